@@ -308,10 +308,10 @@ def test_the_command_line_from_serve_to_sigterm(tmp_path: Path) -> None:
                 break
             asyncio.run(asyncio.sleep(0.1))
         target = ready.read_text().strip()
-        answer = cli("generate", QUESTIONS[0], "--max-tokens", "30", "--json", DRAFTWOOD_TARGET=target)
+        answer = cli("chat", QUESTIONS[0], "--max-tokens", "30", "--json", DRAFTWOOD_TARGET=target)
         assert answer.returncode == 0, answer.stderr
         assert tuple(json.loads(answer.stdout)["token_ids"]) == expected(QUESTIONS[0], 30)
-        bad = cli("generate", "hello", "--strategy", "magic", DRAFTWOOD_TARGET=target)
+        bad = cli("chat", "hello", "--strategy", "magic", DRAFTWOOD_TARGET=target)
         assert bad.returncode == 1
         assert "magic" in bad.stderr
         assert "trie" in bad.stderr

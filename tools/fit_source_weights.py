@@ -54,7 +54,7 @@ def learn(engine: Engine, sessions: list[list[Int32Array]], max_tokens: int) -> 
     for number, prompts in enumerate(sessions):
         before = [table.copy() for table in weights]
         strategy = HybridStrategy()
-        strategy.mixer.weights = weights
+        strategy.mixer.learned.set(weights)
         for prompt in prompts:
             stop = StopParams(max_tokens)
             budget = BUDGETS[number % len(BUDGETS)]

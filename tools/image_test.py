@@ -160,7 +160,7 @@ def exercise(containers: Containers) -> None:
         server, seconds = containers.serve("--auth", "open", "--store", "embedded")
         try:
             print(f"start {number} in the container: {seconds:.1f} s")
-            print(ends(containers.start("generate", "--max-tokens", "24", QUESTION)).splitlines()[-1])
+            print(ends(containers.start("chat", "--max-tokens", "24", QUESTION)).splitlines()[-1])
             with Client("127.0.0.1:50051") as client:
                 with client.stream([ChatMessage("user", QUESTION)], max_tokens=400, ignore_eos=True) as stream:
                     next(iter(stream))

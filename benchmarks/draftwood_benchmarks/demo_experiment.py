@@ -15,9 +15,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from draftwood.admin.v1 import experiments_pb2 as pb
-from draftwood.admin.v1 import tenants_pb2
-from draftwood_client import AdminClient, ChatMessage, Client
+from draftwood_client import (
+    AdminClient,
+    Client,
+    DraftConfig,
+    Experiment,
+    ExperimentArm,
+    ExperimentReport,
+)
 from draftwood_client.admin.experiments import Experiments
 
 SERVER_FLAGS = ("--dtype", "float32", "--audit-share", "0.1", "--max-running", "4")
@@ -39,7 +44,7 @@ class Result:
 
     requests: int
     seconds: float
-    report: pb.ExperimentReport
+    report: ExperimentReport
 
     def row(self) -> dict[str, Any]:
         """The figures."""
@@ -78,13 +83,8 @@ def run_experiment(console: Console, target: str, questions: list[str], seconds:
 
 
 def _start(experiments: Experiments, burn_in: float) -> None:
-    arms = [
-        pb.ExperimentArm(id=strategy, drafting=tenants_pb2.DraftConfig(strategy=strategy))
-        for strategy in ("trie", "hybrid")
-    ]
-    experiment = pb.Experiment(arms=arms, tenants=[*_PHRASINGS])
-    experiment.burn_in.FromMilliseconds(round(1000 * burn_in))
-    experiments.create(_NAME, experiment)
+    arms = tuple(ExperimentArm(strategy, DraftConfig(strategy)) for strategy in ("trie", "hybrid"))
+    experiments.create(_NAME, Experiment(arms=arms, tenants=tuple(_PHRASINGS), burn_in=burn_in))
     experiments.start(_NAME)
 
 
@@ -101,8 +101,7 @@ def _ask(console: Console, client: Client, experiments: Experiments, questions: 
         while (elapsed := time.monotonic() - began) < seconds or running:
             while len(running) < _AT_ONCE and elapsed < seconds:
                 tenant, text = next(asking)
-                prompt = [ChatMessage("user", text)]
-                running.add(pool.submit(client.generate, prompt, max_tokens=_MAX_TOKENS, tenant=tenant))
+                running.add(pool.submit(client.chat, text, max_tokens=_MAX_TOKENS, tenant=tenant))
                 sent += 1
             done, running = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in done:
@@ -122,7 +121,7 @@ def _questions(questions: list[str]) -> Iterator[tuple[str, str]]:
             yield tenant, phrasing.format(text)
 
 
-def _table(report: pb.ExperimentReport) -> Table:
+def _table(report: ExperimentReport) -> Table:
     table = Table(title_justify="left")
     table.add_column("arm", no_wrap=True)
     for heading in ("requests", "tokens/step", "ms/token", "TTFT ms", "nodes/accepted"):

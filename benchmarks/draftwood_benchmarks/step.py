@@ -124,7 +124,7 @@ def _measure(model: LoadedModel, context: int, largest: int, seconds: float, out
     runner = model.factory.runner(kv_tokens=context + 2 * largest, threads=threads)
     best: dict[int, float] = {}
     for _ in progress(range(_CURVE_ROUNDS), "steps of one sequence", out):
-        curve = measure_curve(runner, model.max_context, largest, limit=seconds / _CURVE_ROUNDS, context=context).curve
+        curve = measure_curve(runner, model.max_context, largest, limit=seconds / _CURVE_ROUNDS, context=context)
         for size, one in zip(curve.sizes.tolist(), curve.seconds.tolist(), strict=True):
             best[int(size)] = min(one, best.get(int(size), one))
     return StepTimeCurve(best)

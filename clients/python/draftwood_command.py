@@ -67,7 +67,8 @@ def _command_line() -> Callable[[], None]:
     except ModuleNotFoundError as error:
         if error.name not in _EXTRA:
             raise
-        print("error: `draftwood` needs pip install 'draftwood-client[cli]'", file=sys.stderr)
+        needed = "the extra `cli` of draftwood-client: pip install PyYAML rich typer"
+        print(f"error: `draftwood` needs {needed}", file=sys.stderr)
         sys.exit(1)
     return run
 

@@ -9,7 +9,7 @@ from draftwood_model_runner.request import Request
 from draftwood_model_runner.sequence import Grammar
 
 ENDING_DIFFERS = float("inf")
-"""The margin where all tokens are the same but the answer ended at another one, or for another reason."""
+"""The margin if all tokens are the same but the answer ended at another one, or for another reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,11 @@ from draftwood_model_runner.execution.lifecycle import LiveSequences, check_fits
 from draftwood_model_runner.execution.writers import SequenceWriters, Written
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput
-from draftwood_model_runner.redecoding import Redecoding
+from draftwood_model_runner.redecoding import PREFILL_TOKENS, Redecoding
 from draftwood_model_runner.runners.base import StatefulRunner
 from draftwood_model_runner.sampling.background import background_threads
 from draftwood_model_runner.scheduling.kv_pool import KVPool, KVUse
+from draftwood_model_runner.scheduling.page_table import AttentionWindow
 from draftwood_model_runner.scheduling.scheduler import Scheduler, SchedulerOutput
 from draftwood_model_runner.sequence import Sequence
 from draftwood_model_runner.statistics import EngineCounts
@@ -39,7 +40,6 @@ __all__ = ["Engine", "EngineConfig"]
 _log = logging.getLogger(__name__)
 
 
-# Not tuned.
 _MASK_SECONDS = 0.001
 """How long a step without work waits for a mask; a request that arrives meanwhile waits as long."""
 _WIDE = 512
@@ -66,19 +66,23 @@ class Engine:
     ) -> None:
         self.model = model
         self.config = config
-        full = model.max_context + config.max_draft_nodes
+        full, window = model.max_context + config.max_draft_nodes, None
+        if model.factory.window is not None:
+            window = AttentionWindow(model.factory.window, max(config.prefill_chunk, PREFILL_TOKENS))
+        least = full if window is None else min(full, window.needs(config.max_draft_nodes))
         capacity = config.kv_cache_tokens
         if capacity is None:
-            capacity = model.factory.default_kv_tokens(full, config.max_running)
-        if capacity < full:
-            raise InvalidValueError("kv_cache_tokens", capacity, f"one full context with its drafts needs {full}")
+            capacity = model.factory.default_kv_tokens(least, -(-config.max_running * full // least))
+        if capacity < least:
+            raise InvalidValueError("kv_cache_tokens", capacity, f"one full context with its drafts needs {least}")
         self._runner = model.factory.runner(capacity, config.threads)
         states = self._runner.states if isinstance(self._runner, StatefulRunner) else None
-        self._pool = KVPool(self._runner.pages, self._runner.page_size, config.prefix_cache, states)
+        self._pool = KVPool(self._runner.pages, self._runner.page_size, config.prefix_cache, states, window)
         shared_chunk = config.prefill_chunk if self._runner.mixed_batches else config.shared_prefill_chunk
-        self._scheduler = Scheduler(
-            self._pool, config.max_running, config.prefill_chunk, shared_chunk, config.tenant_weights
-        )
+        max_running = config.max_running if states is None else min(config.max_running, states.sequences)
+        if max_running < config.max_running:
+            _log.warning("memory holds the recurrent states of %d sequences; so many run at once at most", max_running)
+        self._scheduler = Scheduler(self._pool, max_running, config.prefill_chunk, shared_chunk, config.tenant_weights)
         step_times = None
         if config.adaptive_budget:
             largest = max(1 + config.max_draft_nodes, _WIDE if self._runner.is_asynchronous else 0)

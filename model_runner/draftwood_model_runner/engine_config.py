@@ -18,8 +18,8 @@ class EngineConfig:
         max_draft_nodes: draft nodes of one sequence in one step at most.
         adaptive_budget: verify only the nodes that are worth their time by measured step times; otherwise all that a
             strategy proposes.
-        prefill_chunk: prompt tokens a step, over all sequences, where no sequence decodes.
-        shared_prefill_chunk: the same where any does, so that a long prompt does not hold up the others' next tokens;
+        prefill_chunk: prompt tokens of a step, over all sequences, if no sequence decodes.
+        shared_prefill_chunk: the same if any does, so that a long prompt does not hold up the others' next tokens;
             no more than `prefill_chunk`.
         kv_cache_tokens: capacity of the KV cache, over live sequences and prefixes kept for reuse. None holds
             `max_running` full contexts, or as much of that as fits half of the memory that is free at start (on CUDA

@@ -50,7 +50,7 @@ class DeadlineError(DraftwoodError):
     """The deadline of a sequence passed before it ended, or left too little time for its prompt.
 
     Attributes:
-        late: seconds since the deadline; negative where it could not be met any more.
+        late: seconds since the deadline; negative if it could not be met any more.
     """
 
     def __init__(self, late: float) -> None:

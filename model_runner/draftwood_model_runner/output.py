@@ -23,7 +23,7 @@ class Finish:
         reason: why.
         stop_string: the stop string that ended it.
         stop_token_id: the end-of-sequence or stop token that ended it.
-        error: what went wrong, where `reason` is ERROR.
+        error: what went wrong, if `reason` is ERROR.
     """
 
     reason: FinishReason

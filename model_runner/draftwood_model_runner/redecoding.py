@@ -20,14 +20,14 @@ from draftwood_strategies import EMPTY_TREE
 
 PREFILL_TOKENS = 32
 """Prompt tokens of a step. A request that arrives waits for the step that runs, and one of 32 tokens takes little more
-than one of a single token, since both read all weights (`draftwood bench step`). Not tuned beyond that."""
+than one of a single token, since both read all weights (`draftwood bench step`)."""
 
 
 class Redecoding:
     """Decodes one answer again. To be stepped only while no sequence runs; `pause` gives the KV pages up.
 
     Args:
-        label: takes the tenant's place in the prefix cache: no other sequence may have it.
+        label: stands for the tenant in the prefix cache: no other sequence may have it.
 
     Attributes:
         done: all tokens were compared, or one differs.
@@ -58,17 +58,19 @@ class Redecoding:
         return self._has_pages
 
     def step(self) -> None:
-        """One forward pass: of the latest token, or of up to `PREFILL_TOKENS` whose keys and values are missing."""
+        """One forward pass: of the latest token, or of up to `PREFILL_TOKENS` that have no keys and values yet."""
         assert not self.done
         sequence, pool = self.sequence, self._pool
         if not self._has_pages:
             self._has_pages = pool.open(sequence)
             assert self._has_pages, "a sequence runs"
         if pool.is_short(sequence):
+            pool.trim(sequence)
             pool.grow(sequence)
         count = min(sequence.length - sequence.committed, PREFILL_TOKENS)
         chain = sequence.tokens(sequence.committed, count)
-        row = BatchRow(pool.pages(sequence), sequence.committed, chain, EMPTY_TREE, count - 1)
+        prompt = int(sequence.request.prompt.size)
+        row = BatchRow(pool.pages(sequence), sequence.committed, chain, EMPTY_TREE, count - 1, prompt)
         predictions = self._runner.step(lay_out([row]), 0)
         sequence.committed += count
         if sequence.committed == sequence.length:

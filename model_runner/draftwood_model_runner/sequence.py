@@ -1,4 +1,4 @@
-"""A request that runs: its tokens so far, its state, its place in the KV cache. Without torch."""
+"""A request that runs: its tokens so far, its state, its part of the KV cache. Without torch."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import structlog
 import uvloop
 
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError
-from draftwood_model_runner.loading.checkpoint import require_folder, settle_offline
+from draftwood_model_runner.loading.checkpoint import require_folder, set_offline_mode
 from draftwood_service.config import SettingsError, read_settings
 from draftwood_service.engine.process import EngineProcess
 from draftwood_service.logging_config import configure_logging
@@ -64,7 +64,7 @@ async def _serve(settings: Settings) -> int:
     require_free(settings)
     require_engine(settings.engine)
     require_folder(settings.model_path)
-    settle_offline(settings.model_path, os.environ)
+    set_offline_mode(settings.model_path, os.environ)
     _copy_compiled(settings)
     starting = asyncio.create_task(_start_engine(settings))
     await asyncio.sleep(0)  # its process starts; what follows is imported meanwhile
@@ -151,8 +151,8 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         runner.join(0.0)
         raise
     from draftwood_model_runner.loading.tokenizer import load_tokenizer
-    from draftwood_model_runner.sampling.grammar_trial import GrammarTrials
     from draftwood_service.engine.bridge import EngineBridge
+    from draftwood_service.rpc.parsing.grammar_trial import GrammarTrials
     from draftwood_service.serving import ServedModel
 
     bridge = EngineBridge(

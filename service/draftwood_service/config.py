@@ -15,12 +15,11 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from draftwood_client import environment
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_service.settings import GROUPS, Settings, default_shown
 
 ENV_PREFIX = "DRAFTWOOD_"
-CLIENT_VARIABLES = frozenset({"DRAFTWOOD_TARGET", "DRAFTWOOD_TENANT", "DRAFTWOOD_API_KEY", "DRAFTWOOD_TOKEN"})
-"""Variables of the client's commands, which may be set in the same environment."""
 _RANGE_ERRORS = frozenset(
     {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "literal_error", "value_error"}
 )
@@ -117,7 +116,7 @@ def _flags(args: list[str], prog: str) -> dict[str, str]:
 
 
 def _own(environ: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX) and key not in CLIENT_VARIABLES}
+    return {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX) and key not in environment.ALL}
 
 
 def _yaml(path: Path) -> dict[str, Any]:

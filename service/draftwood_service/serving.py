@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Protocol, Self
 
 from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.loading.facts import ModelFacts
-from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sequence import Grammar
+from draftwood_service.rpc.parsing.tool_format import ChatTokenizer, NoToolFormatError, ToolFormat, tool_format_of
 from draftwood_service.settings import Settings
 from draftwood_strategies.draft import Int32Array
 
 _CHARACTERS_OF_TOKEN = 16
-"""Characters of a prompt for each token of the context, four times what text has on average. Not tuned."""
+"""Characters of a prompt for each token of the context, four times what text has on average."""
 _LEAST_CHARACTERS = 65_536
 
 
-class TextTokenizer(Protocol):
+class TextTokenizer(ChatTokenizer, Protocol):
     """`draftwood_model_runner.loading.tokenizer.Tokenizer`, as far as requests need it. Called from several threads."""
 
     @property
-    def has_chat_template(self) -> bool: ...
-    @property
     def takes_system(self) -> bool: ...
     def encode(self, text: str) -> Int32Array: ...
-    @property
-    def tool_format(self) -> ToolFormat | NoToolFormatError: ...
     def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Int32Array: ...
     def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str: ...
 
@@ -40,7 +37,7 @@ class Grammars(Protocol):
 
 
 class GrammarChecks(Protocol):
-    """`draftwood_model_runner.sampling.grammar_trial.GrammarTrials`. Called from several threads."""
+    """`draftwood_service.rpc.parsing.grammar_trial.GrammarTrials`. Called from several threads."""
 
     def check(self, kind: GrammarKind, text: str) -> None: ...
 
@@ -66,6 +63,11 @@ class ServedModel(ModelInfo):
 
     tokenizer: TextTokenizer
     grammars: GrammarChecks
+
+    @cached_property
+    def tool_format(self) -> ToolFormat | NoToolFormatError:
+        """How the model writes calls of tools, or why it is given none."""
+        return tool_format_of(self.tokenizer)
 
 
 @dataclass(frozen=True, slots=True)

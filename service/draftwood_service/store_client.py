@@ -9,23 +9,24 @@ from draftwood_memory.memory import Memory
 from draftwood_memory.settings import opening
 from draftwood_memory.store.encryption import KeyRing
 from draftwood_memory.store.redis_client import RedisClient
-from draftwood_service.settings import Settings, named_settings
+from draftwood_service.settings import named_settings
+from draftwood_service.settings.tenants import StoreSettings
 
 
-def store_client(settings: Settings, timeout: float | None = None) -> RedisClient | None:
+def store_client(settings: StoreSettings, timeout: float | None = None) -> RedisClient | None:
     """As `opening.store_client`. Raises InvalidInputError: the URL is wrong."""
     with named_settings():
         return opening.store_client(settings, timeout)
 
 
-def store_keys(settings: Settings) -> KeyRing | None:
+def store_keys(settings: StoreSettings) -> KeyRing | None:
     """The keys that encrypt stored values. Raises InvalidInputError."""
     with named_settings():
         return opening.store_keys(settings)
 
 
 @contextmanager
-def opened_memory(settings: Settings, fingerprint: str) -> Iterator[Memory]:
+def opened_memory(settings: StoreSettings, fingerprint: str) -> Iterator[Memory]:
     """As `opening.opened_memory`. Raises InvalidInputError and StoreUnavailableError."""
     with ExitStack() as stack:
         with named_settings():

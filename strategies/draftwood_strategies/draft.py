@@ -13,14 +13,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from draftwood_strategies.invariants import MalformedTreeError as MalformedTreeError
+from draftwood_strategies.invariants import check_array, check_trees
 from draftwood_strategies.native import Float32Array as Float32Array
 from draftwood_strategies.native import Int32Array as Int32Array
-from draftwood_strategies.native import compiled, flattened, sizes_between
-from draftwood_strategies.tree_index import NO_NODE, TreeIndex, find_child, insert, link, unlinked
-
-
-class MalformedTreeError(ValueError):
-    """A draft tree violates an invariant; the message names the invariant, the node and the value."""
+from draftwood_strategies.native import compiled, sizes_between
+from draftwood_strategies.tree_index import LINKED_NODE, NO_NODE, TreeIndex, insert
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,12 +71,7 @@ class DraftTree:
 
     def check(self, vocab_size: int | None = None) -> None:
         """Raises `MalformedTreeError` when an invariant is violated, or a token is not below `vocab_size`."""
-        _check_arrays(self.tokens, self.parents, self.scores)
-        violated, node = _first_violation(
-            unlinked(self.tokens), self.parents, self.scores, 2**31 if vocab_size is None else vocab_size
-        )
-        if violated:
-            raise MalformedTreeError(_described(violated, self, node))
+        check_trees(self.tokens, self.parents, self.scores, None, vocab_size)
 
     @cached_property
     def depths(self) -> Int32Array:
@@ -182,10 +175,9 @@ class TreeBuilder:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._nodes = DraftTree(
-            np.empty(capacity, np.int32), np.empty(capacity, np.int32), np.empty(capacity, np.float32)
-        )
-        self._index = unlinked(self._nodes.tokens)
+        self._index = np.empty(capacity + 1, LINKED_NODE)
+        self._index["first_child"][0] = NO_NODE
+        self._parents, self._scores = np.empty(capacity, np.int32), np.empty(capacity, np.float32)
         self._size = 0
 
     def __len__(self) -> int:
@@ -194,14 +186,12 @@ class TreeBuilder:
     def add(self, tokens: Int32Array, parents: Int32Array, scores: Float32Array) -> None:
         """Adds a tree, laid out as in `DraftTree`; its siblings may be equal."""
         located = np.empty(tokens.shape[0], np.int32)
-        self._size = _merge(
-            self._index, self._nodes.parents, self._nodes.scores, self._size, tokens, parents, scores, located
-        )
+        self._size = _merge(self._index, self._parents, self._scores, self._size, tokens, parents, scores, located)
 
     def tree(self) -> DraftTree:
         """What was added so far."""
-        made, n = self._nodes, self._size
-        return DraftTree(made.tokens[:n], made.parents[:n], made.scores[:n])
+        n = self._size
+        return DraftTree(self._index["token"][1 : n + 1].copy(), self._parents[:n], self._scores[:n])
 
 
 def merged(trees: SequenceOf[DraftTree]) -> DraftTree:
@@ -241,21 +231,14 @@ def checked_all(proposed: Any, budgets: Int32Array, vocab_size: int | None) -> D
     arrays = proposed.tokens, proposed.parents, proposed.scores, proposed.begins
     plain = type(proposed) is DraftTrees and all(type(a) is np.ndarray and a.flags.carray for a in arrays)
     trees = proposed if plain else DraftTrees(*(_plain(array) for array in arrays))
-    _check_array("begins", trees.begins, np.int32)
+    check_array("begins", trees.begins, np.int32)
     begins, n = trees.begins.tolist(), len(trees.tokens)
     if len(begins) != len(budgets) + 1 or begins[0] != 0 or begins[-1] != n:
         raise MalformedTreeError(f"begins must delimit {budgets.size} trees of {n} nodes")
     if not all(0 <= b - a <= most for a, b, most in zip(begins, begins[1:], budgets.tolist(), strict=False)):
         sizes = sizes_between(trees.begins).tolist()
         raise MalformedTreeError(f"drafts have at most {budgets.tolist()} nodes, not {sizes}")
-    _check_arrays(trees.tokens, trees.parents, trees.scores)
-    most = 2**31 if vocab_size is None else vocab_size
-    children, siblings = np.empty((2, n + 1), np.int32)
-    violated, sequence, node = _first_violation_of_all(
-        trees.tokens, trees.parents, trees.scores, trees.begins, children, siblings, most
-    )
-    if violated:
-        raise MalformedTreeError(f"tree {sequence}: {_described(violated, trees[sequence], node)}")
+    check_trees(trees.tokens, trees.parents, trees.scores, trees.begins, vocab_size)
     return cast(DraftTrees, trees)
 
 
@@ -264,87 +247,6 @@ def _plain(array: Any) -> Any:
     return np.array(array, order="C") if isinstance(array, np.ndarray) else array
 
 
-def _check_arrays(tokens: Any, parents: Any, scores: Any) -> None:
-    """Types and lengths of the arrays of one tree or of several."""
-    for name, array, dtype in (
-        ("tokens", tokens, np.int32),
-        ("parents", parents, np.int32),
-        ("scores", scores, np.float32),
-    ):
-        _check_array(name, array, dtype)
-    if not len(tokens) == len(parents) == len(scores):
-        lengths = (len(tokens), len(parents), len(scores))
-        raise MalformedTreeError(f"tokens, parents and scores must be of one length, not {lengths}")
-
-
-def _check_array(name: str, array: Any, dtype: npt.DTypeLike) -> None:
-    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
-        found = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-        raise MalformedTreeError(f"{name} must be a {np.dtype(dtype).name}[n] array, not {found}")
-
-
-def _described(violated: int, tree: DraftTree, node: int) -> str:
-    return (
-        f"{_INVARIANTS[violated]}, but node {node} has token {tree.tokens[node]}, parent {tree.parents[node]},"
-        f" score {tree.scores[node]}"
-    )
-
-
-_INVARIANTS = (
-    "",
-    "a parent comes before its child and is at least -1",
-    "a token is not negative and below the vocabulary size",
-    "a score lies in [0, 1]",
-    "a score never grows along a path",
-    "siblings carry different tokens",
-)
-
-
-@compiled
-def _violation_in(index: TreeIndex, parents: Int32Array, scores: Float32Array, vocab_size: int) -> tuple[int, int]:
-    """Index into `_INVARIANTS` and the node, or (0, 0). Links the nodes of the tree as it goes."""
-    tokens = index.tokens
-    for i in range(tokens.shape[0]):
-        p = parents[i]
-        if p < NO_NODE or p >= i:
-            return 1, i
-        if tokens[i] < 0 or tokens[i] >= vocab_size:
-            return 2, i
-        if not 0.0 <= scores[i] <= 1.0:
-            return 3, i
-        if p >= 0 and scores[i] > scores[p]:
-            return 4, i
-        if find_child(index, p, tokens[i]) >= 0:
-            return 5, i
-        link(index, i, p)
-    return 0, 0
-
-
-_first_violation = flattened(_violation_in)
-
-
-@compiled
-def _first_violation_of_all(
-    tokens: Int32Array,
-    parents: Int32Array,
-    scores: Float32Array,
-    begins: Int32Array,
-    children: Int32Array,
-    siblings: Int32Array,
-    vocab_size: int,
-) -> tuple[int, int, int]:
-    """As `_violation_in`, with the number of the tree; `children`, int32[n + 1], and `siblings` are workspace."""
-    for s in range(begins.shape[0] - 1):
-        begin, end = begins[s], begins[s + 1]
-        index = TreeIndex(tokens[begin:end], children, siblings)
-        children[0] = NO_NODE
-        violated, node = _violation_in(index, parents[begin:end], scores[begin:end], vocab_size)
-        if violated:
-            return violated, s, node
-    return 0, 0, 0
-
-
-@flattened
 @compiled
 def _merge(
     index: TreeIndex,

@@ -9,21 +9,22 @@ of a bucket that was written longest ago leaves.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from draftwood_strategies.native import Int32Array, Int64Array, Integer, compiled, flattened
+from draftwood_strategies.native import Int32Array, Integer, compiled
+from draftwood_strategies.structs import Struct, arrays_at, record_dtype
 
 ORDERS = 4
 """The longest context, in tokens. Acceptance length, cold, 64 nodes, by this: 2.71, 3.14, 3.32 and 3.46 for one to four
 tokens, no more for six (docs/decisions, "Recycling keys the model's predictions by up to four tokens")."""
 
 WIDTH = 8
-"""How many successors a row holds. The paper's value; not tuned."""
+"""How many successors a row holds. The paper's value."""
 
 STEADY_BINS = 4
-"""Bins of how often the best successor came again. Not tuned."""
+"""Bins of how often the best successor came again."""
 
 NOWHERE = -1
 """A token before the sequence's first one."""
@@ -35,7 +36,7 @@ how many times running the best successor was the same, less one, up to `STEADY_
 COLUMNS = WIDTH + 3
 
 _BUCKET = 4
-"""Rows of a bucket. Not tuned."""
+"""Rows of a bucket."""
 _ALWAYS_KEPT = 2
 """Contexts of up to so many tokens always get a row, longer ones once the shorter one has one: half the rows at the
 same acceptance length (docs/decisions, as above)."""
@@ -54,21 +55,29 @@ def has_layout(rows: Any) -> bool:
     )
 
 
+TABLE_STATE = record_dtype(clock=np.int64, contexts=np.int64, capacity=np.int64)
+"""How often a table was written, how many contexts it holds, and the most rows that it may have."""
+
+
 class TableArrays(NamedTuple):
     """The arrays of a successor table, until it grows.
 
     Attributes:
         rows: int32[r, COLUMNS].
-        state: int64[3], how often it was written, how many contexts it holds, and the most rows that it may have.
+        state: TABLE_STATE[1].
         context: int32[ORDERS], workspace.
     """
 
-    rows: Int32Array
-    state: Int64Array
+    rows: Annotated[Int32Array, 2]
+    state: Annotated[Any, TABLE_STATE]
     context: Int32Array
 
 
-_CLOCK, _CONTEXTS, _CAPACITY = range(3)
+def table_arrays(rows: Int32Array, capacity: int) -> TableArrays:
+    """Of a table with these rows, which hold no contexts."""
+    return TableArrays(rows, np.array([(0, 0, capacity)], TABLE_STATE), np.empty(ORDERS, np.int32))
+
+
 _LAST_CLOCK = 2**31 - 1
 """What `WRITTEN` can hold: some 8 days at 64 sequences and 50 steps a second."""
 
@@ -83,20 +92,17 @@ class SuccessorTable:
     LEAST = 1024
 
     def __init__(self, capacity: int) -> None:
-        self.arrays = TableArrays(
-            rows=np.zeros((self.LEAST, COLUMNS), np.int32),
-            state=np.array([0, 0, 1 << (capacity.bit_length() - 1)], np.int64),
-            context=np.empty(ORDERS, np.int32),
-        )
+        rows = np.zeros((self.LEAST, COLUMNS), np.int32)
+        self.struct = Struct(table_arrays(rows, 1 << (capacity.bit_length() - 1)))
 
     @property
     def rows(self) -> Int32Array:
-        return self.arrays.rows
+        return self.struct.fields.rows
 
     @property
     def contexts(self) -> int:
         """How many it holds."""
-        return int(self.arrays.state[_CONTEXTS])
+        return int(self.struct.fields.state["contexts"][0])
 
     @property
     def nbytes(self) -> int:
@@ -110,23 +116,23 @@ class SuccessorTable:
             tokens, parents, top_tokens: int32[m], int32[m] and int32[m, k >= WIDTH], as in `Feedback`; node 0 is the
                 last token of `tail`.
         """
-        _note(self.arrays, tail, tokens, parents, top_tokens)
+        _note_at(self.struct.address, tail, tokens, parents, top_tokens)
         self.grow()
 
     def grow(self) -> None:
         """Makes it larger while it is half full, as far as its capacity allows."""
-        _, state, context = self.arrays
-        while 2 * state[_CONTEXTS] > self.rows.shape[0] < state[_CAPACITY]:
+        state = self.struct.fields.state
+        while 2 * state["contexts"][0] > self.rows.shape[0] < state["capacity"][0]:
             larger: Int32Array = np.zeros((2 * self.rows.shape[0], COLUMNS), np.int32)
-            state[_CONTEXTS] = _move(self.rows, larger)
-            self.arrays = TableArrays(larger, state, context)
+            state["contexts"] = _move(self.rows, larger)
+            self.struct.set(self.struct.fields._replace(rows=larger))
 
 
 @compiled
 def wants_growth(table: TableArrays) -> bool:
     """Whether `SuccessorTable.grow` would make it larger."""
-    rows = table.rows.shape[0]
-    return bool(2 * table.state[_CONTEXTS] > rows and rows < table.state[_CAPACITY])
+    rows, state = table.rows.shape[0], table.state[0]
+    return bool(2 * state.contexts > rows and rows < state.capacity)
 
 
 @compiled
@@ -175,10 +181,11 @@ def _bucket(rows: Int32Array, context_hash: Integer) -> int:
 @compiled
 def note(table: TableArrays, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array) -> None:
     """As `SuccessorTable.note`, which may have to grow afterwards."""
-    rows, state, context = table.rows, table.state, table.context
-    if state[_CLOCK] >= _LAST_CLOCK:
-        _halve_clock(rows, state)
-    state[_CLOCK] += 1
+    rows, state, context = table.rows, table.state[0], table.context
+    if state.clock >= _LAST_CLOCK:
+        state.clock //= 2
+        _halve_clock(rows)
+    state.clock += 1
     for node in range(tokens.shape[0]):
         read_context(tail, tokens, parents, node, 1, context)
         context_hash: Integer = 0
@@ -193,23 +200,25 @@ def note(table: TableArrays, tail: Int32Array, tokens: Int32Array, parents: Int3
                 rows[row, STEADY] = min(rows[row, STEADY] + 1, STEADY_BINS - 1) if same else 0
             else:
                 row = _oldest(rows, context_hash)
-                state[_CONTEXTS] += 1 if rows[row, WRITTEN] == 0 else 0
+                state.contexts += 1 if rows[row, WRITTEN] == 0 else 0
                 rows[row, TAG] = np.int32(context_hash - 0x80000000)
                 rows[row, STEADY] = 0
-            rows[row, WRITTEN] = state[_CLOCK]
+            rows[row, WRITTEN] = state.clock
             for rank in range(WIDTH):
                 rows[row, rank] = top_tokens[node, rank]
             if not known and order + 1 >= _ALWAYS_KEPT:
                 break
 
 
-_note = flattened(note)
+@compiled
+def _note_at(table: Integer, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array) -> None:
+    """`note`, with the table's address."""
+    note(arrays_at(TableArrays, table), tail, tokens, parents, top_tokens)
 
 
 @compiled
-def _halve_clock(rows: Int32Array, state: Int64Array) -> None:
+def _halve_clock(rows: Int32Array) -> None:
     """Halves all times, so that the clock can go on; what was written before stays before what was written later."""
-    state[_CLOCK] //= 2
     for row in range(rows.shape[0]):
         rows[row, WRITTEN] = (rows[row, WRITTEN] >> 1) + (rows[row, WRITTEN] & 1)
 

@@ -6,44 +6,37 @@ level. Children are chained as in any trie of first-child and next-sibling links
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
 from draftwood_strategies.native import Int32Array, Integer, compiled
+from draftwood_strategies.structs import record_dtype
 
 NO_NODE = -1
 """The parent of a node of the first level; the child of a node that has none."""
 
-
-class TreeIndex(NamedTuple):
-    """A tree of up to m nodes, with the links to the children of each.
-
-    Attributes:
-        tokens: int32[m], the token at each node.
-        first_child: int32[m + 1], the latest child of `NO_NODE` and of each node; `NO_NODE` for none.
-        next_sibling: int32[m], the sibling that was linked before each node; `NO_NODE` for none.
-    """
-
-    tokens: Int32Array
-    first_child: Int32Array
-    next_sibling: Int32Array
+LINKED_NODE = record_dtype(token=np.int32, first_child=np.int32, next_sibling=np.int32)
+"""A node's token, its latest child, and the sibling that was linked before it; `NO_NODE` for none."""
+TreeIndex: TypeAlias = Annotated[Any, LINKED_NODE]
+"""LINKED_NODE[m + 1], a tree of up to m nodes: node i is entry i + 1, and the first child of entry 0 is the latest
+node of the first level."""
 
 
 def unlinked(tokens: Int32Array) -> TreeIndex:
-    """An index over tokens that are there already, int32[m], for `link` to link one after the other."""
-    n = tokens.shape[0]
-    index = TreeIndex(tokens, np.empty(n + 1, np.int32), np.empty(n, np.int32))
-    index.first_child[0] = NO_NODE
+    """An index of nodes with these tokens, int32[m], for `link` to link one after the other."""
+    index = np.empty(tokens.shape[0] + 1, LINKED_NODE)
+    index["token"][1:] = tokens
+    index["first_child"][0] = NO_NODE
     return index
 
 
 @compiled
 def link(index: TreeIndex, node: Integer, parent: Integer) -> None:
     """Makes `node` a child of `parent`."""
-    index.next_sibling[node] = index.first_child[parent + 1]
-    index.first_child[parent + 1] = node
-    index.first_child[node + 1] = NO_NODE
+    index[node + 1].next_sibling = index[parent + 1].first_child
+    index[parent + 1].first_child = node
+    index[node + 1].first_child = NO_NODE
 
 
 @compiled
@@ -56,9 +49,9 @@ def link_all(index: TreeIndex, parents: Int32Array) -> None:
 @compiled
 def find_child(index: TreeIndex, parent: Integer, token: Integer) -> int:
     """The child of `parent` that carries `token`; `NO_NODE` for none."""
-    child = int(index.first_child[parent + 1])
-    while child >= 0 and index.tokens[child] != token:
-        child = int(index.next_sibling[child])
+    child = int(index[parent + 1].first_child)
+    while child >= 0 and index[child + 1].token != token:
+        child = int(index[child + 1].next_sibling)
     return child
 
 
@@ -95,10 +88,10 @@ def insert(index: TreeIndex, size: int, tokens: Int32Array, parents: Int32Array,
         if parents[i] >= 0 and above < 0:
             continue
         node = find_child(index, above, tokens[i])
-        if node < 0 and size < index.tokens.shape[0]:
+        if node < 0 and size < index.shape[0] - 1:
             node = size
             size += 1
-            index.tokens[node] = tokens[i]
+            index[node + 1].token = tokens[i]
             link(index, node, above)
         located[i] = node
     return size

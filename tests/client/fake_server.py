@@ -160,6 +160,7 @@ class FakeServer(GenerationServiceServicer):
     Attributes:
         requests: what came, one for each attempt.
         metadata: the headers of each attempt at any method.
+        seconds_left: until the deadline of each `Generate` when it came; None for one without.
         arrived: set when a `Generate` has come.
         cancelled: set when a client disconnected from an unfinished `Generate`.
         arm: experiment and arm of the requests.
@@ -180,6 +181,7 @@ class FakeServer(GenerationServiceServicer):
         self.script: list[Behaviour] = [answers("Hello", ", wörld", "!")]
         self.requests: list[pb.GenerateRequest] = []
         self.metadata: list[dict[str, str | bytes]] = []
+        self.seconds_left: list[float | None] = []
         self.arrived = threading.Event()
         self.cancelled = threading.Event()
         self.arm = ("", "")
@@ -215,6 +217,7 @@ class FakeServer(GenerationServiceServicer):
         ended = threading.Event()
         context.add_callback(lambda: None if ended.is_set() else self.cancelled.set())
         self._note(context)
+        self.seconds_left.append(left if (left := context.time_remaining()) is not None and left < 1e8 else None)
         self.requests.append(request)
         self.arrived.set()
         behaviour = self.script[min(len(self.requests), len(self.script)) - 1]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, get_args, get_type_hints
 
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import tenants_pb2 as pb
@@ -19,12 +22,17 @@ from draftwood_client import (
     ArgumentValueError,
     AsyncAdminClient,
     ClientClosedError,
+    Experiment,
+    ExperimentArm,
+    ExperimentReport,
     FailedPreconditionError,
     InvalidRequestError,
     NotFoundError,
     StatusError,
+    Tenant,
     UnavailableError,
 )
+from draftwood_client.protocol.convert import from_message, to_message
 from tests.client.fake_admin import FakeAdmin
 
 Use = Callable[[Any], Coroutine[Any, Any, Any]]
@@ -74,17 +82,16 @@ def act(request: pytest.FixtureRequest) -> Act:
     return found
 
 
-ARMS = [xp.ExperimentArm(id="a"), xp.ExperimentArm(id="b")]
+ARMS = ExperimentArm("a"), ExperimentArm("b")
 
 
 def test_the_life_of_a_tenant(admin: FakeAdmin, act: Act) -> None:
     async def use(client: Any) -> None:
-        made = await client.tenants.create("acme", pb.Tenant(weight=2, description="d"))
-        assert (made.name, made.etag, made.weight) == ("tenants/acme", "1", 2)
-        made.weight, made.description = 3, "not in the mask"
-        changed = await client.tenants.update(made, ["weight"])
+        made = await client.tenants.create("acme", Tenant(weight=2, description="d"))
+        assert (made.name, made.etag, made.weight, made.origin) == ("tenants/acme", "1", 2, "api")
+        changed = await client.tenants.update(replace(made, weight=3, description="not in the mask"), ["weight"])
         assert (changed.weight, changed.description, changed.etag) == (3, "d", "2")
-        assert (await client.tenants.update(pb.Tenant(name="tenants/acme", weight=4), validate_only=True)).weight == 4
+        assert (await client.tenants.update(Tenant(name="tenants/acme", weight=4), validate_only=True)).weight == 4
         assert await client.tenants.get("acme") == changed
         await client.tenants.delete("acme", etag=changed.etag)
         await client.tenants.delete("acme", allow_missing=True)
@@ -116,15 +123,14 @@ def test_the_life_of_an_experiment(admin: FakeAdmin, act: Act) -> None:
 
     async def use(client: Any) -> None:
         experiments = client.experiments
-        made = await experiments.create("x", xp.Experiment(arms=ARMS, tenants=["acme"]))
-        assert made.state == xp.EXPERIMENT_STATE_DRAFT
-        assert (await experiments.start("x", validate_only=True)).state == xp.EXPERIMENT_STATE_RUNNING
-        assert (await experiments.get("x")).state == xp.EXPERIMENT_STATE_DRAFT
+        made = await experiments.create("x", Experiment(arms=ARMS, tenants=("acme",)))
+        assert made.state == "draft"
+        assert (await experiments.start("x", validate_only=True)).state == "running"
+        assert (await experiments.get("x")).state == "draft"
         running = await experiments.start("x", etag=made.etag)
-        running.coverage = 0.5
-        assert (await experiments.update(running, ["coverage"])).coverage == 0.5
+        assert (await experiments.update(replace(running, coverage=0.5), ["coverage"])).coverage == 0.5
         assert (await experiments.report("x")).servers == 3
-        assert (await experiments.stop("x")).state == xp.EXPERIMENT_STATE_STOPPED
+        assert (await experiments.stop("x")).state == "stopped"
         assert (await experiments.conclude("x", "b", keep_tenants=True)).winner == "b"
         await experiments.delete("x")
 
@@ -145,16 +151,16 @@ def test_errors_have_types_and_name_the_resource(admin: FakeAdmin, act: Act) -> 
         missing = await failure(client.tenants.get("none"))
         assert (type(missing), missing.resource, missing.reason) == (NotFoundError, "tenants/none", "NOT_FOUND")
         assert missing.request_id == "r-1"
-        exists = await failure(client.tenants.create("a", pb.Tenant()))
+        exists = await failure(client.tenants.create("a", Tenant()))
         assert (type(exists), exists.resource) == (AlreadyExistsError, "tenants/a")
-        aborted = await failure(client.tenants.update(pb.Tenant(name="tenants/a", etag="8", weight=1)))
+        aborted = await failure(client.tenants.update(Tenant(name="tenants/a", etag="8", weight=1)))
         assert (type(aborted), aborted.reason) == (AbortedError, "ETAG_MISMATCH")
         refused = await failure(client.tenants.delete("f"))
         assert isinstance(refused, FailedPreconditionError)
         [violation] = refused.violations
         assert violation.field == "tenants/f"
         assert "tenants file" in violation.description
-        wrong = await failure(client.tenants.create("n", pb.Tenant(weight=500)))
+        wrong = await failure(client.tenants.create("n", Tenant(weight=500)))
         assert isinstance(wrong, InvalidRequestError)
         assert wrong.violations[0].field == "tenant.weight"
 
@@ -199,3 +205,63 @@ def test_both_clients_have_the_same_methods(name: str) -> None:
         return {key: [*inspect.signature(value).parameters.values()] for key, value in found if key[0] != "_"}
 
     assert methods(blocking) == methods(other)
+
+
+@pytest.mark.parametrize("client", [AdminClient, AsyncAdminClient])
+def test_all_services_are_there(client: type[Any]) -> None:
+    found = client("x")
+    assert all(hasattr(found, name) for name in ("tenants", "experiments", "audit_report", "status", "watch_status"))
+
+
+SAMPLES: dict[int, Any] = {
+    FieldDescriptor.CPPTYPE_INT32: 3,
+    FieldDescriptor.CPPTYPE_INT64: 2**40,
+    FieldDescriptor.CPPTYPE_UINT64: 2**63,
+    FieldDescriptor.CPPTYPE_DOUBLE: 0.1,
+    FieldDescriptor.CPPTYPE_FLOAT: 0.1,
+    FieldDescriptor.CPPTYPE_BOOL: True,
+    FieldDescriptor.CPPTYPE_STRING: "text",
+}
+
+
+def filled(kind: type[Any], message: Message) -> Message:
+    """The message with a value in each field that the dataclass has."""
+    for name, hint in get_type_hints(kind).items():
+        field, part = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
+        inner = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
+        if inner is not None:
+            filled(inner, part.add() if field.is_repeated else part)  # type: ignore[arg-type]
+        elif field.message_type is None:
+            value = 1 if field.enum_type is not None else SAMPLES[field.cpp_type]
+            part.append(value) if field.is_repeated else setattr(message, name, value)
+        elif field.message_type.name == "Struct":
+            part.update({"branch_length": 8, "list": [1.5, None, {"deep": True}]})
+        elif field.message_type.GetOptions().map_entry:
+            part["key"] = 0.25
+        else:
+            part.FromNanoseconds(1_500_000_000)  # a duration, or a time
+    return message
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(Tenant, pb.Tenant), (Experiment, xp.Experiment), (ExperimentReport, xp.ExperimentReport)],
+)
+def test_plain_values_lose_nothing(kind: type[Any], message: type[Message]) -> None:
+    full = filled(kind, message())
+    missing = {field.name for field in full.DESCRIPTOR.fields} - {field.name for field in fields(kind)}
+    assert not missing
+    for one in (full, message()):
+        value = from_message(kind, one)
+        assert from_message(kind, to_message(value, message)) == value
+    assert to_message(from_message(kind, full), message) == full
+
+
+def test_a_value_that_cannot_be_sent(admin: FakeAdmin) -> None:
+    wrong: Any = "much"
+    with AdminClient(admin.target) as client:
+        with pytest.raises(ArgumentValueError, match=r"weight: 'much' is not allowed: "):
+            client.tenants.create("a", Tenant(weight=wrong))
+        with pytest.raises(ArgumentValueError, match=r"unit: 'day' is not allowed: it must be one of 'request', 'se"):
+            client.experiments.create("a", Experiment(unit="day"))
+    assert not admin.metadata

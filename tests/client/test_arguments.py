@@ -17,6 +17,7 @@ from draftwood_client import (
     ArgumentTypeError,
     ArgumentValueError,
     AsyncClient,
+    ChatMessage,
     Client,
     MemoryClient,
     RetryPolicy,
@@ -193,3 +194,26 @@ def test_the_base_install_is_light() -> None:
 def test_what_is_exported_exists() -> None:
     assert draftwood_client.__all__ == sorted(draftwood_client.__all__, key=lambda name: (not name.isupper(), name))
     assert all(hasattr(draftwood_client, name) for name in draftwood_client.__all__)
+
+
+def test_chat_takes_messages_and_complete_takes_text(server: FakeServer) -> None:
+    wrong: Any
+    with Client(server.target) as client:
+        for wrong, problem in (
+            ([1], r"^messages\[0\]: must be a ChatMessage or a mapping, not int"),
+            ([], "^messages: must hold at least one"),
+            (3, "^messages: must be chat messages, or the text of one, not int"),
+            ([{"role": "user"}], r"^messages\[0\]: needs the keys 'role' and 'content'"),
+        ):
+            with pytest.raises(ArgumentError, match=problem):
+                client.stream_chat(wrong)
+        for wrong in ([ChatMessage("user", "x")], [{"role": "user", "content": "x"}]):
+            with pytest.raises(ArgumentTypeError, match=r"^prompt: must be text or token ids; `chat` answers messages"):
+                client.stream_complete(wrong)
+        client.chat("Why?")
+        client.chat([{"role": "user", "content": "Why?"}])
+        client.complete("Why?")
+        client.complete([1, 2])
+    first, second, third, fourth = server.requests
+    assert first.chat == second.chat
+    assert (first.chat.messages[0].role, third.text, [*fourth.token_ids.ids]) == ("user", "Why?", [1, 2])

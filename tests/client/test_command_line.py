@@ -32,43 +32,43 @@ def cli(server: FakeServer) -> Cli:
 
 def test_text_to_a_pipe_is_exact(cli: Cli, server: FakeServer) -> None:
     server.script = [answers("Hé\r\n", "\x1b[31m\t", "ö")]
-    result = cli("generate", "Why?", "--show-drafts")
+    result = cli("chat", "Why?", "--show-drafts")
     assert result.stdout_bytes == "Hé\r\n\x1b[31m\tö".encode()
     assert result.stderr == ""
     assert result.exit_code == 0
 
 
-def test_a_question_is_a_chat_where_the_model_chats(cli: Cli, server: FakeServer) -> None:
-    cli("generate", "Why?", "--system", "Be brief.", "--tenant", "acme")
-    cli("generate", "Why?", "--raw")
-    server.has_chat_template = False
-    cli("generate", "Why?")
-    first, second, third = server.requests
+def test_chat_answers_and_complete_continues(cli: Cli, server: FakeServer) -> None:
+    cli("chat", "Why?", "--system", "Be brief.", "--tenant", "acme")
+    cli("complete", "Why?")
+    first, second = server.requests
     assert [(turn.role, turn.content) for turn in first.chat.messages] == [("system", "Be brief."), ("user", "Why?")]
     assert first.tenant == "acme"
-    assert (second.text, third.text) == ("Why?", "Why?")
+    assert second.text == "Why?"
 
 
 def test_the_api_key_comes_from_a_flag_or_the_environment(cli: Cli, server: FakeServer) -> None:
-    cli("generate", "x", "--raw", "--api-key", "one")
-    cli("generate", "x", "--raw", env={"DRAFTWOOD_API_KEY": "two"})
-    cli("generate", "x", "--raw", env={"DRAFTWOOD_TOKEN": "three"})
+    cli("complete", "x", "--api-key", "one")
+    cli("complete", "x", env={"DRAFTWOOD_API_KEY": "two"})
+    cli("complete", "x", env={"DRAFTWOOD_TOKEN": "three"})
     assert [one["authorization"] for one in server.metadata] == ["Bearer one", "Bearer two", "Bearer three"]
-    refused = cli("generate", "x", "--target", "example.org:1", env={"DRAFTWOOD_API_KEY": "hush"})
+    refused = cli("chat", "x", "--target", "example.org:1", env={"DRAFTWOOD_API_KEY": "hush"})
     assert refused.exit_code == 2
     assert refused.stderr.startswith("error: api_key: would be sent to example.org:1 in clear text; use TLS")
     assert "hush" not in refused.output
 
 
-@pytest.mark.parametrize("arguments", [["generate", "--raw"], ["generate", "--raw", "-"]])
+@pytest.mark.parametrize("arguments", [["complete"], ["complete", "-"], ["chat", "-"]])
 def test_the_prompt_may_come_on_stdin(cli: Cli, server: FakeServer, arguments: list[str]) -> None:
     assert cli(*arguments, stdin="zwei\nZeilen ä\n\n").exit_code == 0
-    assert server.requests[0].text == "zwei\nZeilen ä\n"
+    [request] = server.requests
+    asked = request.text or request.chat.messages[0].content
+    assert asked == "zwei\nZeilen ä\n"
 
 
 def test_flags_reach_the_request(cli: Cli, server: FakeServer) -> None:
     flags = "--temperature 0.5 --seed 7 -n 9 --stop a --stop b --stop-token-id 3 --ignore-eos --no-drafting"
-    cli("generate", "--raw", "x", *flags.split(), "--max-draft-nodes", "0", "--strategy", "trie")
+    cli("complete", "x", *flags.split(), "--max-draft-nodes", "0", "--strategy", "trie")
     [request] = server.requests
     assert (request.sampling.temperature, request.sampling.seed, request.stop.max_tokens) == (0.5, 7, 9)
     assert [*request.stop.strings, *request.stop.token_ids] == ["a", "b", 3]
@@ -80,13 +80,13 @@ def test_flags_reach_the_request(cli: Cli, server: FakeServer) -> None:
 
 def test_drafted_tokens_are_coloured(cli: Cli, server: FakeServer) -> None:
     server.script = [answers("a", "b", "c", drafted=[False, True, False])]
-    assert cli("generate", "x", "--show-drafts", env={"FORCE_COLOR": "1"}).stdout == "a\x1b[32mb\x1b[0mc"
-    assert cli("generate", "x", "--show-drafts", env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout == "abc"
-    assert cli("generate", "x", env={"FORCE_COLOR": "1"}).stdout == "abc"
+    assert cli("chat", "x", "--show-drafts", env={"FORCE_COLOR": "1"}).stdout == "a\x1b[32mb\x1b[0mc"
+    assert cli("chat", "x", "--show-drafts", env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout == "abc"
+    assert cli("chat", "x", env={"FORCE_COLOR": "1"}).stdout == "abc"
 
 
 def test_json_is_one_object(cli: Cli) -> None:
-    result = cli("generate", "x", "--json", "--show-drafts")
+    result = cli("chat", "x", "--json", "--show-drafts")
     value = json.loads(result.stdout)
     assert result.stdout.count("\n") == 1
     assert value["text"] == "Hello, wörld!"
@@ -94,11 +94,11 @@ def test_json_is_one_object(cli: Cli) -> None:
     assert value["timings"] == {"queue": 0.25, "prefill": 0.5, "decode": 1.25}
     assert value["drafting"]["by_source"] == {"trie": {"draft_tokens": 8, "accepted_tokens": 2}}
     assert value["details"][1] == {"text": ", wörld", "drafted": True}
-    assert "details" not in json.loads(cli("generate", "x", "--json").stdout)
+    assert "details" not in json.loads(cli("chat", "x", "--json").stdout)
 
 
 def test_stats_go_to_stderr(cli: Cli) -> None:
-    result = cli("generate", "x", "--stats")
+    result = cli("chat", "x", "--stats")
     assert result.stdout == "Hello, wörld!"
     assert result.stderr == (
         "3 tokens in 4 steps, 1.50 per step; trie: 2 of 8 draft tokens accepted (25%);"
@@ -108,24 +108,24 @@ def test_stats_go_to_stderr(cli: Cli) -> None:
 
 def test_the_arm_of_an_experiment_is_shown(cli: Cli, server: FakeServer) -> None:
     server.arm = ("trie-vs-hybrid", "hybrid")
-    result = cli("generate", "x", "--stats", "--session", "chat-7")
+    result = cli("chat", "x", "--stats", "--session", "chat-7")
     assert "; trie (arm hybrid of trie-vs-hybrid): 2 of 8 draft tokens accepted (25%);" in result.stderr
     assert server.requests[0].session == "chat-7"
-    value = json.loads(cli("generate", "x", "--json").stdout)
+    value = json.loads(cli("chat", "x", "--json").stdout)
     assert (value["experiment"], value["arm"]) == ("trie-vs-hybrid", "hybrid")
 
 
 def test_errors_are_one_line_and_status_1(cli: Cli, server: FakeServer) -> None:
     detail = violation("sampling.temperature", "must lie\nin [0, 100]")
     server.script = [fails(grpc.StatusCode.INVALID_ARGUMENT, "bad request", reason("INVALID_VALUE"), detail)]
-    result = cli("generate", "x", "--temperature", "-1")
+    result = cli("chat", "x", "--temperature", "-1")
     assert result.stderr == "error: bad request; sampling.temperature: must lie in [0, 100]\n"
     assert (result.stdout, result.exit_code) == ("", 1)
     result = cli("info", "--target", "127.0.0.1:1")
     assert result.stderr.startswith("error: cannot connect to 127.0.0.1:1 (")
     assert (result.stderr.count("\n"), result.exit_code) == (1, 1)
     server.script = [hangs("begun")]
-    result = cli("generate", "x", "--timeout", "0.3")
+    result = cli("chat", "x", "--timeout", "0.3")
     assert result.stdout == "begun"
     assert result.stderr == f"error: {server.target}: no complete answer within 0.3 s\n"
 
@@ -134,30 +134,32 @@ def test_a_schema_or_grammar_may_come_from_a_file(cli: Cli, server: FakeServer, 
     schema, grammar = tmp_path / "order.json", tmp_path / "order.lark"
     schema.write_text('{"type": "object"}')
     grammar.write_text('start: "ö"')
-    cli("generate", "x", "--json-schema", f"@{schema}")
-    cli("generate", "x", "--lark", f"@{grammar}")
+    cli("chat", "x", "--json-schema", f"@{schema}")
+    cli("chat", "x", "--lark", f"@{grammar}")
     assert [one.format.json_schema or one.format.lark for one in server.requests] == [
         '{"type": "object"}',
         'start: "ö"',
     ]
     grammar.write_bytes(b"\xff")
-    refused = cli("generate", "x", "--lark", f"@{grammar}")
+    refused = cli("chat", "x", "--lark", f"@{grammar}")
     assert (refused.exit_code, "cannot be read: it is not UTF-8 text" in refused.stderr) == (2, True)
-    refused = cli("generate", "x", "--json-schema", "@none.json")
+    refused = cli("chat", "x", "--json-schema", "@none.json")
     assert refused.stderr == "error: --json-schema: 'none.json' cannot be read: No such file or directory\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [
-        (["generate", "x", "--timeout", "-1"], None, "error: timeout: -1.0 is not allowed"),
-        (["generate", "x", "--temperature", "nan"], None, "error: temperature: nan is not allowed"),
-        (["generate", "a\udcff"], None, "error: prompt[0].content: character 1 is the unpaired surrogate"),
-        (["generate"], b"\xff", "error: PROMPT: byte 0 of stdin is not UTF-8"),
-        (["generate", "x", "--raw", "--system", "y"], None, "error: --system: cannot be used with --raw"),
-        (["generate", "x", "--tls-ca", "/no/such"], None, "error: tls.root_certificates: cannot read '/no/such'"),
+        (["chat", "x", "--timeout", "-1"], None, "error: timeout: -1.0 is not allowed"),
+        (["chat", "x", "--temperature", "nan"], None, "error: temperature: nan is not allowed"),
+        (["chat", "a\udcff"], None, "error: messages[0].content: character 1 is the unpaired surrogate"),
+        (["complete"], b"\xff", "error: TEXT: byte 0 of stdin is not UTF-8"),
+        (["complete", "x", "--system", "y"], None, "No such option"),
+        (["chat", "--json"], None, "error: --json: needs a question: draftwood chat"),
+        (["chat", "--samples", "2"], None, "error: --samples: needs a question"),
+        (["chat", "x", "--tls-ca", "/no/such"], None, "error: tls.root_certificates: cannot read '/no/such'"),
         (["detokenize", "1", "x"], None, "error: IDS: 'x' is not a token id"),
-        (["generate", "x", "--no-such-option"], None, "No such option"),
+        (["chat", "x", "--no-such-option"], None, "No such option"),
         (["no-such-command"], None, "No such command"),
     ],
 )
@@ -181,7 +183,7 @@ def test_info_tokenize_detokenize(cli: Cli) -> None:
 def test_version_and_help(cli: Cli) -> None:
     assert cli("--version").stdout == f"draftwood {version('draftwood-client')}\n"
     shown = cli("--help").stdout
-    assert all(name in shown for name in ("generate", "chat", "info", "tokenize", "detokenize"))
+    assert all(name in shown for name in ("complete", "chat", "info", "tokenize", "detokenize"))
     assert "DRAFTWOOD_TARGET" in cli("chat", "--help").stdout
 
 
@@ -205,7 +207,7 @@ def test_chat_from_a_pipe_ends_at_an_error(cli: Cli, server: FakeServer) -> None
 def test_chat_needs_a_chat_template(cli: Cli, server: FakeServer) -> None:
     server.has_chat_template = False
     result = cli("chat", stdin="x\n")
-    assert result.stderr == "error: chat: fake has no chat template; try `draftwood generate --raw`\n"
+    assert result.stderr == "error: chat: fake has no chat template; try `draftwood complete`\n"
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(server: FakeServer) -> None:
@@ -230,9 +232,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: FakeServer) -> None:
         assert [turn.content for turn in server.requests[1].chat.messages] == ["first", "an unfinished", "second"]
 
 
-def test_ctrl_c_ends_generate_with_130(server: FakeServer) -> None:
+def test_ctrl_c_ends_an_answer_with_130(server: FakeServer) -> None:
     server.script = [hangs("an unfinished")]
-    with Terminal("generate", "x", target=server.target) as terminal:
+    with Terminal("chat", "x", target=server.target) as terminal:
         terminal.wait_for("an unfinished")
         terminal.interrupt()
         terminal.wait_for("\r\n")
@@ -243,7 +245,7 @@ def test_ctrl_c_ends_generate_with_130(server: FakeServer) -> None:
 
 def test_a_terminal_gets_colours_and_no_control_characters(server: FakeServer) -> None:
     server.script = [answers("a", "\x1b]0;title\x07", "ö")]
-    with Terminal("generate", "x", "--show-drafts", target=server.target) as terminal:
+    with Terminal("chat", "x", "--show-drafts", target=server.target) as terminal:
         terminal.wait_for("a\x1b[32m\\x1b]0;title\\x07\x1b[0m\x1b[32mö\x1b[0m\r\n")
         assert terminal.end() == 0
 
@@ -301,7 +303,7 @@ def test_a_command_that_cannot_be_imported_says_what_is_missing(cli: Cli) -> Non
     result = cli("needy", "--help")
     assert result.stderr == (
         "error: `draftwood needy` (needy_commands:run) cannot be imported: No module named"
-        " 'a_module_that_nobody_has'; reinstall it: pip install draftwood\n"
+        " 'a_module_that_nobody_has'; the installation of draftwood lacks it\n"
     )
     assert result.exit_code == 1
     result = cli("broken")
@@ -335,9 +337,9 @@ def test_a_command_can_join_a_group_of_the_client(cli: Cli, installed: list[Entr
 
 
 def test_commands_of_the_client_cannot_be_replaced(cli: Cli, installed: list[EntryPoint]) -> None:
-    for name in ("generate", "experiment", "experiment.report", "memory"):
+    for name in ("chat", "experiment", "experiment.report", "memory"):
         installed.append(plugin(name, "some_commands:echo", "other-package"))
-    assert cli("generate", "x").stdout == "Hello, wörld!"
+    assert cli("chat", "x").stdout == "Hello, wörld!"
     assert "Delete a tenant" not in cli("experiment", "--help").stdout
     assert "until Ctrl-C" in cli("experiment", "report", "--help").stdout
     assert "purge" in cli("memory", "--help").stdout

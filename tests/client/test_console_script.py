@@ -25,8 +25,8 @@ from tests.client.terminal import Terminal
 _SECONDS = 15.0
 """For the first byte: two on a machine with nothing else to do."""
 _SERVES = {"serve": ["--port", "0"], "gateway": ["--port", "0"]}
-SOME = {"info", "generate", "memory stats", "experiment replay", "key", "serve", "gateway", "demo", "bench step"}
-_ARGUMENTS = {"generate": ["x"], "tokenize": ["x"], "detokenize": ["1"], **_SERVES}
+SOME = {"info", "complete", "memory stats", "experiment replay", "key", "serve", "gateway", "demo", "bench step"}
+_ARGUMENTS = {"complete": ["x"], "tokenize": ["x"], "detokenize": ["1"], **_SERVES}
 
 
 @pytest.fixture

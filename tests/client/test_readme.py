@@ -55,7 +55,9 @@ def test_example(heading: str, code: str, server: FakeServer, capsys: pytest.Cap
 def test_example_of_tenants(admin: FakeAdmin, capsys: pytest.CaptureFixture[str]) -> None:
     [code] = [code for heading, code in examples() if heading == ADMIN]
     run(code, admin.target)
-    assert capsys.readouterr().out == "tenants/acme trie 2.0\n"
+    assert capsys.readouterr().out == (
+        "tenants/acme DraftConfig(strategy='trie', options={'branch_length': 8}, max_nodes=None) 2.0\n"
+    )
 
 
 def run(code: str, target: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood_client import ArgumentError, ChatMessage, Messages, Tool, ToolCall, ToolCallReader, ToolFormat
-from draftwood_client.request import generate_request
+from draftwood_client.protocol.request import generate_request
 
 
 def pieces_of(case: dict[str, Any]) -> list[Any]:
@@ -125,3 +125,11 @@ def test_tools_calls_and_results_are_in_the_request() -> None:
 def test_wrong_tools(prompt: Any, tools: Any, error: str) -> None:
     with pytest.raises(ArgumentError, match=error):
         generate_request(prompt, {"tools": tools})
+
+
+def test_arguments_are_the_text_that_the_model_wrote() -> None:
+    given = '{"order": 12345678901234567890, "of": {"arguments": [1.0, "}, {"]}, "name": "caf\\u00e9"}'
+    text = f'<tool_call>{{"arguments": {{}}, "name" : "track", "arguments" : {given} }}</tool_call>'
+    [call] = ToolCallReader(MARKED, NAMES).push(text)
+    assert isinstance(call, ToolCall)
+    assert call.arguments == given

@@ -1,4 +1,4 @@
-"""`draftwood generate --tools`: functions from JSON, calls as lines of JSON."""
+"""`draftwood chat --tools`: functions from JSON, calls as lines of JSON."""
 
 from __future__ import annotations
 
@@ -19,39 +19,37 @@ LINE = '{"name": "weather", "arguments": {"city": "Köln"}}\n'
 
 
 @pytest.fixture
-def generate(server: FakeServer) -> Callable[..., Result]:
+def ask(server: FakeServer) -> Callable[..., Result]:
     server.tool_format = pb.ToolFormat(
         begin="<tool_call>\n", end="\n</tool_call>", between="\n", name_key="name", arguments_key="arguments"
     )
 
     def run(tools: str, *flags: str) -> Result:
-        arguments = ["generate", "Is it cold?", "--target", server.target, "--tools", tools, *flags]
+        arguments = ["chat", "Is it cold?", "--target", server.target, "--tools", tools, *flags]
         return CliRunner().invoke(build_app(), arguments, catch_exceptions=False)
 
     return run
 
 
 @pytest.mark.parametrize("tools", [[WEATHER], [{"type": "function", "function": WEATHER}], [{"name": "weather"}]])
-def test_tools_go_to_the_server(generate: Callable[..., Result], server: FakeServer, tools: list[object]) -> None:
-    assert generate(json.dumps(tools)).exit_code == 0
+def test_tools_go_to_the_server(ask: Callable[..., Result], server: FakeServer, tools: list[object]) -> None:
+    assert ask(json.dumps(tools)).exit_code == 0
     tool = server.requests[0].chat.tools[0]
     assert tool.name == "weather"
     assert (tool.description, tool.parameters) in [("Of a city", '{"type": "object"}'), ("", "")]
 
 
-def test_calls_are_lines_however_they_arrive(
-    generate: Callable[..., Result], server: FakeServer, tmp_path: Path
-) -> None:
+def test_calls_are_lines_however_they_arrive(ask: Callable[..., Result], server: FakeServer, tmp_path: Path) -> None:
     (tmp_path / "tools.json").write_text(json.dumps([WEATHER]))
     server.script = [answers("I will ", f"see.{CALL[:9]}", CALL[9:30], CALL[30:])]
-    assert generate(f"@{tmp_path / 'tools.json'}").stdout == f"I will see.\n{LINE}"
+    assert ask(f"@{tmp_path / 'tools.json'}").stdout == f"I will see.\n{LINE}"
     server.script = [answers(CALL, " Done", CALL[:20])]
-    assert generate(json.dumps([WEATHER])).stdout == f"{LINE} Done{CALL[:20]}"
+    assert ask(json.dumps([WEATHER])).stdout == f"{LINE} Done{CALL[:20]}"
 
 
-def test_calls_as_json(generate: Callable[..., Result], server: FakeServer) -> None:
+def test_calls_as_json(ask: Callable[..., Result], server: FakeServer) -> None:
     server.script = [answers("See: ", CALL)]
-    value = json.loads(generate(json.dumps([WEATHER]), "--json").stdout)
+    value = json.loads(ask(json.dumps([WEATHER]), "--json").stdout)
     assert value["text"] == "See:"
     (call,) = value["tool_calls"]
     assert (call["name"], json.loads(call["arguments"]), bool(call["id"])) == ("weather", {"city": "Köln"}, True)
@@ -71,16 +69,15 @@ def test_calls_as_json(generate: Callable[..., Result], server: FakeServer) -> N
         ("@none.json", "--tools: 'none.json' cannot be read: No such file or directory"),
     ],
 )
-def test_bad_tools(generate: Callable[..., Result], tools: str, problem: str) -> None:
-    result = generate(tools)
+def test_bad_tools(ask: Callable[..., Result], tools: str, problem: str) -> None:
+    result = ask(tools)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"error: {problem}")
 
 
-def test_what_does_not_go_with_tools(generate: Callable[..., Result], server: FakeServer) -> None:
-    assert generate('[{"name": "a"}]', "--raw").stderr == "error: --tools: cannot be used with --raw\n"
-    refused = generate('[{"name": "a"}]', "--show-drafts")
+def test_what_does_not_go_with_tools(ask: Callable[..., Result], server: FakeServer) -> None:
+    refused = ask('[{"name": "a"}]', "--show-drafts")
     assert refused.stderr == "error: --show-drafts: cannot be used with --tools\n"
     server.tool_format = None
-    refused = generate('[{"name": "a"}]')
+    refused = ask('[{"name": "a"}]')
     assert (refused.exit_code, refused.stderr) == (2, "error: --tools: fake takes none: the template shows no tools\n")

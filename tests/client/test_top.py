@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from draftwood.admin.v1 import status_pb2 as pb
-from draftwood_client.admin.status import StatusClient
+from draftwood_client.admin.client import AdminClient
 from draftwood_client.cli import build_app
 from draftwood_client.cli.top import replica
 from draftwood_client.cli.top.screen import Screen, Sort, sparkline
@@ -37,7 +37,7 @@ def as_json(*args: str) -> dict[str, Any]:
 
 
 def watching(*servers: FakeStatus) -> Watching:
-    return Watching([one.target for one in servers], StatusClient, 0.5)
+    return Watching([one.target for one in servers], AdminClient, 0.5)
 
 
 def until(watch: Watching, is_so: Callable[[Snapshot], bool]) -> Snapshot:
@@ -50,9 +50,9 @@ def until(watch: Watching, is_so: Callable[[Snapshot], bool]) -> Snapshot:
 
 def test_the_client_reads_every_field() -> None:
     message = sample(10)
-    with FakeStatus(message) as server, StatusClient(server.target) as client:
+    with FakeStatus(message) as server, AdminClient(server.target) as client:
         status = client.status()
-        assert next(client.watch(0.5)) == status
+        assert next(client.watch_status(0.5)) == status
         assert server.intervals == [0.5]
     assert (status.state, status.model, status.uptime) == ("serving", "demo", 10.0)
     assert status.time.timestamp() == 1_800_000_000

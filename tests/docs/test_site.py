@@ -81,7 +81,7 @@ def test_no_page_loads_anything_from_elsewhere(site: dict[Path, Page]) -> None:
 @pytest.mark.system
 def test_every_class_and_method_of_the_clients_reference_is_there(site: dict[Path, Page]) -> None:
     [python] = [page for path, page in site.items() if path.name == "python.html"]
-    expected = {"Client.generate", "Client.stream", "AsyncClient.generate", "MemoryClient.purge", "StatusError"}
+    expected = {"Client.chat", "Client.stream_complete", "AsyncClient.complete", "MemoryClient.purge", "StatusError"}
     assert {f"draftwood_client.{name}" for name in expected} <= python.anchors | {
         anchor.replace(".errors.", ".") for anchor in python.anchors
     }

@@ -12,11 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood_benchmarks.harness.gateway_process import running_gateway
-from draftwood_client import Client
-from draftwood_client.admin.audit import AuditClient
-from draftwood_client.admin.client import AdminClient
+from draftwood_client import AdminClient, Client, DraftConfig, Experiment, ExperimentArm
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from tests.engines.servers import ENGINES, Served, served_by, until
 from tests.engines.test_drafts import OPTIONS, accepted, taught
@@ -67,10 +64,9 @@ def test_engines_share_memories(pair: Pair, client: Client) -> None:
 
 
 def test_a_live_experiment_counts_what_its_clients_saw(pair: Pair, client: Client) -> None:
-    arms = [xp.ExperimentArm(id="trie"), xp.ExperimentArm(id="plain")]
-    arms[0].drafting.strategy, arms[1].drafting.strategy = "trie", "none"
+    arms = ExperimentArm("trie", DraftConfig("trie")), ExperimentArm("plain", DraftConfig("none"))
     with AdminClient(pair.other.target) as admin:
-        admin.experiments.create("live", xp.Experiment(tenants=["trial"], arms=arms))
+        admin.experiments.create("live", Experiment(tenants=("trial",), arms=arms))
         admin.experiments.start("live")
         until(lambda: bool(client.generate("x", tenant="trial", max_tokens=2).arm), 15)
         until(lambda: sum(arm.requests for arm in admin.experiments.report("live").arms) > 0, 15)
@@ -128,8 +124,8 @@ def test_tools_are_called_through_the_gateway(pair: Pair) -> None:
 
 def test_audits_find_no_difference(pair: Pair, client: Client) -> None:
     accepted(client, "audited")
-    with AuditClient(pair.other.target) as audit:
-        until(lambda: sum(one.audited for one in audit.report().counts) >= 2, 60)
-        report = audit.report()
+    with AdminClient(pair.other.target) as audit:
+        until(lambda: sum(one.audited for one in audit.audit_report().counts) >= 2, 60)
+        report = audit.audit_report()
     assert sum(one.differing for one in report.counts) == 0
     assert sum(one.failed for one in report.counts) == 0

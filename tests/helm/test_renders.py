@@ -261,5 +261,5 @@ def test_notes_name_the_next_command(path: Path) -> None:
     shown = [*commands(notes(of_values))]
     name = of_values.get("fullnameOverride", "demo-draftwood")
     assert any(f"service/{name}" in one for one in shown)
-    assert any("draftwood generate" in one for one in shown)
+    assert any("draftwood chat" in one for one in shown)
     assert ("--tls" in shown[-1]) == bool(of_values.get("tls"))

@@ -13,7 +13,8 @@ JUNK = -1
 
 def held_alone(pool: KVPool, sequences: list[Sequence]) -> int:
     """How many pages these live sequences hold and no others."""
-    pages, times = np.unique(np.concatenate([np.empty(0, np.int32), *map(pool.pages, sequences)]), return_counts=True)
+    tables = [pool._tables[sequence].held for sequence in sequences]
+    pages, times = np.unique(np.concatenate([np.empty(0, np.int32), *tables]), return_counts=True)
     return int((pool._pages.references[pages] == times).sum())
 
 
@@ -29,14 +30,15 @@ class FakeMemory:
         self.slots = [JUNK] * (pool.available * pool.page_size)
 
     def run(self, work: ScheduledSequence, written: list[int]) -> None:
-        """A step of a sequence: reads all that is committed, writes, commits, appends.
+        """A step of a sequence: reads what is committed and in the window, writes, commits, appends.
 
         Args:
             written: what the sequence writes if the step reaches its end: all but the last were drafted.
         """
         sequence, nodes = work.sequence, work.sequence.request.max_draft_nodes
         start, end = sequence.committed, sequence.committed + work.tokens
-        assert self.read(work, start) == sequence.tokens(0, start).tolist()
+        first = 0 if self.pool.window is None else max(0, start - self.pool.window.tokens + 1)
+        assert self.read(work, first, start) == sequence.tokens(first, start - first).tolist()
         self.write(work, start, sequence.tokens(start, work.tokens).tolist())
         reaches_end, sequence.committed = work.reaches_end, end
         if reaches_end:
@@ -45,8 +47,8 @@ class FakeMemory:
             sequence.committed += len(written) - 1
             sequence.output.extend(written)
 
-    def read(self, work: ScheduledSequence, count: int) -> list[int]:
-        return [self.slots[self.pool.slot(work.sequence, token)] for token in range(count)]
+    def read(self, work: ScheduledSequence, start: int, end: int) -> list[int]:
+        return [self.slots[self.pool.slot(work.sequence, token)] for token in range(start, end)]
 
     def write(self, work: ScheduledSequence, start: int, tokens: list[int]) -> None:
         for i, token in enumerate(tokens, start):

@@ -18,7 +18,7 @@ from draftwood_model_runner.output import FinishReason, StepOutput
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_strategies import DraftTree, Feedback
-from draftwood_strategies.budgeting.draft_account import Payoff
+from draftwood_strategies.budgeting.draft_account import DraftCostModel
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.draft import Int32Array
@@ -356,7 +356,7 @@ def test_the_configuration_names_what_is_wrong() -> None:
             EngineConfig(tenant_weights={"acme": weight})
 
 
-def test_a_tenant_s_payoff_never_reaches_another_nor_another_strategy(
+def test_a_tenant_s_cost_model_never_reaches_another_nor_another_strategy(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Vain drafts of one tenant are counted where its next sequences look, and nowhere else."""
@@ -368,11 +368,13 @@ def test_a_tenant_s_payoff_never_reaches_another_nor_another_strategy(
         one: Sequence,
         vocab: int,
         failures: Counter[str],
-        payoff: Payoff,
+        cost_model: DraftCostModel,
         watchdog: Watchdog | None = None,
     ) -> None:
-        shown.setdefault(f"{one.request.tenant} {one.request.strategy_name}", []).append((id(payoff), payoff.accepted))
-        given(self, one, vocab, failures, payoff, watchdog)
+        shown.setdefault(f"{one.request.tenant} {one.request.strategy_name}", []).append(
+            (id(cost_model), cost_model.accepted)
+        )
+        given(self, one, vocab, failures, cost_model, watchdog)
 
     monkeypatch.setattr(GuardedDrafter, "__init__", init)
     engine = Engine(model, EngineConfig(max_draft_nodes=16))

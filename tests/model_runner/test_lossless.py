@@ -16,7 +16,7 @@ from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
-from draftwood_strategies.budgeting import guarded_drafter
+from draftwood_strategies.budgeting import guarded_batches
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from tests import phrase_book
 from tests.model_runner.families import (
@@ -143,7 +143,7 @@ def test_bundled_model_answers_questions(name: str, runner: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_strategies_that_are_asked_now_and_then_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each draft two steps without one; what is written in them the drafter is told afterwards."""
-    monkeypatch.setattr(guarded_drafter, "pause_all", lambda accounts, lasting: [2] * len(accounts))
+    monkeypatch.setattr(guarded_batches, "pause_all", lambda accounts, lasting: [2] * len(accounts))
     batch = [(1, 2, 3, 1, 2, 3, 1), (4, 4, 4, 4), (5,)]
     sequences = generate(fixed_engine("llama"), batch, draftwood_strategies.create(name), 16, StopParams(NEW_TOKENS))
     assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]

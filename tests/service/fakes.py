@@ -21,7 +21,6 @@ from draftwood_model_runner.answer import Answer as FinishedAnswer
 from draftwood_model_runner.answer import Difference
 from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
 from draftwood_model_runner.output import Finish, FinishReason, StepOutput
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
@@ -31,6 +30,7 @@ from draftwood_model_runner.statistics import EngineCounts
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.loaded import LoadedEngine, StepEngine
 from draftwood_service.rpc.bound import BoundServer
+from draftwood_service.rpc.parsing.tool_format import NoToolFormatError, ToolFormat
 from draftwood_service.rpc.server import RunningServer
 from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
@@ -64,10 +64,16 @@ class ByteTokenizer:
 
     def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Int32Array:
         self.messages, self.tools = messages, tools
-        return self.encode("".join(f"<{message['role']}>{message['content']}" for message in messages))
+        return self.encode(self.render(messages, tools))
 
     def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str:
         return bytes(int(i) for i in ids).decode(errors="replace")
+
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
+
+    def without_special_tokens(self, text: str) -> str:
+        return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +95,10 @@ class FakeModel(ServedModel):
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
     grammars: FakeGrammars = field(default_factory=lambda: FakeGrammars())
+
+    @property
+    def tool_format(self) -> ToolFormat | NoToolFormatError:
+        return self.tokenizer.tool_format
 
 
 class FakeGrammars:

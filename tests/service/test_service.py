@@ -19,13 +19,13 @@ from draftwood_benchmarks.harness.certificates import make_certificate
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_service.engine.reporting import reporter
 from draftwood_service.rpc.bound import LIVENESS, SERVICES, BoundServer
-from draftwood_service.rpc.generation import SERVICE
 from draftwood_service.rpc.server import RunningServer
 from draftwood_service.settings import Settings
 from tests.service.fakes import FakeEngine, FakeModel, answer, serving, started_bridge, started_server, until
 from tests.service.rpc.test_endings import ask, reason, started
 
 Status = health_pb2.HealthCheckResponse
+SERVICE = "draftwood.v1.GenerationService"
 
 
 async def test_tokenize_and_back() -> None:
@@ -63,10 +63,10 @@ async def test_model_info() -> None:
 async def test_health_watch_streams_the_change_at_drain() -> None:
     async with serving() as served:
         health = health_pb2_grpc.HealthStub(served.channel)
-        for name in ("", SERVICE.full_name):
+        for name in ("", SERVICE):
             checked = await health.Check(health_pb2.HealthCheckRequest(service=name))
             assert checked.status == Status.SERVING
-        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE.full_name))
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await watch.read()).status == Status.SERVING
         [call] = await started(served)
         stopping = asyncio.create_task(served.server.stop(grace=5.0))
@@ -186,7 +186,7 @@ async def test_reflection_lists_the_services() -> None:
         call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
         response = await call.read()
         names = {service.name for service in response.list_services_response.service}
-        assert {SERVICE.full_name, "grpc.health.v1.Health"} <= names
+        assert {SERVICE, "grpc.health.v1.Health"} <= names
         call.cancel()
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from draftwood_client import environment
 from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.request import MAX_LOGPROBS, GrammarKind
-from draftwood_service.config import CLIENT_VARIABLES, ENV_PREFIX, SettingsError, flag, read_settings
+from draftwood_service.config import ENV_PREFIX, SettingsError, flag, read_settings
 from draftwood_service.settings import Settings, default_shown
 
 
@@ -79,7 +80,7 @@ def test_settings_are_frozen() -> None:
 
 
 def test_variables_of_the_client_are_left_alone() -> None:
-    assert read_settings([], dict.fromkeys(CLIENT_VARIABLES, "x")) == Settings()
+    assert read_settings([], dict.fromkeys(environment.ALL, "x")) == Settings()
 
 
 BAD: dict[str, tuple[list[str], dict[str, str], str, str, str]] = {

@@ -42,11 +42,11 @@ def asked(pipe: Connection, method: str, *arguments: Any) -> Any:
 
 def _run(pipe: Connection) -> None:
     from draftwood_strategies import register
-    from draftwood_strategies.budgeting import draft_account, guarded_drafter
+    from draftwood_strategies.budgeting import draft_account, timed_calls
     from tests.sglang import conftest  # noqa: F401  # lets SGLang be imported
     from tests.sglang.harness import server_args
 
-    guarded_drafter.CALL_LIMIT = LIMIT
+    timed_calls.CALL_LIMIT = LIMIT
     draft_account.LEAST_CREDIT = draft_account.TRIED_SHARE = 1e9  # as in `conftest`
     draft_account.LONGEST_PAUSES = 0, 0
     register(HANGING)(_Hanging)

@@ -21,19 +21,21 @@ def inner(pair: Pair) -> int:
     return pair.{field}[0] + {added}
 """
 _OUTER = """
-from draftwood_strategies.native import compiled, flattened
+from draftwood_strategies.native import compiled
+from draftwood_strategies.structs import arrays_at
 from {module} import Pair, inner
 
-@flattened
 @compiled
-def outer(pair: Pair) -> int:
-    return 10 * inner(pair)
+def outer(address: int) -> int:
+    return 10 * inner(arrays_at(Pair, address))
 """
 _RUN = """
 import numpy as np
+from draftwood_strategies.structs import Struct
 from versions.{module} import Pair
 from versions.outer import outer
-print(outer(Pair(np.full(1, 2, np.int32), np.full(1, 5, np.int32))))
+pair = Struct(Pair(np.full(1, 2, np.int32), np.full(1, 5, np.int32)))
+print(outer(pair.address))
 """
 
 

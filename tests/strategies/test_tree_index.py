@@ -49,4 +49,4 @@ def test_insertion_shares_prefixes_and_stops_at_the_capacity(parts: list[DraftTr
                 expected.setdefault(path, len(expected))
         assert located.tolist() == [expected.get(path, NO_NODE) for path in paths(part)]
         assert size == len(expected)
-    assert [path[-1] for path in expected] == index.tokens[:size].tolist()
+    assert [path[-1] for path in expected] == index["token"][1 : size + 1].tolist()

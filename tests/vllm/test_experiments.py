@@ -5,19 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from google.protobuf.json_format import ParseDict
 
-from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood_benchmarks.harness.server_process import running_server
-from draftwood_client import Client
-from draftwood_client.admin.client import AdminClient
+from draftwood_client import AdminClient, Client, DraftConfig, Experiment, ExperimentArm
 from draftwood_tenants.experiments.assignment import Split
 from tests.memory.servers import Valkey, wait_for
 from tests.vllm.engine import request, running_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 PROMPT = [1, *range(200, 240)]
-ARMS = [{"id": "off", "drafting": {"strategy": "none"}}, {"id": "trie", "drafting": {"strategy": "trie"}}]
+ARMS = ExperimentArm("off", DraftConfig("none")), ExperimentArm("trie", DraftConfig("trie"))
 SESSIONS = [f"session {number}" for number in range(24)]
 
 
@@ -28,8 +25,7 @@ def test_a_report_shows_the_requests_of_vllm_and_of_our_server() -> None:
         AdminClient(target) as admin,
         Client(target, tenant="acme") as client,
     ):
-        given = ParseDict({"arms": ARMS, "unit": "EXPERIMENT_UNIT_SESSION", "tenants": ["acme"]}, pb.Experiment())
-        admin.experiments.create("x", given)
+        admin.experiments.create("x", Experiment(arms=ARMS, unit="session", tenants=("acme",)))
         split = Split(bytes.fromhex(admin.experiments.start("x").salt), ("off", "trie"), (1.0, 1.0))
         assigned = [split.assign("acme", session) for session in SESSIONS]
         expected = ["" if one is None else split.arms[one.arm] for one in assigned]

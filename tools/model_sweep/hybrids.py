@@ -50,7 +50,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_next": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16},
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16},
-    "qwen4_exp_text": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16},
+    "qwen4_exp_text": {
+        **_DELTA,
+        **_EXPERTS,
+        "shared_expert_intermediate_size": 16,
+        "layer_types": ["linear_attention", "linear_attention", "linear_attention", "indexed_attention"],
+        "hc_lowrank": 8,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 24,
+        "indexer_compress_ratio": 4,
+        "ple_layer_ids": [2],
+        "ngram_vocab_size_base": 64,
+        "heads_per_ngram": 2,
+        "split_ngram_parts": 1,
+        "eos_token_id": 1,
+    },
     "olmo_hybrid": _DELTA,
     "kimi_linear": {**_LATENT, "linear_head_dim": 8, "linear_num_heads": 4},
     "bailing_hybrid": {**_LATENT, "head_dim": 8, "n_group": 1, "topk_group": 1},
@@ -71,6 +87,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "chunk_size": 16,
         "head_dim": 8,
         "hybrid_override_pattern": "M*M-",
+        "time_step_min": 0.7,
     },
     "jamba": {"attn_layer_period": 4, "attn_layer_offset": 2, "num_experts": 4, "mamba_d_state": 8, "mamba_dt_rank": 4},
     "zamba": {"layers_block_type": _SHARED, "mamba_d_state": 8, "mamba_dt_rank": 4, "num_key_value_heads": 4},
@@ -82,6 +99,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "chunk_size": 16,
         "num_key_value_heads": 4,
         "adapter_rank": 8,
+        "time_step_min": 0.7,
     },
     "mamba": {"state_size": 8},
     "falcon_mamba": {"state_size": 8},
@@ -127,4 +145,5 @@ def tiny_hybrid(family: str, context: int = 256, **changes: Any) -> Any:
     config = AutoConfig.for_model(family, **shape)
     torch.manual_seed(0)
     module = AutoModelForCausalLM.from_config(config.get_text_config(), dtype=torch.float32)
+    module.generation_config.eos_token_id = None
     return randomized(module.eval())

@@ -64,11 +64,8 @@ class AttentionCase:
 
     def run(self) -> torch.Tensor:
         """[1, T, head, size]."""
-        token = STEP.set(self._step)
-        try:
+        with STEP.during(self._step):
             return paged_attention(self._layer, self._query, self._key, self._value, None)[0]
-        finally:
-            STEP.reset(token)
 
     def run_causal(self) -> torch.Tensor:
         """Causal attention of the same size by torch: the step's tokens as a chain after the context, whose keys and

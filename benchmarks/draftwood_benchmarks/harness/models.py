@@ -33,8 +33,8 @@ class ModelOptions:
         str,
         typer.Option(
             metavar="SHAPE",
-            help="native, 110m, 400m, 1b, 7b or HxLxHEADSxINTER: the bundled model grown to this shape. A forward pass"
-            " costs as much as that of any model of the shape, and the text stays the same.",
+            help="native, 110m, 400m, 1b, 7b, hybrid-100m (as Qwen3-Next) or HxLxHEADSxINTER: the bundled model grown"
+            " to this shape. A forward pass costs as much as that of any model of the shape; the text stays the same.",
         ),
     ] = "native"
     vocabulary: Annotated[

@@ -28,12 +28,14 @@ class Shape:
         hidden: width of the residual stream.
         heads: attention heads (query heads).
         intermediate: width of the MLP.
+        hybrid: three of four layers keep a state in place of keys and values, see `hybrid`.
     """
 
     hidden: int
     layers: int
     heads: int
     intermediate: int
+    hybrid: bool = False
 
     def __str__(self) -> str:
         return f"{self.hidden}x{self.layers}x{self.heads}x{self.intermediate}"
@@ -48,6 +50,7 @@ SHAPES = {
     "400m": Shape(1024, 24, 16, 4096),
     "1b": Shape(2048, 16, 32, 8192),
     "7b": Shape(4096, 32, 64, 11008),
+    "hybrid-100m": Shape(512, 24, 8, 1408, hybrid=True),
 }
 """Shapes by their number of parameters, with the bundled model's vocabulary and heads of 64."""
 
@@ -89,19 +92,26 @@ def widen(
     Raises:
         InvalidValueError: a size is smaller than that of the small model, or `heads` is no multiple of its group size.
     """
+    large: Any
     config = _config(small.config, shape, vocabulary)
     config.max_position_embeddings = context or config.max_position_embeddings
+    if shape.hybrid:
+        from draftwood_benchmarks.harness.hybrid import hybridized
+
+        large = hybridized(small, shape, dtype, device, config.max_position_embeddings, config.vocab_size)
+        large.generation_config = copy.deepcopy(small.generation_config)
+        return large.eval()
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(0)
-        large: Any = LlamaForCausalLM._from_config(config, dtype=dtype)
+        large = LlamaForCausalLM._from_config(config, dtype=dtype)
     source, target = small.model, large.model
     scale = (small.config.hidden_size / shape.hidden) ** 0.5
-    _fill_tokens(target.embed_tokens, source.embed_tokens)
+    fill_tokens(target.embed_tokens, source.embed_tokens)
     for i, layer in enumerate(target.layers):
         _grow_layer(layer, source.layers[i] if i < len(source.layers) else None, scale)
     _grow_norm(target.norm, source.norm, scale)
     if large.lm_head.weight is not target.embed_tokens.weight:
-        _fill_tokens(large.lm_head, small.lm_head)
+        fill_tokens(large.lm_head, small.lm_head)
     large.generation_config = copy.deepcopy(small.generation_config)
     return large.eval()
 
@@ -134,19 +144,26 @@ def _config(small: Any, shape: Shape, vocabulary: int | None) -> Any:
 
 def _grow_layer(layer: Any, source: Any | None, scale: float) -> None:
     """Without `source`, the layer adds nothing to the residual stream."""
-    attention, mlp = layer.self_attn, layer.mlp
+    attention = layer.self_attn
+    grow_mlp(layer.mlp, source and source.mlp)
     if source is None:
         attention.o_proj.weight.zero_()
-        mlp.down_proj.weight.zero_()
         return
     for name in ("q_proj", "k_proj", "v_proj"):
         _grow_input(getattr(attention, name), getattr(source.self_attn, name))
-    for name in ("gate_proj", "up_proj"):
-        _grow_input(getattr(mlp, name), getattr(source.mlp, name))
     _fill(attention.o_proj, source.self_attn.o_proj)
-    _fill(mlp.down_proj, source.mlp.down_proj)
     _grow_norm(layer.input_layernorm, source.input_layernorm, scale)
     _grow_norm(layer.post_attention_layernorm, source.post_attention_layernorm, scale)
+
+
+def grow_mlp(mlp: Any, source: Any | None) -> None:
+    """Without `source`, it adds nothing to the residual stream."""
+    if source is None:
+        mlp.down_proj.weight.zero_()
+        return
+    for name in ("gate_proj", "up_proj"):
+        _grow_input(getattr(mlp, name), getattr(source, name))
+    _fill(mlp.down_proj, source.down_proj)
 
 
 def _grow_input(target: nn.Linear, source: nn.Linear) -> None:
@@ -161,7 +178,7 @@ def _fill(target: Any, source: Any) -> None:
     _copy_corner(target.weight, source.weight)
 
 
-def _fill_tokens(target: Any, source: Any) -> None:
+def fill_tokens(target: Any, source: Any) -> None:
     """`_fill` for a weight with a row for each token: the rows of added tokens are means of the source's rows."""
     _fill(target, source)
     known, columns = source.weight.shape

@@ -41,9 +41,9 @@ def small_operations() -> dict[str, float]:
 
 def _fused_operations() -> dict[str, list[tuple[torch.Tensor, torch.Tensor]]]:
     """Of parts of wider rows, as joined products leave them: what the kernels compute, and what is right."""
-    from draftwood_model_runner.runners.cuda.fusing.mlps import fused_silu
+    from draftwood_model_runner.runners.cuda.fusing.attention import fused_rotation
+    from draftwood_model_runner.runners.cuda.fusing.mlp import fused_silu
     from draftwood_model_runner.runners.cuda.fusing.norms import FusedNorm
-    from draftwood_model_runner.runners.cuda.fusing.rotation import fused_rotation
 
     wide = torch.randn(1, 5, 320)
     gate, up = wide.split(160, -1)
@@ -51,12 +51,12 @@ def _fused_operations() -> dict[str, list[tuple[torch.Tensor, torch.Tensor]]]:
     query, key = wide[..., :96].view(1, 5, 3, 32), wide[..., 96:160].view(1, 5, 2, 32)
     turned = fused_rotation(query.transpose(1, 2), key.transpose(1, 2), *angles)
     weight, of_heads = torch.randn(160), torch.randn(32)
-    norm = FusedNorm(weight, 1e-6, shifted=False)
+    norm = FusedNorm(weight, 1e-6, add_one=False)
     total, normed = norm.of_sum(residual, up)
     return {
         "rms_norm": [
             (norm(gate), _normed(gate, weight)),
-            (FusedNorm(of_heads, 1e-6, shifted=False)(query), _normed(query, of_heads)),
+            (FusedNorm(of_heads, 1e-6, add_one=False)(query), _normed(query, of_heads)),
             (total, up.double() + residual.double()),
             (normed, _normed(up.double() + residual.double(), weight)),
         ],
@@ -80,11 +80,13 @@ def _rotated(heads: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 
 def measure() -> dict[str, float]:
     """The largest error of each kernel: of attention, over numbers of about 1; of others, over tokens or entries."""
+    from draftwood_benchmarks.kernels.interpreting import patch_interpreter
     from draftwood_benchmarks.kernels.reference import attended, random_batch
     from draftwood_model_runner.runners.base import KVShape
     from draftwood_model_runner.runners.cuda.device.launching import require_triton
 
     require_triton(torch.device("cpu"))
+    patch_interpreter()
     attention = {str(dtype).removeprefix("torch."): 0.0 for dtype in DTYPES}
     for seed in range(SEEDS):
         random = np.random.default_rng(seed)

@@ -140,8 +140,7 @@ def attended(
         memory.fill_(math.nan)
     layer: Any = torch.nn.Module()
     layer.layer_idx = 0
-    token = STEP.set(AttentionStep(kv, arrays, scratch, Machine(programs), rows))
-    try:
+    with STEP.during(AttentionStep(kv, arrays, scratch, Machine(programs), rows)):
         output, _ = paged_attention(
             layer,
             query.transpose(0, 1)[None],
@@ -152,8 +151,6 @@ def attended(
             softcap=softcap,
             s_aux=sinks,
         )
-    finally:
-        STEP.reset(token)
     assert (output[0, batch.size :] == 0).all()
     expected = attention_in_float64(batch, shape, query[: batch.size], keys, values, window, softcap, sinks)
     return output[0, : batch.size], expected, (kv, key, value)

@@ -14,9 +14,9 @@ from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch, Machine
 from draftwood_model_runner.runners.cuda.exact_linear import exact_linear
-from draftwood_model_runner.runners.cuda.fusing.mlps import fused_silu
+from draftwood_model_runner.runners.cuda.fusing.attention import fused_rotation
+from draftwood_model_runner.runners.cuda.fusing.mlp import fused_silu
 from draftwood_model_runner.runners.cuda.fusing.norms import FusedNorm
-from draftwood_model_runner.runners.cuda.fusing.rotation import fused_rotation
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from draftwood_model_runner.runners.cuda.steps.attention import STEP, AttentionStep, paged_attention
 from draftwood_model_runner.runners.cuda.steps.choosing import choose_and_keep
@@ -103,8 +103,7 @@ def _step(variant: Variant, capability: int) -> None:
     layer.layer_idx = 0
     query = torch.zeros(1, _KV_HEADS * _GROUP, batch.size, variant.head_size, dtype=variant.dtype)
     key = query[:, :_KV_HEADS]
-    token = STEP.set(AttentionStep(kv, space.arrays, space.scratch, Machine(2, capability), variant.rows))
-    try:
+    with STEP.during(AttentionStep(kv, space.arrays, space.scratch, Machine(2, capability), variant.rows)):
         paged_attention(
             layer,
             query,
@@ -115,8 +114,6 @@ def _step(variant: Variant, capability: int) -> None:
             softcap=50.0 if variant.softcap else None,
             s_aux=query[0, :, 0, 0] if variant.sinks else None,
         )
-    finally:
-        STEP.reset(token)
     hidden = torch.zeros(1, batch.size, _HIDDEN, dtype=variant.dtype)
     exact_linear(torch.empty(_HIDDEN, _HIDDEN, dtype=variant.dtype), hidden[0, 0])(hidden)
     _fused_operations(hidden, query)
@@ -127,10 +124,10 @@ def _step(variant: Variant, capability: int) -> None:
 
 def _fused_operations(hidden: torch.Tensor, query: torch.Tensor) -> None:
     """Of rows [1, T, width] and queries [1, head, T, size]: their norms, those of sums, gated products, rotation."""
-    for shifted in (False, True):
-        norm = FusedNorm(hidden[0, 0], 1e-6, shifted)
+    for add_one in (False, True):
+        norm = FusedNorm(hidden[0, 0], 1e-6, add_one)
         norm(hidden)
         norm.of_sum(hidden, hidden)
-        FusedNorm(query[0, 0, 0], 1e-6, shifted)(query.transpose(1, 2))
+        FusedNorm(query[0, 0, 0], 1e-6, add_one)(query.transpose(1, 2))
     fused_silu(*hidden.chunk(2, -1))
     fused_rotation(query, query[:, :_KV_HEADS], query[0, :1], query[0, :1])

@@ -117,7 +117,8 @@ def references(
         with out.status("Loading the model for transformers"):
             module = chosen.load_plain(loaded)
         found += [
-            TransformersContender(module, loaded, task, threads, prompt_lookup=lookup) for lookup in (False, True)
+            TransformersContender(module, loaded, task, threads, prompt_lookup=lookup)
+            for lookup in ((False,) if module._is_stateful else (False, True))  # which generate refuses for states
         ]
     if peer is None:
         yield found

@@ -2,17 +2,31 @@
 
     from draftwood_client import Client
 
-    with Client("localhost:50051") as client, client.stream("Once upon a time", max_tokens=100) as stream:
+    with Client("localhost:50051") as client, client.stream_chat("Where is my order?", max_tokens=100) as stream:
         for delta in stream:
             print(delta.text, end="", flush=True)
 
 The library imports grpcio, protobuf and googleapis-common-protos only, and none of the server's code.
 """
 
+from draftwood_client.admin.audit import AuditCounts, AuditDifference, AuditReport
 from draftwood_client.admin.client import AdminClient, AsyncAdminClient
+from draftwood_client.admin.reports import ArmComparison, ArmRow, Conclusion, ExperimentReport, ReportPoint
+from draftwood_client.admin.resources import (
+    DraftConfig,
+    Experiment,
+    ExperimentArm,
+    ExperimentGuardrails,
+    LearningConfig,
+    QuotaConfig,
+    SamplingDefaults,
+    StoppedArm,
+    StreamConfig,
+    Tenant,
+)
+from draftwood_client.admin.status import LoadStatus, ServerStatus, TenantStatus
 from draftwood_client.aio import AsyncClient, AsyncGenerationStream
 from draftwood_client.client import Client, GenerationStream
-from draftwood_client.connection import TlsConfig
 from draftwood_client.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -41,10 +55,13 @@ from draftwood_client.memory import (
     MemoryExport,
     MemoryRecord,
     MemoryStatistics,
+    MemoryStoreStatistics,
+    OrphanedMemory,
     Purge,
     TenantMemoryStatistics,
 )
-from draftwood_client.request import ChatMessage, GenerateOptions, Messages, Prompt
+from draftwood_client.options import CallOptions, GenerateOptions, RequestOptions
+from draftwood_client.protocol.request import ChatMessage, Messages, Prompt
 from draftwood_client.results import (
     Completion,
     Delta,
@@ -65,6 +82,7 @@ from draftwood_client.results import (
     Usage,
 )
 from draftwood_client.retry import NO_RETRY, RetryPolicy
+from draftwood_client.tls import TlsConfig
 from draftwood_client.tools import Tool, ToolCall, ToolCallReader, ToolFormat
 
 __all__ = [
@@ -75,19 +93,31 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "ArgumentValueError",
+    "ArmComparison",
+    "ArmRow",
     "AsyncAdminClient",
     "AsyncClient",
     "AsyncGenerationStream",
+    "AuditCounts",
+    "AuditDifference",
+    "AuditReport",
+    "CallOptions",
     "ChatMessage",
     "Client",
     "ClientClosedError",
     "Completion",
+    "Conclusion",
     "DeadlineError",
     "Delta",
+    "DraftConfig",
     "DraftStatistics",
     "DraftTree",
     "DraftwoodError",
     "EngineAbilities",
+    "Experiment",
+    "ExperimentArm",
+    "ExperimentGuardrails",
+    "ExperimentReport",
     "FailedPreconditionError",
     "FieldViolation",
     "FinishReason",
@@ -97,26 +127,39 @@ __all__ = [
     "GenerationStream",
     "InternalError",
     "InvalidRequestError",
+    "LearningConfig",
+    "LoadStatus",
     "MemoryClient",
     "MemoryExport",
     "MemoryRecord",
     "MemoryStatistics",
+    "MemoryStoreStatistics",
     "Messages",
     "ModelInfo",
     "NotFoundError",
+    "OrphanedMemory",
     "PermissionDeniedError",
     "Prompt",
     "Purge",
+    "QuotaConfig",
     "QuotaExceededError",
+    "ReportPoint",
     "RequestCancelledError",
+    "RequestOptions",
     "ResourceExhaustedError",
     "RetryPolicy",
     "Sample",
     "SampleFinished",
+    "SamplingDefaults",
+    "ServerStatus",
     "SourceStatistics",
     "Started",
     "StatusError",
+    "StoppedArm",
+    "StreamConfig",
+    "Tenant",
     "TenantMemoryStatistics",
+    "TenantStatus",
     "Timings",
     "TlsConfig",
     "TokenDetail",

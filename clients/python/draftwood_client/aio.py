@@ -13,13 +13,15 @@ import grpc.aio
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
-from draftwood_client._response import Answer, model_info, tokenization
-from draftwood_client._status import cancelled_error
-from draftwood_client.connection import DEFAULT_TARGET, Connection, TlsConfig, Token
+from draftwood_client.connection import Connection, Token
 from draftwood_client.errors import ClientClosedError, DeadlineError, UnavailableError
-from draftwood_client.request import GenerateOptions, Messages, Prompt, token_ids, tokenize_request
+from draftwood_client.options import UNSET, CallOptions, RequestOptions, Timeout
+from draftwood_client.protocol.request import Messages, Prompt, conversation, plain_prompt, token_ids, tokenize_request
+from draftwood_client.protocol.response import Answer, model_info, tokenization
+from draftwood_client.protocol.status import cancelled_error
 from draftwood_client.results import Completion, Delta, Finished, ModelInfo, Started, Tokenization
 from draftwood_client.retry import POLL_SECONDS, RetryPolicy, Waiting
+from draftwood_client.tls import TlsConfig
 
 if TYPE_CHECKING:
     from draftwood.v1.generation_pb2_grpc import GenerationServiceAsyncStub
@@ -35,19 +37,19 @@ class AsyncClient:
     fork-safe. Cancelling a task that awaits an answer cancels the request.
 
         async with AsyncClient("localhost:50051") as client:
-            completion = await client.generate("Once upon a time", max_tokens=50)
+            completion = await client.chat("Where is my order?", max_tokens=50)
 
     Arguments and errors: see `Client`.
     """
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | None = None,
         *,
         tenant: str | None = None,
-        timeout: float | None = None,
+        timeout: Timeout = UNSET,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
-        tls: bool | TlsConfig = False,
+        tls: bool | TlsConfig | None = None,
         api_key: str | None = None,
         token: Token | None = None,
         plaintext_credentials: bool = False,
@@ -86,42 +88,55 @@ class AsyncClient:
         if self._opened is not None:
             await self._opened[0].close()
 
-    async def generate(
-        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
-    ) -> Completion:
-        """The whole answer. See `Client.generate`."""
-        async with self.stream(prompt, timeout=timeout, **options) as stream:
+    async def chat(self, messages: str | Messages, **options: Unpack[RequestOptions]) -> Completion:
+        """The whole answer to a conversation. See `Client.chat`."""
+        async with self.stream_chat(messages, **options) as stream:
             return await stream.completion()
 
-    def stream(
-        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
-    ) -> AsyncGenerationStream:
-        """The answer as it is generated. Not a coroutine: enter it or iterate over it.
+    async def complete(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Completion:
+        """The continuation of a text as it is. See `Client.complete`."""
+        async with self.stream_complete(prompt, **options) as stream:
+            return await stream.completion()
 
-        async with client.stream("Once upon a time", max_tokens=200) as stream:
+    def stream_chat(self, messages: str | Messages, **options: Unpack[RequestOptions]) -> AsyncGenerationStream:
+        """The answer of `chat` as it is generated. Not a coroutine: enter it or iterate over it.
+
+        async with client.stream_chat("Where is my order?") as stream:
             async for delta in stream:
                 print(delta.text, end="", flush=True)
 
         Arguments are checked here; the request is sent by the `async with` statement or the first `anext()`.
         """
-        request = self._connection.generate_request(prompt, options)
-        return AsyncGenerationStream(self._stub, request, self._connection, self._connection.timeout_for(timeout))
+        return self._stream(conversation(messages), options, "messages")
 
-    async def tokenize(self, source: str | Messages, *, timeout: float | None = None) -> Tokenization:
-        """The token ids of a prompt, as `generate` reads it. Raises `ArgumentError`, `StatusError`."""
+    def stream_complete(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> AsyncGenerationStream:
+        """The continuation of `complete` as it is generated; otherwise as `stream_chat`."""
+        return self._stream(plain_prompt(prompt), options)
+
+    async def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Completion:
+        """The RPC Generate: `complete` for text and token ids, `chat` for messages. For prompts of any form."""
+        async with self.stream(prompt, **options) as stream:
+            return await stream.completion()
+
+    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> AsyncGenerationStream:
+        """The answer of `generate` as it is generated."""
+        return self._stream(prompt, options)
+
+    async def tokenize(self, source: str | Messages, **call: Unpack[CallOptions]) -> Tokenization:
+        """The token ids of a text, or of a conversation as `chat` sends it. Raises `ArgumentError`, `StatusError`."""
         request = tokenize_request(source)
-        return tokenization(await self._call(self._stub().Tokenize, request, timeout))
+        return tokenization(await self._call(self._stub().Tokenize, request, call))
 
     async def detokenize(
-        self, ids: Sequence[int], *, include_special_tokens: bool = False, timeout: float | None = None
+        self, ids: Sequence[int], *, include_special_tokens: bool = False, **call: Unpack[CallOptions]
     ) -> str:
         """The text of token ids. Raises `ArgumentError`, `StatusError`."""
         request = pb.DetokenizeRequest(token_ids=token_ids("ids", ids), include_special_tokens=include_special_tokens)
-        return (await self._call(self._stub().Detokenize, request, timeout)).text
+        return (await self._call(self._stub().Detokenize, request, call)).text
 
-    async def model_info(self, *, timeout: float | None = None) -> ModelInfo:
+    async def model_info(self, **call: Unpack[CallOptions]) -> ModelInfo:
         """The served model and its limits. Raises `StatusError`."""
-        return model_info(await self._call(self._stub().GetModelInfo, pb.GetModelInfoRequest(), timeout))
+        return model_info(await self._call(self._stub().GetModelInfo, pb.GetModelInfoRequest(), call))
 
     async def wait_until_ready(self, timeout: float = 60.0) -> ModelInfo:
         """Waits for a server that is starting or loading its model. See `Client.wait_until_ready`."""
@@ -134,6 +149,12 @@ class AsyncClient:
                 waiting.check(error)
             await asyncio.sleep(POLL_SECONDS)
 
+    def _stream(self, prompt: Prompt, options: RequestOptions, name: str = "prompt") -> AsyncGenerationStream:
+        limit = self._connection.timeout_for(options.pop("timeout", UNSET))
+        metadata = options.pop("metadata", None)
+        request = self._connection.generate_request(prompt, options, name)
+        return AsyncGenerationStream(self._stub, request, self._connection, limit, metadata)
+
     def _stub(self) -> GenerationServiceAsyncStub:
         """Opens the channel on first use, since it belongs to the running event loop."""
         if self._closed:
@@ -143,10 +164,10 @@ class AsyncClient:
             self._opened = channel, GenerationServiceStub(channel)
         return self._opened[1]
 
-    async def _call(self, method: _Method[_Request, _Response], request: _Request, timeout: float | None) -> _Response:
-        limit = self._connection.timeout_for(timeout)
+    async def _call(self, method: _Method[_Request, _Response], request: _Request, call: CallOptions) -> _Response:
+        limit, metadata = self._connection.read(call)
         try:
-            return await method(request, timeout=limit, metadata=self._connection.call_metadata())
+            return await method(request, timeout=limit, metadata=metadata)
         except grpc.RpcError as error:
             raise self._connection.error(error, limit) from error
         except asyncio.CancelledError:
@@ -170,11 +191,13 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
         request: pb.GenerateRequest,
         connection: Connection,
         timeout: float | None,
+        metadata: Mapping[str, str] | None,
     ) -> None:
         self._stub = stub
         self._request = request
         self._connection = connection
         self._timeout = timeout
+        self._metadata = metadata
         self._answer = Answer()
         self._call: grpc.aio.UnaryStreamCall[pb.GenerateRequest, pb.GenerateResponse] | None = None
         self._first: Delta | None = None
@@ -252,7 +275,7 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
         if self._cancelled:
             raise cancelled_error(self._request_id)
         self._call = call = self._stub().Generate(
-            self._request, timeout=self._timeout, metadata=self._connection.call_metadata()
+            self._request, timeout=self._timeout, metadata=self._connection.call_metadata(self._metadata)
         )
         try:
             if isinstance(event := await call.read(), pb.GenerateResponse):

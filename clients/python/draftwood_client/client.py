@@ -12,13 +12,15 @@ import grpc
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
-from draftwood_client._response import Answer, model_info, tokenization
-from draftwood_client._status import cancelled_error
-from draftwood_client.connection import DEFAULT_TARGET, Connection, TlsConfig, Token
+from draftwood_client.connection import Connection, Token
 from draftwood_client.errors import ClientClosedError, DeadlineError, UnavailableError
-from draftwood_client.request import GenerateOptions, Messages, Prompt, token_ids, tokenize_request
+from draftwood_client.options import UNSET, CallOptions, RequestOptions, Timeout
+from draftwood_client.protocol.request import Messages, Prompt, conversation, plain_prompt, token_ids, tokenize_request
+from draftwood_client.protocol.response import Answer, model_info, tokenization
+from draftwood_client.protocol.status import cancelled_error
 from draftwood_client.results import Completion, Delta, Finished, ModelInfo, Started, Tokenization
 from draftwood_client.retry import POLL_SECONDS, RetryPolicy, Waiting
+from draftwood_client.tls import TlsConfig
 
 _Request = TypeVar("_Request", contravariant=True)
 _Response = TypeVar("_Response", covariant=True)
@@ -31,15 +33,20 @@ class Client:
     after the fork. The connection is made with the first request.
 
         with Client("localhost:50051", tenant="acme") as client:
-            print(client.generate([ChatMessage("user", "Where is my order?")]).text)
+            print(client.chat("Where is my order?").text)
+            print(client.complete("Once upon a time").text)
+
+    What no argument names is taken from the environment: DRAFTWOOD_TARGET, DRAFTWOOD_TENANT, DRAFTWOOD_TIMEOUT,
+    DRAFTWOOD_API_KEY or DRAFTWOOD_TOKEN, DRAFTWOOD_TLS (1 for public authorities), DRAFTWOOD_TLS_CA,
+    DRAFTWOOD_TLS_SERVER_NAME, DRAFTWOOD_CLIENT_CERT and DRAFTWOOD_CLIENT_KEY, which are PEM files.
 
     Args:
         target: "host:port", or any gRPC name; "dns:///host:port" distributes requests over all of its addresses with
-            a server that is ready.
-        tenant: the default of requests; None for that of the credential, or "default" without one.
-        timeout: the default deadline of requests in seconds, retries included; None for no deadline.
+            a server that is ready. By default 127.0.0.1:50051.
+        tenant: the default of requests; without one, that of the credential, or "default".
+        timeout: the default deadline of requests in seconds, retries included; 600 by default, None for no deadline.
         retry: when a request is sent again; `NO_RETRY` switches retries off.
-        tls: True for public authorities, or a `TlsConfig`.
+        tls: True for public authorities, or a `TlsConfig`; False for none whatever the environment says.
         api_key: a key of the server, sent as "authorization: Bearer ...".
         token: a token (JWT) instead, or a function that is called for each request.
         plaintext_credentials: allows to send them without `tls` to another machine.
@@ -52,12 +59,12 @@ class Client:
 
     def __init__(
         self,
-        target: str = DEFAULT_TARGET,
+        target: str | None = None,
         *,
         tenant: str | None = None,
-        timeout: float | None = None,
+        timeout: Timeout = UNSET,
         retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
-        tls: bool | TlsConfig = False,
+        tls: bool | TlsConfig | None = None,
         api_key: str | None = None,
         token: Token | None = None,
         plaintext_credentials: bool = False,
@@ -95,52 +102,68 @@ class Client:
         self._open_stub = None
         self._channel.close()
 
-    def generate(
-        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
-    ) -> Completion:
-        """The whole answer.
+    def chat(self, messages: str | Messages, **options: Unpack[RequestOptions]) -> Completion:
+        """The whole answer to a conversation.
 
         Args:
-            prompt: text or token ids to continue, or a conversation to answer.
-            timeout: seconds for the whole answer; None for the client's, `math.inf` for no deadline.
-            options: see `GenerateOptions`.
+            messages: the conversation; a text is one message of the user.
+            options: see `GenerateOptions`; `timeout` and `metadata` as in `CallOptions`.
 
         Raises:
             ArgumentError: an argument is invalid; nothing was sent.
             StatusError: the request failed; see `errors` for the types.
         """
-        with self.stream(prompt, timeout=timeout, **options) as stream:
+        with self.stream_chat(messages, **options) as stream:
             return stream.completion()
 
-    def stream(
-        self, prompt: Prompt, *, timeout: float | None = None, **options: Unpack[GenerateOptions]
-    ) -> GenerationStream:
-        """The answer as it is generated: deltas to iterate over. Arguments and errors as for `generate`.
+    def complete(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Completion:
+        """The continuation of a text as it is, without the model's chat template. Arguments and errors as for `chat`.
 
-        with client.stream("Once upon a time", max_tokens=200) as stream:
+        Args:
+            prompt: text or token ids.
+        """
+        with self.stream_complete(prompt, **options) as stream:
+            return stream.completion()
+
+    def stream_chat(self, messages: str | Messages, **options: Unpack[RequestOptions]) -> GenerationStream:
+        """The answer of `chat` as it is generated: deltas to iterate over.
+
+        with client.stream_chat("Where is my order?") as stream:
             for delta in stream:
                 print(delta.text, end="", flush=True)
         print(stream.completion().drafting)
 
         Arguments are checked here; the request is sent by the `with` statement or the first `next()`.
         """
-        request = self._connection.generate_request(prompt, options)
-        return GenerationStream(self._stub, request, self._connection, self._connection.timeout_for(timeout))
+        return self._stream(conversation(messages), options, "messages")
 
-    def tokenize(self, source: str | Messages, *, timeout: float | None = None) -> Tokenization:
-        """The token ids of a prompt, as `generate` reads it. Raises `ArgumentError`, `StatusError`."""
-        return tokenization(self._call(self._stub().Tokenize, tokenize_request(source), timeout))
+    def stream_complete(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> GenerationStream:
+        """The continuation of `complete` as it is generated; otherwise as `stream_chat`."""
+        return self._stream(plain_prompt(prompt), options)
+
+    def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Completion:
+        """The RPC Generate: `complete` for text and token ids, `chat` for messages. For prompts of any form."""
+        with self.stream(prompt, **options) as stream:
+            return stream.completion()
+
+    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> GenerationStream:
+        """The answer of `generate` as it is generated."""
+        return self._stream(prompt, options)
+
+    def tokenize(self, source: str | Messages, **call: Unpack[CallOptions]) -> Tokenization:
+        """The token ids of a text, or of a conversation as `chat` sends it. Raises `ArgumentError`, `StatusError`."""
+        return tokenization(self._call(self._stub().Tokenize, tokenize_request(source), call))
 
     def detokenize(
-        self, ids: Sequence[int], *, include_special_tokens: bool = False, timeout: float | None = None
+        self, ids: Sequence[int], *, include_special_tokens: bool = False, **call: Unpack[CallOptions]
     ) -> str:
         """The text of token ids. Raises `ArgumentError`, `StatusError`."""
         request = pb.DetokenizeRequest(token_ids=token_ids("ids", ids), include_special_tokens=include_special_tokens)
-        return self._call(self._stub().Detokenize, request, timeout).text
+        return self._call(self._stub().Detokenize, request, call).text
 
-    def model_info(self, *, timeout: float | None = None) -> ModelInfo:
+    def model_info(self, **call: Unpack[CallOptions]) -> ModelInfo:
         """The served model and its limits. Raises `StatusError`."""
-        return model_info(self._call(self._stub().GetModelInfo, pb.GetModelInfoRequest(), timeout))
+        return model_info(self._call(self._stub().GetModelInfo, pb.GetModelInfoRequest(), call))
 
     def wait_until_ready(self, timeout: float = 60.0) -> ModelInfo:
         """Waits for a server that is starting or loading its model.
@@ -158,15 +181,21 @@ class Client:
                 waiting.check(error)
             time.sleep(POLL_SECONDS)
 
+    def _stream(self, prompt: Prompt, options: RequestOptions, name: str = "prompt") -> GenerationStream:
+        limit = self._connection.timeout_for(options.pop("timeout", UNSET))
+        metadata = options.pop("metadata", None)
+        request = self._connection.generate_request(prompt, options, name)
+        return GenerationStream(self._stub, request, self._connection, limit, metadata)
+
     def _stub(self) -> GenerationServiceStub:
         if self._open_stub is None:
             raise ClientClosedError(repr(self))
         return self._open_stub
 
-    def _call(self, method: _Method[_Request, _Response], request: _Request, timeout: float | None) -> _Response:
-        limit = self._connection.timeout_for(timeout)
+    def _call(self, method: _Method[_Request, _Response], request: _Request, call: CallOptions) -> _Response:
+        limit, metadata = self._connection.read(call)
         try:
-            return method(request, timeout=limit, metadata=self._connection.call_metadata())
+            return method(request, timeout=limit, metadata=metadata)
         except grpc.RpcError as error:
             raise self._connection.error(error, limit) from error
 
@@ -188,11 +217,13 @@ class GenerationStream(Iterator[Delta]):
         request: pb.GenerateRequest,
         connection: Connection,
         timeout: float | None,
+        metadata: Mapping[str, str] | None,
     ) -> None:
         self._stub = stub
         self._request = request
         self._connection = connection
         self._timeout = timeout
+        self._metadata = metadata
         self._answer = Answer()
         self._call: _Events | None = None
         self._first: Delta | None = None
@@ -261,7 +292,7 @@ class GenerationStream(Iterator[Delta]):
         if self._cancelled.is_set():
             raise cancelled_error(self._request_id)
         self._call = call = self._stub().Generate(
-            self._request, timeout=self._timeout, metadata=self._connection.call_metadata()
+            self._request, timeout=self._timeout, metadata=self._connection.call_metadata(self._metadata)
         )
         if self._cancelled.is_set():
             call.cancel()

@@ -10,18 +10,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
-from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import grpc
 
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_client._status import status_error
+from draftwood_client import environment
 from draftwood_client.errors import ArgumentTypeError, ArgumentValueError, StatusError
-from draftwood_client.request import GenerateOptions, Prompt, generate_request, seconds
-from draftwood_client.retry import RetryPolicy
+from draftwood_client.options import UNSET, CallOptions, GenerateOptions, Timeout
+from draftwood_client.protocol.request import Prompt, generate_request, seconds
+from draftwood_client.protocol.status import status_error
+from draftwood_client.retry import NO_RETRY, RetryPolicy
+from draftwood_client.tls import TlsConfig
 
 DEFAULT_TARGET = "127.0.0.1:50051"
+DEFAULT_TIMEOUT = 600.0
+"""Seconds of a call that nobody set another deadline for; a server's own default is as long."""
 MAX_MESSAGE_BYTES = 16 * 2**20
 
 Token = str | Callable[[], str]
@@ -29,59 +33,31 @@ Token = str | Callable[[], str]
 _AUTHORIZATION = "authorization"
 
 
-@dataclass(frozen=True, slots=True)
-class TlsConfig:
-    """TLS settings; certificates and keys are PEM bytes.
+class ConnectionArguments(TypedDict, total=False):
+    """Arguments of the operators' clients; as for `Client`, which explains them."""
 
-    Attributes:
-        root_certificates: trusted authorities; None for gRPC's own set of public authorities.
-        certificate_chain, private_key: the client certificate, for servers that require one. Both or neither.
-        server_name: the name on the server's certificate, if it differs from the host of the target.
-
-    Raises:
-        ArgumentValueError: only one of `certificate_chain` and `private_key` is given.
-    """
-
-    root_certificates: bytes | None = None
-    certificate_chain: bytes | None = None
-    private_key: bytes | None = field(default=None, repr=False)
-    server_name: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.certificate_chain is None) != (self.private_key is None):
-            raise ArgumentValueError("tls", "certificate_chain and private_key must be given together")
-
-    @classmethod
-    def from_files(
-        cls,
-        root_certificates: str | Path | None = None,
-        certificate_chain: str | Path | None = None,
-        private_key: str | Path | None = None,
-        server_name: str | None = None,
-    ) -> TlsConfig:
-        """Reads PEM files.
-
-        Raises:
-            ArgumentValueError: a file cannot be read, or only one of certificate and key is given.
-        """
-        return cls(
-            _pem("root_certificates", root_certificates),
-            _pem("certificate_chain", certificate_chain),
-            _pem("private_key", private_key),
-            server_name,
-        )
-
-    def credentials(self) -> grpc.ChannelCredentials:
-        return grpc.ssl_channel_credentials(self.root_certificates, self.private_key, self.certificate_chain)
+    tenant: str | None
+    timeout: Timeout
+    tls: bool | TlsConfig | None
+    api_key: str | None
+    token: Token | None
+    plaintext_credentials: bool
+    metadata: Mapping[str, str] | None
+    channel_options: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The checked constructor arguments of `Client` and `AsyncClient`; see there."""
+    """The checked constructor arguments of `Client` and `AsyncClient`; see there.
+
+    Attributes:
+        bulk_timeout: of calls that last as long as there is data: `timeout` if somebody set it, else None.
+    """
 
     target: str
     tenant: str | None
     timeout: float | None
+    bulk_timeout: float | None
     retry: RetryPolicy
     tls: TlsConfig | None
     token: Token | None = field(repr=False)
@@ -91,43 +67,54 @@ class Connection:
     @classmethod
     def of(
         cls,
-        target: str,
+        target: str | None = None,
         *,
-        tenant: str | None,
-        timeout: float | None,
-        retry: RetryPolicy,
-        tls: bool | TlsConfig,
-        api_key: str | None,
-        token: Token | None,
-        plaintext_credentials: bool,
-        metadata: Mapping[str, str] | None,
-        channel_options: Mapping[str, Any] | None,
+        tenant: str | None = None,
+        timeout: Timeout = UNSET,
+        retry: RetryPolicy = NO_RETRY,
+        tls: bool | TlsConfig | None = None,
+        api_key: str | None = None,
+        token: Token | None = None,
+        plaintext_credentials: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        channel_options: Mapping[str, Any] | None = None,
     ) -> Connection:
+        """Raises `ArgumentError`: an argument or a variable of the environment is invalid."""
+        if target is None:
+            target = environment.read(environment.TARGET) or DEFAULT_TARGET
         if not isinstance(target, str):
             raise ArgumentTypeError("target", f"must be a str, not {type(target).__name__}")
         if not target:
             raise ArgumentValueError("target", f"is empty; it must name a server, such as {DEFAULT_TARGET!r}")
+        if target.startswith(("http:", "https:")):
+            raise ArgumentValueError("target", f"{target!r} is a URL; write it as host:port, and use TLS for https")
+        if tls is None:
+            tls = TlsConfig.from_environment() or False
         headers = {key.lower(): value for key, value in (metadata or {}).items()}
-        given = {"api_key": api_key, "token": token, "metadata": headers.get(_AUTHORIZATION)}
-        named = [name for name, value in given.items() if value is not None]
-        if len(named) > 1:
-            raise ArgumentValueError(named[1], f"cannot be combined with {named[0]}: a request has one credential")
-        if named and not (tls or plaintext_credentials or is_local(target)):
+        source, credential = _credential(api_key, token, headers.get(_AUTHORIZATION))
+        if source and not (tls or plaintext_credentials or is_local(target)):
             problem = f"would be sent to {target} in clear text; use TLS, or allow it with plaintext_credentials"
-            raise ArgumentValueError(named[0], problem)
-        for name, value in (("api_key", api_key), ("token", token)):
-            if isinstance(value, str):
-                _authorization(name, value)
+            raise ArgumentValueError(source, problem)
+        if timeout is UNSET:
+            timeout = environment.seconds(environment.TIMEOUT) or UNSET
         return cls(
             target=target,
-            tenant=tenant,
-            timeout=seconds("timeout", timeout),
+            tenant=tenant if tenant is not None else environment.read(environment.TENANT),
+            timeout=DEFAULT_TIMEOUT if timeout is UNSET else seconds("timeout", timeout),
+            bulk_timeout=None if timeout is UNSET else seconds("timeout", timeout),
             retry=retry,
             tls=(TlsConfig() if tls else None) if isinstance(tls, bool) else tls,
-            token=token if api_key is None else api_key,
+            token=credential,
             metadata=tuple(headers.items()),
             channel_options=tuple((channel_options or {}).items()),
         )
+
+    @classmethod
+    def without_retries(cls, target: str | None, arguments: ConnectionArguments) -> Connection:
+        """For operators' clients: a change that is sent twice could be made twice. Raises `ArgumentError`."""
+        for name in arguments.keys() - ConnectionArguments.__annotations__.keys():
+            raise ArgumentTypeError(name, "there is no such argument")
+        return cls.of(target, retry=NO_RETRY, **arguments)
 
     def open_channel(self) -> grpc.Channel:
         """A new blocking channel. It connects with its first request."""
@@ -155,35 +142,48 @@ class Connection:
             config["healthCheckConfig"] = {"serviceName": _HEALTH_OF}
         return config
 
-    def generate_request(self, prompt: Prompt, options: GenerateOptions) -> pb.GenerateRequest:
+    def generate_request(self, prompt: Prompt, options: GenerateOptions, name: str = "prompt") -> pb.GenerateRequest:
         """The request, with the client's tenant if it names none, and with an id, which all its attempts share.
+
+        Args:
+            name: of the prompt, in errors.
 
         Raises:
             ArgumentError: prompt or options cannot be encoded.
         """
         if self.tenant is not None and options.get("tenant") is None:
             options["tenant"] = self.tenant
-        request = generate_request(prompt, options)
+        request = generate_request(prompt, options, name)
         if not request.request_id:
             request.request_id = uuid.uuid4().hex
         return request
 
-    def call_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+    def call_metadata(self, own: Mapping[str, str] | None = None) -> tuple[tuple[str, str | bytes], ...]:
         """The metadata of one request: a `token` that is a function is called for each, and where the program is traced
         by OpenTelemetry, the request is a part of the present trace.
+
+        Args:
+            own: headers of this request alone; they replace those of the client.
 
         Raises:
             ArgumentValueError: the function returned what no header can have.
         """
-        metadata = (*self.metadata, *_trace_context())
-        if self.token is None:
+        headers = {key.lower(): value for key, value in (own or {}).items()}
+        metadata = (*(dict(self.metadata) | headers).items(), *_trace_context())
+        if self.token is None or _AUTHORIZATION in headers:
             return metadata
         token = self.token() if callable(self.token) else self.token
         return (*metadata, (_AUTHORIZATION, _authorization("token", token)))
 
-    def timeout_for(self, timeout: float | None) -> float | None:
-        """A request's deadline in seconds: `timeout`, or the client's if it is None; infinity means no deadline."""
-        return self.timeout if timeout is None else seconds("timeout", timeout)
+    def read(self, call: CallOptions) -> tuple[float | None, tuple[tuple[str, str | bytes], ...]]:
+        """The deadline of a call in seconds, and its metadata. Raises `ArgumentError`."""
+        for name in call.keys() - CallOptions.__annotations__.keys():
+            raise ArgumentTypeError(name, "there is no such option")
+        return self.timeout_for(call.get("timeout", UNSET)), self.call_metadata(call.get("metadata"))
+
+    def timeout_for(self, timeout: Timeout) -> float | None:
+        """A request's deadline in seconds: `timeout`, or the client's if it is not set; None for no deadline."""
+        return self.timeout if timeout is UNSET else seconds("timeout", timeout)
 
     def error(self, error: grpc.RpcError, timeout: float | None, request_id: str = "") -> StatusError:
         return status_error(error, target=self.target, timeout=timeout, request_id=request_id)
@@ -223,6 +223,25 @@ def _trace_context() -> list[tuple[str, str]]:
     return [*headers.items()]
 
 
+def _credential(api_key: str | None, token: Token | None, header: str | None) -> tuple[str, Token | None]:
+    """Where the credential comes from, "" without one, and the token to send; None also if it is a header already.
+
+    Raises:
+        ArgumentValueError: there are two, or it cannot be a header.
+    """
+    given: dict[str, Token | None] = {"api_key": api_key, "token": token, "metadata": header}
+    if all(value is None for value in given.values()):
+        given = {name: environment.read(name) for name in (environment.API_KEY, environment.TOKEN)}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ArgumentValueError(named[1], f"cannot be combined with {named[0]}: a request has one credential")
+    if not named or named[0] == "metadata":
+        return "".join(named), None
+    if isinstance(value := given[named[0]], str):
+        _authorization(named[0], value)
+    return named[0], value
+
+
 def _authorization(name: str, token: str) -> str:
     """The header's value. Raises ArgumentValueError, without the token in its text."""
     if not (token and token.isascii() and token.isprintable() and " " not in token):
@@ -260,12 +279,3 @@ def package_version() -> str:
 
 def _user_agent() -> str:
     return f"draftwood-python/{package_version()}"
-
-
-def _pem(name: str, path: str | Path | None) -> bytes | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ArgumentValueError(f"tls.{name}", f"cannot read {str(path)!r}: {error.strerror}") from error

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
-
-import grpc
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from draftwood.v1 import memory_pb2 as pb
 from draftwood.v1.generation_pb2 import TokenIds
 from draftwood.v1.memory_pb2_grpc import MemoryServiceStub
-from draftwood_client.connection import DEFAULT_TARGET, Connection, TlsConfig, Token
-from draftwood_client.retry import NO_RETRY
+from draftwood_client.admin.calls import Calls
+from draftwood_client.connection import Connection, ConnectionArguments
+from draftwood_client.errors import StatusError
+from draftwood_client.protocol.convert import from_message
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
@@ -108,17 +108,45 @@ class OrphanedMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryStoreStatistics:
+    """Health of the store, and counters since this server started; fields as in the protocol, `last_lag` in seconds."""
+
+    store: str
+    healthy: bool
+    outbox_records: int
+    learned_records: int
+    pushed_records: int
+    received_records: int
+    dropped_records: int
+    stale_records: int
+    unreadable_values: int
+    failures: int
+    reconnects: int
+    reloads: int
+    folds: int
+    last_lag: float
+    resident_tenants: int
+    resident_tokens: int
+    index_bytes: int
+    resident_bytes: int
+    max_bytes: int
+    evicted_tenants: int
+    late_memories: int
+    read_only_memories: int
+    read_only_records: int
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryStatistics:
     """Statistics of memories and of the store.
 
     Attributes:
-        store: the fields of the protocol's MemoryStoreStatistics, by name; `last_lag` in seconds. Empty unless
-            the caller is an operator.
+        store: None unless the caller is an operator.
         fingerprint: of the served model and tokenizer.
     """
 
     tenants: tuple[TenantMemoryStatistics, ...]
-    store: Mapping[str, Any]
+    store: MemoryStoreStatistics | None
     fingerprint: str
 
 
@@ -131,33 +159,11 @@ class MemoryClient:
     Every method raises `StatusError` if the request fails; `tenant` defaults to that of the client.
     """
 
-    def __init__(
-        self,
-        target: str = DEFAULT_TARGET,
-        *,
-        tenant: str | None = None,
-        timeout: float | None = None,
-        tls: bool | TlsConfig = False,
-        api_key: str | None = None,
-        token: Token | None = None,
-        plaintext_credentials: bool = False,
-        metadata: Mapping[str, str] | None = None,
-        channel_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._connection = Connection.of(
-            target,
-            tenant=tenant,
-            timeout=timeout,
-            retry=NO_RETRY,
-            tls=tls,
-            api_key=api_key,
-            token=token,
-            plaintext_credentials=plaintext_credentials,
-            metadata=metadata,
-            channel_options=channel_options,
-        )
-        self._channel = self._connection.open_channel()
-        self._stub = MemoryServiceStub(self._channel)
+    def __init__(self, target: str | None = None, **arguments: Unpack[ConnectionArguments]) -> None:
+        connection = Connection.without_retries(target, arguments)
+        self._default_tenant = connection.tenant
+        self._bulk_timeout = connection.bulk_timeout
+        self._calls = Calls(connection)
 
     def __enter__(self) -> Self:
         return self
@@ -169,22 +175,19 @@ class MemoryClient:
 
     def close(self) -> None:
         """Cancels requests under way and closes the connection. May be called twice."""
-        self._channel.close()
+        self._calls.close()
 
     def statistics(self, tenant: str | None = None) -> MemoryStatistics:
         """Statistics of one tenant, by default the client's; if neither is set, of all that the caller may see."""
-        request = pb.GetMemoryStatisticsRequest(tenant=tenant or self._connection.tenant)
+        request = pb.GetMemoryStatisticsRequest(tenant=tenant or self._default_tenant)
         tenants: list[TenantMemoryStatistics] = []
         while True:
-            response = self._asked(lambda: self._stub.GetMemoryStatistics(request, **self._call()))
-            tenants += map(_tenant_memory, response.tenants)
+            response = self._calls.ask(self._stub.GetMemoryStatistics, request)
+            tenants += (from_message(TenantMemoryStatistics, one) for one in response.tenants)
             request.page_token = response.next_page_token
             if not request.page_token:
                 break
-        store: dict[str, Any] = {}
-        if response.HasField("store"):
-            store = {field.name: getattr(response.store, field.name) for field in response.store.DESCRIPTOR.fields}
-            store["last_lag"] = response.store.last_lag.ToTimedelta().total_seconds()
+        store = from_message(MemoryStoreStatistics, response.store) if response.HasField("store") else None
         return MemoryStatistics(tuple(tenants), store, response.fingerprint)
 
     def warm(
@@ -198,7 +201,7 @@ class MemoryClient:
         name = self._tenant(tenant)
         requests = _Messages(texts, len, lambda some: pb.WarmMemoryRequest(tenant=name, texts=some))
         tokens = 0
-        for response in self._answers(lambda: self._stub.WarmMemory(requests, **self._call()), requests):
+        for response in self._progress(self._stub.WarmMemory, requests):
             tokens = response.tokens
             if progress is not None:
                 progress(response.texts, response.tokens)
@@ -211,7 +214,7 @@ class MemoryClient:
             text: with the text of the tokens, which a server with another model can learn.
         """
         request = pb.ExportMemoryRequest(tenant=self._tenant(tenant), arm=arm, without_text=not text)
-        responses = self._answers(lambda: self._stub.ExportMemory(request, **self._call()))
+        responses = self._calls.stream(self._stub.ExportMemory, request, self._bulk_timeout)
         first = next(responses)
         records = (_record(one) for response in responses for one in response.records)
         return MemoryExport(first.fingerprint, first.model, records)
@@ -237,7 +240,7 @@ class MemoryClient:
             lambda some: pb.ImportMemoryRequest(tenant=name, fingerprint=fingerprint, records=map(_message, some)),
         )
         tokens = 0
-        for response in self._answers(lambda: self._stub.ImportMemory(requests, **self._call()), requests):
+        for response in self._progress(self._stub.ImportMemory, requests):
             tokens = response.tokens
             if progress is not None:
                 progress(response.records, response.tokens)
@@ -246,7 +249,7 @@ class MemoryClient:
     def purge(self, tenant: str) -> Purge:
         """Deletes a tenant's memory on all servers, of all models."""
         request = pb.PurgeMemoryRequest(tenant=tenant)
-        response = self._asked(lambda: self._stub.PurgeMemory(request, **self._call()))
+        response = self._calls.ask(self._stub.PurgeMemory, request)
         final_at = response.final_time.ToDatetime(UTC) if response.HasField("final_time") else None
         return Purge(response.memories, response.tokens, final_at)
 
@@ -255,8 +258,8 @@ class MemoryClient:
         request = pb.ListOrphanedMemoriesRequest()
         found: list[OrphanedMemory] = []
         while True:
-            response = self._asked(lambda: self._stub.ListOrphanedMemories(request, **self._call()))
-            found += map(_orphan, response.memories)
+            response = self._calls.ask(self._stub.ListOrphanedMemories, request)
+            found += (from_message(OrphanedMemory, one) for one in response.memories)
             request.page_token = response.next_page_token
             if not request.page_token:
                 return found
@@ -268,29 +271,23 @@ class MemoryClient:
             fingerprint: only those of this model.
         """
         request = pb.PurgeOrphanedMemoriesRequest(fingerprint=fingerprint)
-        return self._asked(lambda: self._stub.PurgeOrphanedMemories(request, **self._call())).tokens
+        return self._calls.ask(self._stub.PurgeOrphanedMemories, request).tokens
 
     def _tenant(self, tenant: str | None) -> str:
-        return tenant or self._connection.tenant or ""
+        return tenant or self._default_tenant or ""
 
-    def _call(self) -> dict[str, Any]:
-        return {"timeout": self._connection.timeout_for(None), "metadata": self._connection.call_metadata()}
+    @property
+    def _stub(self) -> MemoryServiceStub:
+        return MemoryServiceStub(self._calls.channel)
 
-    def _asked(self, ask: Callable[[], _Result]) -> _Result:
+    def _progress(self, method: Callable[..., Iterator[_Result]], requests: _Messages[Any, Any]) -> Iterator[_Result]:
+        """The responses; raises the error of the items' iterator, if that is why there are no more."""
         try:
-            return ask()
-        except grpc.RpcError as error:
-            raise self._connection.error(error, self._connection.timeout) from error
-
-    def _answers(
-        self, ask: Callable[[], Iterable[_Result]], requests: _Messages[Any, Any] | None = None
-    ) -> Iterator[_Result]:
-        try:
-            yield from ask()
-        except grpc.RpcError as error:
-            if requests is not None and requests.error is not None:
+            yield from self._calls.stream(method, requests, self._bulk_timeout)
+        except StatusError:
+            if requests.error is not None:
                 raise requests.error from None
-            raise self._connection.error(error, self._connection.timeout) from error
+            raise
 
 
 class _Messages(Iterator[_Message], Generic[_Item, _Message]):
@@ -338,31 +335,3 @@ def _message(record: MemoryRecord) -> pb.MemoryRecord:
 
 def _record(message: pb.MemoryRecord) -> MemoryRecord:
     return MemoryRecord(tuple(message.tokens.ids), message.text, _KINDS.get(message.kind, "output"))
-
-
-def _tenant_memory(message: pb.TenantMemoryStatistics) -> TenantMemoryStatistics:
-    has_snapshot = message.HasField("snapshot_age")
-    return TenantMemoryStatistics(
-        tenant=message.tenant,
-        arm=message.arm,
-        tokens=message.tokens,
-        stored_bytes=message.stored_bytes,
-        log_records=message.log_records,
-        snapshot_age=message.snapshot_age.ToTimedelta().total_seconds() if has_snapshot else None,
-        epoch=message.epoch,
-        resident=message.resident,
-        index_bytes=message.index_bytes,
-        read_only=message.read_only,
-    )
-
-
-def _orphan(message: pb.OrphanedMemory) -> OrphanedMemory:
-    return OrphanedMemory(
-        tag=message.tag,
-        fingerprint=message.fingerprint,
-        tenant=message.tenant if message.HasField("tenant") else None,
-        arm=message.arm,
-        tokens=message.tokens,
-        stored_bytes=message.stored_bytes,
-        unserved=message.unserved.ToTimedelta().total_seconds(),
-    )

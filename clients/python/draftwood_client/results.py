@@ -62,6 +62,8 @@ class Delta:
         details: one per token, with the option `token_details`.
         sample: index of the sample, from 0.
         draft_trees: of the steps, the last 64 at most, with the option `draft_trees`.
+        finished: of several samples, the end of this one; such a delta may be without tokens. None before, and where a
+            server sends deltas at a fixed cadence.
     """
 
     text: str
@@ -69,6 +71,7 @@ class Delta:
     details: tuple[TokenDetail, ...] = ()
     sample: int = 0
     draft_trees: tuple[DraftTree, ...] = ()
+    finished: SampleFinished | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from draftwood_client._status import not_ready_error
 from draftwood_client.errors import ArgumentValueError, StatusError, UnavailableError
+from draftwood_client.protocol.status import not_ready_error
 
 MAX_ATTEMPTS = 5
 """gRPC makes no more attempts, whatever a policy says."""

@@ -2,15 +2,10 @@
 
 import { randomUUID } from "node:crypto";
 import { create } from "@bufbuild/protobuf";
-import {
-  Client as Channel,
-  type ClientReadableStream,
-  type ClientUnaryCall,
-  type Metadata,
-  type ServiceError,
-} from "@grpc/grpc-js";
-import { type ClientOptions, Connection, DEFAULT_TARGET } from "./connection.js";
-import { ClientClosedError, DeadlineError, type StatusError, UnavailableError } from "./errors.js";
+import { type CallOptions, Calls } from "./calls.js";
+import type { ClientOptions } from "./connection.js";
+import { read } from "./environment.js";
+import { DeadlineError, type StatusError, UnavailableError } from "./errors.js";
 import {
   DetokenizeRequestSchema,
   GenerationService,
@@ -18,26 +13,20 @@ import {
 } from "./gen/draftwood/v1/generation_pb.js";
 import {
   type ChatMessage,
+  conversation,
   type GenerateOptions,
   generateRequest,
   type Prompt,
+  plainPrompt,
   timeLimit,
   tokenIds,
   tokenizeRequest,
 } from "./request.js";
 import { modelInfo, tokenization } from "./response.js";
 import type { Completion, ModelInfo, Tokenization } from "./results.js";
-import { type Rpc, rpc } from "./rpc.js";
-import { cancelledError, notReadyError, statusError } from "./status.js";
+import { rpc } from "./rpc.js";
+import { notReadyError, statusError } from "./status.js";
 import { GenerationStream } from "./stream.js";
-
-/** Options of any request. */
-export interface CallOptions {
-  /** Milliseconds for the whole answer, retries included; the client's by default, Infinity for no deadline. */
-  readonly timeoutMs?: number | undefined;
-  /** Cancels the request when it is aborted. */
-  readonly signal?: AbortSignal | undefined;
-}
 
 const GENERATE = rpc(GenerationService.method.generate);
 const TOKENIZE = rpc(GenerationService.method.tokenize);
@@ -51,33 +40,27 @@ const POLL_MS = 200;
  * A connection to a Draftwood server. One client serves any number of requests at once; it connects with the first.
  *
  *     const client = new Client("127.0.0.1:50051", { tenant: "acme" });
- *     const completion = await client.generate([{ role: "user", content: "where is my order?" }]);
+ *     const answer = await client.chat("where is my order?");
+ *     const story = await client.complete("Once upon a time");
  */
 export class Client {
-  readonly #connection: Connection;
-  readonly #channel: Channel;
-  /** Requests under way. */
-  readonly #calls = new Set<ClientUnaryCall | ClientReadableStream<unknown>>();
-  #closed = false;
+  readonly #calls: Calls;
+  readonly #tenant: string | undefined;
 
   /**
    * @param target "host:port", or any gRPC name; "dns:///host:port" distributes requests over all of its addresses with
-   *   a server that is ready.
+   *   a server that is ready. By default DRAFTWOOD_TARGET of the environment, or 127.0.0.1:50051.
    * @throws ArgumentError an argument is invalid.
    */
-  constructor(target: string = DEFAULT_TARGET, options: ClientOptions = {}) {
-    this.#connection = new Connection(target, options);
-    const { channelCredentials, channelOptions } = this.#connection;
-    this.#channel = new Channel(target, channelCredentials, channelOptions);
+  constructor(target?: string, options: ClientOptions = {}) {
+    const { tenant = read("DRAFTWOOD_TENANT"), retry = {}, ...others } = options;
+    this.#tenant = tenant;
+    this.#calls = new Calls(target, others, retry);
   }
 
   /** Cancels requests under way and closes the connection. May be called twice. */
   close(): void {
-    this.#closed = true;
-    for (const call of this.#calls) {
-      call.cancel();
-    }
-    this.#channel.close();
+    this.#calls.close();
   }
 
   [Symbol.dispose](): void {
@@ -85,47 +68,54 @@ export class Client {
   }
 
   /**
-   * The whole answer.
+   * The whole answer to a conversation; a string is one message of the user.
    *
    * @throws ArgumentError an argument is invalid; nothing was sent.
    * @throws StatusError the request failed; see `errors` for the types.
    */
-  async generate(prompt: Prompt, options: GenerateOptions & CallOptions = {}): Promise<Completion> {
-    return this.stream(prompt, options).completion();
+  async chat(
+    messages: string | readonly ChatMessage[],
+    options: GenerateOptions & CallOptions = {},
+  ): Promise<Completion> {
+    return this.streamChat(messages, options).completion();
+  }
+
+  /** The continuation of text or token ids as they are, without the model's chat template. Throws as `chat`. */
+  async complete(prompt: string | readonly number[], options: GenerateOptions & CallOptions = {}): Promise<Completion> {
+    return this.streamComplete(prompt, options).completion();
   }
 
   /**
-   * The answer as it is generated: deltas to iterate over.
+   * The answer of `chat` as it is generated: deltas to iterate over.
    *
-   *     for await (const delta of client.stream("Once upon a time", { maxTokens: 200 })) {
+   *     for await (const delta of client.streamChat("where is my order?", { maxTokens: 200 })) {
    *       process.stdout.write(delta.text);
    *     }
    *
    * @throws ArgumentError an argument is invalid; nothing was sent. Errors of the request come while iterating.
    */
-  stream(prompt: Prompt, options: GenerateOptions & CallOptions = {}): GenerationStream {
-    const { timeoutMs, signal, ...own } = options;
-    const limit = this.#limit(timeoutMs);
-    const requestId = own.requestId || randomUUID().replaceAll("-", "");
-    const request = generateRequest(prompt, { ...own, tenant: own.tenant ?? this.#connection.tenant, requestId });
-    return new GenerationStream({
-      requestId,
-      signal,
-      open: async () => {
-        const deadline = deadlineAfter(limit);
-        const metadata = await this.#metadata();
-        const { path, serialize, deserialize } = GENERATE;
-        return this.#tracked(
-          this.#channel.makeServerStreamRequest(path, serialize, deserialize, request, metadata, { deadline }),
-        );
-      },
-      error: (error) => statusError(error, this.#connection.target, limit, requestId),
-    });
+  streamChat(messages: string | readonly ChatMessage[], options: GenerateOptions & CallOptions = {}): GenerationStream {
+    return this.#stream(conversation(messages), options, "messages");
   }
 
-  /** The token ids of a prompt, as `generate` reads it. Throws `ArgumentError`, `StatusError`. */
+  /** The continuation of `complete` as it is generated; otherwise as `streamChat`. */
+  streamComplete(prompt: string | readonly number[], options: GenerateOptions & CallOptions = {}): GenerationStream {
+    return this.#stream(plainPrompt(prompt), options);
+  }
+
+  /** The RPC Generate: `complete` for text and token ids, `chat` for messages. For prompts of any form. */
+  async generate(prompt: Prompt, options: GenerateOptions & CallOptions = {}): Promise<Completion> {
+    return this.stream(prompt, options).completion();
+  }
+
+  /** The answer of `generate` as it is generated. */
+  stream(prompt: Prompt, options: GenerateOptions & CallOptions = {}): GenerationStream {
+    return this.#stream(prompt, options);
+  }
+
+  /** The token ids of a text, or of a conversation as `chat` sends it. Throws `ArgumentError`, `StatusError`. */
   async tokenize(input: string | readonly ChatMessage[], options: CallOptions = {}): Promise<Tokenization> {
-    return tokenization(await this.#unary(TOKENIZE, tokenizeRequest(input), options));
+    return tokenization(await this.#calls.unary(TOKENIZE, tokenizeRequest(input), options));
   }
 
   /** The text of token ids. Throws `ArgumentError`, `StatusError`. */
@@ -135,12 +125,12 @@ export class Client {
   ): Promise<string> {
     const { includeSpecialTokens = false } = options;
     const request = create(DetokenizeRequestSchema, { tokenIds: tokenIds("ids", ids), includeSpecialTokens });
-    return (await this.#unary(DETOKENIZE, request, options)).text;
+    return (await this.#calls.unary(DETOKENIZE, request, options)).text;
   }
 
   /** The served model and its limits. Throws `StatusError`. */
   async modelInfo(options: CallOptions = {}): Promise<ModelInfo> {
-    return modelInfo(await this.#unary(MODEL_INFO, create(GetModelInfoRequestSchema), options));
+    return modelInfo(await this.#calls.unary(MODEL_INFO, create(GetModelInfoRequestSchema), options));
   }
 
   /**
@@ -162,63 +152,23 @@ export class Client {
         }
         refusal = error instanceof UnavailableError ? error : (refusal ?? error);
         if (error instanceof DeadlineError || end - performance.now() <= POLL_MS) {
-          throw notReadyError(this.#connection.target, limit, refusal);
+          throw notReadyError(this.#calls.connection.target, limit, refusal);
         }
       }
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));
     }
   }
 
-  async #unary<Request, Response>(
-    { path, serialize, deserialize }: Rpc<Request, Response>,
-    request: Request,
-    { timeoutMs, signal }: CallOptions,
-  ): Promise<Response> {
-    const limit = this.#limit(timeoutMs);
-    const deadline = deadlineAfter(limit);
-    const metadata = await this.#metadata();
-    return new Promise((resolve, reject) => {
-      if (signal?.aborted) {
-        reject(cancelledError("", signal.reason));
-        return;
-      }
-      const abort = () => call.cancel();
-      const ended = (error: ServiceError | null, response?: Response) => {
-        signal?.removeEventListener("abort", abort);
-        if (response !== undefined && !error) {
-          resolve(response);
-        } else {
-          const failure = error && statusError(error, this.#connection.target, limit, "");
-          reject(signal?.aborted ? cancelledError("", signal.reason) : failure);
-        }
-      };
-      const call = this.#tracked(
-        this.#channel.makeUnaryRequest(path, serialize, deserialize, request, metadata, { deadline }, ended),
-      );
-      signal?.addEventListener("abort", abort, { once: true });
+  #stream(prompt: Prompt, options: GenerateOptions & CallOptions, name = "prompt"): GenerationStream {
+    const { timeoutMs, signal, metadata, ...own } = options;
+    const limit = this.#calls.limit(timeoutMs);
+    const requestId = own.requestId || randomUUID().replaceAll("-", "");
+    const request = generateRequest(prompt, { ...own, tenant: own.tenant ?? this.#tenant, requestId }, name);
+    return new GenerationStream({
+      requestId,
+      signal,
+      open: () => this.#calls.open(GENERATE, request, limit, metadata),
+      error: (error) => statusError(error, this.#calls.connection.target, limit, requestId),
     });
   }
-
-  #tracked<Call extends ClientUnaryCall | ClientReadableStream<unknown>>(call: Call): Call {
-    this.#calls.add(call);
-    call.on("status", () => this.#calls.delete(call));
-    return call;
-  }
-
-  #limit(timeoutMs: number | undefined): number | undefined {
-    return timeoutMs === undefined ? this.#connection.timeoutMs : timeLimit("timeoutMs", timeoutMs);
-  }
-
-  /** @throws ClientClosedError the client was closed. */
-  async #metadata(): Promise<Metadata> {
-    const metadata = await this.#connection.metadata();
-    if (this.#closed) {
-      throw new ClientClosedError(`the client of ${this.#connection.target} is closed`);
-    }
-    return metadata;
-  }
-}
-
-function deadlineAfter(limit: number | undefined): number {
-  return limit === undefined ? Number.POSITIVE_INFINITY : Date.now() + limit;
 }

@@ -1,21 +1,21 @@
 /** How a client reaches a server: target, TLS, credentials, deadline, channel options. */
 
-import { createRequire } from "node:module";
 import { BlockList, isIPv6 } from "node:net";
 import { type ChannelCredentials, type ChannelOptions, credentials, Metadata } from "@grpc/grpc-js";
+import * as environment from "./environment.js";
 import { ArgumentError } from "./errors.js";
 import { GenerationService } from "./gen/draftwood/v1/generation_pb.js";
 import { HEALTHY_ROUND_ROBIN } from "./health.js";
 import { kind, timeLimit } from "./request.js";
 import { methodConfig, type RetryPolicy } from "./retry.js";
+import { VERSION } from "./version.js";
 
 export const DEFAULT_TARGET = "127.0.0.1:50051";
-
-/** The client's version. */
-export const VERSION: string = createRequire(import.meta.url)("../package.json").version;
-
+/** Of a request that nobody set another deadline for; a server's own default is as long. */
+const DEFAULT_TIMEOUT_MS = 600_000;
 const MAX_MESSAGE_BYTES = 16 * 2 ** 20;
 const AUTHORIZATION = "authorization";
+const CREDENTIAL_VARIABLES = ["DRAFTWOOD_API_KEY", "DRAFTWOOD_TOKEN"];
 
 /** TLS settings; certificates and keys are PEM. */
 export interface TlsConfig {
@@ -28,15 +28,15 @@ export interface TlsConfig {
   readonly serverName?: string;
 }
 
-/** Options of a client. */
-export interface ClientOptions {
-  /** The default of requests; without one, that of the credential, or "default". */
-  readonly tenant?: string;
-  /** The default deadline of requests in milliseconds, retries included; none by default. */
+/**
+ * Options of a connection. What no option names is taken from the environment: DRAFTWOOD_TIMEOUT (seconds),
+ * DRAFTWOOD_API_KEY or DRAFTWOOD_TOKEN, DRAFTWOOD_TLS (1 for public authorities), DRAFTWOOD_TLS_CA,
+ * DRAFTWOOD_TLS_SERVER_NAME, DRAFTWOOD_CLIENT_CERT and DRAFTWOOD_CLIENT_KEY, which are PEM files.
+ */
+export interface ConnectionOptions {
+  /** The default deadline of requests in milliseconds, retries included; 600,000 by default, Infinity for none. */
   readonly timeoutMs?: number;
-  /** When a request is sent again; `NO_RETRY` switches retries off. */
-  readonly retry?: RetryPolicy;
-  /** True for public authorities, or a `TlsConfig`. */
+  /** True for public authorities, or a `TlsConfig`; false for none whatever the environment says. */
   readonly tls?: boolean | TlsConfig;
   /** A key of the server, sent as "authorization: Bearer ...". */
   readonly apiKey?: string;
@@ -50,36 +50,53 @@ export interface ClientOptions {
   readonly channelOptions?: ChannelOptions;
 }
 
-/** The checked arguments of `Client`. */
+/** Options of a `Client`. */
+export interface ClientOptions extends ConnectionOptions {
+  /** The default of requests; DRAFTWOOD_TENANT, or without one that of the credential, or "default". */
+  readonly tenant?: string;
+  /** When a request is sent again; `NO_RETRY` switches retries off. */
+  readonly retry?: RetryPolicy;
+}
+
+/** The checked arguments of a client. */
 export class Connection {
   readonly target: string;
-  readonly tenant: string | undefined;
   readonly timeoutMs: number | undefined;
   readonly channelCredentials: ChannelCredentials;
   readonly channelOptions: ChannelOptions;
-  readonly #token: ClientOptions["token"];
+  readonly #token: ConnectionOptions["token"];
   readonly #headers: readonly [string, string][];
 
   /** @throws ArgumentError an argument is invalid. */
-  constructor(target: string, options: ClientOptions) {
+  constructor(
+    target: string = environment.read("DRAFTWOOD_TARGET") ?? DEFAULT_TARGET,
+    options: ConnectionOptions = {},
+    retry: RetryPolicy = {},
+  ) {
     if (typeof target !== "string") {
       throw new ArgumentError("target", `must be a string, not ${kind(target)}`);
     }
     if (target === "") {
       throw new ArgumentError("target", `is empty; it must name a server, such as "${DEFAULT_TARGET}"`);
     }
-    const { apiKey, token, tls = false } = options;
+    if (/^https?:/.test(target)) {
+      throw new ArgumentError("target", `"${target}" is a URL; write it as host:port, and use TLS for https`);
+    }
+    const { tls = environment.tls(), plaintextCredentials = false } = options;
     this.target = target;
-    this.tenant = options.tenant;
-    this.timeoutMs = timeLimit("timeoutMs", options.timeoutMs);
-    this.#headers = Object.entries(options.metadata ?? {}).map(([name, value]) => [name.toLowerCase(), value]);
-    this.#token = apiKey ?? token;
-    checkCredentials(target, options, new Map(this.#headers).get(AUTHORIZATION));
+    this.timeoutMs = timeLimit("timeoutMs", options.timeoutMs ?? environment.timeoutMs() ?? DEFAULT_TIMEOUT_MS);
+    this.#headers = headersOf(options.metadata);
+    const credential = credentialOf(options, new Map(this.#headers).get(AUTHORIZATION));
+    if (credential && !tls && !plaintextCredentials && !isLocal(target)) {
+      const problem = `would be sent to ${target} in clear text; use TLS, or allow it with plaintextCredentials`;
+      throw new ArgumentError(credential.source, problem);
+    }
+    this.#token = credential?.token;
     const config: TlsConfig | undefined = tls === true ? {} : tls || undefined;
     this.channelCredentials = config ? secure(config) : credentials.createInsecure();
     this.channelOptions = {
       ...CHANNEL_OPTIONS,
-      "grpc.service_config": JSON.stringify(serviceConfig(target, options.retry ?? {})),
+      "grpc.service_config": JSON.stringify(serviceConfig(target, retry)),
       ...(config?.serverName ? { "grpc.ssl_target_name_override": config.serverName } : {}),
       ...options.channelOptions,
     };
@@ -88,14 +105,16 @@ export class Connection {
   /**
    * The metadata of one request; a `token` that is a function is called for each.
    *
+   * @param own headers of this request alone; they replace those of the client.
    * @throws ArgumentError the function returned what no header can have.
    */
-  async metadata(): Promise<Metadata> {
+  async metadata(own?: Readonly<Record<string, string>>): Promise<Metadata> {
     const metadata = new Metadata();
-    for (const [name, value] of this.#headers) {
+    const headers = new Map([...this.#headers, ...headersOf(own)]);
+    for (const [name, value] of headers) {
       metadata.set(name, value);
     }
-    if (this.#token !== undefined) {
+    if (this.#token !== undefined && !headersOf(own).some(([name]) => name === AUTHORIZATION)) {
       const token = typeof this.#token === "function" ? await this.#token() : this.#token;
       metadata.set(AUTHORIZATION, bearer("token", token));
     }
@@ -128,22 +147,33 @@ function serviceConfig(target: string, retry: RetryPolicy): object {
   return { loadBalancingConfig: [balancing], methodConfig: methodConfig(retry) };
 }
 
-function checkCredentials(target: string, options: ClientOptions, header: string | undefined): void {
-  const { apiKey, token, tls, plaintextCredentials } = options;
-  const given = Object.entries({ apiKey, token, metadata: header }).filter(([, value]) => value !== undefined);
-  const names = given.map(([name]) => name);
-  if (names[1]) {
-    throw new ArgumentError(names[1], `cannot be combined with ${names[0]}: a request has one credential`);
+function headersOf(metadata: Readonly<Record<string, string>> = {}): [string, string][] {
+  return Object.entries(metadata).map(([name, value]) => [name.toLowerCase(), value]);
+}
+
+/** The one credential that the options or else the environment have, and where it comes from; a header has no token. */
+function credentialOf(
+  { apiKey, token }: ConnectionOptions,
+  header: string | undefined,
+): { source: string; token?: NonNullable<ConnectionOptions["token"]> } | undefined {
+  const set = (values: Record<string, ConnectionOptions["token"]>) =>
+    Object.entries(values).filter(([, value]) => value !== undefined);
+  let given = set({ apiKey, token, metadata: header });
+  if (given.length === 0) {
+    given = set(Object.fromEntries(CREDENTIAL_VARIABLES.map((name) => [name, environment.read(name)])));
   }
-  if (names[0] && !tls && !plaintextCredentials && !isLocal(target)) {
-    const problem = `would be sent to ${target} in clear text; use TLS, or allow it with plaintextCredentials`;
-    throw new ArgumentError(names[0], problem);
+  const [one, other] = given;
+  if (one && other) {
+    throw new ArgumentError(other[0], `cannot be combined with ${one[0]}: a request has one credential`);
   }
-  for (const [name, value] of Object.entries({ apiKey, token })) {
-    if (value !== undefined && typeof value !== "function") {
-      bearer(name, value);
-    }
+  if (!one || one[0] === "metadata") {
+    return one && { source: one[0] };
   }
+  const [source, value = ""] = one;
+  if (typeof value !== "function") {
+    bearer(source, value);
+  }
+  return { source, token: value };
 }
 
 /** The header's value. */

@@ -1,7 +1,9 @@
 /** Client for Draftwood: typed, streaming, on @grpc/grpc-js. */
 
-export { type CallOptions, Client } from "./client.js";
-export type { ClientOptions, TlsConfig } from "./connection.js";
+export { AdminClient, type ServiceClient } from "./admin.js";
+export type { CallOptions } from "./calls.js";
+export { Client } from "./client.js";
+export type { ClientOptions, ConnectionOptions, TlsConfig } from "./connection.js";
 export {
   AbortedError,
   ArgumentError,
@@ -24,6 +26,26 @@ export {
   UnavailableError,
   UnimplementedError,
 } from "./errors.js";
+export type {
+  AuditCounts,
+  AuditDifference,
+  GetAuditReportResponse,
+} from "./gen/draftwood/admin/v1/audit_pb.js";
+export {
+  type ArmComparison,
+  ArmMemory,
+  type ArmRow,
+  type Conclusion,
+  ConclusionKind,
+  type Experiment,
+  type ExperimentArm,
+  type ExperimentReport,
+  ExperimentState,
+  ExperimentUnit,
+  Verdict,
+} from "./gen/draftwood/admin/v1/experiments_pb.js";
+export { type LoadStatus, type ServerStatus, ServingState } from "./gen/draftwood/admin/v1/status_pb.js";
+export { LearningScope, ResourceOrigin, type Tenant } from "./gen/draftwood/admin/v1/tenants_pb.js";
 export type { ChatMessage, GenerateOptions, Prompt, Tool, ToolCall } from "./request.js";
 export type * from "./results.js";
 export { NO_RETRY, type RetryPolicy } from "./retry.js";

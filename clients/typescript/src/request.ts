@@ -49,7 +49,7 @@ export interface ChatMessage {
 /** Text or token ids, which are continued as they are, or a conversation, which is answered. */
 export type Prompt = string | readonly number[] | readonly ChatMessage[];
 
-/** Options of `generate` and `stream`. An option that is missing or undefined has the server's default. */
+/** Options of `chat`, `complete` and their streams. An option that is missing or undefined has the server's default. */
 export interface GenerateOptions {
   /** The served model, if it is named at all. */
   readonly model?: string | undefined;
@@ -107,9 +107,36 @@ export interface GenerateOptions {
   readonly draftTrees?: boolean | undefined;
 }
 
-/** @throws ArgumentError prompt or options cannot be encoded. */
-export function generateRequest(prompt: Prompt, options: GenerateOptions): GenerateRequest {
-  const request: MessageInitShape<typeof GenerateRequestSchema> = { prompt: encodedPrompt(prompt) };
+/** Text or token ids. @throws ArgumentError for anything else; `chat` answers messages. */
+export function plainPrompt(prompt: unknown): string | number[] {
+  if (typeof prompt === "string") {
+    return prompt;
+  }
+  const all = items("prompt", prompt, "text or token ids");
+  if (typeof all[0] === "object") {
+    throw new ArgumentError("prompt", "must be text or token ids; `chat` answers messages");
+  }
+  return all as number[];
+}
+
+/** Messages; a text is one of the user. @throws ArgumentError for token ids, which are no messages. */
+export function conversation(messages: unknown): ChatMessage[] {
+  if (typeof messages === "string") {
+    return [{ role: "user", content: messages }];
+  }
+  const all = items("messages", messages, "chat messages, or the text of one");
+  if (all.length > 0 && typeof all[0] !== "object") {
+    throw new ArgumentError("messages[0]", `must be a chat message, not ${kind(all[0])}`);
+  }
+  return all as ChatMessage[];
+}
+
+/**
+ * @param name of the prompt, in errors.
+ * @throws ArgumentError prompt or options cannot be encoded.
+ */
+export function generateRequest(prompt: Prompt, options: GenerateOptions, name = "prompt"): GenerateRequest {
+  const request: MessageInitShape<typeof GenerateRequestSchema> = { prompt: encodedPrompt(name, prompt) };
   const parts: Record<string, Record<string, unknown>> = { request: {} };
   for (const [name, value] of Object.entries(options)) {
     const [part, field, check] = lookup(name);
@@ -167,17 +194,17 @@ export function kind(value: unknown): string {
 
 type EncodedPrompt = NonNullable<MessageInitShape<typeof GenerateRequestSchema>["prompt"]>;
 
-function encodedPrompt(prompt: unknown): EncodedPrompt {
+function encodedPrompt(name: string, prompt: unknown): EncodedPrompt {
   if (typeof prompt === "string") {
-    return { case: "text", value: text("prompt", prompt) };
+    return { case: "text", value: text(name, prompt) };
   }
-  const all = items("prompt", prompt, "text, token ids or chat messages");
+  const all = items(name, prompt, "text, token ids or chat messages");
   if (all.length === 0) {
-    throw new ArgumentError("prompt", "must hold at least one token id or chat message");
+    throw new ArgumentError(name, "must hold at least one token id or chat message");
   }
   return typeof all[0] === "object"
-    ? { case: "chat", value: chat("prompt", all) }
-    : { case: "tokenIds", value: { ids: tokenIds("prompt", all) } };
+    ? { case: "chat", value: chat(name, all) }
+    : { case: "tokenIds", value: { ids: tokenIds(name, all) } };
 }
 
 function chat(name: string, value: unknown): Chat {

@@ -26,7 +26,7 @@ export class Answer {
 
   /**
    * Adds an event; returns its delta if it is one. Ignores events of unknown kinds, and deltas without tokens, which keep
-   * up a cadence.
+   * up a cadence. The end of a sample counts.
    */
   take({ event }: pb.GenerateResponse): Delta | undefined {
     switch (event.case) {
@@ -37,7 +37,7 @@ export class Answer {
         this.finished = finished(event.value);
         return undefined;
       case "delta": {
-        if (event.value.tokenIds.length === 0 && event.value.text === "") {
+        if (event.value.tokenIds.length === 0 && event.value.text === "" && !event.value.finished) {
           return undefined;
         }
         const one = delta(event.value);
@@ -107,11 +107,12 @@ function started(message: pb.Started): Started {
 }
 
 function delta(message: pb.Delta): Delta {
-  const { text, tokenIds, details, sample, draftTrees } = message;
+  const { text, tokenIds, details, sample, draftTrees, finished } = message;
   return {
     ...{ text, tokenIds, sample },
     details: details.map(detail),
     draftTrees: draftTrees.map(({ tokenIds, tokens, parents, accepted }) => ({ tokenIds, tokens, parents, accepted })),
+    finished: finished && { ...end(finished), seed: finished.seed },
   };
 }
 

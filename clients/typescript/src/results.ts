@@ -46,6 +46,8 @@ export interface Delta {
   readonly sample: number;
   /** Of the steps, the last 64 at most, with the option `draftTrees`. */
   readonly draftTrees: readonly DraftTree[];
+  /** Of several samples, the end of this one; such a delta may be without tokens. */
+  readonly finished: SampleFinished | undefined;
 }
 
 /** The server admitted the request. */

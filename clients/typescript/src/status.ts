@@ -63,7 +63,7 @@ function messageOfGrpc(code: StatusCode, text: string, target: string, timeoutMs
   if (code === "UNAVAILABLE" && text.endsWith(" is unhealthy")) {
     return `no server of ${target} is ready`;
   }
-  const refused = /Last error: (?:Error: )?(.*?)(?:\. Resolution note: .*)?$/.exec(text);
+  const refused = /.*Last error: (?:Error: )?(.*?)(?:\. Resolution note: .*)?$/.exec(text);
   if (code === "UNAVAILABLE" && refused) {
     return `cannot connect to ${target} (${refused[1]})`;
   }

@@ -53,6 +53,25 @@ for (const [prompt, message] of PROMPTS) {
   });
 }
 
+test("chat takes messages, complete takes text", () => {
+  const refused = { name: "ArgumentError" };
+  assert.throws(() => client.streamChat([1] as never), {
+    ...refused,
+    message: /^messages\[0\]: must be a chat message/,
+  });
+  assert.throws(() => client.streamChat([]), { ...refused, message: /^messages: must hold at least one/ });
+  assert.throws(() => client.streamChat([{ role: "user" }] as never), {
+    ...refused,
+    message: /^messages\[0\]\.content/,
+  });
+  const messages = [{ role: "user", content: "x" }];
+  assert.throws(() => client.streamComplete(messages as never), { ...refused, message: /`chat` answers messages$/ });
+});
+
+test("an address is no URL", () => {
+  assert.throws(() => new Client("http://127.0.0.1:50051"), { name: "ArgumentError", message: /^target: .* is a URL/ });
+});
+
 const CLIENTS: [options: ClientOptions, argument: string][] = [
   [{ retry: { maxAttempts: 6 } }, "retry.maxAttempts"],
   [{ retry: { initialBackoffMs: 1 } }, "retry.initialBackoffMs"],

@@ -13,6 +13,12 @@ import {
 import { type Any, AnySchema, anyPack, durationFromMs } from "@bufbuild/protobuf/wkt";
 import * as grpc from "@grpc/grpc-js";
 import { HealthImplementation } from "grpc-health-check";
+import {
+  type GetTenantRequest,
+  TenantSchema,
+  TenantService,
+  type UpdateTenantRequest,
+} from "../src/gen/draftwood/admin/v1/tenants_pb.js";
 import * as pb from "../src/gen/draftwood/v1/generation_pb.js";
 import * as rpc from "../src/gen/google/rpc/error_details_pb.js";
 import { StatusSchema } from "../src/gen/google/rpc/status_pb.js";
@@ -130,6 +136,10 @@ export class FakeServer {
   readonly requests: pb.GenerateRequest[] = [];
   /** The headers of each attempt at any method. */
   readonly headers: grpc.MetadataValue[][] = [];
+  /** The metadata of the latest attempt at any method. */
+  metadata = new grpc.Metadata();
+  /** Until its deadline. */
+  secondsLeft = Number.NaN;
   /** Emits "request", and "cancelled" when a client cancels a `Generate`. */
   readonly events = new EventEmitter();
   /** So many unary calls are refused first. */
@@ -151,6 +161,10 @@ export class FakeServer {
         create(pb.DetokenizeResponseSchema, { text: Buffer.from(request.tokenIds).toString() }),
       ),
       getModelInfo: unary(fake, () => create(pb.GetModelInfoResponseSchema, MODEL)),
+    });
+    fake.#server.addService(definition(TenantService), {
+      getTenant: unary(fake, ({ name }: GetTenantRequest) => create(TenantSchema, { name, etag: "1", weight: 1 })),
+      updateTenant: unary(fake, ({ tenant }: UpdateTenantRequest) => tenant ?? create(TenantSchema)),
     });
     fake.port = await new Promise((resolve, reject) => {
       fake.#server.bindAsync("127.0.0.1:0", credentials, (error, port) => (error ? reject(error) : resolve(port)));
@@ -176,12 +190,15 @@ export class FakeServer {
     this.#server.forceShutdown();
   }
 
-  note(metadata: grpc.Metadata): void {
+  note(call: Generating | grpc.ServerUnaryCall<unknown, unknown>): void {
+    const { metadata } = call;
+    this.metadata = metadata;
+    this.secondsLeft = (Number(call.getDeadline()) - Date.now()) / 1000;
     this.headers.push(metadata.get("authorization"));
   }
 
   #generate(call: Generating): void {
-    this.note(call.metadata);
+    this.note(call);
     this.requests.push(call.request);
     call.on("cancelled", () => this.events.emit("cancelled"));
     this.events.emit("request");
@@ -191,7 +208,7 @@ export class FakeServer {
 
 function unary<Request, Response>(fake: FakeServer, answer: (request: Request) => Response) {
   return (call: grpc.ServerUnaryCall<Request, Response>, respond: grpc.sendUnaryData<Response>) => {
-    fake.note(call.metadata);
+    fake.note(call);
     if (fake.unavailableCalls > 0) {
       fake.unavailableCalls -= 1;
       respond({ code: grpc.status.UNAVAILABLE, details: "the model is loading" });

@@ -7,10 +7,12 @@ import { join } from "node:path";
 import { before, test } from "node:test";
 import { promisify } from "node:util";
 import { status } from "@grpc/grpc-js";
+import { VERSION } from "../src/version.js";
 import { answers, type Behaviour, FakeServer, fails, full, reason, silent, violation } from "./fake-server.js";
 
 const run = promisify(execFile);
 const PACKAGE = join(import.meta.dirname, "..", "..");
+const TSC = join(PACKAGE, "node_modules", ".bin", "tsc");
 const CONSUMER = join(PACKAGE, "build", "consumer");
 const READMES = [join(PACKAGE, "README.md"), join(PACKAGE, "..", "..", "README.md")];
 const EXAMPLES = READMES.flatMap((path) => [...readFileSync(path, "utf8").matchAll(/```ts\n(.*?)```/gs)]).map(
@@ -37,6 +39,7 @@ const SHOWN: [behaviour: Behaviour, output: RegExp][][] = [
   [[ANSWER, /^It is here\.\n$/]],
   [[ANSWER, /^fake [0-9a-f]{32}\n$/]],
   [[CALL, /^Let me see\.\ntrack \{"order": 7\}\n$/]],
+  [[ANSWER, /^tenants\/acme 2\n$/]],
   [[ANSWER, /^It is here\.$/]],
 ];
 
@@ -56,14 +59,13 @@ before(async () => {
   }
   const compilerOptions = { strict: true, module: "nodenext", target: "es2022", types: ["node"] };
   writeFileSync(join(CONSUMER, "tsconfig.json"), JSON.stringify({ compilerOptions, include: ["."] }));
-  const tsc = join(PACKAGE, "node_modules", ".bin", "tsc");
-  const compiled = await run(tsc, ["--project", CONSUMER]).catch((error) => error);
+  const compiled = await run(TSC, ["--project", CONSUMER]).catch((error) => error);
   assert.equal(compiled.stdout, "");
 });
 
 test("the package has code, types, README and licence, and nothing else", () => {
   const others = packed.filter((path) => !/^dist\/.*\.(js|d\.ts)$/.test(path));
-  assert.deepEqual(others.sort(), ["LICENSE", "README.md", "package.json"]);
+  assert.deepEqual(others.sort(), ["LICENSE", "README.md", "dist/cjs/package.json", "package.json"]);
   for (const path of packed.filter((one) => one.endsWith(".js"))) {
     assert.ok(packed.includes(path.replace(/\.js$/, ".d.ts")), path);
   }
@@ -85,4 +87,39 @@ SHOWN.forEach((cases, index) => {
       server.stop();
     }
   });
+});
+
+const REQUIRING = `
+import { AdminClient, Client, NO_RETRY, StatusError } from "draftwood-client";
+async function main(target: string): Promise<void> {
+  const client = new Client(target, { retry: NO_RETRY });
+  console.log((await client.chat("where?")).text);
+  await client.chat("where?").catch((error: unknown) => console.log(error instanceof StatusError));
+  client.close();
+  new AdminClient(target).close();
+}
+main(process.argv[2] ?? "");
+`;
+
+test("a CommonJS program requires it, with its types", async () => {
+  const folder = join(CONSUMER, "commonjs");
+  mkdirSync(folder, { recursive: true });
+  writeFileSync(join(folder, "package.json"), '{ "type": "commonjs", "private": true }');
+  writeFileSync(join(folder, "program.ts"), REQUIRING);
+  const compilerOptions = { strict: true, module: "node16", target: "es2022", types: ["node"] };
+  writeFileSync(join(folder, "tsconfig.json"), JSON.stringify({ compilerOptions, include: ["."] }));
+  const compiled = await run(TSC, ["--project", folder]).catch((error) => error);
+  assert.equal(compiled.stdout, "");
+  const path = join(folder, "program.js");
+  assert.match(readFileSync(path, "utf8"), /require\("draftwood-client"\)/);
+  const server = await FakeServer.start();
+  server.script = [ANSWER, BAD];
+  const { stdout } = await run(process.execPath, [path, `127.0.0.1:${server.port}`], { timeout: 60_000 });
+  assert.equal(stdout, "It is here.\ntrue\n");
+  server.stop();
+});
+
+test("the version is that of package.json", () => {
+  const { version } = JSON.parse(readFileSync(join(PACKAGE, "package.json"), "utf8"));
+  assert.equal(VERSION, version);
 });

@@ -2,7 +2,14 @@
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { Client, InvalidRequestError, NotFoundError } from "draftwood-client";
+import {
+  AdminClient,
+  Client,
+  ExperimentState,
+  InvalidRequestError,
+  NotFoundError,
+  ServingState,
+} from "draftwood-client";
 
 const target = process.env.DRAFTWOOD_TARGET;
 const skip = target === undefined && "DRAFTWOOD_TARGET names no service";
@@ -20,10 +27,10 @@ test("the second answer of a question is drafted, and is the same", { skip }, as
   const model = await client.waitUntilReady();
   assert.equal(model.model, "draftwood-demo");
   assert.ok(model.strategies.includes("trie") && model.hasChatTemplate && model.parameters > 1_000_000);
-  const plain = await client.generate(QUESTION, { maxTokens: 60, drafting: false });
+  const plain = await client.chat(QUESTION, { maxTokens: 60, drafting: false });
   assert.equal(plain.drafting.strategy, "none");
-  await client.generate(QUESTION, { maxTokens: 60, strategy: "trie" });
-  const drafted = await client.generate(QUESTION, { maxTokens: 60, strategy: "trie", tokenDetails: true });
+  await client.chat(QUESTION, { maxTokens: 60, strategy: "trie" });
+  const drafted = await client.chat(QUESTION, { maxTokens: 60, strategy: "trie", tokenDetails: true });
   assert.equal(drafted.text, plain.text);
   assert.deepEqual(drafted.tokenIds, plain.tokenIds);
   assert.ok(drafted.drafting.meanAcceptanceLength > 2, `${drafted.drafting.meanAcceptanceLength} tokens a step`);
@@ -31,8 +38,13 @@ test("the second answer of a question is drafted, and is the same", { skip }, as
   assert.equal(drafted.tenant, "typescript");
 });
 
-test("a stream writes what generate returns", { skip }, async () => {
-  const stream = client.stream(QUESTION, { maxTokens: 30, requestId: "r-1", strategy: "recycling", draftTrees: true });
+test("a stream writes what chat returns", { skip }, async () => {
+  const stream = client.streamChat(QUESTION, {
+    maxTokens: 30,
+    requestId: "r-1",
+    strategy: "recycling",
+    draftTrees: true,
+  });
   let text = "";
   let accepted = 0;
   for await (const delta of stream) {
@@ -53,17 +65,17 @@ test("a stream writes what generate returns", { skip }, async () => {
 test("samples have seeds of 64 bits, each of which gives its sample alone", { skip }, async () => {
   const seed = 2n ** 63n + 1n;
   const options = { temperature: 1, maxTokens: 20 };
-  const { samples } = await client.generate("Dear customer,", { ...options, seed, n: 3 });
+  const { samples } = await client.complete("Dear customer,", { ...options, seed, n: 3 });
   assert.deepEqual(
     samples.map((one) => one.seed),
     [seed, seed + 1n, seed + 2n],
   );
-  const alone = await client.generate("Dear customer,", { ...options, seed: seed + 2n });
+  const alone = await client.complete("Dear customer,", { ...options, seed: seed + 2n });
   assert.equal(alone.text, samples[2]?.text);
 });
 
 test("formats, stops and log-probabilities", { skip }, async () => {
-  const digits = await client.generate("The order number is ", { regex: "[0-9]{4}" });
+  const digits = await client.complete("The order number is ", { regex: "[0-9]{4}" });
   assert.match(digits.text, /^[0-9]{4}$/);
   const jsonSchema = {
     type: "object",
@@ -71,11 +83,11 @@ test("formats, stops and log-probabilities", { skip }, async () => {
     required: ["ok"],
     additionalProperties: false,
   };
-  const json = await client.generate("Is it so? ", { jsonSchema, maxTokens: 60 });
+  const json = await client.complete("Is it so? ", { jsonSchema, maxTokens: 60 });
   assert.equal(typeof JSON.parse(json.text).ok, "boolean");
-  const stopped = await client.generate(QUESTION, { stop: [" "] });
+  const stopped = await client.chat(QUESTION, { stop: [" "] });
   assert.deepEqual([stopped.matchedStop, stopped.finishReason], [" ", "stop"]);
-  const [detail] = (await client.generate(QUESTION, { maxTokens: 1, topLogprobs: 2 })).details;
+  const [detail] = (await client.chat(QUESTION, { maxTokens: 1, topLogprobs: 2 })).details;
   assert.equal(detail?.topLogprobs[0]?.logprob, detail?.logprob);
   assert.equal(detail?.topLogprobs.length, 2);
 });
@@ -84,8 +96,8 @@ test("tokens there and back", { skip }, async () => {
   const { tokenIds, tokens } = await client.tokenize("where is my order?");
   assert.equal(tokens.length, tokenIds.length);
   assert.equal(await client.detokenize(tokenIds), "where is my order?");
-  const continued = await client.generate(tokenIds, { maxTokens: 5 });
-  assert.equal(continued.text, (await client.generate("where is my order?", { maxTokens: 5 })).text);
+  const continued = await client.complete(tokenIds, { maxTokens: 5 });
+  assert.equal(continued.text, (await client.complete("where is my order?", { maxTokens: 5 })).text);
 });
 
 test("a request that is left early frees its slot", { skip }, async () => {
@@ -94,16 +106,64 @@ test("a request that is left early frees its slot", { skip }, async () => {
       break;
     }
   }
-  assert.equal((await client.generate(QUESTION, { maxTokens: 3 })).tokenIds.length, 3);
+  assert.equal((await client.chat(QUESTION, { maxTokens: 3 })).tokenIds.length, 3);
 });
 
 test("errors of the service", { skip }, async () => {
-  await assert.rejects(client.generate("x", { temperature: -1 }), (error) => {
+  await assert.rejects(client.complete("x", { temperature: -1 }), (error) => {
     assert.ok(error instanceof InvalidRequestError);
     assert.equal(error.violations[0]?.field, "sampling.temperature");
     assert.match(error.message, /^sampling\.temperature: -1/);
     assert.notEqual(error.reason, "");
     return true;
   });
-  await assert.rejects(client.generate("x", { model: "other" }), NotFoundError);
+  await assert.rejects(client.complete("x", { model: "other" }), NotFoundError);
+});
+
+test("each sample tells how it ends", { skip }, async () => {
+  const ends = new Map<number, string>();
+  const stream = client.streamComplete("Dear customer,", { temperature: 1, n: 3, seed: 1, maxTokens: 8 });
+  for await (const { sample, finished, text } of stream) {
+    assert.ok(text === "" || !ends.has(sample));
+    if (finished) {
+      ends.set(sample, finished.reason);
+    }
+  }
+  const { samples } = await stream.completion();
+  assert.deepEqual(
+    [0, 1, 2].map((one) => ends.get(one)),
+    samples.map((one) => one.finishReason),
+  );
+});
+
+test("operators read and change what the server holds", { skip }, async () => {
+  const admin = new AdminClient(target);
+  try {
+    const made = await admin.tenants.createTenant({ tenantId: "typescript-1", tenant: { weight: 2 } });
+    assert.deepEqual([made.name, made.weight], ["tenants/typescript-1", 2]);
+    const changed = await admin.tenants.updateTenant({
+      tenant: { name: made.name, etag: made.etag, drafting: { strategy: "trie", options: { branch_length: 8 } } },
+      updateMask: { paths: ["drafting"] },
+    });
+    assert.deepEqual(changed.drafting?.options, { branch_length: 8 });
+    await admin.tenants.deleteTenant({ name: made.name });
+    await assert.rejects(admin.tenants.getTenant({ name: made.name }), NotFoundError);
+
+    const arms = ["trie", "none"].map((id) => ({ id, drafting: { strategy: id } }));
+    const draft = await admin.experiments.createExperiment({ experimentId: "ts", experiment: { arms } });
+    assert.equal(draft.state, ExperimentState.DRAFT);
+    const report = await admin.experiments.getExperimentReport({ name: draft.name });
+    assert.equal(report.findings.length, report.conclusions.length);
+    await admin.experiments.deleteExperiment({ name: draft.name });
+
+    const { status } = await admin.status.getStatus({});
+    assert.equal(status?.state, ServingState.SERVING);
+    for await (const sample of admin.status.watchStatus({ interval: { nanos: 500_000_000 } })) {
+      assert.equal(sample.status?.model, status?.model);
+      break;
+    }
+    assert.equal((await admin.audit.getAuditReport({})).model, status?.model);
+  } finally {
+    admin.close();
+  }
 });

@@ -31,8 +31,9 @@ from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.base import Readable
 from draftwood_strategies.budgeting.chains import worthwhile_chains
-from draftwood_strategies.budgeting.draft_account import DraftAccount, Payoff, step_all
-from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all
+from draftwood_strategies.budgeting.draft_account import DraftAccount, DraftCostModel, step_all
+from draftwood_strategies.budgeting.guarded_batches import observe_all, propose_all
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
 from draftwood_strategies.budgeting.served_times import ServedStepTimes
 from draftwood_strategies.registry import warm_up
@@ -43,8 +44,8 @@ _REST_SECONDS = 0.05
 """Without a step, after which the engine rests. It bounds how late the last answers reach other replicas. Not tuned."""
 _PUBLISH_SECONDS = 1.0
 """Between two looks at the figures, as between two reports of the server's engine."""
-_REMEMBERED_PAYOFFS = 4096
-"""Tenants and strategies whose payoff is remembered; the least recently used one is dropped."""
+_COST_MODELS = 4096
+"""Tenants and strategies whose cost model is remembered; the least recently used one is dropped."""
 
 
 class Row(NamedTuple):
@@ -112,7 +113,7 @@ class EngineDrafts:
         self._vocab_size = vocab_size
         self._longest = longest
         self._is_live = is_live
-        self._payoff = lru_cache(_REMEMBERED_PAYOFFS)(lambda *drafts: Payoff())
+        self._cost_model = lru_cache(_COST_MODELS)(lambda *drafts: DraftCostModel())
         self._blank = lru_cache(64)(create)
         self._refused: set[str] = set()
         self._tasks: deque[Callable[[], None]] = deque()
@@ -214,12 +215,12 @@ class EngineDrafts:
             if not isinstance(strategy, Readable):
                 strategy = create(options.strategy, **dict(options.strategy_options))
                 session.request = replace(session.request, learns=True)
-            self._begin(session, strategy, Payoff())
+            self._begin(session, strategy, DraftCostModel())
             return
         use = options.use
 
         def later(found: Strategy) -> None:
-            self._between_steps(lambda: self._begin(session, found, self._payoff(use.memory, use.key)))
+            self._between_steps(lambda: self._begin(session, found, self._cost_model(use.memory, use.key)))
 
         present = self._memory.fetch(use, later)
         if session.request.learns:
@@ -228,13 +229,13 @@ class EngineDrafts:
             if session.learning.repeated:  # what is new of its answer is learned when it ends
                 session.request = replace(session.request, learns=False)
         if present is not None:
-            self._begin(session, present, self._payoff(use.memory, use.key))
+            self._begin(session, present, self._cost_model(use.memory, use.key))
 
-    def _begin(self, session: Session, strategy: Strategy, payoff: Payoff) -> None:
+    def _begin(self, session: Session, strategy: Strategy, cost_model: DraftCostModel) -> None:
         if session.ended:
             return
         session.strategy = strategy
-        session.drafter = GuardedDrafter(session, self._vocab_size, self.failures, payoff, self._exclusion.watchdog)
+        session.drafter = GuardedDrafter(session, self._vocab_size, self.failures, cost_model, self._exclusion.watchdog)
         if session.learning is not None:
             session.learning.strategy = strategy  # its drafter tells it what is written
         if session.output:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from draftwood_strategies.budgeting.guarded_drafter import CALL_LIMIT, FIRST_CALL_LIMIT
+from draftwood_strategies.budgeting.timed_calls import CALL_LIMIT, FIRST_CALL_LIMIT
 from draftwood_strategies.budgeting.watchdog import Watchdog
 
 _log = logging.getLogger("draftwood")

@@ -23,7 +23,7 @@ from draftwood_memory.records import Int32Array
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_strategies.budgeting.draft_account import step_all
 from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
-from draftwood_strategies.budgeting.guarded_drafter import propose_all
+from draftwood_strategies.budgeting.guarded_batches import propose_all
 from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
 from draftwood_strategies.draft import DraftTrees
 from draftwood_strategies.native import sizes_between

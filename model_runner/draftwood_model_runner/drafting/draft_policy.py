@@ -1,12 +1,12 @@
 """How much to draft, decided in one place, for each step and sequence. No torch.
 
 A draft passes these decisions, in this order:
-1. While prompts wait for further steps, nothing is drafted; sequences whose drafts pay skip steps (`_may_skip`).
-2. A drafter whose drafts do not pay pauses, and one that is too slow is switched off (`draft_account`).
+1. While prompts wait for further steps, nothing is drafted; sequences skip steps if their drafts pay (`_may_skip`).
+2. A drafter pauses if its drafts do not pay, and is switched off if it is too slow (`draft_account`).
 3. A tree has at most the nodes that the request allows, is no deeper than what is left to write, and keeps to the
    limits of the runner.
-4. Of all trees of a step, the nodes are verified that are worth their time by the step-time model (`budget`), of those
-   sequences whose drafts are.
+4. Of all trees of a step, the nodes are verified that are worth their time by the step-time model (`budget`); where
+   branches cost more than they bring, those of chains (`chains`).
 Which sources of a hybrid are asked is decided by the hybrid itself: that changes what a draft costs, not how much of
 it is verified.
 """
@@ -28,12 +28,13 @@ from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.base import StepFeedback
-from draftwood_strategies.budgeting.budget import worthwhile_drafts, worthwhile_score
-from draftwood_strategies.budgeting.chains import StepSeconds, best_chain
-from draftwood_strategies.budgeting.draft_account import Payoff, step_all
-from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all, runs_of
+from draftwood_strategies.budgeting.budget import with_change, with_drafts, worthwhile_score
+from draftwood_strategies.budgeting.chains import best_chain, branches_in, with_branches, worthwhile_branches
+from draftwood_strategies.budgeting.draft_account import DraftCostModel, step_all
+from draftwood_strategies.budgeting.guarded_batches import observe_all, propose_all, runs_of
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
-from draftwood_strategies.budgeting.step_time import StepTimes
+from draftwood_strategies.budgeting.step_time import StepSeconds, StepTimes
 from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.draft import DraftTrees, Int32Array, merged
 from draftwood_strategies.native import Float64Array, sizes_between
@@ -41,11 +42,11 @@ from draftwood_strategies.native import Float64Array, sizes_between
 _log = logging.getLogger(__name__)
 
 _MOST_SKIPPED = 3
-"""Steps that a sequence skips while prompts wait, at most, one after another. Not tuned."""
+"""A sequence skips at most this many steps in a row while prompts wait."""
 _WORTH_SKIPPING = 0.5
-"""Tokens of the drafts of a sequence that must be accepted, on average, for it to skip steps. Not tuned."""
-_REMEMBERED_PAYOFFS = 4096
-"""Arms and strategies of tenants whose payoff is remembered; the least recently used one is dropped."""
+"""A sequence skips steps only if this many tokens of its drafts are accepted on average."""
+_COST_MODELS = 4096
+"""The cost model is remembered for so many arms and strategies of tenants; the least recently used one is dropped."""
 
 
 class Drafts(NamedTuple):
@@ -126,7 +127,7 @@ class DraftPolicy:
         self._draft_limits = draft_limits
         self._step_times = step_times
         self._watchdog = watchdog
-        self._payoff = lru_cache(_REMEMBERED_PAYOFFS)(lambda *drafts: Payoff())
+        self._cost_model = lru_cache(_COST_MODELS)(lambda *drafts: DraftCostModel())
         self._states: dict[Sequence, _State] = {}
         self._latest: StepBatch | None = None
         self._context = 0
@@ -144,8 +145,8 @@ class DraftPolicy:
     def start(self, sequence: Sequence) -> None:
         """Prepares to draft for a sequence."""
         request = sequence.request
-        payoff = self._payoff(request.tenant, request.arm, request.strategy_name, request.strategy_options)
-        drafter = GuardedDrafter(sequence, self._vocab_size, self.failures, payoff, self._watchdog)
+        cost_model = self._cost_model(request.tenant, request.arm, request.strategy_name, request.strategy_options)
+        drafter = GuardedDrafter(sequence, self._vocab_size, self.failures, cost_model, self._watchdog)
         self._states[sequence] = _State(drafter)
 
     def close(self, sequence: Sequence) -> None:
@@ -155,10 +156,10 @@ class DraftPolicy:
             state.drafter.close()
 
     def propose(self, plan: SequenceOf[ScheduledSequence], prompts_wait: bool) -> Drafts:
-        """Which work of the plan is done in this step, with a draft for each sequence.
+        """Which of the scheduled sequences take part in this step, with a draft for each.
 
-        A prompt that needs further steps waits for each of them to end. So nothing is drafted then, and sequences
-        whose drafts pay skip a few steps altogether: one step with a draft makes up for them afterwards.
+        A prompt that needs further steps waits for each of them to end. So nothing is drafted then, and sequences skip
+        a few steps if their drafts pay: one step with a draft makes up for them afterwards.
 
         Args:
             prompts_wait: as `SchedulerOutput.prompts_wait`.
@@ -198,28 +199,29 @@ class DraftPolicy:
             found = propose_all(drafters, np.array(budgets, np.int32))
             trees = DraftTrees.placed([(asked, found)], len(work))
         drafts = Drafts(work, _reworked(trees, reworked), levels[: len(work)])
-        if self._step_times is None or len(asked) < 2:
+        if self._step_times is None or not self._step_times.per_branch or not drafts.trees.scores.shape[0]:
             return drafts
-        tokens, step_seconds, of_draft = self._costs(self._step_times, drafts)
-        if not of_draft:
-            return drafts
-        return drafts._replace(trees=worthwhile_drafts(drafts.trees, tokens, step_seconds, of_draft))
+        tokens, step_seconds = self._seconds_of(self._step_times, drafts)
+        worthwhile = worthwhile_branches(drafts.trees, tokens, step_seconds, self._step_times.per_branch)
+        return drafts._replace(trees=worthwhile)
 
     def least_score(self, drafts: Drafts) -> float:
         """The score below which draft nodes are not worth their time in this step."""
         if self._step_times is None or not drafts.trees.scores.shape[0]:
             return 0.0
-        tokens, step_seconds, of_draft = self._costs(self._step_times, drafts)
-        of_drafts = of_draft * max(int(np.count_nonzero(sizes_between(drafts.trees.begins))) - 1, 0)
-        return worthwhile_score(drafts.trees.scores, tokens, lambda *sizes: step_seconds(*sizes) + of_drafts)
+        tokens, step_seconds = self._seconds_of(self._step_times, drafts)
+        step_seconds = with_branches(step_seconds, drafts.trees, self._step_times.per_branch)
+        return worthwhile_score(drafts.trees.scores, tokens, step_seconds)
 
-    @staticmethod
-    def _costs(step_times: StepTimes, drafts: Drafts) -> tuple[int, StepSeconds, float]:
-        """Tokens of the step without drafts, its seconds for more, and what a draft adds beside its nodes."""
+    def _seconds_of(self, times: StepTimes, drafts: Drafts) -> tuple[int, StepSeconds]:
+        """The tokens of a step without its drafts, and the seconds for more."""
         tokens = sum(work.tokens for work in drafts.scheduled)
         context = sum(work.tokens * work.sequence.committed for work in drafts.scheduled) // tokens
-        step_seconds = partial(step_times.of_next, sequences=len(drafts.scheduled), context=context)
-        return tokens, step_seconds, step_times.of_draft(context)
+        step_times = partial(times.between, sequences=len(drafts.scheduled), context=context)
+        step_seconds = with_drafts(step_times, drafts.trees, times.per_draft)
+        if self._latest is not None:
+            step_seconds = with_change(step_seconds, self._latest.size, times.per_change)
+        return tokens, step_seconds
 
     def top_k(self, drafts: Drafts) -> int:
         """How many of the most probable tokens at each node the drafters of the step need, at most."""
@@ -227,10 +229,14 @@ class DraftPolicy:
 
     def observe_step(self, batch: StepBatch, seconds: float) -> None:
         """The model took so many seconds for a batch."""
+        changed = self._latest is None or self._latest.size != batch.size
         self._latest, self._context = batch, batch.mean_context
         if self._step_times is not None:
             drafts = int(np.count_nonzero(sizes_between(batch.cu_seqlens) > 1))
-            self._step_times.observe(batch.size, batch.rows, seconds, self._context, drafts)
+            branches = branches_in(batch.parents, batch.cu_seqlens) if self._step_times.per_branch else 0
+            self._step_times.observe(
+                batch.size, batch.rows, seconds, self._context, drafts=drafts, changed=changed, branches=branches
+            )
 
     def observe(self, outcomes: Outcomes) -> None:
         """A step in which sequences wrote tokens."""
@@ -263,8 +269,8 @@ class DraftPolicy:
             return np.zeros(nodes.shape[0])
         most = int(nodes.max())
         seconds = self._step_times.between(batch.size - most, batch.size, batch.rows, self._context)
-        of_draft = self._step_times.of_draft(self._context) if batch.rows > 1 else 0.0
-        return np.asarray(seconds[most] - seconds[most - nodes] + of_draft * (nodes > 0))
+        of_drafts = self._step_times.per_draft * (nodes > 0) if batch.rows > 1 else 0.0
+        return np.asarray(seconds[most] - seconds[most - nodes] + of_drafts)
 
 
 def _reworked(trees: DraftTrees, rows: dict[int, _Rework]) -> DraftTrees:

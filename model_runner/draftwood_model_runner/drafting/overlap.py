@@ -1,11 +1,11 @@
-"""Whether to compute the running sequences in two halves in turn: the host works on one while the device computes the
-other. No torch.
+"""Whether to compute the running sequences as two microbatches in turn: the host works on one while the device computes
+the other. No torch.
 
 A step waits for what the host does before and after it: scheduling, drafting, verification, learning. Two steps of half
-the sequences hide that, and read the weights twice. This costs little where a step takes as long as its arithmetic,
-with many sequences or many draft tokens, and nearly twice as much where it takes as long as reading the weights: so
-the step-time model decides. Asynchronous scheduling (vLLM) and the overlap scheduler (SGLang) begin the next step of
-all sequences beforehand and need no second half (micro-batch), but cannot draft from what the step before has written.
+of the sequences hide that time, but read the weights twice. If a step takes as long as its arithmetic, with many
+sequences or many draft tokens, that costs little; if it takes as long as reading the weights, it costs nearly twice as
+much. So the step-time model decides. Asynchronous scheduling (vLLM) and the overlap scheduler (SGLang) begin the next
+step of all sequences beforehand and need no microbatches, but cannot draft from what the step before has written.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from draftwood_model_runner.runners.base import StepBatch
 from draftwood_strategies.budgeting.step_time import StepTimes
 
 _SMOOTHING = 0.1
-"""Share of a step in the mean of what the host takes. Not tuned."""
+"""Weight of the latest step in the mean of the host's time."""
 _LEAST_GAIN = 0.05
-"""Share of the time of a step that two halves must save. Not tuned."""
+"""Share of the time of a step that two microbatches must save."""
 
 
 class Overlap:
     """Decides before each step; one thread calls all methods.
 
     Args:
-        step_times: the step-time model; None never divides.
+        step_times: the step-time model; None for no microbatches.
     """
 
     def __init__(self, step_times: StepTimes | None) -> None:
@@ -40,7 +40,7 @@ class Overlap:
         self._latest = batch
 
     def microbatch(self, running: int) -> int | None:
-        """How many decoding sequences the next step has at most, where half of them do; None for all of them."""
+        """Decoding sequences of the next step at most: half of the running ones if that pays; None for all."""
         return -(-running // 2) if running >= 2 and self._pays(running) else None
 
     def _pays(self, running: int) -> bool:

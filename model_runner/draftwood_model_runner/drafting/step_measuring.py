@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from draftwood_model_runner.runners.base import Runner, StepBatch
+from draftwood_model_runner.runners.base import Runner, StatefulRunner
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_strategies.budgeting.step_time import (
-    MEASURED_CONTEXT,
-    ContextCost,
-    Measured,
-    StepTimeCurve,
-    StepTimes,
-    measure,
-)
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from draftwood_strategies.budgeting.step_time import MEASURED_CONTEXT, ContextCost, StepTimeCurve, StepTimes, measure
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 
 _SEVERAL = 4
-"""Sequences of the steps that show what each further one adds, and its draft."""
-_ROUNDS = 8
-_LEAST_DRAFT_COST = 0.02
-"""Share of the step of several drafts that they cost beside their tokens at least; less is noise."""
+"""Sequences of the step that shows what each further one adds."""
 _LONG_CONTEXT, _SOME_TOKENS = 1024, 16
 """Context and tokens of the steps that show what longer contexts add."""
+_OF_TWO_SIZES, _ROUNDS = (8, 12), 6
+"""Tokens of the steps that show what a change of the size adds, and how often they are run."""
+_PATHS, _LEVELS = 4, 4
+"""Of the draft tree that shows what branches add; a chain has as many nodes."""
+_LEAST_COST = 0.02
+"""Share of a step from which a change of the size, or a branch, has a cost: less is noise."""
 
 
 def measure_step_times(runner: Runner, max_context: int, largest: int) -> StepTimes:
-    """What tokens cost, up to `largest` of one sequence, and what each further sequence, its draft, longer contexts and a
-    change of the number of tokens add.
+    """What tokens cost, up to `largest` of one sequence, and what each further sequence and longer contexts add.
 
     Takes a second or two.
     """
-    curve, change = measure_curve(runner, max_context, largest, limit=1.0)
-    several = measure_curve(runner, max_context, 1, limit=0.1, sequences=_SEVERAL).curve
-    per_sequence = max(several.at(1) - curve.at(_SEVERAL), 0.0) / (_SEVERAL - 1)
-    return StepTimes(
-        curve,
-        per_sequence,
-        _context_cost(runner, max_context, curve),
-        per_draft=_draft_cost(runner, max_context, curve, per_sequence),
-        per_change=change,
-    )
+    curve = measure_curve(runner, max_context, largest, limit=1.0)
+    several = measure_curve(runner, max_context, 2, limit=0.2, sequences=_SEVERAL)
+    single, double = several.at(1) - curve.at(_SEVERAL), several.at(2) - curve.at(2 * _SEVERAL)
+    per_sequence, per_draft = (max(more, 0.0) / (_SEVERAL - 1) for more in (single, double - max(single, 0.0)))
+    changing = _change_cost(runner, max_context)
+    branching = _branch_cost(runner, max_context)
+    of_context = _context_cost(runner, max_context, curve)
+    return StepTimes(curve, per_sequence, of_context, per_draft, changing, branching)
 
 
 def measure_curve(
@@ -55,7 +48,7 @@ def measure_curve(
     limit: float,
     context: int = MEASURED_CONTEXT,
     sequences: int = 1,
-) -> Measured:
+) -> StepTimeCurve:
     """What a step costs by the number of tokens of each sequence.
 
     Args:
@@ -66,39 +59,65 @@ def measure_curve(
     """
     context = min(context, max_context // 2)
     largest = min(largest, max_context - context)
+    return measure(_timed_step(runner, context, largest, sequences), largest, limit)
+
+
+def _timed_step(runner: Runner, context: int, largest: int, sequences: int = 1) -> Callable[[int], float]:
+    """A function that runs a step in which each sequence has so many tokens, at most `largest`, behind `context`
+    committed ones, and returns the seconds that it took."""
+    needed = np.arange(-(-(context + largest) // runner.page_size), dtype=np.int32)
+    # What is in the pages makes no difference, so that in a small memory sequences may have some in common.
+    tables = [(needed + i * needed.size) % runner.pages for i in range(sequences)]
 
     def seconds(size: int) -> float:
-        return _seconds(runner, _batch(runner, context, [np.zeros(size, np.int32)] * sequences, EMPTY_TREE))
+        tokens = np.zeros(size, np.int32)
+        laid_out = lay_out([BatchRow(pages, context, tokens, EMPTY_TREE, logits_from=0) for pages in tables])
+        batch = replace(laid_out, made_up=True)
+        started = time.perf_counter()
+        runner.step(batch, 0)
+        return time.perf_counter() - started
 
-    return measure(seconds, largest, limit)
+    return seconds
 
 
-def _draft_cost(runner: Runner, max_context: int, curve: StepTimeCurve, per_sequence: float) -> float:
-    """What every further sequence with a draft adds beside its tokens, from a step of several small drafts."""
+def _change_cost(runner: Runner, max_context: int) -> float:
+    """Seconds that a step takes longer after one of another size."""
     context = min(MEASURED_CONTEXT, max_context // 2)
-    tree = DraftTree.of([0, 1], [-1, -1] if runner.draft_limits(context).branches else [-1, 0])
-    if max_context - context < 1 + len(tree):
+    if max_context - context < max(_OF_TWO_SIZES):
         return 0.0
-    batch = _batch(runner, context, [np.zeros(1, np.int32)] * _SEVERAL, tree)
-    taken = min(_seconds(runner, batch) for _ in range(_ROUNDS))
-    longer = taken - curve.at(batch.size) - (_SEVERAL - 1) * per_sequence
-    return longer / (_SEVERAL - 1) if longer > _LEAST_DRAFT_COST * taken else 0.0
+    step = _timed_step(runner, context, max(_OF_TWO_SIZES))
+    changed, same = (dict.fromkeys(_OF_TWO_SIZES, float("inf")) for _ in range(2))
+    for _ in range(_ROUNDS):
+        for size in _OF_TWO_SIZES:
+            changed[size] = min(changed[size], step(size))
+            same[size] = min(same[size], step(size))
+    more = (sum(changed.values()) - sum(same.values())) / len(_OF_TWO_SIZES)
+    return more if more > _LEAST_COST * min(same.values()) else 0.0
 
 
-def _batch(runner: Runner, context: int, chains: Sequence[Int32Array], tree: DraftTree) -> StepBatch:
-    """A step of made-up sequences, each with a chain and the draft tree under it."""
-    most = context + max(chain.size for chain in chains) + len(tree)
-    needed = np.arange(-(-most // runner.page_size), dtype=np.int32)
-    # What is in the pages makes no difference, so that in a small memory sequences may have some in common.
-    tables = [(needed + i * needed.size) % runner.pages for i in range(len(chains))]
-    rows = [BatchRow(pages, context, chain, tree, 0) for pages, chain in zip(tables, chains, strict=True)]
-    return replace(lay_out(rows), made_up=True)
-
-
-def _seconds(runner: Runner, batch: StepBatch) -> float:
-    started = time.perf_counter()
-    runner.step(batch, 0)
-    return time.perf_counter() - started
+def _branch_cost(runner: Runner, max_context: int) -> float:
+    """Seconds that a path adds to a draft of as many nodes, for a runner whose recurrent layers may go path by path."""
+    if not isinstance(runner, StatefulRunner) or runner.states is None or not runner.draft_limits(0).branches:
+        return 0.0
+    nodes = _PATHS * _LEVELS
+    context = min(MEASURED_CONTEXT, max_context - nodes - 1)
+    if context < 1:
+        return 0.0
+    pages = np.arange(-(-(context + nodes + 1) // runner.page_size), dtype=np.int32) % runner.pages
+    level = np.arange(nodes, dtype=np.int32) // _PATHS
+    tree = DraftTree.of(np.arange(nodes, dtype=np.int32), np.where(level > 0, np.arange(nodes) - _PATHS, -1))
+    batches = [
+        replace(lay_out([BatchRow(pages, context, np.zeros(1, np.int32), draft, logits_from=0)]), made_up=True)
+        for draft in (DraftTree.of(tree.tokens), tree)
+    ]
+    fastest = [float("inf"), float("inf")]
+    for _ in range(_ROUNDS):
+        for at, batch in enumerate(batches):
+            started = time.perf_counter()
+            runner.step(batch, 0)
+            fastest[at] = min(fastest[at], time.perf_counter() - started)
+    more = (fastest[1] - fastest[0]) / (_PATHS - 1)
+    return more if more > _LEAST_COST * fastest[0] else 0.0
 
 
 def _context_cost(runner: Runner, max_context: int, curve: StepTimeCurve) -> ContextCost:
@@ -107,7 +126,7 @@ def _context_cost(runner: Runner, max_context: int, curve: StepTimeCurve) -> Con
     tokens = min(_SOME_TOKENS, max_context // 2)
     if beyond < MEASURED_CONTEXT or tokens < 2:
         return ContextCost()
-    long = measure_curve(runner, max_context, tokens, limit=0.1, context=MEASURED_CONTEXT + beyond).curve
+    long = measure_curve(runner, max_context, tokens, limit=0.1, context=MEASURED_CONTEXT + beyond)
     one, some = (max(long.at(n) - curve.at(n), 0.0) / beyond for n in (1, tokens))
     per_token = max(some - one, 0.0) / (tokens - 1)
     return ContextCost(per_sequence=max(one - per_token, 0.0), per_token=per_token)

@@ -1,4 +1,4 @@
-"""What sequences write: their tokens are chosen, become text, and end where a stop condition says so. No torch."""
+"""What sequences write: their tokens are chosen, become text, and a stop condition ends them. No torch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SequenceWriters:
         self._writers.pop(sequence, None)
 
     def choosers(self, scheduled: list[ScheduledSequence]) -> list[TokenChooser | None]:
-        """Of each sequence that reaches its end in the step; None for one whose prompt goes on."""
+        """Of each sequence; None for one that writes nothing in the step, since its prompt goes on."""
         return [self._writers[one.sequence].chooser if one.reaches_end else None for one in scheduled]
 
     def write(self, sequence: Sequence, path: AcceptedPath) -> StepOutput | Exception:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 BUNDLED_MODEL = str(Path(__file__).parent / "demo")
 """The model that ships with Draftwood; see its README.md."""
 _HUB_SECONDS = 5.0
-"""Until the hub answers whether it is there. Not tuned."""
+"""Until the hub answers whether it is there."""
 _OFFLINE = "HF_HUB_OFFLINE"
 
 
@@ -35,7 +35,7 @@ def require_folder(path_or_id: str) -> None:
         raise ModelNotFoundError(f"model {path_or_id!r}: the folder has no config.json")
 
 
-def settle_offline(path_or_id: str, environ: MutableMapping[str, str]) -> None:
+def set_offline_mode(path_or_id: str, environ: MutableMapping[str, str]) -> None:
     """For a model on the hub: if that does not answer, this process and its children use what was downloaded before.
 
     The hub's client would retry each file for a minute. It reads the environment when it is imported, so not before.
@@ -75,7 +75,7 @@ def name_of(path_or_id: str) -> str:
 
 
 def cannot_be_loaded(path_or_id: str, error: Exception) -> ModelNotFoundError:
-    """What to raise where transformers raised `error`."""
+    """What to raise after transformers raised `error`."""
     text = str(error).strip()
     return ModelNotFoundError(
         f"model {path_or_id!r} cannot be loaded: {text.splitlines()[0] if text else type(error).__name__}"

@@ -25,7 +25,7 @@ __all__ = ["BUNDLED_MODEL", "LoadedModel", "adopt", "load_model"]
 
 _log = logging.getLogger(__name__)
 _UNLIMITED, _UNNAMED = 2**31 - 1, 32_768
-"""Tokens of context at most, and where a model names no limit and none is set."""
+"""Tokens of context: at most, and if the model names no limit and none is set."""
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,7 +46,7 @@ def load_model(
     """Loads a model and its tokenizer from a folder or from the hub (its cache, where the network is out of reach).
 
     Args:
-        device: "cpu", "cuda", "cuda:1", ...; "auto" takes CUDA where there is one.
+        device: "cpu", "cuda", "cuda:1", ...; "auto" takes CUDA if there is a device.
         dtype: "float32", "bfloat16" or "float16"; "auto" is float32 on a CPU and the checkpoint's own elsewhere.
         max_context: a smaller context than the model's own.
         exact: compute so that rounding does not depend on drafts and batch, by the torch runner on CPUs or the cuda
@@ -117,28 +117,39 @@ def load_model(
 
 
 def load_module(path_or_id: str, device: torch.device, dtype: str, **options: Any) -> Any:
-    """The model of transformers.
+    """The model of transformers; of a multimodal one its text part.
 
     Args:
         options: of `from_pretrained`.
 
     Raises:
-        ModelNotFoundError: there is no such model.
+        ModelNotFoundError: there is no such model, or its files lack weights.
     """
     # Imports the modelling code of transformers, which a model in the cache does without.
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
+    from draftwood_model_runner.loading.text_part import is_multimodal, load_text_part
+
     disable_progress_bar()
     chosen_dtype = _DTYPES.get(dtype, torch.float32 if device.type == "cpu" else "auto")
+
+    def load(loader: Any, **others: Any) -> Any:
+        module, info = loader.from_pretrained(
+            path_or_id, dtype=chosen_dtype, output_loading_info=True, **options, **others
+        )
+        if missing := sorted(info["missing_keys"]):
+            raise ValueError(f"its files have no weights for {missing[0]}, {len(missing)} in all")
+        return (module if options else module.to(device)).eval()
+
     try:
-        if not options and _quantization(AutoConfig.from_pretrained(path_or_id)):
+        config = AutoConfig.from_pretrained(path_or_id)
+        if not options and _quantization(config):
             # Some are laid out for the device that they are loaded on, and cannot be moved.
             options = {"device_map": {"": device}}
-        module: Any = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=chosen_dtype, **options)
+        return load_text_part(config, load) if is_multimodal(config) else load(AutoModelForCausalLM)
     except (ImportError, OSError, RuntimeError, ValueError) as error:  # ImportError: of what reads quantized weights
         raise cannot_be_loaded(path_or_id, error) from error
-    return (module if options else module.to(device)).eval()
 
 
 def adopt(
@@ -211,7 +222,7 @@ def _device(device: str) -> torch.device:
 
 
 def _max_context(config: Any, wanted: int | None) -> int:
-    """The model's context, capped where its positions would start to depend on the batch."""
+    """The model's context, up to the position at which rotations would depend on the batch."""
     names = ("max_position_embeddings", "max_target_positions")  # the second in Whisper
     limit = next((int(found) for name in names if (found := getattr(config, name, None) or 0) > 0), _UNLIMITED)
     # Another request's positions would change all rotations of ours.

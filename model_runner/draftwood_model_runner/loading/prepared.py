@@ -34,7 +34,7 @@ _LARGEST = 1 << 30
 """Bytes of a model's folder that are kept at most: of a larger one, modelling code is a small part of the start, and
 its files would be written twice."""
 _KEPT = 4
-"""Entries, the latest used. Not tuned."""
+"""Entries, the latest used."""
 _PACKAGES = ("numpy", "openvino", "safetensors", "tokenizers", "torch", "transformers")
 _FACTS = "facts.json"
 _CODE = Path(__file__).parents[1]
@@ -46,12 +46,12 @@ class _Entry:
 
     facts: ModelFacts
     shapes: tuple[KVShape, ...]
-    window: int | None
+    window: tuple[int | None, bool]
     digests: dict[str, str]
 
 
 def prepared_model(cache: Path, path_or_id: str, **options: str | int | None) -> Prepared | None:
-    """The place in `cache` of a model that is loaded with these options; None where it cannot be kept.
+    """The folder in `cache` of a model that is loaded with these options; None if it cannot be kept.
 
     That is a model on the hub, which may change; one with an adapter, whose base is elsewhere; one that is too large;
     and any model if the folder cannot be made, or others may write to it.
@@ -71,7 +71,7 @@ def prepared_model(cache: Path, path_or_id: str, **options: str | int | None) ->
 
 
 class Prepared:
-    """The place of one model in the cache.
+    """The folder of one model in the cache.
 
     Args:
         folder: where its entry is, if there is one.
@@ -143,7 +143,7 @@ class Prepared:
         entry = _Entry(
             facts=ModelFacts(**{one.name: getattr(model, one.name) for one in fields(ModelFacts)}),
             shapes=factory.converted.layout.shapes,
-            window=factory.converted.window,
+            window=(factory.converted.window, factory.converted.in_every_layer),
             digests={path.name: _digest(path) for path in folder.iterdir()},
         )
         text = TypeAdapter(_Entry).dump_json(entry).decode()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from tokenizers.decoders import DecodeStream
 
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedModelError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, cannot_be_loaded, require_folder
-from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat, read_tool_format
 from draftwood_model_runner.sampling.grammar_compilation import Vocabulary
 from draftwood_strategies.draft import Int32Array
 
@@ -49,35 +47,27 @@ class Tokenizer:
         return np.array(self._tokenizer(text, verbose=False).input_ids, np.int32)
 
     @cached_property
-    def tool_format(self) -> ToolFormat | NoToolFormatError:
-        """How the model writes calls of tools, or why it is given none."""
-        if not self.has_chat_template:
-            return NoToolFormatError("it has no chat template")
-        try:
-            found = read_tool_format(self._render)
-        except NoToolFormatError as error:
-            return error
-        # Special tokens are not in the text of an answer.
-        begin, end = (self._without_special_tokens(text) for text in (found.begin, found.end))
-        between = None if found.between is None else self._without_special_tokens(found.between)
-        return replace(found, begin=begin, end=end, between=between)
-
-    @cached_property
     def takes_system(self) -> bool:
         """Whether the chat template shows system messages, rather than refuse them or leave them out."""
         if not self.has_chat_template:
             return False
         turns = [{"role": "system", "content": _SYSTEM_TEXT}, {"role": "user", "content": "question"}]
         try:
-            return _SYSTEM_TEXT in self._render(turns, None)
+            return _SYSTEM_TEXT in self.render(turns, None)
         except (TemplateError, TypeError, ValueError):
             return False
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        """Messages and tools through the model's chat template, which there must be, as they are before an answer.
+
+        Raises:
+            TemplateError, TypeError, ValueError: the template refuses them.
+        """
         text: str = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
         return text
 
-    def _without_special_tokens(self, text: str) -> str:
+    def without_special_tokens(self, text: str) -> str:
+        """Text of tokens as it is in an answer."""
         for token in self._tokenizer.all_special_tokens:
             text = text.replace(token, "")
         return text

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AttentionInterface
 
 from draftwood_model_runner.errors import UnsupportedModelError
+from draftwood_model_runner.runners.attention_hook import AttentionHook
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.probing import does_not_run, hidden_window, too_few_calls
 
-_NOTED = "draftwood_noted"
 _TOKENS = 5
 
 
-class _AttentionCall(NamedTuple):
-    """What a layer calls attention with."""
+class AttentionCall(NamedTuple):
+    """What a layer calls attention with.
+
+    Attributes:
+        layer: its number; None if it has none.
+        dtype: of keys and values.
+        group: heads that share a key.
+        options: those of `scaling`, `sliding_window`, `softcap` and `s_aux` that it passes.
+    """
 
     layer: int | None
     shape: KVShape
     dtype: torch.dtype
-    window: int | None
     group: int
+    options: dict[str, Any]
 
 
-_CALLS: ContextVar[list[_AttentionCall]] = ContextVar("draftwood_calls")
-"""Where `_noted_attention` notes them."""
+_OPTIONS = ("scaling", "sliding_window", "softcap", "s_aux")
 
 
 def _noted_attention(
@@ -36,21 +41,41 @@ def _noted_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    *,
-    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Zeros [1, T, head, value_dim] in place of attention, see `tree_attention`: only the shapes matter."""
     layer: Any = getattr(module, "layer_idx", None)
     shape = KVShape(key.shape[1], key.shape[3], value.shape[3])
-    _CALLS.get().append(_AttentionCall(layer, shape, key.dtype, sliding_window, query.shape[1] // key.shape[1]))
+    options = {name: kwargs[name] for name in _OPTIONS if kwargs.get(name) is not None}
+    _CALLS.get().append(AttentionCall(layer, shape, key.dtype, query.shape[1] // key.shape[1], options))
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def attention_window(calls: SequenceOf[AttentionCall], max_context: int) -> int | None:
+    """The last tokens that any token attends to at most, its own included, whichever the layer; None for all.
+
+    Args:
+        max_context: positions that the model will be run on at most.
+    """
+    widest = max((call.options.get("sliding_window", max_context) for call in calls), default=max_context)
+    return int(widest) if widest < max_context else None
+
+
+_CALLS = AttentionHook[list[AttentionCall]]("draftwood_noted", _noted_attention)
+"""Its step is where calls are noted."""
 
 
 def attention_shapes(
     module: Any, max_context: int, every_layer: bool = True
 ) -> tuple[tuple[KVShape, ...], int, torch.dtype]:
-    """What layers call attention with: the shapes of keys and values, the most heads that share a key, and the dtype.
+    """The shapes of keys and values, the most heads that share a key, and the dtype; see `attention_calls`."""
+    calls = attention_calls(module, max_context, every_layer)
+    dtype = calls[0].dtype if calls else module.dtype
+    return tuple(call.shape for call in calls), max((call.group for call in calls), default=1), dtype
+
+
+def attention_calls(module: Any, max_context: int, every_layer: bool = True) -> list[AttentionCall]:
+    """What layers call attention with, in their order.
 
     Read off the calls of attention: what a model keeps in a cache of its own may be something smaller.
 
@@ -61,21 +86,28 @@ def attention_shapes(
         UnsupportedModelError: they do not call it as a model does on which draft trees can be verified.
     """
     name, config = type(module).__name__, module.config.get_text_config()
-    calls: list[_AttentionCall] = []
-    AttentionInterface.register(_NOTED, _noted_attention)
-    token = _CALLS.set(calls)
-    try:
-        module.set_attn_implementation(_NOTED)
-        module(input_ids=torch.zeros(1, _TOKENS, dtype=torch.long, device=module.device), use_cache=False)
-    except Exception as error:
-        raise UnsupportedModelError(does_not_run(name, error)) from error
-    finally:
-        _CALLS.reset(token)
+    calls = _calls_of(module)
     if every_layer and (reason := too_few_calls(len(calls), config)):
         raise UnsupportedModelError(f"{name} {reason}")
     if every_layer and [call.layer for call in calls] != list(range(len(calls))):
         raise UnsupportedModelError(f"{name} does not number its layers from 0 on: {[call.layer for call in calls]}")
-    if every_layer and (reason := hidden_window(config, [call.window for call in calls], max_context)):
+    windows = [call.options.get("sliding_window") for call in calls]
+    if every_layer and (reason := hidden_window(config, windows, max_context)):
         raise UnsupportedModelError(f"{name} {reason}")
-    dtype = calls[0].dtype if calls else module.dtype
-    return tuple(call.shape for call in calls), max((call.group for call in calls), default=1), dtype
+    return calls
+
+
+def _calls_of(module: Any) -> list[AttentionCall]:
+    """The calls of attention in a forward pass.
+
+    Raises:
+        UnsupportedModelError: the model does not run.
+    """
+    calls: list[AttentionCall] = []
+    try:
+        _CALLS.install(module)
+        with _CALLS.during(calls):
+            module(input_ids=torch.zeros(1, _TOKENS, dtype=torch.long, device=module.device), use_cache=False)
+    except Exception as error:
+        raise UnsupportedModelError(does_not_run(type(module).__name__, error)) from error
+    return calls

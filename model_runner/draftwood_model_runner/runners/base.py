@@ -91,10 +91,12 @@ class StepBatch:
         context_lens: int32[S], committed tokens; the i-th token of a row is entry `context_lens[s] + i` of its KV
             cache.
         block_table: int32[P], the pages of all rows, one row after the other: entry e of the KV cache of a batch row is
-            in slot e % page_size of its page number e // page_size. A row may have more pages than the step needs.
+            in slot e % page_size of its page number e // page_size. A row may have more pages than the step needs,
+            and -1 for pages behind the window, see `RunnerFactory.window`.
         cu_blocks: int32[S + 1]; the pages of batch row s are from `cu_blocks[s]` to `cu_blocks[s + 1]`.
         logit_rows: int32[R], the tokens that need logits, ascending.
         made_up: the contexts were never computed: only the time of the step matters, and no state of it is kept.
+        prompts: int32[S], of each sequence, how many of its tokens are its prompt; None: all but drafts are.
     """
 
     tokens: Int32Array
@@ -106,6 +108,7 @@ class StepBatch:
     cu_blocks: Int32Array
     logit_rows: Int32Array
     made_up: bool = False
+    prompts: Int32Array | None = None
 
     @property
     def size(self) -> int:
@@ -165,12 +168,6 @@ class Predictions(NamedTuple):
     logits: Any
     tokens: Int32Array
     top_tokens: Int32Array | None
-
-    def top(self, k: int) -> Int32Array | None:
-        """int32[R, k]: as `top_tokens`, at most as many as there are; None for k = 0."""
-        if self.top_tokens is None or k == 0 or k >= self.top_tokens.shape[1]:
-            return self.top_tokens if k else None
-        return np.ascontiguousarray(self.top_tokens[:, :k])
 
 
 class KVCompaction(NamedTuple):
@@ -276,6 +273,10 @@ class PageStates(Protocol):
     A sequence can begin after a cached prefix only where the state after it was kept, at the end of a page.
     """
 
+    @property
+    def sequences(self) -> int:
+        """Live ones that there is memory for."""
+
     def resumes_after(self, page: int) -> bool:
         """Whether the state after the last token of a page is known."""
 
@@ -305,6 +306,11 @@ class RunnerFactory(Protocol):
     @property
     def exact(self) -> bool:
         """Outputs are bit-identical with and without drafts, in any batch."""
+
+    @property
+    def window(self) -> int | None:
+        """Entries of a sequence that its next tokens need at most, the last ones: its runners are given page tables
+        with -1 for pages that lie behind. None for all."""
 
     @property
     def kv_bytes_per_token(self) -> int:

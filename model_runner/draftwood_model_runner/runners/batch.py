@@ -21,6 +21,7 @@ class BatchRow(NamedTuple):
         chain: int32[c], the next tokens to compute, c >= 1.
         tree: the draft under the end of the chain.
         logits_from: the tokens of the row from here on need logits; row size for none.
+        prompt: how many tokens of the sequence are its prompt; None: its context and the chain.
     """
 
     block_table: Int32Array
@@ -28,6 +29,7 @@ class BatchRow(NamedTuple):
     chain: Int32Array
     tree: DraftTree
     logits_from: int
+    prompt: int | None = None
 
 
 class Chains(NamedTuple):
@@ -39,6 +41,7 @@ class Chains(NamedTuple):
         tokens: int32[c], the next tokens of all sequences to compute, one sequence after the other, at least one each.
         cu_seqlens: int32[s + 1]; those of sequence i are `cu_seqlens[i]` to `cu_seqlens[i + 1]`.
         logits_from: int32[s], the tokens of a batch row from here on need logits; row size for none.
+        prompts: as `StepBatch.prompts`.
     """
 
     block_tables: SequenceOf[Int32Array]
@@ -46,6 +49,7 @@ class Chains(NamedTuple):
     tokens: Int32Array
     cu_seqlens: Int32Array
     logits_from: Int32Array
+    prompts: Int32Array | None = None
 
 
 def lay_out(rows: SequenceOf[BatchRow], least_score: float = 0.0) -> StepBatch:
@@ -60,6 +64,7 @@ def lay_out(rows: SequenceOf[BatchRow], least_score: float = 0.0) -> StepBatch:
         np.concatenate([row.chain for row in rows]),
         np.cumsum([0, *(row.chain.shape[0] for row in rows)], dtype=np.int32),
         np.array([row.logits_from for row in rows], np.int32),
+        np.array([row.context_len + row.chain.size if row.prompt is None else row.prompt for row in rows], np.int32),
     )
     levels = np.full(len(rows), np.iinfo(np.int32).max, np.int32)
     return lay_out_trees(chains, DraftTrees.of([row.tree for row in rows]), levels, least_score)
@@ -103,6 +108,7 @@ def lay_out_trees(chains: Chains, trees: DraftTrees, levels: Int32Array, least_s
         block_table=tables[0] if len(tables) == 1 else np.concatenate(tables),
         cu_blocks=np.cumsum([0, *map(len, tables)], dtype=np.int32),
         logit_rows=logit_rows[:with_logits],
+        prompts=chains.prompts,
     )
 
 

@@ -8,7 +8,6 @@ down.
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,8 +17,22 @@ THRESHOLD = 12
 """What windows, chunks and other thresholds are scaled down to, in tokens."""
 CONTEXT = 160
 """Positions of a copy."""
-_THRESHOLDS = re.compile(
-    r"(^|_)window(_size)?$|index_topk$|block_size$|(^|_)(attention|attn)_chunk_size$|floor_scale$|original_max_position_embeddings$"
+THRESHOLD_FIELDS = frozenset(
+    {
+        "attention_chunk_size",
+        "attention_window_size",
+        "block_size",
+        "floor_scale",
+        "index_block_size",
+        "index_topk",
+        "keep_window_size",
+        "log_scaling_n_floor",
+        "original_max_position_embeddings",
+        "sliding_window",
+        "sliding_window_size",
+        "sparse_block_size",
+        "window_size",
+    }
 )
 """Fields of configs that count tokens, beyond which something else is computed."""
 _RESCALING = frozenset({"dynamic", "longrope"})
@@ -38,7 +51,26 @@ _SIZES = {
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions")
 _COUNTING_BY_LAYER = ("compress_rates",)
 """Dictionaries of configs that give such numbers of tokens for each type of layer."""
-_INNER_WIDTH = re.compile(r"(intermediate_size(_mlp)?|ffn_(dim|hidden_size)|n_inner)$")
+_INNER_WIDTHS = frozenset(
+    {
+        "decoder_ffn_dim",
+        "dense_intermediate_size",
+        "encoder_ffn_dim",
+        "expert_ffn_hidden_size",
+        "ffn_dim",
+        "ffn_hidden_size",
+        "intermediate_size",
+        "intermediate_size_mlp",
+        "moe_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "n_inner",
+        "prefix_dense_intermediate_size",
+        "shared_expert_intermediate_size",
+        "shared_experts_intermediate_size",
+        "shared_intermediate_size",
+    }
+)
+"""Widths of MLPs."""
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
@@ -126,7 +158,7 @@ def _counting_tokens(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], s
             yield from ((value, kind) for kind in value)
         elif isinstance(value, dict):
             yield from _counting_tokens(value)
-        elif _is_number(value) and value > 0 and _THRESHOLDS.search(key):
+        elif _is_number(value) and value > 0 and key in THRESHOLD_FIELDS:
             yield values, key
 
 
@@ -188,7 +220,7 @@ def _shrink_widths(values: dict[str, Any], config: Any) -> None:
     if "num_key_value_heads" in values:
         values["num_key_value_heads"] = few if shared == heads else min(2, shared)
     for key, value in values.items():
-        if _is_number(value) and _INNER_WIDTH.search(key):
+        if _is_number(value) and key in _INNER_WIDTHS:
             values[key] = min(value, 2 * new_width)
         elif value == width and key in ("word_embed_proj_dim", "embedding_size"):
             values[key] = new_width

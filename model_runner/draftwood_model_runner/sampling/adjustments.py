@@ -55,8 +55,13 @@ class LogitAdjustments:
         if not self.penalizes:
             return self._all
         new = np.array([token for token in dict.fromkeys(draft.tolist()) if token not in self._entries], np.int32)
-        more = Adjustments(new, np.zeros_like(new), np.zeros(new.size, np.float32), np.zeros_like(new))
-        return Adjustments(*map(np.concatenate, zip(self._all, more, strict=True)))
+        zeros, tokens, counts, biases, flags = np.zeros_like(new), *self._all
+        return Adjustments(
+            np.concatenate([tokens, new]),
+            np.concatenate([counts, zeros]),
+            np.concatenate([biases, zeros.astype(np.float32)]),
+            np.concatenate([flags, zeros]),
+        )
 
     def apply(self, scores: Float32Array, locked: bool) -> None:
         """Changes scores, float32[vocab], in place."""

@@ -8,11 +8,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 NICENESS = 10
-"""Below that of the engine, whose steps others wait for."""
+"""Lower than the priority of the engine, as all requests wait for its steps."""
 
 
 def background_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """Threads that leave the CPU to others where the system knows priorities of threads, which is on Linux."""
+    """Threads of low priority on Linux; other systems know no priorities of threads."""
     return ThreadPoolExecutor(count, thread_name_prefix=name, initializer=_lower_priority)
 
 

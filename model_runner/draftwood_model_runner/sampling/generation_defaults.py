@@ -64,7 +64,7 @@ _GREEDY = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What holds where a request sets nothing. The defaults of the defaults are greedy decoding to the context's end.
+    """What holds if a request sets nothing. The defaults of the defaults are greedy decoding to the end of the context.
 
     Attributes:
         max_tokens: new tokens at most; None for as many as fit the context.
@@ -111,7 +111,7 @@ def generation_defaults(name: str, config: Any, source: str = "model") -> Genera
 
 
 def eos_token_ids(module: Any) -> frozenset[int]:
-    """Where `generate` ends an answer: the generation config's tokens, also where the model's own config has others."""
+    """The tokens that end an answer of `generate`: the generation config's, even if the model's own has others."""
     return end_tokens(module.config.get_text_config(), module.generation_config)
 
 
@@ -126,7 +126,7 @@ def _sampling(fields: dict[str, Any]) -> SamplingParams:
         return SamplingParams(repetition_penalty=penalty)
     return SamplingParams(
         temperature=float(fields.get("temperature", 1.0)),
-        top_k=int(fields.get("top_k", 50)),  # what `generate` takes where a config samples and says nothing
+        top_k=int(fields.get("top_k", 50)),  # what `generate` takes if a config samples and names none
         top_p=float(fields.get("top_p", 1.0)),
         min_p=float(fields.get("min_p", 0.0)),
         repetition_penalty=penalty,

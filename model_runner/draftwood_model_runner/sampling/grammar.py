@@ -18,9 +18,9 @@ from draftwood_model_runner.sampling.metadata import UNKNOWN_MASK, TokenMasks
 from draftwood_strategies.draft import Float32Array, Int32Array
 
 _SLOW_SECONDS = 0.001
-"""CPU time of a mask that is not computed within a step: ordinary formats take 0.01 to 0.4 ms. Not tuned."""
+"""A mask that takes more CPU time is computed beside the steps. Ordinary formats take 0.01 to 0.4 ms."""
 _QUICK_MASKS = 16
-"""Masks in a row that must be quick until they are computed within steps again. Not tuned."""
+"""After this many quick masks in a row, masks are computed within steps again."""
 
 
 class GrammarCompiler:
@@ -86,7 +86,7 @@ class GrammarState:
             self.pending = threads.submit(self._compute)
 
     def allows(self, token: int) -> bool:
-        """Whether the mask allows `token`. Takes microseconds, where the mask takes up to milliseconds."""
+        """Whether the mask allows `token`. Takes microseconds; the mask takes up to milliseconds."""
         if self.pending is None:
             if forced := self._matcher.compute_ff_tokens():
                 return bool(token == forced[0])
@@ -111,9 +111,9 @@ class GrammarState:
         forbid(packed, scores)
 
     def masks(self, tokens: Int32Array, parents: Int32Array) -> TokenMasks:
-        """What may follow the nodes of a draft tree, as far as that takes no longer than a step may wait.
+        """What may follow the nodes of a draft tree. Finds masks for no longer than a step may wait.
 
-        Nodes that are not allowed themselves have no mask: no output comes to them. The state stays at its place.
+        Nodes that are not allowed themselves have no mask, as no output comes to them. The state does not change.
 
         Args:
             tokens, parents: int32[n], the tree with its root, which is node 0.
@@ -145,7 +145,7 @@ class GrammarState:
         return packed
 
     def copy(self) -> GrammarState:
-        """Another state at the same place, which goes its own way, its next mask computed."""
+        """An independent state after the same tokens, its next mask computed."""
         copy = self._matcher.deep_copy()
         copy.compute_bitmask()
         return GrammarState(copy, self._vocab_size)
@@ -161,13 +161,13 @@ class GrammarState:
             raise too_complex(self._matcher)
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, as far as only one is allowed each time."""
+        """The tokens that must come next: up to the first place at which several are allowed."""
         tokens: list[int] = self._matcher.compute_ff_tokens()
         return tokens
 
 
 def _after(state: llguidance.LLMatcher | None, token: int) -> llguidance.LLMatcher | None:
-    """A state one token further; None where the token is not allowed."""
+    """A state one token further; None if the token is not allowed."""
     if state is None or not state.validate_tokens([token]):
         return None
     after = state.deep_copy()

@@ -18,8 +18,8 @@ from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.request import GrammarKind
 
 JSON_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""One line, as `json.dumps` writes it: free to, a small model fills pages with blanks, and blanks cannot be foretold.
-A schema's own "x-guidance" has the last word."""
+"""One line, as `json.dumps` writes it. A small model fills pages with blanks if it may, and blanks cannot be drafted.
+A schema's own "x-guidance" overrides this."""
 
 _LIMITS = {"step_lexer_fuel": 100_000, "step_max_items": 5_000, "max_lexer_states": 50_000, "verbose_errors": False}
 """For a token: about 7 ms in the lexer by llguidance's own figures, and 10 ms for the mask and 6 ms to accept it in the

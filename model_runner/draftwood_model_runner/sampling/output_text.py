@@ -63,7 +63,7 @@ class OutputText:
         return text[: len(text) - keep], None
 
     def rest(self) -> str:
-        """The text that is held back, where the output ends otherwise."""
+        """The text that is held back, if the output ends otherwise."""
         return self._flush("")
 
     def _flush(self, text: str) -> str:

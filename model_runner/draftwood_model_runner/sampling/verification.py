@@ -16,11 +16,8 @@ from draftwood_model_runner.sampling.host.row_threads import LEAST_NUMBERS, in_t
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.native import compiled, flattened
+from draftwood_strategies.native import compiled
 from draftwood_strategies.tree_index import find_child, link_all, unlinked
-
-_find_child = flattened(find_child)
-_link_all = flattened(link_all)
 
 ROOT_NODE = 0
 """The node of the last committed token; the nodes of the draft follow."""
@@ -183,11 +180,11 @@ def walk(tokens: Int32Array, parents: Int32Array, choose: Callable[[int], int]) 
         yield choose(ROOT_NODE), ROOT_NODE
         return
     index = unlinked(tokens)
-    _link_all(index, parents)
+    link_all(index, parents)
     node = ROOT_NODE
     while True:
         token = choose(node)
-        node = max(_find_child(index, node, token), ROOT_NODE)
+        node = max(find_child(index, node, token), ROOT_NODE)
         yield token, node
         if node == ROOT_NODE:
             return

@@ -19,11 +19,11 @@ from draftwood_model_runner.scheduling.least_served import LeastServed
 from draftwood_model_runner.sequence import Sequence
 
 _MOST_CLAIM = 4096.0
-"""Tokens, over its weight, that a tenant can be behind the most served one: a tenant that long asked for little gets no
-right to everything for as long. Not tuned."""
+"""A tenant is at most so many tokens, over its weight, behind the most served one: one that long asked for little does
+not get all steps for as long."""
 
 Rank = tuple[float, int]
-"""A total order of all sequences, the first to be served least; it never changes while a sequence lives."""
+"""A total order of all sequences: the least is served first. It never changes while a sequence lives."""
 
 
 class FairQueue:

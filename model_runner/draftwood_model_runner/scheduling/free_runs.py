@@ -10,7 +10,7 @@ import numpy as np
 from draftwood_strategies.draft import Int32Array
 
 _SPARE_ENTRIES = 64
-"""Entries of the heap that may be out of date beside as many as there are runs. Not tuned."""
+"""The heap is rebuilt once it has this many outdated entries more than there are runs."""
 
 
 class FreeRuns:

@@ -1,28 +1,29 @@
-"""The page tables of live sequences: pages of KV memory for what they need, shared where they begin alike. No torch.
+"""The page tables of live sequences. Sequences that begin alike share pages. No torch.
 
 Memory is paged as in vLLM (Kwon et al., 2023, arXiv 2309.06180): a sequence holds the pages for its tokens and a little
 growth, not for the longest output that it may write. A sequence that begins like an earlier one of its tenant holds the
 same full pages by reference. Nothing is ever copied: a sequence writes only at and beyond its committed length, and
 shared pages lie below it.
+
+If all layers of a model have a sliding window, a sequence gives up the pages behind it while it goes on, and gets pages
+for its prompt piece by piece: it needs memory for the window and a step, however long it is. What it gives up stays in
+the prefix cache while there is room. A prefix is found from its beginning on, so it is of use as long as all of it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from draftwood_model_runner.runners.base import PageStates
 from draftwood_model_runner.scheduling.page_pool import PagePool
-from draftwood_model_runner.scheduling.prefix_cache import Block, KnownPrefix, PrefixCache
+from draftwood_model_runner.scheduling.page_table import GROWTH, NO_PAGE, AttentionWindow, PageTable
+from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix, PrefixCache
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.draft import Int32Array
-
-GROWTH = 64
-"""Tokens that a sequence can write at least before it needs further pages. Not tuned: taking pages is cheap."""
 
 
 class KVUse(NamedTuple):
@@ -33,23 +34,6 @@ class KVUse(NamedTuple):
     cached: int = 0
 
 
-@dataclass(eq=False, slots=True)
-class _PageTable:
-    """The pages of a live sequence.
-
-    Attributes:
-        pages: int32[p]; token i of the sequence is in row i % page_size of page i // page_size.
-        known: how many of them the prefix cache knows.
-        last_known: the block of the last of these; the tenant for none.
-        longest: tokens of the sequence up to which its next step fits, with its draft.
-    """
-
-    pages: Int32Array
-    known: int
-    last_known: Block | str
-    longest: int = 0
-
-
 class KVPool:
     """Shares out the pages: to live sequences first, and to prefixes that are kept for reuse with what is left.
 
@@ -57,16 +41,27 @@ class KVPool:
         pages: how many there are, at least as many as any sequence needs.
         page_size: tokens of a page.
         prefix_cache: keep the pages of ended sequences, and begin new sequences with the longest cached prefix.
-        states: of recurrent layers; None for a model without. A prefix ends where one is known.
+        states: of recurrent layers; None for a model without. A prefix ends where one is known, and has no written
+            tokens: a runner may compute those otherwise than tokens of a prompt.
+        window: None if some layer attends to all earlier tokens.
     """
 
-    def __init__(self, pages: int, page_size: int, prefix_cache: bool = True, states: PageStates | None = None) -> None:
+    def __init__(
+        self,
+        pages: int,
+        page_size: int,
+        prefix_cache: bool = True,
+        states: PageStates | None = None,
+        window: AttentionWindow | None = None,
+    ) -> None:
+        assert states is None or window is None
         self.page_size = page_size
+        self.window = window
         self.prefix_cache = prefix_cache
         self._states = states
         self._pages = PagePool(pages)
         self._prefixes = PrefixCache(page_size, pages)
-        self._tables: dict[Sequence, _PageTable] = {}
+        self._tables: dict[Sequence, PageTable] = {}
         self._known: dict[Sequence, KnownPrefix] = {}
 
     @property
@@ -80,7 +75,7 @@ class KVPool:
         return KVUse(total, total - cached - self._pages.free, cached)
 
     def pages(self, sequence: Sequence) -> Int32Array:
-        """int32[p], the page table of a live sequence."""
+        """int32[p], the page table of a live sequence; `NO_PAGE` for pages behind the window that it gave up."""
         return self._tables[sequence].pages
 
     def slot(self, sequence: Sequence, token: int) -> int:
@@ -98,20 +93,20 @@ class KVPool:
         Sets `committed`. At least the last token is left to compute, because its logits choose the next one.
         Returns False, and does nothing, while live sequences hold too much.
         """
-        missing = self.missing(sequence)
-        if missing > 0:
+        if self.missing(sequence) > 0:
             return False
         prefix = self._find(sequence)
-        last_known: Block | str = prefix.blocks[-1] if prefix.blocks else sequence.request.tenant
-        shared = prefix.pages
         self.leave(sequence)
+        sequence.committed = len(prefix.blocks) * self.page_size
+        behind = self._behind(sequence.committed)
+        shared = prefix.pages[behind:]
         self._prefixes.reuse(shared)
         self._pages.share(shared)
-        self._tables[sequence] = _PageTable(shared, shared.size, last_known)
-        self._extend(sequence, self._need(sequence) - shared.size)
-        sequence.committed = shared.size * self.page_size
+        table = self._tables[sequence] = PageTable(prefix.pages.copy(), prefix, behind)
+        table.pages[:behind] = NO_PAGE
+        self._extend(sequence, self._need(sequence, sequence.committed) - table.pages.size)
         if self._states is not None and shared.size:
-            first = int(self._tables[sequence].pages[shared.size])
+            first = int(table.pages[shared.size])
             self._states.resume(int(shared[-1]), first, sequence.committed)
         return True
 
@@ -121,10 +116,12 @@ class KVPool:
         Looks at what is new since the last time alone; `leave` forgets what was found.
         """
         prefix = self._find(sequence)
-        return self._need(sequence) - len(prefix.blocks) - (self.available - prefix.retained)
+        committed = len(prefix.blocks) * self.page_size
+        reused = self._prefixes.retained_from(prefix, self._behind(committed))
+        return self._need(sequence, committed) - len(prefix.blocks) - (self.available - reused)
 
     def leave(self, sequence: Sequence) -> None:
-        """A waiting sequence does so no more."""
+        """A sequence stopped waiting."""
         self._known.pop(sequence, None)
 
     def record(self, sequence: Sequence) -> None:
@@ -133,11 +130,15 @@ class KVPool:
 
     def is_short(self, sequence: Sequence) -> bool:
         """Whether the next step of the sequence may need more than its pages hold."""
-        return sequence.length > self._tables[sequence].longest
+        tokens = sequence.length
+        if self.window is not None:
+            tokens = min(tokens, sequence.committed + self.window.step)
+        return tokens > self._tables[sequence].longest
 
     def shortfall(self, sequences: Iterable[Sequence]) -> int:
         """How many pages others must give up before these live sequences can grow; 0 or less for none."""
-        return sum(self._need(one) - self._tables[one].pages.size for one in sequences) - self.available
+        wanted = sum(self._need(one, one.committed) - self._tables[one].pages.size for one in sequences)
+        return wanted - self.available
 
     def enough(self, candidates: Iterable[Sequence], missing: int) -> list[Sequence] | None:
         """The first of these live sequences, at least one, that hold so many pages together and with no others.
@@ -147,7 +148,7 @@ class KVPool:
         references, alone, chosen = self._pages.references, 0, []
         times = np.zeros_like(references)
         for sequence in candidates:
-            pages = self.pages(sequence)
+            pages = self.pages(sequence)[self._tables[sequence].given_up :]
             times[pages] += 1
             alone += int(np.count_nonzero(times[pages] == references[pages]))
             chosen.append(sequence)
@@ -156,8 +157,21 @@ class KVPool:
         return None
 
     def grow(self, sequence: Sequence) -> None:
-        """Gives a sequence, whose shortfall must be none, the pages that it needs."""
-        self._extend(sequence, self._need(sequence) - self._tables[sequence].pages.size)
+        """Gives a sequence the pages that it needs; its shortfall must be 0 or less."""
+        self._extend(sequence, self._need(sequence, sequence.committed) - self._tables[sequence].pages.size)
+
+    def trim(self, sequence: Sequence) -> None:
+        """Takes back pages that lie behind the window of all that a live sequence computes from now on."""
+        table, behind = self._tables[sequence], self._behind(sequence.committed)
+        if behind <= table.given_up:
+            return
+        self._record(sequence, behind * self.page_size)
+        pages = table.pages.copy()  # a step in flight may look at the old one
+        pages[table.given_up : behind] = NO_PAGE
+        given_up, table.pages, table.given_up = table.pages[table.given_up : behind], pages, behind
+        unused, cached = self._released(given_up)
+        self._prefixes.retain(cached)
+        self._pages.put_back(unused)
 
     def close(self, sequence: Sequence, keep: bool = True) -> None:
         """Takes back the pages of a sequence.
@@ -167,17 +181,19 @@ class KVPool:
                 forgotten.
         """
         if keep:
-            self._record(sequence, sequence.committed)
-        unused = self._pages.release(self._tables.pop(sequence).pages)
+            self._record(sequence, min(sequence.committed, self._shareable(sequence)))
+        table = self._tables.pop(sequence)
+        unused, cached = self._released(table.held)
         if self._states is not None:
-            self._states.release(unused.tolist(), kept=keep)
-        known = self._prefixes.known(unused)
-        cached = unused[known]
+            self._states.release([*unused.tolist(), *cached.tolist()], kept=keep)
+        if table.given_up:
+            cached = np.concatenate([self._prefixes.retained_pages(table.prefix), cached])
+            self._prefixes.reuse(cached)
         if keep:
             self._prefixes.retain(cached[::-1])  # a block is found by the ones before it, so it is of use no longer
-            unused = unused[~known]
         else:
             self._prefixes.forget(cached)
+            unused = np.concatenate([unused, cached])
         self._pages.put_back(unused)
 
     def check(self, live: list[Sequence], waiting: SequenceOf[Sequence] | None = None) -> None:
@@ -186,7 +202,7 @@ class KVPool:
         Args:
             waiting: those that a cached prefix may be known of; None for any.
         """
-        tables = [table.pages for table in self._tables.values()]
+        tables = [table.held for table in self._tables.values()]
         held = np.concatenate([np.empty(0, np.int32), *tables])
         assert self._tables.keys() == set(live)
         assert not self._known.keys() & self._tables.keys()
@@ -196,6 +212,9 @@ class KVPool:
         assert self.prefix_cache or not self._prefixes.retained
         for sequence, table in self._tables.items():
             assert sequence.committed <= table.pages.size * self.page_size
+            assert (table.pages[: table.given_up] == NO_PAGE).all()
+            assert table.given_up <= self._behind(sequence.committed)
+            self._prefixes.check_prefix(table.prefix)
             # What will be written next is in no other table, and cannot be found.
             own = table.pages[sequence.committed // self.page_size :]
             assert (self._pages.references[own] == 1).all()
@@ -205,10 +224,22 @@ class KVPool:
         for prefix in self._known.values():
             self._prefixes.check_prefix(prefix)
 
-    def _need(self, sequence: Sequence) -> int:
-        """How many pages the sequence should have now."""
-        tokens = min(sequence.length + GROWTH, sequence.longest) + sequence.request.max_draft_nodes
-        return -(-tokens // self.page_size)
+    def _need(self, sequence: Sequence, committed: int) -> int:
+        """How many pages the table of the sequence should have after `committed` tokens, with those given up."""
+        tokens = min(sequence.length + GROWTH, sequence.longest)
+        if self.window is not None:
+            tokens = min(tokens, committed + self.window.step + GROWTH)
+        return -(-(tokens + sequence.request.max_draft_nodes) // self.page_size)
+
+    def _behind(self, committed: int) -> int:
+        """How many pages lie behind the window of the token at position `committed`, and so of all later ones."""
+        return 0 if self.window is None else max(0, (committed - self.window.tokens + 1) // self.page_size)
+
+    def _released(self, pages: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """Of pages that a sequence holds no more, those that no other does: such as are of no use, and cached ones."""
+        unused = self._pages.release(pages)
+        known = self._prefixes.known(unused)
+        return unused[~known], unused[known]
 
     def _find(self, sequence: Sequence) -> KnownPrefix:
         """The longest cached prefix of a waiting sequence."""
@@ -218,7 +249,7 @@ class KVPool:
         if prefix is None:
             prefix = self._known[sequence] = KnownPrefix(sequence.request.tenant)
         self._prefixes.refresh(prefix)
-        full, count = (sequence.length - 1) // self.page_size, 1
+        full, count = min(sequence.length - 1, self._shareable(sequence)) // self.page_size, 1
         while (known := len(prefix.blocks)) < full:
             count = min(count, full - known)
             tokens = sequence.tokens(known * self.page_size, count * self.page_size)
@@ -226,6 +257,10 @@ class KVPool:
                 break
             count *= 2
         return self._resumable(prefix)
+
+    def _shareable(self, sequence: Sequence) -> int:
+        """How many of its tokens others may begin with."""
+        return sequence.length if self._states is None else int(sequence.request.prompt.size)
 
     def _resumable(self, prefix: KnownPrefix) -> KnownPrefix:
         """As much of a prefix as a sequence can begin with: up to a page after which the states are known."""
@@ -236,11 +271,13 @@ class KVPool:
 
     def _record(self, sequence: Sequence, committed: int) -> None:
         table, full = self._tables[sequence], committed // self.page_size
-        if self.prefix_cache and full > table.known:
-            start = table.known * self.page_size
-            tokens = sequence.tokens(start, full * self.page_size - start)
-            table.last_known = self._prefixes.add(table.last_known, tokens, table.pages[table.known : full])
-            table.known = full
+        if not self.prefix_cache or full <= len(table.prefix.blocks):
+            return
+        self._prefixes.refresh(table.prefix)
+        known = len(table.prefix.blocks)
+        if known >= table.given_up:  # otherwise some of what was given up is gone, and what follows cannot be found
+            tokens = sequence.tokens(known * self.page_size, (full - known) * self.page_size)
+            self._prefixes.add(table.prefix, tokens, table.pages[known:full])
 
     def _extend(self, sequence: Sequence, count: int) -> None:
         """Adds pages to a page table; forgets the least recently used prefixes if need be."""

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 
 _MOST_STALE = 64
-"""Entries of tenants that are gone, beyond as many as there are others, until they are swept out. Not tuned."""
+"""The heap is rebuilt once it has this many entries of removed tenants more than of present ones."""
 
 
 class LeastServed:

@@ -11,7 +11,7 @@ from draftwood_strategies.draft import Int32Array
 class PagePool:
     """Counts references to pages.
 
-    Pages that are taken together are neighbours where there is room: a runner without a kernel for page tables reads a
+    Pages that are taken together are neighbours if there is room: a runner without a kernel for page tables reads a
     run of neighbours in place, and has to gather others.
 
     Args:

@@ -40,7 +40,7 @@ class Block:
 
 @dataclass(eq=False, slots=True)
 class KnownPrefix:
-    """The blocks that the tokens of a waiting sequence begin with, as far as they were known at the last look.
+    """The blocks that the tokens of a sequence begin with, as far as they were known at the last look.
 
     Attributes:
         pages: int32[p], those of the blocks.
@@ -108,16 +108,11 @@ class PrefixCache:
                 break
             found.append(block)
             before = block
-        if found:
-            pages = np.array([block.page for block in found], np.int32)
-            prefix.blocks += found
-            prefix.pages = np.concatenate([prefix.pages, pages])
-            prefix.forgotten = np.concatenate([prefix.forgotten, self._times_forgotten[pages]])
-            prefix.retained += int(np.count_nonzero(self._is_retained[pages]))
+        self._append(prefix, found)
         return len(found)
 
     def beginning(self, prefix: KnownPrefix, blocks: int) -> KnownPrefix:
-        """The first blocks of a prefix, as they are now: itself if it has no more, otherwise a copy."""
+        """The first `blocks` blocks of a prefix: the prefix itself if these are all, otherwise a copy."""
         if blocks == len(prefix.blocks):
             return prefix
         pages = prefix.pages[:blocks]
@@ -126,19 +121,36 @@ class PrefixCache:
             prefix.tenant, prefix.blocks[:blocks], pages, retained, prefix.forgotten[:blocks], prefix.changes
         )
 
-    def add(self, before: Block | str, tokens: Int32Array, pages: Int32Array) -> Block | str:
-        """Records that pages int32[p] hold the keys and values of `tokens`, int32[p * page_size], that follow `before`.
+    def add(self, prefix: KnownPrefix, tokens: Int32Array, pages: Int32Array) -> None:
+        """Records that pages int32[p] hold the keys and values of `tokens`, int32[p * page_size], that follow a prefix,
+        and adds these blocks to it.
 
-        Blocks that are known already keep their page. Returns the last block, or `before` if there is none.
+        Blocks that are known already keep their page.
         """
+        self.refresh(prefix)
+        before: Block | str = prefix.blocks[-1] if prefix.blocks else prefix.tenant
+        added = []
         for of_block, page in zip(self._cut(tokens), pages.tolist(), strict=True):
             block = self._blocks.get((before, of_block))
             if block is None:
+                if self._is_known[page]:  # after a block that was forgotten, so it can be found no longer
+                    self.forget(np.array([page], np.int32))
                 block = Block(before, of_block, page)
                 self._blocks[before, of_block] = self._of_page[page] = block
                 self._is_known[page] = True
+            added.append(block)
             before = block
-        return before
+        self._append(prefix, added)
+
+    def retained_from(self, prefix: KnownPrefix, block: int) -> int:
+        """How many pages of a prefix no live sequence holds, from that of a block on."""
+        self.refresh(prefix)
+        return int(np.count_nonzero(self._is_retained[prefix.pages[block:]])) if block else prefix.retained
+
+    def retained_pages(self, prefix: KnownPrefix) -> Int32Array:
+        """int32[p], the pages of a prefix that no live sequence holds."""
+        self.refresh(prefix)
+        return prefix.pages[self._is_retained[prefix.pages]]
 
     def known(self, pages: Int32Array) -> BoolArray:
         """bool[p], which of these pages, int32[p], hold a block."""
@@ -168,7 +180,7 @@ class PrefixCache:
         self._changes += 1
 
     def forget_oldest(self, count: int) -> Int32Array:
-        """Forgets the least recently used of the retained pages, of which there must be so many; returns them."""
+        """Forgets the `count` least recently used retained pages, and returns them. There must be so many."""
         pages = np.fromiter(islice(self._retained, count), np.int32, count)
         self.forget(pages)
         return pages
@@ -192,6 +204,16 @@ class PrefixCache:
         for block in prefix.blocks:
             assert self._blocks[before, block.tokens] is block
             before = block
+
+    def _append(self, prefix: KnownPrefix, blocks: list[Block]) -> None:
+        """Adds blocks that follow a refreshed prefix."""
+        if not blocks:
+            return
+        pages = np.array([block.page for block in blocks], np.int32)
+        prefix.blocks += blocks
+        prefix.pages = np.concatenate([prefix.pages, pages])
+        prefix.forgotten = np.concatenate([prefix.forgotten, self._times_forgotten[pages]])
+        prefix.retained += int(np.count_nonzero(self._is_retained[pages]))
 
     def _cut(self, tokens: Int32Array) -> Iterator[bytes]:
         """The tokens of each full page."""

@@ -23,10 +23,10 @@ __all__ = ["PRIORITY_SECONDS", "ScheduledSequence", "Scheduler", "SchedulerOutpu
 _log = logging.getLogger(__name__)
 
 PRIORITY_SECONDS = 60.0
-"""One level of priority counts like having arrived this much earlier, so that no request waits for ever. Not tuned."""
+"""A level of priority counts like this many seconds of earlier arrival, so no request waits for ever."""
 
 _MOST_LOOKS = 8
-"""Waiting sequences that a step without a free slot looks at if running ones give up too little for them. Not tuned."""
+"""A step without a free slot looks at so many waiting sequences at most, if running ones give up too little."""
 
 
 class Scheduler:
@@ -115,6 +115,8 @@ class Scheduler:
         """
         self._record_prompts()
         if short := [sequence for sequence in self.running if self._pool.is_short(sequence)]:
+            for sequence in self.running:
+                self._pool.trim(sequence)
             self._find_memory(short)
         self._admit()
         if self._limit.passed(len(self.running), self.waiting):

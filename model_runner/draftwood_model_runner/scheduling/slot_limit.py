@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 _FIRST_PATIENCE, _MOST_PATIENCE = 256, 65_536
-"""Steps with all slots in use until the number of slots grows: some seconds, and some ten minutes. It doubles with each
-failure, so that a load that never fits fails seldom, and is forgotten after as many steps without one. Not tuned."""
+"""The number of slots grows after so many steps with all slots in use: some seconds at first, some ten minutes at most.
+Each failure doubles it, so a load that never fits fails seldom. After the most steps without a failure it is the first
+again."""
 _GROWTH = 4
-"""Slots grow by one part of so many. Not tuned: from the half to the whole in three or four steps."""
+"""Slots grow by a quarter: from one half to all in three or four steps."""
 
 
 class SlotLimit:

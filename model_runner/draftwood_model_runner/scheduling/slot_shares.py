@@ -1,4 +1,4 @@
-"""Who gives way to whom: slots belong to tenants by weight, and within a tenant rank decides. No torch."""
+"""Which sequences give up their slots. Slots belong to tenants by weight; in a tenant rank decides. No torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from draftwood_model_runner.scheduling.fair_queue import FairQueue, Rank
 from draftwood_model_runner.sequence import Sequence
 
 QUANTUM = 128.0
-"""Tokens, over its weight, that a tenant must have been served beyond another before one of its sequences gives way to
-the other's, where that has the slots that belong to it. Not tuned: a switch may cost the recomputation of a prompt."""
+"""A sequence gives up its slot to one of another tenant that has the slots that belong to it only if its own tenant was
+served so many tokens more, over its weight. A switch may cost the recomputation of a prompt."""
 
 
 class SlotShares:
@@ -38,7 +38,7 @@ class SlotShares:
         insort(self.running.setdefault(sequence.request.tenant, []), sequence, key=self._rank)
 
     def stopped(self, sequence: Sequence) -> None:
-        """A running sequence does so no more."""
+        """A sequence stopped running."""
         tenant = sequence.request.tenant
         self.running[tenant].remove(sequence)
         if not self.running[tenant]:
@@ -90,7 +90,7 @@ class SlotShares:
             assert all(sequence.request.tenant == tenant for sequence in sequences)
 
     def _yielding(self, tenants: Iterable[str], keeps: Callable[[str], int]) -> Iterator[Sequence]:
-        """As `yielding`, for these tenants, each of which keeps so many."""
+        """As `yielding`, for these tenants; `keeps` tells how many sequences each keeps."""
         weight, served = self._queue.weight, self._queue.served
         heap = []
         for tenant in tenants:
@@ -108,8 +108,8 @@ class SlotShares:
                 heappop(heap)
 
     def _giving(self, served: float, lacks: bool) -> Iterator[str]:
-        """Tenants that give a slot to one that was served so much, or lacks slots: they have more than belong to
-        them."""
+        """Tenants that give a slot to a tenant that was served so much, or that lacks slots. They hold more slots than
+        belong to them."""
         more, of_tenant = served + QUANTUM, self._queue.served
         return (
             tenant

@@ -11,10 +11,10 @@ from draftwood_model_runner.scheduling.slot_shares import SlotShares
 from draftwood_model_runner.sequence import Sequence
 
 _MOST_SKIPPED = 3
-"""Steps in a row that the sequences of a tenant above its share skip, at most, for others' first tokens. Not tuned."""
+"""The sequences of a tenant above its share skip at most this many steps in a row for the first tokens of others."""
 
 _STEP_PRICE = 2
-"""Price of a decoding step in prompt tokens, for fairness between tenants: the ratio of the VTC paper."""
+"""What a decoding step counts in prompt tokens, for fairness between tenants: the ratio of the VTC paper."""
 
 
 class ScheduledSequence(NamedTuple):

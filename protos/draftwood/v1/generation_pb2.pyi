@@ -225,18 +225,20 @@ class Started(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., tenant: _Optional[str] = ..., strategy: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., max_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., experiment: _Optional[str] = ..., arm: _Optional[str] = ...) -> None: ...
 
 class Delta(_message.Message):
-    __slots__ = ("text", "token_ids", "details", "sample", "draft_trees")
+    __slots__ = ("text", "token_ids", "details", "sample", "draft_trees", "finished")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TREES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     details: _containers.RepeatedCompositeFieldContainer[TokenDetail]
     sample: int
     draft_trees: _containers.RepeatedCompositeFieldContainer[DraftTree]
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., details: _Optional[_Iterable[_Union[TokenDetail, _Mapping]]] = ..., sample: _Optional[int] = ..., draft_trees: _Optional[_Iterable[_Union[DraftTree, _Mapping]]] = ...) -> None: ...
+    finished: SampleResult
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., details: _Optional[_Iterable[_Union[TokenDetail, _Mapping]]] = ..., sample: _Optional[int] = ..., draft_trees: _Optional[_Iterable[_Union[DraftTree, _Mapping]]] = ..., finished: _Optional[_Union[SampleResult, _Mapping]] = ...) -> None: ...
 
 class DraftTree(_message.Message):
     __slots__ = ("token_ids", "tokens", "parents", "accepted")

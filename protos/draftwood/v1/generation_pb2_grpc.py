@@ -76,7 +76,8 @@ class GenerationServiceServicer(object):
     """
 
     def Generate(self, request, context):
-        """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status.
+        """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status. With several samples,
+        the last Delta of each tells how it ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,7 +42,9 @@ class GenerationServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
-    """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status."""
+    """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status. With several samples,
+    the last Delta of each tells how it ended.
+    """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
     """Text or chat messages to token ids, as Generate reads them."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]
@@ -64,7 +66,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status."""
+    """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status. With several samples,
+    the last Delta of each tells how it ended.
+    """
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Text or chat messages to token ids, as Generate reads them."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]  # type: ignore[assignment]
@@ -89,7 +93,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
-        """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status."""
+        """Streams one Started, then Deltas, then exactly one Finished, or ends with one non-OK status. With several samples,
+        the last Delta of each tells how it ended.
+        """
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -20,7 +20,7 @@ from draftwood_service.engine.loaded import LoadedEngine, Redecoding, StepEngine
 _log = structlog.get_logger(__name__)
 
 MOST_ANSWERS, MOST_TOKENS = 1024, 1 << 20
-"""Answers that wait, and their tokens with those of their prompts: 4 MiB, and hours of decoding. Not tuned."""
+"""Answers that wait, and their tokens with those of their prompts: 4 MiB, and hours of decoding."""
 
 
 class _Chosen(NamedTuple):

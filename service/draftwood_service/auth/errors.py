@@ -12,7 +12,7 @@ from draftwood_model_runner.errors import DraftwoodError
 
 
 class UnauthenticatedError(DraftwoodError):
-    """The call has no valid credential. The text is the same for all causes, so that it helps nobody to guess one.
+    """The call has no valid credential. The text is the same for all causes, so that it is no hint to who guesses one.
 
     Attributes:
         cause: for the server's log.

@@ -46,9 +46,9 @@ _log = structlog.get_logger(__name__)
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 10.0
 _SMOOTHING = 0.1
 """The delay that a refused client is advised is the mean duration of requests, an exponential average with this weight,
-over the number that run together, within these bounds. Not tuned: it is an estimate."""
+over the number that run together, within these bounds. It is an estimate."""
 _JOIN_SECONDS = 5.0
-"""For an engine that has died to end before another one is started. Not tuned."""
+"""For an engine that has died to end before another one is started."""
 
 Result = TypeVar("Result")
 

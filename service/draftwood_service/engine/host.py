@@ -50,10 +50,10 @@ _log = structlog.get_logger(__name__)
 
 _PRELOAD_SECONDS = 3.0
 """How long the start waits for the preloaded memories; after it, serving begins without them. `draftwood bench share`
-measured half a second for a tenant of a million tokens; not tuned beyond that."""
+measured half a second for a tenant of a million tokens."""
 
 _COMPILING_THREADS = 2
-"""They compile what passed a check in the service, without the interpreter's lock. Not tuned."""
+"""They compile what passed a check in the service, without the interpreter's lock."""
 
 
 @dataclass(eq=False, slots=True)

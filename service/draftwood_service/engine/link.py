@@ -28,7 +28,7 @@ from draftwood_service.engine.reporting.report import EngineReport
 
 _HEADER = struct.Struct("!I")
 _CHUNK = 1 << 18
-"""Bytes per read; an ordinary message has a few hundred. Not tuned."""
+"""Bytes per read; an ordinary message has a few hundred."""
 
 
 class Add(NamedTuple):

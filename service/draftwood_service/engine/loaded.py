@@ -68,7 +68,7 @@ class LoadedEngine:
         grammars: compiles the formats of answers; None for an engine that drafts, learns and compiles by itself.
         info: sent to the service in `Ready`.
         preload: number of memories, the latest written, that are loaded at the start, for the strategy `strategy`.
-        audit_share: of requests whose answers are audited.
+        audit_share: share of requests whose answers are audited.
         weights: of tenants, as the engine reads them at each step; 1 for those not named.
         can_audit: whether an answer to a request can be compared with plain decoding.
         memory_report: counters of the memories that drafts come from, and whether their store answers; None for those

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _LOADING = {"draftwood": "draftwood_service.engine.loading", "vllm": "draftwood_service.engine.vllm.loading"}
 """By engine, the module whose `loaded` loads it."""
 _LOOK_SECONDS = 0.5
-"""Between two looks at whether the service is still there, while the engine loads. Not tuned."""
+"""Between two looks at whether the service is still there, while the engine loads."""
 _END_SECONDS = 30.0
-"""For an engine that loads to end once the service has. Not tuned."""
+"""For an engine that loads to end once the service has."""
 
 
 def main() -> None:

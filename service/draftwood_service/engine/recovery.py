@@ -14,9 +14,9 @@ from draftwood_tenants.resources.ending import end
 _log = structlog.get_logger(__name__)
 
 _FIRST_DELAY = 0.5
-"""Seconds before the first attempt; each further one waits four times as long. Not tuned."""
+"""Seconds before the first attempt; each further one waits four times as long."""
 _STABLE_SECONDS = 600.0
-"""After so long without a death, attempts are counted from the beginning. Not tuned."""
+"""After so long without a death, attempts are counted from the beginning."""
 
 
 class EngineRecovery:

@@ -14,12 +14,12 @@ from draftwood_service.engine.link import SequenceOutput
 
 MAX_PART_TOKENS = 1024
 """Tokens in one message, however slow the reader is. gRPC clients refuse messages above 4 MiB by default; with 20
-log-probabilities a token, 1024 tokens take about 300 KiB. Not tuned."""
+log-probabilities a token, 1024 tokens take about 300 KiB."""
 MAX_TREES = 64
-"""Verified drafts in one message, the last ones. Not tuned: with 512 nodes each they take some 500 KiB."""
+"""Verified drafts in one message, the last ones. With 512 nodes each they take some 500 KiB."""
 PAUSE_SECONDS = 0.25
-"""How long an output may wait to be taken until its request gives up its slots: longer than the event loop stands
-still, and little to wait for a slot. Not tuned."""
+"""How long an output may wait to be taken until its request gives up its slots: longer than the event loop is
+blocked, and short for a request that waits for a slot."""
 
 
 @dataclass(eq=False, slots=True)
@@ -85,12 +85,18 @@ class Pending:
         for values in (self.token_ids, self.texts, self.drafted, self.logprobs):
             del values[:count]
 
-    def parts(self) -> Iterator[Pending]:
-        """The tokens in pieces of at most `MAX_PART_TOKENS`, without the finish; the last one has the trees."""
-        for start in range(0, len(self.token_ids), MAX_PART_TOKENS):
+    def parts(self, with_end: bool = False) -> Iterator[Pending]:
+        """The tokens in pieces of at most `MAX_PART_TOKENS`; the last one has the trees.
+
+        Args:
+            with_end: the last piece has the finish, and there is one without tokens if there is nothing but a finish.
+        """
+        alone = with_end and self.finish is not None and not self.token_ids
+        for start in range(0, len(self.token_ids) or alone, MAX_PART_TOKENS):
             part = self.part(start, start + MAX_PART_TOKENS)
             if start + MAX_PART_TOKENS >= len(self.token_ids):
                 part.trees = self.trees
+                part.finish = self.finish if with_end else None
             yield part
 
 
@@ -104,7 +110,7 @@ class Stream:
         samples: the submitted ones; empty before that.
         finished: all samples have finished.
         ids: of the samples, on the engine's link.
-        tenant: whose it is.
+        tenant: of the request.
         slots: number of slots that it holds, one for each sample.
         has_slots: the slots are its own; otherwise `submit` takes them from other requests.
         paused: it has given them up until its reader has caught up.

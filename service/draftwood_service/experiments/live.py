@@ -19,7 +19,7 @@ from draftwood_tenants.experiments.store.base import CountStore
 from draftwood_tenants.resources.ending import end
 
 _WRITE_SECONDS = 2.0
-"""For the last counts at the end of a process. Not tuned."""
+"""For the last counts at the end of a process."""
 
 
 class LiveExperiments:

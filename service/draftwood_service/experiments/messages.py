@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood_service.experiments.reading import Reading
 from draftwood_service.experiments.statistics.guardrails import Violation
-from draftwood_service.experiments.statistics.report import ArmRow, Comparison, Report
+from draftwood_service.experiments.statistics.report import KEYS, ArmRow, Comparison, Conclusion, Report
 from draftwood_tenants.experiments.outcomes import TIME_PER_TOKEN
 
 _VERDICTS = {"open": pb.VERDICT_OPEN, "better": pb.VERDICT_BETTER, "worse": pb.VERDICT_WORSE}
@@ -27,6 +27,8 @@ def report_message(
         violations=[stopped_arm(one) for one in found.violations],
         conclusions=found.words,
         history=history,
+        findings=map(_finding, found.conclusions),
+        better_arm=found.winner or "",
     )
     message.time.GetCurrentTime()
     return message
@@ -48,14 +50,16 @@ def stopped_arm(violation: Violation) -> pb.StoppedArm:
 
 
 def _row(row: ArmRow) -> pb.ArmRow:
+    known = {title: value for title, value in row.values.items() if value is not None}
     return pb.ArmRow(
         arm=row.arm,
         units=row.units,
         requests=row.requests,
         errors=row.errors,
-        metrics={title: value for title, value in row.values.items() if value is not None},
+        metrics=known,
         audited=row.audited,
         differing=row.differing,
+        values={KEYS[title]: value for title, value in known.items()},
     )
 
 
@@ -67,4 +71,10 @@ def _comparison(one: Comparison) -> pb.ArmComparison:
         low=one.low,
         high=one.high,
         verdict=_VERDICTS[one.verdict],
+        metric_key=KEYS[one.metric],
     )
+
+
+def _finding(one: Conclusion) -> pb.Conclusion:
+    kind = f"CONCLUSION_KIND_{one.kind.upper()}"
+    return pb.Conclusion(kind=kind, arm=one.arm, metric_key=KEYS[one.metric] if one.metric else "", text=one.text)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import structlog
 
 from draftwood_memory.errors import CorruptValueError
-from draftwood_service.experiments.statistics.report import Report, report
+from draftwood_service.experiments.statistics.report import Conclusion, Report, report
 from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot, merge, total
 from draftwood_tenants.experiments.counting import Counting
 from draftwood_tenants.experiments.placement import Running
@@ -16,7 +16,7 @@ from draftwood_tenants.experiments.store.encoding import decode
 
 _log = structlog.get_logger(__name__)
 _MOST_KNOWN = 16
-"""Experiments whose snapshots are kept in RAM, so that only what is new is read. Not tuned."""
+"""Experiments whose snapshots are kept in RAM, so that only what is new is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class Reading:
             self.experiment.split, self.counts, alpha=config.alpha, limits=config.limits, stopped=config.stopped
         )
         if self.unreadable:
-            found.words.insert(0, f"The counts of {self.unreadable} processes cannot be read, and are not in it.")
+            text = f"The counts of {self.unreadable} processes cannot be read, and are not in it."
+            found.conclusions.insert(0, Conclusion("counts_missing", text))
         return found
 
 

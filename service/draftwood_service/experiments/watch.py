@@ -25,9 +25,9 @@ from draftwood_tenants.experiments.store.base import CountStore, Target
 _log = structlog.get_logger(__name__)
 
 SECONDS = 3.0
-"""Between two looks. Not tuned: an arm that fails at once is stopped soon after its hundredth unit."""
+"""Between two looks. An arm that fails at once is stopped soon after its hundredth unit."""
 _LEASE_SECONDS = 10.0
-"""How long another server waits before it takes over. Not tuned."""
+"""How long another server waits before it takes over."""
 
 Stop = Callable[[Running, list[Violation]], Awaitable[None]]
 """Writes violations into an experiment."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from draftwood_client import (
@@ -45,6 +45,7 @@ class Answers:
         self._head = {"id": self.id, "object": kind, "created": int(time.time()), "model": model}
         self._chunk_head = {**self._head, "object": "chat.completion.chunk" if parsed.chat else "text_completion"}
         self._offsets: dict[int, int] = {}
+        self._ended = set[int]()
 
     async def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """The answer to all prompts together."""
@@ -66,6 +67,8 @@ class Answers:
 
     async def delta(self, prompt: int, delta: Delta) -> list[dict[str, Any]]:
         """The chunk of some tokens; none if they complete no character or call, and nothing else is asked for."""
+        if not (delta.token_ids or delta.text):
+            return []
         own, index = self._details(delta), prompt * self._parsed.samples + delta.sample
         content = self._content_of(index).pushed(delta.text)
         if not (content or self._parsed.logprobs is not None or any(own.values())):
@@ -84,7 +87,7 @@ class Answers:
         return self._contents[index]
 
     def _details(self, delta: Delta) -> dict[str, list[dict[str, Any]]]:
-        """What only this service tells of some tokens."""
+        """What this service alone reports of some tokens."""
         own: dict[str, list[dict[str, Any]]] = {}
         if self._parsed.token_details:
             own["tokens"] = [{"text": one.text, "drafted": one.drafted} for one in delta.details]
@@ -94,16 +97,17 @@ class Answers:
             ]
         return own
 
-    def finished(self, prompt: int, reasons: Iterable[str]) -> list[dict[str, Any]]:
-        """The chunks that end the samples of a prompt: without content, but for text that looked like a call."""
+    def finished(self, prompt: int, sample: int, reason: str) -> list[dict[str, Any]]:
+        """The chunks that end a sample: without content, but for text that looked like a call. None the second time."""
+        index = prompt * self._parsed.samples + sample
+        if index in self._ended:
+            return []
+        self._ended.add(index)
+        content, chunks = self._content_of(index), []
+        if rest := content.closed():
+            chunks.append(self._chunk(index, {"delta": rest}))
         empty: dict[str, Any] = {"delta": {}} if self._parsed.chat else {"text": ""}
-        chunks = []
-        for index, reason in enumerate(reasons, prompt * self._parsed.samples):
-            content = self._content_of(index)
-            if rest := content.closed():
-                chunks.append(self._chunk(index, {"delta": rest}))
-            chunks.append(self._chunk(index, empty, content.reason(reason)))
-        return chunks
+        return [*chunks, self._chunk(index, empty, content.reason(reason))]
 
     def last(self, usages: Sequence[Usage], drafting: Sequence[DraftStatistics]) -> dict[str, Any] | None:
         """The chunk with the usage, if it was asked for: without choices."""

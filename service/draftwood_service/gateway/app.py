@@ -21,6 +21,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from draftwood_client import AsyncClient, AsyncGenerationStream, Completion, DraftwoodError, ModelInfo, ToolFormat
+from draftwood_client.options import UNSET, Timeout
 from draftwood_service.gateway.answers import Answers
 from draftwood_service.gateway.batch import Batch
 from draftwood_service.gateway.errors import (
@@ -50,7 +51,7 @@ _PAGE_POLICY = "; ".join(
 """The page has nothing from elsewhere."""
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MOST_TOKEN_TEXTS = 100_000
-"""Texts of tokens that are remembered, for log-probabilities. Not tuned."""
+"""Texts of tokens that are remembered, for log-probabilities."""
 
 
 class Gateway:
@@ -140,7 +141,7 @@ class Gateway:
         began = time.monotonic()
 
         def open_stream(number: int) -> AsyncGenerationStream:
-            left = seconds
+            left: Timeout = UNSET if seconds is None else seconds
             if seconds is not None and number >= most:  # it begins when others have ended
                 left = max(seconds - (time.monotonic() - began), 0.001)
             return client.stream(parsed.prompts[number], timeout=left, **parsed.options)
@@ -175,10 +176,12 @@ class Gateway:
             async for number, event in batch.events():
                 if isinstance(event, Completion):
                     completions[number] = event
-                    reasons = [one.finish_reason.value for one in event.samples or (event,)]
-                    chunks = answers.finished(number, reasons)
+                    ends = [one.finish_reason.value for one in event.samples or (event,)]
+                    chunks = [one for sample, end in enumerate(ends) for one in answers.finished(number, sample, end)]
                 else:
                     chunks = await answers.delta(number, event)
+                    if event.finished is not None:
+                        chunks += answers.finished(number, event.sample, event.finished.reason.value)
                 for chunk in chunks:
                     yield "", _json(chunk)
             wholes = [completions[number] for number in sorted(completions)]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from draftwood_client import AsyncGenerationStream, Completion, Delta
 
 _AHEAD = 16
-"""Deltas that wait for a client that reads slowly. Not tuned."""
+"""Deltas that wait for a client that reads slowly."""
 
 _T = TypeVar("_T")
 
@@ -77,7 +77,7 @@ class Batch:
             await asyncio.wait(self._workers)
 
     async def _work(self, number: int, found: asyncio.Queue[tuple[int, Delta | Completion] | Exception]) -> None:
-        """Reads the stream of a prompt, then those of prompts that nobody has begun."""
+        """Reads the stream of a prompt, then those of prompts that no worker has begun."""
         stream = self._streams[number]
         try:
             while True:

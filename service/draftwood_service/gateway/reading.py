@@ -11,7 +11,7 @@ from draftwood_service.gateway.errors import InvalidRequestError
 from draftwood_service.gateway.tools import ParsedTools, options_for, read_calls, read_tools
 
 MAX_PROMPTS = 128
-"""Of one completions request. Not tuned."""
+"""Of one completions request."""
 _COMMON = {
     # ours: the name there, and what it must be
     "temperature": (float, "a number"),

@@ -3,7 +3,8 @@
 Knows no gRPC. `opening.py` makes the limiter of the settings.
 """
 
-from draftwood_service.quotas.limits import Limiter, QuotaExceededError, Reservation
+from draftwood_service.quotas.limits import QuotaExceededError, Reservation
+from draftwood_service.quotas.local import Limiter
 from draftwood_tenants.rate_limits import NO_LIMITS, RateLimits
 
 __all__ = ["NO_LIMITS", "Limiter", "QuotaExceededError", "RateLimits", "Reservation"]

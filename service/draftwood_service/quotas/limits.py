@@ -1,18 +1,17 @@
-"""The error of a request beyond its tenant's limits, and the interface of limiters."""
+"""The error of a request beyond its tenant's limits, and the interface of reservations."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from draftwood_model_runner.errors import DraftwoodError
-from draftwood_tenants.rate_limits import RateLimits
 
 WINDOW_SECONDS = 60
 BUCKETS = WINDOW_SECONDS + 1
 """Whole seconds that a window of 60 s touches. What was admitted counts until all of its second is 60 s ago, so that no
 window of 60 s, wherever it begins, has more than the limit."""
 LEASE_RETRY_SECONDS = 1.0
-"""When to ask again for a lease of the concurrency limit: nobody knows when a request ends. Not tuned."""
+"""When to ask again for a lease of the concurrency limit: nobody knows when a request ends."""
 
 _UNITS = {
     "requests_per_minute": "requests of the last minute",
@@ -63,31 +62,3 @@ class Reservation(Protocol):
 
     async def settled(self) -> None:
         """Waits, shortly, until other requests profit from `settle`."""
-
-
-class Limiter(Protocol):
-    """Counts what tenants use. For one event loop.
-
-    Attributes:
-        outages: how often its store ceased to count for all tenants.
-        admitted_alone: requests that were admitted by this server's share of their limits meanwhile.
-    """
-
-    outages: int
-    admitted_alone: int
-
-    def start(self) -> None:
-        """Starts what runs beside requests."""
-
-    async def reserve(self, tenant: str, limits: RateLimits, tokens: int, requests: int = 1) -> Reservation:
-        """Admits a request that uses at most `tokens` tokens, prompt included.
-
-        Args:
-            requests: 0 for further tokens of one that is counted already.
-
-        Raises:
-            QuotaExceededError: it does not fit.
-        """
-
-    async def close(self) -> None:
-        """Ends what `start` started."""

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 
-from draftwood_service.quotas.limits import BUCKETS, Limiter
+from draftwood_service.quotas.limits import BUCKETS, Reservation
 from draftwood_service.quotas.window import Window
 from draftwood_tenants.rate_limits import RateLimits
 
@@ -52,7 +52,7 @@ class Windows:
 
 
 class Entry:
-    """A request in a window, or further tokens of one; the reservation of a `LocalLimiter`."""
+    """A request in a window, or further tokens of one; the reservation of a `Limiter`."""
 
     def __init__(self, window: Window, lease: int, second: int, tokens: int, requests: int = 1) -> None:
         self.window = window
@@ -73,22 +73,34 @@ class Entry:
         """See `Reservation`: it is at once."""
 
 
-class LocalLimiter(Limiter):
-    """Counts in this process alone."""
+class Limiter:
+    """Counts what tenants use, in this process. For one event loop.
+
+    Attributes:
+        outages: how often its store ceased to count for all tenants; here there is none.
+        admitted_alone: requests that were admitted by this server's share of their limits meanwhile.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.outages = self.admitted_alone = 0
         self.windows = Windows(clock)
 
     def start(self) -> None:
-        """See `Limiter`: nothing runs."""
+        """Starts what runs beside requests."""
 
-    async def reserve(self, tenant: str, limits: RateLimits, tokens: int, requests: int = 1) -> Entry:
-        """See `Limiter`."""
-        if limits.any:
-            self.windows.of(tenant).check(limits, tokens, self.windows.clock(), requests)
-            return self.windows.admit(tenant, limits, tokens, self.windows.next_lease(), requests)
-        return Entry(Window(), 0, 0, 0)
+    async def reserve(self, tenant: str, limits: RateLimits, tokens: int, requests: int = 1) -> Reservation:
+        """Admits a request that uses at most `tokens` tokens, prompt included.
+
+        Args:
+            requests: 0 for further tokens of one that is counted already.
+
+        Raises:
+            QuotaExceededError: it does not fit.
+        """
+        if not limits.any:
+            return Entry(Window(), 0, 0, 0)
+        self.windows.of(tenant).check(limits, tokens, self.windows.clock(), requests)
+        return self.windows.admit(tenant, limits, tokens, self.windows.next_lease(), requests)
 
     async def close(self) -> None:
-        """See `Limiter`: nothing runs."""
+        """Ends what `start` started."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from draftwood_service.quotas.limits import Limiter
-from draftwood_service.quotas.local import LocalLimiter
+from draftwood_service.quotas.local import Limiter
 from draftwood_service.quotas.shared import SharedLimiter
 from draftwood_service.quotas.store import REFRESH_SECONDS
 from draftwood_service.settings.tenants import QuotaSettings, StoreSettings
@@ -15,7 +14,7 @@ def opened_limiter(settings: StoreSettings) -> Limiter:
     """A limiter that counts where the memories are stored, not started yet. Raises InvalidInputError."""
     client, keys = store_client(settings, REFRESH_SECONDS), store_keys(settings)
     if client is None:
-        return LocalLimiter()
+        return Limiter()
     return SharedLimiter(client, None if keys is None else keys.naming_key)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from draftwood_service.quotas.limits import Limiter, QuotaExceededError, Reservation
+from draftwood_service.quotas.limits import QuotaExceededError, Reservation
+from draftwood_service.quotas.local import Limiter
 from draftwood_tenants.rate_limits import RateLimits
 
 

@@ -11,8 +11,8 @@ import structlog
 
 from draftwood_memory.errors import MemoryStoreError
 from draftwood_memory.store.redis_client import RedisClient
-from draftwood_service.quotas.limits import BUCKETS, Limiter
-from draftwood_service.quotas.local import Entry, Windows
+from draftwood_service.quotas.limits import BUCKETS, Reservation
+from draftwood_service.quotas.local import Entry, Limiter
 from draftwood_service.quotas.store import REFRESH_SECONDS, QuotaStore, Refresh
 from draftwood_service.quotas.window import Bucket, Window
 from draftwood_tenants.rate_limits import RateLimits
@@ -21,12 +21,12 @@ from draftwood_tenants.resources.ending import end
 _log = structlog.get_logger(__name__)
 
 ANSWER_SECONDS = 0.1
-"""How long a request waits for the store. Not tuned: an answer takes less than a millisecond on a local network."""
+"""How long a request waits for the store. An answer takes less than a millisecond on a local network."""
 _FIRST_SECONDS = 0.1
 """Between two looks at a store that has never answered: below the time between two looks at tenants, so that limits are
 counted by the store once requests are served."""
 _TENANTS = 200
-"""Of one call of a refresh. Not tuned: it takes a few milliseconds."""
+"""Of one call of a refresh. It takes a few milliseconds."""
 
 
 class SharedLimiter(Limiter):
@@ -54,14 +54,12 @@ class SharedLimiter(Limiter):
         answer_seconds: float = ANSWER_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(clock)
         self.replicas = 0
-        self.outages = 0
-        self.admitted_alone = 0
         self._store = QuotaStore(client, secret, answer_seconds)
         self._unreachable = False
         self._alone: set[str] = set()
         """Tenants whose last call failed."""
-        self._windows = Windows(clock)
         self._unsent: dict[str, Window] = {}
         self._batches: dict[str, tuple[int, dict[int, Bucket]]] = {}
         """Counts that were sent, until the store has confirmed them, with their numbers."""
@@ -78,24 +76,24 @@ class SharedLimiter(Limiter):
         """See `Limiter`. Connects to the store as well."""
         self._refreshing = asyncio.create_task(self._refresh_always())
 
-    async def reserve(self, tenant: str, limits: RateLimits, tokens: int, requests: int = 1) -> Entry | _Reservation:
+    async def reserve(self, tenant: str, limits: RateLimits, tokens: int, requests: int = 1) -> Reservation:
         """See `Limiter`. Waits `answer_seconds` for the store at most."""
         if not limits.any:
             return Entry(Window(), 0, 0, 0)
-        lease = self._windows.next_lease()
+        lease = self.windows.next_lease()
         if not self._is_alone(tenant):
             try:
                 second = await self._store.reserve(tenant, limits, tokens, lease, requests)
             except MemoryStoreError as error:
                 self._fail(error, tenant)
             else:
-                entry = self._windows.admit(tenant, limits, tokens, lease, requests)
+                entry = self.windows.admit(tenant, limits, tokens, lease, requests)
                 return _Reservation(self, tenant, entry, second)
         share = limits.share(max(1, self.replicas), tokens)
-        self._windows.of(tenant).check(share, tokens, self._windows.clock(), requests)
+        self.windows.of(tenant).check(share, tokens, self.windows.clock(), requests)
         self.admitted_alone += requests
-        self._unsent.setdefault(tenant, Window()).add(tokens, self._windows.clock(), requests)
-        return _Reservation(self, tenant, self._windows.admit(tenant, limits, tokens, lease, requests), None)
+        self._unsent.setdefault(tenant, Window()).add(tokens, self.windows.clock(), requests)
+        return _Reservation(self, tenant, self.windows.admit(tenant, limits, tokens, lease, requests), None)
 
     async def close(self) -> None:
         """See `Limiter`. Waits shortly for reservations that are being settled."""
@@ -111,8 +109,8 @@ class SharedLimiter(Limiter):
             MemoryStoreError: the store does not answer, or refuses.
         """
         self.replicas = max(1, await self._store.present())
-        leases = {name: frozenset(one.leases) for name, one in self._windows.by_tenant.items() if one.leases}
-        now = self._windows.clock()
+        leases = {name: frozenset(one.leases) for name, one in self.windows.by_tenant.items() if one.leases}
+        now = self.windows.clock()
         for tenant, window in tuple(self._unsent.items()):
             if tenant not in self._batches:
                 self._number += 1
@@ -178,7 +176,7 @@ class SharedLimiter(Limiter):
                 continue
             self._alone.discard(one.tenant)
             self._batches.pop(one.tenant, None)
-            ended += [(one.tenant, lease) for lease in one.leases - self._windows.of(one.tenant).leases]
+            ended += [(one.tenant, lease) for lease in one.leases - self.windows.of(one.tenant).leases]
         await self._store.free(ended)
 
     def _refresh_of(self, tenant: str, leases: frozenset[int], now: int) -> Refresh:

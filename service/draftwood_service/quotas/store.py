@@ -29,7 +29,7 @@ _REPLICAS_KEY = "dw:{quota}:replicas"
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """What a refresh tells the store of a tenant.
+    """What a refresh sends to the store about a tenant.
 
     Attributes:
         leases: of requests that have not ended, which are renewed.

@@ -11,7 +11,7 @@ from draftwood_tenants.rate_limits import RateLimits
 
 ALLOWANCE = 10
 """Calls for each request that a tenant may make in a minute, and their tokens for each token: more than preparing
-prompts takes, and few enough that a tenant that does nothing else leaves the event loop to others. Not tuned."""
+prompts takes, and few enough that a tenant that does nothing else leaves the event loop to others."""
 
 _NAMES = {"requests_per_minute": "text_calls_per_minute", "tokens_per_minute": "text_tokens_per_minute"}
 

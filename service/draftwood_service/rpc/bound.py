@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -23,7 +23,7 @@ from draftwood_service.starting.listening import require_free
 from draftwood_service.telemetry import NO_TELEMETRY, Telemetry
 
 STOP_SECONDS = 0.5
-"""For calls that do not end by themselves, such as health watches, at the stop. Not tuned."""
+"""For calls that do not end by themselves, such as health watches, at the stop."""
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
     memory_pb2.DESCRIPTOR.services_by_name["MemoryService"],
@@ -111,10 +111,10 @@ class _Handlers(grpc.GenericRpcHandler):
         self._service = service
         self._gate = gate
         self._telemetry = telemetry
-        self._handlers = handlers(service, {method.name: refuse for method in service.methods}, gate, None, telemetry)
+        self._handlers = handlers(service, lambda name: refuse, gate, None, telemetry)
 
-    def use(self, methods: Mapping[str, Method], deserializer: Callable[[Any], Callable[[bytes], Any]]) -> None:
-        self._handlers = handlers(self._service, methods, self._gate, deserializer, self._telemetry)
+    def use(self, method_of: Callable[[str], Method], deserializer: Callable[[Any], Callable[[bytes], Any]]) -> None:
+        self._handlers = handlers(self._service, method_of, self._gate, deserializer, self._telemetry)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         return self._handlers.service(handler_call_details)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,7 +25,7 @@ from draftwood_tenants.identifiers import check_identifier
 _log = structlog.get_logger(__name__)
 
 _ABORT_SECONDS = 2.0
-"""How long an abort waits for the client to read the messages before the status. Not tuned."""
+"""How long an abort waits for the client to read the messages before the status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +50,14 @@ Method: TypeAlias = Callable[[Any, Call], Awaitable[Any]]
 """Takes a parsed request, or an iterator of them; returns the response, or None if it has streamed its responses."""
 
 
+def methods_of(servicer: object) -> Callable[[str], Method]:
+    """What a servicer calls the methods of its service: `get_tenant` is GetTenant."""
+    return lambda name: getattr(servicer, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
+
+
 def handlers(
     service: ServiceDescriptor,
-    methods: Mapping[str, Method],
+    method_of: Callable[[str], Method],
     gate: Gate,
     deserializer: Callable[[Any], Callable[[bytes], Any]] | None,
     telemetry: Telemetry = NO_TELEMETRY,
@@ -60,10 +66,12 @@ def handlers(
     stream of responses.
 
     Args:
+        method_of: the method of a name.
         deserializer: `parsing.deserializer.Deserializer`; without one, methods get the bytes of their requests.
 
     Raises:
-        KeyError: a method of the service is missing in `methods`, or has no rule in `draftwood_service.auth.rules`.
+        AttributeError: a servicer lacks a method of its service.
+        KeyError: one has no rule in `draftwood_service.auth.rules`.
     """
     by_name: dict[str, Any] = {}
     for method in service.methods:
@@ -71,7 +79,7 @@ def handlers(
         make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
         make = grpc.stream_stream_rpc_method_handler if method.client_streaming else make
         by_name[method.name] = make(
-            _endpoint(service.full_name, method.name, methods[method.name], gate, telemetry),
+            _endpoint(service.full_name, method.name, method_of(method.name), gate, telemetry),
             request_deserializer=deserializer and deserializer(GetMessageClass(method.input_type)),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )

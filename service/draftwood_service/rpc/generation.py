@@ -30,7 +30,8 @@ from draftwood_service.quotas import Limiter, RateLimits
 from draftwood_service.quotas.opening import default_limits
 from draftwood_service.quotas.request_quota import RequestQuota
 from draftwood_service.quotas.text_calls import TextCallQuota
-from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.calls import Call
+from draftwood_service.rpc.parsing.bounds import require_at_most
 from draftwood_service.rpc.parsing.chat import MAX_TOOLS, tool_format_of
 from draftwood_service.rpc.request_log import RequestLog
 from draftwood_service.rpc.requests import (
@@ -57,18 +58,15 @@ from draftwood_tenants.experiments.placement import Placement
 from draftwood_tenants.identifiers import check_identifier
 from draftwood_tenants.shaping import DeltaShaping
 
-SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
-
 _CLIENT_FIRST = 0.25
 """Seconds after the client's deadline until the server ends a call: gRPC ends it first, so that two statuses do not
-race. Not tuned."""
+race."""
 _AT_DEADLINE = 0.05
-"""A cancellation at most so many seconds before the deadline, by the server's clock, is logged as the deadline. Not
-tuned."""
+"""A cancellation at most so many seconds before the deadline, by the server's clock, is logged as the deadline."""
 _TOKEN_TEXTS = 65_536
-"""Texts of tokens that are remembered, for draft trees. Not tuned: 8 MiB."""
+"""Texts of tokens that are remembered, for draft trees: 8 MiB."""
 _FEW_TOKENS = 2048
-"""Tokens that are converted to text on the event loop; more go to a worker thread. Not tuned."""
+"""Tokens that are converted to text on the event loop; more go to a worker thread."""
 
 
 _MAX_ANSWER_BYTES = 4 * 2**20
@@ -106,15 +104,6 @@ class GenerationServicer:
         self._text_work = TextWork()
         self._format_work = TextWork()
         self._info = model_info(serving, settings)
-
-    @property
-    def methods(self) -> dict[str, Method]:
-        return {
-            "Generate": self.generate,
-            "Tokenize": self.tokenize,
-            "Detokenize": self.detokenize,
-            "GetModelInfo": self.get_model_info,
-        }
 
     def close(self) -> None:
         """Ends its threads."""
@@ -160,7 +149,9 @@ class GenerationServicer:
                 async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
                     await writer.write(self._started(requests[0], placement))
                     with_details = request.output.token_details or requests[0].sampling.logprobs is not None
-                    message = partial(delta, with_details=with_details, token_text=self._token_text)
+                    message = partial(
+                        delta, with_details=with_details, token_text=self._token_text, samples=record.samples
+                    )
                     finishes = await relay(stream, writer, message, shaping)
                     quota.settle(used_tokens(record.samples))
                     await quota.settled()  # a client may send its next request once it has read the end
@@ -200,10 +191,7 @@ class GenerationServicer:
         self._require_served(request.model)
         model, tenant = self._serving.model, call.principal.tenant_for("")
         most = self._serving.max_prompt_characters  # as many tokens as Tokenize returns
-        if len(request.token_ids) > most:
-            raise InvalidInputError(
-                "token_ids", None, f"has {len(request.token_ids)} items; at most {most} are allowed"
-            )
+        require_at_most("token_ids", len(request.token_ids), most)
         if len(request.token_ids) > 1:  # for one alone there is next to nothing to do
             limits = self._limits_of(self._config_of(tenant))
             self._text_quota.admit(tenant, limits)
@@ -256,7 +244,7 @@ def _allow_trees(caller: Principal, shaping: DeltaShaping) -> None:
     """Raises PermissionDeniedError or InvalidInputError if a caller gets no draft trees."""
     caller.require(Role.TENANT_ADMIN, "output.draft_trees")
     if shaping.cadence or shaping.padding:
-        problem = "is not served where deltas are padded or sent at a fixed cadence: their sizes would tell the drafts"
+        problem = "is not served where deltas are padded or sent at a fixed cadence: their sizes would show the drafts"
         raise InvalidInputError("output.draft_trees", None, problem)
 
 

@@ -31,7 +31,7 @@ from draftwood_memory.store.naming import MemoryName
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
-from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.calls import Call
 from draftwood_service.rpc.request_log import audited
 from draftwood_service.rpc.requests import require_in_vocabulary
 from draftwood_service.rpc.streaming.writer import Writer
@@ -42,15 +42,13 @@ from draftwood_tenants.config import TenantConfig
 from draftwood_tenants.identifiers import check_identifier
 from draftwood_tenants.resources.errors import ResourceMissingError
 
-SERVICE = pb.DESCRIPTOR.services_by_name["MemoryService"]
-
 _KINDS = {Kind.OUTPUT: pb.MEMORY_KIND_OUTPUT, Kind.CORPUS: pb.MEMORY_KIND_CORPUS}
 _PAGE_BYTES = 256 * 1024
 _RECORD_BYTES = 2 * 2**20
 """A message of an export has a new record as long as it is below `_PAGE_BYTES`, so that it has at most `_RECORD_BYTES`
 more: gRPC clients accept 4 MiB. A record has 8,192 tokens at most; its text is cut off if it would not fit."""
 _MAX_PAGE = 1000
-"""Memories of a page of a list. Not tuned: 200 KiB with long names."""
+"""Memories of a page of a list: 200 KiB with long names."""
 
 
 class MemoryServicer:
@@ -76,19 +74,9 @@ class MemoryServicer:
         self._stall_seconds = settings.stall_timeout
         self._named_store = settings.store if settings.store in ("memory", "embedded") else None
 
-    @property
-    def methods(self) -> dict[str, Method]:
-        return {
-            "GetMemoryStatistics": self.statistics,
-            "WarmMemory": self.warm,
-            "ExportMemory": self.export,
-            "ImportMemory": self.import_,
-            "PurgeMemory": self.purge,
-            "ListOrphanedMemories": self.orphans,
-            "PurgeOrphanedMemories": self.purge_orphans,
-        }
-
-    async def statistics(self, request: pb.GetMemoryStatisticsRequest, call: Call) -> pb.GetMemoryStatisticsResponse:
+    async def get_memory_statistics(
+        self, request: pb.GetMemoryStatisticsRequest, call: Call
+    ) -> pb.GetMemoryStatisticsResponse:
         """Of one tenant; without one, of all that the caller may see."""
         principal = call.principal
         is_operator = principal.role is Role.OPERATOR
@@ -108,7 +96,7 @@ class MemoryServicer:
     def _terms(self, name: MemoryName) -> Terms:
         return self._config_of(name.tenant).learning.terms
 
-    async def warm(self, requests: AsyncIterator[pb.WarmMemoryRequest], call: Call) -> None:
+    async def warm_memory(self, requests: AsyncIterator[pb.WarmMemoryRequest], call: Call) -> None:
         """Streams progress."""
         name, progress = None, FillProgress()
         with audited(call, "memory", action="warm", tenant=None, records=0) as audit:
@@ -123,7 +111,7 @@ class MemoryServicer:
                     audit["records"] += len(request.texts)
                     await writer.write(pb.WarmMemoryResponse(texts=audit["records"], tokens=progress.tokens))
 
-    async def export(self, request: pb.ExportMemoryRequest, call: Call) -> None:
+    async def export_memory(self, request: pb.ExportMemoryRequest, call: Call) -> None:
         """Streams records."""
         name = MemoryName(call.principal.tenant_for(request.tenant), check_identifier("arm", request.arm))
         with audited(call, "memory", action="export", tenant=name.tenant, records=0) as audit:
@@ -139,7 +127,7 @@ class MemoryServicer:
                     await writer.write(page)
                     audit["records"] += len(page.records)
 
-    async def import_(self, requests: AsyncIterator[pb.ImportMemoryRequest], call: Call) -> None:
+    async def import_memory(self, requests: AsyncIterator[pb.ImportMemoryRequest], call: Call) -> None:
         """Streams progress."""
         name, progress, same_model = None, FillProgress(), False
         with audited(call, "memory", action="import", tenant=None, records=0) as audit:
@@ -155,7 +143,7 @@ class MemoryServicer:
                         audit["records"] = progress.records
                     await writer.write(pb.ImportMemoryResponse(records=progress.records, tokens=progress.tokens))
 
-    async def purge(self, request: pb.PurgeMemoryRequest, call: Call) -> pb.PurgeMemoryResponse:
+    async def purge_memory(self, request: pb.PurgeMemoryRequest, call: Call) -> pb.PurgeMemoryResponse:
         tenant = call.principal.tenant_for(request.tenant)
         with audited(call, "memory", action="purge", tenant=tenant) as audit:
             was_known = await self._has_memory(tenant)
@@ -168,14 +156,16 @@ class MemoryServicer:
             response.final_time.FromMilliseconds(round(1000 * (time.time() + purged.final_in)))
         return response
 
-    async def orphans(self, request: pb.ListOrphanedMemoriesRequest, call: Call) -> pb.ListOrphanedMemoriesResponse:
+    async def list_orphaned_memories(
+        self, request: pb.ListOrphanedMemoriesRequest, call: Call
+    ) -> pb.ListOrphanedMemoriesResponse:
         first, limit = _page_of(request.page_size, request.page_token)
         found = await self._bridge.run_operation(ListOrphans())
         following = str(first + limit) if first + limit < len(found) else ""
         page = map(_orphaned_memory, found[first : first + limit])
         return pb.ListOrphanedMemoriesResponse(memories=page, next_page_token=following)
 
-    async def purge_orphans(
+    async def purge_orphaned_memories(
         self, request: pb.PurgeOrphanedMemoriesRequest, call: Call
     ) -> pb.PurgeOrphanedMemoriesResponse:
         with audited(call, "memory", action="purge orphans", tenant=None) as audit:

@@ -20,6 +20,7 @@ from draftwood_model_runner.request import Format, GrammarKind, MemoryTerms, Req
 from draftwood_service.auth import PermissionDeniedError
 from draftwood_service.errors import ContextLengthError
 from draftwood_service.rpc.parsing.abilities import check_format, check_sampling, check_trees
+from draftwood_service.rpc.parsing.bounds import require_at_most, require_length
 from draftwood_service.rpc.parsing.chat import read_chat
 from draftwood_service.rpc.text_work import TextWork
 from draftwood_service.serving import ServedModel, Serving
@@ -37,8 +38,7 @@ MAX_LOGIT_BIASES = 1024
 MAX_GRAMMAR_CHARACTERS = 64 * 1024
 
 _SHORT_TEXT = 8 * 1024
-"""Characters that are tokenized on the event loop; longer texts go to a worker thread, so that other streams continue.
-Not tuned; any value near works."""
+"""Characters that are tokenized on the event loop; longer texts go to a worker thread, and other streams continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +150,7 @@ def read_sampling(request: pb.GenerateRequest, model: ServedModel, config: Tenan
     """
     values = {**config.sampling, **sampling_values(request.sampling)}
     bias = sorted(request.sampling.logit_bias.items())
-    if len(bias) > MAX_LOGIT_BIASES:
-        problem = f"has {len(bias)} items; at most {MAX_LOGIT_BIASES} are allowed"
-        raise InvalidInputError("sampling.logit_bias", None, problem)
+    require_at_most("sampling.logit_bias", len(bias), MAX_LOGIT_BIASES)
     for token, _ in bias:
         if not 0 <= token < model.vocab_size:
             problem = f"the key must lie in [0, {model.vocab_size - 1}], the model's vocabulary"
@@ -179,9 +177,7 @@ async def read_format(options: pb.OutputFormat, model: ServedModel, text_work: T
             )
         return None
     text: str = getattr(options, kind)
-    if not 1 <= len(text) <= MAX_GRAMMAR_CHARACTERS:
-        problem = f"must have 1 to {MAX_GRAMMAR_CHARACTERS} characters; it has {len(text)}"
-        raise InvalidInputError(f"format.{kind}", None, problem)
+    require_length(f"format.{kind}", text, MAX_GRAMMAR_CHARACTERS)
     checked = Format(GrammarKind(kind), text)
     check_format(checked.kind, model.abilities)
     await text_work.run(tenant, model.grammars.check, checked.kind, checked.text)
@@ -236,16 +232,10 @@ def read_stop(options: pb.StopOptions, model: ServedModel, prompt: Prompt) -> St
         prompt_part = f"the prompt has {prompt.ids.size} of the context's {model.max_context} tokens"
         problem = f"{max_tokens} is not allowed; it must be at most {available}, since {prompt_part}"
         raise ContextLengthError("stop.max_tokens", None, problem)
-    if len(options.strings) > MAX_STOP_STRINGS:
-        problem = f"has {len(options.strings)} items; at most {MAX_STOP_STRINGS} are allowed"
-        raise InvalidInputError("stop.strings", None, problem)
+    require_at_most("stop.strings", len(options.strings), MAX_STOP_STRINGS)
     for index, text in enumerate(options.strings):
-        if not 1 <= len(text) <= MAX_STOP_STRING_CHARACTERS:
-            problem = f"must have 1 to {MAX_STOP_STRING_CHARACTERS} characters; it has {len(text)}"
-            raise InvalidInputError(f"stop.strings[{index}]", None, problem)
-    if len(options.token_ids) > MAX_STOP_TOKEN_IDS:
-        problem = f"has {len(options.token_ids)} items; at most {MAX_STOP_TOKEN_IDS} are allowed"
-        raise InvalidInputError("stop.token_ids", None, problem)
+        require_length(f"stop.strings[{index}]", text, MAX_STOP_STRING_CHARACTERS)
+    require_at_most("stop.token_ids", len(options.token_ids), MAX_STOP_TOKEN_IDS)
     require_in_vocabulary("stop.token_ids", np.array(options.token_ids, np.int32), model.vocab_size)
     return StopParams(
         max_tokens=max_tokens,

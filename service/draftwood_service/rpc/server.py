@@ -21,7 +21,7 @@ from draftwood_service.rpc.admin.administration import Administration
 from draftwood_service.rpc.admin.audit import AuditServicer
 from draftwood_service.rpc.admin.status import StatusServicer
 from draftwood_service.rpc.bound import STOP_SECONDS, BoundServer
-from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.calls import Call, Method, methods_of
 from draftwood_service.rpc.generation import GenerationServicer
 from draftwood_service.rpc.memory import MemoryServicer
 from draftwood_service.rpc.parsing.deserializer import Deserializer
@@ -37,9 +37,9 @@ _BEFORE_GOAWAY = 0.1
 """The part of it that passes between NOT_SERVING and GOAWAY. A call that arrives in the moment of GOAWAY ends with
 CANCELLED, by gRPC itself: until then clients that watch health have gone, and others are refused with UNAVAILABLE."""
 _STATUS_SECONDS = 1.0
-"""For cut-off streams to send their status. Not tuned."""
+"""For cut-off streams to send their status."""
 _LEAST_ENGINE_SECONDS = 1.0
-"""For the engine to end by itself, however little is left of the grace. Not tuned."""
+"""For the engine to end by itself, however little is left of the grace."""
 
 
 class RunningServer:
@@ -90,16 +90,17 @@ class RunningServer:
         memory = MemoryServicer(
             bridge, model, settings, catalog.config_of, lambda tenant: catalog.tenant_message(tenant) is not None
         )
-        of_memory = {name: _counted(method, bridge) for name, method in memory.methods.items()}
         self.audits = AuditLedger(model)
         self.audits.listeners.append(self._count_audit)
         bridge.on_audited = self.audits.record
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
         status = StatusServicer(bridge, self.audits, self.recovery, self.known, settings)
-        administrative = (audit.methods, status.methods, *self._administration.methods)
-        methods = (self._servicer.methods, of_memory, *administrative)
-        for of_service, its_methods in zip(bound.handlers, methods, strict=True):
-            of_service.use(its_methods, Deserializer)
+        generation, of_memory = methods_of(self._servicer), methods_of(memory)
+        counted = lambda name: _counted(of_memory(name), bridge)  # noqa: E731
+        administrative = (audit, status, self._administration.tenants, self._administration.experiment_service)
+        methods = (generation, counted, *map(methods_of, administrative))
+        for of_service, method_of in zip(bound.handlers, methods, strict=True):
+            of_service.use(method_of, Deserializer)
         bound.telemetry.watch(self)
 
     async def start(self) -> None:

@@ -14,7 +14,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _THREADS = 2
-"""Not tuned. The libraries compute without the interpreter's lock, so that more would take CPU time from the model."""
+"""The libraries compute without the interpreter's lock, so that more would take CPU time from the model."""
 _WAITING, _WAITING_OF_TENANT = 64, 16
 """Calls that run or wait: of all tenants, and of one."""
 

@@ -54,61 +54,40 @@ class ModelSettings(SettingsGroup):
     Bounds of the engine's own values are checked by `EngineConfig`.
     """
 
-    model: str | None = Field(default=None, description="Folder or hub id of the model; unset: the bundled model")
-    engine: Literal["draftwood", "vllm"] = Field(
-        default="draftwood",
-        description="What runs the model: draftwood, Draftwood's own engine, or vllm, for several machines' worth of"
-        " GPUs and all that vLLM serves (pip install 'draftwood[vllm]')",
-    )
-    engine_args: JsonObject = Field(
-        default={},
-        description='Further engine arguments of vLLM, as a JSON object such as {"quantization": "fp8"} (engine vllm)',
-    )
-    device: str = Field(default="auto", description="auto, cpu, cuda or cuda:N")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="Data type of the model's computation"
-    )
-    max_context: int | None = Field(
-        default=None,
-        ge=2,
-        description="Maximum number of prompt and output tokens of a request; unset: the model's maximum",
-    )
-    exact: bool | None = Field(
-        default=None,
-        description="Make logits independent of drafts and batch, bit by bit (runner torch on CPUs, and runner cuda);"
-        " unset: only with runner torch on CPUs, below float32",
-    )
-    runner: Literal["auto", "cuda", "openvino", "torch"] = Field(
-        default="auto",
-        description="What computes the steps; auto: cuda on GPUs, openvino on CPUs, for models that they support,"
-        " else torch",
-    )
-    weights: Literal["as-is", "int8", "int4"] = Field(
-        default="as-is",
-        description="Weights in memory; as-is: in the data type of the computation, int8, int4: quantized to 8 or 4"
-        " bits (runner openvino)",
-    )
-    tensor_parallel: int = Field(
-        default=1, ge=1, description="GPUs that share the model: of this machine (runner cuda), or of vLLM's"
-    )
-    generation_defaults: Literal["model", "greedy"] = Field(
-        default="model",
-        description="Where defaults of requests come from: the model's generation_config.json, or greedy decoding",
-    )
-    threads: int | None = Field(
-        default=None, description="CPU threads of a step; unset: all cores, within the CPU quota of the container"
-    )
-    model_cache: bool = Field(
-        default=True, description="Keep models that OpenVINO converted on disk, so that the next start is shorter"
-    )
-    model_cache_folder: Path | None = Field(
-        default=None, description="Folder of converted models; unset: ~/.cache/draftwood/models"
-    )
-    compiled_functions: Path | None = Field(
-        default=None,
-        description="Folder of compiled functions, copied at the start to the folder that the environment variable"
-        " NUMBA_CACHE_DIR names; an image has one",
-    )
+    model: str | None = None
+    """Folder or hub id of the model; unset: the bundled model"""
+    engine: Literal["draftwood", "vllm"] = "draftwood"
+    """What runs the model: draftwood, Draftwood's own engine, or vllm, for several machines' worth of GPUs and all that
+    vLLM serves (pip install 'draftwood[vllm]')"""
+    engine_args: JsonObject = Field(default={})
+    """Further engine arguments of vLLM, as a JSON object such as {"quantization": "fp8"} (engine vllm)"""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Data type of the model's computation"""
+    max_context: int | None = Field(default=None, ge=2)
+    """Maximum number of prompt and output tokens of a request; unset: the model's maximum"""
+    exact: bool | None = None
+    """Make logits independent of drafts and batch, bit by bit (runner torch on CPUs, and runner cuda); unset: only with
+    runner torch on CPUs, below float32"""
+    runner: Literal["auto", "cuda", "openvino", "torch"] = "auto"
+    """What computes the steps; auto: cuda on GPUs, openvino on CPUs, for models that they support, else torch"""
+    weights: Literal["as-is", "int8", "int4"] = "as-is"
+    """Weights in memory; as-is: in the data type of the computation, int8, int4: quantized to 8 or 4 bits (runner
+    openvino)"""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs that share the model: of this machine (runner cuda), or of vLLM's"""
+    generation_defaults: Literal["model", "greedy"] = "model"
+    """Where defaults of requests come from: the model's generation_config.json, or greedy decoding"""
+    threads: int | None = None
+    """CPU threads of a step; unset: all cores, within the CPU quota of the container"""
+    model_cache: bool = True
+    """Keep models that OpenVINO converted on disk, so that the next start is shorter"""
+    model_cache_folder: Path | None = None
+    """Folder of converted models; unset: ~/.cache/draftwood/models"""
+    compiled_functions: Path | None = None
+    """Folder of compiled functions, copied at the start to the folder that the environment variable NUMBA_CACHE_DIR
+    names; an image has one"""
 
     @property
     def model_path(self) -> str:
@@ -148,42 +127,33 @@ class SchedulingSettings(SettingsGroup):
     """Scheduling.
 
     Two defaults were measured, see docs/decisions: prefill_chunk and shared_prefill_chunk ("Prompts beside decoding
-    requests"). The others are not tuned: values near them work as well.
+    requests").
     """
 
-    max_running: int = Field(default=8, le=4096, description="Maximum number of requests that run in one batch")
-    max_waiting: int = Field(default=64, ge=0, le=1_000_000, description="Maximum number of waiting requests")
-    kv_cache_tokens: int | None = Field(
-        default=None,
-        description="Capacity of the KV cache in tokens; unset: max_running full contexts, limited by free memory",
-    )
-    prefix_cache: bool = Field(default=True, description="Reuse the KV cache of common prompt prefixes within a tenant")
-    prefill_chunk: int = Field(default=512, description="Prompt tokens of a step in which no request decodes")
-    shared_prefill_chunk: int = Field(default=128, description="Prompt tokens of a step in which requests decode")
-    tenant_weights: Weights = Field(
-        default={}, description="Scheduling weights of tenants, such as acme=2,beta=0.5; 1 for all others"
-    )
+    max_running: int = Field(default=8, le=4096)
+    """Maximum number of requests that run in one batch"""
+    max_waiting: int = Field(default=64, ge=0, le=1_000_000)
+    """Maximum number of waiting requests"""
+    kv_cache_tokens: int | None = None
+    """Capacity of the KV cache in tokens; unset: max_running full contexts, limited by free memory"""
+    prefix_cache: bool = True
+    """Reuse the KV cache of common prompt prefixes within a tenant"""
+    prefill_chunk: int = 512
+    """Prompt tokens of a step in which no request decodes"""
+    shared_prefill_chunk: int = 128
+    """Prompt tokens of a step in which requests decode"""
+    tenant_weights: Weights = Field(default={})
+    """Scheduling weights of tenants, such as acme=2,beta=0.5; 1 for all others"""
 
 
 class ProcessSettings(SettingsGroup):
     """Failures and shutdown."""
 
-    stall_timeout: float = Field(
-        default=30.0, gt=0, description="Seconds until a request ends when its client does not read"
-    )
-    engine_restarts: int = Field(
-        default=2,
-        ge=0,
-        description="How often an engine process that died is started anew before the service exits with status 1",
-    )
-    engine_stall_timeout: float = Field(
-        default=300.0,
-        gt=0,
-        description="Seconds without a sign of life of the engine until the health service `liveness` is NOT_SERVING",
-    )
-    drain_grace: float = Field(
-        default=25.0,
-        ge=0,
-        description="Seconds for the whole shutdown, three quarters of them for live requests to finish; less than"
-        " Kubernetes' 30",
-    )
+    stall_timeout: float = Field(default=30.0, gt=0)
+    """Seconds until a request ends when its client does not read"""
+    engine_restarts: int = Field(default=2, ge=0)
+    """How often an engine process that died is started anew before the service exits with status 1"""
+    engine_stall_timeout: float = Field(default=300.0, gt=0)
+    """Seconds without a sign of life of the engine until the health service `liveness` is NOT_SERVING"""
+    drain_grace: float = Field(default=25.0, ge=0)
+    """Seconds for the whole shutdown, three quarters of them for live requests to finish; less than Kubernetes' 30"""

@@ -20,10 +20,16 @@ T = TypeVar("T")
 class SettingsGroup(BaseModel):
     """Settings of one purpose. `Settings` inherits from all groups, so that each setting has one flat, public name.
 
-    What needs one group alone takes that as its argument. The first line of a docstring is the group's heading in help.
+    What needs one group alone takes that as its argument. The first line of a group's docstring is its heading in help,
+    and the text below a field is the field's.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), use_attribute_docstrings=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        for field in cls.model_fields.values():
+            field.description = " ".join(str(field.description).split())
 
     @classmethod
     def heading(cls) -> str:

@@ -24,25 +24,26 @@ def _url(given: str | None) -> str | None:
 class ListenSettings(SettingsGroup):
     """Address and TLS."""
 
-    host: str = Field(default="127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all interfaces")
-    port: int = Field(default=50051, ge=0, le=65535, description="Port to listen on; 0 for any free port")
-    ready_file: Path | None = Field(default=None, description="File to write HOST:PORT to once requests are served")
-    tls_cert: Path | None = Field(default=None, description="PEM certificate chain; enables TLS")
-    tls_key: Path | None = Field(default=None, description="PEM private key of the certificate")
-    tls_client_ca: Path | None = Field(
-        default=None, description="PEM certificate authorities of clients; makes client certificates mandatory"
-    )
-    health_port: int | None = Field(
-        default=None,
-        ge=0,
-        le=65535,
-        description="Further port with the health service alone, without TLS, for probes that have no certificate",
-    )
-    reflection: bool = Field(default=True, description="Server reflection, for all who may call")
-    keepalive: float = Field(default=45.0, ge=1, description="Seconds between pings to an idle client")
-    max_connection_age: float = Field(
-        default=1800.0, ge=0, description="Seconds until a client must reconnect; 0 for never"
-    )
+    host: str = Field(default="127.0.0.1", min_length=1)
+    """Address to listen on; 0.0.0.0 for all interfaces"""
+    port: int = Field(default=50051, ge=0, le=65535)
+    """Port to listen on; 0 for any free port"""
+    ready_file: Path | None = None
+    """File to write HOST:PORT to once requests are served"""
+    tls_cert: Path | None = None
+    """PEM certificate chain; enables TLS"""
+    tls_key: Path | None = None
+    """PEM private key of the certificate"""
+    tls_client_ca: Path | None = None
+    """PEM certificate authorities of clients; makes client certificates mandatory"""
+    health_port: int | None = Field(default=None, ge=0, le=65535)
+    """Further port with the health service alone, without TLS, for probes that have no certificate"""
+    reflection: bool = True
+    """Server reflection, for all who may call"""
+    keepalive: float = Field(default=45.0, ge=1)
+    """Seconds between pings to an idle client"""
+    max_connection_age: float = Field(default=1800.0, ge=0)
+    """Seconds until a client must reconnect; 0 for never"""
 
     @property
     def is_local(self) -> bool:
@@ -64,30 +65,25 @@ class ListenSettings(SettingsGroup):
 class AuthSettings(SettingsGroup):
     """Authentication."""
 
-    auth: Literal["auto", "open"] = Field(
-        default="auto",
-        description="Who may call; auto: whoever has a credential of auth_file or jwt_jwks, or without these anyone on"
-        " this machine; open: anyone who reaches the port, as operator",
-    )
-    auth_file: Path | None = Field(
-        default=None,
-        description="YAML file of API keys (see `draftwood key`) and client certificates, read when it changes",
-    )
-    jwt_jwks: str | None = Field(
-        default=None, description="Public keys (JWKS) of the issuer of tokens: a file or an https URL; enables tokens"
-    )
-    jwt_issuer: str | None = Field(default=None, min_length=1, description="Issuer (iss) that tokens must have")
-    jwt_audience: str | None = Field(default=None, min_length=1, description="Audience (aud) that tokens must have")
-    jwt_tenant_claim: str = Field(default="tenant", min_length=1, description="Claim with the caller's tenant")
-    jwt_role_claim: str = Field(
-        default="role", min_length=1, description="Claim with its role: caller (the default), tenant-admin or operator"
-    )
-    jwt_algorithms: Items[Algorithm] = Field(
-        default=("RS256", "ES256", "EdDSA"), min_length=1, description="Allowed signatures of tokens"
-    )
-    jwt_leeway: float = Field(
-        default=30.0, ge=0, le=300, description="Seconds by which the issuer's clock may differ from this one"
-    )
+    auth: Literal["auto", "open"] = "auto"
+    """Who may call; auto: whoever has a credential of auth_file or jwt_jwks, or without these anyone on this machine;
+    open: anyone who reaches the port, as operator"""
+    auth_file: Path | None = None
+    """YAML file of API keys (see `draftwood key`) and client certificates, read when it changes"""
+    jwt_jwks: str | None = None
+    """Public keys (JWKS) of the issuer of tokens: a file or an https URL; enables tokens"""
+    jwt_issuer: str | None = Field(default=None, min_length=1)
+    """Issuer (iss) that tokens must have"""
+    jwt_audience: str | None = Field(default=None, min_length=1)
+    """Audience (aud) that tokens must have"""
+    jwt_tenant_claim: str = Field(default="tenant", min_length=1)
+    """Claim with the caller's tenant"""
+    jwt_role_claim: str = Field(default="role", min_length=1)
+    """Claim with its role: caller (the default), tenant-admin or operator"""
+    jwt_algorithms: Items[Algorithm] = Field(default=("RS256", "ES256", "EdDSA"), min_length=1)
+    """Allowed signatures of tokens"""
+    jwt_leeway: float = Field(default=30.0, ge=0, le=300)
+    """Seconds by which the issuer's clock may differ from this one"""
 
     @property
     def has_credentials(self) -> bool:
@@ -111,25 +107,21 @@ class AuthSettings(SettingsGroup):
 class TelemetrySettings(SettingsGroup):
     """Metrics, traces and logs."""
 
-    metrics_port: int | None = Field(
-        default=None, ge=0, le=65535, description="Port where Prometheus collects metrics; unset: none"
-    )
-    metrics_host: str | None = Field(default=None, min_length=1, description="Address of that port; unset: host")
-    metrics_tenants: Items[str] = Field(
-        default=(), max_length=100, description="Tenants that metrics show by name; the others are shown together"
-    )
-    metrics_vllm_names: bool = Field(
-        default=False,
-        description="Show the load at that port under vLLM's names too (vllm:num_requests_waiting,"
-        " vllm:num_requests_running, vllm:kv_cache_usage_perc), for endpoint pickers that know no others",
-    )
-    otlp_endpoint: Annotated[str | None, AfterValidator(_url)] = Field(
-        default=None,
-        description="Collector for metrics, traces and logs by OpenTelemetry, such as http://otel:4317; unset:"
-        " OTEL_EXPORTER_OTLP_ENDPOINT, or none",
-    )
-    trace_share: float = Field(
-        default=0.05, ge=0, le=1, description="Share of calls that are traced, of those whose caller has not decided"
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Minimum log level")
-    log_format: Literal["console", "json"] = Field(default="console", description="Format of log lines")
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port where Prometheus collects metrics; unset: none"""
+    metrics_host: str | None = Field(default=None, min_length=1)
+    """Address of that port; unset: host"""
+    metrics_tenants: Items[str] = Field(default=(), max_length=100)
+    """Tenants that metrics show by name; the others are shown together"""
+    metrics_vllm_names: bool = False
+    """Show the load at that port under vLLM's names too (vllm:num_requests_waiting, vllm:num_requests_running,
+    vllm:kv_cache_usage_perc), for endpoint pickers that know no others"""
+    otlp_endpoint: Annotated[str | None, AfterValidator(_url)] = None
+    """Collector for metrics, traces and logs by OpenTelemetry, such as http://otel:4317; unset:
+    OTEL_EXPORTER_OTLP_ENDPOINT, or none"""
+    trace_share: float = Field(default=0.05, ge=0, le=1)
+    """Share of calls that are traced, of those whose caller has not decided"""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Minimum log level"""
+    log_format: Literal["console", "json"] = "console"
+    """Format of log lines"""

@@ -14,23 +14,14 @@ from draftwood_service.settings.group import OptionalSize, SettingsGroup, Size, 
 class QuotaSettings(SettingsGroup):
     """Tenants."""
 
-    tenants_file: Path | None = Field(
-        default=None,
-        description="YAML file of tenants and experiments, read when it changes; those that it names cannot be changed"
-        " over the API",
-    )
-    requests_per_minute: int | None = Field(
-        default=None, ge=1, description="Requests of a tenant admitted in any 60 s, over all servers of the store"
-    )
-    tokens_per_minute: int | None = Field(
-        default=None,
-        ge=1,
-        description="Tokens of prompts and answers of the requests of a tenant admitted in any 60 s, over all servers"
-        " of the store",
-    )
-    concurrency: int | None = Field(
-        default=None, ge=1, description="Requests of a tenant that run or wait at once, over all servers of the store"
-    )
+    tenants_file: Path | None = None
+    """YAML file of tenants and experiments, read when it changes; those that it names cannot be changed over the API"""
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Requests of a tenant admitted in any 60 s, over all servers of the store"""
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Tokens of prompts and answers of the requests of a tenant admitted in any 60 s, over all servers of the store"""
+    concurrency: int | None = Field(default=None, ge=1)
+    """Requests of a tenant that run or wait at once, over all servers of the store"""
 
     @model_validator(mode="after")
     def _check_file(self) -> Self:
@@ -43,12 +34,8 @@ class DraftingSettings(SettingsGroup):
 
     strategy: str = shared("strategy")
     max_draft_nodes: int = shared("max_draft_nodes")
-    audit_share: float = Field(
-        default=0.01,
-        ge=0,
-        le=1,
-        description="Share of requests whose answers are decoded again without drafting in idle time, and compared",
-    )
+    audit_share: float = Field(default=0.01, ge=0, le=1)
+    """Share of requests whose answers are decoded again without drafting in idle time, and compared"""
 
     @field_validator("strategy")
     @classmethod

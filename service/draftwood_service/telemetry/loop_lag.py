@@ -9,7 +9,7 @@ from collections import deque
 from draftwood_tenants.resources.ending import end
 
 _SECONDS = 0.1
-"""Between two samples. Not tuned."""
+"""Between two samples."""
 _WINDOW = 10.0
 """Longer than most intervals of collection."""
 

@@ -22,7 +22,7 @@ Point: TypeAlias = tuple[float, dict[str, str]]
 _WORK = (STRATEGY, ARM)
 _BUILD = (names.VERSION, names.MODEL, names.ENGINE, names.RUNNER, names.DTYPE)
 _DEPTHS = 16
-"""Depths of draft trees that are counted apart. Not tuned: few accepted paths are longer."""
+"""Depths of draft trees that are counted apart. Few accepted paths are longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Observed:
 
     Attributes:
         tenants: whose figures are shown by name; no others are.
-        loop_lag: the longest delay of the event loop of late, in seconds.
+        loop_lag: the longest delay of the event loop in the last 10 s, in seconds.
     """
 
     server: WatchedServer

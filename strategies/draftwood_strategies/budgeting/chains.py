@@ -1,28 +1,29 @@
-"""Chains out of draft trees, for engines that verify one continuation of a sequence and no tree.
+"""Chains out of draft trees, for engines that verify one continuation of a sequence and no tree, or where branches cost
+more than they bring.
 
 A chain is the path of a tree with the most accepted tokens to be expected, less what its tokens cost: the sum of its
 scores above a least score. So it ends where the next token is not worth its time in the batch.
+
+A branch costs something beside its nodes where a recurrent layer is computed path by path: then the time of a step
+depends on the number of paths as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from draftwood_strategies.budgeting.budget import worthwhile_score
+from draftwood_strategies.budgeting.step_time import StepSeconds
 from draftwood_strategies.draft import DraftTree, DraftTrees
-from draftwood_strategies.native import Float32Array, Float64Array, Int32Array, compiled
+from draftwood_strategies.native import Float32Array, Float64Array, Int32Array, Int64Array, compiled, sizes_between
 
 _EXPONENT = 1.25
 """Of a token's score in the budget. A token far down a chain is accepted where the text is easy, and there the next
 step would have written it as well: it saves less than its score says. 1 costs up to 2% and 2 up to 3%
 (docs/decisions, "Chains inside vLLM, measured")."""
-
-StepSeconds = Callable[[int, int], Float64Array]
-"""(n, m) -> seconds that the step takes with n, n + 1, ... m tokens, float64[m - n + 1]."""
 
 
 class Chains(NamedTuple):
@@ -113,3 +114,53 @@ def _best_chains(
             node = first + parents[node]
         end += length
         begins[s + 1] = end
+
+
+def branches(trees: DraftTrees) -> Int64Array:
+    """How many branches the best k nodes of some trees make, for each k, int64[n + 1]: paths beside the first ones."""
+    order = np.argsort(-trees.scores, kind="stable")
+    further = np.ones(order.size, np.int64)
+    further[np.unique(_above(trees.parents, trees.begins)[order], return_index=True)[1]] = 0
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(further)])
+
+
+def branches_in(parents: Int32Array, begins: Int32Array) -> int:
+    """How many branches the tokens of batch rows make, see `StepBatch`."""
+    return int(parents.size - np.unique(_above(parents, begins)).size)
+
+
+def _above(parents: Int32Array, begins: Int32Array) -> Int64Array:
+    """int64[n], what each node follows: a node, or the root of its tree, each by a number of its own."""
+    starts = np.repeat(begins[:-1], sizes_between(begins)).astype(np.int64)
+    return np.where(parents >= 0, parents + starts, parents.size + starts)
+
+
+def with_branches(step_seconds: StepSeconds, trees: DraftTrees, seconds: float) -> StepSeconds:
+    """The time of a step that verifies the best nodes of trees of which each branch costs so many seconds more."""
+    if not seconds:
+        return step_seconds
+    cost = seconds * branches(trees)
+    return lambda fewest, most: step_seconds(fewest, most) + cost[: most - fewest + 1]
+
+
+def worthwhile_branches(trees: DraftTrees, tokens: int, step_seconds: StepSeconds, seconds: float) -> DraftTrees:
+    """The trees, or of each its best chain if the step writes more tokens a second so.
+
+    Args:
+        tokens: that the step runs anyway.
+        seconds: of a branch.
+    """
+    if not seconds or not branches(trees)[-1]:
+        return trees
+    longest = sizes_between(trees.begins)
+    tokens_of, scores, begins = best_chains(trees, longest)
+    places = np.arange(tokens_of.shape[0], dtype=np.int32) - np.repeat(begins[:-1], sizes_between(begins))
+    chains = DraftTrees(tokens_of, (places - 1).astype(np.int32), scores, begins)
+    as_trees = _rate(trees.scores, tokens, with_branches(step_seconds, trees, seconds))
+    return trees if as_trees >= _rate(scores, tokens, step_seconds) else chains
+
+
+def _rate(scores: Float32Array, tokens: int, step_seconds: StepSeconds) -> float:
+    """Tokens a second that the best number of nodes with these scores writes."""
+    expected = tokens + np.concatenate([[0.0], np.cumsum(-np.sort(-scores), dtype=np.float64)])
+    return float((expected / step_seconds(tokens, tokens + scores.shape[0])).max())

@@ -12,18 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as SequenceOf
+from typing import Any
 
 import numpy as np
 
-from draftwood_strategies.native import (
-    Float64Array,
-    Int32Array,
-    Int64Array,
-    Real,
-    address_of,
-    compiled,
-    float64s,
-)
+from draftwood_strategies.native import Float64Array, Int32Array, Int64Array, Integer, Real, compiled
+from draftwood_strategies.structs import address_of, record_at, record_dtype
 
 LONGEST_CALL = 1.0
 """Seconds that one call of a drafter may take: all sequences wait for it."""
@@ -40,18 +34,39 @@ LONGEST_PAUSES = 15, 63
 """Steps without a draft, at most, while cheap drafts do not pay: one in 16 still tries, or one in 64 if the latest
 drafts of this tenant did not pay either."""
 TRIED_SHARE = 1 / 64
-"""Share of the model's time that drafts may take which are tried although they do not pay. Not tuned."""
+"""Share of the model's time that drafts may take which are tried although they do not pay."""
 _RECENT, _RECENT_OF_TENANT = 8, 64
 """Drafts that the means of a sequence, and of a tenant, cover."""
 
-_ACCEPTED, _SECONDS, _VERIFYING, _DRAFTS = range(4)
-"""The mean draft, the first four numbers of an account and all of a `Payoff`."""
-_MEANS = 4
-(
-    _SPENT, _CHARGED, _LONGEST, _SPENT_BEFORE, _ACCEPTED_BEFORE, _PAUSE, _STEPS, _STEP_TOTAL, _ACCEPTED_TOTAL,
-    _VERIFYING_TOTAL, _LATEST_VERIFYING, _LATEST_DRAFT, _FIRST_STEP, _SHARING, _STEP_SECONDS, _CREDIT, _LIMIT,
-) = range(_MEANS, _MEANS + 17)  # fmt: skip
-_ROW = _MEANS + 17
+_MEAN_DRAFT = {"accepted": np.float64, "seconds": np.float64, "verifying": np.float64, "drafts": np.float64}
+MEANS = record_dtype(**_MEAN_DRAFT)
+"""The mean over the latest drafts of accepted tokens, of seconds in the drafter and of seconds that the nodes add to
+the step; and how many drafts that are."""
+ACCOUNT = record_dtype(
+    **_MEAN_DRAFT,
+    spent=np.float64,
+    charged=np.float64,
+    longest=np.float64,
+    spent_before=np.float64,
+    accepted_before=np.float64,
+    pause=np.float64,
+    steps=np.float64,
+    step_total=np.float64,
+    accepted_total=np.float64,
+    verifying_total=np.float64,
+    latest_verifying=np.float64,
+    latest_draft=np.float64,
+    first_step=np.float64,
+    sharing=np.float64,
+    step_seconds=np.float64,
+    credit=np.float64,
+    limit=np.float64,
+)
+"""It begins with the fields of `MEANS`. `spent` are seconds in the drafter, `charged` those of them that count,
+`longest` those of the longest call; `spent_before` and `accepted_before` are what was spent and accepted before the
+latest draft, `pause` is the latest pause in steps. `steps` are those after the first one, `step_total` their seconds,
+`accepted_total` their accepted tokens, `verifying_total` their seconds for nodes. `step_seconds` is what a step takes
+this sequence, `credit` what drafts may cost before they save anything, and `limit` what they may have cost by now."""
 
 _called: set[tuple[type, str]] = set()
 """Methods that a class had its first call of. That one may compile and is not counted."""
@@ -65,21 +80,17 @@ def is_first_call(owner: object, method: str) -> bool:
     return first
 
 
-class Payoff:
-    """Gain and cost of a draft, the mean over the latest ones of a tenant by one strategy."""
+class DraftCostModel:
+    """What a draft costs and gains: the mean over the latest ones of a tenant by one strategy."""
 
     def __init__(self) -> None:
-        self._row: Float64Array = np.array([1.0, 0.0, 0.0, 1.0])  # an optimistic guess, which counts as one draft
-        self.address = address_of(self._row)
+        self.means = np.array([(1.0, 0.0, 0.0, 1.0)], MEANS)  # an optimistic guess, which counts as one draft
+        self.address = address_of(self.means)
 
     @property
     def accepted(self) -> float:
         """Accepted tokens of a draft."""
-        return float(self._row[_ACCEPTED])
-
-    def means(self) -> Float64Array:
-        """float64[4], see `_ACCEPTED` and the others."""
-        return self._row
+        return float(self.means["accepted"][0])
 
 
 class DraftAccount:
@@ -91,46 +102,42 @@ class DraftAccount:
             own, and adds its results.
     """
 
-    def __init__(self, tenant: Payoff) -> None:
+    def __init__(self, tenant: DraftCostModel) -> None:
         self.tenant = tenant
-        self._row: Float64Array = np.zeros(_ROW)
+        self._row = np.zeros(1, ACCOUNT)
         self.address = address_of(self._row)
-        self._row[:_MEANS] = tenant.means()
-        self._row[_DRAFTS] = _RECENT
-        self._row[_FIRST_STEP] = -1.0
-        self._row[_SHARING] = 1.0
+        for name in MEANS.fields or ():
+            self._row[name] = tenant.means[name]
+        self._row["drafts"] = _RECENT
+        self._row["first_step"] = -1.0
+        self._row["sharing"] = 1.0
         self.clear()
 
     @property
     def expected(self) -> float:
         """Accepted tokens of a draft, on average over the latest ones."""
-        return float(self._row[_ACCEPTED])
+        return float(self._row["accepted"][0])
 
     @property
     def suspended(self) -> bool:
         """The latest pause is longer than those of cheap drafts."""
-        return bool(self._row[_PAUSE] > LONGEST_PAUSES[1])
+        return bool(self._row["pause"][0] > LONGEST_PAUSES[1])
 
     def clear(self) -> None:
         """Begins anew: costs so far are forgiven."""
-        row = self._row
-        for entry in (_SPENT, _CHARGED, _LONGEST, _SPENT_BEFORE, _ACCEPTED_BEFORE, _STEPS, _STEP_TOTAL):
-            row[entry] = 0.0
-        row[_ACCEPTED_TOTAL] = row[_VERIFYING_TOTAL] = row[_LATEST_VERIFYING] = 0.0
-        _estimate(row, LEAST_CREDIT)
+        _clear(self.address, LEAST_CREDIT)
 
     def fault(self) -> str:
         """Why drafting must end; "" while it may go on, if only after a pause."""
-        longest = self._row[_LONGEST]
+        longest = float(self._row["longest"][0])
         return f"it is too slow: one call took {longest:.3g} s" if longest > LONGEST_CALL else ""
 
     def suspend(self) -> int:
         """Steps to go without a draft to make up for the debt, which is forgiven then."""
-        pause = 0
-        if self._row[_STEP_SECONDS] > 0.0:
-            pause = math.ceil(self._row[_CHARGED] / (TRIED_SHARE * self._row[_STEP_SECONDS]))
+        step, charged = float(self._row["step_seconds"][0]), float(self._row["charged"][0])
+        pause = math.ceil(charged / (TRIED_SHARE * step)) if step > 0.0 else 0
         self.clear()
-        self._row[_PAUSE] = pause
+        self._row["pause"] = pause
         return pause
 
 
@@ -181,12 +188,20 @@ def pause_all(accounts: SequenceOf[DraftAccount], lasting: SequenceOf[bool]) -> 
 
 
 @compiled
+def _clear(address: Integer, least_credit: float) -> None:
+    row = record_at(ACCOUNT, address)
+    row.spent = row.charged = row.longest = row.spent_before = row.accepted_before = 0.0
+    row.steps = row.step_total = row.accepted_total = row.verifying_total = row.latest_verifying = 0.0
+    _estimate(row, least_credit)
+
+
+@compiled
 def _charge_all(rows: Int64Array, seconds: float) -> None:
     for s in range(rows.shape[0]):
-        row = float64s(rows[s], _ROW)
-        row[_SPENT] += seconds
-        row[_CHARGED] += min(seconds, _LARGEST_CHARGE * row[_CREDIT])
-        row[_LONGEST] = max(row[_LONGEST], seconds)
+        row = record_at(ACCOUNT, rows[s])
+        row.spent += seconds
+        row.charged += min(seconds, _LARGEST_CHARGE * row.credit)
+        row.longest = max(row.longest, seconds)
 
 
 @compiled
@@ -195,16 +210,16 @@ def _step_all(
 ) -> None:
     share = seconds / sharing
     for s in range(rows.shape[0]):
-        row = float64s(rows[s], _ROW)
-        row[_SHARING] = sharing
-        row[_LATEST_VERIFYING] = verifying[s]
-        row[_ACCEPTED_TOTAL] += accepted[s]
-        if row[_FIRST_STEP] < 0.0:
-            row[_FIRST_STEP] = share  # includes the prompt, so it is no measure of later steps
+        row = record_at(ACCOUNT, rows[s])
+        row.sharing = sharing
+        row.latest_verifying = verifying[s]
+        row.accepted_total += accepted[s]
+        if row.first_step < 0.0:
+            row.first_step = share  # includes the prompt, so it is no measure of later steps
         else:
-            row[_STEPS] += 1.0
-            row[_STEP_TOTAL] += share
-            row[_VERIFYING_TOTAL] += min(verifying[s], share)
+            row.steps += 1.0
+            row.step_total += share
+            row.verifying_total += min(verifying[s], share)
         _estimate(row, least_credit)
 
 
@@ -212,8 +227,8 @@ def _step_all(
 def _overdrawn(rows: Int64Array, longest_call: float, found: Int32Array) -> int:
     n = 0
     for s in range(rows.shape[0]):
-        row = float64s(rows[s], _ROW)
-        if row[_LONGEST] > longest_call or row[_CHARGED] > row[_LIMIT]:
+        row = record_at(ACCOUNT, rows[s])
+        if row.longest > longest_call or row.charged > row.limit:
             found[n] = s
             n += 1
     return n
@@ -230,50 +245,50 @@ def _pause_all(
     pauses: Int32Array,
 ) -> None:
     for s in range(rows.shape[0]):
-        row, tenant = float64s(rows[s], _ROW), float64s(tenants[s], _MEANS)
-        step = row[_STEP_SECONDS]
-        accepted = row[_ACCEPTED_TOTAL] - row[_ACCEPTED_BEFORE]
-        spent, before = row[_SPENT] - row[_SPENT_BEFORE], row[_LATEST_DRAFT]
-        row[_SPENT_BEFORE], row[_ACCEPTED_BEFORE], row[_LATEST_DRAFT] = row[_SPENT], row[_ACCEPTED_TOTAL], spent
+        row, tenant = record_at(ACCOUNT, rows[s]), record_at(MEANS, tenants[s])
+        step = row.step_seconds
+        accepted = row.accepted_total - row.accepted_before
+        spent, before = row.spent - row.spent_before, row.latest_draft
+        row.spent_before, row.accepted_before, row.latest_draft = row.spent, row.accepted_total, spent
         counted = min(spent, step)  # more is a stall of the machine, or shows in `steady`
-        _add(row, accepted, counted, row[_LATEST_VERIFYING], _RECENT)
-        _add(tenant, accepted, counted, row[_LATEST_VERIFYING], _RECENT_OF_TENANT)
-        plain = step - row[_VERIFYING_TOTAL] / row[_STEPS] if row[_STEPS] else step
-        steady = max(row[_SECONDS], min(spent, before)) if step > 0.0 else 0.0
+        _add(record_at(MEANS, rows[s]), accepted, counted, row.latest_verifying, _RECENT)
+        _add(tenant, accepted, counted, row.latest_verifying, _RECENT_OF_TENANT)
+        plain = step - row.verifying_total / row.steps if row.steps else step
+        steady = max(row.seconds, min(spent, before)) if step > 0.0 else 0.0
         expensive = steady > 2.0 * TOLERATED_SHARE * step
         pause = 0.0
-        gain = row[_ACCEPTED] if steady == row[_SECONDS] else max(row[_ACCEPTED], accepted)
-        if gain * plain < steady + row[_VERIFYING] and not (expensive and lasting[s]):
-            hopeless = tenant[_DRAFTS] == _RECENT_OF_TENANT and not _pays(tenant, plain)
-            pause = min(2.0 * row[_PAUSE] + 1.0, longest_hopeless if hopeless else longest)
+        gain = row.accepted if steady == row.seconds else max(row.accepted, accepted)
+        if gain * plain < steady + row.verifying and not (expensive and lasting[s]):
+            hopeless = tenant.drafts == _RECENT_OF_TENANT and not _pays(tenant, plain)
+            pause = min(2.0 * row.pause + 1.0, longest_hopeless if hopeless else longest)
             if expensive:
                 pause = max(pause, steady / (tried_share * step))
-        row[_PAUSE] = pause
+        row.pause = pause
         pauses[s] = pause
 
 
 @compiled
-def _add(means: Float64Array, accepted: Real, seconds: Real, verifying: Real, most: int) -> None:
+def _add(means: Any, accepted: Real, seconds: Real, verifying: Real, most: int) -> None:
     """Adds a draft; the means are over at most `most` from now on."""
-    means[_DRAFTS] = min(means[_DRAFTS] + 1.0, most)
-    means[_ACCEPTED] += (accepted - means[_ACCEPTED]) / means[_DRAFTS]
-    means[_SECONDS] += (seconds - means[_SECONDS]) / means[_DRAFTS]
-    means[_VERIFYING] += (verifying - means[_VERIFYING]) / means[_DRAFTS]
+    means.drafts = min(means.drafts + 1.0, most)
+    means.accepted += (accepted - means.accepted) / means.drafts
+    means.seconds += (seconds - means.seconds) / means.drafts
+    means.verifying += (verifying - means.verifying) / means.drafts
 
 
 @compiled
-def _pays(means: Float64Array, step: Real) -> bool:
+def _pays(means: Any, step: Real) -> bool:
     """Whether a draft saves more time than it takes, if a step without it takes so many seconds."""
-    return bool(means[_ACCEPTED] * step >= means[_SECONDS] + means[_VERIFYING])
+    return bool(means.accepted * step >= means.seconds + means.verifying)
 
 
 @compiled
-def _estimate(row: Float64Array, least_credit: float) -> None:
+def _estimate(row: Any, least_credit: float) -> None:
     """Sets the share of this sequence in a step of the model (before a second one that of the first, 0 before
     that), what drafting may cost before it saves anything, and what it may have cost by now."""
-    step = row[_STEP_TOTAL] / row[_STEPS] if row[_STEPS] else max(row[_FIRST_STEP], 0.0)
-    row[_STEP_SECONDS] = step
-    row[_CREDIT] = max(least_credit / row[_SHARING], CREDIT_STEPS * step / math.sqrt(row[_SHARING]))
-    row[_LIMIT] = math.inf
+    step = row.step_total / row.steps if row.steps else max(row.first_step, 0.0)
+    row.step_seconds = step
+    row.credit = max(least_credit / row.sharing, CREDIT_STEPS * step / math.sqrt(row.sharing))
+    row.limit = math.inf
     if step > 0.0:
-        row[_LIMIT] = step * row[_ACCEPTED_TOTAL] + TOLERATED_SHARE * row[_STEP_TOTAL] + row[_CREDIT]
+        row.limit = step * row.accepted_total + TOLERATED_SHARE * row.step_total + row.credit

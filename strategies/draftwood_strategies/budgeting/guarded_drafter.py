@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
-from draftwood_strategies import asking
-from draftwood_strategies.base import (
-    Composite,
-    Drafter,
-    Feedback,
-    PromptIndexer,
-    Readable,
-    SourceCounts,
-    StepFeedback,
-    Strategy,
-)
-from draftwood_strategies.budgeting.draft_account import (
-    DraftAccount,
-    Payoff,
-    charge_all,
-    is_first_call,
-    overdrawn,
-    pause_all,
-    rows_of,
-)
+from draftwood_strategies.base import Composite, Drafter, PromptIndexer, Readable, SourceCounts, Strategy
+from draftwood_strategies.budgeting.draft_account import DraftAccount, DraftCostModel
 from draftwood_strategies.budgeting.prompt_indexing import MOST_INDEXED, IndexingBudget
+from draftwood_strategies.budgeting.timed_calls import TimedCalls, limited
 from draftwood_strategies.budgeting.watchdog import Watchdog
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees, Int32Array
-from draftwood_strategies.native import runs_in, sizes_between
+from draftwood_strategies.native import Int32Array
 from draftwood_strategies.none import NoDrafts
 
-CALL_LIMIT, FIRST_CALL_LIMIT = 5.0, 120.0
-"""Seconds after which a call into a strategy is interrupted; the first one of a class may compile."""
-
 _log = logging.getLogger(__name__)
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 
 class DraftStatistics(Protocol):
@@ -94,13 +67,13 @@ class GuardedDrafter:
             why drafting was switched off.
         vocab_size: draft tokens are below it.
         failures: counts, by the name of the strategy, the sequences that it was switched off for.
-        payoff: what drafts of this tenant by the same strategy gain and cost; it is kept up to date.
+        cost_model: what drafts of this tenant by the same strategy gain and cost; it is kept up to date.
         watchdog: interrupts calls that do not return; None for no limit.
 
     Attributes:
         account: what its calls cost and gained.
         stats: the sequence's.
-        asked: it drafted in this step, and was not told yet what came of it.
+        drafting: it drafts in this step, and has not learned yet what came of it.
         strategy: the tenant's; None for one that never drafts.
         drafter: what it started; None before that, and once drafting is switched off.
     """
@@ -110,15 +83,15 @@ class GuardedDrafter:
         sequence: DraftedSequence,
         vocab_size: int,
         failures: Counter[str],
-        payoff: Payoff,
+        cost_model: DraftCostModel,
         watchdog: Watchdog | None = None,
     ) -> None:
-        self.account = DraftAccount(payoff)
+        self.account = DraftAccount(cost_model)
         self.stats = sequence.stats
         self._sequence = sequence
         self.vocab_size = vocab_size
         self._failures = failures
-        self._watchdog = watchdog
+        self.watchdog = watchdog
         self._unstarted = None if isinstance(sequence.strategy, NoDrafts) else sequence.strategy
         self.strategy = self._unstarted
         self.drafter: Drafter | None = None
@@ -126,7 +99,7 @@ class GuardedDrafter:
         self._to_index = int(sequence.request.prompt.shape[0])
         self._top_k = 0
         self._pause = 0
-        self._paused = self.asked = False
+        self._paused = self.drafting = False
         self._composite, self._spares = False, True
         self._unseen: list[int] = []
 
@@ -148,17 +121,6 @@ class GuardedDrafter:
         """How many of the most probable tokens at each node the next `observe` needs."""
         return self._top_k if self.takes_now else 0
 
-    def propose(self, budget: int) -> DraftTree:
-        """As `propose_all`, for this sequence alone; an empty tree where it is not `ready`."""
-        if budget <= 0 or not self.ready(IndexingBudget()):
-            return EMPTY_TREE
-        return propose_all([self], np.array([budget], np.int32))[0]
-
-    def observe(self, accepted: list[int], feedback: Feedback) -> None:
-        """As `observe_all`, for this sequence alone."""
-        begins = np.array([0, len(accepted)], np.int32)
-        observe_all([self], np.array(accepted, np.int32), begins, StepFeedback.of(feedback))
-
     def ready(self, indexing: IndexingBudget) -> bool:
         """Whether it drafts in this step, to be asked before each: it pauses while drafts do not pay, and waits until
         its prompt is indexed."""
@@ -171,8 +133,8 @@ class GuardedDrafter:
             self._index(indexing, indexing.left)
         if self._indexer is None and self._unseen:
             self._catch_up()
-        self.asked = self.takes_now
-        return self.asked
+        self.drafting = self.takes_now
+        return self.drafting
 
     def read_ahead(self, indexing: IndexingBudget, tokens: int) -> None:
         """In a step that reads `tokens` of a prompt that goes on: indexes as many, if the budget allows it."""
@@ -197,12 +159,16 @@ class GuardedDrafter:
 
     def pause(self, steps: int) -> None:
         """After a draft: it is not asked for so many steps."""
-        self.asked = False
+        self.drafting = False
         if steps:
             self._pause = max(steps, self._pause)
             self.stats.suspensions += self.account.suspended
 
-    def judge(self) -> None:
+    def took(self, seconds: float) -> None:
+        """A call took so long for it."""
+        self.stats.draft_seconds += seconds
+
+    def limit_cost(self) -> None:
         """Drafting took more than it may: suspends it, or of its parts the slowest; ends it if one call took too long.
 
         Drafts are a matter of the step's time and of the text: what does not pay now may pay later.
@@ -224,9 +190,9 @@ class GuardedDrafter:
             self._pause = self.account.suspend()
         self.stats.suspensions += not fault
 
-    def failed(self, call: str, error: Exception) -> None:
+    def failed(self, method: str, error: Exception) -> None:
         """A call raised this."""
-        self._switch_off(_raised(call, error), error)
+        self._switch_off(_raised(method, error), error)
 
     def close(self) -> None:
         """Closes the drafter; further calls do nothing."""
@@ -241,7 +207,7 @@ class GuardedDrafter:
                 if isinstance(drafter, Composite):
                     self.stats.by_source = dict(drafter.by_source)
             finally:
-                self.limited(False, drafter.close)
+                limited(self.watchdog, False, drafter.close)
         except Exception as error:
             if not self.stats.drafting_disabled_reason:
                 self._switch_off(_raised("close", error), error)
@@ -256,7 +222,7 @@ class GuardedDrafter:
         if most <= 0 or self._indexer is None:
             return
         try:
-            done = _Calls([self]).timed([0], self._indexer, self._indexer.index_prompt, most)
+            done = TimedCalls([self]).timed([0], self._indexer, self._indexer.index_prompt, most)
         except Exception as error:
             self.failed("index_prompt", error)
             return
@@ -264,17 +230,17 @@ class GuardedDrafter:
         self._to_index -= done
         if done < most:
             self._indexer = None
-        _Calls([self]).judge()
+        TimedCalls([self]).limit_costs()
 
     def _catch_up(self) -> None:
         """Passes on what was written while it was not asked."""
         unseen, self._unseen = self._unseen, []
         if unseen and self.drafter is not None:
             try:
-                _Calls([self]).timed([0], self.drafter, self.drafter.observe, np.array(unseen, np.int32), None)
+                TimedCalls([self]).timed([0], self.drafter, self.drafter.observe, np.array(unseen, np.int32), None)
             except Exception as error:
                 self.failed("observe", error)
-            _Calls([self]).judge()
+            TimedCalls([self]).limit_costs()
 
     def _start(self, strategy: Strategy) -> None:
         method = "start"
@@ -290,7 +256,7 @@ class GuardedDrafter:
             else:
                 self.stats.drafting_disabled_reason = f"{request.strategy_name} cannot draft without learning"
                 return
-            self.drafter = _Calls([self]).timed([0], strategy, start, request.prompt.copy())
+            self.drafter = TimedCalls([self]).timed([0], strategy, start, request.prompt.copy())
             self._top_k = top_k
             self._indexer = self.drafter if isinstance(self.drafter, PromptIndexer) else None
             if isinstance(self.drafter, Composite):
@@ -298,14 +264,6 @@ class GuardedDrafter:
                 self.drafter.limit_tokens(self.vocab_size)
         except Exception as error:
             self._switch_off(_raised(method, error), error)
-
-    def limited(
-        self, first: bool, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
-    ) -> Result:
-        """What a call returns, interrupted where it takes too long."""
-        if self._watchdog is None:
-            return function(*args, **kwargs)
-        return self._watchdog.call(FIRST_CALL_LIMIT if first else CALL_LIMIT, function, *args, **kwargs)
 
     def _switch_off(self, reason: str, error: Exception | None = None) -> None:
         request = self._sequence.request
@@ -319,108 +277,6 @@ class GuardedDrafter:
         self._failures[request.strategy_name] += 1
         self.stats.drafting_disabled_reason = reason
         self.close()
-
-
-def propose_all(drafters: SequenceOf[GuardedDrafter], budgets: Int32Array) -> DraftTrees:
-    """A valid tree for each drafter, which is `ready`; empty where there is no draft, or a strategy failed.
-
-    Args:
-        budgets: int32[s], the most nodes of each, 1 or more.
-    """
-    placed = []
-    for strategy, rows in _by_strategy(drafters):
-        asked = drafters if len(rows) == len(drafters) else [drafters[row] for row in rows]
-        given = [one.drafter for one in asked]
-        of_rows = budgets if asked is drafters else budgets[rows]
-        calls = _Calls(asked)
-        trees = asking.propose_all(strategy, given, of_rows, asked[0].vocab_size, calls.failed, calls.timed)
-        for one, nodes in zip(asked, sizes_between(trees.begins).tolist(), strict=True):
-            one.stats.proposed_tokens += nodes
-        calls.judge()
-        placed.append((rows, trees))
-    return DraftTrees.placed(placed, len(drafters))
-
-
-def observe_all(
-    drafters: SequenceOf[GuardedDrafter], accepted: Int32Array, begins: Int32Array, feedback: StepFeedback | None
-) -> None:
-    """Passes on what sequences wrote.
-
-    Args:
-        accepted, begins: sequence i wrote `accepted[begins[i] : begins[i + 1]]`.
-        feedback: None from an engine that does not show the model's predictions.
-    """
-    taking = [i for i, one in enumerate(drafters) if one.takes_now]
-    if len(taking) < len(drafters):
-        written, bounds = accepted.tolist(), begins.tolist()
-        for one, begin, end in zip(drafters, bounds, bounds[1:], strict=False):
-            if not one.takes_now:
-                one.keep(written[begin:end])
-    if not taking:
-        return
-    for strategy, rows in _by_strategy([drafters[i] for i in taking]):
-        chosen = [taking[row] for row in rows]
-        told = [drafters[i] for i in chosen]
-        if len(told) == len(drafters):
-            part = accepted, begins, feedback
-        else:
-            part = *runs_of(accepted, begins, chosen), None if feedback is None else feedback.part(chosen)
-        calls = _Calls(told)
-        asking.observe_all(strategy, [one.drafter for one in told], *part, calls.failed, calls.timed)
-        calls.judge()
-        if asked := [one for one in told if one.asked]:
-            pauses = pause_all([one.account for one in asked], [one.lasting for one in asked])
-            for one, steps in zip(asked, pauses, strict=True):
-                one.pause(steps)
-
-
-def _by_strategy(drafters: SequenceOf[GuardedDrafter]) -> list[tuple[Strategy, list[int]]]:
-    """The strategies, and which drafters are of each."""
-    only = drafters[0].strategy if drafters else None
-    if only is not None and all(one.strategy is only for one in drafters):  # as in most steps
-        return [(only, [*range(len(drafters))])]
-    groups: dict[int, tuple[Strategy, list[int]]] = {}
-    for row, one in enumerate(drafters):
-        assert one.strategy is not None
-        groups.setdefault(id(one.strategy), (one.strategy, []))[1].append(row)
-    return [*groups.values()]
-
-
-def runs_of(values: Int32Array, begins: Int32Array, chosen: SequenceOf[int]) -> tuple[Int32Array, Int32Array]:
-    """Some of the runs of an array, and where each begins."""
-    entries, of_chosen = runs_in(begins, chosen)
-    return values[entries], of_chosen
-
-
-class _Calls:
-    """What becomes of faults and time of the calls for these drafters."""
-
-    def __init__(self, drafters: SequenceOf[GuardedDrafter]) -> None:
-        self._drafters = drafters
-        self._accounts = rows_of([one.account for one in drafters])
-
-    def failed(self, i: int, method: str, error: Exception) -> None:
-        self._drafters[i].failed(method, error)
-
-    def timed(self, sequences: SequenceOf[int], owner: object, function: Callable[..., Any], *args: Any) -> Any:
-        """What `function`, a method of `owner`, returns; its time is charged, whether it returns or raises."""
-        whole = len(sequences) == len(self._drafters)
-        drafters = self._drafters if whole else [self._drafters[i] for i in sequences]
-        accounts = self._accounts if whole else self._accounts[[*sequences]]
-        first = is_first_call(owner, function.__name__)
-        started = time.perf_counter()
-        try:
-            return drafters[0].limited(first, function, *args)
-        finally:
-            share = (time.perf_counter() - started) / len(drafters)
-            for one in drafters:
-                one.stats.draft_seconds += share
-            if not first:
-                charge_all(accounts, share)
-
-    def judge(self) -> None:
-        for i in overdrawn(self._accounts):
-            self._drafters[i].judge()
 
 
 def _raised(call: str, error: Exception) -> str:

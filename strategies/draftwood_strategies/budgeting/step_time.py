@@ -1,8 +1,7 @@
 """The step-time model: what a step costs, measured at start and corrected by every step. No torch.
 
 A step costs what a measured curve gives for its number of tokens; every further sequence adds its own attention calls,
-more of them if it has a draft, and every position of context beyond the measured one adds to those. Where a runner
-prepares itself for a number of tokens, a step with another number than the one before costs that as well. Steps themselves show what wider ones cost than any
+and every position of context beyond the measured one adds to those. Steps themselves show what wider ones cost than any
 measured at start, the drafts of many sequences together, and how far the load of another process moves it all.
 """
 
@@ -23,6 +22,8 @@ MEASURED_CONTEXT = 128
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Sizes that are timed, in tokens."""
 _ROUNDS = 8
+_LONG_STEP = 0.1
+"""Seconds from which a step is timed at its first run."""
 _WIDEST = 8192
 """Tokens of a step up to which its cost is learned."""
 _SMOOTHING, SMOOTHING_EVERYWHERE = 0.05, 0.025
@@ -30,18 +31,12 @@ _SMOOTHING, SMOOTHING_EVERYWHERE = 0.05, 0.025
 process; half or twice as much made no measurable difference."""
 _TABLE = 1024
 """Tokens of a step up to which its cost is looked up, and not computed: most are narrower."""
-_REPEATED = 0.1
-"""Steps that take so many seconds at most are timed twice in a row. Not tuned: with longer ones, what a change of the
-number of tokens costs is a small part."""
-_LEAST_CHANGE = 0.02
-"""Share of a step of one token that a change of the number of tokens costs at least; less is noise."""
-_OF_CHANGE = 0.5
-"""Share of what a change of the number of tokens costs that the next step is charged with: others after it may have as
-many tokens again. Simulated on recorded drafts, 0.3 to 1 are within 2% of each other, 0.1 is 5% worse."""
 _LEAST_SHARE = 0.1
 """Share of a surprise that is attributed to further sequences at least; else a cost once measured as 0 would stay 0."""
 
 Seconds = npt.NDArray[np.float64]
+StepSeconds = Callable[[int, int], Seconds]
+"""(n, m) -> seconds that a step takes with n, n + 1, ... m tokens, float64[m - n + 1]."""
 
 
 class StepTimeCurve:
@@ -147,9 +142,11 @@ class StepTimes:
         curve: of a step of one sequence.
         per_sequence: seconds that every further sequence adds.
         per_context: what longer contexts add.
-        per_draft: seconds that every further sequence with more than one token adds to that, for its first
-            `MEASURED_CONTEXT` tokens of context; more in proportion to a longer one.
-        per_change: seconds that a step takes longer which has another number of tokens than the one before.
+        per_draft: seconds that every further sequence adds which has a draft, beside its tokens: kernels of attention
+            for several tokens of a sequence may cost more than the one for a single token.
+        per_change: seconds that a step takes longer after one of another number of tokens: OpenVINO prepares each
+            operation anew for other shapes.
+        per_branch: what each path of a draft tree adds, beside its nodes and but the first.
     """
 
     def __init__(
@@ -157,16 +154,16 @@ class StepTimes:
         curve: StepTimeCurve,
         per_sequence: float = 0.0,
         per_context: ContextCost = _NO_COST,
-        *,
         per_draft: float = 0.0,
         per_change: float = 0.0,
+        per_branch: float = 0.0,
     ) -> None:
+        self.per_draft = per_draft
+        self.per_change = per_change
+        self.per_branch = per_branch
         self._curve = curve.widened()
         self._per_sequence = per_sequence
         self._per_context = per_context
-        self._per_draft = per_draft
-        self._per_change = per_change
-        self._latest = 0
 
     def between(self, fewest: int, most: int, sequences: int, context: int = MEASURED_CONTEXT) -> Seconds:
         """Seconds for `fewest` tokens, one more, and so on to `most`.
@@ -180,21 +177,6 @@ class StepTimes:
             return costs
         return np.asarray(costs + self._extra(np.arange(fewest, most + 1), sequences, context))
 
-    def of_next(self, fewest: int, most: int, sequences: int, context: int = MEASURED_CONTEXT) -> Seconds:
-        """As `between`, of the next step: it takes longer with another number of tokens than the latest had."""
-        costs = self.between(fewest, most, sequences, context)
-        if not self._per_change:
-            return costs
-        of_change = _OF_CHANGE * self._per_change
-        costs = costs + of_change
-        if fewest <= self._latest <= most:
-            costs[self._latest - fewest] -= of_change
-        return costs
-
-    def of_draft(self, context: int = MEASURED_CONTEXT) -> float:
-        """Seconds that every further sequence with a draft adds, beside its tokens."""
-        return self._per_draft * max(context / MEASURED_CONTEXT, 1.0)
-
     def at(self, tokens: int, sequences: int, context: int = MEASURED_CONTEXT) -> float:
         """Seconds for one number of tokens, see `between`."""
         per_sequence, per_token = self._per_context
@@ -202,13 +184,26 @@ class StepTimes:
         return self._curve.at(tokens) + (sequences - 1) * self._per_sequence + of_context
 
     def observe(
-        self, tokens: int, sequences: int, seconds: float, context: int = MEASURED_CONTEXT, drafts: int = 0
+        self,
+        tokens: int,
+        sequences: int,
+        seconds: float,
+        context: int = MEASURED_CONTEXT,
+        *,
+        drafts: int = 0,
+        changed: bool = False,
+        branches: int = 0,
     ) -> None:
-        """Corrects the model by a step, in which so many sequences had more than one token."""
-        if tokens != self._latest:
-            seconds -= self._per_change
-            self._latest = tokens
-        seconds -= max(drafts - 1, 0) * self.of_draft(context)
+        """Corrects the model by a step.
+
+        Args:
+            context: as in `between`.
+            drafts: how many sequences had one.
+            changed: the step before had another number of tokens.
+            branches: paths of its trees beside the first ones.
+        """
+        seconds -= max(drafts - 1, 0) * self.per_draft + changed * self.per_change
+        seconds -= branches * self.per_branch
         extra = (sequences - 1) * self._per_sequence
         per_sequence, per_token = self._per_context
         of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
@@ -232,40 +227,27 @@ class StepTimes:
         return np.asarray(further + beyond * (sequences * per_sequence + tokens * per_token))
 
 
-class Measured(NamedTuple):
-    """What steps take.
+def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTimeCurve:
+    """The curve of `step(n)`, which runs n tokens and returns the seconds that it took.
 
-    Attributes:
-        curve: of steps that have as many tokens as the one before.
-        change: seconds that other steps take longer.
-    """
-
-    curve: StepTimeCurve
-    change: float
-
-
-def measure(step: Callable[[int], float], largest: int, limit: float) -> Measured:
-    """Times `step(n)`, which runs n tokens and returns the seconds that it took.
-
-    Sizes are timed in turn, twice in a row, round after round, and the fastest run of each counts, so that a burst of
-    other load does not distort the curve.
+    Sizes are timed in turn, round after round, and the fastest run of each counts, so that a burst of other load does
+    not distort the curve. Each is run twice in a row and the second run is timed: a step after one of another size may
+    take longer (`StepTimes`), which does not show where a step is long.
 
     Args:
         largest: the largest size of interest.
         limit: seconds after which no further round begins; the first is always run whole.
     """
     sizes = [n for n in KNOTS if n < largest] + [largest]
-    changed, same = (dict.fromkeys(sizes, float("inf")) for _ in range(2))
+    seconds = dict.fromkeys(sizes, float("inf"))
     step(largest)  # the first run of all pays for allocations
     deadline = time.perf_counter() + limit
-    for rounds in range(1, _ROUNDS + 1):
+    for _ in range(_ROUNDS):
         for size in sizes:
             taken = step(size)
-            changed[size] = min(changed[size], taken)
-            same[size] = min(same[size], step(size) if taken < _REPEATED else taken)
+            if taken < _LONG_STEP:
+                taken = step(size)
+            seconds[size] = min(seconds[size], taken)
         if time.perf_counter() > deadline:
             break
-    longer = float(np.median([changed[size] - same[size] for size in sizes]))
-    if rounds == 1 or len(sizes) == 1 or longer < _LEAST_CHANGE * same[1]:
-        longer = 0.0
-    return Measured(StepTimeCurve({size: min(changed[size], same[size]) for size in sizes}), longer)
+    return StepTimeCurve(seconds)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwood_strategies.base import Feedback
-from draftwood_strategies.native import Int32Array, compiled, flattened
+from draftwood_strategies.native import Int32Array, compiled
 from draftwood_strategies.tree_index import NO_NODE, TreeIndex, link_all, locate, unlinked
 
 
@@ -47,7 +47,6 @@ def predictions_after(paths: Paths, feedback: Feedback) -> list[int | None]:
     return [token if node >= 0 else None for node, token in zip(nodes.tolist(), predicted, strict=True)]
 
 
-@flattened
 @compiled
 def _locate(
     verified: TreeIndex, verified_parents: Int32Array, tokens: Int32Array, parents: Int32Array, located: Int32Array

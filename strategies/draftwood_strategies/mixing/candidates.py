@@ -13,78 +13,85 @@ Knows nothing of drafts as a whole, nor of how weights are learned.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from draftwood_strategies.mixing.sources.source_trees import SourceTrees
 from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights, chance_bin, left_over, level_of
 from draftwood_strategies.native import Float32Array, Float64Array, Int32Array, Integer, Real, compiled
+from draftwood_strategies.structs import record_dtype
 from draftwood_strategies.successors import ORDERS, STEADY, STEADY_BINS, WIDTH, extended, find
 from draftwood_strategies.tree_index import NO_NODE
 
-TOKEN, SOURCE_NODE, RANKS = 0, 1, 2
-"""Columns of a candidate: its token, its node in the merged trees of the sources (`NO_NODE` for none), and its rank in
-the row of each order (`WIDTH` where the row does not have it)."""
-
 NONE_OF_THESE = -1
 """The token of candidate 0."""
-
-LOGIT = SOURCES + 1
-"""The column of a candidate's logit, after the contributions of the sources."""
 
 OUTSIDE = -2
 """The node of a path that no tree-shaped source has; its children come from the successor table alone."""
 
 _MOST_CANDIDATES = 160
-"""Bounds the workspace. Not tuned; it is only reached where 128 tokens of the trees follow one node."""
+"""Bounds the workspace; it is only reached where 128 tokens of the trees follow one node."""
 _MOST_OF_TREES = _MOST_CANDIDATES - ORDERS * WIDTH
+
+
+ITEM = record_dtype(token=np.int32, parent=np.int32, node=np.int32, source=np.int32, score=np.float64)
+"""A node of the frontier or the draft: its token, its parent in the draft, its node in the sources' trees, its dominant
+source and its score."""
 
 
 class Workspace(NamedTuple):
     """Scratch arrays of a draft. Nothing in them outlives it.
 
     Attributes:
-        candidates: int32[c, RANKS + ORDERS], the tokens that may follow a node.
-        contributions: float64[c, LOGIT + 1], what each source adds to a candidate's logit, and the logit.
-        probabilities: float64[c].
+        tokens: int32[c], the tokens that may follow a node: the candidates.
+        nodes: int32[c], each one's node in the merged trees of the sources; `NO_NODE` for none.
+        ranks: int32[c, ORDERS], its rank in the row of each order; `WIDTH` where the row does not have it.
+        contributions: float64[c, SOURCES + 1], what each source, the table last, adds to its logit.
+        logits, probabilities: float64[c].
         context, found, steadiness: int32[ORDERS], a node's last tokens, the newest first, the rows of its contexts
             (-1 for unknown ones), and the steadiness of these.
         levels: int32[SOURCES], each source's confidence level.
         left: float64[SOURCES], the logarithm of what each source leaves over.
-        items: int32[k, 4], nodes of the frontier and the draft, see `expansion`.
-        item_scores: float64[k].
+        items: ITEM[k].
         frontier: int32[budget + 1], items that may be drafted next, from the number of drafted nodes on, the best
             first.
+        located: int32[n], where the nodes of another tree are.
     """
 
-    candidates: Int32Array
-    contributions: Float64Array
+    tokens: Int32Array
+    nodes: Int32Array
+    ranks: Annotated[Int32Array, 2]
+    contributions: Annotated[Float64Array, 2]
+    logits: Float64Array
     probabilities: Float64Array
     context: Int32Array
     found: Int32Array
     steadiness: Int32Array
     levels: Int32Array
     left: Float64Array
-    items: Int32Array
-    item_scores: Float64Array
+    items: Annotated[Any, ITEM]
     frontier: Int32Array
+    located: Int32Array
 
 
-def workspace_for(budget: int) -> Workspace:
-    """A workspace for trees of at most `budget` nodes."""
+def workspace_for(budget: int, largest: int) -> Workspace:
+    """A workspace for drafts of at most `budget` nodes, and trees of at most `largest` to be merged or verified."""
     return Workspace(
-        candidates=np.empty((_MOST_CANDIDATES, RANKS + ORDERS), np.int32),
-        contributions=np.empty((_MOST_CANDIDATES, LOGIT + 1), np.float64),
+        tokens=np.empty(_MOST_CANDIDATES, np.int32),
+        nodes=np.empty(_MOST_CANDIDATES, np.int32),
+        ranks=np.empty((_MOST_CANDIDATES, ORDERS), np.int32),
+        contributions=np.empty((_MOST_CANDIDATES, SOURCES + 1), np.float64),
+        logits=np.empty(_MOST_CANDIDATES, np.float64),
         probabilities=np.empty(_MOST_CANDIDATES, np.float64),
         context=np.empty(ORDERS, np.int32),
         found=np.empty(ORDERS, np.int32),
         steadiness=np.empty(ORDERS, np.int32),
         levels=np.empty(SOURCES, np.int32),
         left=np.empty(SOURCES, np.float64),
-        items=np.empty((64 * budget + _MOST_CANDIDATES, 4), np.int32),
-        item_scores=np.empty(64 * budget + _MOST_CANDIDATES, np.float64),
+        items=np.empty(64 * budget + _MOST_CANDIDATES, ITEM),
         frontier=np.empty(budget + 1, np.int32),
+        located=np.empty(largest, np.int32),
     )
 
 
@@ -101,13 +108,12 @@ def collect(
     Returns:
         How many candidates there are, the longest known context, and the node's confidence level.
     """
-    candidates, contributions = workspace.candidates, workspace.contributions
     n = _tree_candidates(trees, workspace, node)
-    level = _set_levels(trees.chances, candidates, workspace.levels, workspace.left, n)
+    level = _set_levels(trees.chances, workspace, n)
     longest = _find_rows(workspace, rows)
     for i in range(n):
         _add_trees(trees, weights, workspace, i)
-    contributions[0, LOGIT] += weights.escapes[level, longest]
+    workspace.logits[0] += weights.escapes[level, longest]
     for back in range(longest):
         order = longest - 1 - back
         row = workspace.found[order]
@@ -116,54 +122,54 @@ def collect(
         steady = workspace.steadiness[order]
         for rank in range(WIDTH):
             i = 1
-            while i < n and candidates[i, TOKEN] != rows[row, rank]:
+            while i < n and workspace.tokens[i] != rows[row, rank]:
                 i += 1
             if i == n:
-                _clear(candidates, i, rows[row, rank], NO_NODE)
+                _clear(workspace, i, rows[row, rank], NO_NODE)
                 _add_trees(trees, weights, workspace, i)
                 n += 1
             weight = weights.ranks[level, longest, order, steady, rank]
-            candidates[i, RANKS + order] = rank
-            contributions[i, TABLE] += weight
-            contributions[i, LOGIT] += weight
+            workspace.ranks[i, order] = rank
+            workspace.contributions[i, TABLE] += weight
+            workspace.logits[i] += weight
     return n, longest, level
 
 
 @compiled
 def _tree_candidates(trees: SourceTrees, workspace: Workspace, node: Integer) -> int:
     """Candidate 0, and the children of a node in the merged trees; returns how many that are."""
-    _clear(workspace.candidates, 0, NONE_OF_THESE, NO_NODE)
+    _clear(workspace, 0, NONE_OF_THESE, NO_NODE)
     n = 1
-    child = int(trees.tree.first_child[int(node) + 1]) if node != OUTSIDE else NO_NODE
+    child = int(trees.tree[int(node) + 1].first_child) if node != OUTSIDE else NO_NODE
     while child >= 0 and n < _MOST_OF_TREES:
-        _clear(workspace.candidates, n, trees.tree.tokens[child], child)
+        _clear(workspace, n, trees.tree[child + 1].token, child)
         n += 1
-        child = int(trees.tree.next_sibling[child])
+        child = int(trees.tree[child + 1].next_sibling)
     return n
 
 
 @compiled
-def _clear(candidates: Int32Array, i: int, token: Integer, node: Integer) -> None:
-    candidates[i, TOKEN] = token
-    candidates[i, SOURCE_NODE] = node
+def _clear(workspace: Workspace, i: int, token: Integer, node: Integer) -> None:
+    workspace.tokens[i] = token
+    workspace.nodes[i] = node
     for order in range(ORDERS):
-        candidates[i, RANKS + order] = WIDTH
+        workspace.ranks[i, order] = WIDTH
 
 
 @compiled
-def _set_levels(chances: Float32Array, candidates: Int32Array, levels: Int32Array, left: Float64Array, n: int) -> int:
+def _set_levels(chances: Float32Array, workspace: Workspace, n: int) -> int:
     """Sets each source's confidence level and what it leaves over; returns the highest level."""
     level = 0
     for source in range(SOURCES):
         best: Real = 0.0
         rest: Real = 1.0
         for i in range(1, n):
-            chance = chances[candidates[i, SOURCE_NODE], source]
+            chance = chances[workspace.nodes[i], source]
             best = max(best, chance)
             rest -= chance
-        levels[source] = level_of(best)
-        left[source] = left_over(rest)
-        level = max(level, levels[source])
+        workspace.levels[source] = level_of(best)
+        workspace.left[source] = left_over(rest)
+        level = max(level, workspace.levels[source])
     return level
 
 
@@ -189,7 +195,7 @@ def _find_rows(workspace: Workspace, rows: Int32Array) -> int:
 @compiled
 def _add_trees(trees: SourceTrees, weights: Weights, workspace: Workspace, i: int) -> None:
     """Sets what the tree-shaped sources contribute to candidate i; the table contributes nothing yet."""
-    node = workspace.candidates[i, SOURCE_NODE]
+    node = workspace.nodes[i]
     total = 0.0
     for source in range(SOURCES):
         level = workspace.levels[source]
@@ -203,23 +209,18 @@ def _add_trees(trees: SourceTrees, weights: Weights, workspace: Workspace, i: in
         workspace.contributions[i, source] = part
         total += part
     workspace.contributions[i, TABLE] = 0.0
-    workspace.contributions[i, LOGIT] = total
+    workspace.logits[i] = total
 
 
 @compiled
-def to_probabilities(contributions: Float64Array, n: int, probabilities: Float64Array) -> None:
-    """Sets the first n of `probabilities` to the softmax of the candidates' logits.
-
-    Args:
-        contributions: float64[c, LOGIT + 1], see `Workspace`.
-    """
+def to_probabilities(logits: Float64Array, n: int, probabilities: Float64Array) -> None:
+    """Sets the first n of `probabilities` to the softmax of the logits."""
     top = -1e30
     for i in range(n):
-        probabilities[i] = contributions[i, LOGIT]
-        top = max(top, probabilities[i])
+        top = max(top, logits[i])
     total = 0.0
     for i in range(n):
-        probabilities[i] = math.exp(probabilities[i] - top)
+        probabilities[i] = math.exp(logits[i] - top)
         total += probabilities[i]
     for i in range(n):
         probabilities[i] /= total

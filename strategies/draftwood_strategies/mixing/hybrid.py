@@ -8,12 +8,11 @@ brings is suspended for some drafts, and one that fails is left out for the rest
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -26,28 +25,16 @@ from draftwood_strategies.base import (
     SourceCounts,
     StepFeedback,
     Strategy,
-    Successors,
     SuccessorSource,
 )
 from draftwood_strategies.draft import DraftTree, DraftTrees
-from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer, checked_rows
+from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
+from draftwood_strategies.mixing.sources.parts import checked_table, names_in, parts_of
+from draftwood_strategies.mixing.sources.schedule import SourceSchedule
 from draftwood_strategies.mixing.weights import SOURCES, TABLE
 from draftwood_strategies.native import Int32Array
 from draftwood_strategies.options import Option, OptionValue, read_options
-from draftwood_strategies.registry import create, options_of, register
-from draftwood_strategies.successors import WIDTH
-
-_LEAST_GAIN = 0.005
-"""The probability that a source must add to the token that is written. Not tuned; jacobi, which gains 0.005 a node,
-costs 100 us (docs/decisions)."""
-_PROBE_EVERY, _PROBE_FOR = 256, 8
-"""All sources take part in 8 of 256 drafts, the probe. Not tuned."""
-
-_SUSPENDED, _LONGEST_SUSPENDED = 512, 1 << 16
-"""For how many drafts a part is suspended at first, and at most: twice as many each time that it soon is again. Not
-tuned."""
-_SMOOTHING = 1 / 8
-"""Weight of the latest call in the mean time of a part. Not tuned."""
+from draftwood_strategies.registry import options_of, register
 
 _SOURCES = "trie,recycling"
 _log = logging.getLogger(__name__)
@@ -65,7 +52,7 @@ class HybridStrategy:
     Attributes:
         parts: the parts that draft trees, by name; their order is their numbers as sources.
         failures: how many sequences each part was dropped for.
-        suspensions: how often each part was suspended.
+        schedule: which parts are asked.
 
     Raises:
         UnknownStrategyError: a source is not registered.
@@ -78,10 +65,10 @@ class HybridStrategy:
         """Its own, and those of the sources that are `given`, by name."""
         own = read_options(HybridStrategy)
         sources = str(own["sources"].checked(given.get("sources", _SOURCES)))
-        return {**own, **{name: option for source in _names(sources) for name, option in options_of(source).items()}}
+        return {**own, **{name: option for source in names_in(sources) for name, option in options_of(source).items()}}
 
     def __init__(self, *, sources: str = _SOURCES, **options: object) -> None:
-        made = _parts_of(sources, options)
+        made = parts_of(sources, options)
         tables = {name: part for name, part in made.items() if isinstance(part, SuccessorSource)}
         self.parts = {name: part for name, part in made.items() if name not in tables}
         if len(tables) > 1:
@@ -89,14 +76,16 @@ class HybridStrategy:
         if len(self.parts) > SOURCES:
             raise ValueError(f"sources: {sources!r} names more than {SOURCES} strategies that draft trees")
         self.table_name = next(iter(tables), "")
-        table = _checked_table(self.table_name, tables[self.table_name]) if tables else None
+        table = checked_table(self.table_name, tables[self.table_name]) if tables else None
         self.mixer = Mixer(table, self._table_failed)
         self.top_k = max(int(part.top_k) for part in made.values())
         self.failures: Counter[str] = Counter()
-        self.suspensions: Counter[str] = Counter()
-        self._suspended: dict[str, range] = {}
-        self._seconds = defaultdict[str, float](float)
-        self._drafts = 0
+        self.schedule = SourceSchedule()
+
+    @property
+    def suspensions(self) -> Counter[str]:
+        """How often each part was suspended."""
+        return self.schedule.suspensions
 
     @property
     def tokens(self) -> int:
@@ -128,7 +117,8 @@ class HybridStrategy:
         return HybridDrafter(self, prompt, learns=False)
 
     def propose_all(self, drafters: SequenceOf[HybridDrafter], budgets: Int32Array) -> DraftTrees:
-        *takes_part, with_table = self.sources_to_ask(len(drafters))
+        gains, has_table = self.mixer.weights.gains.tolist(), self.mixer.table is not None
+        *takes_part, with_table = self.schedule.next([*self.parts], gains, has_table, len(drafters))
         take_part: Int32Array = np.zeros((SOURCES + 1, len(drafters)), np.int32)
         take_part[TABLE] = with_table
         trees = []
@@ -191,93 +181,13 @@ class HybridStrategy:
             try:
                 return function(*args)
             finally:
-                self._charge(name, (time.perf_counter() - started) / len(sequences))
+                self.schedule.charge(name, (time.perf_counter() - started) / len(sequences))
 
         return failed, timed
-
-    def sources_to_ask(self, drafts: int = 1) -> list[bool]:
-        """Whether each part takes part in the next drafts, and last whether the table does. Called once for them all.
-
-        A source takes part if its gain is worth its time, and all of them do in a probe. How many nodes are drafted,
-        and in which steps, is the engine's decision. The source with the highest gain always takes part: of two that
-        predict the same, neither gains anything over the other. A suspended part takes no part in any.
-        """
-        self._drafts += drafts
-        gains: list[float] = self.mixer.weights.gains.tolist()
-        gains = [*gains[: len(self.parts)], gains[TABLE] if self.mixer.table is not None else -math.inf]
-        # The same share of the drafts where more than `_PROBE_FOR` are asked for at once.
-        probe = max(drafts, _PROBE_FOR)
-        if self._drafts % (probe * (_PROBE_EVERY // _PROBE_FOR)) < probe:
-            asked = [*[True] * len(self.parts), self.mixer.table is not None]
-        else:
-            least = min(_LEAST_GAIN, max(gains))
-            asked = [gain >= least and gain > -math.inf for gain in gains]
-        if self._suspended:
-            for number, name in enumerate(self.parts):
-                asked[number] = asked[number] and not self.is_suspended(name)
-        return asked
-
-    def is_suspended(self, name: str) -> bool:
-        """Whether a part is not asked at present; it goes on learning."""
-        return name in self._suspended and self._drafts in self._suspended[name]
-
-    def suspend_slowest(self) -> str:
-        """Suspends the part that takes longest, for the drafts of all sequences; returns its name, "" if no other
-        source would be left."""
-        active = [name for name in self.parts if not self.is_suspended(name)]
-        if not active or len(active) + (self.mixer.table is not None) < 2:
-            return ""
-        name, drafts = self.slowest_of(active), _SUSPENDED
-        before = self._suspended.get(name)
-        if before is not None and self._drafts - before.stop < len(before):
-            drafts = min(2 * len(before), _LONGEST_SUSPENDED)
-        self._suspended[name] = range(self._drafts, self._drafts + drafts)
-        self.suspensions[name] += 1
-        return name
-
-    def slowest_of(self, names: Iterable[str]) -> str:
-        """The one of these parts whose latest calls took longest."""
-        return max(names, key=self._seconds.__getitem__)
 
     def _table_failed(self, method: str, error: Exception) -> None:
         self.failures[self.table_name] += 1
         _log.error("source %r is dropped: %s raised %r", self.table_name, method, error, exc_info=error)
-
-    def _charge(self, name: str, seconds: float) -> None:
-        """A call of a part took so long for each sequence."""
-        self._seconds[name] += _SMOOTHING * (seconds - self._seconds[name])
-
-
-def _names(sources: str) -> list[str]:
-    names = [name.strip() for name in sources.split(",")]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"sources: {sources!r} names a strategy twice")
-    if "hybrid" in names:
-        raise ValueError(f"sources: {sources!r} names hybrid, which cannot be a source of itself")
-    return names
-
-
-def _parts_of(sources: str, options: dict[str, object]) -> dict[str, Strategy]:
-    """The strategies that `sources` names, each made with the options that it has."""
-    names = _names(sources)
-    known = {name: options_of(name) for name in names}
-    unknown = set(options).difference(*known.values())
-    if unknown:
-        raise TypeError(f"none of the sources {', '.join(names)} has an option {min(unknown)!r}")
-    return {name: create(name, **{k: v for k, v in options.items() if k in known[name]}) for name in names}
-
-
-def _checked_table(name: str, part: Strategy) -> Successors:
-    """The successor table of a part; compiled code relies on its layout."""
-    if part.top_k < WIDTH:
-        raise ValueError(f"sources: {name!r} has a successor table, so its top_k must be at least {WIDTH}")
-    table = cast(SuccessorSource, part).successors
-    try:
-        checked_rows(table)
-    except ValueError as error:
-        raise ValueError(f"sources: {name!r}: {error}") from error
-    return table
 
 
 class HybridDrafter:
@@ -317,7 +227,7 @@ class HybridDrafter:
     def drop_slowest(self) -> str:
         if not self.parts:
             return ""
-        name = self._strategy.slowest_of(self.parts)
+        name = self._strategy.schedule.slowest_of(self.parts)
         self._strategy.failures[name] += 1
         _log.error("source %r is dropped for one sequence: a call took too long", name)
         self._close(name)
@@ -325,9 +235,10 @@ class HybridDrafter:
 
     def suspend_slowest(self) -> bool:
         strategy, before = self._strategy, self._suspensions
+        schedule, has_table = strategy.schedule, strategy.mixer.table is not None
         # What another sequence suspended meanwhile was too expensive for this one, too.
-        found = strategy.suspensions.total() > before or bool(strategy.suspend_slowest())
-        self._suspensions = strategy.suspensions.total()
+        found = schedule.suspensions.total() > before or schedule.suspend_slowest([*strategy.parts], has_table)
+        self._suspensions = schedule.suspensions.total()
         return found
 
     def index_prompt(self, most: int) -> int:

@@ -8,15 +8,7 @@ from __future__ import annotations
 
 import math
 
-from draftwood_strategies.mixing.candidates import (
-    OUTSIDE,
-    RANKS,
-    SOURCE_NODE,
-    TOKEN,
-    Workspace,
-    collect,
-    to_probabilities,
-)
+from draftwood_strategies.mixing.candidates import OUTSIDE, Workspace, collect, to_probabilities
 from draftwood_strategies.mixing.sources.source_gain import record_gains
 from draftwood_strategies.mixing.sources.source_trees import SourceTrees
 from draftwood_strategies.mixing.weights import SOURCES, Weights, chance_bin
@@ -25,14 +17,14 @@ from draftwood_strategies.successors import ORDERS, WIDTH
 from draftwood_strategies.tree_index import NO_NODE
 
 _RATE, _TRUST_RATE = 0.03, 0.003
-"""Steps of all weights but `Weights.trust`, and of this one, since its inputs are up to ten times as large. Not tuned;
-the prior was fitted with them."""
+"""Steps of all weights but `Weights.trust`, and of this one, since its inputs are up to ten times as large. The
+prior was fitted with them."""
 _FIRST_RATE, _FIRST_TOKENS = 5.0, 40.0
 """The first tokens count five times, half of what is more after 40: weights that were fitted to other text adapt to a
 tenant's soon. On random text scores added up to 2.1 times what was accepted instead of 3.1, elsewhere acceptance
 lengths changed by -2.8 to +2.4% (docs/decisions, "The first tokens teach a hybrid more")."""
 _GREATEST = 8.0
-"""Bounds every weight. Not tuned; a logit of 8 is a probability of 0.9997."""
+"""Bounds every weight; a logit of 8 is a probability of 0.9997."""
 
 
 @compiled
@@ -52,19 +44,19 @@ def learn(
         accepted: int32[a], the tokens that the step wrote.
         active: int32[SOURCES + 1], 1 for each source that took part in the draft.
     """
-    candidates, context = workspace.candidates, workspace.context
+    context = workspace.context
     node: Integer = NO_NODE
     for depth in range(accepted.shape[0]):
         for order in range(ORDERS):
             context[order] = accepted[depth - 1 - order] if order < depth else tail[ORDERS - 1 - order + depth]
         n, longest, level = collect(trees, weights, workspace, rows, node)
         target = n - 1
-        while target > 0 and candidates[target, TOKEN] != accepted[depth]:
+        while target > 0 and workspace.tokens[target] != accepted[depth]:
             target -= 1
-        to_probabilities(workspace.contributions, n, workspace.probabilities)
+        to_probabilities(workspace.logits, n, workspace.probabilities)
         record_gains(trees, weights, workspace, n, target, longest, level, active)
         _correct(trees, weights, workspace, n, target, longest, level)
-        node = candidates[target, SOURCE_NODE] if target > 0 and candidates[target, SOURCE_NODE] >= 0 else OUTSIDE
+        node = workspace.nodes[target] if target > 0 and workspace.nodes[target] >= 0 else OUTSIDE
 
 
 @compiled
@@ -76,7 +68,7 @@ def _correct(
     Args:
         n, longest, level: what `candidates.collect` returned for the node.
     """
-    candidates, levels = workspace.candidates, workspace.levels
+    levels = workspace.levels
     seen = weights.seen[level, longest]
     weights.seen[level, longest] = seen + 1.0
     rate = _RATE * (1.0 + (_FIRST_RATE - 1.0) / (1.0 + seen / _FIRST_TOKENS))
@@ -85,13 +77,13 @@ def _correct(
         if i == 0:
             _step(weights.escapes[level], longest, rate * gradient)
         for order in range(longest):
-            rank = candidates[i, RANKS + order]
+            rank = workspace.ranks[i, order]
             if rank < WIDTH:
                 _step(weights.ranks[level, longest, order, workspace.steadiness[order]], rank, rate * gradient)
         for source in range(SOURCES):
             if levels[source] == 0:
                 continue
-            node = candidates[i, SOURCE_NODE]
+            node = workspace.nodes[i]
             chance: Real = trees.chances[node, source] if node >= 0 else 0.0
             if chance > 0.0:
                 _step(weights.bias[source, levels[source]], chance_bin(chance), rate * gradient)

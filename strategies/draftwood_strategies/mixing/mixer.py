@@ -12,18 +12,20 @@ import numpy as np
 
 from draftwood_strategies.base import Feedback, StepFeedback, Successors
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees
-from draftwood_strategies.mixing.candidates import Workspace, workspace_for
-from draftwood_strategies.mixing.sequence import MixedSequence, SourceDrafts, Verified, draft_all, learn_all
-from draftwood_strategies.mixing.unused_nodes import FillWorkspace, fill_workspace_for
+from draftwood_strategies.mixing.batches import SourceDrafts, Verified, Workspaces, draft_all, learn_all
+from draftwood_strategies.mixing.candidates import workspace_for
+from draftwood_strategies.mixing.sequence import MixedSequence
+from draftwood_strategies.mixing.unused_nodes import fill_workspace_for
 from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights, prior_weights
 from draftwood_strategies.native import Int32Array, Int64Array, sizes_between
-from draftwood_strategies.successors import COLUMNS, ORDERS, WIDTH, SuccessorTable, TableArrays, has_layout
+from draftwood_strategies.structs import Struct
+from draftwood_strategies.successors import COLUMNS, WIDTH, SuccessorTable, has_layout, table_arrays
 
 _NO_ROWS = np.empty((0, COLUMNS), np.int32)
 _NO_NODES = np.empty(0, np.int32)
 _NO_TOP_TOKENS = np.empty((0, WIDTH), np.int32)
-_LEAST_NODES = 64
-"""Of a workspace."""
+_LEAST = 64
+"""Nodes that workspaces have space for."""
 
 
 def checked_rows(table: Successors) -> Int32Array:
@@ -47,6 +49,7 @@ class Mixer:
     """What a tenant's sequences share: the weights of the sources, and the successor table if it is one of them.
 
     Attributes:
+        learned: the weights, where compiled code finds them.
         table: None once it was at fault: a plug-in's methods may raise, and its rows may change.
     """
 
@@ -54,11 +57,14 @@ class Mixer:
         """`table_failed` is called with the method that the table failed in, and what was wrong."""
         self.table = table
         self._table_failed = table_failed
-        self.weights: Weights = prior_weights()
-        self._nodes = 0
-        self._workspace: Workspace = workspace_for(0)
-        self._fill_workspace: FillWorkspace = fill_workspace_for(0)
-        self._located = _NO_NODES
+        self.learned = Struct(prior_weights())
+        self._nodes = self._largest = 0
+        self._workspaces = Struct(_workspaces_for(0, 0))
+
+    @property
+    def weights(self) -> Weights:
+        """Of the sources."""
+        return self.learned.fields
 
     @property
     def nbytes(self) -> int:
@@ -95,23 +101,20 @@ class Mixer:
         sizes = sources.begins[:, 1:] - sources.begins[:, :-1]
         nodes, merged = int(budgets.max()), int(sizes.sum(axis=0).max()) if trees else 0
         for one in sequences:
-            if one.state.nodes < nodes or one.state.merged < max(merged, 1):
-                one.state.reserve(max(nodes, 16), max(merged, 16))
+            one.state.reserve(nodes, merged)
         self._reserve(nodes, int(sizes.max()) if trees else 0)
         drafts = DraftTrees.with_space(len(sequences), int(budgets.sum()))
         draft_all(
-            rows=_rows_of(sequences),
-            budgets=budgets,
-            sources=sources,
-            weights=sequences[0].weights,
-            table=self._rows(),
-            workspace=self._workspace,
-            fill_workspace=self._fill_workspace,
-            located=self._located,
-            tokens=drafts.tokens,
-            parents=drafts.parents,
-            scores=drafts.scores,
-            begins=drafts.begins,
+            _addresses_of(sequences),
+            budgets,
+            *sources,
+            sequences[0].learned.address,
+            self._rows(),
+            self._workspaces.address,
+            drafts.tokens,
+            drafts.parents,
+            drafts.scores,
+            drafts.begins,
         )
         return drafts.cut()
 
@@ -139,34 +142,29 @@ class Mixer:
             largest = int(sizes_between(verified.begins).max())
             self._reserve(1, largest)
             for one in sequences:
-                if verified.with_top and one.state.tops < largest:
-                    one.state.reserve_tops(max(largest, 17))
+                one.state.reserve_tops(largest if verified.with_top else 0)
         learns, tail = sequences[0].learns, sequences[0].state.tail.copy()
-        notes, rows, done = learns and isinstance(self.table, SuccessorTable), _rows_of(sequences), 0
+        ours = self.table if isinstance(self.table, SuccessorTable) else None
+        table = Struct(table_arrays(self._rows(), 0)) if ours is None else ours.struct
+        addresses, done = _addresses_of(sequences), 0
         while done < len(sequences):
             done = learn_all(
-                rows=rows,
-                first=done,
-                verified=verified,
-                weights=sequences[0].weights,
-                table=self._table_arrays(),
-                notes=notes,
-                workspace=self._workspace,
-                located=self._located,
+                addresses,
+                done,
+                *verified,
+                sequences[0].learned.address,
+                table.address,
+                learns and ours is not None,
+                self._workspaces.address,
             )
-            if isinstance(self.table, SuccessorTable):
-                self.table.grow()
+            if ours is not None:
+                ours.grow()
         if foreign and learns and self.table is not None:
             nodes = slice(None if verified.with_top else 0)
             try:
                 self.table.note(tail, verified.tokens[nodes], verified.parents[nodes], verified.top_tokens)
             except Exception as error:
                 self._drop_table("note", error)
-
-    def _table_arrays(self) -> TableArrays:
-        if isinstance(self.table, SuccessorTable):
-            return self.table.arrays
-        return TableArrays(self._rows(), np.zeros(3, np.int64), np.empty(ORDERS, np.int32))
 
     def _rows(self) -> Int32Array:
         """The table's rows, which compiled code can read."""
@@ -184,11 +182,9 @@ class Mixer:
 
     def _reserve(self, nodes: int, located: int) -> None:
         """Makes the workspaces large enough for drafts of so many nodes, and trees of so many."""
-        if nodes > self._nodes:
-            self._nodes = max(nodes, _LEAST_NODES)
-            self._workspace, self._fill_workspace = workspace_for(self._nodes), fill_workspace_for(self._nodes)
-        if located > self._located.shape[0]:
-            self._located = np.empty(max(located, _LEAST_NODES), np.int32)
+        if nodes > self._nodes or located > self._largest:
+            self._nodes, self._largest = max(nodes, self._nodes, _LEAST), max(located, self._largest, _LEAST)
+            self._workspaces = Struct(_workspaces_for(self._nodes, self._largest))
 
 
 class SequenceMixer:
@@ -198,14 +194,14 @@ class SequenceMixer:
         learns: false to change nothing that the tenant's sequences share.
 
     Attributes:
-        weights: the tenant's; a copy, unless it `learns`.
+        learned: the tenant's weights; a copy, unless it `learns`.
         state: its arrays.
     """
 
     def __init__(self, mixer: Mixer, prompt: Int32Array, learns: bool = True) -> None:
         self._mixer = mixer
         self.learns = learns
-        self.weights = mixer.weights if learns else Weights(*(table.copy() for table in mixer.weights))
+        self.learned = mixer.learned if learns else _copy_of(mixer.weights)
         self.state = MixedSequence(prompt)
 
     @property
@@ -227,8 +223,16 @@ class SequenceMixer:
         self._mixer.observe_all([self], accepted, begins, None if feedback is None else StepFeedback.of(feedback))
 
 
-def _rows_of(sequences: SequenceOf[SequenceMixer]) -> Int64Array:
-    return np.array([one.state.address for one in sequences], np.int64)
+def _addresses_of(sequences: SequenceOf[SequenceMixer]) -> Int64Array:
+    return np.array([one.state.struct.address for one in sequences], np.int64)
+
+
+def _copy_of(weights: Weights) -> Struct[Weights]:
+    return Struct(Weights(*(table.copy() for table in weights)))
+
+
+def _workspaces_for(nodes: int, largest: int) -> Workspaces:
+    return Workspaces(workspace_for(nodes, largest), fill_workspace_for(nodes))
 
 
 def _source_drafts(trees: SequenceOf[DraftTrees], take_part: Int32Array, sequences: int) -> SourceDrafts:

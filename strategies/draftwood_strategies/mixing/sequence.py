@@ -1,307 +1,101 @@
-"""The live sequences of a mixture, and what one compiled call does for all of a step.
-
-The arrays of a sequence keep their addresses until a larger draft is asked for; a call takes one row of addresses for
-each. Knows token ids only; nothing of tenants and strategies.
-"""
+"""The live sequences of a mixture: each one's end, the sources' trees of its latest draft, and that draft."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from draftwood_strategies.mixing.candidates import Workspace
-from draftwood_strategies.mixing.expansion import MixedDraft, expand
-from draftwood_strategies.mixing.learning import learn
-from draftwood_strategies.mixing.sources.attribution import attribute, attribute_all
-from draftwood_strategies.mixing.sources.source_trees import SourceTrees, add_source
-from draftwood_strategies.mixing.unused_nodes import FillWorkspace, fill
-from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights
-from draftwood_strategies.native import (
-    Float32Array,
-    Int32Array,
-    Int64Array,
-    Integer,
-    address_of,
-    compiled,
-    copy_draft,
-    flattened,
-    float32_rows,
-    float32s,
-    int32_rows,
-    int32s,
-    int64_rows,
-    int64s,
-)
-from draftwood_strategies.successors import NOWHERE, ORDERS, WIDTH, TableArrays, note, wants_growth
-from draftwood_strategies.tree_index import NO_NODE, TreeIndex
+from draftwood_strategies.mixing.expansion import MixedDraft
+from draftwood_strategies.mixing.sources.source_trees import SourceTrees
+from draftwood_strategies.mixing.weights import SOURCES
+from draftwood_strategies.native import Int32Array, Int64Array
+from draftwood_strategies.structs import Struct, record_dtype
+from draftwood_strategies.successors import NOWHERE, ORDERS, WIDTH
+from draftwood_strategies.tree_index import LINKED_NODE
 
-(
-    _TREE,
-    _FIRST_CHILD,
-    _NEXT_SIBLING,
-    _CHANCES,
-    _TOKENS,
-    _PARENTS,
-    _SOURCES,
-    _SCORES,
-    _TOP,
-    _TAIL,
-    _ACTIVE,
-    _COUNTS,
-    _NODES,
-    _DRAFTED,
-    _TOPS,
-    _ROW,
-) = range(16)
-"""Entries of a row, int64[_ROW]: the addresses of a sequence's arrays; then how many nodes its merged trees have space
-for, how many its latest draft has, and how many rows its latest `top_tokens`; -1 for none of these."""
+STATE = record_dtype(drafted=np.int64, tops=np.int64)
+"""How many nodes the latest draft has, and how many rows of `top_tokens` came of it; `UNKNOWN` for none of these."""
+UNKNOWN = -1
+_LEAST_NODES, _LEAST_TOPS = 16, 17
+"""Of a draft, and of a verified tree, that there is space for."""
+
+
+class SequenceArrays(NamedTuple):
+    """The arrays of a live sequence.
+
+    Attributes:
+        trees, draft: of its latest draft.
+        top: int32[n, WIDTH], the latest `top_tokens`.
+        tail: int32[ORDERS], its last tokens, the newest last; `NOWHERE` before its first one.
+        active: int32[SOURCES + 1], 1 for each source, the table last, that took part in its latest draft.
+        counts: int64[2, SOURCES + 1], how many nodes of each source were verified and accepted.
+        state: STATE[1].
+    """
+
+    trees: SourceTrees
+    draft: MixedDraft
+    top: Annotated[Int32Array, 2]
+    tail: Int32Array
+    active: Int32Array
+    counts: Annotated[Int64Array, 2]
+    state: Annotated[Any, STATE]
 
 
 class MixedSequence:
-    """One live sequence: its end, the sources' trees of its latest draft, and that draft.
+    """One live sequence. Its arrays grow with the drafts that are asked for.
 
     Attributes:
-        counts: int64[2, SOURCES + 1], how many nodes of each source, the table last, were verified and accepted.
-        tail: int32[ORDERS], its last tokens, the newest last; `NOWHERE` before its first one.
-        nodes, merged, tops: how many nodes of a draft, nodes of the sources' trees and rows of `top_tokens` there is
-            space for.
+        struct: its arrays.
     """
 
     def __init__(self, prompt: Int32Array) -> None:
-        self.counts: Int64Array = np.zeros((2, SOURCES + 1), np.int64)
-        tail = prompt[-ORDERS:]
-        self.tail: Int32Array = np.full(ORDERS, NOWHERE, np.int32)
-        self.tail[ORDERS - tail.shape[0] :] = tail
-        self._active = np.zeros(SOURCES + 1, np.int32)
-        self._row = np.zeros(_ROW, np.int64)
-        self._row[_DRAFTED] = self._row[_TOPS] = -1
-        self._row[_TAIL], self._row[_ACTIVE] = address_of(self.tail), address_of(self._active)
-        self._row[_COUNTS] = address_of(self.counts)
-        self.nodes = self.merged = self.tops = 0
-        self.address = address_of(self._row)
-        """Of its row."""
+        tail: Int32Array = np.full(ORDERS, NOWHERE, np.int32)
+        known = prompt[-ORDERS:]
+        tail[ORDERS - known.shape[0] :] = known
+        self.struct = Struct(
+            SequenceArrays(
+                trees=_empty_trees(0),
+                draft=_empty_draft(0),
+                top=np.empty((0, WIDTH), np.int32),
+                tail=tail,
+                active=np.zeros(SOURCES + 1, np.int32),
+                counts=np.zeros((2, SOURCES + 1), np.int64),
+                state=np.array([(UNKNOWN, UNKNOWN)], STATE),
+            )
+        )
+
+    @property
+    def counts(self) -> Int64Array:
+        """int64[2, SOURCES + 1], how many nodes of each source, the table last, were verified and accepted."""
+        return self.struct.fields.counts
+
+    @property
+    def tail(self) -> Int32Array:
+        """int32[ORDERS], its last tokens, the newest last; `NOWHERE` before its first one."""
+        return self.struct.fields.tail
 
     def reserve(self, nodes: int, merged: int) -> None:
-        """Makes space for a draft, and for the sources' trees; the latest ones are lost."""
-        if nodes > self.nodes:
-            self.nodes = nodes
-            self._draft = np.empty((4, nodes), np.int32)
-            self._row[_TOKENS : _SCORES + 1] = [*map(address_of, self._draft)]
-        if merged > self.merged or not self.merged:
-            self.merged = merged
-            self._trees = np.empty(merged, np.int32), np.empty(merged + 1, np.int32), np.empty(merged, np.int32)
-            self._chances = np.empty((merged, SOURCES), np.float32)
-            self._row[_TREE : _CHANCES + 1] = [*map(address_of, (*self._trees, self._chances))]
-            self._row[_NODES] = merged
+        """Makes space for a draft, and for the sources' trees; if there was less, the latest ones are lost."""
+        arrays = self.struct.fields
+        if arrays.draft.tokens.shape[0] < nodes:
+            arrays = arrays._replace(draft=_empty_draft(max(nodes, _LEAST_NODES)))
+        if arrays.trees.chances.shape[0] < max(merged, 1):
+            arrays = arrays._replace(trees=_empty_trees(max(merged, _LEAST_NODES)))
+        if arrays is not self.struct.fields:
+            self.struct.set(arrays)
 
     def reserve_tops(self, rows: int) -> None:
-        """Makes space for the latest `top_tokens`, which are lost."""
-        self.tops = rows
-        self._top = np.empty((rows, WIDTH), np.int32)
-        self._row[_TOP], self._row[_TOPS] = address_of(self._top), -1
+        """Makes space for `top_tokens` of so many nodes; if there was less, the latest ones are lost."""
+        if self.struct.fields.top.shape[0] < rows:
+            self.struct.set(self.struct.fields._replace(top=np.empty((max(rows, _LEAST_TOPS), WIDTH), np.int32)))
+            self.struct.fields.state["tops"] = UNKNOWN
 
 
-class SourceDrafts(NamedTuple):
-    """What the tree-shaped sources draft for all sequences of a step, in flat arrays.
-
-    Attributes:
-        tokens, parents, scores: int32[n], int32[n] and float32[n], as in `DraftTrees`.
-        begins: int32[k, s + 1]; the tree of source k for sequence i is from `begins[k, i]` to `begins[k, i + 1]`.
-        take_part: int32[SOURCES + 1, s], 1 where a source, the table last, takes part in a draft.
-    """
-
-    tokens: Int32Array
-    parents: Int32Array
-    scores: Float32Array
-    begins: Int32Array
-    take_part: Int32Array
+def _empty_trees(nodes: int) -> SourceTrees:
+    return SourceTrees(np.empty(nodes + 1, LINKED_NODE), np.empty((nodes, SOURCES), np.float32))
 
 
-class Verified(NamedTuple):
-    """What a step wrote and verified, as in `BatchStrategy.observe_all`.
-
-    Attributes:
-        known: there is feedback; else the whole draft was verified, and the other arrays are empty.
-        with_top: there are `top_tokens`, int32[m, k >= WIDTH].
-    """
-
-    accepted: Int32Array
-    accepted_begins: Int32Array
-    known: bool
-    with_top: bool
-    tokens: Int32Array
-    parents: Int32Array
-    top_tokens: Int32Array
-    begins: Int32Array
-
-
-@flattened
-@compiled
-def draft_all(
-    rows: Int64Array,
-    budgets: Int32Array,
-    sources: SourceDrafts,
-    weights: Weights,
-    table: Int32Array,
-    workspace: Workspace,
-    fill_workspace: FillWorkspace,
-    located: Int32Array,
-    tokens: Int32Array,
-    parents: Int32Array,
-    scores: Float32Array,
-    begins: Int32Array,
-) -> None:
-    """Writes a draft for each sequence.
-
-    Args:
-        rows: int64[s], the addresses of the sequences' rows, which have space.
-        budgets: int32[s], the most nodes of each draft.
-        table: int32[r, COLUMNS], the successor table; without rows, none.
-        located: int32[k], workspace, for the largest tree of a source.
-        tokens, parents, scores, begins: as in `DraftTrees`, with space for all budgets.
-    """
-    end = 0
-    for s in range(rows.shape[0]):
-        row = int64s(rows[s], _ROW)
-        n = _draft(row, s, budgets[s], sources, weights, table, workspace, fill_workspace, located)
-        row[_DRAFTED] = n
-        copy_draft(row[_TOKENS], row[_PARENTS], row[_SCORES], n, tokens, parents, scores, end)
-        end += n
-        begins[s + 1] = end
-
-
-@compiled
-def _draft(
-    row: Int64Array,
-    s: int,
-    budget: Integer,
-    sources: SourceDrafts,
-    weights: Weights,
-    table: Int32Array,
-    workspace: Workspace,
-    fill_workspace: FillWorkspace,
-    located: Int32Array,
-) -> int:
-    """Merges the sources' trees for sequence s, and drafts; returns how many nodes."""
-    space, active = row[_NODES], int32s(row[_ACTIVE], SOURCES + 1)
-    index = TreeIndex(
-        int32s(row[_TREE], space), int32s(row[_FIRST_CHILD], space + 1), int32s(row[_NEXT_SIBLING], space)
-    )
-    trees = SourceTrees(index, float32_rows(row[_CHANCES], space, SOURCES))
-    index.first_child[0] = NO_NODE
-    for source in range(SOURCES + 1):
-        active[source] = sources.take_part[source, s]
-    size = 0
-    for source in range(sources.begins.shape[0]):
-        first, last = sources.begins[source, s], sources.begins[source, s + 1]
-        tokens, parents, scores = sources.tokens[first:last], sources.parents[first:last], sources.scores[first:last]
-        size = add_source(trees, size, source, tokens, parents, scores, located)
-    draft = MixedDraft(
-        int32s(row[_TOKENS], budget),
-        int32s(row[_PARENTS], budget),
-        float32s(row[_SCORES], budget),
-        int32s(row[_SOURCES], budget),
-    )
-    n = expand(trees, weights, workspace, table if active[TABLE] else table[:0], int32s(row[_TAIL], ORDERS), draft)
-    if active[TABLE] and row[_TOPS] >= 0 and n < budget:
-        n = fill(int32_rows(row[_TOP], row[_TOPS], WIDTH), draft, n, fill_workspace)
-    return n
-
-
-@flattened
-@compiled
-def learn_all(
-    rows: Int64Array,
-    first: int,
-    verified: Verified,
-    weights: Weights,
-    table: TableArrays,
-    notes: bool,
-    workspace: Workspace,
-    located: Int32Array,
-) -> int:
-    """Learns from the latest drafts, from the sequence `first` on, and moves the sequences on.
-
-    Args:
-        rows: as in `draft_all`, with space for `top_tokens`.
-        notes: the table learns here, too.
-        located: int32[m], workspace, for the largest verified tree.
-
-    Returns:
-        The sequence to go on with after the table has grown; s after the last one.
-    """
-    for s in range(first, rows.shape[0]):
-        row = int64s(rows[s], _ROW)
-        accepted = verified.accepted[verified.accepted_begins[s] : verified.accepted_begins[s + 1]]
-        begin, end = verified.begins[s], verified.begins[s + 1]
-        tokens, parents = verified.tokens[begin:end], verified.parents[begin:end]
-        tail = int32s(row[_TAIL], ORDERS)
-        if row[_DRAFTED] >= 0:
-            _learn(row, verified.known, tokens, parents, accepted, tail, weights, table.rows, workspace, located)
-        top_tokens = verified.top_tokens[begin:end] if verified.with_top else verified.top_tokens[:0]
-        _keep_top(row, verified.with_top, top_tokens)
-        if notes:
-            note(table, tail, tokens[: top_tokens.shape[0]], parents, top_tokens)
-        _move_on(tail, accepted)
-        if notes and wants_growth(table):
-            return s + 1
-    return int(rows.shape[0])
-
-
-@compiled
-def _learn(
-    row: Int64Array,
-    known: bool,
-    tokens: Int32Array,
-    parents: Int32Array,
-    accepted: Int32Array,
-    tail: Int32Array,
-    weights: Weights,
-    table: Int32Array,
-    workspace: Workspace,
-    located: Int32Array,
-) -> None:
-    """Counts nodes by source, and learns the weights, from the latest draft and the tree that was verified of it.
-
-    Args:
-        known: `tokens` and `parents` are that tree; else it was the whole draft.
-    """
-    space, drafted, active = row[_NODES], row[_DRAFTED], int32s(row[_ACTIVE], SOURCES + 1)
-    draft = MixedDraft(
-        int32s(row[_TOKENS], drafted),
-        int32s(row[_PARENTS], drafted),
-        float32s(row[_SCORES], drafted),
-        int32s(row[_SOURCES], drafted),
-    )
-    counts = int64_rows(row[_COUNTS], 2, SOURCES + 1)
-    if known:
-        attribute(draft, tokens, parents, accepted, located, counts)
-    else:
-        attribute_all(draft, accepted, counts)
-    index = TreeIndex(
-        int32s(row[_TREE], space), int32s(row[_FIRST_CHILD], space + 1), int32s(row[_NEXT_SIBLING], space)
-    )
-    trees = SourceTrees(index, float32_rows(row[_CHANCES], space, SOURCES))
-    learn(trees, weights, workspace, table if active[TABLE] else table[:0], tail, accepted, active)
-
-
-@compiled
-def _keep_top(row: Int64Array, known: bool, top_tokens: Int32Array) -> None:
-    """The latest draft is done with; its `top_tokens`, if they are known, fill unused nodes of the next one."""
-    n = top_tokens.shape[0]
-    row[_DRAFTED], row[_TOPS] = -1, n if known else -1
-    kept = int32_rows(row[_TOP], n, WIDTH)
-    for node in range(n):
-        for rank in range(WIDTH):
-            kept[node, rank] = top_tokens[node, rank]
-
-
-@compiled
-def _move_on(tail: Int32Array, accepted: Int32Array) -> None:
-    """The sequence ends with the accepted tokens now."""
-    written = min(ORDERS, accepted.shape[0])
-    for i in range(ORDERS - written):
-        tail[i] = tail[i + written]
-    for i in range(written):
-        tail[ORDERS - written + i] = accepted[accepted.shape[0] - written + i]
+def _empty_draft(nodes: int) -> MixedDraft:
+    tokens, parents, sources = np.empty((3, nodes), np.int32)
+    return MixedDraft(tokens, parents, np.empty(nodes, np.float32), sources)

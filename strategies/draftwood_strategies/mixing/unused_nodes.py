@@ -18,7 +18,7 @@ from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real,
 from draftwood_strategies.tree_index import NO_NODE
 
 _MOST_TOKENS = 64
-"""How many different tokens of the latest step are ranked. Not tuned; those after the first 16 add 0.05 to the
+"""How many different tokens of the latest step are ranked; those after the first 16 add 0.05 to the
 probability that one of them is accepted."""
 
 _BEST_CHANCE = 0.07
@@ -53,8 +53,8 @@ def fill_workspace_for(budget: int) -> FillWorkspace:
 
 
 @compiled
-def fill(top_tokens: Int32Array, draft: MixedDraft, size: int, workspace: FillWorkspace) -> int:
-    """Adds nodes to a draft of `size` nodes, the most probable first, as many as there is space for.
+def fill(top_tokens: Int32Array, draft: MixedDraft, size: int, budget: Integer, workspace: FillWorkspace) -> int:
+    """Adds nodes to a draft of `size` nodes, the most probable first, until it has `budget`.
 
     Args:
         top_tokens: int32[m, k], as in `Feedback`, of the latest step.
@@ -67,7 +67,7 @@ def fill(top_tokens: Int32Array, draft: MixedDraft, size: int, workspace: FillWo
     _set_left(draft, size, left)
     for node in range(size + 1):
         ranks[node] = 0
-    while size < draft.tokens.shape[0]:
+    while size < budget:
         parent, score = _best_parent(left, ranks, size, known)
         if score <= 0.0:
             return size

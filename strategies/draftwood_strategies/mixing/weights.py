@@ -6,7 +6,7 @@ Knows nothing of trees and tables.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,9 @@ TABLE = SOURCES
 
 LEVELS, CHANCE_BINS = 4, 8
 LEAST_CHANCE = 1e-4
-"""Bounds the logarithm of a source's probability. Not tuned."""
+"""Bounds the logarithm of a source's probability."""
 _LEAST_LEFT = 0.02
-"""Bounds the logarithm of what a source leaves to other tokens. Not tuned."""
+"""Bounds the logarithm of what a source leaves to other tokens."""
 
 # The prior: fitted on GSM8K and support prompts, the 20 measured ones among them, and rounded to 0.05.
 # `tools/fit_source_weights.py` prints these constants for other prompts; those for HumanEval, MT-Bench and the demo's
@@ -35,8 +35,7 @@ _BEST_PER_STEADY_BIN, _OTHER_PER_STEADY_BIN = (0.3, 0.2, 0.15, 0.05), (0.15, 0.1
 _ESCAPES = ((0.5, 1.9, 1.7, 1.0, 1.0), (0.7, 1.2, 1.1, 0.65, 0.7), (0.5, 0.5, 0.65, 0.7, 1.0), (0.5,) * 5)
 _TRUST, _BIAS = (0.0, 0.4, 0.7, 1.25), (0.0, 1.0, 1.1, 0.3)
 _FIRST_GAIN = 0.2
-"""Above the gain that a source needs to take part (`hybrid`), so that each one is tried for some hundred tokens. Not
-tuned."""
+"""Above the gain that a source needs to take part (`hybrid`), so that each one is tried for some hundred tokens."""
 
 
 class Weights(NamedTuple):
@@ -57,12 +56,12 @@ class Weights(NamedTuple):
         seen: float32[LEVELS, ORDERS + 1], tokens learned from, by the node's level and longest known context.
     """
 
-    ranks: Float32Array
-    escapes: Float32Array
-    trust: Float32Array
-    bias: Float32Array
+    ranks: Annotated[Float32Array, 5]
+    escapes: Annotated[Float32Array, 2]
+    trust: Annotated[Float32Array, 2]
+    bias: Annotated[Float32Array, 3]
     gains: Float32Array
-    seen: Float32Array
+    seen: Annotated[Float32Array, 2]
 
 
 def prior_weights() -> Weights:

@@ -1,32 +1,49 @@
 """Candidates: earlier occurrences of something like the present context in a phrase index.
 
-The token that follows there is the candidate's prediction. Its columns are the features of its vote: how many tokens
-before it are the same, its source, how many of those further back agree, how many newer candidates there are, and how
-far it is from the occurrence that the text has been following.
+The token that follows there is the candidate's prediction.
 """
 
 from __future__ import annotations
 
+from typing import Annotated, Any, TypeAlias
+
 import numpy as np
 
-from draftwood_strategies.native import Int32Array, Int64Array, Integer, compiled
+from draftwood_strategies.native import Integer, compiled
+from draftwood_strategies.structs import record_dtype
 from draftwood_strategies.trie.phrase_index import IndexArrays, mixed
 
-POSITION, LENGTH, KIND, AGREEING, NEWER, NEAR, SHORTER = range(7)
-"""Columns of a candidate: the position that corresponds to the last token of the context, how many tokens match there
-(at most `LONGEST`), and the bins of its features."""
-COLUMNS = 7
+CANDIDATE = record_dtype(
+    position=np.int32,
+    length=np.int16,
+    kind=np.int8,
+    agreeing=np.int8,
+    newer=np.int8,
+    near=np.int8,
+    shorter=np.int8,
+)
+"""The position that corresponds to the last token of the context, and the features of the candidate's vote: how many
+tokens up to there are those of the context (at most `LONGEST`), its kind, and the bins of how many tokens further back
+agree, how many newer candidates there are, how far it is from the occurrence that the sequence has been following, and
+whether another candidate's match is longer."""
+Candidates: TypeAlias = Annotated[Any, CANDIDATE]
 
 PROMPT, OUTPUT, MEMORY = range(3)
-"""Sources: the sequence's own prompt and output, and the tenant's memory."""
+"""Kinds, by the source: the sequence's own prompt and output, and the tenant's memory."""
 SUBSTITUTED = 3
-"""Added to the source: the context's last token differs there, those before it match."""
+"""Added to the kind: the context's last token differs there, those before it match."""
 KINDS = 6
 
 LONGEST = 16
 """Matches are compared up to this length."""
 AGREEING_BINS, NEWER_BINS, NEAR_BINS, SHORTER_BINS, RECENT_BINS = 13, 8, 7, 2, 7
-"""Bins of the columns from `AGREEING` on, and of how recently the sequence had a token. Not tuned."""
+"""Bins of the features, and of how recently the sequence had a token."""
+
+FOLLOWED = record_dtype(position=np.int64, misses=np.int64)
+"""The position that a sequence follows in one index, `NOWHERE` for none, and for how many steps it was wrong there."""
+Followed: TypeAlias = Annotated[Any, FOLLOWED]
+"""FOLLOWED[2], in the sequence's own index and in the memory."""
+OWN_SIDE, MEMORY_SIDE = range(2)
 
 
 @compiled
@@ -83,36 +100,36 @@ def source_of(at: Integer, prompt: Integer) -> int:
 
 @compiled
 def write(
-    candidates: Int32Array, j: int, at: Integer, length: Integer, kind: int, agreeing: Integer, newer: int
+    candidates: Candidates, j: int, at: Integer, length: Integer, kind: int, agreeing: Integer, newer: int
 ) -> None:
-    """Sets the columns of candidate j but for those that `complete` sets."""
-    candidates[j, POSITION] = at
-    candidates[j, LENGTH] = length
-    candidates[j, KIND] = kind
-    candidates[j, AGREEING] = agreeing
-    candidates[j, NEWER] = log2_bin(newer, NEWER_BINS)
+    """Sets the fields of candidate j but for those that `complete` sets."""
+    candidate = candidates[j]
+    candidate.position = at
+    candidate.length = length
+    candidate.kind = kind
+    candidate.agreeing = agreeing
+    candidate.newer = log2_bin(newer, NEWER_BINS)
 
 
 @compiled
-def copy_candidate(source: Int32Array, i: int, target: Int32Array, j: int) -> None:
-    """`target[j] = source[i]`, without the cost of array views."""
-    for column in range(COLUMNS):
-        target[j, column] = source[i, column]
-
-
-@compiled
-def complete(candidates: Int32Array, count: int, followed: Int64Array) -> None:
-    """Sets the columns that depend on all candidates, or on the positions that the sequence follows in both indexes."""
+def complete(candidates: Candidates, count: int, followed: Followed) -> None:
+    """Sets the fields that depend on all candidates, or on the positions that the sequence follows."""
     longest: Integer = 0
     for j in range(count):
-        if candidates[j, KIND] < SUBSTITUTED:
-            longest = max(longest, candidates[j, LENGTH])
+        if candidates[j].kind < SUBSTITUTED:
+            longest = max(longest, candidates[j].length)
     for j in range(count):
-        candidates[j, NEAR] = near_bin(candidates[j, POSITION], followed[1 if in_memory(candidates, j) else 0])
-        candidates[j, SHORTER] = 1 if candidates[j, LENGTH] < longest else 0
+        candidates[j].near = near_bin(candidates[j].position, followed[side_of(candidates, j)].position)
+        candidates[j].shorter = 1 if candidates[j].length < longest else 0
 
 
 @compiled
-def in_memory(candidates: Int32Array, j: Integer) -> bool:
+def in_memory(candidates: Candidates, j: Integer) -> bool:
     """Whether candidate j is a position in the memory, not in the sequence's own index."""
-    return bool(candidates[j, KIND] % SUBSTITUTED == MEMORY)
+    return bool(candidates[j].kind % SUBSTITUTED == MEMORY)
+
+
+@compiled
+def side_of(candidates: Candidates, j: Integer) -> int:
+    """The index that candidate j is a position in."""
+    return MEMORY_SIDE if in_memory(candidates, j) else OWN_SIDE

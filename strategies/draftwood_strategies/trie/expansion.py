@@ -8,24 +8,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftwood_strategies.native import Float32Array, Int32Array, Int64Array, Integer, Real, compiled
+from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
+from draftwood_strategies.structs import copy_record
 from draftwood_strategies.trie.candidates import (
-    KIND,
-    LENGTH,
-    NEAR,
-    POSITION,
-    SHORTER,
+    MEMORY_SIDE,
+    OWN_SIDE,
     SUBSTITUTED,
     complete,
-    copy_candidate,
     in_memory,
     log2_bin,
     near_bin,
     recent_bin,
+    side_of,
 )
-from draftwood_strategies.trie.odds import chance, packed, rival_bin
+from draftwood_strategies.trie.odds import chance, rival_bin, with_match, with_rival
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following
-from draftwood_strategies.trie.retrieval import CONTEXT, mark_start, read_context, resume, search, search_token
+from draftwood_strategies.trie.retrieval import (
+    CONTEXT,
+    fetch_heads,
+    fetch_newest,
+    mark_start,
+    read_context,
+    resume,
+    search,
+    search_token,
+)
+from draftwood_strategies.trie.sequence import SequenceArrays
 from draftwood_strategies.trie.weights import COUNT_BINS, Weights, length_at, trust_of, weight_of
 from draftwood_strategies.trie.workspace import (
     MOST_ROOTS,
@@ -33,7 +41,7 @@ from draftwood_strategies.trie.workspace import (
     WIDEN_BY,
     WIDEN_SCORE,
     WIDEN_TIMES,
-    TrieDraft,
+    Nodes,
     Workspace,
     offer,
 )
@@ -46,81 +54,61 @@ _MOST_GAINED = 3.0
 """A node whose share times this is too little for the draft is not looked up in the odds, which changes acceptance
 lengths by less than 0.05%."""
 
-AT_END, OWNER_NUMBER, PROMPT_END, WRITTEN = range(4)
-"""The state of a sequence, int64[4]: its last position in its own index, its owner number in the memory, the position
-in its own index where its output begins, and how many of its last tokens the memory learns."""
-
-_TOKEN, _PARENT, _FIRST, _DEPTH, _RECENT, _LENGTHS = range(6)
-_SUPPORT = _LENGTHS
-"""Columns of a node: its token, its parent in the draft, its first candidate, its depth, the bin of how recently the
-sequence had its token, and three, while votes are taken, of the longest match with it in each source; then, in the
-first of these, its `odds.packed`."""
-
 
 @compiled
 def expand(
-    own: IndexArrays,
-    memory: IndexArrays,
-    weights: Weights,
-    workspace: Workspace,
-    state: Int64Array,
-    followed: Int64Array,
-    branch_length: int,
-    draft: TrieDraft,
-) -> tuple[int, int]:
-    """Writes the nodes of a draft, as many as there is space for.
+    one: SequenceArrays, memory: IndexArrays, weights: Weights, workspace: Workspace, branch_length: int, budget: int
+) -> int:
+    """Writes a sequence's draft, and the candidates at its root; returns how many nodes it has.
 
     Args:
-        own, memory: the indexes of the sequence and of its tenant.
-        state: int64[4], see `AT_END` and the others.
-        followed: int64[4], the positions that the sequence follows, see `learning.learn`.
-
-    Returns:
-        The number of nodes and the number of candidates at the root.
+        one: the sequence, with space for `budget` nodes.
+        memory: the index of its tenant.
     """
-    nodes, node_scores, tokens = workspace.nodes, workspace.scores, draft.tokens
-    root_count = _retrieve(own, memory, weights, workspace, state, followed)
+    nodes, frontier, draft = workspace.nodes, workspace.frontier, one.draft
+    count = _retrieve(one, memory, weights, workspace)
     for slot in range(workspace.table.shape[0]):
         workspace.table[slot] = -1
-    count = root_count
     first: Integer = 0 if count else -1
     parent = -1
     depth: Integer = 0
     score: Real = np.float32(1.0)
-    frontier, budget = workspace.frontier, tokens.shape[0]
     widenings = min(WIDEN_TIMES, budget // NODES_PER_WIDENING)
     made, end, drafted, widened = 0, 0, 0, 0
     while True:
         # Of a node that scores less than all that there is space for, no child is drafted.
-        if end - drafted < budget - drafted or score > node_scores[frontier[end - 1], 0]:
+        full = end == budget
+        if not full or score > nodes[frontier[end - 1]].score:
             if 0 < depth < branch_length and score > WIDEN_SCORE and widened < widenings:
                 widened += 1
                 node: Integer = parent
                 for back in range(depth):
-                    workspace.path[CONTEXT + depth - 1 - back] = tokens[node]
+                    workspace.path[CONTEXT + depth - 1 - back] = draft.tokens[node]
                     node = draft.parents[node]
-                first, count = _widen(own, memory, weights, workspace, state, followed, depth, first, count)
+                first, count = _widen(one, memory, weights, workspace, depth, first, count)
             if first >= 0 and depth < branch_length:
                 before = made
-                made = _vote(own, memory, weights, workspace, state[AT_END], first, parent, depth, made)
-                least = node_scores[frontier[end - 1], 0] if end - drafted == budget - drafted else np.float32(0.0)
-                last, second = _latest_two(tokens, draft.parents, workspace.path, parent, depth)
-                _score(weights.odds, nodes, node_scores, depth, last, second, score, least, before, made)
+                made = _vote(one.own, memory, weights, workspace, one.writer[0].at, first, parent, depth, made)
+                least = nodes[frontier[end - 1]].score if full else np.float32(0.0)
+                last, second = _latest_two(draft.tokens, draft.parents, workspace.path, parent, depth)
+                _score(weights.odds, nodes, depth, last, second, score, least, before, made)
                 for new in range(before, made):
-                    end = offer(frontier, drafted, end, budget - drafted, node_scores, new)
+                    end = offer(frontier, drafted, end, budget - drafted, nodes, new)
         if drafted == end:
-            return drafted, root_count
-        node = frontier[drafted]
-        score = node_scores[node, 0]
-        tokens[drafted] = nodes[node, _TOKEN]
-        draft.parents[drafted] = nodes[node, _PARENT]
+            break
+        best = nodes[frontier[drafted]]
+        score = best.score
+        draft.tokens[drafted] = best.token
+        draft.parents[drafted] = best.parent
         draft.scores[drafted] = score
-        draft.shares[drafted] = node_scores[node, 1]
-        draft.supports[drafted] = nodes[node, _SUPPORT]
-        parent, depth, first = drafted, nodes[node, _DEPTH], nodes[node, _FIRST]
+        draft.shares[drafted] = best.share
+        draft.supports[drafted] = best.support
+        parent, depth, first = drafted, best.depth, best.first
         drafted += 1
         if drafted == budget:
-            return drafted, root_count
+            break
+    one.state[0].drafted = drafted
+    return drafted
 
 
 @compiled
@@ -135,32 +123,30 @@ def _latest_two(
 
 
 @compiled
-def _retrieve(
-    own: IndexArrays,
-    memory: IndexArrays,
-    weights: Weights,
-    workspace: Workspace,
-    state: Int64Array,
-    followed: Int64Array,
-) -> int:
+def _retrieve(one: SequenceArrays, memory: IndexArrays, weights: Weights, workspace: Workspace) -> int:
     """Fills the workspace with the candidates at the root, chained; returns how many there are."""
     context, marked, seen, found = workspace.path, workspace.marked, workspace.seen, workspace.candidates
-    read_context(own, state[AT_END], context)
-    mark_start(context, state[WRITTEN], marked)
-    mine, prompt, n = state[OWNER_NUMBER], state[PROMPT_END], CONTEXT
+    own, prompt, mine, n = one.own, one.state[0].prompt_end, one.memory_writer[0].owner, CONTEXT
+    read_context(own, one.writer[0].at, context)
+    mark_start(context, one.state[0].written, marked)
+    for replaced in range(3):
+        fetch_heads(memory, marked, n - replaced)
     end = search(own, context, n, 0, NOWHERE, prompt, _MOST_OWN, seen, found, 0)
+    for replaced in range(3):
+        fetch_newest(memory, marked, n - replaced)
     end = search(memory, marked, n, 0, mine, NOWHERE, _MOST_MEMORY, seen, found, end)
     for replaced in range(1, 3):
         end = search(own, context, n, replaced, NOWHERE, prompt, _MOST_SUBSTITUTED, seen, found, end)
         end = search(memory, marked, n, replaced, mine, NOWHERE, _MOST_SUBSTITUTED, seen, found, end)
-    end = resume(own, context, n, followed[0], prompt, found, end)
-    end = resume(memory, marked, n, followed[1], NOWHERE, found, end)
+    end = resume(own, context, n, one.followed[OWN_SIDE].position, prompt, found, end)
+    end = resume(memory, marked, n, one.followed[MEMORY_SIDE].position, NOWHERE, found, end)
     end = min(end, MOST_ROOTS)
-    complete(found, end, followed)
+    complete(found, end, one.followed)
     for j in range(end):
-        copy_candidate(found, j, workspace.roots, j)
+        copy_record(one.roots[j], found[j])
         workspace.trust[j] = trust_of(found, j, weights.features)
         workspace.chain[j] = j + 1 if j + 1 < end else -1
+    one.state[0].roots = end
     return end
 
 
@@ -180,7 +166,7 @@ def _vote(
 
     Returns how many nodes are made then; their chains are disjoint parts of the one from `first`.
     """
-    candidates, nodes, scores = workspace.candidates, workspace.nodes, workspace.scores
+    candidates, nodes = workspace.candidates, workspace.nodes
     begin = made
     total: Real = np.float32(0.0)
     longest: Integer = 0
@@ -189,34 +175,33 @@ def _vote(
     while j >= 0:
         rest = workspace.chain[j]
         index = memory if in_memory(candidates, j) else own
-        at = following(index, candidates[j, POSITION])
+        at = following(index, candidates[j].position)
         if at >= 0 and index.log[at] >= 0:
-            candidates[j, POSITION] = at
-            node, made = _node_for(own, workspace, own_at, index.log[at], parent, depth, begin, made)
-            if node >= 0:
-                weight = weight_of(candidates, j, workspace.trust[j], depth, nodes[node, _RECENT], weights.features)
+            candidates[j].position = at
+            number, made = _node_for(own, workspace, own_at, index.log[at], parent, depth, begin, made)
+            if number >= 0:
+                node = nodes[number]
+                weight = weight_of(candidates, j, workspace.trust[j], depth, node.recent, weights.features)
                 length = length_at(candidates, j, depth)
                 longest = max(longest, length)
-                kind = candidates[j, KIND]
-                if kind < SUBSTITUTED and nodes[node, _LENGTHS + kind] <= length:
-                    nodes[node, _LENGTHS + kind] = length + 1
+                if candidates[j].kind < SUBSTITUTED:
+                    node.support = with_match(node.support, candidates[j].kind, length)
                 votes += 1
                 total += weight
-                scores[node, 1] += weight
-                workspace.chain[j] = nodes[node, _FIRST]
-                nodes[node, _FIRST] = j
+                node.share += weight
+                workspace.chain[j] = node.first
+                node.first = j
         j = rest
     total += weights.escapes[longest, log2_bin(votes, COUNT_BINS)]
-    for node in range(begin, made):
-        scores[node, 1] /= total
+    for new in range(begin, made):
+        nodes[new].share /= total
     return made
 
 
 @compiled
 def _score(
     odds: Float32Array,
-    nodes: Int32Array,
-    scores: Float32Array,
+    nodes: Nodes,
     depth: Integer,
     last: Integer,
     before: Integer,
@@ -228,34 +213,29 @@ def _score(
     """Sets the scores of the nodes from `begin` to `end` from their shares of the votes.
 
     Args:
-        nodes, scores: see `Workspace`.
         depth, last, before, score: of their parent: its depth, its token, the one before it and its score.
         least: nodes that will hardly score above it have their share for their probability.
     """
     best, first, second = -1, np.float32(0.0), np.float32(0.0)
-    for node in range(begin, end):
-        share = scores[node, 1]
+    for number in range(begin, end):
+        share = nodes[number].share
         if share > first:
-            best, first, second = node, share, first
+            best, first, second = number, share, first
         elif share > second:
             second = share
     total: Real = np.float32(0.0)
-    for node in range(begin, end):
-        share = scores[node, 1]
-        if score * share * _MOST_GAINED < least:
-            scores[node, 0] = share
-            total += share
-            continue
-        rival = rival_bin(share, second if node == best else first)
-        lengths = nodes[node, _LENGTHS], nodes[node, _LENGTHS + 1], nodes[node, _LENGTHS + 2]
-        support = packed(lengths[0], lengths[1], lengths[2], rival)
-        nodes[node, _SUPPORT] = support
-        rate = chance(odds, share, support, depth, nodes[node, _TOKEN], last, before)
-        scores[node, 0] = rate
+    for number in range(begin, end):
+        node = nodes[number]
+        rate = node.share
+        if score * rate * _MOST_GAINED >= least:
+            rival = rival_bin(node.share, second if number == best else first)
+            node.support = with_rival(node.support, rival)
+            rate = chance(odds, node.share, node.support, depth, node.token, last, before)
+        node.score = rate
         total += rate
     factor = score / max(total, np.float32(1.0))
-    for node in range(begin, end):
-        scores[node, 0] *= factor
+    for number in range(begin, end):
+        nodes[number].score *= factor
 
 
 @compiled
@@ -275,32 +255,30 @@ def _node_for(
     """
     nodes, table = workspace.nodes, workspace.table
     slot = (np.int64(token) * 0x9E3779B1 >> 8) & (table.shape[0] - 1)
-    while table[slot] >= begin and nodes[table[slot], _TOKEN] != token:
+    while table[slot] >= begin and nodes[table[slot]].token != token:
         slot = (slot + 1) & (table.shape[0] - 1)
     if table[slot] >= begin:
         return table[slot], made
     if made == nodes.shape[0]:
         return -1, made
     table[slot] = made
-    nodes[made, _TOKEN] = token
-    nodes[made, _PARENT] = parent
-    nodes[made, _FIRST] = -1
-    nodes[made, _DEPTH] = depth + 1
-    nodes[made, _RECENT] = recent_bin(own, own_at, token)
-    for source in range(SUBSTITUTED):
-        nodes[made, _LENGTHS + source] = 0
-    workspace.scores[made, 1] = 0.0
+    node = nodes[made]
+    node.token = token
+    node.parent = parent
+    node.first = -1
+    node.depth = depth + 1
+    node.recent = recent_bin(own, own_at, token)
+    node.support = 0
+    node.share = 0.0
     return made, made + 1
 
 
 @compiled
 def _widen(
-    own: IndexArrays,
+    one: SequenceArrays,
     memory: IndexArrays,
     weights: Weights,
     workspace: Workspace,
-    state: Int64Array,
-    followed: Int64Array,
     depth: Integer,
     first: Integer,
     count: int,
@@ -310,22 +288,24 @@ def _widen(
     Returns the new first candidate and the new count of candidates.
     """
     candidates, chain, n = workspace.candidates, workspace.chain, CONTEXT + depth
-    end = search_token(own, workspace.path, n, NOWHERE, state[PROMPT_END], WIDEN_BY, candidates, count)
-    end = search_token(memory, workspace.path, n, state[OWNER_NUMBER], NOWHERE, WIDEN_BY, candidates, end)
+    mine, prompt = one.memory_writer[0].owner, one.state[0].prompt_end
+    end = search_token(one.own, workspace.path, n, NOWHERE, prompt, WIDEN_BY, candidates, count)
+    end = search_token(memory, workspace.path, n, mine, NOWHERE, WIDEN_BY, candidates, end)
     kept = count
     for found in range(count, end):
-        remembered = in_memory(candidates, found)
+        side = side_of(candidates, found)
         known = False
         j = first
         while j >= 0 and not known:
-            known = candidates[j, POSITION] == candidates[found, POSITION] and in_memory(candidates, j) == remembered
+            known = candidates[j].position == candidates[found].position and side_of(candidates, j) == side
             j = chain[j]
         if known:
             continue
-        copy_candidate(candidates, found, candidates, kept)
-        candidates[kept, LENGTH] -= depth
-        candidates[kept, NEAR] = near_bin(candidates[kept, POSITION] - depth, followed[1 if remembered else 0])
-        candidates[kept, SHORTER] = 1
+        copy_record(candidates[kept], candidates[found])
+        added = candidates[kept]
+        added.length -= depth
+        added.near = near_bin(added.position - depth, one.followed[side].position)
+        added.shorter = 1
         workspace.trust[kept] = trust_of(candidates, kept, weights.features)
         chain[kept] = first
         first = kept

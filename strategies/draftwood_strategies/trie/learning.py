@@ -6,24 +6,23 @@ mixing weights of PAQ compressors are learned; multiplicative updates keep the w
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from draftwood_strategies.native import Float32Array, Int32Array, Int64Array, Integer, Real, compiled
+from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
+from draftwood_strategies.structs import copy_record
 from draftwood_strategies.trie.candidates import (
-    AGREEING,
-    KIND,
-    NEAR,
-    NEWER,
-    POSITION,
-    SHORTER,
-    copy_candidate,
+    MEMORY_SIDE,
+    OWN_SIDE,
+    Candidates,
+    Followed,
     in_memory,
     log2_bin,
     recent_bin,
 )
 from draftwood_strategies.trie.odds import correct
-from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, append, following, preceding
+from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following, preceding
 from draftwood_strategies.trie.retrieval import UNKNOWN
+from draftwood_strategies.trie.sequence import SequenceArrays
 from draftwood_strategies.trie.weights import (
     AGREEING_AT,
     COUNT_BINS,
@@ -42,23 +41,9 @@ _RATE = 0.02
 """Step of features and escapes. Half of it changes acceptance lengths by -0.2%, twice by +0.2% (docs/decisions, "The
 trie's constants are flat")."""
 _LEAST, _GREATEST = 1e-4, 1e5
-"""Bounds of every factor of a vote. Not tuned."""
+"""Bounds of every factor of a vote."""
 _PATIENCE = 16
 """Steps until a followed position is given up. 4 and 64 change acceptance lengths by less than 0.1%."""
-
-
-class WritableIndex(NamedTuple):
-    """A phrase index and a sequence that is written into it.
-
-    Attributes:
-        arrays: the index's, with space for the tokens.
-        ring: int64[3], see `PhraseIndex.ring`.
-        writer: int64[2], see `PhraseIndex.writer`.
-    """
-
-    arrays: IndexArrays
-    ring: Int64Array
-    writer: Int64Array
 
 
 class Votes(NamedTuple):
@@ -76,34 +61,23 @@ class Votes(NamedTuple):
 
 @compiled
 def learn(
-    own: WritableIndex,
-    memory: WritableIndex,
-    remember: bool,
+    one: SequenceArrays,
+    memory: IndexArrays,
     weights: Weights,
-    followed: Int64Array,
-    candidates: Int32Array,
-    draft: TrieDraft,
     accepted: Int32Array,
     branch_length: int,
     votes: Votes,
 ) -> None:
-    """Learns from a draft, then writes the accepted tokens into the own index, and with `remember` into the memory.
+    """Learns from a sequence's latest draft, whose roots are moved.
 
     Args:
-        followed: int64[4], the position that the sequence follows in its own index and in the memory (-1 for none), and
-            for both how many steps ago it predicted the right token; updated.
-        candidates: int32[c, COLUMNS], those at the root of the draft; they are moved.
-        draft: the latest one.
-        accepted: int32[a], the tokens that the step wrote.
-        votes: for c candidates.
+        accepted: int32[a], the tokens that the step wrote, which are not in the sequence's index yet.
+        votes: for as many candidates as there are roots.
     """
-    _learn_votes(
-        own.arrays, memory.arrays, weights, own.writer[0], followed, candidates, accepted, branch_length, votes
-    )
-    _learn_odds(own.arrays, own.writer[0], weights.odds, draft, accepted)
-    append(own.arrays, own.ring, own.writer, accepted)
-    if remember:
-        append(memory.arrays, memory.ring, memory.writer, accepted)
+    end, state = one.writer[0].at, one.state[0]
+    roots = one.roots[: state.roots]
+    _learn_votes(one.own, memory, weights, end, one.followed, roots, accepted, branch_length, votes)
+    _learn_odds(one.own, end, weights.odds, one.draft, state.drafted, accepted)
 
 
 @compiled
@@ -112,8 +86,8 @@ def _learn_votes(
     memory: IndexArrays,
     weights: Weights,
     own_at: Integer,
-    followed: Int64Array,
-    candidates: Int32Array,
+    followed: Followed,
+    candidates: Candidates,
     accepted: Int32Array,
     branch_length: int,
     votes: Votes,
@@ -122,8 +96,8 @@ def _learn_votes(
 
     Args:
         own_at: the sequence's last position in its own index, before the accepted tokens.
-        followed: int64[4], set to the heaviest position of each index that predicted an accepted token, moved on to the
-            last accepted one, and how many steps ago that was.
+        followed: the position is set to the heaviest of each index that predicted an accepted token, moved on to the
+            last accepted one.
     """
     features, escapes = weights.features, weights.escapes
     alive = candidates.shape[0]
@@ -144,17 +118,17 @@ def _learn_votes(
             right += vote
             if in_memory(candidates, j):
                 if vote > memory_heaviest:
-                    memory_heaviest, memory_best, memory_reached = vote, candidates[j, POSITION], depth + 1
+                    memory_heaviest, memory_best, memory_reached = vote, candidates[j].position, depth + 1
             elif vote > own_heaviest:
-                own_heaviest, own_best, own_reached = vote, candidates[j, POSITION], depth + 1
+                own_heaviest, own_best, own_reached = vote, candidates[j].position, depth + 1
         few = log2_bin(alive, COUNT_BINS)
         total += escapes[longest, few]
         escapes[longest, few] *= 1.0 + _RATE * ((1.0 if right == 0.0 else 0.0) - escapes[longest, few] / total)
         alive = _correct(features, candidates, alive, depth, votes, accepted[depth], right, total)
         if alive == 0:
             break
-    _follow(own, followed, 0, own_best, accepted.shape[0] - own_reached)
-    _follow(memory, followed, 1, memory_best, accepted.shape[0] - memory_reached)
+    _follow(own, followed[OWN_SIDE], own_best, accepted.shape[0] - own_reached)
+    _follow(memory, followed[MEMORY_SIDE], memory_best, accepted.shape[0] - memory_reached)
 
 
 @compiled
@@ -163,7 +137,7 @@ def _advance(
     memory: IndexArrays,
     features: Float32Array,
     own_at: Integer,
-    candidates: Int32Array,
+    candidates: Candidates,
     alive: int,
     depth: int,
     votes: Votes,
@@ -177,11 +151,11 @@ def _advance(
     kept = 0
     for j in range(alive):
         index = memory if in_memory(candidates, j) else own
-        at = following(index, candidates[j, POSITION])
+        at = following(index, candidates[j].position)
         if at < 0 or index.log[at] < 0:
             continue
-        copy_candidate(candidates, j, candidates, kept)
-        candidates[kept, POSITION] = at
+        copy_record(candidates[kept], candidates[j])
+        candidates[kept].position = at
         votes.tokens[kept] = index.log[at]
         votes.recent[kept] = recent_bin(own, own_at, votes.tokens[kept])
         trust = trust_of(candidates, kept, features)
@@ -195,7 +169,7 @@ def _advance(
 @compiled
 def _correct(
     features: Float32Array,
-    candidates: Int32Array,
+    candidates: Candidates,
     alive: int,
     depth: int,
     votes: Votes,
@@ -210,15 +184,15 @@ def _correct(
         if votes.tokens[j] == token:
             gradient += votes.weights[j] / right
         factor = 1.0 + _RATE * gradient
-        kind = candidates[j, KIND]
+        one, kind = candidates[j], candidates[j].kind
         _scale(features, kind, length_at(candidates, j, depth), factor)
-        _scale(features, kind, AGREEING_AT + candidates[j, AGREEING], factor)
-        _scale(features, kind, NEWER_AT + candidates[j, NEWER], factor)
-        _scale(features, kind, NEAR_AT + candidates[j, NEAR], factor)
-        _scale(features, kind, SHORTER_AT + candidates[j, SHORTER], factor)
+        _scale(features, kind, AGREEING_AT + one.agreeing, factor)
+        _scale(features, kind, NEWER_AT + one.newer, factor)
+        _scale(features, kind, NEAR_AT + one.near, factor)
+        _scale(features, kind, SHORTER_AT + one.shorter, factor)
         _scale(features, kind, RECENT_AT + votes.recent[j], factor)
         if votes.tokens[j] == token:
-            copy_candidate(candidates, j, candidates, kept)
+            copy_record(candidates[kept], one)
             kept += 1
     return kept
 
@@ -229,31 +203,33 @@ def _scale(features: Float32Array, kind: Integer, column: Integer, factor: Real)
 
 
 @compiled
-def _follow(index: IndexArrays, followed: Int64Array, side: int, best: Integer, behind: int) -> None:
+def _follow(index: IndexArrays, followed: Any, best: Integer, behind: int) -> None:
     """Sets the position that is followed in one index: `best`, if any, moved on by the `behind` tokens after it. A
     position that predicted no accepted token for `_PATIENCE` steps is given up."""
     if best >= 0:
-        followed[side] = best
-        followed[2 + side] = 0
-    elif followed[side] >= 0:
-        followed[2 + side] += 1
-        if followed[2 + side] > _PATIENCE:
-            followed[side] = -1
+        followed.position = best
+        followed.misses = 0
+    elif followed.position >= 0:
+        followed.misses += 1
+        if followed.misses > _PATIENCE:
+            followed.position = NOWHERE
     for _ in range(behind):
-        if followed[side] >= 0:
-            followed[side] = following(index, followed[side])
+        if followed.position >= 0:
+            followed.position = following(index, followed.position)
 
 
 @compiled
-def _learn_odds(own: IndexArrays, own_at: Integer, odds: Float32Array, draft: TrieDraft, accepted: Int32Array) -> None:
-    """One gradient step for each node on the accepted path, and for their siblings."""
+def _learn_odds(
+    own: IndexArrays, own_at: Integer, odds: Float32Array, draft: TrieDraft, drafted: int, accepted: Int32Array
+) -> None:
+    """One gradient step for each of the drafted nodes on the accepted path, and for their siblings."""
     before: Integer = preceding(own, own_at) if own_at >= 0 else NOWHERE
     before = own.log[before] if before >= 0 else UNKNOWN
     last: Integer = own.log[own_at] if own_at >= 0 else UNKNOWN
     node = -1
     for depth in range(accepted.shape[0]):
         taken = -1
-        for i in range(node + 1, draft.tokens.shape[0]):
+        for i in range(node + 1, drafted):
             if draft.parents[i] != node:
                 continue
             token = draft.tokens[i]

@@ -34,13 +34,13 @@ where biases begin: of the lengths in the own prompt, the own output and the mem
 and the number of all."""
 
 _LEAST_SHARE, _GREATEST_SHARE = 1e-3, 0.9995
-"""Bounds of a share. Not tuned."""
+"""Bounds of a share."""
 _RATE, _SCALE_RATE = 0.005, 0.0005
-"""Steps of the biases and the scale. Not tuned."""
+"""Steps of the biases and the scale."""
 _TOKEN_RATE = 0.1
 """Step of the table. 0.2 and 0.4 change acceptance lengths by -0.1% and -0.5%."""
 _GREATEST = 8.0
-"""Bounds every entry. Not tuned."""
+"""Bounds every entry."""
 
 
 @compiled
@@ -50,28 +50,36 @@ def rival_bin(share: Real, rival: Real) -> int:
 
 
 @compiled
-def packed(prompt: Integer, output: Integer, memory: Integer, rival: Integer) -> Integer:
-    """One number of the lengths of the longest matches in the sources, each with 1 added and 0 for none, and of the
-    rival's bin."""
-    number: Integer = ((rival * 32 + memory) * 32 + output) * 32 + prompt
-    return number
+def with_match(support: Integer, source: Integer, length: Integer) -> Integer:
+    """What speaks for a token, 0 at first, and a match of so many tokens in one source, if it is the longest there.
+
+    It is one number: for each source 5 bits of the longest match with 1 added, and the rival's bin above them.
+    """
+    shift = 5 * source
+    more: Integer = max(length + 1 - (support >> shift & 31), 0)
+    return support + (more << shift)
 
 
 @compiled
-def slots_of(token: Integer, last: Integer, before: Integer) -> tuple[Integer, Integer, Integer, Integer]:
-    """Where the table has the biases of a token: alone, after one token and after two; and that of the most probable
-    token after one, whatever it is."""
+def with_rival(support: Integer, rival: Integer) -> Integer:
+    """What speaks for a token, and the bin of its strongest rival."""
+    return support + (rival << 15)
+
+
+@compiled
+def slots_of(token: Integer, last: Integer, before: Integer) -> tuple[Integer, Integer, Integer]:
+    """Where the table has the biases of a token: alone, after one token and after two."""
     alone = mixed(np.int64(0), token)
     after_one = mixed(alone, last)
     after_two = mixed(after_one, before)
-    any_after = mixed(np.int64(1), last)
     mask = SLOTS - 1
-    return (
-        TOKENS_AT + (alone & mask),
-        TOKENS_AT + (after_one & mask),
-        TOKENS_AT + (after_two & mask),
-        TOKENS_AT + (any_after & mask),
-    )
+    return TOKENS_AT + (alone & mask), TOKENS_AT + (after_one & mask), TOKENS_AT + (after_two & mask)
+
+
+@compiled
+def slot_of_first(last: Integer) -> Integer:
+    """Where the table has the bias of the most probable token after another one, whatever it is."""
+    return TOKENS_AT + (mixed(np.int64(1), last) & (SLOTS - 1))
 
 
 @compiled
@@ -95,16 +103,16 @@ def chance(
     Args:
         odds: float32[ODDS].
         share: its share of the votes.
-        support: see `packed`.
+        support: see `with_match` and `with_rival`.
         depth: of its parent, 0 for the root.
     """
-    alone, after_one, after_two, any_after = slots_of(token, last, before)
+    alone, after_one, after_two = slots_of(token, last, before)
     prompt, output, memory, rival, deep = bins_of(support, depth)
     logit: Real = odds[SCALE] * _stretched(share) + odds[BIAS]
     logit += odds[prompt] + odds[output] + odds[memory] + odds[rival] + odds[deep]
     logit += odds[alone] + odds[after_one] + odds[after_two]
     if _is_first(support):
-        logit += odds[any_after]
+        logit += odds[slot_of_first(last)]
     rate: Real = np.float32(1.0 / (1.0 + math.exp(-logit)))
     return rate
 
@@ -126,11 +134,10 @@ def correct(
     _step(odds, BIAS, _RATE * error)
     for at in bins_of(support, depth):
         _step(odds, at, _RATE * error)
-    alone, after_one, after_two, any_after = slots_of(token, last, before)
-    for at in (alone, after_one, after_two):
+    for at in slots_of(token, last, before):
         _step(odds, at, _TOKEN_RATE * error)
     if _is_first(support):
-        _step(odds, any_after, _TOKEN_RATE * error)
+        _step(odds, slot_of_first(last), _TOKEN_RATE * error)
 
 
 @compiled

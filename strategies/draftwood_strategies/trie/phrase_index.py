@@ -12,17 +12,19 @@ Knows nothing of drafts, prompts or tenants.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from draftwood_strategies.native import Int32Array, Int64Array, Integer, compiled, flattened
+from draftwood_strategies.native import Int32Array, Integer, compiled
+from draftwood_strategies.structs import Struct, address_of, arrays_at, record_at, record_dtype
 
 ORDERS = (1, 2, 4, 8)
 """Lengths of the phrases that are linked; each costs four bytes a token and a hash table. Without 8 acceptance lengths
 change by -0.05% (docs/decisions, "The trie's constants are flat")."""
 TOKENS_PER_BLOCK = 16
-"""A power of two. Not tuned."""
+"""A power of two."""
 LEAST_TOKENS = 4 * TOKENS_PER_BLOCK
 """The smallest capacity of an index."""
 START = 2**31 - 1
@@ -30,9 +32,14 @@ START = 2**31 - 1
 NOWHERE = -1
 """No position, no block, no token."""
 
-NEXT, PREVIOUS, OWNER = range(3)
-"""Columns of `IndexArrays.blocks`."""
-_CURSOR, _USED, _TOKENS = range(3)
+BLOCK = record_dtype(next=np.int32, previous=np.int32, owner=np.int32)
+"""The blocks after and before a block in its sequence, and the number of that; `NOWHERE` for none."""
+RING = record_dtype(cursor=np.int64, used=np.int64, tokens=np.int64)
+"""The block to claim next, how many blocks have ever been in use, and how many tokens are stored."""
+WRITER = record_dtype(at=np.int64, owner=np.int64)
+"""A sequence that is written: the position of its last token, and its number."""
+Writer: TypeAlias = npt.NDArray[Any]
+"""WRITER[1]."""
 
 
 class IndexArrays(NamedTuple):
@@ -42,21 +49,22 @@ class IndexArrays(NamedTuple):
         log: int32[slots], the tokens; `NOWHERE` where nothing is written.
         links: int32[slots, len(ORDERS)], where the phrase of that many tokens that ends here ended before.
         heads: int32[len(ORDERS), buckets], where a phrase of that hash ended last.
-        blocks: int32[slots / TOKENS_PER_BLOCK, 3], for each block `NEXT`, `PREVIOUS` and `OWNER`.
+        blocks: BLOCK[slots / TOKENS_PER_BLOCK].
+        ring: RING[1].
     """
 
     log: Int32Array
-    links: Int32Array
-    heads: Int32Array
-    blocks: Int32Array
+    links: Annotated[Int32Array, 2]
+    heads: Annotated[Int32Array, 2]
+    blocks: Annotated[Any, BLOCK]
+    ring: Annotated[Any, RING]
 
 
 class PhraseIndex:
     """Token sequences and the links between equal phrases in them.
 
     Attributes:
-        arrays: its arrays, until it grows.
-        ring: int64[3], the block to claim next, how many blocks have ever been in use, and how many tokens are stored.
+        struct: its arrays.
     """
 
     def __init__(self, capacity_tokens: int, expected_tokens: int = 0) -> None:
@@ -72,40 +80,47 @@ class PhraseIndex:
         while blocks * TOKENS_PER_BLOCK < expected_tokens and blocks < self._most_blocks:
             blocks *= 2
         blocks = min(blocks, self._most_blocks)
-        self.arrays = IndexArrays(
-            log=np.full(blocks * TOKENS_PER_BLOCK, NOWHERE, np.int32),
-            links=np.empty((blocks * TOKENS_PER_BLOCK, len(ORDERS)), np.int32),
-            heads=np.full((len(ORDERS), _buckets(blocks)), NOWHERE, np.int32),
-            blocks=np.full((blocks, 3), NOWHERE, np.int32),
+        self.struct = Struct(
+            IndexArrays(
+                log=np.full(blocks * TOKENS_PER_BLOCK, NOWHERE, np.int32),
+                links=np.empty((blocks * TOKENS_PER_BLOCK, len(ORDERS)), np.int32),
+                heads=np.full((len(ORDERS), _buckets(blocks)), NOWHERE, np.int32),
+                blocks=np.full(blocks, _NO_BLOCK, BLOCK),
+                ring=np.zeros(1, RING),
+            )
         )
-        self.ring: Int64Array = np.zeros(3, np.int64)
         self._owners = 0
+
+    @property
+    def arrays(self) -> IndexArrays:
+        """Its arrays, until it grows."""
+        return self.struct.fields
 
     @property
     def tokens(self) -> int:
         """How many tokens are stored."""
-        return int(self.ring[_TOKENS])
+        return int(self.arrays.ring["tokens"][0])
 
     @property
     def nbytes(self) -> int:
         """The memory of all arrays, in bytes."""
-        return sum(array.nbytes for array in self.arrays) + self.ring.nbytes
+        return sum(array.nbytes for array in self.arrays)
 
-    def writer(self) -> Int64Array:
-        """For a new sequence: int64[2], the position of its last token and its owner number."""
+    def writer(self) -> Writer:
+        """For a new sequence."""
         self._owners = (self._owners + 1) % START
-        return np.array([NOWHERE, self._owners], np.int64)
+        return np.array([(NOWHERE, self._owners)], WRITER)
 
     def reserve(self, tokens: int, sequences: int = 1) -> None:
         """Grows until so many sequences can go on by that many tokens together, so that `arrays` stays as it is."""
-        need = int(self.ring[_USED]) + tokens // TOKENS_PER_BLOCK + sequences
+        need = int(self.arrays.ring["used"][0]) + tokens // TOKENS_PER_BLOCK + sequences
         while need > self.arrays.blocks.shape[0] < self._most_blocks:
             self._grow()
 
-    def append(self, writer: Int64Array, tokens: Int32Array) -> None:
+    def append(self, writer: Writer, tokens: Int32Array) -> None:
         """Goes on with the writer's sequence by `tokens`, int32[n]. Writers may be interleaved in any way."""
         self.reserve(tokens.shape[0])
-        _append(self.arrays, self.ring, writer, tokens)
+        _append_at(self.struct.address, address_of(writer), tokens)
 
     def sequences(self) -> Iterator[Int32Array]:
         """The stored sequences, int32[n] each, the oldest first, without start marks.
@@ -114,9 +129,10 @@ class PhraseIndex:
         """
         table = self.arrays.blocks
         blocks = table.shape[0]
-        oldest = int(self.ring[_CURSOR]) if self.ring[_USED] == blocks else 0
+        cursor, used, _ = self.arrays.ring[0]
+        oldest = int(cursor) if used == blocks else 0
         for block in (np.arange(blocks) + oldest) % blocks:
-            if table[block, OWNER] >= 0 and table[block, PREVIOUS] < 0:
+            if table["owner"][block] >= 0 and table["previous"][block] < 0:
                 tokens = self._read(int(block))
                 if tokens.size:
                     yield tokens
@@ -126,24 +142,27 @@ class PhraseIndex:
         chain = []
         while block >= 0:
             chain.append(block)
-            block = int(self.arrays.blocks[block, NEXT])
+            block = int(self.arrays.blocks["next"][block])
         tokens: Int32Array = self.arrays.log.reshape(-1, TOKENS_PER_BLOCK)[chain].reshape(-1)
         tokens = tokens[(tokens != NOWHERE) & (tokens != START)]
         return tokens
 
     def _grow(self) -> None:
         """Doubles the arrays. A bucket's chain goes on in both halves of the table, so nothing is linked anew."""
-        log, links, heads, blocks = self.arrays
+        log, links, heads, blocks, ring = self.arrays
         old = blocks.shape[0]
         new = min(2 * old, self._most_blocks)
-        self.arrays = IndexArrays(
-            log=_extended(log, new * TOKENS_PER_BLOCK),
-            links=_extended(links, new * TOKENS_PER_BLOCK),
-            heads=np.tile(heads, (1, _buckets(new) // _buckets(old))),
-            blocks=_extended(blocks, new),
+        self.struct.set(
+            IndexArrays(
+                log=_extended(log, new * TOKENS_PER_BLOCK, NOWHERE),
+                links=_extended(links, new * TOKENS_PER_BLOCK, NOWHERE),
+                heads=np.tile(heads, (1, _buckets(new) // _buckets(old))),
+                blocks=_extended(blocks, new, _NO_BLOCK),
+                ring=ring,
+            )
         )
-        if self.ring[_USED] == old:
-            self.ring[_CURSOR] = old
+        if ring["used"][0] == old:
+            ring["cursor"][0] = old
 
 
 def _buckets(blocks: int) -> int:
@@ -151,16 +170,19 @@ def _buckets(blocks: int) -> int:
     return 1 << ((blocks * TOKENS_PER_BLOCK - 1).bit_length() - 1)
 
 
-def _extended(array: Int32Array, length: int) -> Int32Array:
-    longer = np.full((length, *array.shape[1:]), NOWHERE, np.int32)
+_NO_BLOCK = np.array((NOWHERE, NOWHERE, NOWHERE), BLOCK)
+
+
+def _extended(array: npt.NDArray[Any], length: int, fill: Any) -> npt.NDArray[Any]:
+    longer = np.full((length, *array.shape[1:]), fill, array.dtype)
     longer[: array.shape[0]] = array
     return longer
 
 
 @compiled
-def lacks_space(ring: Int64Array, slots: Integer, tokens: Integer) -> bool:
-    """Whether an index of so many slots, unless it is full, must grow before a sequence goes on by that many tokens."""
-    return bool(ring[_USED] + tokens // TOKENS_PER_BLOCK + 1 > slots // TOKENS_PER_BLOCK)
+def lacks_space(index: IndexArrays, tokens: Integer) -> bool:
+    """Whether an index, unless it is full, must grow before a sequence goes on by that many tokens."""
+    return bool(index.ring[0].used + tokens // TOKENS_PER_BLOCK + 1 > index.blocks.shape[0])
 
 
 @compiled
@@ -168,7 +190,7 @@ def following(index: IndexArrays, at: Integer) -> Integer:
     """The position after `at` in its sequence; `NOWHERE` if none. It may hold no token yet."""
     after: Integer = at + 1
     if after & (TOKENS_PER_BLOCK - 1) == 0:
-        block = index.blocks[at // TOKENS_PER_BLOCK, NEXT]
+        block = index.blocks[at // TOKENS_PER_BLOCK].next
         after = block * TOKENS_PER_BLOCK if block >= 0 else NOWHERE
     return after
 
@@ -178,7 +200,7 @@ def preceding(index: IndexArrays, at: Integer) -> Integer:
     """The position before `at` in its sequence; `NOWHERE` if none."""
     before: Integer = at - 1
     if at & (TOKENS_PER_BLOCK - 1) == 0:
-        block = index.blocks[at // TOKENS_PER_BLOCK, PREVIOUS]
+        block = index.blocks[at // TOKENS_PER_BLOCK].previous
         before = block * TOKENS_PER_BLOCK + TOKENS_PER_BLOCK - 1 if block >= 0 else NOWHERE
     return before
 
@@ -202,30 +224,32 @@ def phrase_hash(tokens: Int32Array, end: Integer, length: Integer) -> Integer:
 
 
 @compiled
-def append(index: IndexArrays, ring: Int64Array, writer: Int64Array, tokens: Int32Array) -> None:
+def append(index: IndexArrays, writer: Any, tokens: Int32Array) -> None:
     """Writes `tokens` after the writer's last one and links the phrases that end at each.
 
     Args:
         index: has space for them.
-        ring: the index's own, see `PhraseIndex.ring`.
-        writer: int64[2], see `PhraseIndex.writer`.
+        writer: a WRITER.
     """
-    at: Integer = writer[0]
+    at: Integer = writer.at
     for i in range(tokens.shape[0]):
-        if at >= 0 and index.blocks[at // TOKENS_PER_BLOCK, OWNER] != writer[1]:
+        if at >= 0 and index.blocks[at // TOKENS_PER_BLOCK].owner != writer.owner:
             at = NOWHERE
         if at < 0 or (at + 1) & (TOKENS_PER_BLOCK - 1) == 0:
-            at = _claim_block(index, ring, at, writer[1])
+            at = _claim_block(index, at, writer.owner)
         else:
             at += 1
         index.log[at] = tokens[i]
         if tokens[i] != START:
-            ring[_TOKENS] += 1
+            index.ring[0].tokens += 1
         _link(index, at)
-    writer[0] = at
+    writer.at = at
 
 
-_append = flattened(append)
+@compiled
+def _append_at(index: Integer, writer: Integer, tokens: Int32Array) -> None:
+    """`append`, with the addresses of index and writer."""
+    append(arrays_at(IndexArrays, index), record_at(WRITER, writer), tokens)
 
 
 @compiled
@@ -249,30 +273,31 @@ def _link(index: IndexArrays, at: Integer) -> None:
 
 
 @compiled
-def _claim_block(index: IndexArrays, ring: Int64Array, last: Integer, owner: Integer) -> Integer:
+def _claim_block(index: IndexArrays, last: Integer, owner: Integer) -> Integer:
     """Takes the ring's oldest block, forgets its tokens, and links it after the block of `last`.
 
     Where both are one block, nothing else is left of the sequence, and it starts anew there. Returns the block's first
     position.
     """
-    log, blocks = index.log, index.blocks
-    block = ring[_CURSOR] % blocks.shape[0]
-    first: Integer = block * TOKENS_PER_BLOCK
-    if blocks[block, OWNER] >= 0:
-        if blocks[block, NEXT] >= 0:
-            blocks[blocks[block, NEXT], PREVIOUS] = NOWHERE
-        if blocks[block, PREVIOUS] >= 0:
-            blocks[blocks[block, PREVIOUS], NEXT] = NOWHERE
+    log, blocks, ring = index.log, index.blocks, index.ring[0]
+    number = ring.cursor % blocks.shape[0]
+    block = blocks[number]
+    first: Integer = number * TOKENS_PER_BLOCK
+    if block.owner >= 0:
+        if block.next >= 0:
+            blocks[block.next].previous = NOWHERE
+        if block.previous >= 0:
+            blocks[block.previous].next = NOWHERE
         for at in range(first, first + TOKENS_PER_BLOCK):
             if log[at] >= 0 and log[at] != START:
-                ring[_TOKENS] -= 1
+                ring.tokens -= 1
             log[at] = NOWHERE
-    ring[_CURSOR] = (block + 1) % blocks.shape[0]
-    ring[_USED] = max(ring[_USED], block + 1)
-    blocks[block, NEXT] = NOWHERE
-    blocks[block, PREVIOUS] = NOWHERE
-    blocks[block, OWNER] = owner
-    if last >= 0 and last // TOKENS_PER_BLOCK != block:
-        blocks[block, PREVIOUS] = last // TOKENS_PER_BLOCK
-        blocks[last // TOKENS_PER_BLOCK, NEXT] = block
+    ring.cursor = (number + 1) % blocks.shape[0]
+    ring.used = max(ring.used, number + 1)
+    block.next = NOWHERE
+    block.previous = NOWHERE
+    block.owner = owner
+    if last >= 0 and last // TOKENS_PER_BLOCK != number:
+        block.previous = last // TOKENS_PER_BLOCK
+        blocks[last // TOKENS_PER_BLOCK].next = number
     return first

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftwood_strategies.native import Int32Array, Integer, compiled, prefetch
-from draftwood_strategies.trie.candidates import AGREEING_BINS, LONGEST, SUBSTITUTED, source_of, write
+from draftwood_strategies.native import Int32Array, Integer, compiled
+from draftwood_strategies.structs import prefetch
+from draftwood_strategies.trie.candidates import AGREEING_BINS, LONGEST, SUBSTITUTED, Candidates, source_of, write
 from draftwood_strategies.trie.phrase_index import (
     NOWHERE,
     ORDERS,
-    OWNER,
-    PREVIOUS,
     START,
     TOKENS_PER_BLOCK,
     IndexArrays,
@@ -25,7 +24,7 @@ from draftwood_strategies.trie.phrase_index import (
 _LEAST, _MISSES = 8, 8
 """Candidates that each order may add, however many longer ones were found, and occurrences with other tokens (hash
 collisions) after which a search stops. Half of both changes acceptance lengths by -0.1%, twice by +0.3%."""
-SEEN = 1024
+SEEN = 256
 """Slots of the hash set of positions seen in one search; at least twice as many as a search finds."""
 _BEHIND = 16
 """Tokens behind the match that are compared, with gaps allowed. 8 changes acceptance lengths by less than 0.1%."""
@@ -46,7 +45,7 @@ def compare(index: IndexArrays, at: Integer, context: Int32Array, n: Integer) ->
     log, blocks = index.log, index.blocks
     length, agreeing = 0, 0
     block = at // TOKENS_PER_BLOCK
-    if block >= 2 and blocks[block, PREVIOUS] == block - 1 and blocks[block - 1, PREVIOUS] == block - 2:
+    if block >= 2 and blocks[block].previous == block - 1 and blocks[block - 1].previous == block - 2:
         # The usual case: all of it lies in one piece. Unsigned indices need no check for negative ones.
         here, there, one = np.uint64(at), np.uint64(n - 1), np.uint64(1)
         while length < LONGEST and log[here] == context[there]:
@@ -77,7 +76,25 @@ def fetch(index: IndexArrays, at: Integer) -> None:
     prefetch(index.links, at * len(ORDERS))
     prefetch(index.log, at)
     prefetch(index.log, at - _BEHIND)
-    prefetch(index.blocks, at // TOKENS_PER_BLOCK * 3)
+    prefetch(index.blocks, at // TOKENS_PER_BLOCK)
+
+
+@compiled
+def fetch_heads(index: IndexArrays, context: Int32Array, n: Integer) -> None:
+    """Begins to load where a search for the end of `context[:n]` begins, for the phrases of each order."""
+    buckets = index.heads.shape[1]
+    for order in range(len(ORDERS)):
+        bucket = phrase_hash(context, n, ORDERS[order]) & (buckets - 1)
+        prefetch(index.heads, order * buckets + bucket)
+
+
+@compiled
+def fetch_newest(index: IndexArrays, context: Int32Array, n: Integer) -> None:
+    """Begins to load the newest occurrences of the end of `context[:n]`, whose heads are loaded."""
+    for order in range(len(ORDERS)):
+        at = index.heads[order, phrase_hash(context, n, ORDERS[order]) & (index.heads.shape[1] - 1)]
+        if at >= 0:
+            fetch(index, at)
 
 
 @compiled
@@ -104,7 +121,7 @@ def search(
     prompt: Integer,
     most: int,
     seen: Int32Array,
-    candidates: Int32Array,
+    candidates: Candidates,
     count: int,
 ) -> int:
     """Adds the newest occurrences of the end of `context[:n]`, the longest first, at most `most` of each order.
@@ -115,7 +132,7 @@ def search(
         own: the owner number of the sequence itself, which is left out; `NOWHERE` in its own index.
         prompt: in the sequence's own index, the position where its output begins; `NOWHERE` in the memory.
         seen: int32[SEEN], workspace.
-        candidates: int32[m, COLUMNS], of which `count` are taken.
+        candidates: CANDIDATE[m], of which `count` are taken.
 
     Returns:
         The new count.
@@ -138,7 +155,7 @@ def search(
             position: Integer = at
             at = index.links[position, order]
             fetch(index, at)
-            if index.blocks[position // TOKENS_PER_BLOCK, OWNER] == own:
+            if index.blocks[position // TOKENS_PER_BLOCK].owner == own:
                 continue
             end = _end_of_context(index, position, context, phrase, substituted)
             if end < 0:
@@ -180,7 +197,7 @@ def search_token(
     own: Integer,
     prompt: Integer,
     most: int,
-    candidates: Int32Array,
+    candidates: Candidates,
     count: int,
 ) -> int:
     """Like `search`, for the last token alone and at most `most` steps: cheap enough for every node of a draft."""
@@ -192,7 +209,7 @@ def search_token(
         position: Integer = at
         at = index.links[position, 0]
         fetch(index, at)
-        if index.blocks[position // TOKENS_PER_BLOCK, OWNER] == own:
+        if index.blocks[position // TOKENS_PER_BLOCK].owner == own:
             continue
         length, agreeing = compare(index, position, context, n)
         if length == 0:
@@ -210,7 +227,7 @@ def resume(
     n: Integer,
     followed: Integer,
     prompt: Integer,
-    candidates: Int32Array,
+    candidates: Candidates,
     count: int,
 ) -> int:
     """Adds the position that the sequence was following, if its last token is another one there: the text may have

@@ -19,11 +19,11 @@ from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.native import Int32Array, Int64Array
 from draftwood_strategies.options import Range, check, read_options
 from draftwood_strategies.registry import register
-from draftwood_strategies.trie.learning import Votes
+from draftwood_strategies.structs import Struct
+from draftwood_strategies.trie.batches import draft_all, learn_all, next_without_space
 from draftwood_strategies.trie.phrase_index import LEAST_TOKENS, START, PhraseIndex
-from draftwood_strategies.trie.prior import prior_weights
-from draftwood_strategies.trie.sequence import TrieSequence, draft_all, learn_all, next_without_space
-from draftwood_strategies.trie.weights import Weights
+from draftwood_strategies.trie.sequence import TrieSequence
+from draftwood_strategies.trie.weights import Weights, prior_weights
 from draftwood_strategies.trie.workspace import DEEPEST, Workspace, workspace_for
 
 _EVERYTHING = 1 << 40
@@ -32,12 +32,12 @@ _NOTHING = np.empty(0, np.int32)
 _thread = threading.local()
 
 
-def _workspace(budget: int) -> Workspace:
+def _workspace(budget: int) -> Struct[Workspace]:
     """This thread's workspace for drafts of up to `budget` nodes."""
     if getattr(_thread, "budget", 0) < budget:
         _thread.budget = max(budget, 64)
-        _thread.workspace = workspace_for(_thread.budget)
-    workspace: Workspace = _thread.workspace
+        _thread.workspace = Struct(workspace_for(_thread.budget))
+    workspace: Struct[Workspace] = _thread.workspace
     return workspace
 
 
@@ -71,7 +71,12 @@ class TrieStrategy:
         self.branch_length = branch_length
         self.learns = learn
         self.memory = PhraseIndex(capacity_tokens)
-        self.weights: Weights = prior_weights(prompt_weight)
+        self.learned = Struct(prior_weights(prompt_weight))
+
+    @property
+    def weights(self) -> Weights:
+        """What was learned of votes and scores."""
+        return self.learned.fields
 
     @property
     def tokens(self) -> int:
@@ -105,22 +110,21 @@ class TrieStrategy:
         most = budgets.tolist()
         largest = max(most)
         for drafter in drafters:
-            if not drafter.sequence.indexed:
+            if drafter.sequence.struct is None:
                 drafter.index_prompt(_EVERYTHING)
-            if drafter.sequence.nodes < largest:
-                drafter.sequence.reserve_nodes(largest)
-        trees = DraftTrees.with_space(len(drafters), sum(most))
+            drafter.sequence.reserve_nodes(largest)
+        trees, workspace = DraftTrees.with_space(len(drafters), sum(most)), _workspace(largest)
         draft_all(
-            rows=_rows_of(drafters),
-            budgets=budgets,
-            memory=self.memory.arrays,
-            weights=drafters[0].weights,
-            workspace=_workspace(largest),
-            branch_length=self.branch_length,
-            tokens=trees.tokens,
-            parents=trees.parents,
-            scores=trees.scores,
-            begins=trees.begins,
+            _addresses_of(drafters),
+            budgets,
+            self.memory.struct.address,
+            drafters[0].learned.address,
+            workspace.address,
+            self.branch_length,
+            trees.tokens,
+            trees.parents,
+            trees.scores,
+            trees.begins,
         )
         return trees.cut()
 
@@ -132,33 +136,30 @@ class TrieStrategy:
         feedback: StepFeedback | None = None,
     ) -> None:
         """See `BatchStrategy`. The feedback is not needed."""
-        alike = all(drafter.learns and drafter.sequence.indexed for drafter in drafters)
+        alike = all(drafter.learns and drafter.sequence.struct is not None for drafter in drafters)
         if len(drafters) > 1 and not alike:
             for i, drafter in enumerate(drafters):
                 drafter.observe(accepted[begins[i] : begins[i + 1]], None)
             return
-        if not drafters[0].sequence.indexed:
+        if drafters[0].sequence.struct is None:
             drafters[0].keep(accepted)
             return
-        rows = _rows_of(drafters)
-        short = -1
-        while (short := next_without_space(rows, begins, short + 1)) >= 0:
+        sequences, short = _addresses_of(drafters), -1
+        while (short := next_without_space(sequences, begins, short + 1)) >= 0:
             drafters[short].sequence.reserve(int(begins[short + 1] - begins[short]))
         remember = drafters[0].learns and self.learns != "prompts"
         if remember:
             self.memory.reserve(accepted.shape[0] + len(drafters), 2 * len(drafters))
-        workspace = _workspace(1)
         learn_all(
-            rows=rows,
-            accepted=accepted,
-            begins=begins,
-            memory=self.memory.arrays,
-            memory_ring=self.memory.ring,
-            remember=remember,
-            start=_START,
-            weights=drafters[0].weights,
-            branch_length=self.branch_length,
-            votes=Votes(workspace.trust, workspace.chain, workspace.frontier),
+            sequences,
+            accepted,
+            begins,
+            self.memory.struct.address,
+            drafters[0].learned.address,
+            _workspace(1).address,
+            remember,
+            _START,
+            self.branch_length,
         )
 
 
@@ -166,13 +167,13 @@ class TrieDrafter:
     """Drafts for one sequence, and writes it into the tenant's memory as it grows, if it `learns`.
 
     Attributes:
-        weights: the tenant's; a copy that nothing is learned into for others, unless it `learns`.
+        learned: the tenant's weights; a copy, unless it `learns`.
     """
 
     def __init__(self, strategy: TrieStrategy, prompt: Int32Array, learns: bool = True) -> None:
         self._strategy = strategy
         self.learns = learns
-        self.weights = strategy.weights if learns else Weights(*(table.copy() for table in strategy.weights))
+        self.learned = strategy.learned if learns else _copy_of(strategy.weights)
         self._writer = strategy.memory.writer()
         self._to_learn = prompt if learns and strategy.learns != "outputs" else _NOTHING
         learned = {"outputs": 0, "prompts": _EVERYTHING, "both": prompt.shape[0]}[strategy.learns]
@@ -198,7 +199,7 @@ class TrieDrafter:
 
     def _write(self, tokens: Int32Array) -> None:
         """Goes on with the sequence in the memory."""
-        if self._writer[0] < 0:
+        if self._writer["at"] < 0:
             self._strategy.memory.append(self._writer, _START)
         self._strategy.memory.append(self._writer, tokens)
 
@@ -212,5 +213,9 @@ class TrieDrafter:
         """The memory keeps what was learned."""
 
 
-def _rows_of(drafters: SequenceOf[TrieDrafter]) -> Int64Array:
+def _addresses_of(drafters: SequenceOf[TrieDrafter]) -> Int64Array:
     return np.array([drafter.sequence.address for drafter in drafters], np.int64)
+
+
+def _copy_of(weights: Weights) -> Struct[Weights]:
+    return Struct(Weights(*(table.copy() for table in weights)))

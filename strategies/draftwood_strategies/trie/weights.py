@@ -1,31 +1,36 @@
-"""The weight of a candidate's vote.
+"""The weight of a candidate's vote, and where the weights start.
 
 A vote's weight is a product: one factor for each (source, match length), (source, agreement behind), and so on. One
 vote goes to "something else" (the escape of prediction by partial matching, PPM). How probable a token with a share of
 the votes is, `odds` says.
+
+Before any traffic, the logarithms of the weights are linear between a few points. They, and the odds, were learned
+online on recorded outputs of seven kinds, the former on their first halves, and rounded; there is no command for it.
 
 Knows nothing of where candidates come from, nor of how weights are learned.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import itertools
+from typing import Annotated, NamedTuple
 
-from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
+import numpy as np
+
+from draftwood_strategies.native import Float32Array, Float64Array, Integer, Real, compiled
 from draftwood_strategies.trie.candidates import (
-    AGREEING,
     AGREEING_BINS,
-    KIND,
-    LENGTH,
+    KINDS,
     LONGEST,
-    NEAR,
     NEAR_BINS,
-    NEWER,
     NEWER_BINS,
+    PROMPT,
     RECENT_BINS,
-    SHORTER,
     SHORTER_BINS,
+    SUBSTITUTED,
+    Candidates,
 )
+from draftwood_strategies.trie.odds import ODDS, TOKENS_AT
 
 AGREEING_AT = LONGEST + 1
 NEWER_AT = AGREEING_AT + AGREEING_BINS
@@ -36,7 +41,7 @@ FEATURES = RECENT_AT + RECENT_BINS
 """Columns of the features, after those of the match length; `FEATURES` is their number."""
 
 COUNT_BINS = 6
-"""Bins of the number of votes. Not tuned."""
+"""Bins of the number of votes."""
 
 
 class Weights(NamedTuple):
@@ -49,36 +54,125 @@ class Weights(NamedTuple):
         odds: float32[ODDS], what turns a share of the votes into a probability.
     """
 
-    features: Float32Array
-    escapes: Float32Array
+    features: Annotated[Float32Array, 2]
+    escapes: Annotated[Float32Array, 2]
     odds: Float32Array
 
 
+_LENGTH_POINTS = (0, 1, 2, 4, 8, 12, 16)
+_AGREEING_POINTS = (0, 4, 12)
+_NEWER_POINTS = (0, 3, 6)
+
+# One line for each kind: own prompt, own output, memory, and the same after a substituted token.
+_LENGTH = (
+    (0.1, 3.8, 4.5, 5.2, 6.5, 7.3, 7.9),
+    (1.2, 4.5, 4.9, 4.9, 6.0, 7.4, 7.7),
+    (-0.6, 1.9, 3.0, 3.4, 4.7, 5.8, 6.2),
+    (-2.0, -1.3, -0.4, 0.9, 3.4, 4.8, 4.5),
+    (-2.0, -1.3, 0.4, 1.8, 3.2, 4.2, 4.5),
+    (-2.1, -1.4, 0.5, 0.8, 3.2, 4.6, 4.5),
+)
+_AGREEING = (
+    (-1.0, -0.7, 0.0),
+    (-1.2, -0.7, -0.1),
+    (-1.4, -0.4, 0.4),
+    (-1.0, 0.0, 0.0),
+    (-0.5, -0.1, 0.1),
+    (-0.9, -0.1, 0.2),
+)
+_NEWER = (
+    (0.0, -1.0, -1.5),
+    (-0.4, -1.2, -1.3),
+    (0.6, -0.3, -1.2),
+    (-0.8, -0.3, 0.0),
+    (0.1, -0.6, -0.6),
+    (-0.5, -0.5, -0.5),
+)
+# No occurrence is followed; it is this one; within 2, 8, 32, 128 tokens of it; further away.
+_NEAR = (
+    (-0.6, -0.6, -0.1, -0.8, -1.4, -1.4, -1.7),
+    (-1.3, -1.0, -0.6, -0.8, -1.2, -1.2, -1.3),
+    (-0.8, -0.8, 0.7, 0.1, -0.5, -1.3, -1.2),
+    (0.2, -1.6, 0.0, 0.2, -0.2, -0.4, -0.4),
+    (-0.1, -0.8, 0.0, 0.2, -0.1, -0.3, -0.3),
+    (-0.6, -1.2, 0.2, 0.2, 0.1, -0.3, -0.4),
+)
+# The longest match of all, or a shorter one.
+_SHORTER = ((0.6, -0.1), (0.4, -0.2), (0.7, 0.1), (-0.1, -0.1), (-0.1, 0.0), (0.2, 0.1))
+# How long ago the sequence had the predicted token: never; within 4, 16, 64, 256, 1024 tokens; longer.
+_RECENT = (
+    (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+    (-0.1, 0.0, 0.1, 0.1, -0.1, -0.1, 0.0),
+    (-1.2, 0.3, 0.5, 0.5, 0.1, 0.1, 0.0),
+    (0.0, 0.0, 0.1, 0.0, -0.1, 0.0, 0.0),
+    (-0.1, 0.2, 0.3, -0.1, -0.3, -0.1, 0.0),
+    (-0.9, 0.1, 0.5, 0.3, 0.1, -0.1, 0.0),
+)
+
+_ESCAPE_POINTS = (0, 1, 2, 5, 10, 16)
+_ESCAPE_OF_FEW = (2.3, 2.1, 1.6, 1.9, 3.5, 3.4)
+_ESCAPE_OF_MANY = (2.3, 2.7, 2.5, 2.5, 2.6, 2.4)
+
+# Log-odds of acceptance: scale and bias of the share; by the longest match in the own prompt, the own output and the
+# memory, none at first; by the share of the strongest rival; by depth.
+_SHARE = (0.95, 0.1)
+_MATCH = (
+    (-0.35, -0.5, -0.3, 0.0, 0.25, 0.35, 0.25, 0.2, 0.15, 0.15, 0.05, 0.05, 0.05, 0.05, 0.0, 0.0, 0.0, 0.0),
+    (-0.25, -0.25, -0.2, 0.1, 0.2, 0.15, 0.2, 0.1, 0.05, 0.1, 0.0, 0.0, 0.0, 0.0, -0.05, 0.0, -0.05, -0.05),
+    (-0.15, -0.35, -0.25, -0.1, 0.15, 0.3, 0.2, 0.2, 0.1, 0.1, 0.1, 0.0, 0.0, -0.05, -0.1, 0.0, 0.0, -0.1),
+)
+_RIVAL = (0.65, 0.25, 0.0, 0.0, -0.15, -0.15, -0.25, -0.25)
+_DEPTH = (0.35, 0.15, 0.0, -0.1, -0.05, -0.05, -0.1, -0.1)
+
+
+def prior_weights(prompt_weight: float) -> Weights:
+    """New weights; votes of the own prompt are multiplied by `prompt_weight`."""
+    features = np.zeros((KINDS, FEATURES))
+    for kind in range(KINDS):
+        row = features[kind]
+        row[:AGREEING_AT] = _line(_LENGTH_POINTS, _LENGTH[kind], AGREEING_AT)
+        row[AGREEING_AT:NEWER_AT] = _line(_AGREEING_POINTS, _AGREEING[kind], NEWER_AT - AGREEING_AT)
+        row[NEWER_AT:NEAR_AT] = _line(_NEWER_POINTS, _NEWER[kind], NEAR_AT - NEWER_AT)
+        row[NEAR_AT:SHORTER_AT] = _NEAR[kind]
+        row[SHORTER_AT:RECENT_AT] = _SHORTER[kind]
+        row[RECENT_AT:] = _RECENT[kind]
+    features[[PROMPT, PROMPT + SUBSTITUTED], :AGREEING_AT] += np.log(prompt_weight)
+    few, many = (_line(_ESCAPE_POINTS, values, LONGEST + 1) for values in (_ESCAPE_OF_FEW, _ESCAPE_OF_MANY))
+    escapes = few[:, None] + (many - few)[:, None] * np.linspace(0.0, 1.0, COUNT_BINS)
+    odds = np.zeros(ODDS, np.float32)
+    odds[:TOKENS_AT] = [*_SHARE, *itertools.chain(*_MATCH), *_RIVAL, *_DEPTH]
+    return Weights(np.exp(features).astype(np.float32), np.exp(escapes).astype(np.float32), odds)
+
+
+def _line(points: tuple[int, ...], values: tuple[float, ...], length: int) -> Float64Array:
+    return np.interp(np.arange(length), points, values)
+
+
 @compiled
-def trust_of(candidates: Int32Array, j: Integer, features: Float32Array) -> Real:
+def trust_of(candidates: Candidates, j: Integer, features: Float32Array) -> Real:
     """The factors of candidate j's vote that are the same along a path and for every token."""
-    kind = candidates[j, KIND]
+    one = candidates[j]
     trust: Real = (
-        features[kind, AGREEING_AT + candidates[j, AGREEING]]
-        * features[kind, NEWER_AT + candidates[j, NEWER]]
-        * features[kind, NEAR_AT + candidates[j, NEAR]]
-        * features[kind, SHORTER_AT + candidates[j, SHORTER]]
+        features[one.kind, AGREEING_AT + one.agreeing]
+        * features[one.kind, NEWER_AT + one.newer]
+        * features[one.kind, NEAR_AT + one.near]
+        * features[one.kind, SHORTER_AT + one.shorter]
     )
     return trust
 
 
 @compiled
 def weight_of(
-    candidates: Int32Array, j: Integer, trust: Real, depth: Integer, recent: Integer, features: Float32Array
+    candidates: Candidates, j: Integer, trust: Real, depth: Integer, recent: Integer, features: Float32Array
 ) -> Real:
     """The weight of candidate j's vote at `depth` for a token in the bin `recent` of `recent_bin`."""
-    kind = candidates[j, KIND]
+    kind = candidates[j].kind
     weight: Real = features[kind, length_at(candidates, j, depth)] * trust * features[kind, RECENT_AT + recent]
     return weight
 
 
 @compiled
-def length_at(candidates: Int32Array, j: Integer, depth: Integer) -> Integer:
+def length_at(candidates: Candidates, j: Integer, depth: Integer) -> Integer:
     """How long candidate j's match is at `depth`, the path included."""
-    length: Integer = min(candidates[j, LENGTH] + depth, LONGEST)
+    length: Integer = min(candidates[j].length + depth, LONGEST)
     return length

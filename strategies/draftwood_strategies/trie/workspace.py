@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from draftwood_strategies.native import Float32Array, Int32Array, Integer, compiled
-from draftwood_strategies.trie.candidates import COLUMNS
+from draftwood_strategies.structs import record_dtype
+from draftwood_strategies.trie.candidates import CANDIDATE, Candidates
 from draftwood_strategies.trie.retrieval import CONTEXT, SEEN
 
-NODE_COLUMNS = 8
-"""Columns of a node, see `expansion`."""
+NODE = record_dtype(
+    token=np.int32,
+    parent=np.int32,
+    first=np.int32,
+    depth=np.int32,
+    recent=np.int32,
+    support=np.int32,
+    score=np.float32,
+    share=np.float32,
+)
+"""A node of the frontier or the draft: its token, its parent in the draft, its first candidate, its depth, the bin of
+how recently the sequence had its token, what speaks for it (see `odds`), its score and its share of the votes."""
+Nodes: TypeAlias = Annotated[Any, NODE]
+
 DEEPEST = 256
 """The greatest branch length."""
 
@@ -25,50 +38,44 @@ MOST_ROOTS = 768
 
 
 class Workspace(NamedTuple):
-    """Scratch arrays of a draft. Nothing in them outlives it but `roots`, until the next one.
+    """Scratch arrays of a draft. Nothing in them outlives it.
 
     Attributes:
-        candidates: int32[m, COLUMNS].
+        candidates: CANDIDATE[m].
         trust: float32[m], each candidate's vote but for the factors of match length and token.
         chain: int32[m], the next candidate of the same node.
-        nodes: int32[k, NODE_COLUMNS], the frontier and the draft.
-        scores: float32[k, 2], each node's score and its share of the votes.
+        nodes: NODE[k], the frontier and the draft.
         frontier: int32[k], nodes that may be drafted next, from the number of drafted nodes on, the best first.
         table: int32[t], t a power of two above m: nodes hashed by token.
         seen: int32[SEEN], positions found in one search.
         path: int32[CONTEXT + DEEPEST], the end of the sequence, and the path to a node after it.
         marked: int32[CONTEXT], the end of the sequence with the start mark that the memory has in it.
-        roots: int32[r, COLUMNS], set to the candidates at the root.
     """
 
-    candidates: Int32Array
+    candidates: Candidates
     trust: Float32Array
     chain: Int32Array
-    nodes: Int32Array
-    scores: Float32Array
+    nodes: Nodes
     frontier: Int32Array
     table: Int32Array
     seen: Int32Array
     path: Int32Array
     marked: Int32Array
-    roots: Int32Array
 
 
 def workspace_for(budget: int) -> Workspace:
     """A workspace for trees of at most `budget` nodes."""
     candidates, nodes = MOST_ROOTS + 2 * WIDEN_BY * WIDEN_TIMES, 1024 + 32 * budget
     return Workspace(
-        candidates=np.empty((candidates, COLUMNS), np.int32),
+        candidates=np.empty(candidates, CANDIDATE),
         trust=np.empty(candidates, np.float32),
         chain=np.empty(candidates, np.int32),
-        nodes=np.empty((nodes, NODE_COLUMNS), np.int32),
-        scores=np.empty((nodes, 2), np.float32),
+        nodes=np.empty(nodes, NODE),
         frontier=np.empty(nodes, np.int32),
         table=np.empty(1 << candidates.bit_length(), np.int32),
         seen=np.empty(SEEN, np.int32),
         path=np.empty(CONTEXT + DEEPEST, np.int32),
         marked=np.empty(CONTEXT, np.int32),
-        roots=np.empty((MOST_ROOTS, COLUMNS), np.int32),
     )
 
 
@@ -95,22 +102,21 @@ def empty_draft(budget: int) -> TrieDraft:
 
 
 @compiled
-def offer(frontier: Int32Array, begin: int, end: int, wanted: int, scores: Float32Array, node: Integer) -> int:
+def offer(frontier: Int32Array, begin: int, end: int, wanted: int, nodes: Nodes, node: Integer) -> int:
     """Puts a node into the frontier if it is among the `wanted` best; returns the new end.
 
     The frontier are the nodes that may be drafted next, the best score first.
 
     Args:
         frontier: int32[k]; the frontier is `frontier[begin:end]`.
-        scores: float32[m, 2], the score of each node in column 0.
     """
-    score = scores[node, 0]
+    score = nodes[node].score
     if end - begin == wanted:
-        if score <= scores[frontier[end - 1], 0]:
+        if score <= nodes[frontier[end - 1]].score:
             return end
         end -= 1
     at = end
-    while at > begin and scores[frontier[at - 1], 0] < score:
+    while at > begin and nodes[frontier[at - 1]].score < score:
         frontier[at] = frontier[at - 1]
         at -= 1
     frontier[at] = node

@@ -18,7 +18,7 @@ from draftwood_tenants.resources.ending import end
 _log = logging.getLogger("draftwood")
 
 _LAST_SECONDS = 2.0
-"""For the last counts at the end of a process. Not tuned."""
+"""For the last counts at the end of a process."""
 
 
 class TenantThread:

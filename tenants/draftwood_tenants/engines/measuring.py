@@ -13,7 +13,7 @@ def outcome_of(session: Session) -> Outcome | None:
 
     The worker sees neither when a request arrived nor whether it finished or was aborted. So there is no TTFT, the
     first token is the arrival, and a request that was aborted counts with what it wrote: time and tokens belong
-    together. Tokens behind one that ends the request are of the last step's draft, and nobody gets them.
+    together. Tokens behind one that ends the request are of the last step's draft, and are dropped.
     """
     if not session.output:
         return None

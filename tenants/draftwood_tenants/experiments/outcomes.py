@@ -82,18 +82,22 @@ class Metric:
 
     Attributes:
         title: what a reader calls it.
+        key: what programs call it, in reports; never changes.
         more_is_better: whether an arm with a larger value is the better one.
     """
 
     title: str
+    key: str
     numerator: str
     denominator: str
     more_is_better: bool = False
 
 
-TIME_PER_TOKEN = Metric("decode time per token", "decode_seconds", "tokens")
-TTFT = Metric("mean time to first token", "ttft_seconds", "timed")
-TOKENS_PER_STEP = Metric("tokens per step", "tokens", "steps", more_is_better=True)
-NODES_PER_ACCEPTED = Metric("draft nodes per accepted token", "draft_nodes", "accepted_tokens")
+TIME_PER_TOKEN = Metric("decode time per token", "decode_seconds_per_token", "decode_seconds", "tokens")
+TTFT = Metric("mean time to first token", "ttft_seconds_mean", "ttft_seconds", "timed")
+TOKENS_PER_STEP = Metric("tokens per step", "tokens_per_step", "tokens", "steps", more_is_better=True)
+NODES_PER_ACCEPTED = Metric(
+    "draft nodes per accepted token", "draft_nodes_per_accepted_token", "draft_nodes", "accepted_tokens"
+)
 METRICS = (TIME_PER_TOKEN, TTFT, TOKENS_PER_STEP, NODES_PER_ACCEPTED)
 """The first one decides an experiment; the others explain it."""

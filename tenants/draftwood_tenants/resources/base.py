@@ -16,8 +16,7 @@ TENANTS, EXPERIMENTS, STOPS = "tenants", "experiments", "stops"
 """Kinds of resources. A stop is what a guardrail did to an experiment of the file: an `Experiment` with the digest of
 its definition in place of its salt, stopped arms, and its state and end if it was stopped altogether."""
 MOST_DELETED = 10_000
-"""Names of deleted resources that a store keeps for readers. One that is further behind reads everything again. Not
-tuned."""
+"""Names of deleted resources that a store keeps for readers. One that is further behind reads everything again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,8 @@ class Cursor:
     """How far a reader has read.
 
     Attributes:
-        floor: the store's, to tell which deletions a reader has missed.
-        store: made up at a store's first write, so that one that lost its data is told from the one it was; "" if
+        floor: the store's; it shows which deletions a reader has missed.
+        store: made up at a store's first write, so that a reader notices that the store lost its data; "" if
             nothing was ever written.
     """
 
@@ -68,7 +67,7 @@ class Page:
         anew: it begins a reading of everything: what is not in this page or the following does not exist.
         more: there is another page.
         unreadable: keys of changes of which the value cannot be read here.
-        foreign: those of them with names that are not written as here, so that nobody knows whose they are.
+        foreign: those of them with names that are not written as here, so that their tenants are not known.
         time: the store's clock, in seconds since the epoch; None if it is this process's.
     """
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 _log = logging.getLogger(__name__)
 
 TOLERATED_SECONDS = 2.0
-"""Not tuned: clocks that are kept by NTP differ by milliseconds."""
+"""Clocks that are kept by NTP differ by milliseconds."""
 
 
 class ClockWatch:

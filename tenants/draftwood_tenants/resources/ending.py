@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 _AGAIN_SECONDS = 1.0
-"""Not tuned: tasks end at once, but for the case that `end` describes."""
+"""Tasks end at once, but for the case that `end` describes."""
 
 
 async def end(tasks: Iterable[asyncio.Task[None] | None]) -> None:

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 SCHEMA = 1
 """Of keys and values. A store with a newer one is read as far as possible and not changed."""
 _PAGE = 500
-"""Resources of a page. Not tuned."""
+"""Resources of a page."""
 _KEYS = tuple(f"dw:{{resources}}:{suffix}" for suffix in ("meta", "values", "changes", "deleted"))
 
 # ARGV: schema since most_deleted store, then key expected deleted value for each write. The first command that writes

@@ -16,7 +16,7 @@ from tempfile import NamedTemporaryFile
 
 _NONE, _SOME = "none", "some"
 _VALID_SECONDS = 86_400.0
-"""How long "none" is believed while the store does not answer. Not tuned: a restart takes minutes."""
+"""How long "none" is believed while the store does not answer. A restart takes minutes."""
 _AGAIN_SECONDS = 3_600.0
 """Between two writes of the same."""
 
@@ -28,7 +28,7 @@ class Remembered:
         path: of the file.
 
     Args:
-        store: tells it from others.
+        store: identifies it.
         clock: seconds since the epoch.
     """
 

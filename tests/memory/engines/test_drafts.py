@@ -18,7 +18,7 @@ from draftwood_memory.engines import exclusion
 from draftwood_memory.engines.drafts import EngineDrafts
 from draftwood_memory.engines.policy import SettingsPolicy
 from draftwood_memory.settings.memory_settings import MemorySettings
-from draftwood_strategies.budgeting import draft_account, guarded_drafter
+from draftwood_strategies.budgeting import draft_account, timed_calls
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from tests.memory.engines.toy_engine import ToyEngine, plain, recitation
 from tests.memory.servers import Valkey, wait_for
@@ -251,8 +251,8 @@ def test_a_strategy_that_hangs_costs_its_drafts_and_nothing_else(
 
     with engine(tenant="acme") as made:
         assert "cannot be interrupted" not in caplog.text
-        monkeypatch.setattr(guarded_drafter, "CALL_LIMIT", 0.2)
-        monkeypatch.setattr(guarded_drafter, "FIRST_CALL_LIMIT", 0.2)
+        monkeypatch.setattr(timed_calls, "CALL_LIMIT", 0.2)
+        monkeypatch.setattr(timed_calls, "FIRST_CALL_LIMIT", 0.2)
         monkeypatch.setattr(TrieStrategy, "propose_all", lambda *_: threading.Event().wait())
         assert drafted(made, "1", TEXT[:4]) == 0
     assert "propose raised CallTimeoutError: no answer within 0.2 s" in caplog.text

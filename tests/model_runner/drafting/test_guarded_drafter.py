@@ -14,12 +14,12 @@ from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Drafter, DraftTree, Feedback, HybridStrategy, create, registry
 from draftwood_strategies.base import StepFeedback
-from draftwood_strategies.budgeting import draft_account
-from draftwood_strategies.budgeting import guarded_drafter as drafting
-from draftwood_strategies.budgeting.draft_account import LONGEST_PAUSES, TRIED_SHARE, Payoff, step_all
-from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, observe_all, propose_all
+from draftwood_strategies.budgeting import draft_account, timed_calls
+from draftwood_strategies.budgeting.draft_account import LONGEST_PAUSES, TRIED_SHARE, DraftCostModel, step_all
+from draftwood_strategies.budgeting.guarded_batches import observe_all, propose_all
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.draft import EMPTY_TREE, Int32Array
 from tests.model_runner.sequences import make_sequence
 
 VOCAB = 100
@@ -40,7 +40,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(drafting, "time", clock)
+    monkeypatch.setattr(timed_calls, "time", clock)
     monkeypatch.setattr(draft_account, "_called", set())
     return clock
 
@@ -80,11 +80,24 @@ def sequence_of(strategy: Any, name: str = "theirs") -> Sequence:
     return make_sequence("r1", prompt, StopParams(1000), strategy=strategy, strategy_name=name, max_draft_nodes=16)
 
 
+class LoneDrafter(GuardedDrafter):
+    """Asked alone, as a step's only sequence."""
+
+    def propose(self, budget: int) -> DraftTree:
+        if budget <= 0 or not self.ready(IndexingBudget()):
+            return EMPTY_TREE
+        return propose_all([self], np.array([budget], np.int32))[0]
+
+    def observe(self, accepted: list[int], feedback: Feedback) -> None:
+        begins = np.array([0, len(accepted)], np.int32)
+        observe_all([self], np.array(accepted, np.int32), begins, StepFeedback.of(feedback))
+
+
 def guarded(
-    strategy: Any, failures: Counter[str] | None = None, payoff: Payoff | None = None
-) -> tuple[GuardedDrafter, Sequence]:
+    strategy: Any, failures: Counter[str] | None = None, cost_model: DraftCostModel | None = None
+) -> tuple[LoneDrafter, Sequence]:
     sequence, failures = sequence_of(strategy), Counter() if failures is None else failures
-    return GuardedDrafter(sequence, VOCAB, failures, payoff or Payoff()), sequence
+    return LoneDrafter(sequence, VOCAB, failures, cost_model or DraftCostModel()), sequence
 
 
 def step(drafter: GuardedDrafter, seconds: float, accepted: int, sharing: int = 1, verifying: float = 0.0) -> None:
@@ -92,12 +105,12 @@ def step(drafter: GuardedDrafter, seconds: float, accepted: int, sharing: int = 
     step_all([drafter.account], seconds, np.array([accepted], np.int32), np.array([verifying]), sharing)
 
 
-def run(drafter: GuardedDrafter, sequence: Sequence, steps: int, accepted: int, seconds: float = STEP) -> int:
+def run(drafter: LoneDrafter, sequence: Sequence, steps: int, accepted: int, seconds: float = STEP) -> int:
     """Steps as the engine's, in which the model takes `seconds`; returns how many were drafted for."""
     drafted = 0
     for _ in range(steps):
         found = accepted if len(drafter.propose(16)) else 0
-        drafted += drafter.asked
+        drafted += drafter.drafting
         sequence.stats.decode_steps += 1
         step(drafter, seconds, found)
         drafter.observe([7] * (found + 1), NOTHING)
@@ -216,7 +229,7 @@ def test_a_strategy_gets_a_prompt_of_its_own() -> None:
 def test_a_strategy_that_cannot_read_drafts_nothing_for_a_request_that_must_not_be_learned() -> None:
     plugin = Plugin()
     sequence = make_sequence("r", np.zeros(3, np.int32), StopParams(max_tokens=9), strategy=plugin, learns=False)
-    drafter = GuardedDrafter(sequence, VOCAB, Counter(), Payoff())
+    drafter = LoneDrafter(sequence, VOCAB, Counter(), DraftCostModel())
     assert len(drafter.propose(4)) == 0
     drafter.close()
     assert plugin.proposed == plugin.closed == 0
@@ -263,9 +276,9 @@ def test_drafting_that_takes_longer_than_it_saves_is_suspended_and_tried_again(
 
 
 def test_the_next_sequence_knows_that_drafts_are_too_expensive(clock: Clock) -> None:
-    payoff, plugin = Payoff(), Plugin(clock=clock, propose=2.5 * STEP)
+    cost_model, plugin = DraftCostModel(), Plugin(clock=clock, propose=2.5 * STEP)
     for number in range(5):
-        drafter, sequence = guarded(plugin, payoff=payoff)
+        drafter, sequence = guarded(plugin, cost_model=cost_model)
         drafted = run(drafter, sequence, 100, accepted=1)
         assert drafted <= (12 if number == 0 else 3)
     assert sequence.stats.suspensions > 0
@@ -287,9 +300,9 @@ def test_cheap_drafting_that_brings_nothing_is_tried_now_and_then_until_it_pays(
 
 
 def test_where_a_tenant_s_drafts_pay_elsewhere_they_are_tried_more_often(clock: Clock) -> None:
-    payoff = Payoff()
-    elsewhere, written = guarded(Plugin(clock=clock, propose=0.1 * STEP), payoff=payoff)
-    drafter, sequence = guarded(Plugin(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP), payoff=payoff)
+    cost_model = DraftCostModel()
+    elsewhere, written = guarded(Plugin(clock=clock, propose=0.1 * STEP), cost_model=cost_model)
+    drafter, sequence = guarded(Plugin(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP), cost_model=cost_model)
     drafted = 0
     for _ in range(2000):
         run(elsewhere, written, 1, accepted=3)
@@ -300,15 +313,15 @@ def test_where_a_tenant_s_drafts_pay_elsewhere_they_are_tried_more_often(clock: 
 
 def test_a_sequence_expects_what_the_tenant_s_earlier_ones_brought(clock: Clock) -> None:
     """The first sequence hopes; the next one knows, and still finds out at once where its own text is better."""
-    payoff = Payoff()
+    cost_model = DraftCostModel()
     plugin = Plugin(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP)
     drafted = []
     for _ in range(4):
-        drafter, sequence = guarded(plugin, payoff=payoff)
+        drafter, sequence = guarded(plugin, cost_model=cost_model)
         drafted.append(run(drafter, sequence, 100, accepted=0))
     assert drafted[0] > 15
     assert max(drafted[1:]) <= 10  # at 0, 2, 6, 14, 30, 46 steps and so on
-    drafter, sequence = guarded(plugin, payoff=payoff)
+    drafter, sequence = guarded(plugin, cost_model=cost_model)
     assert run(drafter, sequence, 100, accepted=3) == 100
     other, written = guarded(plugin)
     assert run(other, written, 100, accepted=0) > 15, "another tenant's drafts say nothing"
@@ -400,7 +413,7 @@ def test_a_token_outside_the_vocabulary_costs_a_hybrid_one_part(hybrid: Any) -> 
     assert sequence.stats.drafting_disabled_reason == ""
 
 
-def run_hybrid(drafter: GuardedDrafter, steps: int) -> None:
+def run_hybrid(drafter: LoneDrafter, steps: int) -> None:
     """Steps whose drafts are all rejected."""
     nodes = (np.array(a, np.int32) for a in ([3], [-1], [7], [[7] * 8]))
     feedback = Feedback(*nodes)

@@ -66,7 +66,9 @@ def entry(cache: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("dtype", "weights"), [("float32", "as-is"), ("bfloat16", "as-is"), ("float32", "int8"), ("float32", "int4")])
+@pytest.mark.parametrize(
+    ("dtype", "weights"), [("float32", "as-is"), ("bfloat16", "as-is"), ("float32", "int8"), ("float32", "int4")]
+)
 def test_the_second_start_has_the_same_model_without_the_checkpoint(
     dtype: str, weights: str, tmp_path: Path, conversions: list[str]
 ) -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
+from draftwood_model_runner.runners.torch.attention import BATCH
 from draftwood_model_runner.runners.torch.kv_cache import KVCache
 from draftwood_model_runner.runners.torch.machine import bound_kernel_caches, kernel_width
+from draftwood_model_runner.runners.torch.torch_batch import TorchBatch
 from draftwood_strategies import EMPTY_TREE
 from tests.model_runner.families import served, torch_factory
 

@@ -102,11 +102,11 @@ def test_a_chunk_that_the_context_does_not_pass_is_no_hindrance() -> None:
     assert len(probed(config, max_context=64).shapes) == 2
 
 
-def test_latent_attention_is_served_with_the_shapes_of_its_calls() -> None:
+def test_latent_attention_keeps_its_latents() -> None:
     layout = probed(
         tf.DeepseekV3Config(**TINY, **_MLA, n_routed_experts=4, n_group=1, topk_group=1, num_key_value_heads=4)
     )
-    assert set(layout.shapes) == {KVShape(4, 24, 16)}
+    assert set(layout.shapes) == {KVShape(1, 32 + 8, 0)}
 
 
 def test_keys_and_values_of_other_shapes_in_other_layers_are_served() -> None:

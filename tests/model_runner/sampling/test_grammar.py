@@ -236,7 +236,7 @@ def test_what_is_no_grammar_is_refused_by_name(kind: GrammarKind, text: str) -> 
 def masked(state: GrammarState, vocab: int) -> list[bool]:
     scores = np.zeros(vocab, np.float32)
     state.mask(scores)
-    return np.isfinite(scores).tolist()
+    return [bool(one) for one in np.isfinite(scores)]
 
 
 @pytest.mark.parametrize("kind", [GrammarKind.JSON_SCHEMA, GrammarKind.REGEX])

@@ -13,7 +13,8 @@ from hypothesis.stateful import Bundle as Values
 from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from draftwood_model_runner.request import StopParams
-from draftwood_model_runner.scheduling.kv_pool import GROWTH, KVPool
+from draftwood_model_runner.scheduling.kv_pool import KVPool
+from draftwood_model_runner.scheduling.page_table import GROWTH, AttentionWindow
 from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix, common_prefix
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
@@ -24,8 +25,8 @@ from tests.model_runner.sequences import make_sequence
 PAGE = 16
 
 
-def memory_of(pages: int, prefix_cache: bool = True) -> FakeMemory:
-    return FakeMemory(KVPool(pages, PAGE, prefix_cache))
+def memory_of(pages: int, prefix_cache: bool = True, window: AttentionWindow | None = None) -> FakeMemory:
+    return FakeMemory(KVPool(pages, PAGE, prefix_cache, window=window))
 
 
 def tokens(*parts: tuple[int, int]) -> Int32Array:
@@ -159,6 +160,63 @@ def test_a_sequence_grows_page_by_page_and_nothing_is_copied() -> None:
     assert len(held) == pages(430)
 
 
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_sequence_of_any_length_needs_its_window_and_a_step(prefix_cache: bool) -> None:
+    window = AttentionWindow(tokens=100, step=128)
+    most = pages(window.needs(10))
+    memory = memory_of(most, prefix_cache, window)
+    for turn in (5, 6):
+        sequence = make_sequence("r", tokens((turn, 3000)), StopParams(1000), max_draft_nodes=10)
+        assert memory.pool.open(sequence)
+        while len(sequence.output) < 1000:
+            if memory.pool.is_short(sequence):
+                memory.pool.trim(sequence)
+                assert memory.pool.shortfall([sequence]) <= 0
+                memory.pool.grow(sequence)
+            pending = min(sequence.length - sequence.committed, window.step)
+            memory.run(ScheduledSequence(sequence, pending), [turn] * 5)
+            memory.pool.check([sequence])
+        memory.pool.close(sequence)
+        memory.pool.check([])
+    assert memory.pool.available == most
+
+
+def test_what_lies_behind_the_window_stays_cached_while_there_is_room() -> None:
+    memory = memory_of(100, window=AttentionWindow(tokens=40, step=1000))
+    ended(memory, tokens((1, 500)), output=30)
+    again = start(memory, tokens((1, 500)))
+    assert again.committed == 496
+    assert memory.pool.use.held == pages(500 + 50 + 50) - (496 - 40 + 1) // PAGE
+    memory.run(ScheduledSequence(again, 4), [1])
+    memory.pool.check([again])
+    memory.pool.close(again)
+    assert memory.pool.cached(make_sequence("r", tokens((1, 300)), StopParams(1), tenant="a")) == 288
+
+
+def test_a_prefix_whose_beginning_was_given_up_for_others_is_computed_again() -> None:
+    memory = memory_of(60, window=AttentionWindow(tokens=40, step=1000))
+    first = start(memory, tokens((1, 500)))
+    memory.run(ScheduledSequence(first, 500), [1])
+    memory.pool.trim(first)
+    other = start(memory, tokens((2, 500)))  # takes pages behind the window of the first one
+    memory.pool.check([first, other])
+    memory.pool.close(first)
+    assert memory.pool.cached(make_sequence("r", tokens((1, 500)), StopParams(1), tenant="a")) < 480
+    memory.pool.close(other, keep=False)
+    memory.pool.check([])
+    assert memory.pool.available == 60
+
+
+def test_what_a_sequence_gave_up_is_forgotten_with_the_rest() -> None:
+    memory = memory_of(100, window=AttentionWindow(tokens=40, step=1000))
+    sequence = start(memory, tokens((1, 500)))
+    memory.run(ScheduledSequence(sequence, 500), [1])
+    memory.pool.trim(sequence)
+    memory.pool.close(sequence, keep=False)
+    assert memory.pool.use.cached == 0
+    assert start(memory, tokens((1, 500))).committed == 0
+
+
 def test_a_waiting_sequence_is_looked_up_once_and_then_asked_for_what_is_new() -> None:
     memory = memory_of(500)
     ended(memory, tokens((1, 1000)))
@@ -188,6 +246,7 @@ def test_a_waiting_sequence_is_looked_up_once_and_then_asked_for_what_is_new() -
     assert not memory.pool._known
 
 
+windows = st.none() | st.builds(AttentionWindow, st.integers(1, 70), st.integers(1, 60))
 prompts = st.lists(st.sampled_from([(1, 16), (2, 16), (3, 40), (4, 7)]), min_size=1, max_size=6)
 
 
@@ -196,9 +255,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     live = Values("live")
 
-    @initialize(pages=st.integers(32, 100), prefix_cache=st.booleans())
-    def make(self, pages: int, prefix_cache: bool) -> None:
-        self.memory = memory_of(pages, prefix_cache)
+    @initialize(pages=st.integers(32, 100), prefix_cache=st.booleans(), window=windows)
+    def make(self, pages: int, prefix_cache: bool, window: AttentionWindow | None) -> None:
+        self.memory = memory_of(pages, prefix_cache, window)
         self.pool = self.memory.pool
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
@@ -238,13 +297,21 @@ class PoolMachine(RuleBasedStateMachine):
         if sequence not in self.running or left == 0:
             return
         if self.pool.is_short(sequence):
+            self.pool.trim(sequence)
             if self.pool.shortfall([sequence]) > 0:
                 return
             self.pool.grow(sequence)
         pending = sequence.length - sequence.committed
+        if self.pool.window is not None:
+            pending = min(pending, self.pool.window.step)
         written = [7] * min(accepted, left, sequence.request.max_draft_nodes + 1)
         self.memory.run(ScheduledSequence(sequence, max(1, round(share * pending))), written)
         self.pool.record(sequence)
+
+    @rule(sequence=live)
+    def trim(self, sequence: Sequence) -> None:
+        if sequence in self.running:
+            self.pool.trim(sequence)
 
     @rule(data=st.data())
     def what_some_give_up_is_available(self, data: st.DataObject) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from draftwood_model_runner.request import StopParams
-from draftwood_model_runner.scheduling.kv_pool import GROWTH, KVPool
+from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.scheduling.page_pool import PagePool
+from draftwood_model_runner.scheduling.page_table import GROWTH
 from draftwood_model_runner.scheduling.prefix_cache import PrefixCache
 from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.counting import calls_of

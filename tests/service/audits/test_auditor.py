@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from draftwood.admin.v1 import audit_pb2
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import memory_pb2 as memory_pb
-from draftwood_client.admin.audit import AuditClient
+from draftwood_client import AdminClient
 from draftwood_client.cli import build_app
 from draftwood_memory import MemoryName
 from draftwood_model_runner.answer import Difference
@@ -336,7 +336,7 @@ async def test_counts_are_kept_when_the_engine_restarts() -> None:
         assert (await audited(served, 2)).differing == 1
 
         def restarts() -> int:
-            with AuditClient(served.server.address) as client:
-                return client.report().engine_restarts
+            with AdminClient(served.server.address) as client:
+                return client.audit_report().engine_restarts
 
         assert await asyncio.to_thread(restarts) == 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from draftwood_model_runner.loading.tool_format import NoToolFormatError
+from draftwood_service.rpc.parsing.tool_format import NoToolFormatError
 from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving, until
 from tests.service.gateway.listening import Listening, listening, post
 
@@ -127,6 +127,18 @@ async def test_a_batch_needs_no_more_places_than_there_are(stream: bool, samples
         assert texts == ["abcdef"] * 128 * samples
         assert engine.most_running <= 4
         await served.settled()
+
+
+async def test_a_sample_ends_when_it_has_ended() -> None:
+    """Its reason comes once, right behind its text, and not with the end of all."""
+    async with serving(slow_engine()) as served, listening(served.server.address) as gateway:
+        fields = {"prompt": "a", "n": 3, "temperature": 1.0, "max_tokens": 6, "stream": True}
+        _, answer = await gateway.posted(COMPLETIONS, fields)
+    choices = [json.loads(line[6:])["choices"][0] for line in answer.splitlines() if line[:7] == "data: {"]
+    for index in range(3):
+        own = [one for one in choices if one["index"] == index]
+        assert "".join(one["text"] for one in own) == "abcdef"
+        assert [one["finish_reason"] for one in own] == [None] * (len(own) - 1) + ["length"]
 
 
 async def test_the_prompts_of_a_batch_are_streamed_side_by_side() -> None:

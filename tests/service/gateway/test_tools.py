@@ -16,12 +16,12 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
 
 from draftwood_client import AsyncClient, Delta, ToolFormat
-from draftwood_model_runner.loading import tool_format
 from draftwood_service.gateway.answers import Answers
 from draftwood_service.gateway.app import Gateway
 from draftwood_service.gateway.errors import InvalidRequestError
 from draftwood_service.gateway.reading import read_chat, with_tools
 from draftwood_service.gateway.tools import grammar, read_tools
+from draftwood_service.rpc.parsing import tool_format
 from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving
 
 QUESTION: Any = [{"role": "user", "content": "Where is my parcel?"}]
@@ -333,7 +333,7 @@ async def test_a_stream_of_text_and_calls() -> None:
     chunks = [
         chunk for at in range(0, len(written), 3) for chunk in await answers.delta(0, delta(written[at : at + 3]))
     ]
-    ended = answers.finished(0, ["stop"])
+    ended = answers.finished(0, 0, "stop")
     deltas = [chunk["choices"][0]["delta"] for chunk in [*chunks, *ended]]
     assert "".join(one.get("content") or "" for one in deltas) == "Sure,\none moment."
     calls = [call for one in deltas for call in one.get("tool_calls", ())]
@@ -361,6 +361,6 @@ async def test_of_a_list_of_calls_one_is_taken_if_parallel_ones_are_not_wanted()
     assert "stop" not in asked.options
     answers = Answers(asked, MODEL, no_text, LIST)
     call = '{"name": "track", "arguments": {"orders": [1, 2]}}'
-    chunks = await answers.delta(0, delta(f"[{call}, {call}]")) + answers.finished(0, ["stop"])
+    chunks = await answers.delta(0, delta(f"[{call}, {call}]")) + answers.finished(0, 0, "stop")
     calls = [one for chunk in chunks for one in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert [one["function"]["arguments"] for one in calls] == ['{"orders": [1, 2]}']

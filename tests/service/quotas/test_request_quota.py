@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from draftwood_service.quotas import Limiter, QuotaExceededError, RateLimits
-from draftwood_service.quotas.local import LocalLimiter
 from draftwood_service.quotas.request_quota import RequestQuota
 from draftwood_service.quotas.text_calls import ALLOWANCE, TextCallQuota
 from tests.memory.servers import Valkey
@@ -30,7 +29,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 async def limiter_of(kind: str, server: Valkey) -> AsyncIterator[Limiter]:
     server.client.flushall()
     if kind == "local":
-        yield LocalLimiter()
+        yield Limiter()
         return
     async with limiters(server.url, 1) as [limiter]:
         yield limiter
@@ -98,7 +97,7 @@ async def test_concurrency_holds_from_the_arrival(kind: str, server: Valkey) -> 
 
 
 async def test_without_a_limit_on_tokens_there_is_one_reservation() -> None:
-    limiter = LocalLimiter()
+    limiter = Limiter()
     quota = RequestQuota(limiter, "t", RateLimits(requests_per_minute=2))
     await quota.enter(5)
     await quota.reserve_tokens(10**9)

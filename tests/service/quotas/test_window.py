@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_service.quotas import NO_LIMITS, QuotaExceededError, RateLimits
-from draftwood_service.quotas.local import LocalLimiter
+from draftwood_service.quotas.local import Limiter
 
 
 class Clock:
@@ -25,7 +25,7 @@ class Clock:
 
 async def test_requests_are_refused_until_the_oldest_is_a_minute_ago() -> None:
     clock = Clock(1000.5)
-    limiter = LocalLimiter(clock)
+    limiter = Limiter(clock)
     limits = RateLimits(requests_per_minute=2)
     await limiter.reserve("t", limits, 1)
     clock.now = 1030.0
@@ -44,7 +44,7 @@ async def test_requests_are_refused_until_the_oldest_is_a_minute_ago() -> None:
 
 async def test_unused_tokens_are_given_back_once() -> None:
     clock = Clock()
-    limiter = LocalLimiter(clock)
+    limiter = Limiter(clock)
     limits = RateLimits(tokens_per_minute=100)
     first = await limiter.reserve("t", limits, 90)
     with pytest.raises(QuotaExceededError, match="90 of 100"):
@@ -59,7 +59,7 @@ async def test_unused_tokens_are_given_back_once() -> None:
 
 async def test_a_settle_after_the_window_changes_nothing() -> None:
     clock = Clock()
-    limiter = LocalLimiter(clock)
+    limiter = Limiter(clock)
     limits = RateLimits(tokens_per_minute=100)
     long = await limiter.reserve("t", limits, 100)
     clock.now += 100
@@ -71,12 +71,12 @@ async def test_a_settle_after_the_window_changes_nothing() -> None:
 
 async def test_a_request_above_the_limit_is_told_that_it_never_fits() -> None:
     with pytest.raises(QuotaExceededError, match="lower max_tokens") as caught:
-        await LocalLimiter(Clock()).reserve("t", RateLimits(tokens_per_minute=100), 101)
+        await Limiter(Clock()).reserve("t", RateLimits(tokens_per_minute=100), 101)
     assert caught.value.retry_seconds is None
 
 
 async def test_places_are_free_when_requests_end() -> None:
-    limiter = LocalLimiter(Clock())
+    limiter = Limiter(Clock())
     limits = RateLimits(concurrency=2)
     first, _ = [await limiter.reserve("t", limits, 1) for _ in range(2)]
     with pytest.raises(QuotaExceededError, match="concurrency: 2 of 2"):
@@ -87,7 +87,7 @@ async def test_places_are_free_when_requests_end() -> None:
 
 async def test_idle_tenants_and_tenants_without_limits_are_not_kept() -> None:
     clock = Clock()
-    limiter = LocalLimiter(clock)
+    limiter = Limiter(clock)
     await limiter.reserve("free", NO_LIMITS, 10**9)
     for number in range(100):
         (await limiter.reserve(f"t{number}", RateLimits(concurrency=1), 1)).settle(1)
@@ -110,7 +110,7 @@ def test_limits_are_at_least_one(name: str) -> None:
 )
 async def test_no_minute_has_more_than_the_limit(gaps: list[float], tokens: list[int], requests: int) -> None:
     clock = Clock(0.0)
-    limiter = LocalLimiter(clock)
+    limiter = Limiter(clock)
     limits = RateLimits(requests_per_minute=requests, tokens_per_minute=100)
     admitted: list[tuple[float, int]] = []
     for gap, needed in zip(gaps, tokens, strict=False):
@@ -129,7 +129,7 @@ async def test_a_request_fits_after_the_seconds_of_its_error_and_not_much_earlie
     earlier: list[tuple[float, int]],
 ) -> None:
     clock = Clock(0.0)
-    limiter = LocalLimiter(clock)
+    limiter = Limiter(clock)
     limits = RateLimits(tokens_per_minute=100)
     for gap, tokens in earlier:
         clock.now += gap

@@ -13,7 +13,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_model_runner.loading.tool_format import ToolFormat
+from draftwood_service.rpc.parsing.tool_format import ToolFormat
 from tests.service.fakes import ByteTokenizer, FakeModel, Served, answer, serving
 
 together = pytest.mark.asyncio(loop_scope="module")

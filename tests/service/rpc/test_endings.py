@@ -46,6 +46,20 @@ async def started(
     return calls
 
 
+async def test_each_sample_tells_its_end_in_its_last_delta() -> None:
+    async with serving() as served:
+        sampling = pb.SamplingOptions(n=3, temperature=1.0, seed=5)
+        result = await answer(served.stub.Generate(ask(max_tokens=4, sampling=sampling)))
+        deltas = [event.delta for event in result.events if event.HasField("delta")]
+        last = {delta.sample: delta for delta in deltas}
+        assert [delta for delta in deltas if delta.HasField("finished")] == sorted(last.values(), key=deltas.index)
+        assert [last[sample].finished for sample in range(3)] == [*result.finished.samples]
+        assert [one.completion_tokens for one in result.finished.samples] == [4, 4, 4]
+        alone = await answer(served.stub.Generate(ask(max_tokens=4)))
+        assert not any(event.delta.HasField("finished") for event in alone.events)
+        await served.settled()
+
+
 async def test_normal_end() -> None:
     async with serving() as served:
         request = ask(max_tokens=7, request_id="mine", tenant="acme")

@@ -74,7 +74,8 @@ async def test_from_warming_to_purging(server: Valkey, with_redis: bool) -> None
         [memory] = found.tenants
         assert (memory.tenant, memory.arm, memory.tokens, memory.epoch) == ("a", "", tokens, 0)
         assert memory.stored_bytes > 0
-        assert found.store["healthy"]
+        assert found.store is not None
+        assert found.store.healthy
         assert found.fingerprint == "f" * 16
         calls: list[Callable[[], object]] = [
             lambda: client.statistics("unknown"),

@@ -144,6 +144,7 @@ async def test_samples_have_a_delta_each_until_the_last_has_ended() -> None:
         for sample in range(3):
             tokens = [token for delta in deltas if delta.sample == sample for token in delta.token_ids]
             assert tokens == [97 + i % 26 for i in range(30)]
+        assert not any(delta.HasField("finished") for delta in deltas)  # when a sample ends is told at the end
         assert len(result.finished.samples) == 3
         await served.settled()
 

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_strategies.budgeting.budget import worthwhile_drafts, worthwhile_score
+from draftwood_strategies.budgeting.budget import with_change, with_drafts, worthwhile_score
 from draftwood_strategies.budgeting.step_time import StepTimeCurve
 from draftwood_strategies.draft import DraftTree, DraftTrees, Float32Array
 
@@ -39,27 +38,19 @@ def test_costly_width_drafts_nothing_and_free_width_everything() -> None:
     assert worthwhile_score(of(), 2, StepTimeCurve({1: 1.0}).between) == 0.0
 
 
-def rate(drafts: list[list[float]], base: int, curve: StepTimeCurve, of_draft: float) -> float:
-    """Tokens per second of a step that verifies these scores."""
-    seconds = float(curve(base + sum(map(len, drafts)))) + of_draft * len(drafts)
-    return (base + sum(map(sum, drafts))) / seconds
+def test_a_further_draft_costs_more_than_a_further_node_of_one() -> None:
+    """Each node takes as long; the second sequence's only node would do as much as the second node of the first."""
+    trees = DraftTrees.of([DraftTree.of([1, 2], scores=[0.9, 0.8]), DraftTree.of([3], scores=[0.7])])
+    even = StepTimeCurve({2: 1.0, 5: 1.6}).between
+    assert worthwhile_score(trees.scores, 2, even) == pytest.approx(0.7)
+    assert worthwhile_score(trees.scores, 2, with_drafts(even, trees, 0.5)) == pytest.approx(0.8)
+    assert with_drafts(even, trees, 0.5)(2, 5).tolist() == pytest.approx([*even(2, 4), even(5, 5)[0] + 0.5])
 
 
-@given(
-    st.lists(st.lists(st.floats(0.01, 1.0), max_size=4), min_size=1, max_size=6),
-    st.floats(0.0, 0.5),
-    st.floats(0.0, 3.0),
-)
-def test_no_other_drafts_promise_more_tokens_a_second(
-    scores: list[list[float]], of_token: float, of_draft: float
-) -> None:
-    trees = DraftTrees.of([DraftTree.of([*range(len(one))], [-1] * len(one), sorted(one)[::-1]) for one in scores])
-    base = len(scores)
-    curve = StepTimeCurve({1: 2.0 + of_token, 64: 2.0 + 64 * of_token})
-    chosen = worthwhile_drafts(trees, base, curve.between, of_draft)
-    least = worthwhile_score(trees.scores, base, curve.between)
-    each, after = ([of_all[i].scores.tolist() for i in range(base)] for of_all in (trees, chosen))
-    worthwhile, found = ([k for one in of_all if (k := [s for s in one if s >= least])] for of_all in (each, after))
-    others = [rate([*some], base, curve, of_draft) for n in range(base + 1) for some in combinations(worthwhile, n)]
-    assert rate(found, base, curve, of_draft) == pytest.approx(max(others), rel=1e-5)
-    assert all(one in ([], before) for before, one in zip(each, after, strict=True))
+def test_the_size_of_the_last_step_is_kept_where_another_one_gains_little() -> None:
+    scores = of(0.9, 0.6, 0.5, 0.1)
+    linear = StepTimeCurve({1: 1.0, 5: 1.4}).between
+    assert worthwhile_score(scores, 1, linear) == pytest.approx(0.5)
+    assert worthwhile_score(scores, 1, with_change(linear, 3, 0.2)) == pytest.approx(0.6)
+    assert worthwhile_score(scores, 1, with_change(linear, 1, 0.2)) == pytest.approx(0.5)
+    assert with_change(linear, 9, 0.2)(1, 5).tolist() == pytest.approx([*(linear(1, 5) + 0.2)])

@@ -65,45 +65,11 @@ def test_measures_every_size_and_keeps_the_fastest_run() -> None:
 
     def step(size: int) -> float:
         runs.append(size)
-        return size * 0.01 + (5.0 if len(runs) % 3 == 0 else 0.0)
+        return size * 0.001 + (5.0 if len(runs) % 5 == 0 else 0.0)
 
-    curve, change = measure(step, largest=20, limit=60.0)
+    curve = measure(step, largest=20, limit=60.0)
     assert curve.sizes.tolist() == [n for n in KNOTS if n < 20] + [20]
-    assert curve(20) == pytest.approx(0.2)
-    assert change == 0.0
-
-
-@pytest.mark.parametrize(("longer", "expected"), [(0.03, 0.03), (0.0005, 0.0)])
-def test_what_a_change_of_size_costs_is_measured_apart(longer: float, expected: float) -> None:
-    before: list[int] = []
-
-    def step(size: int) -> float:
-        changed = before[-1:] != [size]
-        before.append(size)
-        return 0.05 + 0.001 * size + longer * changed
-
-    curve, change = measure(step, largest=20, limit=60.0)
-    assert change == pytest.approx(expected)
-    assert curve(12) == pytest.approx(0.062)
-
-
-def test_the_next_step_is_cheaper_with_as_many_tokens_as_the_latest() -> None:
-    times = StepTimes(StepTimeCurve({1: 1.0, 16: 2.5}), per_change=0.5)
-    assert times.of_next(1, 2, 1).tolist() == pytest.approx([1.25, 1.35])
-    times.observe(2, 1, 1.1 + 0.5)
-    assert times.of_next(1, 3, 1).tolist() == pytest.approx([1.25, 1.1, 1.45])
-    assert times.of_next(5, 6, 1).tolist() == pytest.approx([1.65, 1.75])
-    times.observe(2, 1, 1.1)
-    assert times.between(1, 3, 1).tolist() == pytest.approx([1.0, 1.1, 1.2])  # nothing was a surprise
-
-
-def test_drafts_of_several_sequences_are_no_surprise() -> None:
-    times = StepTimes(StepTimeCurve({1: 1.0, 16: 2.5}), 0.1, per_draft=0.2)
-    assert (times.of_draft(), times.of_draft(2 * MEASURED_CONTEXT)) == (0.2, 0.4)
-    times.observe(12, 4, 2.1 + 3 * 0.1 + 3 * 0.2, drafts=4)
-    times.observe(6, 4, 1.5 + 3 * 0.1 + 0.2, drafts=2)
-    times.observe(6, 1, 1.5, drafts=1)
-    assert times.between(6, 6, 4)[0] == pytest.approx(1.8)
+    assert curve(20) == pytest.approx(0.02)
 
 
 def test_stops_measuring_at_the_limit() -> None:
@@ -111,10 +77,30 @@ def test_stops_measuring_at_the_limit() -> None:
 
     def step(size: int) -> float:
         runs.append(size)
-        return 0.11
+        return 0.05 if size == 1 else 0.2
 
     measure(step, largest=2, limit=0.0)
-    assert runs == [2, 1, 2]  # so long a step is timed once
+    assert runs == [2, 1, 1, 2]  # a short step is run twice
+
+
+def test_what_a_change_of_the_size_costs_is_not_part_of_the_curve() -> None:
+    latest = 0
+
+    def step(size: int) -> float:
+        nonlocal latest
+        latest, changed = size, size != latest
+        return size * 0.001 + (0.05 if changed else 0.0)
+
+    assert measure(step, largest=20, limit=60.0)(8) == pytest.approx(0.008)
+
+
+def test_drafts_and_changes_are_taken_off_before_the_curve_is_corrected() -> None:
+    times = StepTimes(StepTimeCurve({1: 1.0, 64: 2.0}), per_draft=0.1, per_change=0.5)
+    expected = times.at(64, sequences=4)
+    times.observe(64, 4, expected + 3 * 0.1 + 0.5, drafts=4, changed=True)
+    assert times.at(64, sequences=4) == pytest.approx(expected)
+    times.observe(64, 4, expected + 0.5, drafts=4)
+    assert times.at(64, sequences=4) > expected
 
 
 @pytest.mark.parametrize("first", [0.0, 0.1, 2.0])

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from draftwood_strategies import DraftTree
-from draftwood_strategies.budgeting import guarded_drafter
-from draftwood_strategies.budgeting.draft_account import Payoff
-from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
+from draftwood_strategies.budgeting import timed_calls
+from draftwood_strategies.budgeting.draft_account import DraftCostModel
 from draftwood_strategies.budgeting.watchdog import CallTimeoutError, Watchdog
-from tests.model_runner.drafting.test_guarded_drafter import NOTHING, Plugin, sequence_of
+from tests.model_runner.drafting.test_guarded_drafter import NOTHING, LoneDrafter, Plugin, sequence_of
 
 
 @pytest.fixture
@@ -97,12 +96,12 @@ def test_on_another_thread_calls_have_no_limit() -> None:
 def test_a_drafter_that_hangs_is_switched_off_for_its_sequence(
     watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    monkeypatch.setattr(guarded_drafter, "CALL_LIMIT", 0.1)
-    monkeypatch.setattr(guarded_drafter, "FIRST_CALL_LIMIT", 0.1)
+    monkeypatch.setattr(timed_calls, "CALL_LIMIT", 0.1)
+    monkeypatch.setattr(timed_calls, "FIRST_CALL_LIMIT", 0.1)
     plugin, failures = Plugin(DraftTree.of([5])), Counter[str]()
     setattr(plugin, call, lambda *_: spin())
     sequence = sequence_of(plugin)
-    drafter = GuardedDrafter(sequence, 100, failures, Payoff(), watchdog)
+    drafter = LoneDrafter(sequence, 100, failures, DraftCostModel(), watchdog)
     for _ in range(2):
         drafter.propose(4)
         drafter.observe([7], NOTHING)

@@ -11,10 +11,7 @@ from draftwood_strategies.draft import DraftTree, Int32Array
 from draftwood_strategies.mixing.expansion import MixedDraft
 from draftwood_strategies.mixing.sources.attribution import attribute
 from draftwood_strategies.mixing.weights import SOURCES
-from draftwood_strategies.native import flattened
 from tests.strategies.test_draft import trees
-
-_attribute = flattened(attribute)
 
 
 def ids(*tokens: int) -> Int32Array:
@@ -26,7 +23,7 @@ def counted(drafted: DraftTree, sources: Int32Array, verified: DraftTree, accept
     counts = np.zeros((2, SOURCES + 1), np.int64)
     tokens, parents = np.append(ids(99), verified.tokens), np.append(ids(-1), verified.parents + 1)
     draft = MixedDraft(drafted.tokens, drafted.parents, drafted.scores, sources)
-    _attribute(draft, tokens, parents, accepted, np.empty(tokens.size, np.int32), counts)
+    attribute(draft, len(drafted), tokens, parents, accepted, np.empty(tokens.size, np.int32), counts)
     found: list[list[int]] = counts.T.tolist()
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -174,7 +175,7 @@ def test_a_hybrid_has_one_successor_table() -> None:
 )
 def test_a_table_that_compiled_code_cannot_read_is_refused(rows: Int32Array, top_k: int, problem: str) -> None:
     made = TableOnly()
-    made.top_k, made.successors.arrays = top_k, made.successors.arrays._replace(rows=rows)
+    made.top_k, made.successors = top_k, SimpleNamespace(rows=rows)  # type: ignore[assignment]
     register("table_only")(lambda: made)
     with pytest.raises(ValueError, match=problem):
         HybridStrategy(sources="trie,table_only")

@@ -9,7 +9,7 @@ import pytest
 
 from draftwood_strategies import DraftTree, Feedback
 from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.mixing.candidates import LOGIT, TOKEN, to_probabilities
+from draftwood_strategies.mixing.candidates import to_probabilities
 from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
 from draftwood_strategies.mixing.sources.attribution import ACCEPTED
 from draftwood_strategies.mixing.weights import SOURCES, Weights, chance_bin, level_of, prior_weights
@@ -79,10 +79,10 @@ def test_one_step_of_learning_goes_up_the_gradient_of_the_log_probability() -> N
 
 
 def test_probabilities_are_a_softmax() -> None:
-    contributions: Any = np.random.default_rng(1).normal(0.0, 30.0, (7, LOGIT + 1))
+    logits: Any = np.random.default_rng(1).normal(0.0, 30.0, 7)
     found = np.empty(7)
-    to_probabilities(contributions, 7, found)
-    weights = np.exp(contributions[:, LOGIT] - contributions[:, LOGIT].max())
+    to_probabilities(logits, 7, found)
+    weights = np.exp(logits - logits.max())
     assert found == pytest.approx(weights / weights.sum())
 
 
@@ -170,4 +170,3 @@ def test_the_prior_prefers_better_ranks_and_steadier_rows() -> None:
     assert (np.diff(prior.ranks[:, 1:, 0], axis=-1) <= 0).all()
     assert (np.diff(prior.ranks[:, 1:, 0, :, 0], axis=-1) > 0).all()
     assert prior.trust.shape[0] == SOURCES
-    assert TOKEN == 0

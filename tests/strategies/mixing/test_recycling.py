@@ -53,13 +53,13 @@ def chances(tree: DraftTree) -> dict[tuple[int, ...], float]:
 def test_the_clock_of_a_table_never_ends() -> None:
     """Its times have 32 bits: after some days of full load they are counted anew, and nothing is lost or forgotten."""
     table, fresh = SuccessorTable(1 << 13), SuccessorTable(1 << 13)
-    table.arrays.state[0] = 2**31 - 1000
+    table.struct.fields.state["clock"] = 2**31 - 1000
     for one in (table, fresh):
         note_each_alone(one, 3000)
     known, expected = (sum(row_of(one, (token,)) is not None for token in range(3000)) for one in (table, fresh))
     assert known == pytest.approx(expected, rel=0.01)
     assert (table.rows[:, WRITTEN] >= 0).all()
-    assert 2**30 < table.rows[:, WRITTEN].max() <= table.arrays.state[0] < 2**31
+    assert 2**30 < table.rows[:, WRITTEN].max() <= table.struct.fields.state["clock"][0] < 2**31
     rows = [find(table.rows, int(extended(0, token))) for token in range(3000)]
     written = [int(table.rows[row, WRITTEN]) for row in rows if row >= 0]
     assert written == sorted(written), "the oldest still leaves first"

@@ -12,10 +12,7 @@ from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.mixing.expansion import MixedDraft
 from draftwood_strategies.mixing.unused_nodes import fill, fill_workspace_for
 from draftwood_strategies.mixing.weights import TABLE
-from draftwood_strategies.native import flattened
 from tests.strategies.toy_model import ToyModel, run
-
-_fill = flattened(fill)
 
 
 def ids(*tokens: int) -> Int32Array:
@@ -35,7 +32,7 @@ def filled(regular: DraftTree, top_tokens: list[list[int]], budget: int) -> tupl
     draft.tokens[:n], draft.parents[:n], draft.scores[:n] = regular.tokens, regular.parents, regular.scores
     draft.sources[:n] = 0
     top = np.array(top_tokens, np.int32).reshape(len(top_tokens), len(top_tokens[0]) if top_tokens else 0)
-    size = _fill(top, draft, n, fill_workspace_for(budget))
+    size = fill(top, draft, n, budget, fill_workspace_for(budget))
     return tree_of(draft, size), draft.sources[:size]
 
 

@@ -1,58 +1,20 @@
-"""How the operators' clients reach a server: connection arguments, and calls, blocking and asyncio."""
+"""Calls of the operators' clients, blocking and asyncio."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, TypedDict, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
+from typing import TypeVar
 
 import grpc
 import grpc.aio
 
-from draftwood_client._status import cancelled_error
 from draftwood_client.aio import open_channel, raise_if_task_cancelled
-from draftwood_client.connection import Connection, TlsConfig, Token
-from draftwood_client.errors import ArgumentTypeError, ClientClosedError
-from draftwood_client.retry import NO_RETRY
+from draftwood_client.connection import Connection
+from draftwood_client.errors import ClientClosedError
+from draftwood_client.protocol.status import cancelled_error
 
 _Response = TypeVar("_Response")
-
-
-class ConnectionArguments(TypedDict, total=False):
-    """Arguments of the operators' clients; as for `Client`, which explains them."""
-
-    tenant: str | None
-    timeout: float | None
-    tls: bool | TlsConfig
-    api_key: str | None
-    token: Token | None
-    plaintext_credentials: bool
-    metadata: Mapping[str, str] | None
-    channel_options: Mapping[str, Any] | None
-
-
-_DEFAULTS = ConnectionArguments(
-    tenant=None,
-    timeout=None,
-    tls=False,
-    api_key=None,
-    token=None,
-    plaintext_credentials=False,
-    metadata=None,
-    channel_options=None,
-)
-
-
-def connect(target: str, arguments: ConnectionArguments) -> Connection:
-    """A connection without retries: a change that is sent twice could be made twice.
-
-    Raises:
-        ArgumentError: an argument is invalid.
-    """
-    for name in arguments.keys() - _DEFAULTS.keys():
-        raise ArgumentTypeError(name, "there is no such argument")
-    given: dict[str, Any] = {**_DEFAULTS, **arguments}
-    return Connection.of(target, retry=NO_RETRY, **given)
 
 
 class Calls:
@@ -78,12 +40,14 @@ class Calls:
         except grpc.RpcError as error:
             raise self._connection.error(error, timeout) from error
 
-    def stream(self, method: Callable[..., Iterator[_Response]], request: object) -> Iterator[_Response]:
-        """The responses of a stream, which has no deadline. Raises `StatusError`."""
+    def stream(
+        self, method: Callable[..., Iterator[_Response]], request: object, timeout: float | None = None
+    ) -> Iterator[_Response]:
+        """The responses of a stream, at most so many seconds if `timeout` is set. Raises `StatusError`."""
         try:
-            yield from method(request, metadata=self._connection.call_metadata())
+            yield from method(request, timeout=timeout, metadata=self._connection.call_metadata())
         except grpc.RpcError as error:
-            raise self._connection.error(error, None) from error
+            raise self._connection.error(error, timeout) from error
 
     def close(self) -> None:
         self._closed = True
@@ -114,6 +78,19 @@ class AsyncCalls:
             return await method(request, timeout=timeout, metadata=self._connection.call_metadata())
         except grpc.RpcError as error:
             raise self._connection.error(error, timeout) from error
+        except asyncio.CancelledError:
+            raise_if_task_cancelled()
+            raise cancelled_error() from None
+
+    async def stream(
+        self, method: Callable[..., AsyncIterable[_Response]], request: object
+    ) -> AsyncIterator[_Response]:
+        """The responses of a stream, which has no deadline. Raises `StatusError`."""
+        try:
+            async for one in method(request, metadata=self._connection.call_metadata()):
+                yield one
+        except grpc.RpcError as error:
+            raise self._connection.error(error, None) from error
         except asyncio.CancelledError:
             raise_if_task_cancelled()
             raise cancelled_error() from None

@@ -1,14 +1,21 @@
-"""The operators' client of tenants and experiments."""
+"""The operators' client: tenants, experiments, status and audit of servers."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Self, Unpack
 
-from draftwood_client.admin.calls import AsyncCalls, Calls, ConnectionArguments, connect
+from draftwood.admin.v1 import audit_pb2, status_pb2
+from draftwood.admin.v1.audit_pb2_grpc import AuditServiceStub
+from draftwood.admin.v1.status_pb2_grpc import StatusServiceStub
+from draftwood_client.admin.audit import AuditReport
+from draftwood_client.admin.calls import AsyncCalls, Calls
 from draftwood_client.admin.experiments import AsyncExperiments, Experiments
+from draftwood_client.admin.status import ServerStatus
 from draftwood_client.admin.tenants import AsyncTenants, Tenants
-from draftwood_client.connection import DEFAULT_TARGET
+from draftwood_client.connection import Connection, ConnectionArguments
+from draftwood_client.protocol.convert import from_message
 
 
 class AdminClient:
@@ -16,8 +23,8 @@ class AdminClient:
 
         with AdminClient("localhost:50051", api_key=key) as admin:
             acme = admin.tenants.get("acme")
-            acme.weight = 2
-            admin.tenants.update(acme, ["weight"])
+            admin.tenants.update(dataclasses.replace(acme, weight=2.0), ["weight"])
+            print(admin.status().state)
 
     Thread-safe.
 
@@ -28,8 +35,8 @@ class AdminClient:
         ArgumentError: an argument is invalid.
     """
 
-    def __init__(self, target: str = DEFAULT_TARGET, **arguments: Unpack[ConnectionArguments]) -> None:
-        self._calls = Calls(connect(target, arguments))
+    def __init__(self, target: str | None = None, **arguments: Unpack[ConnectionArguments]) -> None:
+        self._calls = Calls(Connection.without_retries(target, arguments))
         self.tenants = Tenants(self._calls)
         self.experiments = Experiments(self._calls)
 
@@ -45,12 +52,28 @@ class AdminClient:
         """Cancels calls under way and closes the connection. May be called twice."""
         self._calls.close()
 
+    def audit_report(self) -> AuditReport:
+        """What the losslessness audit of this server found since its start. Raises `StatusError`."""
+        stub = AuditServiceStub(self._calls.channel)
+        return from_message(AuditReport, self._calls.ask(stub.GetAuditReport, audit_pb2.GetAuditReportRequest()))
+
+    def status(self) -> ServerStatus:
+        """What this server does now. Raises `StatusError`."""
+        stub = StatusServiceStub(self._calls.channel)
+        return from_message(ServerStatus, self._calls.ask(stub.GetStatus, status_pb2.GetStatusRequest()).status)
+
+    def watch_status(self, interval: float = 1.0) -> Iterator[ServerStatus]:
+        """The status at once and each `interval` seconds, 0.5 to 60. Raises `StatusError`."""
+        stub = StatusServiceStub(self._calls.channel)
+        for response in self._calls.stream(stub.WatchStatus, _watch(interval)):
+            yield from_message(ServerStatus, response.status)
+
 
 class AsyncAdminClient:
     """`AdminClient` for asyncio. Belongs to the event loop of its first call."""
 
-    def __init__(self, target: str = DEFAULT_TARGET, **arguments: Unpack[ConnectionArguments]) -> None:
-        self._calls = AsyncCalls(connect(target, arguments))
+    def __init__(self, target: str | None = None, **arguments: Unpack[ConnectionArguments]) -> None:
+        self._calls = AsyncCalls(Connection.without_retries(target, arguments))
         self.tenants = AsyncTenants(self._calls)
         self.experiments = AsyncExperiments(self._calls)
 
@@ -65,3 +88,26 @@ class AsyncAdminClient:
     async def close(self) -> None:
         """Cancels calls under way and closes the connection. May be called twice."""
         await self._calls.close()
+
+    async def audit_report(self) -> AuditReport:
+        """See `AdminClient.audit_report`."""
+        stub = AuditServiceStub(self._calls.channel)
+        return from_message(AuditReport, await self._calls.ask(stub.GetAuditReport, audit_pb2.GetAuditReportRequest()))
+
+    async def status(self) -> ServerStatus:
+        """See `AdminClient.status`."""
+        stub = StatusServiceStub(self._calls.channel)
+        response = await self._calls.ask(stub.GetStatus, status_pb2.GetStatusRequest())
+        return from_message(ServerStatus, response.status)
+
+    async def watch_status(self, interval: float = 1.0) -> AsyncIterator[ServerStatus]:
+        """See `AdminClient.watch_status`."""
+        stub = StatusServiceStub(self._calls.channel)
+        async for response in self._calls.stream(stub.WatchStatus, _watch(interval)):
+            yield from_message(ServerStatus, response.status)
+
+
+def _watch(interval: float) -> status_pb2.WatchStatusRequest:
+    request = status_pb2.WatchStatusRequest()
+    request.interval.FromNanoseconds(round(interval * 1e9))
+    return request

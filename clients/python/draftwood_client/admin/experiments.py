@@ -1,14 +1,21 @@
-"""A/B tests of drafting strategies. Requests and answers are the messages of the protocol, which have types."""
+"""A/B tests of drafting strategies."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood.admin.v1.experiments_pb2_grpc import ExperimentServiceStub
 from draftwood_client.admin.calls import AsyncCalls, Calls
+from draftwood_client.admin.reports import ExperimentReport
+from draftwood_client.admin.resources import Experiment
+from draftwood_client.protocol.convert import from_message, to_message
+
+if TYPE_CHECKING:
+    from draftwood.admin.v1.experiments_pb2_grpc import ExperimentServiceAsyncStub
 
 PREFIX = "experiments/"
 """Of resource names; the methods take what comes after it."""
@@ -20,25 +27,25 @@ class Experiments:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    def get(self, experiment: str) -> pb.Experiment:
+    def get(self, experiment: str) -> Experiment:
         """Raises `NotFoundError`."""
-        return self._calls.ask(self._stub.GetExperiment, pb.GetExperimentRequest(name=PREFIX + experiment))
+        return _experiment(self._calls.ask(self._stub.GetExperiment, pb.GetExperimentRequest(name=PREFIX + experiment)))
 
-    def list(self, *, page_size: int = 0) -> Iterator[pb.Experiment]:
+    def list(self, *, page_size: int = 0) -> Iterator[Experiment]:
         """All experiments by name; pages are read during iteration."""
         request = pb.ListExperimentsRequest(page_size=page_size)
         while True:
             page = self._calls.ask(self._stub.ListExperiments, request)
-            yield from page.experiments
+            yield from map(_experiment, page.experiments)
             request.page_token = page.next_page_token
             if not request.page_token:
                 return
 
-    def create(self, experiment: str, config: pb.Experiment, *, validate_only: bool = False) -> pb.Experiment:
+    def create(self, experiment: str, config: Experiment, *, validate_only: bool = False) -> Experiment:
         """Makes a draft. Raises `AlreadyExistsError`."""
-        return self._calls.ask(self._stub.CreateExperiment, _create(experiment, config, validate_only))
+        return _experiment(self._calls.ask(self._stub.CreateExperiment, _create(experiment, config, validate_only)))
 
-    def update(self, config: pb.Experiment, mask: Iterable[str] = (), *, validate_only: bool = False) -> pb.Experiment:
+    def update(self, config: Experiment, mask: Iterable[str] = (), *, validate_only: bool = False) -> Experiment:
         """Changes the experiment that `config.name` names.
 
         Args:
@@ -48,7 +55,7 @@ class Experiments:
             AbortedError: `config.etag` is set, and not the current one.
             FailedPreconditionError: its state does not allow the change, or it is in the servers' file.
         """
-        return self._calls.ask(self._stub.UpdateExperiment, _update(config, mask, validate_only))
+        return _experiment(self._calls.ask(self._stub.UpdateExperiment, _update(config, mask, validate_only)))
 
     def delete(
         self, experiment: str, *, etag: str = "", allow_missing: bool = False, validate_only: bool = False
@@ -56,15 +63,15 @@ class Experiments:
         """Also deletes its counts and the memories of its arms. Raises as `update`."""
         self._calls.ask(self._stub.DeleteExperiment, _delete(experiment, etag, allow_missing, validate_only))
 
-    def start(self, experiment: str, *, etag: str = "", validate_only: bool = False) -> pb.Experiment:
+    def start(self, experiment: str, *, etag: str = "", validate_only: bool = False) -> Experiment:
         """Begins to assign requests. Raises as `update`."""
         request = pb.StartExperimentRequest(name=PREFIX + experiment, etag=etag, validate_only=validate_only)
-        return self._calls.ask(self._stub.StartExperiment, request)
+        return _experiment(self._calls.ask(self._stub.StartExperiment, request))
 
-    def stop(self, experiment: str, *, etag: str = "", validate_only: bool = False) -> pb.Experiment:
+    def stop(self, experiment: str, *, etag: str = "", validate_only: bool = False) -> Experiment:
         """Ends the assignment for good. Raises as `update`."""
         request = pb.StopExperimentRequest(name=PREFIX + experiment, etag=etag, validate_only=validate_only)
-        return self._calls.ask(self._stub.StopExperiment, request)
+        return _experiment(self._calls.ask(self._stub.StopExperiment, request))
 
     def conclude(
         self,
@@ -74,7 +81,7 @@ class Experiments:
         keep_tenants: bool = False,
         etag: str = "",
         validate_only: bool = False,
-    ) -> pb.Experiment:
+    ) -> Experiment:
         """Stops it if it runs, and makes an arm's drafting that of the tenants in scope. Raises as `update`.
 
         Args:
@@ -82,12 +89,12 @@ class Experiments:
             keep_tenants: leave the tenants' configuration as it is.
         """
         request = _conclude(experiment, winner, keep_tenants, etag, validate_only)
-        return self._calls.ask(self._stub.ConcludeExperiment, request)
+        return _experiment(self._calls.ask(self._stub.ConcludeExperiment, request))
 
-    def report(self, experiment: str) -> pb.ExperimentReport:
+    def report(self, experiment: str) -> ExperimentReport:
         """What was counted so far, and what may be concluded from it."""
         request = pb.GetExperimentReportRequest(name=PREFIX + experiment)
-        return self._calls.ask(self._stub.GetExperimentReport, request)
+        return _report(self._calls.ask(self._stub.GetExperimentReport, request))
 
     @property
     def _stub(self) -> ExperimentServiceStub:
@@ -100,43 +107,41 @@ class AsyncExperiments:
     def __init__(self, calls: AsyncCalls) -> None:
         self._calls = calls
 
-    async def get(self, experiment: str) -> pb.Experiment:
+    async def get(self, experiment: str) -> Experiment:
         request = pb.GetExperimentRequest(name=PREFIX + experiment)
-        return await self._calls.ask(ExperimentServiceStub(self._calls.channel).GetExperiment, request)
+        return _experiment(await self._calls.ask(self._stub.GetExperiment, request))
 
-    async def list(self, *, page_size: int = 0) -> AsyncIterator[pb.Experiment]:
+    async def list(self, *, page_size: int = 0) -> AsyncIterator[Experiment]:
         request = pb.ListExperimentsRequest(page_size=page_size)
         while True:
-            page = await self._calls.ask(ExperimentServiceStub(self._calls.channel).ListExperiments, request)
+            page = await self._calls.ask(self._stub.ListExperiments, request)
             for one in page.experiments:
-                yield one
+                yield _experiment(one)
             request.page_token = page.next_page_token
             if not request.page_token:
                 return
 
-    async def create(self, experiment: str, config: pb.Experiment, *, validate_only: bool = False) -> pb.Experiment:
+    async def create(self, experiment: str, config: Experiment, *, validate_only: bool = False) -> Experiment:
         request = _create(experiment, config, validate_only)
-        return await self._calls.ask(ExperimentServiceStub(self._calls.channel).CreateExperiment, request)
+        return _experiment(await self._calls.ask(self._stub.CreateExperiment, request))
 
-    async def update(
-        self, config: pb.Experiment, mask: Iterable[str] = (), *, validate_only: bool = False
-    ) -> pb.Experiment:
+    async def update(self, config: Experiment, mask: Iterable[str] = (), *, validate_only: bool = False) -> Experiment:
         request = _update(config, mask, validate_only)
-        return await self._calls.ask(ExperimentServiceStub(self._calls.channel).UpdateExperiment, request)
+        return _experiment(await self._calls.ask(self._stub.UpdateExperiment, request))
 
     async def delete(
         self, experiment: str, *, etag: str = "", allow_missing: bool = False, validate_only: bool = False
     ) -> None:
         request = _delete(experiment, etag, allow_missing, validate_only)
-        await self._calls.ask(ExperimentServiceStub(self._calls.channel).DeleteExperiment, request)
+        await self._calls.ask(self._stub.DeleteExperiment, request)
 
-    async def start(self, experiment: str, *, etag: str = "", validate_only: bool = False) -> pb.Experiment:
+    async def start(self, experiment: str, *, etag: str = "", validate_only: bool = False) -> Experiment:
         request = pb.StartExperimentRequest(name=PREFIX + experiment, etag=etag, validate_only=validate_only)
-        return await self._calls.ask(ExperimentServiceStub(self._calls.channel).StartExperiment, request)
+        return _experiment(await self._calls.ask(self._stub.StartExperiment, request))
 
-    async def stop(self, experiment: str, *, etag: str = "", validate_only: bool = False) -> pb.Experiment:
+    async def stop(self, experiment: str, *, etag: str = "", validate_only: bool = False) -> Experiment:
         request = pb.StopExperimentRequest(name=PREFIX + experiment, etag=etag, validate_only=validate_only)
-        return await self._calls.ask(ExperimentServiceStub(self._calls.channel).StopExperiment, request)
+        return _experiment(await self._calls.ask(self._stub.StopExperiment, request))
 
     async def conclude(
         self,
@@ -146,22 +151,35 @@ class AsyncExperiments:
         keep_tenants: bool = False,
         etag: str = "",
         validate_only: bool = False,
-    ) -> pb.Experiment:
+    ) -> Experiment:
         request = _conclude(experiment, winner, keep_tenants, etag, validate_only)
-        return await self._calls.ask(ExperimentServiceStub(self._calls.channel).ConcludeExperiment, request)
+        return _experiment(await self._calls.ask(self._stub.ConcludeExperiment, request))
 
-    async def report(self, experiment: str) -> pb.ExperimentReport:
+    async def report(self, experiment: str) -> ExperimentReport:
         request = pb.GetExperimentReportRequest(name=PREFIX + experiment)
-        return await self._calls.ask(ExperimentServiceStub(self._calls.channel).GetExperimentReport, request)
+        return _report(await self._calls.ask(self._stub.GetExperimentReport, request))
+
+    @property
+    def _stub(self) -> ExperimentServiceAsyncStub:
+        return ExperimentServiceStub(self._calls.channel)
 
 
-def _create(experiment: str, config: pb.Experiment, validate_only: bool) -> pb.CreateExperimentRequest:
-    return pb.CreateExperimentRequest(experiment_id=experiment, experiment=config, validate_only=validate_only)
+def _experiment(message: pb.Experiment) -> Experiment:
+    return from_message(Experiment, message)
 
 
-def _update(config: pb.Experiment, mask: Iterable[str], validate_only: bool) -> pb.UpdateExperimentRequest:
-    paths = FieldMask(paths=mask)
-    return pb.UpdateExperimentRequest(experiment=config, update_mask=paths, validate_only=validate_only)
+def _report(message: pb.ExperimentReport) -> ExperimentReport:
+    return from_message(ExperimentReport, message)
+
+
+def _create(experiment: str, config: Experiment, validate_only: bool) -> pb.CreateExperimentRequest:
+    message = to_message(config, pb.Experiment)
+    return pb.CreateExperimentRequest(experiment_id=experiment, experiment=message, validate_only=validate_only)
+
+
+def _update(config: Experiment, mask: Iterable[str], validate_only: bool) -> pb.UpdateExperimentRequest:
+    message, paths = to_message(config, pb.Experiment), FieldMask(paths=mask)
+    return pb.UpdateExperimentRequest(experiment=message, update_mask=paths, validate_only=validate_only)
 
 
 def _delete(experiment: str, etag: str, allow_missing: bool, validate_only: bool) -> pb.DeleteExperimentRequest:

@@ -1,14 +1,20 @@
-"""The configuration of tenants. Requests and answers are the messages of the protocol, which have types."""
+"""The configuration of tenants."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.admin.v1.tenants_pb2_grpc import TenantServiceStub
 from draftwood_client.admin.calls import AsyncCalls, Calls
+from draftwood_client.admin.resources import Tenant
+from draftwood_client.protocol.convert import from_message, to_message
+
+if TYPE_CHECKING:
+    from draftwood.admin.v1.tenants_pb2_grpc import TenantServiceAsyncStub
 
 PREFIX = "tenants/"
 """Of resource names: the tenant "acme" of requests is the resource "tenants/acme"."""
@@ -20,33 +26,33 @@ class Tenants:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    def get(self, tenant: str) -> pb.Tenant:
+    def get(self, tenant: str) -> Tenant:
         """Raises `NotFoundError`."""
-        return self._calls.ask(self._stub.GetTenant, pb.GetTenantRequest(name=PREFIX + tenant))
+        return _tenant(self._calls.ask(self._stub.GetTenant, pb.GetTenantRequest(name=PREFIX + tenant)))
 
-    def list(self, *, page_size: int = 0) -> Iterator[pb.Tenant]:
+    def list(self, *, page_size: int = 0) -> Iterator[Tenant]:
         """All tenants that have a configuration, by name; pages are read during iteration."""
         request = pb.ListTenantsRequest(page_size=page_size)
         while True:
             page = self._calls.ask(self._stub.ListTenants, request)
-            yield from page.tenants
+            yield from map(_tenant, page.tenants)
             request.page_token = page.next_page_token
             if not request.page_token:
                 return
 
-    def create(self, tenant: str, config: pb.Tenant, *, validate_only: bool = False) -> pb.Tenant:
+    def create(self, tenant: str, config: Tenant, *, validate_only: bool = False) -> Tenant:
         """Raises `AlreadyExistsError`; with `validate_only` nothing is changed."""
-        request = pb.CreateTenantRequest(tenant_id=tenant, tenant=config, validate_only=validate_only)
-        return self._calls.ask(self._stub.CreateTenant, request)
+        request = _create(tenant, config, validate_only)
+        return _tenant(self._calls.ask(self._stub.CreateTenant, request))
 
     def update(
         self,
-        config: pb.Tenant,
+        config: Tenant,
         mask: Iterable[str] = (),
         *,
         allow_missing: bool = False,
         validate_only: bool = False,
-    ) -> pb.Tenant:
+    ) -> Tenant:
         """Changes the tenant that `config.name` names.
 
         Args:
@@ -57,7 +63,7 @@ class Tenants:
             AbortedError: `config.etag` is set, and not the current one.
             NotFoundError, FailedPreconditionError: there is no such tenant, or it is in the servers' file.
         """
-        return self._calls.ask(self._stub.UpdateTenant, _update(config, mask, allow_missing, validate_only))
+        return _tenant(self._calls.ask(self._stub.UpdateTenant, _update(config, mask, allow_missing, validate_only)))
 
     def delete(self, tenant: str, *, etag: str = "", allow_missing: bool = False, validate_only: bool = False) -> None:
         """The tenant uses the settings of the servers again. Raises as `update`."""
@@ -74,46 +80,60 @@ class AsyncTenants:
     def __init__(self, calls: AsyncCalls) -> None:
         self._calls = calls
 
-    async def get(self, tenant: str) -> pb.Tenant:
-        stub = TenantServiceStub(self._calls.channel)
-        return await self._calls.ask(stub.GetTenant, pb.GetTenantRequest(name=PREFIX + tenant))
+    async def get(self, tenant: str) -> Tenant:
+        return _tenant(await self._calls.ask(self._stub.GetTenant, pb.GetTenantRequest(name=PREFIX + tenant)))
 
-    async def list(self, *, page_size: int = 0) -> AsyncIterator[pb.Tenant]:
+    async def list(self, *, page_size: int = 0) -> AsyncIterator[Tenant]:
         request = pb.ListTenantsRequest(page_size=page_size)
         while True:
-            page = await self._calls.ask(TenantServiceStub(self._calls.channel).ListTenants, request)
+            page = await self._calls.ask(self._stub.ListTenants, request)
             for one in page.tenants:
-                yield one
+                yield _tenant(one)
             request.page_token = page.next_page_token
             if not request.page_token:
                 return
 
-    async def create(self, tenant: str, config: pb.Tenant, *, validate_only: bool = False) -> pb.Tenant:
-        request = pb.CreateTenantRequest(tenant_id=tenant, tenant=config, validate_only=validate_only)
-        return await self._calls.ask(TenantServiceStub(self._calls.channel).CreateTenant, request)
+    async def create(self, tenant: str, config: Tenant, *, validate_only: bool = False) -> Tenant:
+        request = _create(tenant, config, validate_only)
+        return _tenant(await self._calls.ask(self._stub.CreateTenant, request))
 
     async def update(
         self,
-        config: pb.Tenant,
+        config: Tenant,
         mask: Iterable[str] = (),
         *,
         allow_missing: bool = False,
         validate_only: bool = False,
-    ) -> pb.Tenant:
+    ) -> Tenant:
         request = _update(config, mask, allow_missing, validate_only)
-        return await self._calls.ask(TenantServiceStub(self._calls.channel).UpdateTenant, request)
+        return _tenant(await self._calls.ask(self._stub.UpdateTenant, request))
 
     async def delete(
         self, tenant: str, *, etag: str = "", allow_missing: bool = False, validate_only: bool = False
     ) -> None:
         request = _delete(tenant, etag, allow_missing, validate_only)
-        await self._calls.ask(TenantServiceStub(self._calls.channel).DeleteTenant, request)
+        await self._calls.ask(self._stub.DeleteTenant, request)
+
+    @property
+    def _stub(self) -> TenantServiceAsyncStub:
+        return TenantServiceStub(self._calls.channel)
 
 
-def _update(config: pb.Tenant, mask: Iterable[str], allow_missing: bool, validate_only: bool) -> pb.UpdateTenantRequest:
-    paths = FieldMask(paths=mask)
+def _tenant(message: pb.Tenant) -> Tenant:
+    return from_message(Tenant, message)
+
+
+def _create(tenant: str, config: Tenant, validate_only: bool) -> pb.CreateTenantRequest:
+    message = to_message(config, pb.Tenant)
+    return pb.CreateTenantRequest(tenant_id=tenant, tenant=message, validate_only=validate_only)
+
+
+def _update(config: Tenant, mask: Iterable[str], allow_missing: bool, validate_only: bool) -> pb.UpdateTenantRequest:
     return pb.UpdateTenantRequest(
-        tenant=config, update_mask=paths, allow_missing=allow_missing, validate_only=validate_only
+        tenant=to_message(config, pb.Tenant),
+        update_mask=FieldMask(paths=mask),
+        allow_missing=allow_missing,
+        validate_only=validate_only,
     )
 
 

@@ -26,7 +26,7 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for function in (commands.generate, chat.chat, commands.info, commands.tokenize, commands.detokenize):
+    for function in (chat.chat, commands.complete, commands.info, commands.tokenize, commands.detokenize):
         app.command()(function)
     app.add_typer(memory_commands.app, name="memory")
     app.command()(audit_command.audit)

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from draftwood_client.admin.audit import AuditReport
-from draftwood_client.cli.commands import AsJson
+from draftwood_client.cli.answering import AsJson
 from draftwood_client.cli.options import ServerOptions, command
 from draftwood_client.cli.output import print_json
 
@@ -20,8 +20,8 @@ _SHOWN = 20
 @command
 def audit(connection: ServerOptions, as_json: AsJson = False) -> None:
     """Show how many answers were decoded again without drafting, and which of them differ. For operators."""
-    with connection.audit_client() as client:
-        report = client.report()
+    with connection.admin_client() as client:
+        report = client.audit_report()
     if as_json:
         print_json(_as_json(report))
     else:

@@ -1,19 +1,22 @@
-"""`draftwood chat`: a conversation at the terminal, or line by line from a pipe."""
+"""`draftwood chat`: one answer, or a conversation at the terminal or line by line from a pipe."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from typing import Annotated
 
 import typer
 
-from draftwood_client.cli.commands import ShowDrafts, Stats, System
-from draftwood_client.cli.options import ConnectionOptions, GenerationFlags, command, print_error
-from draftwood_client.cli.output import AnswerWriter, decode, print_stats
+from draftwood_client.cli.answering import AsJson, ShowDrafts, Stats, write_answer
+from draftwood_client.cli.options import ConnectionOptions, GenerationFlags, command, or_content, print_error
+from draftwood_client.cli.output import AnswerWriter, decode, print_stats, read_text
+from draftwood_client.cli.tools import Calls, read_tools
 from draftwood_client.client import Client
 from draftwood_client.errors import ArgumentValueError, DraftwoodError
-from draftwood_client.request import ChatMessage, GenerateOptions
+from draftwood_client.options import GenerateOptions
+from draftwood_client.protocol.request import ChatMessage
 from draftwood_client.results import ModelInfo
 
 HELP = "/reset clears the conversation, /exit or Ctrl-D exits, Ctrl-C stops an answer."
@@ -23,40 +26,58 @@ HELP = "/reset clears the conversation, /exit or Ctrl-D exits, Ctrl-C stops an a
 def chat(
     connection: ConnectionOptions,
     flags: GenerationFlags,
-    system: System = None,
+    question: Annotated[
+        str | None, typer.Argument(help="A question to answer; '-' reads it from stdin. Without one, a conversation.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message before the conversation.")] = None,
+    tools: Annotated[
+        str | None,
+        typer.Option(
+            "--tools",
+            help="Functions that the model may call: a JSON list as in OpenAI's API; @FILE reads it. Each call is"
+            " printed as a line of JSON.",
+        ),
+    ] = None,
     show_drafts: ShowDrafts = False,
     stats: Stats = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Chat with the model.
+    """Answer a question, or have a conversation. Answers are streamed to stdout.
 
-    /reset clears the conversation, /exit or Ctrl-D exits. Ctrl-C stops an answer; the part that was written stays in
-    the conversation. From a pipe, each line is a question, and the first error ends the program.
+    In a conversation, /reset clears it, /exit or Ctrl-D exits. Ctrl-C stops an answer; the part that was written stays
+    in the conversation. From a pipe, each line is a question, and the first error ends the program.
     """
-    if flags.n is not None:
-        raise ArgumentValueError(
-            "--samples", "cannot be used with `draftwood chat`: a conversation has one answer to each question"
-        )
-    interactive = sys.stdin.isatty() and sys.stdout.isatty()
+    opening = [] if system is None else [ChatMessage("system", system)]
+    if question is None:
+        for flag, given in (("--samples", flags.n), ("--tools", tools), ("--json", as_json or None)):
+            if given is not None:
+                raise ArgumentValueError(flag, 'needs a question: draftwood chat "..."')
+        with connection.client() as client:
+            _hold(Conversation(client, flags.options(), opening, show_drafts, stats), client.model_info())
+        return
+    messages = [*opening, ChatMessage("user", read_text(question, "QUESTION"))]
+    functions = None if tools is None else read_tools(or_content("--tools", tools))
     with connection.client() as client:
-        model = client.model_info()
-        if not model.has_chat_template:
-            raise ArgumentValueError("chat", f"{model.model} has no chat template; try `draftwood generate --raw`")
-        conversation = Conversation(client, flags.options(), system, show_drafts, stats)
-        if interactive:
-            _converse(conversation, model)
-        else:
-            _answer_lines(conversation)
+        calls = None if functions is None else Calls(client, functions)
+        write_answer(
+            client.stream_chat, messages, flags, calls=calls, show_drafts=show_drafts, stats=stats, as_json=as_json
+        )
 
 
 class Conversation:
     """The messages so far. Sends questions and keeps the answers."""
 
     def __init__(
-        self, client: Client, options: GenerateOptions, system: str | None, show_drafts: bool, stats: bool
+        self,
+        client: Client,
+        options: GenerateOptions,
+        opening: Sequence[ChatMessage],
+        show_drafts: bool,
+        stats: bool,
     ) -> None:
         self._client = client
         self._options = options
-        self._opening = [] if system is None else [ChatMessage("system", system)]
+        self._opening = opening
         self._show_drafts = show_drafts
         self._stats = stats
         self._messages: list[ChatMessage] = []
@@ -76,7 +97,7 @@ class Conversation:
         answer: list[str] = []
         options: GenerateOptions = {**self._options, "token_details": writer.needs_details}
         try:
-            with self._client.stream([*self._opening, *messages], **options) as stream:
+            with self._client.stream_chat([*self._opening, *messages], **options) as stream:
                 for delta in stream:
                     answer.append(delta.text)
                     writer.write(delta)
@@ -90,6 +111,15 @@ class Conversation:
         finally:
             if text := "".join(answer):
                 self._messages = [*messages, ChatMessage("assistant", text)]
+
+
+def _hold(conversation: Conversation, model: ModelInfo) -> None:
+    if not model.has_chat_template:
+        raise ArgumentValueError("chat", f"{model.model} has no chat template; try `draftwood complete`")
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        _converse(conversation, model)
+    else:
+        _answer_lines(conversation)
 
 
 def _converse(conversation: Conversation, model: ModelInfo) -> None:

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from draftwood_client.cli.commands import AsJson
+from draftwood_client.cli.answering import AsJson
 from draftwood_client.cli.memory_tables import statistics_tables
 from draftwood_client.cli.options import ConnectionOptions, command
 from draftwood_client.cli.output import print_json
@@ -42,7 +42,7 @@ def stats(connection: ConnectionOptions, as_json: AsJson = False) -> None:
     with connection.memory_client() as client:
         found = client.statistics()
     if as_json:
-        print_json({**asdict(found), "store": dict(found.store)})
+        print_json(asdict(found))
     else:
         statistics_tables(found)
 

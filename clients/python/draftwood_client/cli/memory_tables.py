@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -18,10 +19,10 @@ def statistics_tables(found: MemoryStatistics) -> None:
     to = console()
     to.print(table)
     to.print(f"{len(found.tenants):,} memories of the model with fingerprint {found.fingerprint}")
-    if found.store:
+    if found.store is not None:
         to.print()
         store = plain_table("store", "", right=("",))
-        for name, value in found.store.items():
+        for name, value in asdict(found.store).items():
             store.add_row(*map(cell, _quantity(name, value)))
         to.print(store)
 

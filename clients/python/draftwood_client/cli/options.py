@@ -11,14 +11,14 @@ from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 
-from draftwood_client.admin.audit import AuditClient
+from draftwood_client import environment
 from draftwood_client.admin.client import AdminClient
-from draftwood_client.admin.status import StatusClient
 from draftwood_client.client import Client
-from draftwood_client.connection import DEFAULT_TARGET, TlsConfig
+from draftwood_client.connection import DEFAULT_TARGET, DEFAULT_TIMEOUT
 from draftwood_client.errors import ArgumentError, ArgumentValueError, DraftwoodError, StatusError
 from draftwood_client.memory import MemoryClient
-from draftwood_client.request import GenerateOptions
+from draftwood_client.options import UNSET, GenerateOptions
+from draftwood_client.tls import TlsConfig
 
 USAGE_ERROR = 2
 FAILURE = 1
@@ -38,20 +38,29 @@ class CredentialOptions:
     """How to connect to servers, and as whom."""
 
     api_key: Annotated[
-        str | None, _connection("API key; the variable keeps it out of process lists.", envvar="DRAFTWOOD_API_KEY")
+        str | None, _connection("API key; the variable keeps it out of process lists.", envvar=environment.API_KEY)
     ] = None
     token: Annotated[
-        str | None, _connection("Token (JWT) instead of an API key; better in the variable.", envvar="DRAFTWOOD_TOKEN")
+        str | None, _connection("Token (JWT) instead of an API key; better in the variable.", envvar=environment.TOKEN)
     ] = None
     plaintext_credentials: Annotated[
         bool, _connection("Send them to another machine without TLS.", "--plaintext-credentials")
     ] = False
-    tls: Annotated[bool, _connection("Use TLS; trust public authorities.", "--tls")] = False
-    tls_ca: Annotated[Path | None, _connection("Use TLS; trust the authorities in this PEM file.")] = None
-    tls_cert: Annotated[Path | None, _connection("Client certificate, PEM; requires --tls-key.")] = None
-    tls_key: Annotated[Path | None, _connection("Private key of --tls-cert, PEM.")] = None
+    tls: Annotated[bool, _connection("Use TLS; trust public authorities.", "--tls", envvar=environment.TLS)] = False
+    tls_ca: Annotated[
+        Path | None, _connection("Use TLS; trust the authorities in this PEM file.", envvar=environment.TLS_CA)
+    ] = None
+    tls_cert: Annotated[
+        Path | None, _connection("Client certificate, PEM; requires --tls-key.", envvar=environment.CLIENT_CERT)
+    ] = None
+    tls_key: Annotated[Path | None, _connection("Private key of --tls-cert, PEM.", envvar=environment.CLIENT_KEY)] = (
+        None
+    )
     tls_server_name: Annotated[
-        str | None, _connection("Name on the server's certificate, if it differs from --target.")
+        str | None,
+        _connection(
+            "Name on the server's certificate, if it differs from --target.", envvar=environment.TLS_SERVER_NAME
+        ),
     ] = None
 
     def _credentials(self) -> dict[str, Any]:
@@ -72,22 +81,28 @@ class CredentialOptions:
 class ServerOptions(CredentialOptions):
     """With the address of one server, and the time that it has."""
 
-    target: Annotated[str, _connection("Server as host:port.", envvar="DRAFTWOOD_TARGET", show_default=True)] = (
+    target: Annotated[str, _connection("Server as host:port.", envvar=environment.TARGET, show_default=True)] = (
         DEFAULT_TARGET
     )
-    timeout: Annotated[float | None, _connection("Deadline of a request in seconds; none by default.")] = None
+    timeout: Annotated[
+        float | None,
+        _connection(
+            f"Deadline of a request in seconds, {DEFAULT_TIMEOUT:g} by default; inf for none.",
+            envvar=environment.TIMEOUT,
+        ),
+    ] = None
 
     def admin_client(self) -> AdminClient:
         """Raises `ArgumentError`."""
         return AdminClient(**self.arguments())
 
-    def audit_client(self) -> AuditClient:
-        """Raises `ArgumentError`."""
-        return AuditClient(**self.arguments())
-
     def arguments(self) -> dict[str, Any]:
         """Of the clients. Raises `ArgumentError`."""
-        return {**self._credentials(), "target": self.target, "timeout": self.timeout}
+        return {
+            **self._credentials(),
+            "target": self.target,
+            "timeout": UNSET if self.timeout is None else self.timeout,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +111,23 @@ class ReplicaOptions(CredentialOptions):
 
     target: Annotated[
         list[str] | None,
-        _connection("Server as host:port, 127.0.0.1:50051 by default. May be repeated.", envvar="DRAFTWOOD_TARGET"),
+        _connection("Server as host:port, 127.0.0.1:50051 by default. May be repeated.", envvar=environment.TARGET),
     ] = None
 
     def targets(self) -> list[str]:
         """The addresses, each once, in their order."""
         return list(dict.fromkeys(self.target or [DEFAULT_TARGET]))
 
-    def status_client(self, target: str) -> StatusClient:
+    def admin_client(self, target: str) -> AdminClient:
         """Raises `ArgumentError`."""
-        return StatusClient(target, **self._credentials())
+        return AdminClient(target, **self._credentials())
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions(ServerOptions):
     """With the tenant of requests."""
 
-    tenant: Annotated[str | None, _connection("Tenant; its memory drafts and learns.", envvar="DRAFTWOOD_TENANT")] = (
+    tenant: Annotated[str | None, _connection("Tenant; its memory drafts and learns.", envvar=environment.TENANT)] = (
         None
     )
 

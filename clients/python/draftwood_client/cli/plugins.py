@@ -128,7 +128,7 @@ def _load(entry_point: EntryPoint) -> Callable[[list[str]], int | None]:
             package = entry_point.module.partition(".")[0]
             problem += f"; the package {package!r} that Python finds is {place}, which is not the one of {owner}"
         elif owner in _OURS and isinstance(error, ModuleNotFoundError):
-            problem += f"; reinstall it: pip install {owner}"
+            problem += f"; the installation of {owner} lacks it"
         _fail(problem)
     return command
 

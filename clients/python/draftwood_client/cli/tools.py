@@ -1,4 +1,4 @@
-"""Tools of `draftwood generate --tools`: read from JSON, and calls of them shown as lines of JSON."""
+"""Tools of `draftwood chat --tools`: read from JSON, and calls of them shown as lines of JSON."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ def read_tools(as_json: str) -> list[Tool]:
 class Calls:
     """Separates calls of tools from answers.
 
+    Attributes:
+        tools: what the model may call.
+
     Raises:
         ArgumentValueError: the model takes no tools.
     """
@@ -42,6 +45,7 @@ class Calls:
         info = client.model_info()
         if info.tool_format is None:
             raise ArgumentValueError("--tools", f"{info.model} takes none: {info.no_tools_reason}")
+        self.tools = tools
         self._form, self._names = info.tool_format, [tool.name for tool in tools]
 
     def reader(self) -> ToolCallReader:
@@ -90,7 +94,9 @@ class CallWriter(AnswerWriter):
 
 
 def _line(call: ToolCall) -> str:
-    return json.dumps({"name": call.name, "arguments": json.loads(call.arguments)}, ensure_ascii=False)
+    """The arguments as the model wrote them; JSON has line ends between its parts only."""
+    arguments = call.arguments.replace("\r", " ").replace("\n", " ")
+    return f'{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {arguments}}}'
 
 
 def _tool(name: str, given: Any) -> Tool:

@@ -134,11 +134,10 @@ class ToolCallReader:
             name, arguments = (found.get(key) for key in self._keys) if isinstance(found, dict) else (None, None)
             if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
                 return None, at
-            as_json = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-            as_json.encode()
+            json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, RecursionError):  # such as NaN, half of a surrogate pair, lists that are nested too deeply
             return None, at
-        return ToolCall(name, as_json, f"call_{uuid.uuid4().hex[:24]}"), end
+        return ToolCall(name, _member(text, at, self._keys[1]), f"call_{uuid.uuid4().hex[:24]}"), end
 
 
 class _OpenObject:
@@ -160,6 +159,20 @@ class _OpenObject:
                     return at
         self._at = max(at, len(text) - text.endswith("\\"))  # what is escaped may be yet to come
         return None
+
+
+def _member(text: str, at: int, name: str) -> str:
+    """The text of a member of the JSON object at a place, as it was written; the last one of that name."""
+    found, at = "", _behind_blanks(text, at + 1)
+    while text[at] != "}":
+        key, at = _DECODER.raw_decode(text, at)
+        begin = _behind_blanks(text, _behind_blanks(text, at) + 1)  # behind the colon
+        _, end = _DECODER.raw_decode(text, begin)
+        if key == name:
+            found = text[begin:end]
+        at = _behind_blanks(text, end)
+        at = _behind_blanks(text, at + 1) if text[at] == "," else at
+    return found
 
 
 def _behind_blanks(text: str, at: int) -> int:

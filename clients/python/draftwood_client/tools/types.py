@@ -23,7 +23,7 @@ class ToolCall:
     """A call that the model has written.
 
     Attributes:
-        arguments: a JSON object, as JSON.
+        arguments: a JSON object, as JSON: the text that the model wrote.
         id: by which the result refers to it.
     """
 

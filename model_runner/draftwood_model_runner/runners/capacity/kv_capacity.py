@@ -1,9 +1,10 @@
-"""How many tokens of keys and values the memory of the device holds."""
+"""How many tokens of keys and values, and states of recurrent layers, the memory of the device holds."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -13,14 +14,27 @@ _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def default_capacity(bytes_per_token: int, device: torch.device, context: int, sequences: int) -> int:
+_KEPT_STATES = 1 << 28
+"""Bytes of states that are kept for sequences that begin alike, beside an eighth of the KV memory. Not tuned."""
+
+
+def default_capacity(
+    bytes_per_token: int, device: torch.device, context: int, sequences: int, bytes_per_sequence: int = 0
+) -> int:
     """Tokens for `sequences` whole contexts, or for as many as fit a share of the device's free memory.
+
+    Args:
+        bytes_per_sequence: of the states of recurrent layers, which are in that share too; they get half of it at most.
 
     Raises:
         InvalidValueError: not even one fits.
     """
     share = 0.8 if device.type == "cuda" else 0.5
-    affordable = int(share * free_bytes(device)) // bytes_per_token
+    memory = int(share * free_bytes(device))
+    affordable = memory // bytes_per_token
+    if bytes_per_sequence:
+        of_states = min(sequences * bytes_per_sequence, memory // 2)
+        affordable = max(0, memory - of_states - _least_kept(memory)) * 8 // (9 * bytes_per_token)
     if affordable < context:
         gigabytes = context * bytes_per_token / 1e9
         raise InvalidValueError(
@@ -30,6 +44,29 @@ def default_capacity(bytes_per_token: int, device: torch.device, context: int, s
             f" {affordable} tokens fit {share:.0%} of what is free, and kv_cache_tokens can set another limit",
         )
     return min(sequences * context, affordable)
+
+
+class StateCapacity(NamedTuple):
+    """How much of recurrent layers' states the memory of the device holds.
+
+    Attributes:
+        sequences: live ones; at least one.
+        kept_bytes: of states that no live sequence needs.
+    """
+
+    sequences: int
+    kept_bytes: int
+
+
+def state_capacity(bytes_per_sequence: int, kv_bytes: int, device: torch.device) -> StateCapacity:
+    """Of states beside keys and values of `kv_bytes`, which are not allocated yet."""
+    memory = int(0.9 * free_bytes(device))
+    kept = kv_bytes // 8 + _least_kept(memory)
+    return StateCapacity(max(1, (memory - kv_bytes - kept) // bytes_per_sequence), kept)
+
+
+def _least_kept(memory: int) -> int:
+    return min(_KEPT_STATES, memory // 8)
 
 
 def free_bytes(device: torch.device) -> int:

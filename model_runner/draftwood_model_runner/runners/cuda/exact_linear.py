@@ -8,11 +8,9 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from draftwood_model_runner.runners.cuda.constants import LINEAR_BLOCK
 from draftwood_model_runner.runners.cuda.device.launching import launch
 from draftwood_model_runner.runners.cuda.kernels.linear import linear
-
-_ROWS, _COLUMNS, _INNER = 64, 64, 64
-"""Of a block. Not tuned: no GPU was at hand."""
 
 
 def make_exact(module: nn.Module) -> int:
@@ -32,6 +30,7 @@ def make_exact(module: nn.Module) -> int:
 def exact_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
     """The layer of a weight [columns, inner] and a bias [columns]."""
     columns, inner = weight.shape
+    block_rows, block_columns, block_inner = LINEAR_BLOCK
 
     def forward(hidden_states: torch.Tensor) -> torch.Tensor:
         """[..., columns] of [..., inner]."""
@@ -40,13 +39,13 @@ def exact_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[t
         if hidden.shape[0]:
             launch(
                 linear,
-                (-(-columns // _COLUMNS), -(-hidden.shape[0] // _ROWS)),
+                (-(-columns // block_columns), -(-hidden.shape[0] // block_rows)),
                 *(hidden, weight, output if bias is None else bias, output),
                 *(hidden.shape[0], columns, inner, weight.stride(0), weight.stride(1)),
                 WITH_BIAS=bias is not None,
-                ROWS=_ROWS,
-                COLUMNS=_COLUMNS,
-                INNER=_INNER,
+                ROWS=block_rows,
+                COLUMNS=block_columns,
+                INNER=block_inner,
             )
         return output.view(*hidden_states.shape[:-1], columns)
 

@@ -21,6 +21,7 @@ class CudaRunnerFactory:
     """
 
     name: ClassVar[str] = "cuda"
+    window: ClassVar[None] = None
     module: Any
     layout: CudaLayout
 

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence as SequenceOf
 from typing import Any
 
-import numpy as np
 import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
-from draftwood_model_runner.runners.attention_shapes import attention_shapes
-from draftwood_model_runner.runners.base import StepBatch
-from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.attention_shapes import AttentionCall, attention_calls
+from draftwood_model_runner.runners.cuda import constants
 from draftwood_model_runner.runners.cuda.exact_linear import make_exact
+from draftwood_model_runner.runners.cuda.fusing.forward import remove
 from draftwood_model_runner.runners.cuda.fusing.model import fuse
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
-from draftwood_model_runner.runners.cuda.steps import exact_tiling
-from draftwood_model_runner.runners.cuda.steps.attention import ATTENTION_NAME, register
-from draftwood_model_runner.runners.probing import (
-    TOLERANCE,
-    difference,
-    does_not_run,
-    other_layers,
-    past_thresholds,
-    path_with_wrong_siblings,
-    same_bits,
-)
+from draftwood_model_runner.runners.cuda.steps.attention import STEP
+from draftwood_model_runner.runners.probing import does_not_run, other_layers, past_thresholds, same_bits
 from draftwood_model_runner.runners.shrinking import CONTEXT
-from draftwood_strategies.draft import EMPTY_TREE, Int32Array
+from draftwood_model_runner.runners.trials import PATH, Stepper, Trial, require_same
 
-_CONTEXT, _LONG_CONTEXT, _PATH = PAGE_SIZE - 3, 6 * PAGE_SIZE - 3, 5
-"""Tokens of the prompt, of that of a small copy, and of the true path, which crosses the end of a page."""
+_log = logging.getLogger(__name__)
+_CONTEXT, _LONG_CONTEXT = PAGE_SIZE - 3, 6 * PAGE_SIZE - 3
+"""Tokens of the prompt, and of that of a small copy. The path behind it crosses the end of a page."""
 
 
 @torch.inference_mode()
@@ -50,70 +43,64 @@ def probe(module: Any, max_context: int, exact: bool) -> CudaLayout:
         raise UnsupportedModelError(f"{name}: {reason}")
     if module.device.type == "cuda":
         torch.cuda.set_device(module.device)  # where Triton launches kernels
-    register()
-    layout = _layout(module, max_context, exact)
-    past_thresholds(
-        module,
-        max_context,
-        lambda copied: _compare(
-            copied.to(module.device), _layout(copied.to(module.device), CONTEXT, exact), _LONG_CONTEXT
-        ),
-    )
-    _compare(module, layout, _CONTEXT)
+    remove(module)  # of an earlier runner
+    calls = attention_calls(module, max_context)
+
+    def trial(copied: Any) -> None:
+        copied.to(module.device)
+        _take_over(copied, attention_calls(copied, CONTEXT), exact, _LONG_CONTEXT)
+
+    past_thresholds(module, max_context, trial)
+    layout = _take_over(module, calls, exact, _CONTEXT)
     if exact and not _is_exact(module, layout, max_context):
         raise UnsupportedModelError(f"{name}: in exact mode the bits of its logits still depend on the batch")
     return layout
 
 
-def _layout(module: Any, max_context: int, exact: bool) -> CudaLayout:
-    shapes, group, dtype = attention_shapes(module, max_context)
-    return CudaLayout(shapes, group, dtype, module.device, exact)
+def _take_over(module: Any, calls: SequenceOf[AttentionCall], exact: bool, context: int) -> CudaLayout:
+    """Replaces attention, and what else can be, and compares logits over a tree after a prompt of `context` tokens."""
+    shapes, group = tuple(call.shape for call in calls), max(call.group for call in calls)
+    layout, trial = CudaLayout(shapes, group, calls[0].dtype, module.device, exact), Trial.of(module, context)
+    try:
+        module.set_attn_implementation("eager")
+        plain = trial.plain(module)
+        STEP.install(module)
+        if exact:
+            make_exact(module)
+        if _fused(module, layout, calls, trial, plain):
+            return layout
+        logits = trial.drafted(_stepper(module, layout, context + 2 * PATH), trial.tree())
+    except Exception as error:
+        raise UnsupportedModelError(does_not_run(type(module).__name__, error)) from error
+    require_same(module, logits, plain)
+    return layout
+
+
+def _fused(
+    module: Any, layout: CudaLayout, calls: SequenceOf[AttentionCall], trial: Trial, plain: torch.Tensor
+) -> bool:
+    """Fuses what can be in a model; whether it then computes the same. If not, nothing of it stays fused."""
+    try:
+        if not fuse(module, [call.options for call in calls], layout.exact):
+            return False
+        require_same(module, trial.drafted(_stepper(module, layout, trial.context + 2 * PATH), trial.tree()), plain)
+        return True
+    except Exception as error:
+        remove(module)
+        _log.warning(
+            "%s runs without fused operations, which takes longer: %s: %s",
+            *(type(module).__name__, type(error).__name__, error),
+        )
+        return False
+
+
+def _stepper(module: Any, layout: CudaLayout, kv_tokens: int) -> Stepper:
+    runner = CudaRunner(module, layout, kv_tokens, graphs=False)
+    return Stepper(runner.pages, lambda batch: runner.step(batch, 0).logits)
 
 
 def _is_exact(module: Any, layout: CudaLayout, max_context: int) -> bool:
-    vocab = module.config.get_text_config().vocab_size
-    length = min(exact_tiling.RUN - 2, max_context - _PATH - 1)  # the true path crosses the end of a run
-    tokens = np.random.default_rng(1).integers(0, vocab, length + _PATH, np.int32)
-    runner = CudaRunner(module, layout, 2 * (length + 4 * PAGE_SIZE), graphs=False)
-    return same_bits(lambda batch: runner.step(batch, 0).logits, runner.pages, tokens[:length], tokens[length:], vocab)
-
-
-def _compare(module: Any, layout: CudaLayout, context: int) -> None:
-    name, vocab = type(module).__name__, module.config.get_text_config().vocab_size
-    tokens = np.random.default_rng(0).integers(0, vocab, context + _PATH, np.int32)
-    ids = torch.from_numpy(tokens.astype(np.int64)).to(module.device)[None]
-    try:
-        module.set_attn_implementation("eager")
-        plain = module(input_ids=ids, use_cache=False).logits[0, context - 1 :]
-        module.set_attn_implementation(ATTENTION_NAME)
-        fuse(module, layout.exact)
-        if layout.exact:
-            make_exact(module)
-        logits = _tree_logits(module, layout, tokens, vocab)
-    except Exception as error:
-        raise UnsupportedModelError(does_not_run(name, error)) from error
-    differing, tolerance = difference(logits, plain), TOLERANCE[module.dtype]
-    if not differing <= tolerance:
-        raise UnsupportedModelError(
-            f"{name}: logits over a draft tree differ from the model's own by {differing:.1e} (at most"
-            f" {tolerance:.0e} is rounding), so it computes something beside attention that depends on the other tokens"
-            " of a step, or positions of its own"
-        )
-
-
-def _tree_logits(module: Any, layout: CudaLayout, tokens: Int32Array, vocab: int) -> torch.Tensor:
-    """Logits [1 + path, vocab] along the true path of a tree, under a token that needs no logits, its context committed
-    before in two steps; in pages that are no neighbours."""
-    context = tokens.size - _PATH
-    runner = CudaRunner(module, layout, context + 2 * _PATH, graphs=False)
-    pages, half = np.arange(runner.pages, dtype=np.int32)[::-1].copy(), context // 2
-
-    def logits(batch: StepBatch) -> torch.Tensor:
-        predicted: torch.Tensor = runner.step(batch, 0).logits
-        return predicted
-
-    for start, end in ((0, half), (half, context - 2)):
-        logits(lay_out([BatchRow(pages, start, tokens[start:end], EMPTY_TREE, end - start - 1)]))
-    tree = path_with_wrong_siblings(tokens[context:], vocab)
-    drafted = BatchRow(pages, context - 2, tokens[context - 2 : context], tree, logits_from=1)
-    return logits(lay_out([drafted]))[[0, *range(1, 2 * _PATH, 2)]]
+    length = min(constants.EXACT_RUN - 2, max_context - PATH - 1)  # the true path crosses the end of a run
+    trial = Trial.of(module, length, seed=1)
+    model = _stepper(module, layout, 2 * (length + 4 * PAGE_SIZE))
+    return same_bits(model.step, model.pages, trial.tokens[:length], trial.path, trial.vocab)

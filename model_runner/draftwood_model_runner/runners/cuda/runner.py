@@ -17,7 +17,7 @@ from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from draftwood_model_runner.runners.cuda.steps.choosing import move
 from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS
 from draftwood_model_runner.runners.cuda.steps.forward import Forward
-from draftwood_model_runner.runners.cuda.steps.graphs import Graphs
+from draftwood_model_runner.runners.cuda.steps.graphs import CAPTURES, Graphs
 from draftwood_model_runner.runners.cuda.steps.results import Clock, LaunchedStep
 from draftwood_model_runner.runners.cuda.steps.verifying import CudaStep, sampling_of
 from draftwood_model_runner.runners.device_errors import device_errors
@@ -48,8 +48,7 @@ class CudaRunner:
     Args:
         module: a transformers model whose attention is `attention.paged_attention`, see `probe`.
         kv_tokens: capacity of its KV memory.
-        graphs: replay steps of up to `forward.SIZES[-1]` tokens as CUDA graphs; on a CPU, record them and check that a
-            replay would do the same.
+        graphs: replay steps of up to `forward.SIZES[-1]` tokens as CUDA graphs.
     """
 
     page_size: ClassVar[int] = PAGE_SIZE
@@ -60,10 +59,12 @@ class CudaRunner:
         self._kv = KVPages(layout.shapes, layout.dtype, layout.device, kv_tokens)
         self.pages = self._kv.pages
         self._forward = Forward(module, self._kv, layout.group, layout.device, layout.exact)
-        with torch.inference_mode():
-            self._graphs = Graphs(self._forward) if graphs else None
+        capture = CAPTURES.get(layout.device.type) if graphs else None
+        self._graphs = None if capture is None else Graphs(self._forward, capture(self._forward))
         self._device, self._limits = layout.device, DraftLimits(levels=LEVELS) if layout.exact else NO_LIMITS
-        if graphs and layout.device.type == "cuda":
+        if self._graphs is not None and layout.device.type == "cuda":
+            with torch.inference_mode():
+                self._graphs.capture_all()
             compile_choosing(self)
 
     @property

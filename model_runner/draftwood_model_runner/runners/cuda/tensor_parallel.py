@@ -145,7 +145,7 @@ class LeadingFactory:
     def __init__(self, factory: RunnerFactory, ranks: Ranks) -> None:
         self._factory, self._ranks = factory, ranks
         self._numbers = itertools.count()
-        self.name, self.exact = factory.name, factory.exact
+        self.name, self.exact, self.window = factory.name, factory.exact, factory.window
 
     @property
     def kv_bytes_per_token(self) -> int:

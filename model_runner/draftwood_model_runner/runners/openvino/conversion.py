@@ -13,7 +13,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import openvino as ov
@@ -22,10 +21,10 @@ from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch import ConversionExtension
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch.overrides import TorchFunctionMode
-from transformers import AttentionInterface
 from transformers.utils import logging as transformers_logging
 
 from draftwood_model_runner.errors import UnsupportedRunnerError
+from draftwood_model_runner.runners.attention_hook import AttentionHook
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.openvino.joining import join_products
 from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
@@ -38,7 +37,6 @@ from draftwood_model_runner.runners.openvino.paged_attention import (
 from draftwood_model_runner.runners.positions import follow_positions, positions_of_step
 from draftwood_model_runner.runners.probing import hidden_window, other_layers, too_few_calls
 
-ATTENTION_NAME = "draftwood_openvino"
 _EXPERTS = "batched_mm"
 """The implementation of mixtures of experts that can be traced."""
 _EXAMPLE_TOKENS = 7
@@ -91,10 +89,6 @@ class _Trace:
             raise UnsupportedRunnerError(self.refusal)
 
 
-_TRACE: ContextVar[_Trace] = ContextVar("draftwood_trace")
-"""The conversion that this thread does."""
-
-
 def _traced_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -123,7 +117,8 @@ def _traced_attention(
     return attend(query, key, value, scale, heads, key_dim, kv_heads, value_dim, window), None
 
 
-AttentionInterface.register(ATTENTION_NAME, _traced_attention)
+_TRACE = AttentionHook[_Trace]("draftwood_openvino", _traced_attention)
+"""Its step is the conversion that this thread does."""
 
 
 class _FlatModel(torch.nn.Module):
@@ -140,12 +135,10 @@ class _FlatModel(torch.nn.Module):
             return (args[0].index_select(0, logit_rows),)
 
         hook = self.module.get_output_embeddings().register_forward_pre_hook(gather)
-        token = _TRACE.set(self._trace_of_call)
         try:
-            with positions_of_step(position_ids):
+            with _TRACE.during(self._trace_of_call), positions_of_step(position_ids):
                 output = self.module(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         finally:
-            _TRACE.reset(token)
             hook.remove()
         logits: torch.Tensor = output.logits
         return logits.flatten(0, 1)
@@ -183,7 +176,8 @@ def convert(module: Any, max_context: int) -> ConvertedModel:
         raise UnsupportedRunnerError(f"OpenVINO: {name} {hidden}")
     layout = PageLayout(tuple(trace.shapes), str(module.dtype).removeprefix("torch."))
     windows = [window for window in trace.windows if window is not None and window < max_context]
-    return ConvertedModel(model, layout, min(windows, default=None))
+    everywhere = len(windows) == len(trace.windows) and len({*windows}) == 1
+    return ConvertedModel(model, layout, min(windows, default=None), everywhere)
 
 
 def _first_line(error: Exception) -> str:
@@ -203,7 +197,7 @@ def _as_traced(module: Any) -> Iterator[None]:
     try:
         for tensor in tensors:
             tensor.data = tensor.data.float()
-        module.set_attn_implementation(ATTENTION_NAME)
+        _TRACE.install(module)
         if module._can_set_experts_implementation():
             module.set_experts_implementation(_EXPERTS)
         yield

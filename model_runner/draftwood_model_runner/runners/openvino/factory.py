@@ -52,6 +52,10 @@ class OpenVinoRunnerFactory:
         self._compiled: tuple[int, ov.CompiledModel] | None = None
 
     @property
+    def window(self) -> int | None:
+        return self.converted.window if self.converted.in_every_layer else None
+
+    @property
     def kv_bytes_per_token(self) -> int:
         return self.converted.layout.bytes_per_token
 
@@ -62,7 +66,7 @@ class OpenVinoRunnerFactory:
         """Compiles the model anew if the last runner had another number of threads; weights are held once for each
         number that a live runner has."""
         threads = threads or self._threads or default_threads()
-        model, layout, window = self.converted
+        model, layout, window, _ = self.converted
         if self._compiled is None or self._compiled[0] != threads:
             self._compiled = None  # the weights of the last one are freed first, if no runner has them
             self._compiled = threads, _compile(model, layout.dtype, threads)

@@ -20,11 +20,13 @@ class ConvertedModel(NamedTuple):
             `PARAMETERS`, its output is logits float32[R, vocab].
         layout: the shape of its pages.
         window: tokens that some layer attends to, if those are fewer than the positions that the model is run on.
+        in_every_layer: each layer has this window.
     """
 
     model: ov.Model
     layout: PageLayout
     window: int | None
+    in_every_layer: bool
 
 
 OPERATOR = "draftwood::paged_attention"

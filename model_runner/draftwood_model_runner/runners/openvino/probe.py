@@ -28,8 +28,8 @@ _PAGES = 4
 _KV_TOKENS = len(_CONTEXTS) * _PAGES * PAGE_SIZE
 
 QUANTIZED_TOLERANCE = {"int8": 0.4, "int4": 0.4}
-"""Largest `difference` that quantized weights explain. Not tuned; any value near works: with int8 it is 0.02 to 0.13 on
-tiny random models and the bundled one, 0.5 to 3.6 with scales or zero points of the next row or levels read as signed."""
+"""Largest `difference` that quantized weights explain: with int8 it is 0.02 to 0.13 on tiny random models and the
+bundled one, 0.5 to 3.6 with scales or zero points of the next row or levels read as signed."""
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numba
@@ -23,7 +24,7 @@ UInt8Array = npt.NDArray[np.uint8]
 _LEAST_INPUT = 64
 """Elements that an input has memory for at least."""
 _LEAST_TREE = 8
-"""A smaller tree gives way to a chain of any length. Not tuned: it concerns a few steps of a sequence."""
+"""A smaller tree gives way to a chain of any length; it concerns a few steps of a sequence."""
 
 
 class OpenVinoRunner:
@@ -65,6 +66,7 @@ class OpenVinoRunner:
         return DraftLimits(nodes=within_window) if within_window >= _LEAST_TREE else DraftLimits(branches=False)
 
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
+        batch = with_own_pages(batch)
         inputs = step_inputs(batch)
         if self._paired:
             inputs = paired(batch, inputs, self.pages)
@@ -103,6 +105,17 @@ class _Input:
         elif array.shape != self._shape:
             self._tensor.shape = self._shape = array.shape
         self._memory[: array.size] = array.ravel()
+
+
+def with_own_pages(batch: StepBatch) -> StepBatch:
+    """The batch with a page that a sequence holds in place of each that it gave up: PagedAttention reads all pages, and
+    masks what is behind the window."""
+    given_up = batch.block_table < 0
+    if not given_up.any():
+        return batch
+    held = np.flatnonzero(~given_up)
+    next_held = held[np.searchsorted(held, np.arange(given_up.size))]
+    return replace(batch, block_table=batch.block_table[next_held])
 
 
 def step_inputs(batch: StepBatch) -> dict[str, npt.NDArray[Any]]:

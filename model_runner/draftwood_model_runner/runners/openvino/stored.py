@@ -23,9 +23,17 @@ def save(factory: OpenVinoRunnerFactory, folder: Path, vocab: int, max_context: 
 
 
 def load(
-    folder: Path, layout: PageLayout, window: int | None, vocab: int, max_context: int, threads: int | None
+    folder: Path,
+    layout: PageLayout,
+    window: tuple[int | None, bool],
+    vocab: int,
+    max_context: int,
+    threads: int | None,
 ) -> OpenVinoRunnerFactory:
     """A model that `save` wrote.
+
+    Args:
+        window: of the `ConvertedModel`, and whether it is in every layer.
 
     Raises:
         Exception: it cannot be read, or does not compute the logits that it did, bit by bit.
@@ -34,7 +42,7 @@ def load(
     model = core().read_model(folder / _GRAPH, folder / _WEIGHTS)
     restore_heads(model, layout)
     restore_marks(model)
-    factory = OpenVinoRunnerFactory(ConvertedModel(model, layout, window), threads)
+    factory = OpenVinoRunnerFactory(ConvertedModel(model, layout, *window), threads)
     expected = np.load(folder / _TRIAL, allow_pickle=False)
     if not np.array_equal(trial_logits(factory.runner, vocab, max_context), expected):
         raise ValueError("it does not compute what it did when it was saved")

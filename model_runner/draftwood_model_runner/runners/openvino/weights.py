@@ -23,8 +23,9 @@ UInt8Array = npt.NDArray[np.uint8]
 BITS = {"int8": 8, "int4": 4}
 """By the name of the weights."""
 GROUP = 128
-"""Inputs that share a scale and a zero point with 4 bits; a matrix whose inputs it does not divide gets 8 bits. Activations
-are rounded in the same groups (`factory`): in others, the bits of a product depended on how many tokens it has."""
+"""Inputs that share a scale and a zero point with 4 bits; a matrix with another number of inputs than a multiple of it gets
+8 bits. Activations are rounded in the same groups (`factory`): with others, the bits of a product depend on the tokens
+of the step."""
 _LEAST_SHARE = 0.5
 """Share of the weights below which a model would hardly get smaller or faster. Any value between the share of attention
 in a mixture of experts and 1 refuses the same models."""

@@ -8,125 +8,28 @@ from __future__ import annotations
 
 import math
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
-import numba
-import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from draftwood_model_runner.runners.base import StepBatch
-from draftwood_model_runner.runners.torch.exact_attention import attend_exactly, pieces
-from draftwood_model_runner.runners.torch.kv_cache import KVCache, StepEntries
-from draftwood_model_runner.runners.torch.machine import kernel_width
-from draftwood_strategies.draft import Float32Array, Int32Array
+from draftwood_model_runner.runners.torch.exact_attention import attend_exactly, block_of
+from draftwood_model_runner.runners.torch.latents import LatentProjection, latent_projection
+from draftwood_model_runner.runners.torch.torch_batch import TorchBatch, first_entry
 
 ATTENTION_NAME = "draftwood"
-MASK_NUMBERS = 1 << 24
-"""Numbers of the masks that are kept during a step, all together, and of any other one: 64 MB each in float32. Not
-tuned: a chunk of 512 tokens has a mask of one piece up to a context of 32,000; several take a tenth longer in a tiny
-model, where attention is fast."""
-
-
-class TorchBatch:
-    """A `StepBatch` on its way through the model: its KV entries, and the masks of its rows as layers need them."""
-
-    def __init__(self, batch: StepBatch, kv: KVCache) -> None:
-        self.batch = batch
-        self.layout = kv.layout
-        self.begins: list[int] = batch.cu_seqlens.tolist()
-        self.contexts: list[int] = batch.context_lens.tolist()
-        self.entries = StepEntries(kv, batch)
-        self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
-        self._own_masks: dict[tuple[int, int | None], torch.Tensor] = {}
-        self._mask_numbers = 0
-        self._pieces: dict[int, list[tuple[slice, int]]] = {}
-        self._calls = 0
-
-    def next_call(self) -> int:
-        """The number of this call of attention in the step: whose keys and values it reads and writes."""
-        self._calls += 1
-        return self._calls - 1
-
-    def inputs(self) -> dict[str, Any]:
-        """Arguments of `logits_of_rows`: input_ids int64[1, T], position_ids int64[1, T], rows int64[R].
-
-        On a CPU, T and R are rounded up so that kernels are compiled for few widths. The tokens that are added at the
-        end take part in no attention.
-        """
-        batch, device = self.batch, self.layout.device
-        tokens, positions, rows = batch.tokens, batch.positions, batch.logit_rows
-        if device.type == "cpu":
-            tokens, positions, rows = _padded(tokens), _padded(positions), _padded(rows)
-        return {
-            "input_ids": _to_device(tokens, device)[None],
-            "position_ids": _to_device(positions, device)[None],
-            "rows": _to_device(rows, device),
-            "use_cache": False,
-        }
-
-    def pieces(self, row: int) -> list[tuple[slice, int]]:
-        """Runs of tokens of a batch row for `attend_exactly`, each with the position of its first."""
-        if row not in self._pieces:
-            positions = self.batch.positions[self.begins[row] : self.begins[row + 1]]
-            self._pieces[row] = [(run, int(positions[run.start])) for run in pieces(positions)]
-        return self._pieces[row]
-
-    def query_pieces(self, row: int) -> list[slice]:
-        """The tokens of a batch row, in as many pieces as masks of at most `MASK_NUMBERS` numbers ask for."""
-        size = self.begins[row + 1] - self.begins[row]
-        rows = max(1, MASK_NUMBERS // (self.contexts[row] + size))
-        return [slice(begin, min(begin + rows, size)) for begin in range(0, size, rows)]
-
-    def mask(self, row: int, window: int | None, queries: slice) -> torch.Tensor | None:
-        """[q, context + T_s] of some tokens of a batch row, 0 where a token attends and -inf elsewhere; None if all
-        attend to all.
-
-        Masks are kept for all layers, up to `MASK_NUMBERS` numbers in a step; others are put together anew.
-
-        Args:
-            window: a token attends to the last `window` positions, its own included; None for all.
-        """
-        size, context = self.begins[row + 1] - self.begins[row], self.contexts[row]
-        if window is not None and window > context + size:
-            window = None  # wider than any position
-        if size == 1 and window is None:
-            return None
-        if (row, window) not in self._masks:
-            numbers = size * (context + size)
-            if self._mask_numbers + numbers > MASK_NUMBERS:
-                return self._assembled(row, window, queries)
-            self._mask_numbers += numbers
-            self._masks[row, window] = self._filled(row, window, context)
-        kept = self._masks[row, window]
-        return kept if queries.stop - queries.start == size else kept[queries]
-
-    def _filled(self, row: int, window: int | None, context: int) -> torch.Tensor:
-        """[T_s, context + T_s]; with `context` 0 only what the tokens of the row attend to among themselves."""
-        tokens = slice(self.begins[row], self.begins[row + 1])
-        depths = self.batch.positions[tokens] - np.int32(self.contexts[row])
-        mask = np.empty((depths.size, context + depths.size), np.float32)
-        _fill_mask(self.batch.parents[tokens], depths, context, 2**31 - 1 if window is None else window, mask)
-        return torch.from_numpy(mask).to(device=self.layout.device, dtype=self.layout.dtype)
-
-    def _assembled(self, row: int, window: int | None, queries: slice) -> torch.Tensor:
-        """As `mask`, on the device."""
-        if (row, window) not in self._own_masks:
-            self._own_masks[row, window] = self._filled(row, window, 0)
-        own, context = self._own_masks[row, window][queries], self.contexts[row]
-        mask = own.new_zeros(own.shape[0], context + own.shape[1])
-        mask[:, context:] = own
-        if window is not None:
-            begin = self.begins[row]
-            positions = self.batch.positions[begin + queries.start : begin + queries.stop]
-            oldest = _to_device(positions, mask.device) - window + 1
-            mask[:, :context].masked_fill_(torch.arange(context, device=mask.device) < oldest[:, None], -math.inf)
-        return mask
-
 
 BATCH: ContextVar[TorchBatch] = ContextVar("draftwood_batch")
 """The step that the model of this thread computes."""
+
+
+class _Scores(NamedTuple):
+    """How a layer computes its scores: scaled, capped (Gemma 2), with sinks [head] in the softmax (gpt-oss)."""
+
+    scaling: float | None
+    softcap: float | None
+    sinks: torch.Tensor | None
 
 
 def tree_attention(
@@ -155,26 +58,14 @@ def tree_attention(
     batch = BATCH.get()
     layer = batch.next_call()
     batch.entries.write(layer, key[0], value[0])
-    outputs = []
-    for row, first in enumerate(batch.context_lens):
-        start = batch.cu_seqlens[row]
-        last = first + batch.cu_seqlens[row + 1] - start
-        keys, values = batch.entries.read(layer, row)
+    scores, latent = _Scores(scaling, softcap, s_aux), latent_projection(module)
+    outputs: list[torch.Tensor] = []
+    for row in range(batch.batch.rows):
+        of_row = query[:, :, batch.cu_seqlens[row] : batch.cu_seqlens[row + 1]]
         if batch.layout.exact:
-            for run, position in batch.pieces(row):
-                queries = query[0, :, start + run.start : start + run.stop]
-                mask = batch.mask(row, sliding_window, run)
-                seen = None if mask is None else mask[:, : first + run.stop]
-                outputs.append(
-                    attend_exactly(queries, keys, values, first + run.start, position, seen, scaling, softcap, s_aux)
-                )
+            outputs += _attend_row_exactly(batch, layer, row, of_row, sliding_window, scores)
         else:
-            attend = _attend_by_hand if softcap is not None or s_aux is not None else _attend
-            context = keys[None, :, :last], values[None, :, :last]
-            for run in batch.query_pieces(row):
-                mask = batch.mask(row, sliding_window, run)
-                queries = query[:, :, start + run.start : start + run.stop]
-                outputs.append(attend(queries, *context, mask, scaling, softcap, s_aux)[0].transpose(0, 1))
+            outputs += _attend_row(batch, layer, row, of_row, sliding_window, scores, latent)
     padding = query.shape[2] - batch.cu_seqlens[-1]
     if padding:
         outputs.append(query.new_zeros(padding, *outputs[0].shape[1:]))
@@ -182,19 +73,59 @@ def tree_attention(
     return output[None].contiguous(), None
 
 
-def _padded(array: Int32Array) -> Int32Array:
-    """int32[n] with zeros at the end, up to the next width that kernels are compiled for."""
-    missing = kernel_width(array.size) - array.size
-    return np.concatenate([array, np.zeros(missing, np.int32)]) if missing else array
-
-
-def _to_device(array: Int32Array, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array.astype(np.int64)).to(device)
-
-
 def register() -> None:
     """Makes `tree_attention` known to transformers under `ATTENTION_NAME`."""
     AttentionInterface.register(ATTENTION_NAME, tree_attention)
+
+
+def _attend_row_exactly(
+    batch: TorchBatch, layer: int, row: int, query: torch.Tensor, window: int | None, scores: _Scores
+) -> list[torch.Tensor]:
+    """The outputs [q, head, value_dim] of a batch row, piece by piece."""
+    begin, context = batch.first_entry(row, window), batch.context_lens[row]
+    keys, values = batch.entries.read(layer, row, begin)
+    outputs = []
+    for run, position in batch.pieces(row):
+        mask = batch.mask(row, window, run)
+        first = first_entry(block_of(position), window)  # the same with and without drafts
+        behind, start = first - begin, context + run.start - first
+        if mask is not None:
+            mask = mask[:, behind : behind + start + run.stop - run.start]
+        queries, seen, given = query[0, :, run], keys[:, behind:], values[:, behind:]
+        outputs.append(attend_exactly(queries, seen, given, start, position, first, mask, *scores))
+    return outputs
+
+
+def _attend_row(
+    batch: TorchBatch,
+    layer: int,
+    row: int,
+    query: torch.Tensor,
+    window: int | None,
+    scores: _Scores,
+    latent: LatentProjection | None,
+) -> list[torch.Tensor]:
+    """As `_attend_row_exactly`.
+
+    Args:
+        latent: what is kept are latents, which it projects; None for keys and values.
+    """
+    begin, size = batch.first_entry(row, window), query.shape[2]
+    last = batch.context_lens[row] + size - begin
+    keys, values = (part[:, :last] for part in batch.entries.read(layer, row, begin))
+    runs = batch.query_pieces(row, window)
+    plain = scores.softcap is None and scores.sinks is None
+    if latent is not None:
+        if plain and latent.absorbs(size, last):
+            return [
+                latent.attend(query[0, :, run], keys[0], batch.mask(row, window, run), scores.scaling) for run in runs
+            ]
+        keys, values = latent.expanded(keys)
+    attend = _attend if plain else _attend_by_hand
+    return [
+        attend(query[:, :, run], keys[None], values[None], batch.mask(row, window, run), *scores)[0].transpose(0, 1)
+        for run in runs
+    ]
 
 
 def _attend(
@@ -234,17 +165,3 @@ def _attend_by_hand(
         scores = torch.cat([scores, sinks.to(scores.dtype).view(1, -1, 1, 1).expand(-1, -1, scores.shape[2], 1)], -1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     return weights[..., : keys.shape[2]] @ values
-
-
-@numba.njit(cache=True, nogil=True)
-def _fill_mask(parents: Int32Array, depths: Int32Array, context: int, window: int, mask: Float32Array) -> None:
-    for i in range(parents.shape[0]):
-        oldest = context + depths[i] - window + 1
-        for j in range(context):
-            mask[i, j] = 0.0 if j >= oldest else -np.inf
-        for j in range(parents.shape[0]):
-            mask[i, context + j] = -np.inf
-        j = i
-        while j >= 0 and context + depths[j] >= oldest:
-            mask[i, context + j] = 0.0
-            j = parents[j]

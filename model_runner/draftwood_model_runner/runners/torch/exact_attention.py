@@ -43,6 +43,11 @@ def draft_limits(position: int) -> DraftLimits:
     return DraftLimits(levels=SUM_BLOCK - 1 - into_block, nodes=_LONGEST_TAIL - 1 - into_block)
 
 
+def block_of(position: int) -> int:
+    """The first position of the block that a position lies in."""
+    return position // SUM_BLOCK * SUM_BLOCK
+
+
 def pieces(positions: Int32Array) -> list[slice]:
     """Runs of rows whose positions, int32[n], share a block.
 
@@ -62,6 +67,7 @@ def attend_exactly(
     values: torch.Tensor,
     start: int,
     position: int,
+    first: int,
     mask: torch.Tensor | None,
     scaling: float | None,
     softcap: float | None,
@@ -76,6 +82,7 @@ def attend_exactly(
             has their sum, added up in the same order.
         start: the row of the first query in `keys`.
         position: its absolute position.
+        first: the position of the first key: one that all queries of a block of positions are given alike.
         mask: [q, start + q], 0 or -inf; None where all queries see all keys.
         sinks: [head], take part in the softmax only.
 
@@ -83,7 +90,7 @@ def attend_exactly(
         [q, head, value_dim], of the query's dtype.
     """
     heads, count, dim = query.shape
-    kv_heads, last, tail = keys.shape[0], start + count, position // SUM_BLOCK * SUM_BLOCK
+    kv_heads, last, tail = keys.shape[0], start + count, block_of(position) - first
     rows = _padded(count, heads // kv_heads, values.shape[2], alone=kv_heads >= torch.get_num_threads())
     width = max(last, _LEAST_KEYS)
     if rows > count:

@@ -12,6 +12,7 @@ import torch
 
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.runners.base import KVCompaction, KVShape, StepBatch, by_layer
+from draftwood_model_runner.runners.capacity.kv_capacity import state_capacity
 from draftwood_model_runner.runners.torch.exact_attention import ONES
 from draftwood_model_runner.runners.torch.states.memory import StateMemory
 from draftwood_model_runner.runners.torch.states.mixers import Mixer
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 PAGE_SIZE = 16
 """Tokens of a page, vLLM's default: small, so that most of a short common prefix is in full pages."""
-_LEAST_STATE_BYTES = 1 << 28
-"""Of states that are kept for sequences that begin alike, beside an eighth of the KV memory. Not tuned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,10 @@ class KVLayout:
         dtype: of stored keys and values; float32 if `exact`.
         exact: attention sums in the order that `exact_attention` describes.
         own: the model attends in code of its own, over this cache; None if it calls `attention.tree_attention`.
+        window: entries that any token attends to at most: the last ones, its own included; None for all.
         mixers: the layers that carry a state from token to token instead, or besides.
         branches: drafts may be trees; if not, chains only.
+        state_bytes: of the states of a sequence after a token.
     """
 
     shapes: tuple[KVShape, ...]
@@ -44,8 +45,15 @@ class KVLayout:
     device: torch.device
     exact: bool = False
     own: OwnCache | None = None
+    window: int | None = None
     mixers: tuple[Mixer, ...] = ()
     branches: bool = True
+    state_bytes: int = 0
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        """Of states: a step has those before it and those after it."""
+        return 2 * self.state_bytes
 
     @property
     def bytes_per_token(self) -> int:
@@ -90,8 +98,7 @@ class KVCache:
         self._arrays = [_plain(array) for array in (*keys.values(), *values.values()) if array.numel()]
         self.keys = by_layer(layout.shapes, keys)
         self.values = by_layer(layout.shapes, values)
-        most = tokens * layout.bytes_per_token // 8 + _LEAST_STATE_BYTES
-        self.states = StateMemory(PAGE_SIZE, most) if layout.mixers else None
+        self.states = _state_memory(layout, tokens * layout.bytes_per_token) if layout.mixers else None
 
     def move(self, moves: KVCompaction) -> None:
         """Moves entries from slots to slots, in every layer."""
@@ -115,10 +122,10 @@ class StepEntries:
         self._written = torch.from_numpy(batch.slot_mapping(PAGE_SIZE)).to(kv.layout.device)
         ends = (batch.context_lens + batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]).tolist()
         tables = batch.cu_blocks.tolist()
-        self._rows = [
-            _run_or_table(batch.block_table[begin : begin + -(-end // PAGE_SIZE)], kv.layout.device)
-            for begin, end in zip(tables, ends, strict=False)
+        self._tables = [
+            batch.block_table[begin : begin + -(-end // PAGE_SIZE)] for begin, end in zip(tables, ends, strict=False)
         ]
+        self._places: dict[tuple[int, int], slice | torch.Tensor] = {}
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Stores keys [kv_head, T or more, key_dim] and values [kv_head, T or more, value_dim] of a layer."""
@@ -128,19 +135,32 @@ class StepEntries:
         self._kv.keys[layer].index_copy_(1, self._written, keys[:, :size].to(layout.dtype))
         self._kv.values[layer].index_copy_(1, self._written, values[:, :size].to(layout.dtype))
 
-    def read(self, layer: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys [kv_head, at least context + T_s, key_dim] and values [..., value_width] of a batch row, in the order of
-        its entries: in place where its pages are neighbours, otherwise a copy."""
-        where = self._rows[row]
+    def read(self, layer: int, row: int, first: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys [kv_head, at least context + T_s - first, key_dim] and values [..., value_width] of a batch row, in the
+        order of its entries: in place where its pages are neighbours, otherwise a copy.
+
+        Args:
+            first: the entry to begin with, the first one of a page.
+        """
+        where = self._places.get((row, first))
+        if where is None:
+            pages = self._tables[row][first // PAGE_SIZE :]
+            where = self._places[row, first] = _run_or_table(pages, self._kv.layout.device)
         keys, values = self._kv.keys[layer], self._kv.values[layer]
         if isinstance(where, slice):
             return keys[:, where], values[:, where]
         return _gathered(keys, where), _gathered(values, where)
 
 
+def _state_memory(layout: KVLayout, kv_bytes: int) -> StateMemory:
+    sequences, kept = state_capacity(max(1, layout.bytes_per_sequence), kv_bytes, layout.device)
+    return StateMemory(PAGE_SIZE, kept, sequences)
+
+
 def _run_or_table(pages: Int32Array, device: torch.device) -> slice | torch.Tensor:
     """The slots of pages int32[p] that are neighbours, otherwise the page table int64[p]."""
     first, count = int(pages[0]), pages.shape[0]
+    assert first >= 0, "a page that was given up"
     if int(pages[-1]) - first == count - 1 and (pages[1:] - pages[:-1] == 1).all():
         return slice(first * PAGE_SIZE, (first + count) * PAGE_SIZE)
     return torch.from_numpy(pages.astype("int64")).to(device)

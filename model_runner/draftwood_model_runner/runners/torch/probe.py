@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
-from draftwood_model_runner.runners.attention_shapes import attention_shapes
-from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.positions import follow_positions, plain_positions
+from draftwood_model_runner.runners.attention_shapes import attention_calls, attention_window
+from draftwood_model_runner.runners.positions import follow_positions
 from draftwood_model_runner.runners.probing import (
     TOLERANCE,
     difference,
     does_not_run,
     other_layers,
     past_thresholds,
-    path_with_wrong_siblings,
     same_bits,
 )
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.torch.attention import ATTENTION_NAME
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
+from draftwood_model_runner.runners.torch.latents import keep_expanded, keep_latents
 from draftwood_model_runner.runners.torch.machine import bound_kernel_caches
 from draftwood_model_runner.runners.torch.own.probe import own_layout
 from draftwood_model_runner.runners.torch.packed_linear import linear_shapes, noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.runner import forward
 from draftwood_model_runner.runners.torch.states.probe import stateful_layout
-from draftwood_strategies.draft import EMPTY_TREE, Int32Array
+from draftwood_model_runner.runners.trials import PATH, Stepper, Trial, require_same
 
 _log = logging.getLogger(__name__)
-_CONTEXT, _PATH = PAGE_SIZE - 3, 5
-"""Tokens of the prompt and of the true path, which crosses the end of a page."""
+_CONTEXT = PAGE_SIZE - 3
+"""Tokens of the prompt. The path behind it crosses the end of a page."""
 _LONG_CONTEXT = 6 * PAGE_SIZE - 3
 """Tokens of the prompt of a small copy: far beyond the thresholds of `shrinking`."""
 _EXACT_CONTEXT = 150
@@ -93,57 +92,63 @@ def _tree_attention(module: Any, exact: bool, max_context: int) -> KVLayout:
 
 def _compare(module: Any, layout: KVLayout, exact: bool, context: int) -> KVLayout:
     """Puts tree attention into a module and compares, with a prompt of `context` tokens; returns the layout in use."""
-    name, config = type(module).__name__, module.config.get_text_config()
-    tokens = np.random.default_rng(0).integers(0, config.vocab_size, context + _PATH, np.int32)
+    trial = Trial.of(module, context)
     try:
         module.set_attn_implementation("eager")
         follow_positions(module)
         with noted_calls(module) as called:
-            plain = module(
-                input_ids=_ids(tokens, module), use_cache=False, **plain_positions(module, tokens.size)
-            ).logits[0, context - 1 :]
+            plain = trial.plain(module)
         pack_linears(module, called)
         module.set_attn_implementation(ATTENTION_NAME)
         if exact and module.device.type == "cpu":
-            layout = _exact_if_possible(module, layout, tokens)
-        logits = _tree_logits(module, layout, tokens)
+            layout = _exact_if_possible(module, layout)
+        if not layout.exact and (latent := _over_latents(module, layout, trial, plain)) is not None:
+            return latent
+        logits = trial.drafted(stepper(module, layout, context + 2 * PATH), trial.tree())
     except Exception as error:
-        raise UnsupportedModelError(does_not_run(name, error)) from error
-    differing, tolerance = difference(logits, plain), TOLERANCE[module.dtype]
-    if not differing <= tolerance:
-        raise UnsupportedModelError(
-            f"{name}: logits over a draft tree differ from the model's own by {differing:.1e} (at most"
-            f" {tolerance:.0e} is rounding), so it computes something beside attention that depends on the other tokens"
-            " of a step, or positions of its own"
-        )
+        raise UnsupportedModelError(does_not_run(type(module).__name__, error)) from error
+    require_same(module, logits, plain)
     return layout
 
 
-def _ids(tokens: Int32Array, module: Any) -> torch.Tensor:
-    return torch.from_numpy(tokens.astype(np.int64)).to(module.device)[None]
+def _over_latents(module: Any, layout: KVLayout, trial: Trial, plain: torch.Tensor) -> KVLayout | None:
+    """A layout that keeps latents in place of keys and values, for a model that has some and computes the same then."""
+    name = type(module).__name__
+    try:
+        kept = keep_latents(module)
+        if not kept:
+            return None
+        shapes = tuple(kept.get(layer, shape) for layer, shape in enumerate(layout.shapes))
+        smaller = replace(layout, shapes=shapes)
+        model = stepper(module, smaller, trial.context + 2 * PATH)
+        differing = difference(trial.drafted(model, trial.tree()), plain)
+    except Exception as error:
+        differing, reason = math.inf, f"{type(error).__name__}: {error}"
+    else:
+        reason = f"logits differ by {differing:.1e}"
+    if differing <= TOLERANCE[module.dtype]:
+        _log.info("%s: keeps latents, %.1f KiB a token", name, smaller.bytes_per_token / 1024)
+        return smaller
+    keep_expanded(module)
+    _log.warning("%s: keeps expanded keys and values, since its latents do not do: %s", name, reason)
+    return None
+
+
+def stepper(module: Any, layout: KVLayout, kv_tokens: int) -> Stepper:
+    """Steps of a module with tree attention, for trials."""
+    kv = KVCache(layout, kv_tokens)
+    return Stepper(kv.pages, lambda batch: forward(module, batch, kv))
 
 
 def _layout(module: Any, max_context: int) -> KVLayout:
-    shapes, _, dtype = attention_shapes(module, max_context)
-    return KVLayout(shapes, dtype, module.device)
+    calls = attention_calls(module, max_context)
+    shapes, window = tuple(call.shape for call in calls), attention_window(calls, max_context)
+    return KVLayout(shapes, calls[0].dtype, module.device, window=window)
 
 
-def _tree_logits(module: Any, layout: KVLayout, tokens: Int32Array) -> torch.Tensor:
-    """Logits [1 + path, vocab] along the true path of a tree, under a token that needs no logits, its context committed
-    before in two steps; in pages that are no neighbours."""
-    context = tokens.size - _PATH
-    kv = KVCache(layout, context + 2 * _PATH)
-    pages, half = np.arange(kv.pages, dtype=np.int32)[::-1].copy(), context // 2
-    for start, end in ((0, half), (half, context - 2)):
-        forward(module, lay_out([BatchRow(pages, start, tokens[start:end], EMPTY_TREE, end - start - 1)]), kv)
-    tree = path_with_wrong_siblings(tokens[context:], module.config.get_text_config().vocab_size)
-    drafted = BatchRow(pages, context - 2, tokens[context - 2 : context], tree, logits_from=1)
-    return forward(module, lay_out([drafted]), kv)[[0, *range(1, 2 * _PATH, 2)]]
-
-
-def _exact_if_possible(module: Any, layout: KVLayout, tokens: Int32Array) -> KVLayout:
+def _exact_if_possible(module: Any, layout: KVLayout) -> KVLayout:
     exact = replace(layout, exact=True, dtype=torch.float32)
-    if _is_exact(module, exact, tokens):
+    if _is_exact(module, exact):
         return exact
     _log.warning(
         "%s: kernels here sum in an order that depends on the batch; outputs may differ in rounding",
@@ -152,11 +157,10 @@ def _exact_if_possible(module: Any, layout: KVLayout, tokens: Int32Array) -> KVL
     return layout
 
 
-def _is_exact(module: Any, layout: KVLayout, tokens: Int32Array) -> bool:
-    context = np.resize(tokens[:-_PATH], min(_EXACT_CONTEXT, _longest(module) - _PATH - 1)).astype(np.int32)
-    kv = KVCache(layout, 2 * (context.size // PAGE_SIZE + 4) * PAGE_SIZE)
-    vocab = module.config.get_text_config().vocab_size
-    return same_bits(lambda batch: forward(module, batch, kv), kv.pages, context, tokens[-_PATH:], vocab)
+def _is_exact(module: Any, layout: KVLayout) -> bool:
+    trial = Trial.of(module, min(_EXACT_CONTEXT, _longest(module) - PATH - 1))
+    model = stepper(module, layout, 2 * (trial.context // PAGE_SIZE + 4) * PAGE_SIZE)
+    return same_bits(model.step, model.pages, trial.tokens[: trial.context], trial.path, trial.vocab)
 
 
 def _longest(module: Any) -> int:

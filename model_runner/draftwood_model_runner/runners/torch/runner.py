@@ -15,12 +15,12 @@ from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_model_runner.runners.host_step import HostStep
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
 from draftwood_model_runner.runners.positions import positions_of_step, takes_positions
-from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
-from draftwood_model_runner.runners.torch.exact_attention import draft_limits
+from draftwood_model_runner.runners.torch.attention import BATCH
+from draftwood_model_runner.runners.torch.exact_attention import SUM_BLOCK, draft_limits
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from draftwood_model_runner.runners.torch.own.forward import own_forward
-from draftwood_model_runner.runners.torch.states.mixers import STEP
-from draftwood_model_runner.runners.torch.states.step import StepStates
+from draftwood_model_runner.runners.torch.states.step import states_of_step
+from draftwood_model_runner.runners.torch.torch_batch import TorchBatch
 from draftwood_model_runner.sampling.host.most_probable import most_probable
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 
@@ -85,11 +85,19 @@ class TorchRunnerFactory:
         return self.layout.exact
 
     @property
+    def window(self) -> int | None:
+        if self.layout.window is None or not self.layout.exact:
+            return self.layout.window
+        return self.layout.window + SUM_BLOCK - 1  # all queries of a block begin with the same key
+
+    @property
     def kv_bytes_per_token(self) -> int:
         return self.layout.bytes_per_token
 
     def default_kv_tokens(self, context: int, sequences: int) -> int:
-        return default_capacity(max(1, self.layout.bytes_per_token), self.layout.device, context, sequences)
+        layout = self.layout
+        per_token, per_sequence = max(1, layout.bytes_per_token), layout.bytes_per_sequence
+        return default_capacity(per_token, layout.device, context, sequences, per_sequence)
 
     def runner(self, kv_tokens: int, threads: int | None = None) -> TorchRunner:
         return TorchRunner(self.module, self.layout, kv_tokens, threads)
@@ -101,19 +109,13 @@ def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
         return own_forward(module, batch, kv, kv.layout.own)
     of_step = TorchBatch(batch, kv)
     inputs = of_step.inputs()
-    positions, step = inputs["position_ids"], None
-    if kv.states is not None:
-        memory = None if batch.made_up else kv.states
-        if not takes_positions(module.__class__):  # as in Mamba
-            del inputs["position_ids"]
-        step = StepStates(batch, memory, inputs["input_ids"].shape[1], PAGE_SIZE, kv.layout.device)
-    attention, mixers = BATCH.set(of_step), STEP.set(step)
+    positions = inputs["position_ids"]
+    if not takes_positions(module.__class__):  # as in Mamba
+        del inputs["position_ids"]
+    states = states_of_step(batch, kv.states, inputs["input_ids"].shape[1], kv.layout.device)
+    attention = BATCH.set(of_step)
     try:
-        with positions_of_step(positions):
-            logits = logits_of_rows(module, **inputs)
+        with positions_of_step(positions), states:
+            return logits_of_rows(module, **inputs)
     finally:
         BATCH.reset(attention)
-        STEP.reset(mixers)
-    if step is not None and kv.states is not None and not batch.made_up:
-        step.commit(kv.states, batch)
-    return logits

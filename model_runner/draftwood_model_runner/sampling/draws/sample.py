@@ -29,7 +29,8 @@ from draftwood_model_runner.sampling.token_weights import (
     weight_at,
 )
 from draftwood_strategies.draft import Float32Array
-from draftwood_strategies.native import Int64Array, Integer, Real, compiled, flattened
+from draftwood_strategies.native import Int64Array, Integer, Real, compiled
+from draftwood_strategies.structs import Struct, arrays_at
 
 BoolArray = npt.NDArray[np.bool_]
 _INFINITE = 0x7F800000
@@ -51,14 +52,14 @@ class Draw(NamedTuple):
 
 
 class _Local(threading.local):
-    work: Workspace | None = None
+    work: Struct[Workspace] | None = None
 
 
 _local = _Local()
 
 
 def sample(scores: Float32Array, draw: Draw, seed: int, position: int) -> int:
-    """The token drawn from the softmax of scores over the temperature, as far as the token is kept.
+    """A token drawn from the softmax of scores over the temperature, among the tokens that are kept.
 
     Args:
         scores: float32[vocab], contiguous. If the greatest is infinite, or none is finite, it is drawn without noise.
@@ -74,7 +75,7 @@ def sample(scores: Float32Array, draw: Draw, seed: int, position: int) -> int:
             least_weight(draw.min_p),
             np.uint64(seed),
             np.uint64(position),
-            work,
+            work.address,
             np.empty(2, np.int64),
         )
     )
@@ -88,9 +89,9 @@ def kept_tokens(scores: Float32Array, draw: Draw) -> BoolArray:
     """
     work, edge = _workspace(scores.shape[0]), np.empty(2, np.int64)
     temperature = np.float32(draw.temperature)
-    find_greatest(scores.view(np.int32), work.greatest)
+    find_greatest(scores.view(np.int32), work.fields.greatest)
     share = dropped_share(draw.top_p) if draw.top_p < 1.0 else -1.0
-    _find_edge(scores, temperature, draw.top_k, share, work, edge)
+    _find_edge(scores, temperature, draw.top_k, share, work.address, edge)
     over_temperature = scores / temperature
     bits = (over_temperature + np.float32(0.0)).view(np.int32)
     keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -98,15 +99,14 @@ def kept_tokens(scores: Float32Array, draw: Draw) -> BoolArray:
     return np.asarray(kept & np.isfinite(scores) & (token_weights(over_temperature) >= least_weight(draw.min_p)))
 
 
-def _workspace(vocab: int) -> Workspace:
+def _workspace(vocab: int) -> Struct[Workspace]:
     """That of the thread."""
     work = _local.work
-    if work is None or work.tokens.shape[0] != vocab:
-        work = _local.work = Workspace.of(vocab)
+    if work is None or work.fields.tokens.shape[0] != vocab:
+        work = _local.work = Struct(Workspace.of(vocab))
     return work
 
 
-@flattened
 @compiled
 def _sample(
     scores: Float32Array,
@@ -116,9 +116,10 @@ def _sample(
     least: Real,
     seed: Integer,
     position: Integer,
-    work: Workspace,
+    work_address: Integer,
     edge: Int64Array,
 ) -> int:
+    work = arrays_at(Workspace, work_address)
     highest = find_greatest(scores.view(np.int32), work.greatest)
     if not -_INFINITE - 1 < highest < _INFINITE:
         return _first_with(scores, highest)
@@ -128,7 +129,11 @@ def _sample(
     return _greatest_sum(scores, temperature, edge, least, seed, position, work)
 
 
-_find_edge = flattened(find_edge)
+@compiled
+def _find_edge(
+    scores: Float32Array, temperature: Real, top_k: Integer, share: Real, work_address: Integer, edge: Int64Array
+) -> None:
+    find_edge(scores, temperature, top_k, share, arrays_at(Workspace, work_address), edge)
 
 
 @compiled

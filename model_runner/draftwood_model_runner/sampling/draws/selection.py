@@ -184,7 +184,7 @@ def _weight(key: Any, hottest: Any) -> Any:
 
 @compiled
 def _gather(scores: Float32Array, temperature: Real, least: Integer, work: Workspace) -> int:
-    """Gathers the tokens whose keys, over the temperature, are at least `least`; returns how many."""
+    """Gathers the tokens with keys, over the temperature, of at least `least`; returns how many."""
     n = 0
     for block in range(work.greatest.shape[0]):
         if key_of(cooled(score_of(work.greatest[block]), temperature)) < least:

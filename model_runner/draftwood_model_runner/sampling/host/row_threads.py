@@ -11,7 +11,7 @@ from typing import TypeVar
 LEAST_NUMBERS = 1 << 19
 """Logits in all rows from which on threads pay: 2 MiB take one thread 50 us, a call in another thread 30."""
 _MOST = 16
-"""More threads than this wait for each other. Not tuned."""
+"""More threads than this wait for each other."""
 
 Result = TypeVar("Result")
 

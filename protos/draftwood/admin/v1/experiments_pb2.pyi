@@ -1,6 +1,8 @@
 import datetime
 
 from draftwood.admin.v1 import tenants_pb2 as _tenants_pb2
+from google.api import field_behavior_pb2 as _field_behavior_pb2
+from google.api import resource_pb2 as _resource_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import empty_pb2 as _empty_pb2
 from google.protobuf import field_mask_pb2 as _field_mask_pb2
@@ -34,6 +36,21 @@ class ArmMemory(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ARM_MEMORY_EMPTY: _ClassVar[ArmMemory]
     ARM_MEMORY_FORKED: _ClassVar[ArmMemory]
 
+class ConclusionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CONCLUSION_KIND_UNSPECIFIED: _ClassVar[ConclusionKind]
+    CONCLUSION_KIND_NOTE: _ClassVar[ConclusionKind]
+    CONCLUSION_KIND_GUARDRAIL: _ClassVar[ConclusionKind]
+    CONCLUSION_KIND_ARM_STOPPED: _ClassVar[ConclusionKind]
+    CONCLUSION_KIND_SAMPLE_RATIO_MISMATCH: _ClassVar[ConclusionKind]
+    CONCLUSION_KIND_COUNTS_MISSING: _ClassVar[ConclusionKind]
+    CONCLUSION_KIND_NO_ARM_LEFT: _ClassVar[ConclusionKind]
+    CONCLUSION_KIND_TOO_EARLY: _ClassVar[ConclusionKind]
+    CONCLUSION_KIND_NOT_COMPARABLE: _ClassVar[ConclusionKind]
+    CONCLUSION_KIND_NO_DIFFERENCE: _ClassVar[ConclusionKind]
+    CONCLUSION_KIND_FASTER: _ClassVar[ConclusionKind]
+    CONCLUSION_KIND_SLOWER: _ClassVar[ConclusionKind]
+
 class Verdict(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     VERDICT_UNSPECIFIED: _ClassVar[Verdict]
@@ -51,6 +68,18 @@ EXPERIMENT_UNIT_SESSION: ExperimentUnit
 ARM_MEMORY_UNSPECIFIED: ArmMemory
 ARM_MEMORY_EMPTY: ArmMemory
 ARM_MEMORY_FORKED: ArmMemory
+CONCLUSION_KIND_UNSPECIFIED: ConclusionKind
+CONCLUSION_KIND_NOTE: ConclusionKind
+CONCLUSION_KIND_GUARDRAIL: ConclusionKind
+CONCLUSION_KIND_ARM_STOPPED: ConclusionKind
+CONCLUSION_KIND_SAMPLE_RATIO_MISMATCH: ConclusionKind
+CONCLUSION_KIND_COUNTS_MISSING: ConclusionKind
+CONCLUSION_KIND_NO_ARM_LEFT: ConclusionKind
+CONCLUSION_KIND_TOO_EARLY: ConclusionKind
+CONCLUSION_KIND_NOT_COMPARABLE: ConclusionKind
+CONCLUSION_KIND_NO_DIFFERENCE: ConclusionKind
+CONCLUSION_KIND_FASTER: ConclusionKind
+CONCLUSION_KIND_SLOWER: ConclusionKind
 VERDICT_UNSPECIFIED: Verdict
 VERDICT_OPEN: Verdict
 VERDICT_BETTER: Verdict
@@ -227,7 +256,7 @@ class GetExperimentReportRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class ExperimentReport(_message.Message):
-    __slots__ = ("experiment", "time", "servers", "arms", "comparisons", "sample_ratio_mismatch", "violations", "conclusions", "history")
+    __slots__ = ("experiment", "time", "servers", "arms", "comparisons", "sample_ratio_mismatch", "violations", "conclusions", "history", "findings", "better_arm")
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +266,8 @@ class ExperimentReport(_message.Message):
     VIOLATIONS_FIELD_NUMBER: _ClassVar[int]
     CONCLUSIONS_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    BETTER_ARM_FIELD_NUMBER: _ClassVar[int]
     experiment: Experiment
     time: _timestamp_pb2.Timestamp
     servers: int
@@ -246,11 +277,32 @@ class ExperimentReport(_message.Message):
     violations: _containers.RepeatedCompositeFieldContainer[StoppedArm]
     conclusions: _containers.RepeatedScalarFieldContainer[str]
     history: _containers.RepeatedCompositeFieldContainer[ReportPoint]
-    def __init__(self, experiment: _Optional[_Union[Experiment, _Mapping]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., servers: _Optional[int] = ..., arms: _Optional[_Iterable[_Union[ArmRow, _Mapping]]] = ..., comparisons: _Optional[_Iterable[_Union[ArmComparison, _Mapping]]] = ..., sample_ratio_mismatch: bool = ..., violations: _Optional[_Iterable[_Union[StoppedArm, _Mapping]]] = ..., conclusions: _Optional[_Iterable[str]] = ..., history: _Optional[_Iterable[_Union[ReportPoint, _Mapping]]] = ...) -> None: ...
+    findings: _containers.RepeatedCompositeFieldContainer[Conclusion]
+    better_arm: str
+    def __init__(self, experiment: _Optional[_Union[Experiment, _Mapping]] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., servers: _Optional[int] = ..., arms: _Optional[_Iterable[_Union[ArmRow, _Mapping]]] = ..., comparisons: _Optional[_Iterable[_Union[ArmComparison, _Mapping]]] = ..., sample_ratio_mismatch: bool = ..., violations: _Optional[_Iterable[_Union[StoppedArm, _Mapping]]] = ..., conclusions: _Optional[_Iterable[str]] = ..., history: _Optional[_Iterable[_Union[ReportPoint, _Mapping]]] = ..., findings: _Optional[_Iterable[_Union[Conclusion, _Mapping]]] = ..., better_arm: _Optional[str] = ...) -> None: ...
+
+class Conclusion(_message.Message):
+    __slots__ = ("kind", "arm", "metric_key", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ARM_FIELD_NUMBER: _ClassVar[int]
+    METRIC_KEY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: ConclusionKind
+    arm: str
+    metric_key: str
+    text: str
+    def __init__(self, kind: _Optional[_Union[ConclusionKind, str]] = ..., arm: _Optional[str] = ..., metric_key: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class ArmRow(_message.Message):
-    __slots__ = ("arm", "units", "requests", "errors", "metrics", "audited", "differing")
+    __slots__ = ("arm", "units", "requests", "errors", "metrics", "audited", "differing", "values")
     class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +316,7 @@ class ArmRow(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     AUDITED_FIELD_NUMBER: _ClassVar[int]
     DIFFERING_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
     arm: str
     units: int
     requests: int
@@ -271,23 +324,26 @@ class ArmRow(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     audited: int
     differing: int
-    def __init__(self, arm: _Optional[str] = ..., units: _Optional[int] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., audited: _Optional[int] = ..., differing: _Optional[int] = ...) -> None: ...
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, arm: _Optional[str] = ..., units: _Optional[int] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., audited: _Optional[int] = ..., differing: _Optional[int] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ArmComparison(_message.Message):
-    __slots__ = ("arm", "metric", "change", "low", "high", "verdict")
+    __slots__ = ("arm", "metric", "change", "low", "high", "verdict", "metric_key")
     ARM_FIELD_NUMBER: _ClassVar[int]
     METRIC_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     LOW_FIELD_NUMBER: _ClassVar[int]
     HIGH_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
+    METRIC_KEY_FIELD_NUMBER: _ClassVar[int]
     arm: str
     metric: str
     change: float
     low: float
     high: float
     verdict: Verdict
-    def __init__(self, arm: _Optional[str] = ..., metric: _Optional[str] = ..., change: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., verdict: _Optional[_Union[Verdict, str]] = ...) -> None: ...
+    metric_key: str
+    def __init__(self, arm: _Optional[str] = ..., metric: _Optional[str] = ..., change: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., metric_key: _Optional[str] = ...) -> None: ...
 
 class ReportPoint(_message.Message):
     __slots__ = ("time", "comparisons")

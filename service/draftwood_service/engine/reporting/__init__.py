@@ -1,1 +1,1 @@
-"""What the engine's process tells the service of its work once a second."""
+"""The report on its work that the engine's process sends to the service once a second."""

@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 REPORT_SECONDS = 1.0
 _MAX_TENANTS = 10_000
-"""Tenants with counts of their own; the least recently active are dropped. 500 bytes each; not tuned."""
+"""Tenants with counts of their own; the least recently active are dropped. 500 bytes each."""
 
 
 class WorkLedger:
@@ -33,7 +33,7 @@ class WorkLedger:
         self._active: set[str] = set()
 
     def ended(self, sequence: Sequence) -> None:
-        """Counts a sequence that the engine has let go of."""
+        """Counts a sequence that has left the engine."""
         tenant = sequence.request.tenant
         self._work.setdefault(_key(sequence), WorkCounts()).add(sequence)
         self._tenants.setdefault(tenant, WorkCounts()).add(sequence)

@@ -29,12 +29,12 @@ _log = structlog.get_logger(__name__)
 TESTED = "0.32"
 """The extra `draftwood[vllm]` requires it."""
 _LOOK_SECONDS = 0.2
-"""Between two looks at whether vLLM's processes are alive, while they write nothing. Not tuned."""
+"""Between two looks at whether vLLM's processes are alive, while they write nothing."""
 _CPU_CACHE_BYTES = 4 * 2**30
-"""As earlier versions of vLLM took; at most half of the memory that is free. Not tuned."""
+"""As earlier versions of vLLM took; at most half of the memory that is free."""
 _NUMA_NODES = Path("/sys/devices/system/node")
 _STOP_SECONDS = 5.0
-"""For vLLM's processes to end by themselves. Not tuned."""
+"""For vLLM's processes to end by themselves."""
 
 
 class VllmCore:
@@ -115,7 +115,7 @@ class VllmCore:
             raise EngineStoppedError("a process of vLLM has ended") from None
 
     def _collect(self) -> None:
-        """Takes steps as they come. vLLM's client does not tell a reader that waits that a process was killed."""
+        """Takes steps as they come, and looks for killed processes: vLLM's client does not wake its reader then."""
         while not self._closed.is_set():
             try:
                 outputs = self._client.outputs_queue.get(timeout=_LOOK_SECONDS)

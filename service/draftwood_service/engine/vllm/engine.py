@@ -213,10 +213,10 @@ class VllmEngine:
         stats.preemptions += one.preemptions
         if one.cached_prompt_tokens is not None:
             stats.cached_prompt_tokens = one.cached_prompt_tokens
-        texts, finish = _texts(text, one.token_ids)
+        texts, finish = text.write(one.token_ids)
         tokens = one.token_ids[: len(texts)]
         if tokens:
-            # The last token of a step is the model's own; those behind an answer's end are nobody's.
+            # The last token of a step is the model's own; tokens behind the answer's end are dropped.
             accepted = min(len(one.token_ids) - 1, len(tokens))
             stats.record_step(self._records.drafted(one.id, sequence), accepted)
             sequence.output += tokens
@@ -229,19 +229,6 @@ class VllmEngine:
             self._finish(sequence, abort=not one.ended)
         drafted = [number < len(one.token_ids) - 1 for number in range(len(tokens))]
         return StepOutput(sequence, tokens, texts, drafted, finish, one.logprobs[: len(tokens)])
-
-
-def _texts(text: OutputText, tokens: list[int]) -> tuple[list[str], Finish | None]:
-    """The text of each token up to the one that ends the answer."""
-    if (found := text.push_within(tokens)) is not None:
-        return found, None
-    texts = []
-    for token in tokens:
-        piece, finish = text.push(token)
-        texts.append(piece)
-        if finish is not None:
-            return texts, finish
-    return texts, None
 
 
 def _unexpected(request: Request, one: CoreOutput, texts: list[str], text: OutputText) -> Finish:

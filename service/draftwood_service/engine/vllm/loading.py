@@ -97,7 +97,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
 
 
 def can_audit(request: Request) -> bool:
-    """Greedy answers without penalties, whose log-probabilities tell how near the tokens were to each other."""
+    """Greedy answers without penalties: their log-probabilities show how near the tokens were to each other."""
     sampling = request.sampling
     penalized = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1.0, 0.0, 0.0)
     return sampling.temperature == 0.0 and not penalized

@@ -1,4 +1,4 @@
-"""What the plug-in tells of its drafts, read from the socket that vLLM's processes connect to."""
+"""The plug-in's records of its drafts, read from the socket that vLLM's processes connect to."""
 
 from __future__ import annotations
 

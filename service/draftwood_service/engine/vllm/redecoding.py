@@ -11,8 +11,8 @@ from draftwood_model_runner.request import MAX_LOGPROBS, Request
 from draftwood_model_runner.sampling.output_text import OutputText
 
 _LARGEST_LOGIT = 16.0
-"""vLLM tells log-probabilities, whose differences are those of logits; margins are over the largest logit, which is 10
-to 30 for most models. Not tuned."""
+"""vLLM reports log-probabilities, and their differences are those of logits; margins are over the largest logit, which
+is 10 to 30 for most models."""
 
 
 class VllmRedecoding:

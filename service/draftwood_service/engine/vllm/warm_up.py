@@ -15,7 +15,7 @@ _LOOK_SECONDS = 0.002
 
 
 def warm_up(engine: VllmEngine, vocab_size: int, *, drafts: bool) -> None:
-    """Runs a greedy request, a sampled one and one with log-probabilities, as audits have them; they teach nothing.
+    """Runs a greedy request, a sampled one and one with log-probabilities, as audits have; nothing is learned.
 
     Raises:
         EngineStoppedError: vLLM has died.

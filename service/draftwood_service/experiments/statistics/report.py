@@ -17,6 +17,10 @@ from draftwood_tenants.experiments.limits import Limits
 from draftwood_tenants.experiments.outcomes import METRICS, TIME_PER_TOKEN, FloatArray, column
 
 QUANTILES = (0.5, 0.9)
+KEYS = {metric.title: metric.key for metric in METRICS} | {
+    f"{latency} p{100 * p:.0f}": f"{latency}_seconds_p{100 * p:.0f}" for latency in LATENCIES for p in QUANTILES
+}
+"""Of each metric's title, its key for programs; keys are a part of the protocol."""
 SAMPLE_RATIO_ALPHA = 0.01
 INTERFERENCE = (
     "Arms share steps: a step lasts equally long for all requests in it. So differences in time are smaller here than "
@@ -57,12 +61,27 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What may be concluded.
+
+    Attributes:
+        kind: for programs, as in the protocol's ConclusionKind: "too_early", "faster" and so on.
+        text: a sentence for people.
+        arm, metric: what it is about, the metric by its title; empty if about none.
+    """
+
+    kind: str
+    text: str
+    arm: str = ""
+    metric: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The state of an experiment.
 
     Attributes:
         mismatch: units are not divided as the weights say, so that nothing may be concluded.
-        words: sentences for people.
         winner: the arm whose decode time per token is shown to be the least; None while that is open.
     """
 
@@ -70,8 +89,13 @@ class Report:
     comparisons: list[Comparison]
     violations: list[Violation]
     mismatch: bool
-    words: list[str]
+    conclusions: list[Conclusion]
     winner: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The conclusions for people."""
+        return [one.text for one in self.conclusions]
 
 
 def report(
@@ -97,10 +121,12 @@ def report(
     found = violations(split, counts, limits, stopped)
     rows = [_row(split.arms[arm], counts, arm) for arm in range(len(split.arms))]
     if mismatch:
-        return Report(rows, compared, found, mismatch, [*_stops(found), _mismatch_words(split, units, running)])
-    words = [*_stops(found), *(f"{name} is stopped." for name in split.arms if name in stopped)]
-    words += _words(split, units[running], open_arms)
-    return Report(rows, compared, found, mismatch, words, _winner(split.arms[0], open_arms, {*stopped, *_arms(found)}))
+        return Report(rows, compared, found, mismatch, [*_stops(found), _mismatch(split, units, running)])
+    conclusions = _stops(found)
+    conclusions += [Conclusion("arm_stopped", f"{name} is stopped.", name) for name in split.arms if name in stopped]
+    conclusions += _conclusions(split, units[running], open_arms)
+    winner = _winner(split.arms[0], open_arms, {*stopped, *_arms(found)})
+    return Report(rows, compared, found, mismatch, conclusions, winner)
 
 
 def _is_mismatch(units: FloatArray, shares: FloatArray) -> bool:
@@ -163,35 +189,41 @@ def _known(value: FloatArray | float) -> float | None:
     return float(value) if math.isfinite(value) and value != -1.0 else None
 
 
-def _stops(found: list[Violation]) -> list[str]:
-    return [f"Stop {one.arm} ({one.guardrail}): {one.reason}." for one in found]
+def _stops(found: list[Violation]) -> list[Conclusion]:
+    return [Conclusion("guardrail", f"Stop {one.arm} ({one.guardrail}): {one.reason}.", one.arm) for one in found]
 
 
-def _mismatch_words(split: Split, units: FloatArray, running: list[int]) -> str:
+def _mismatch(split: Split, units: FloatArray, running: list[int]) -> Conclusion:
     shares = np.array(split.shares)[running]
     got = ", ".join(f"{split.arms[arm]} {units[arm]:.0f}" for arm in running)
     expected = ", ".join(f"{share:.0%}" for share in shares / shares.sum())
-    return (
+    return Conclusion(
+        "sample_ratio_mismatch",
         f"Nothing may be concluded: the units ({got}) are not divided as the weights say ({expected}). Some "
-        "requests of an arm are lost or counted twice; find out which before you look at the times."
+        "requests of an arm are lost or counted twice; find out which before you look at the times.",
     )
 
 
-def _words(split: Split, units: FloatArray, compared: list[Comparison]) -> list[str]:
-    """Sentences on arms that are not stopped, with these units, float64[arm]."""
+def _conclusions(split: Split, units: FloatArray, compared: list[Comparison]) -> list[Conclusion]:
+    """On arms that are not stopped, with these units, float64[arm]."""
     if not compared:
-        return ["No arm is left to compare with the control."]
+        return [Conclusion("no_arm_left", "No arm is left to compare with the control.")]
     if units.min() < LEAST_UNITS:
-        return [f"Too early: every arm needs {LEAST_UNITS} units, the smallest has {units.min():.0f}."]
-    words = [_sentence(one, split.arms[0]) for one in compared if one.metric == TIME_PER_TOKEN.title]
-    return [*words, "The bounds hold however often the report is read: the experiment may stop now.", INTERFERENCE]
+        text = f"Too early: every arm needs {LEAST_UNITS} units, the smallest has {units.min():.0f}."
+        return [Conclusion("too_early", text)]
+    found = [_conclusion(one, split.arms[0]) for one in compared if one.metric == TIME_PER_TOKEN.title]
+    may_stop = "The bounds hold however often the report is read: the experiment may stop now."
+    return [*found, Conclusion("note", may_stop), Conclusion("note", INTERFERENCE)]
 
 
-def _sentence(one: Comparison, control: str) -> str:
+def _conclusion(one: Comparison, control: str) -> Conclusion:
     if one.low is None or one.high is None or one.change is None:
-        return f"{one.arm} against {control}: the {one.metric} cannot be compared yet."
+        text = f"{one.arm} against {control}: the {one.metric} cannot be compared yet."
+        return Conclusion("not_comparable", text, one.arm, one.metric)
     span = f"between {one.low:+.1%} and {one.high:+.1%}"
     if one.verdict == "open":
-        return f"{one.arm} against {control}: no difference is shown; the change of {one.metric} is {span}."
-    faster = "faster" if one.verdict == "better" else "slower"
-    return f"{one.arm} is {faster} than {control}: {one.metric} {one.change:+.1%}, {span}."
+        text = f"{one.arm} against {control}: no difference is shown; the change of {one.metric} is {span}."
+        return Conclusion("no_difference", text, one.arm, one.metric)
+    kind = "faster" if one.verdict == "better" else "slower"
+    text = f"{one.arm} is {kind} than {control}: {one.metric} {one.change:+.1%}, {span}."
+    return Conclusion(kind, text, one.arm, one.metric)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 MAX_CONNECTIONS = 4096
 MAX_UNFINISHED_BYTES = 128 * 2**20
-"""Bytes of all requests that are not complete yet. Neither is tuned: each is far above what honest clients need."""
+"""Bytes of all requests that are not complete yet. Each is far above what honest clients need."""
 _RESERVED_FILES = 320
 """File descriptors for the connections to the service, for logs, and for those that are accepted before others are
 closed (`BACKLOG` at most)."""

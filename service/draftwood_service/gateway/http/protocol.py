@@ -30,7 +30,7 @@ BODY_SECONDS = 60.0
 READ_SECONDS = 30.0
 """For which a client may read nothing of an answer that waits to be sent, as for `--stall-timeout` of the service."""
 _CLOSE_SECONDS = 5.0
-"""For a client to read what is sent before a connection is closed. None of these is tuned."""
+"""For a client to read what is sent before a connection is closed."""
 
 
 def protocol(connections: Connections, context: ssl.SSLContext | None, **others: Any) -> BoundedProtocol | TlsProtocol:

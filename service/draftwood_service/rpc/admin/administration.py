@@ -5,7 +5,6 @@ from __future__ import annotations
 from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.experiments.stopping import GuardrailStops
 from draftwood_service.rpc.admin import experiments, tenants
-from draftwood_service.rpc.calls import Method
 from draftwood_service.settings import Settings
 from draftwood_service.store_client import store_client, store_keys
 from draftwood_service.tenant_limits import tenant_limits
@@ -19,6 +18,7 @@ class Administration:
         catalog: what is known of them.
         known: set once it is known which tenants are configured.
         experiments: on live requests.
+        tenants, experiment_service: TenantService and ExperimentService.
 
     Args:
         replica: names this server among those on the store.
@@ -36,15 +36,10 @@ class Administration:
         stops = GuardrailStops(stored, self.catalog)
         self.experiments = LiveExperiments(self._followed.counts, self.catalog, replica, stops.stop)
         self.known = stored.known
-        self._servicers = (
-            tenants.TenantServicer(stored, self.catalog, limits),
-            experiments.ExperimentServicer(stored, self.catalog, limits, self.experiments, memories),
+        self.tenants = tenants.TenantServicer(stored, self.catalog, limits)
+        self.experiment_service = experiments.ExperimentServicer(
+            stored, self.catalog, limits, self.experiments, memories
         )
-
-    @property
-    def methods(self) -> list[dict[str, Method]]:
-        """Of TenantService and ExperimentService."""
-        return [servicer.methods for servicer in self._servicers]
 
     async def start(self) -> None:
         """Reads what is stored, and follows it and the file."""

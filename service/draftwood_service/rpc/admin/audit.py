@@ -6,7 +6,7 @@ from draftwood.admin.v1 import audit_pb2 as pb
 from draftwood_service.audits.ledger import MARGIN_BOUNDS, AuditLedger
 from draftwood_service.audits.results import AuditResult
 from draftwood_service.engine.recovery import EngineRecovery
-from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.calls import Call
 
 
 class AuditServicer:
@@ -21,11 +21,7 @@ class AuditServicer:
         self._recovery = recovery
         self._share = share
 
-    @property
-    def methods(self) -> dict[str, Method]:
-        return {"GetAuditReport": self.report}
-
-    async def report(self, request: pb.GetAuditReportRequest, call: Call) -> pb.GetAuditReportResponse:
+    async def get_audit_report(self, request: pb.GetAuditReportRequest, call: Call) -> pb.GetAuditReportResponse:
         ledger, model = self._ledger, self._ledger.model
         return pb.GetAuditReportResponse(
             share=self._share,

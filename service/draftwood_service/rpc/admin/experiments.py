@@ -19,7 +19,7 @@ from draftwood_model_runner.errors import EngineStoppedError
 from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.rpc.admin.conclusion import tenant_writes
 from draftwood_service.rpc.admin.messages import apply_mask, change_audited, page_of, require_etag
-from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.calls import Call
 from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.experiments.assignment import ExperimentError
 from draftwood_tenants.experiments.definition import (
@@ -72,30 +72,16 @@ class ExperimentServicer:
         self._catalog = catalog
         self._limits = limits
 
-    @property
-    def methods(self) -> dict[str, Method]:
-        return {
-            "GetExperiment": self.get,
-            "ListExperiments": self.list,
-            "CreateExperiment": self.create,
-            "UpdateExperiment": self.update,
-            "DeleteExperiment": self.delete,
-            "StartExperiment": self.start,
-            "StopExperiment": self.stop,
-            "ConcludeExperiment": self.conclude,
-            "GetExperimentReport": self.report,
-        }
-
-    async def get(self, request: pb.GetExperimentRequest, call: Call) -> pb.Experiment:
+    async def get_experiment(self, request: pb.GetExperimentRequest, call: Call) -> pb.Experiment:
         return await self._current(experiment_of("name", request.name))
 
-    async def list(self, request: pb.ListExperimentsRequest, call: Call) -> pb.ListExperimentsResponse:
+    async def list_experiments(self, request: pb.ListExperimentsRequest, call: Call) -> pb.ListExperimentsResponse:
         await self._stored.refresh()
         page, following = page_of(self._catalog.names(EXPERIMENTS), request.page_size, request.page_token)
         found = filter(None, map(self._catalog.experiment_message, page))
         return pb.ListExperimentsResponse(experiments=found, next_page_token=following)
 
-    async def create(self, request: pb.CreateExperimentRequest, call: Call) -> pb.Experiment:
+    async def create_experiment(self, request: pb.CreateExperimentRequest, call: Call) -> pb.Experiment:
         name = request.experiment_id
         with change_audited("create", PREFIX + name, call):
             try:
@@ -119,7 +105,7 @@ class ExperimentServicer:
             except ConflictError:
                 raise ResourceExistsError(PREFIX + name) from None
 
-    async def update(self, request: pb.UpdateExperimentRequest, call: Call) -> pb.Experiment:
+    async def update_experiment(self, request: pb.UpdateExperimentRequest, call: Call) -> pb.Experiment:
         given = request.experiment
         name = experiment_of("experiment.name", given.name)
 
@@ -131,7 +117,7 @@ class ExperimentServicer:
         with change_audited("update", given.name, call):
             return await self._change(name, given.etag, request.validate_only, change)
 
-    async def delete(self, request: pb.DeleteExperimentRequest, call: Call) -> Empty:
+    async def delete_experiment(self, request: pb.DeleteExperimentRequest, call: Call) -> Empty:
         name = experiment_of("name", request.name)
         with change_audited("delete", request.name, call):
             try:
@@ -153,7 +139,7 @@ class ExperimentServicer:
                 await self._live.delete(self._read(current))
             return Empty()
 
-    async def start(self, request: pb.StartExperimentRequest, call: Call) -> pb.Experiment:
+    async def start_experiment(self, request: pb.StartExperimentRequest, call: Call) -> pb.Experiment:
         def change(experiment: pb.Experiment) -> None:
             config = self._read(experiment)
             require_state(config, "started", ExperimentState.DRAFT)
@@ -165,7 +151,7 @@ class ExperimentServicer:
             name = experiment_of("name", request.name)
             return await self._change(name, request.etag, request.validate_only, change, alone=True)
 
-    async def stop(self, request: pb.StopExperimentRequest, call: Call) -> pb.Experiment:
+    async def stop_experiment(self, request: pb.StopExperimentRequest, call: Call) -> pb.Experiment:
         def change(experiment: pb.Experiment) -> None:
             require_state(self._read(experiment), "stopped", ExperimentState.RUNNING)
             experiment.state = pb.EXPERIMENT_STATE_STOPPED
@@ -175,7 +161,7 @@ class ExperimentServicer:
             name = experiment_of("name", request.name)
             return await self._change(name, request.etag, request.validate_only, change)
 
-    async def conclude(self, request: pb.ConcludeExperimentRequest, call: Call) -> pb.Experiment:
+    async def conclude_experiment(self, request: pb.ConcludeExperimentRequest, call: Call) -> pb.Experiment:
         writes: list[Write] = []
         winner = request.winner
 
@@ -204,7 +190,7 @@ class ExperimentServicer:
                 _log.warning("answers at the end of an experiment were not adopted", experiment=name, error=str(error))
             return concluded
 
-    async def report(self, request: pb.GetExperimentReportRequest, call: Call) -> pb.ExperimentReport:
+    async def get_experiment_report(self, request: pb.GetExperimentReportRequest, call: Call) -> pb.ExperimentReport:
         current = await self._current(experiment_of("name", request.name))
         return await self._live.report(current, self._read(current))
 

@@ -20,14 +20,14 @@ from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.recovery import EngineRecovery
 from draftwood_service.engine.reporting.report import EngineReport, TenantReport, WorkCounts, WorkKey
 from draftwood_service.errors import TooManyWatchesError
-from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.calls import Call
 from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_service.settings import Settings
 
 _LEAST_INTERVAL, _DEFAULT_INTERVAL, _MOST_INTERVAL = 0.5, 1.0, 60.0
 _LISTED_TENANTS = 100
 _MOST_WATCHES = 16
-"""Open WatchStatus calls of a tenant's callers, and of operators without a tenant. Not tuned."""
+"""Open WatchStatus calls of a tenant's callers, and of operators without a tenant."""
 
 
 class StatusServicer:
@@ -55,14 +55,10 @@ class StatusServicer:
         self._started_at = time.monotonic()
         self._watches: Counter[str | None] = Counter()
 
-    @property
-    def methods(self) -> dict[str, Method]:
-        return {"GetStatus": self.get, "WatchStatus": self.watch}
-
-    async def get(self, request: pb.GetStatusRequest, call: Call) -> pb.GetStatusResponse:
+    async def get_status(self, request: pb.GetStatusRequest, call: Call) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(status=self._status(call.principal))
 
-    async def watch(self, request: pb.WatchStatusRequest, call: Call) -> None:
+    async def watch_status(self, request: pb.WatchStatusRequest, call: Call) -> None:
         """Streams samples for `max_timeout`, as long as any request: the credential is checked again after that."""
         interval = _seconds(request)
         end = time.monotonic() + self._settings.max_timeout

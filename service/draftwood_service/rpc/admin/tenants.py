@@ -7,7 +7,7 @@ from google.protobuf.empty_pb2 import Empty
 from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.rpc.admin.messages import apply_mask, change_audited, page_of, require_etag
-from draftwood_service.rpc.calls import Call, Method
+from draftwood_service.rpc.calls import Call
 from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.identifiers import check_identifier
 from draftwood_tenants.reading import PREFIX, ServerLimits, read_tenant, tenant_of, under
@@ -26,17 +26,7 @@ class TenantServicer:
         self._catalog = catalog
         self._limits = limits
 
-    @property
-    def methods(self) -> dict[str, Method]:
-        return {
-            "GetTenant": self.get,
-            "ListTenants": self.list,
-            "CreateTenant": self.create,
-            "UpdateTenant": self.update,
-            "DeleteTenant": self.delete,
-        }
-
-    async def get(self, request: pb.GetTenantRequest, call: Call) -> pb.Tenant:
+    async def get_tenant(self, request: pb.GetTenantRequest, call: Call) -> pb.Tenant:
         tenant = call.principal.tenant_for(tenant_of("name", request.name))
         await self._stored.refresh()
         found = self._catalog.tenant_message(tenant)
@@ -44,13 +34,13 @@ class TenantServicer:
             raise ResourceMissingError(request.name)
         return found
 
-    async def list(self, request: pb.ListTenantsRequest, call: Call) -> pb.ListTenantsResponse:
+    async def list_tenants(self, request: pb.ListTenantsRequest, call: Call) -> pb.ListTenantsResponse:
         await self._stored.refresh()
         page, following = page_of(self._catalog.names(TENANTS), request.page_size, request.page_token)
         found = filter(None, map(self._catalog.tenant_message, page))
         return pb.ListTenantsResponse(tenants=found, next_page_token=following)
 
-    async def create(self, request: pb.CreateTenantRequest, call: Call) -> pb.Tenant:
+    async def create_tenant(self, request: pb.CreateTenantRequest, call: Call) -> pb.Tenant:
         tenant = check_identifier("tenant_id", request.tenant_id)
         if not tenant:
             raise InvalidInputError("tenant_id", None, "must be set")
@@ -65,7 +55,7 @@ class TenantServicer:
             except ConflictError:
                 raise ResourceExistsError(PREFIX + tenant) from None
 
-    async def update(self, request: pb.UpdateTenantRequest, call: Call) -> pb.Tenant:
+    async def update_tenant(self, request: pb.UpdateTenantRequest, call: Call) -> pb.Tenant:
         given, name = request.tenant, request.tenant.name
         tenant = tenant_of("tenant.name", name)
         with change_audited("update", name, call):
@@ -84,7 +74,7 @@ class TenantServicer:
                     continue  # without an etag the fields of the mask are written over whatever is there
             raise EtagError(name)
 
-    async def delete(self, request: pb.DeleteTenantRequest, call: Call) -> Empty:
+    async def delete_tenant(self, request: pb.DeleteTenantRequest, call: Call) -> Empty:
         tenant = tenant_of("name", request.name)
         with change_audited("delete", request.name, call):
             current = await self._changeable(tenant)

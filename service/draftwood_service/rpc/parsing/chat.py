@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_model_runner.loading.tool_format import NoToolFormatError, ToolFormat
 from draftwood_service.errors import ContextLengthError
+from draftwood_service.rpc.parsing.bounds import require_at_most, require_length
 from draftwood_service.rpc.parsing.json_objects import indentation, read_object
+from draftwood_service.rpc.parsing.tool_format import NoToolFormatError, ToolFormat
 from draftwood_service.serving import Serving
 
 MAX_ROLE_CHARACTERS = 64
@@ -37,20 +38,20 @@ def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
     count = len(chat.messages)
     if not count:
         raise InvalidInputError("chat.messages", None, "must not be empty")
-    _require_at_most("chat.messages", "messages", count, serving.max_chat_messages)
-    _require_at_most("chat.tools", "tools", len(chat.tools), MAX_TOOLS)
+    require_at_most("chat.messages", count, serving.max_chat_messages, "messages")
+    require_at_most("chat.tools", len(chat.tools), MAX_TOOLS, "tools")
     for index, message in enumerate(chat.messages):
-        _require_length(f"chat.messages[{index}].role", message.role, MAX_ROLE_CHARACTERS)
+        require_length(f"chat.messages[{index}].role", message.role, MAX_ROLE_CHARACTERS)
         calls = len(message.tool_calls)
-        _require_at_most(f"chat.messages[{index}].tool_calls", "calls", calls, MAX_TOOLS)
+        require_at_most(f"chat.messages[{index}].tool_calls", calls, MAX_TOOLS, "calls")
     characters = sum(_size_of_message(message) for message in chat.messages) + sum(map(_size_of_tool, chat.tools))
     _require_characters(characters, serving)
     tokenizer = serving.model.tokenizer
     if not tokenizer.has_chat_template:
         raise InvalidInputError("chat", None, "the model has no chat template; send text")
     with_tools = next(_with_tools(chat), None)
-    if with_tools is not None and isinstance(tokenizer.tool_format, NoToolFormatError):
-        raise InvalidInputError(with_tools, None, f"the model takes no tools: {tokenizer.tool_format}")
+    if with_tools is not None and isinstance(serving.model.tool_format, NoToolFormatError):
+        raise InvalidInputError(with_tools, None, f"the model takes no tools: {serving.model.tool_format}")
     called = {call.id: call.name for message in chat.messages for call in message.tool_calls if call.id}
     messages = [_message(f"chat.messages[{index}]", message, called) for index, message in enumerate(chat.messages)]
     if not tokenizer.takes_system:
@@ -64,7 +65,7 @@ def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
 
 def tool_format_of(serving: Serving) -> tuple[pb.ToolFormat | None, str]:
     """How the model writes calls, and why it is given no tools."""
-    found = serving.model.tokenizer.tool_format
+    found = serving.model.tool_format
     if isinstance(found, ToolFormat):
         written = pb.ToolFormat(
             begin=found.begin, end=found.end, name_key=found.name_key, arguments_key=found.arguments_key
@@ -126,13 +127,13 @@ def _with_system_in_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 
 def _call(field: str, call: pb.ToolCall) -> dict[str, Any]:
-    _require_length(f"{field}.name", call.name, _MAX_NAME_CHARACTERS)
+    require_length(f"{field}.name", call.name, _MAX_NAME_CHARACTERS)
     function = {"name": call.name, "arguments": _object(f"{field}.arguments", call.arguments)}
     return {"type": "function", "id": call.id, "function": function}
 
 
 def _tool(field: str, tool: pb.Tool) -> dict[str, Any]:
-    _require_length(f"{field}.name", tool.name, _MAX_NAME_CHARACTERS)
+    require_length(f"{field}.name", tool.name, _MAX_NAME_CHARACTERS)
     no_parameters = {"type": "object", "properties": {}}
     parameters = _object(f"{field}.parameters", tool.parameters) if tool.parameters else no_parameters
     function = {"name": tool.name, "description": tool.description, "parameters": parameters}
@@ -146,17 +147,7 @@ def _object(field: str, text: str) -> dict[str, Any]:
         raise InvalidInputError(field, None, str(error)) from None
 
 
-def _require_at_most(field: str, what: str, count: int, most: int) -> None:
-    if count > most:
-        raise InvalidInputError(field, None, f"has {count} {what}; at most {most} are allowed")
-
-
 def _require_characters(characters: int, serving: Serving) -> None:
     if characters > (most := serving.max_prompt_characters):
         problem = f"must have at most {most} characters with tools as indented JSON; it has {characters}"
         raise ContextLengthError("chat.messages", None, problem)
-
-
-def _require_length(field: str, text: str, most: int) -> None:
-    if not 1 <= len(text) <= most:
-        raise InvalidInputError(field, None, f"must have 1 to {most} characters; it has {len(text)}")

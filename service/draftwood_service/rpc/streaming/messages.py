@@ -21,8 +21,10 @@ TokenText = Callable[[int], str]
 """The text of a token by itself."""
 
 
-def delta(pending: Pending, with_details: bool, token_text: TokenText) -> pb.GenerateResponse:
-    """The message with the tokens of one or several steps."""
+def delta(
+    pending: Pending, with_details: bool, token_text: TokenText, samples: SequenceOf[Sample]
+) -> pb.GenerateResponse:
+    """The message with the tokens of one or several steps, and with the finish of their sample if `pending` has it."""
     response = pb.GenerateResponse()
     message = response.delta
     message.text = "".join(pending.texts)
@@ -38,6 +40,8 @@ def delta(pending: Pending, with_details: bool, token_text: TokenText) -> pb.Gen
     for tree in pending.trees:
         texts = map(token_text, tree.token_ids)
         message.draft_trees.add(token_ids=tree.token_ids, tokens=texts, parents=tree.parents, accepted=tree.accepted)
+    if pending.finish is not None and pending.finish.error is None:
+        message.finished.CopyFrom(_sample_result(samples[pending.sample], pending.finish))
     return response
 
 
@@ -65,14 +69,7 @@ def finished(samples: SequenceOf[Sample], finishes: SequenceOf[Finish]) -> pb.Ge
         ),
     )
     if len(samples) > 1:
-        for sample, finish in zip(samples, finishes, strict=True):
-            message.samples.add(
-                reason=_REASONS[finish.reason],
-                stop_string=finish.stop_string,
-                stop_token_id=finish.stop_token_id,
-                completion_tokens=sample.completion_tokens,
-                seed=sample.request.sampling.seed,
-            )
+        message.samples.extend(map(_sample_result, samples, finishes))
     for name, counts in stats.sources(request.strategy_name).items():
         source = message.drafting.by_source[name]
         source.draft_tokens, source.accepted_tokens = counts.verified, counts.accepted
@@ -83,6 +80,16 @@ def finished(samples: SequenceOf[Sample], finishes: SequenceOf[Finish]) -> pb.Ge
     _set_seconds(message.drafting.step_time, stats.step_seconds)
     _set_seconds(message.drafting.model_time, stats.model_seconds)
     return pb.GenerateResponse(finished=message)
+
+
+def _sample_result(sample: Sample, finish: Finish) -> pb.SampleResult:
+    return pb.SampleResult(
+        reason=_REASONS[finish.reason],
+        stop_string=finish.stop_string,
+        stop_token_id=finish.stop_token_id,
+        completion_tokens=sample.completion_tokens,
+        seed=sample.request.sampling.seed,
+    )
 
 
 def _set_seconds(duration: Any, seconds: float) -> None:

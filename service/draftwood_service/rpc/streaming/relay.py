@@ -26,7 +26,7 @@ async def relay(stream: Stream, writer: Writer, message: DeltaMessage, shaping: 
     finishes: dict[int, Finish] = {}
     while len(finishes) < stream.slots:
         for pending in await stream.take():
-            for part in pending.parts():
+            for part in pending.parts(with_end=stream.slots > 1):
                 await writer.write(message(part))
             if pending.finish is not None:
                 if pending.finish.error is not None:

@@ -18,6 +18,7 @@ VERIFIED, ACCEPTED = range(2)
 @compiled
 def attribute(
     drafted: MixedDraft,
+    nodes: int,
     verified: Int32Array,
     verified_parents: Int32Array,
     accepted: Int32Array,
@@ -27,6 +28,7 @@ def attribute(
     """Adds a step to the counts.
 
     Args:
+        nodes: of the draft.
         verified, verified_parents: int32[m], the tree that was verified, as in `Feedback`: node 0 is its root.
         accepted: int32[a], the tokens that the step wrote.
         located: int32[m or more], workspace.
@@ -38,7 +40,7 @@ def attribute(
         above = verified_parents[node]
         located[node] = NO_NODE
         if above == 0 or located[above] >= 0:
-            located[node] = _find(drafted, verified[node], located[above], latest + 1)
+            located[node] = _find(drafted, nodes, verified[node], located[above], latest + 1)
         if above == at and depth < accepted.shape[0] and verified[node] == accepted[depth]:
             at, depth = node, depth + 1
         if located[node] >= 0:
@@ -51,10 +53,10 @@ def attribute(
 
 
 @compiled
-def attribute_all(drafted: MixedDraft, accepted: Int32Array, counts: Int64Array) -> None:
+def attribute_all(drafted: MixedDraft, nodes: int, accepted: Int32Array, counts: Int64Array) -> None:
     """As `attribute`, where the whole draft was verified."""
     at, depth = NO_NODE, 0
-    for node in range(drafted.tokens.shape[0]):
+    for node in range(nodes):
         source = drafted.sources[node]
         right = drafted.parents[node] == at and depth < accepted.shape[0] and drafted.tokens[node] == accepted[depth]
         if right:
@@ -65,9 +67,8 @@ def attribute_all(drafted: MixedDraft, accepted: Int32Array, counts: Int64Array)
 
 
 @compiled
-def _find(drafted: MixedDraft, token: Integer, parent: Integer, first: Integer) -> int:
+def _find(drafted: MixedDraft, n: int, token: Integer, parent: Integer, first: Integer) -> int:
     """The drafted node with this token and parent; looked for from `first` on, since the engine keeps the order."""
-    n = drafted.tokens.shape[0]
     for step in range(n):
         node = first + step if first + step < n else first + step - n
         if drafted.tokens[node] == token and drafted.parents[node] == parent:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 
-from draftwood_strategies.mixing.candidates import LOGIT, RANKS, SOURCE_NODE, Workspace
+from draftwood_strategies.mixing.candidates import Workspace
 from draftwood_strategies.mixing.sources.source_trees import SourceTrees
 from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights
 from draftwood_strategies.native import Int32Array, Real, compiled
 from draftwood_strategies.successors import ORDERS, WIDTH
 
 _RATE = 0.005
-"""Weight of the latest token in the running mean: about 200 tokens. Not tuned. That gains are differences of
+"""Weight of the latest token in the running mean: about 200 tokens. That gains are differences of
 probabilities matters: as differences of logarithms they switched off good sources before they had learned
 (docs/decisions, "Sources of a hybrid vote")."""
 
@@ -70,21 +70,16 @@ def _probability_without(
         longest, level: what `candidates.collect` returned.
         level_of_others: the highest confidence level of the other tree-shaped sources.
     """
-    contributions, escapes = workspace.contributions, weights.escapes
+    contributions, logits, escapes = workspace.contributions, workspace.logits, weights.escapes
     if source == TABLE:
-        none = contributions[0, LOGIT] - escapes[level, longest] + escapes[level, 0]
+        none = logits[0] - escapes[level, longest] + escapes[level, 0]
     else:
-        none = (
-            contributions[0, LOGIT]
-            - contributions[0, source]
-            - escapes[level, longest]
-            + escapes[level_of_others, longest]
-        )
+        none = logits[0] - contributions[0, source] - escapes[level, longest] + escapes[level_of_others, longest]
     right = 0.0
     total = math.exp(none)
     for i in range(1, n):
         if _others_have(trees, workspace, i, source):
-            weight = math.exp(contributions[i, LOGIT] - contributions[i, source])
+            weight = math.exp(logits[i] - contributions[i, source])
             total += weight
             if i == target:
                 right = weight
@@ -114,9 +109,9 @@ def dominant_source(trees: SourceTrees, workspace: Workspace, i: int) -> int:
 @compiled
 def _has(trees: SourceTrees, workspace: Workspace, i: int, source: int) -> bool:
     if source != TABLE:
-        node = workspace.candidates[i, SOURCE_NODE]
+        node = workspace.nodes[i]
         return bool(node >= 0 and trees.chances[node, source] > 0.0)
     least = WIDTH
     for order in range(ORDERS):
-        least = min(least, workspace.candidates[i, RANKS + order])
+        least = min(least, workspace.ranks[i, order])
     return least < WIDTH

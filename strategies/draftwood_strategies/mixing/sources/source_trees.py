@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from draftwood_strategies.mixing.weights import LEAST_CHANCE, SOURCES
 from draftwood_strategies.native import Float32Array, Int32Array, Real, compiled
@@ -19,7 +19,7 @@ class SourceTrees(NamedTuple):
     """
 
     tree: TreeIndex
-    chances: Float32Array
+    chances: Annotated[Float32Array, 2]
 
 
 @compiled

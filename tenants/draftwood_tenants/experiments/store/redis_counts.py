@@ -18,7 +18,7 @@ _KIND = "counts"
 _LEASE = "dw:{counts}:lease"
 _DELETED_SECONDS = 3600
 _PAGE = 64
-"""Snapshots that are read at once, 3 MB with two arms. Not tuned."""
+"""Snapshots that are read at once, 3 MB with two arms."""
 
 # ARGV: definition field sequence value
 _WRITE = """

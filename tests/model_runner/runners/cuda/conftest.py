@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from draftwood_model_runner.errors import UnsupportedRunnerError
-from draftwood_model_runner.runners.cuda.device.launching import require_triton
-from tests.model_runner.runners.cuda.device import DEVICE
+from tests.model_runner.runners.cuda.interpreted import interpret
 
 try:
-    require_triton(DEVICE)
+    interpret()
 except UnsupportedRunnerError as error:
     pytest.skip(str(error), allow_module_level=True)

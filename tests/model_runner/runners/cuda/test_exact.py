@@ -20,7 +20,7 @@ from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.runners.base import KVShape, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.cuda import probe
+from draftwood_model_runner.runners.cuda import constants, probe
 from draftwood_model_runner.runners.cuda.exact_linear import exact_linear, make_exact
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
@@ -37,7 +37,7 @@ RUN = 64
 
 @pytest.fixture(autouse=True)
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_tiling, "RUN", RUN)
+    monkeypatch.setattr(constants, "EXACT_RUN", RUN)
 
 
 rows = st.tuples(st.sampled_from([0, 1, 15, 62, 63, 64, 130]), st.integers(1, 40), st.integers(0, 40))

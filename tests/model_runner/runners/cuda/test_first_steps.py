@@ -8,6 +8,7 @@ from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch
 from draftwood_model_runner.runners.cuda.first_steps import compile_choosing
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
+from draftwood_model_runner.runners.cuda.runner import CudaRunner
 from tests.model_runner.families import VOCAB
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.random_grammar import RandomGrammar
@@ -33,9 +34,15 @@ def kernels_of(action: Any) -> set[tuple[str, tuple[tuple[str, Any], ...]]]:
     return found
 
 
+def runner_of(kv_tokens: int) -> CudaRunner:
+    runner = served("llama").factory.runner(kv_tokens)
+    assert isinstance(runner, CudaRunner)
+    return runner
+
+
 def test_no_request_needs_another_kernel() -> None:
     model = served("llama")
-    compiled = kernels_of(lambda: compile_choosing(model.factory.runner(2 * PAGE_SIZE)))
+    compiled = kernels_of(lambda: compile_choosing(runner_of(2 * PAGE_SIZE)))
     answers = {prompt: [*range(1, 10)] for prompt in PROMPTS}
     sampled = SamplingParams(temperature=1.3, top_p=0.9, repetition_penalty=1.2, seed=11, logprobs=3)
     for params, grammar in ((SamplingParams(temperature=0.0), None), (sampled, RandomGrammar(VOCAB))):
@@ -48,6 +55,6 @@ def test_no_request_needs_another_kernel() -> None:
 
 
 def test_a_small_memory_holds_the_first_steps() -> None:
-    compiled = kernels_of(lambda: compile_choosing(served("llama").factory.runner(PAGE_SIZE)))
+    compiled = kernels_of(lambda: compile_choosing(runner_of(PAGE_SIZE)))
     assert {name for name, _ in compiled} == BESIDE_THE_MODEL
     assert {dict(constants)["NODES"] for name, constants in compiled if name == "accept_paths"} == {16}

@@ -1,7 +1,7 @@
 """The whole runner with interpreted kernels: its tokens are those of transformers' own `generate`, whatever is drafted.
 
 Each step of a usual size is recorded when it first occurs, and every further one must repeat what was recorded, as a
-CUDA graph would: see `cuda.steps.recording`.
+CUDA graph would: see `recording`.
 """
 
 from __future__ import annotations

@@ -13,10 +13,12 @@ from transformers import AutoTokenizer
 
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
+from draftwood_model_runner.loading import sharded
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
 from draftwood_model_runner.request import SamplingParams, StopParams
 from tests.model_runner.families import VOCAB, greedy, tiny
 from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.runners.cuda.interpreted import interpret
 from tests.model_runner.sequences import make_sequence
 
 pytest.importorskip("accelerate", reason="sharded loading needs it")
@@ -33,9 +35,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def load(folder: Path, ranks: int) -> LoadedModel:
+    """The model among ranks that all interpret kernels as this process does."""
+    interpret()
+    patched: Any = sharded
+    patched.follow_leader = follow_interpreted
+    return load_model(str(folder), device="cpu", runner="cuda", tensor_parallel=ranks)
+
+
+def follow_interpreted(*arguments: Any) -> None:
+    interpret()
+    sharded.follow_leader(*arguments)
+
+
 def answers(folder: Path, ranks: int) -> list[list[int]]:
     """Greedy with drafts; then sampled with a penalty, which each rank must choose alike, in halves in turn."""
-    model = load_model(str(folder), device="cpu", runner="cuda", tensor_parallel=ranks)
+    model = load(folder, ranks)
     engine = Engine(model, EngineConfig(max_draft_nodes=8, adaptive_budget=False, kv_cache_tokens=512))
     written = []
     sampled = SamplingParams(temperature=0.7, presence_penalty=0.5, seed=3)
@@ -72,8 +87,8 @@ def test_two_ranks_write_what_one_does(folder: Path) -> None:
 
 def test_a_lost_rank_ends_the_process(folder: Path) -> None:
     code = (
-        "import sys, os, signal, time; from draftwood_model_runner.loading.model import load_model;"
-        "model = load_model(sys.argv[1], device='cpu', runner='cuda', tensor_parallel=2);"
+        "import sys, os, signal, time; from tests.model_runner.runners.cuda import test_tensor_parallel as t;"
+        "model = t.load(sys.argv[1], 2);"
         "os.kill(model.factory._ranks._processes[0].pid, signal.SIGKILL); time.sleep(60)"
     )
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, timeout=110)

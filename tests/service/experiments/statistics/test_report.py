@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from draftwood.admin.v1 import experiments_pb2 as pb
+from draftwood_service.experiments.messages import report_message
+from draftwood_service.experiments.reading import Reading
+from draftwood_service.experiments.statistics import report as statistics_report
 from draftwood_service.experiments.statistics.guardrails import violations
-from draftwood_service.experiments.statistics.report import INTERFERENCE, report
+from draftwood_service.experiments.statistics.report import INTERFERENCE, KEYS, report
 from draftwood_tenants.experiments.assignment import BUCKETS, Split
 from draftwood_tenants.experiments.counters import Counts, Origin, Recorder
 from draftwood_tenants.experiments.limits import Limits
@@ -54,6 +61,8 @@ def test_a_faster_arm_is_named_with_its_bounds() -> None:
     assert time.low < -0.2 < time.high < -0.1
     assert not found.mismatch
     assert found.violations == []
+    (named,) = [one for one in found.conclusions if one.kind == "faster"]
+    assert (named.arm, KEYS[named.metric], found.winner) == ("hybrid", "decode_seconds_per_token", "hybrid")
     text = " ".join(found.words)
     assert "hybrid is faster than trie: decode time per token -" in text
     assert INTERFERENCE in text
@@ -69,6 +78,7 @@ def test_equal_arms_give_no_difference_and_a_slower_one_is_worse() -> None:
     assert "no difference is shown" in " ".join(found.words)
     slower = report(SPLIT, run(4000, tpot=1.3))
     assert "hybrid is slower than trie" in " ".join(slower.words)
+    assert [one.kind for one in (found.conclusions[0], slower.conclusions[0])] == ["no_difference", "slower"]
 
 
 def test_too_few_units_say_nothing() -> None:
@@ -77,6 +87,7 @@ def test_too_few_units_say_nothing() -> None:
     assert all(one.low is None for one in found.comparisons if one.metric == "decode time per token")
     empty = report(SPLIT, Counts.zero(2))
     assert empty.words[0].startswith("Too early")
+    assert [one.kind for one in empty.conclusions] == ["too_early"]
     assert all(value is None for value in empty.arms[0].values.values())
 
 
@@ -87,7 +98,7 @@ def test_lost_units_forbid_any_conclusion() -> None:
     found = report(SPLIT, counts)
     assert found.mismatch
     assert found.words[0].startswith("Nothing may be concluded: the units (trie ")
-    assert not any("faster" in word for word in found.words)
+    assert [one.kind for one in found.conclusions] == ["sample_ratio_mismatch"]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +114,9 @@ def test_an_arm_beyond_a_limit_is_stopped(treatment: dict[str, float], guardrail
     (found,) = violations(SPLIT, counts)
     assert (found.arm, found.guardrail) == ("hybrid", guardrail)
     assert reason in found.reason
-    assert any(word.startswith(f"Stop hybrid ({guardrail}): ") for word in report(SPLIT, counts).words)
+    (stop,) = [one for one in report(SPLIT, counts).conclusions if one.kind == "guardrail"]
+    assert stop.arm == "hybrid"
+    assert stop.text.startswith(f"Stop hybrid ({guardrail}): ")
 
 
 def test_better_arms_are_not_stopped() -> None:
@@ -147,3 +160,28 @@ def test_answers_without_a_ttft_neither_move_it_nor_make_it_too_sure() -> None:
     assert values == pytest.approx([0.0209, 0.0209], abs=0.001)
     found = report(SPLIT, run(4000, timed=50, ttft=1.5)).violations
     assert [(one.arm, one.guardrail) for one in found] == [("hybrid", "ttft")]
+
+
+def test_what_programs_read_says_the_same() -> None:
+    """Keys are a part of the protocol: one that is renamed breaks programs."""
+    assert sorted(KEYS.values()) == [
+        "decode_seconds_per_token",
+        "draft_nodes_per_accepted_token",
+        "tokens_per_step",
+        "tpot_seconds_p50",
+        "tpot_seconds_p90",
+        "ttft_seconds_mean",
+        "ttft_seconds_p50",
+        "ttft_seconds_p90",
+    ]
+    found = report(SPLIT, run(4000, tpot=0.8))
+    reading = Reading(cast(Any, None), Counts.zero(2), servers=1, unreadable=0)
+    message = report_message(pb.Experiment(), reading, found, [])
+    assert [one.text for one in message.findings] == [*message.conclusions] == found.words
+    assert pb.ConclusionKind.Name(message.findings[0].kind) == "CONCLUSION_KIND_FASTER"
+    assert message.better_arm == "hybrid"
+    for row in message.arms:
+        assert dict(row.values) == {KEYS[title]: value for title, value in row.metrics.items()}
+    assert {one.metric_key for one in message.comparisons} == {*KEYS.values()}
+    for kind in re.findall(r'Conclusion\(\s*"(\w+)"', Path(statistics_report.__file__).read_text(encoding="utf-8")):
+        assert f"CONCLUSION_KIND_{kind.upper()}" in [*pb.ConclusionKind.keys()]

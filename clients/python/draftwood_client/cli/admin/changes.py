@@ -19,7 +19,7 @@ from draftwood_client.cli.admin.documents import (
     read_file,
 )
 from draftwood_client.cli.admin.editing import edit
-from draftwood_client.cli.admin.fields import Data, apply_setting, as_data, changed_paths, mask_of
+from draftwood_client.cli.admin.fields import Data, apply_setting, changed_paths, mask_of
 from draftwood_client.cli.output import print_json
 from draftwood_client.errors import AbortedError, ArgumentValueError, NotFoundError
 
@@ -37,7 +37,7 @@ _TRIES = 5
 
 def show(kind: Kind[ResourceT], resource: ResourceT, as_json: bool) -> None:
     if as_json:
-        print_json(as_data(resource))
+        print_json(kind.data(resource))
     else:
         print_resource(kind, resource)
 
@@ -93,7 +93,7 @@ def set_fields(
             create(kind, resources, name, definition, dry_run, as_json)
             return
         masks = [*dict.fromkeys(mask_of(path) for path in paths)]
-        change = kind.resource(definition, name, current.etag)  # type: ignore[attr-defined]
+        change = kind.resource(definition, name, current.etag)
         try:
             changed = resources.update(change, masks, validate_only=dry_run)
         except AbortedError:
@@ -130,7 +130,7 @@ def _apply_one(
         create(kind, resources, name, definition, dry_run, as_json)
         return
     before = kind.definition(current)
-    change = kind.resource(definition, name, current.etag)  # type: ignore[attr-defined]
+    change = kind.resource(definition, name, current.etag)
     masks = [mask_of(path) for path in changed_paths(before, kind.definition(change), kind.descriptor)]
     changed = resources.update(change, masks, validate_only=dry_run) if masks else current
     _tell(kind, name, "changed" if masks else "", before, changed, dry_run, as_json)
@@ -162,7 +162,7 @@ def print_all(
 ) -> None:
     found = [*resources.list()]
     if as_json:
-        print_json({kind.plural: [as_data(one) for one in found]})
+        print_json({kind.plural: [kind.data(one) for one in found]})
     elif found:
         table(found)
     else:
@@ -173,7 +173,7 @@ def _tell(
     kind: Kind[ResourceT], name: str, done: str, before: Data, after: ResourceT, dry_run: bool, as_json: bool
 ) -> None:
     if as_json:
-        print_json(as_data(after))
+        print_json(kind.data(after))
         return
     typer.echo(f"{kind.noun} {name} {'would be ' if dry_run and done else ''}{done or 'is as in the file'}")
     if done:

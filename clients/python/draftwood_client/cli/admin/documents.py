@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -14,10 +14,12 @@ import yaml
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
+from draftwood_client.admin.resources import Experiment, Tenant
 from draftwood_client.cli.admin.fields import Data, as_data, checked, parsed
 from draftwood_client.errors import ArgumentValueError
+from draftwood_client.protocol.convert import from_message, to_message
 
-ResourceT = TypeVar("ResourceT", bound=Message)
+ResourceT = TypeVar("ResourceT", bound=Tenant | Experiment)
 
 _OF_THE_SERVER = frozenset({"create_time", "update_time", "origin"})
 
@@ -28,12 +30,14 @@ class Kind(Generic[ResourceT]):
 
     Attributes:
         noun: "tenant" or "experiment"; the plural is the key of a list of them in a file.
-        message: its class.
+        plain: its class.
+        message: its class in the protocol.
         output_only: further fields that cannot be set.
     """
 
     noun: str
-    message: type[ResourceT]
+    plain: type[ResourceT]
+    message: type[Message]
     output_only: frozenset[str] = frozenset()
 
     @property
@@ -56,13 +60,16 @@ class Kind(Generic[ResourceT]):
 
     def id_of(self, resource: ResourceT) -> str:
         """As the commands name it."""
-        name: str = getattr(resource, "name")  # noqa: B009  # a field that all kinds have
-        return name.removeprefix(self.prefix)
+        return resource.name.removeprefix(self.prefix)
+
+    def data(self, resource: ResourceT) -> Data:
+        """All fields that are set."""
+        return as_data(to_message(resource, self.message))
 
     def definition(self, resource: ResourceT) -> Data:
         """The fields that can be set."""
         names = {field.json_name for field in self.descriptor.fields if field.name not in self.hidden}
-        return {name: value for name, value in as_data(resource).items() if name in names}
+        return {name: value for name, value in self.data(resource).items() if name in names}
 
     def resource(self, definition: Data, name: str = "", etag: str = "") -> ResourceT:
         """Of a definition, which is checked. Raises ArgumentValueError."""
@@ -70,9 +77,7 @@ class Kind(Generic[ResourceT]):
         parsed(checked(definition, self.descriptor), message)
         for field in self.hidden:
             message.ClearField(field)
-        for field, value in (("name", self.prefix + name if name else ""), ("etag", etag)):
-            setattr(message, field, value)
-        return message
+        return replace(from_message(self.plain, message), name=self.prefix + name if name else "", etag=etag)
 
 
 class Resources(Protocol[ResourceT]):
@@ -179,7 +184,7 @@ def print_differences(before: Data, after: Data) -> None:
 
 def print_resource(kind: Kind[ResourceT], resource: ResourceT) -> None:
     """YAML that `apply -f` takes; what only the server sets is in comments."""
-    data = as_data(resource)
+    data = kind.data(resource)
     fixed = {field.json_name for field in kind.descriptor.fields if field.name in kind.hidden}
     for name, value in data.items():
         if name in fixed and name != "name":

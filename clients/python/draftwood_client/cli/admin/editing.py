@@ -66,7 +66,7 @@ def edit(kind: Kind[ResourceT], resources: Resources[ResourceT], name: str) -> R
             paths = [mask_of(path) for path in changed_paths(draft.base, draft.wanted, kind.descriptor)]
             if not paths:
                 return None
-            change = kind.resource(draft.wanted, name, base.etag)  # type: ignore[attr-defined]
+            change = kind.resource(draft.wanted, name, base.etag)
             would = resources.update(change, paths, validate_only=True)
             saved = resources.update(change, paths)
         except (ArgumentError, InvalidRequestError, FailedPreconditionError) as error:

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from draftwood.admin.v1 import experiments_pb2 as pb
+from draftwood_client.admin.resources import Experiment
 from draftwood_client.cli.admin import changes, report_command
 from draftwood_client.cli.admin.arms import arms_of
 from draftwood_client.cli.admin.changes import DryRun, FileOption, RequiredFile, Yes
-from draftwood_client.cli.admin.fields import Data, as_data
+from draftwood_client.cli.admin.fields import Data
 from draftwood_client.cli.admin.kinds import EXPERIMENT
-from draftwood_client.cli.admin.tables import experiments_table, state_text
-from draftwood_client.cli.commands import AsJson
+from draftwood_client.cli.admin.tables import experiments_table
+from draftwood_client.cli.answering import AsJson
 from draftwood_client.cli.options import ServerOptions, command
 from draftwood_client.cli.output import print_json
 from draftwood_client.errors import ArgumentValueError
@@ -195,15 +195,15 @@ def report(
         )
 
 
-def _tell(experiment: pb.Experiment, dry_run: bool, as_json: bool) -> None:
+def _tell(experiment: Experiment, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        print_json(as_data(experiment))
+        print_json(EXPERIMENT.data(experiment))
         return
     words = [
         EXPERIMENT.noun,
         EXPERIMENT.id_of(experiment),
         "would be" if dry_run else "is",
-        state_text(experiment.state),
+        experiment.state,
     ]
     typer.echo(" ".join(words) + (f", winner {experiment.winner}" if experiment.winner else ""))
 

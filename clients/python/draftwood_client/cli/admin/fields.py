@@ -18,6 +18,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 from google.protobuf.message import Message
 
 from draftwood_client.errors import ArgumentValueError
+from draftwood_client.protocol.convert import whole
 
 Data = dict[str, Any]
 Path = tuple[FieldDescriptor, ...]
@@ -225,15 +226,7 @@ def _plain(field: FieldDescriptor, value: Any) -> Any:
         return {name: _plain(field_named(kind, name), one) for name, one in value.items()}
     if isinstance(value, str) and field.cpp_type in (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64):
         return int(value)
-    return _whole(value)
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_whole(one) for one in value]
-    if isinstance(value, dict):
-        return {name: _whole(one) for name, one in value.items()}
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+    return whole(value)
 
 
 def _is(field: FieldDescriptor, name: str) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from draftwood.admin.v1 import experiments_pb2 as pb
+from draftwood_client.admin.reports import ExperimentReport
 from draftwood_client.errors import ArgumentValueError
 
 WIDTH, HEIGHT = 60, 9
@@ -25,18 +25,17 @@ class Point:
     high: float
 
 
-def histories(report: pb.ExperimentReport) -> dict[str, list[Point]]:
+def histories(report: ExperimentReport) -> dict[str, list[Point]]:
     """By arm, the looks that have bounds, the oldest first."""
     found: dict[str, list[Point]] = {}
     for look in report.history:
-        time = look.time.ToDatetime(UTC)
         for one in look.comparisons:
-            if one.HasField("change") and one.HasField("low") and one.HasField("high"):
-                found.setdefault(one.arm, []).append(Point(time, one.change, one.low, one.high))
+            if one.change is not None and one.low is not None and one.high is not None:
+                found.setdefault(one.arm, []).append(Point(look.time, one.change, one.low, one.high))
     return {arm: points for arm, points in found.items() if len(points) > 1}
 
 
-def metric_of(report: pb.ExperimentReport) -> str:
+def metric_of(report: ExperimentReport) -> str:
     """The metric of the history."""
     return next((one.metric for look in report.history for one in look.comparisons), "")
 
@@ -57,7 +56,7 @@ def terminal_plot(points: Sequence[Point]) -> list[str]:
     return [*lines, f"{'':9}{start}{end:>{WIDTH - len(start)}}"]
 
 
-def write_plot(report: pb.ExperimentReport, file: Path) -> None:
+def write_plot(report: ExperimentReport, file: Path) -> None:
     """Writes a picture; the format is that of the file's suffix.
 
     Raises:
@@ -66,7 +65,7 @@ def write_plot(report: pb.ExperimentReport, file: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ArgumentValueError("--plot", "needs pip install 'draftwood-client[plot]'") from None
+        raise ArgumentValueError("--plot", "needs matplotlib: pip install matplotlib") from None
     found = histories(report)
     if not found:
         raise ArgumentValueError("--plot", "there are no two looks with bounds yet")

@@ -12,19 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from draftwood.admin.v1 import experiments_pb2 as pb
-from draftwood_client.cli.admin.fields import as_data
+from draftwood_client.admin.reports import ExperimentReport
+from draftwood_client.cli.admin.fields import Data, as_data
 from draftwood_client.cli.admin.plot import histories, metric_of, terminal_plot, write_plot
-from draftwood_client.cli.admin.tables import cell, console, duration_text, plain_table, state_text, time_text
+from draftwood_client.cli.admin.tables import cell, console, duration_text, plain_table, time_text
 from draftwood_client.cli.output import print_json
+from draftwood_client.protocol.convert import to_message
 
-_VERDICTS = {
-    pb.VERDICT_BETTER: ("better", "green"),
-    pb.VERDICT_WORSE: ("worse", "red"),
-    pb.VERDICT_OPEN: ("open", ""),
-}
+_VERDICT_STYLES = {"better": "green", "worse": "red"}
 
 
-def show(ask: Callable[[], pb.ExperimentReport], *, watch: float | None, plot: Path | None, as_json: bool) -> None:
+def show(ask: Callable[[], ExperimentReport], *, watch: float | None, plot: Path | None, as_json: bool) -> None:
     """Prints a report; with `watch`, a new one every so many seconds, until Ctrl-C."""
     if watch is not None:
         with suppress(KeyboardInterrupt):
@@ -34,18 +32,18 @@ def show(ask: Callable[[], pb.ExperimentReport], *, watch: float | None, plot: P
     if plot is not None:
         write_plot(report, plot)
     if as_json:
-        print_json(as_data(report, zeros=True))
+        print_json(_as_json(report))
     else:
         console().print(rendered(report))
 
 
-def _watch(ask: Callable[[], pb.ExperimentReport], seconds: float, plot: Path | None, as_json: bool) -> None:
+def _watch(ask: Callable[[], ExperimentReport], seconds: float, plot: Path | None, as_json: bool) -> None:
     while True:
         report = ask()
         if plot is not None and histories(report):
             write_plot(report, plot)
         if as_json:
-            print_json(as_data(report, zeros=True))
+            print_json(_as_json(report))
         else:
             out = console()
             out.clear()
@@ -53,12 +51,16 @@ def _watch(ask: Callable[[], pb.ExperimentReport], seconds: float, plot: Path | 
         time.sleep(seconds)
 
 
-def rendered(report: pb.ExperimentReport) -> RenderableType:
+def _as_json(report: ExperimentReport) -> Data:
+    return as_data(to_message(report, pb.ExperimentReport), zeros=True)
+
+
+def rendered(report: ExperimentReport) -> RenderableType:
     """The report for people."""
     return Group(*_parts(report))
 
 
-def _parts(report: pb.ExperimentReport) -> Iterator[RenderableType]:
+def _parts(report: ExperimentReport) -> Iterator[RenderableType]:
     yield cell(_heading(report), "bold")
     yield Text()
     yield _arms(report)
@@ -73,23 +75,23 @@ def _parts(report: pb.ExperimentReport) -> Iterator[RenderableType]:
     if report.sample_ratio_mismatch:
         yield Text("The units are not divided as the weights say: nothing may be concluded.", style="bold red")
     for one in report.violations:
-        stopped = f", stopped {time_text(one, 'stop_time')} UTC" if one.HasField("stop_time") else ""
+        stopped = f", stopped {time_text(one.stop_time)} UTC" if one.stop_time else ""
         yield cell(f"guardrail {one.guardrail} of {one.arm}: {one.reason}{stopped}", "red")
     for sentence in report.conclusions:
         yield cell(sentence)
 
 
-def _heading(report: pb.ExperimentReport) -> str:
+def _heading(report: ExperimentReport) -> str:
     experiment = report.experiment
     parts = [
-        f"{experiment.name.removeprefix('experiments/')}: {state_text(experiment.state)}",
-        f"unit {'session' if experiment.unit == pb.EXPERIMENT_UNIT_SESSION else 'request'}",
-        f"{experiment.coverage if experiment.HasField('coverage') else 1:.0%} of them",
+        f"{experiment.name.removeprefix('experiments/')}: {experiment.state}",
+        f"unit {experiment.unit or 'request'}",
+        f"{1 if experiment.coverage is None else experiment.coverage:.0%} of them",
         f"tenants {', '.join(experiment.tenants) or 'all'}",
     ]
-    if experiment.HasField("start_time"):
-        parts.append(f"started {time_text(experiment, 'start_time')} UTC")
-    if experiment.HasField("burn_in"):
+    if experiment.start_time is not None:
+        parts.append(f"started {time_text(experiment.start_time)} UTC")
+    if experiment.burn_in is not None:
         parts.append(f"the first {duration_text(experiment.burn_in)} not counted")
     parts.append(f"{report.servers} server{'' if report.servers == 1 else 's'}")
     if experiment.winner:
@@ -97,7 +99,7 @@ def _heading(report: pb.ExperimentReport) -> str:
     return "; ".join(parts)
 
 
-def _arms(report: pb.ExperimentReport) -> Table:
+def _arms(report: ExperimentReport) -> Table:
     """A column for each arm."""
     names = [row.arm for row in report.arms]
     table = plain_table("", *names, right=tuple(names))
@@ -117,7 +119,7 @@ def _arms(report: pb.ExperimentReport) -> Table:
     return table
 
 
-def _metrics(report: pb.ExperimentReport) -> list[str]:
+def _metrics(report: ExperimentReport) -> list[str]:
     """The titles in the order of the comparisons, which is that of the server; maps have none."""
     ordered = dict.fromkeys(one.metric for one in report.comparisons)
     rest = sorted({title for row in report.arms for title in row.metrics} - ordered.keys())
@@ -132,13 +134,13 @@ def metric_text(title: str, value: float) -> str:
     return f"{value:.3f} s" if value >= 1 else f"{1000 * value:.3g} ms"
 
 
-def _comparisons(report: pb.ExperimentReport) -> Table:
+def _comparisons(report: ExperimentReport) -> Table:
     table = plain_table("arm", "metric", "change", "bounds", "verdict", right=("change", "bounds"))
     for one in report.comparisons:
-        change = f"{one.change:+.1%}" if one.HasField("change") else "-"
-        low = f"{one.low:+.1%}" if one.HasField("low") else "?"
-        high = f"{one.high:+.1%}" if one.HasField("high") else "?"
-        bounds = f"{low} to {high}" if one.HasField("low") or one.HasField("high") else "-"
-        word, style = _VERDICTS.get(one.verdict, ("-", ""))
-        table.add_row(cell(one.arm), cell(one.metric), change, bounds, Text(word, style=style))
+        change = "-" if one.change is None else f"{one.change:+.1%}"
+        low = "?" if one.low is None else f"{one.low:+.1%}"
+        high = "?" if one.high is None else f"{one.high:+.1%}"
+        bounds = "-" if low == high == "?" else f"{low} to {high}"
+        verdict = cell(one.verdict or "-", _VERDICT_STYLES.get(one.verdict, ""))
+        table.add_row(cell(one.arm), cell(one.metric), change, bounds, verdict)
     return table

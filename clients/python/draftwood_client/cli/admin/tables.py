@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from datetime import datetime
 
-from google.protobuf.duration_pb2 import Duration
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftwood.admin.v1 import experiments_pb2, tenants_pb2
-from draftwood_client.cli.admin.fields import as_data
+from draftwood_client.admin.resources import DraftConfig, Experiment, QuotaConfig, Tenant
 from draftwood_client.cli.output import VISIBLE, has_colours
 
 _STATE_STYLES = {"running": "green", "stopped": "yellow", "concluded": "cyan"}
+_ORIGINS = {"api": "API", "file": "file"}
 _PIPE_WIDTH = 200
 """Columns of a table in a pipe or file, where no terminal says how wide it is."""
 
@@ -44,64 +43,53 @@ def cell(value: object, style: str = "") -> Text:
     return Text(str(value).translate(VISIBLE), style=style)
 
 
-def tenants_table(tenants: list[tenants_pb2.Tenant]) -> None:
+def tenants_table(tenants: list[Tenant]) -> None:
     right = ("requests/min", "tokens/min", "at once", "weight")
     table = plain_table("tenant", "from", "drafting", *right, "changed (UTC)", "description", right=right)
     for one in tenants:
-        quotas = one.quotas
-        numbers = [
-            _number(quotas, "requests_per_minute"),
-            _number(quotas, "tokens_per_minute"),
-            _number(quotas, "concurrency"),
-            _number(one, "weight"),
-        ]
-        cells = [one.name.removeprefix("tenants/"), _origin(one.origin), drafting_text(one.drafting), *numbers]
-        table.add_row(*map(cell, [*cells, time_text(one, "update_time"), one.description]))
+        quotas = one.quotas or QuotaConfig()
+        numbers = [quotas.requests_per_minute, quotas.tokens_per_minute, quotas.concurrency, one.weight]
+        cells = [one.name.removeprefix("tenants/"), _ORIGINS.get(one.origin, "?"), drafting_text(one.drafting)]
+        table.add_row(*map(cell, [*cells, *map(_number, numbers), time_text(one.update_time), one.description]))
     console().print(table)
 
 
-def experiments_table(experiments: list[experiments_pb2.Experiment]) -> None:
+def experiments_table(experiments: list[Experiment]) -> None:
     right = ("coverage",)
     headings = ("experiment", "state", "arms", "unit", "coverage", "tenants", "started (UTC)", "winner", "description")
     table = plain_table(*headings, right=right)
     for one in experiments:
-        state = state_text(one.state)
         cells = [
             ", ".join(arm.id for arm in one.arms),
-            "session" if one.unit == experiments_pb2.EXPERIMENT_UNIT_SESSION else "request",
-            f"{one.coverage if one.HasField('coverage') else 1:.0%}",
+            one.unit or "request",
+            f"{1 if one.coverage is None else one.coverage:.0%}",
             ", ".join(one.tenants) or "all",
-            time_text(one, "start_time"),
+            time_text(one.start_time),
             one.winner or "-",
             one.description,
         ]
         name = cell(one.name.removeprefix("experiments/"))
-        table.add_row(name, cell(state, _STATE_STYLES.get(state, "")), *map(cell, cells))
+        table.add_row(name, cell(one.state, _STATE_STYLES.get(one.state, "")), *map(cell, cells))
     console().print(table)
 
 
-def drafting_text(drafting: tenants_pb2.DraftConfig) -> str:
+def drafting_text(drafting: DraftConfig | None) -> str:
     """A strategy with its options in a line; "-" for the server's default."""
-    data: dict[str, Any] = as_data(drafting)
-    options = [f"{name}={value}" for name, value in data.get("options", {}).items()]
-    if "maxNodes" in data:
-        options.append(f"max_nodes={data['maxNodes']}")
-    return " ".join([data.get("strategy", "default" if options else "-"), *options])
+    if drafting is None:
+        return "-"
+    options = [f"{name}={value}" for name, value in (drafting.options or {}).items()]
+    if drafting.max_nodes is not None:
+        options.append(f"max_nodes={drafting.max_nodes}")
+    return " ".join([drafting.strategy or ("default" if options else "-"), *options])
 
 
-def state_text(state: int) -> str:
-    """In small letters, such as "running"; the number of a state that this client does not know."""
-    known = experiments_pb2.ExperimentState.DESCRIPTOR.values_by_number.get(state)
-    return str(state) if known is None else known.name.removeprefix("EXPERIMENT_STATE_").lower()
+def time_text(time: datetime | None) -> str:
+    return "-" if time is None else f"{time:%Y-%m-%d %H:%M:%S}"
 
 
-def time_text(message: Any, field: str) -> str:
-    return f"{getattr(message, field).ToDatetime():%Y-%m-%d %H:%M:%S}" if message.HasField(field) else "-"
-
-
-def duration_text(duration: Duration) -> str:
+def duration_text(seconds: float) -> str:
     """Such as "5m" or "1h 30m"."""
-    left, parts = duration.ToMilliseconds(), []
+    left, parts = round(1000 * seconds), []
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
         count, left = divmod(left, size)
         if count:
@@ -109,13 +97,5 @@ def duration_text(duration: Duration) -> str:
     return " ".join(parts) or "0s"
 
 
-def _number(message: Any, field: str) -> str:
-    if not message.HasField(field):
-        return "-"
-    value: float = getattr(message, field)
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-
-
-def _origin(origin: int) -> str:
-    names: dict[int, str] = {tenants_pb2.RESOURCE_ORIGIN_API: "API", tenants_pb2.RESOURCE_ORIGIN_FILE: "file"}
-    return names.get(origin, "?")
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:g}"

@@ -14,7 +14,7 @@ from draftwood_client.cli.admin.documents import Kind, Resources, ResourceT, def
 from draftwood_client.cli.admin.fields import apply_setting
 from draftwood_client.cli.admin.kinds import EXPERIMENT, TENANT
 from draftwood_client.cli.admin.tables import tenants_table
-from draftwood_client.cli.commands import AsJson
+from draftwood_client.cli.answering import AsJson
 from draftwood_client.cli.options import FAILURE, ServerOptions, command, error_line
 from draftwood_client.errors import ArgumentValueError, FailedPreconditionError, InvalidRequestError
 

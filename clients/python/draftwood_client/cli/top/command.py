@@ -44,7 +44,7 @@ def top(
         problem = f"{interval:g} is not allowed; it must lie in [{_LEAST_INTERVAL:g}, {_MOST_INTERVAL:g}]"
         raise ArgumentValueError("interval", problem)
     console = Console(force_terminal=sys.stdout.isatty(), no_color=not has_colours(sys.stdout))
-    with Watching(connection.targets(), connection.status_client, interval) as watching:
+    with Watching(connection.targets(), connection.admin_client, interval) as watching:
         if as_json:
             _print_lines(watching, interval, once, sort)
         elif once or not console.is_terminal or console.is_dumb_terminal:

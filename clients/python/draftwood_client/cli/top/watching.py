@@ -9,7 +9,7 @@ from typing import Self
 
 import grpc
 
-from draftwood_client.admin.status import StatusClient
+from draftwood_client.admin.client import AdminClient
 from draftwood_client.cli.options import error_line
 from draftwood_client.cli.top.replica import Replica
 from draftwood_client.cli.top.snapshot import Snapshot, snapshot
@@ -37,7 +37,7 @@ class Watching:
     """
 
     def __init__(
-        self, targets: Sequence[str], open_client: Callable[[str], StatusClient], interval: float = 1.0
+        self, targets: Sequence[str], open_client: Callable[[str], AdminClient], interval: float = 1.0
     ) -> None:
         self._interval = interval
         self._lock = threading.Lock()
@@ -89,10 +89,10 @@ class Watching:
             if self._first_error is not None and not any(one.latest for one in self._replicas):
                 raise self._first_error
 
-    def _follow(self, client: StatusClient, replica: Replica) -> None:
+    def _follow(self, client: AdminClient, replica: Replica) -> None:
         while not self._ending.is_set():
             try:
-                for status in client.watch(self._interval):
+                for status in client.watch_status(self._interval):
                     with self._lock:
                         replica.take(status)
                 # The server lets no call last for ever.

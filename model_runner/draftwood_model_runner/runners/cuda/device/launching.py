@@ -1,9 +1,7 @@
-"""Where kernels run: on a GPU, or for tests on a CPU by Triton's interpreter."""
+"""Where kernels run: on a GPU, or on a CPU where Triton interprets them."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -16,14 +14,12 @@ _INTERPRET = "TRITON_INTERPRET"
 
 
 def require_triton(device: torch.device) -> None:
-    """Makes ready what the kernels need; on a CPU, Triton's interpreter, for tests.
+    """Checks that Triton compiles kernels for a GPU, or interprets those for a CPU.
 
     Raises:
-        UnsupportedRunnerError: Triton is missing, or was imported for the other kind of device before.
+        UnsupportedRunnerError: Triton is missing, or was imported for the other kind of device.
     """
     interpreted = device.type == "cpu"
-    if interpreted and "triton" not in sys.modules:
-        os.environ[_INTERPRET] = "1"
     try:
         from triton.language import standard
         from triton.runtime.jit import JITFunction
@@ -32,10 +28,6 @@ def require_triton(device: torch.device) -> None:
     if isinstance(standard.max, JITFunction) == interpreted:
         advice = "interprets kernels only with" if interpreted else "compiles kernels only without"
         raise UnsupportedRunnerError(f"CUDA: on {device} this process {advice} {_INTERPRET}=1 in its environment")
-    if interpreted:
-        from draftwood_model_runner.runners.cuda.device.interpreting import patch_interpreter
-
-        patch_interpreter()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:

@@ -1,50 +1,55 @@
-"""Replaces the small operations of a model by kernels that do several at once, and products by fewer ones.
+"""Puts kernels that do several operations at once into a model, and fewer products.
 
 Between two matrix products a layer of transformers launches some thirty kernels, each of which takes longer to start
-than to run. What is replaced is found by its shape and then tried: where a kernel computes something else than the
-module does, beyond rounding, the module stays as it was.
+than to run. What is replaced is in the table of `families`; the probe compares the logits afterwards.
 """
 
 from __future__ import annotations
 
-import logging
-import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
+from draftwood_model_runner.runners.cuda.fusing.attention import FusedAttention
+from draftwood_model_runner.runners.cuda.fusing.decoder import FusedDecoder
+from draftwood_model_runner.runners.cuda.fusing.families import FAMILIES
+from draftwood_model_runner.runners.cuda.fusing.mlp import FusedMLP
+from draftwood_model_runner.runners.cuda.fusing.norms import LARGEST_ROW, FusedNorm
 
-from draftwood_model_runner.runners.cuda.fusing.mlps import fuse_mlp
-from draftwood_model_runner.runners.cuda.fusing.norms import fuse_norm
-from draftwood_model_runner.runners.cuda.fusing.products import join_products
-from draftwood_model_runner.runners.cuda.fusing.residuals import fuse_residuals
-from draftwood_model_runner.runners.cuda.fusing.rotation import fuse_rotation
-
-_log = logging.getLogger(__name__)
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+_SILU = ("silu", "swish")
 
 
-@torch.inference_mode()
-def fuse(module: Any, exact: bool = False) -> dict[str, int]:
-    """Replaces what can be in a model, and in the file of its class; returns how much of what.
+def fuse(module: Any, options: Sequence[Mapping[str, Any]], exact: bool = False) -> bool:
+    """Replaces the forwards of a model's parts by those that its family has; whether it has any.
 
-    Norms, MLPs and layers of the model change for good, and weights become parts of larger tensors. The rotation of a
-    file is shared by its models: it is the old one wherever no step is computed.
+    Weights become parts of larger tensors. `forward.remove` gives the parts their own forwards back.
 
     Args:
         module: a model of transformers.
+        options: for each layer, what it passes to attention functions.
         exact: no products are joined, as linear layers are replaced.
+
+    Raises:
+        Exception: the family's code is not what the table says.
     """
-    counts = dict.fromkeys(("norms", "MLPs", "joined products", "residuals", "rotations"), 0)
-    for part in module.modules():
-        if "forward" in vars(part):
-            continue
-        if type(part).__name__.endswith("RMSNorm"):
-            counts["norms"] += fuse_norm(part)
-        elif {*dict(part.named_children())} >= _MLP:
-            counts["MLPs"] += fuse_mlp(part, module.dtype)
-    for part in module.modules():
-        counts["joined products"] += 0 if exact else join_products(part)
-        counts["residuals"] += fuse_residuals(part)
-    counts["rotations"] += fuse_rotation(sys.modules[type(module).__module__])
-    _log.info("fused: %s", ", ".join(f"{count} {what}" for what, count in counts.items()))
-    return counts
+    config = module.config.get_text_config()
+    family = FAMILIES.get(config.model_type)
+    if family is None or config.hidden_size > LARGEST_ROW:
+        return False
+    decoder = module.get_decoder()
+    for name, part in decoder.named_modules():
+        if name.rpartition(".")[2] in family.norms:
+            part.forward = FusedNorm(part.weight, _epsilon(part), family.norms_add_one)
+        elif family.mlp and {*dict(part.named_children())} >= _MLP:
+            part.forward = FusedMLP(part, getattr(config, "hidden_act", None) in _SILU, join=not exact)
+    if family.attention:
+        for layer, of_layer in zip(decoder.layers, options, strict=True):
+            layer.self_attn.forward = FusedAttention(layer.self_attn, of_layer, join=not exact)
+    if family.decoder:
+        decoder.forward = FusedDecoder(decoder)
+    return True
+
+
+def _epsilon(norm: Any) -> float:
+    """By the names that Llama and Gemma have for it."""
+    return float(norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps)

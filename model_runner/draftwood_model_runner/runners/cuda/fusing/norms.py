@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import torch
 
 from draftwood_model_runner.runners.cuda.device.launching import launch
-from draftwood_model_runner.runners.cuda.fusing.trying import agree
+from draftwood_model_runner.runners.cuda.fusing.forward import FusedForward
 from draftwood_model_runner.runners.cuda.kernels.fused import rms_norm
-from draftwood_model_runner.runners.cuda.steps.attention import STEP, power_of_2
+from draftwood_model_runner.runners.cuda.steps.attention import power_of_2
 
-_LARGEST_ROW = 16_384
+LARGEST_ROW = 16_384
 """Numbers that one program normalizes: its registers hold them."""
 _FOUR_WARPS = 4096
 """Numbers that the registers of four warps hold in every dtype."""
 
 
-class FusedNorm:
-    """The forward of a norm.
+class FusedNorm(FusedForward):
+    """A norm.
 
     Args:
-        weight: [size].
-        shifted: the weight is 1 more.
+        weight: [size], at most `LARGEST_ROW`.
+        add_one: 1 is added to the weight.
     """
 
-    def __init__(self, weight: torch.Tensor, epsilon: float, shifted: bool) -> None:
-        self._weight, self._epsilon, self._shifted = weight, epsilon, shifted
+    def __init__(self, weight: torch.Tensor, epsilon: float, add_one: bool) -> None:
+        self._weight, self._epsilon, self._add_one = weight, epsilon, add_one
 
     def __call__(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[..., size] of [..., size]; heads [1, T, head, size] may be part of wider rows."""
-        step = STEP.get(None)
-        if step is not None and (found := step.pending.take(self, hidden_states)) is not None:
-            return found
         heads = hidden_states.shape[-2] if hidden_states.dim() == 4 else 1
         rows = hidden_states.reshape(-1, heads, self._weight.numel())
         rows = rows if rows.stride(-1) == 1 else rows.contiguous()
@@ -59,29 +53,7 @@ class FusedNorm:
             *(self._epsilon, rows.stride(0), rows.stride(1)),
             SIZE=size,
             BLOCK=power_of_2(size),
-            SHIFTED=self._shifted,
+            ADD_ONE=self._add_one,
             ADDED=addition is not None,
             num_warps=4 if size <= _FOUR_WARPS else 8,
         )
-
-
-def fuse_norm(norm: Any) -> bool:
-    """Replaces the forward of an RMS norm, if it is the usual one."""
-    epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    weight = getattr(norm, "weight", None)
-    if epsilon is None or weight is None or weight.dim() != 1 or weight.numel() > _LARGEST_ROW:
-        return False
-    samples = torch.randn(2, 3, weight.numel(), dtype=weight.dtype, device=weight.device)
-
-    def plain(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return norm.forward(x), x + y, norm.forward(x + y)
-
-    for fused in (FusedNorm(weight, float(epsilon), shifted) for shifted in (False, True)):
-        if agree(partial(_both, fused), plain, *samples):
-            norm.forward = fused
-            return True
-    return False
-
-
-def _both(norm: FusedNorm, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return norm(x), *norm.of_sum(x, y)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from draftwood_model_runner.runners.cuda.kernels.noise import philox
 from draftwood_model_runner.sampling import token_weights
 
 LOG2_E: tl.constexpr = tl.constexpr(token_weights.LOG2_E)
@@ -22,91 +23,6 @@ WHOLE_SHIFT: tl.constexpr = tl.constexpr(token_weights.DISTANCE_BITS + token_wei
 PART_MASK: tl.constexpr = tl.constexpr((1 << token_weights.UNIT_BITS) - 1)
 WEIGHT_SHIFT: tl.constexpr = tl.constexpr(token_weights.WEIGHT_BITS - token_weights.UNIT_BITS)
 C0, C1, C2, C3, C4, C5, C6 = (tl.constexpr(number) for number in token_weights.EXP2)
-
-
-@triton.jit(do_not_specialize=["first", "mask_words"])
-def adjust_scores(
-    logits,
-    scores,
-    first,
-    row_sequences,
-    row_masks,
-    masks,
-    row_nodes,
-    parents,
-    tokens,
-    positions,
-    unlocked_at,
-    penalties,
-    entry_begins,
-    entry_tokens,
-    entry_counts,
-    entry_biases,
-    entry_flags,
-    vocab,
-    logit_stride,
-    mask_words,
-    BLOCK: tl.constexpr,
-    ENTRIES: tl.constexpr,
-):
-    """Scores after masks, penalties and biases, at each node by its own prefix: one program for each row of scores.
-
-    Args:
-        logits: [first + row, vocab].
-        scores: float32[row, vocab], out.
-        first: the row of logits that the first row of scores is of.
-        row_sequences: int32[row], -1 for rows that are chosen on the host.
-        row_masks: int32[row], negative for none.
-        masks: int32[mask, mask_words]: a bit for each token, set if it may follow.
-        row_nodes: int32[first + row]: the token of the step that a row follows.
-        parents: int32[token], the token of the step before each one in its tree; -1 for the root and what comes before.
-        tokens, positions: int32[token].
-        unlocked_at: int32[sequence], the first position where the output may end.
-        penalties: float32[sequence, 3]: repetition, presence, frequency.
-        entry_begins: int32[sequence + 1], into the tokens that are not left as they are:
-        entry_tokens, entry_counts, entry_biases, entry_flags: int32, int32, float32, int32[entry]; a count is of the
-            output so far, flag 1 of a token seen in prompt or output, 2 of one that ends the output. All tokens of the
-            draft are among them, if there are penalties.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    sequence = tl.load(row_sequences + row)
-    if sequence < 0:
-        return
-    out = scores + row * vocab
-    mask = tl.load(row_masks + row).to(tl.int64)
-    for start in range(0, vocab, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        values = tl.load(logits + (first + row) * logit_stride + at, mask=at < vocab, other=0.0).to(tl.float32)
-        if mask >= 0:
-            words = tl.load(masks + mask * mask_words + at // 32, mask=at < vocab, other=0)
-            values = tl.where(((words >> (at % 32)) & 1) != 0, values, float("-inf"))
-        tl.store(out + at, values, mask=at < vocab)
-    tl.debug_barrier()
-    repetition = tl.load(penalties + sequence * 3)
-    presence = tl.load(penalties + sequence * 3 + 1)
-    frequency = tl.load(penalties + sequence * 3 + 2)
-    node = tl.load(row_nodes + first + row)
-    locked = tl.load(positions + node) + 1 < tl.load(unlocked_at + sequence)
-    end = tl.load(entry_begins + sequence + 1)
-    for start in range(tl.load(entry_begins + sequence), end, ENTRIES):
-        at = start + tl.arange(0, ENTRIES)
-        there = at < end
-        token = tl.load(entry_tokens + at, mask=there, other=-1)
-        count = tl.load(entry_counts + at, mask=there, other=0)
-        flags = tl.load(entry_flags + at, mask=there, other=0)
-        ancestor = node
-        parent = tl.load(parents + ancestor)
-        while parent >= 0:
-            count += (tl.load(tokens + ancestor) == token).to(tl.int32)
-            ancestor = parent
-            parent = tl.load(parents + ancestor)
-        value = tl.load(out + token, mask=there, other=0.0)
-        seen = ((flags & 1) != 0) | (count > 0)
-        value = tl.where(seen, tl.where(value < 0, value * repetition, tl.div_rn(value, repetition)), value)
-        value -= tl.where(count > 0, presence, 0.0) + frequency * count.to(tl.float32)
-        value += tl.load(entry_biases + at, mask=there, other=0.0)
-        value = tl.where(locked & ((flags & 2) != 0), float("-inf"), value)
-        tl.store(out + token, value, mask=there)
 
 
 @triton.jit(do_not_specialize=["first"])
@@ -313,7 +229,7 @@ def _sample(scores, weights, vocab, floor, first, least, seed, position, BLOCK: 
     at = tl.full([BLOCK], 0, tl.int32)
     for start in range(0, vocab, 4 * BLOCK):
         quads = start // 4 + tl.arange(0, BLOCK)
-        a, b, c, d = _philox(quads, seed, position)
+        a, b, c, d = philox(quads, seed, position)
         for lane in tl.static_range(4):
             tokens = 4 * quads + lane
             values = _loaded(scores, tokens, vocab)
@@ -334,30 +250,3 @@ def _sample(scores, weights, vocab, floor, first, least, seed, position, BLOCK: 
             at = tl.where(noisy > best, tokens, at)
             best = tl.maximum(noisy, best)
     return tl.min(tl.where(best == tl.max(best, 0), at, 2147483647), 0)
-
-
-@triton.jit
-def _philox(quads, seed, position):
-    """uint64 x 4: the raw output of `numpy.random.Philox(key=[seed, position])` at 4 * quads and behind (Philox4x64-10
-    of Salmon et al., 2011; NumPy counts its blocks from 1)."""
-    zero = (quads * 0).to(tl.uint64)
-    c0 = (quads + 1).to(tl.uint64)
-    c1 = zero
-    c2 = zero
-    c3 = zero
-    k0 = zero + seed.to(tl.uint64, bitcast=True)
-    k1 = zero + position.to(tl.uint64)
-    m0 = zero + 0xD2E7470EE14C6C93
-    m1 = zero + 0xCA5A826395121157
-    for _ in tl.static_range(10):
-        high0 = tl.umulhi(m0, c0)
-        high1 = tl.umulhi(m1, c2)
-        low0 = m0 * c0
-        low1 = m1 * c2
-        c0 = high1 ^ c1 ^ k0
-        c1 = low1
-        c2 = high0 ^ c3 ^ k1
-        c3 = low0
-        k0 += 0x9E3779B97F4A7C15
-        k1 += 0xBB67AE8584CAA73B
-    return c0, c1, c2, c3

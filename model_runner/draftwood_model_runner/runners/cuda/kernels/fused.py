@@ -9,14 +9,14 @@ import triton.language as tl
 @triton.jit
 def rms_norm(
     hidden, residual, total, weight, output, epsilon, row_stride, head_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    SHIFTED: tl.constexpr, ADDED: tl.constexpr,
+    ADD_ONE: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
     """Root mean square norm (Zhang and Sennrich, 2019) of the last dimension: one program for each row and head.
 
     Args:
         hidden: [row, head, SIZE] with the strides given; output: [row, head, SIZE].
         residual, total: [row, head, SIZE]; with ADDED, `total` is set to hidden + residual, and that is normed.
-        weight: [SIZE]; with SHIFTED, 1 is added to it and the product is not rounded before (Gemma).
+        weight: [SIZE]; with ADD_ONE, 1 is added to it and the product is not rounded before (Gemma).
     """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -31,7 +31,7 @@ def rms_norm(
         values = added.to(tl.float32)
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     normed = values * tl.rsqrt(tl.sum(values * values, 0) / SIZE + epsilon)
-    normed = normed * (scale + 1.0) if SHIFTED else normed.to(kind).to(tl.float32) * scale
+    normed = normed * (scale + 1.0) if ADD_ONE else normed.to(kind).to(tl.float32) * scale
     tl.store(output + place, normed.to(kind), mask=inside)
 
 

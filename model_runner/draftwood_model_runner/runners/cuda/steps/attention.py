@@ -1,28 +1,22 @@
-"""The attention function: writes keys and values into pages, and lets the kernels attend to them.
-
-transformers calls `paged_attention` in place of the attention of a model. The step reaches it in `STEP`, as some models
-do not hand on extra arguments of their forward.
-"""
+"""The attention function: writes keys and values into pages, and lets the kernels attend to them."""
 
 from __future__ import annotations
 
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface
 
+from draftwood_model_runner.runners.attention_hook import AttentionHook
 from draftwood_model_runner.runners.base import KVShape
+from draftwood_model_runner.runners.cuda.constants import WORD
 from draftwood_model_runner.runners.cuda.device.launching import Machine, launch
 from draftwood_model_runner.runners.cuda.kernels.attention import attention_parts, merge_parts
 from draftwood_model_runner.runners.cuda.kernels.kv import write_kv
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
-from draftwood_model_runner.runners.cuda.steps.pending import Pending
 from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
-from draftwood_model_runner.runners.cuda.steps.tiling import WORD, Tiles
+from draftwood_model_runner.runners.cuda.steps.tiling import Tiles
 
-ATTENTION_NAME = "draftwood_cuda"
 _NO_WINDOW = 2**30
 """Positions: more than any context."""
 _FEW_ROWS, _LARGE_HEAD, _CONSUMER_BLACKWELL = 16, 128, 120
@@ -66,7 +60,6 @@ class AttentionStep:
 
     Attributes:
         rows: of a tile: its tokens, and for each of them the heads of a group.
-        pending: results of fused operations, for the modules that are called next.
     """
 
     kv: KVPages
@@ -74,11 +67,6 @@ class AttentionStep:
     scratch: Scratch
     machine: Machine
     rows: int
-    pending: Pending = field(default_factory=Pending)
-
-
-STEP: ContextVar[AttentionStep] = ContextVar("draftwood_cuda_step")
-"""The step that the model of this thread computes."""
 
 
 def paged_attention(
@@ -182,6 +170,4 @@ def with_rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def register() -> None:
-    """Makes `paged_attention` known to transformers under `ATTENTION_NAME`."""
-    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+STEP = AttentionHook[AttentionStep]("draftwood_cuda", paged_attention)

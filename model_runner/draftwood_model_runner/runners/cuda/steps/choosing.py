@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from draftwood_model_runner.runners.cuda.constants import CHOICE_BLOCK, CHOICE_ENTRIES
 from draftwood_model_runner.runners.cuda.device.buffer import sent
 from draftwood_model_runner.runners.cuda.device.launching import launch
-from draftwood_model_runner.runners.cuda.kernels.choosing import adjust_scores, choose_tokens
+from draftwood_model_runner.runners.cuda.kernels.choosing import choose_tokens
 from draftwood_model_runner.runners.cuda.kernels.kv import move_kv
+from draftwood_model_runner.runners.cuda.kernels.scores import adjust_scores
 from draftwood_model_runner.runners.cuda.kernels.walking import accept_paths
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from draftwood_model_runner.runners.cuda.steps.attention import power_of_2
 from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
 from draftwood_model_runner.sampling.metadata import SAMPLED, SamplingMetadata, SamplingTensors
 
-_BLOCK = 1024
-_ENTRIES = 128
 _AS_ON_HOST = {"enable_fp_fusion": False}
 """Products and sums are rounded one by one."""
 
@@ -112,8 +112,8 @@ def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, samp
         *(arrays.logit_rows, arrays.parents, arrays.tokens, arrays.positions),
         *(tensors[name] for name in ("unlocked_at", "penalties", "begins", "tokens", "counts", "biases", "flags")),
         *(vocab, logits.stride(0), tensors["masks"].shape[1]),
-        BLOCK=_BLOCK,
-        ENTRIES=_ENTRIES,
+        BLOCK=CHOICE_BLOCK,
+        ENTRIES=CHOICE_ENTRIES,
         **_AS_ON_HOST,
     )
     launch(
@@ -122,6 +122,6 @@ def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, samp
         *(scores, weights, chosen, first, *of_rows, arrays.logit_rows, arrays.positions),
         *(tensors[name] for name in ("temperatures", "top_ks", "dropped_shares", "least_weights", "seeds")),
         *(vocab, chosen.stride(0)),
-        BLOCK=_BLOCK,
+        BLOCK=CHOICE_BLOCK,
         **_AS_ON_HOST,
     )

@@ -1,9 +1,10 @@
 """Divides the attention of a step so that the order of a token's sums depends on its position alone.
 
-Runs begin at multiples of `RUN` entries, for any batch. A node of a draft tree shares the runs that are full before its
-tree; the rest it reads in parts of its own, where its ancestors are at the places that they have once they are
-committed. A kernel then multiplies and adds the same numbers in the same places with and without drafts; what a token
-must not see has the weight 0 and changes no bit. It is the idea of `runners.torch.exact_attention`, in paths for masks.
+Runs begin at multiples of `EXACT_RUN` entries, for any batch. A node of a draft tree shares the runs that are full
+before its tree; the rest it reads in parts of its own, where its ancestors are at the places that they have once they
+are committed. A kernel then multiplies and adds the same numbers in the same places with and without drafts; what a
+token must not see has the weight 0 and changes no bit. It is the idea of `runners.torch.exact_attention`, in paths for
+masks.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ import numba
 import numpy as np
 
 from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.cuda import constants
 from draftwood_model_runner.runners.cuda.steps.tiling import Tiles, set_chains
 from draftwood_strategies.draft import Int32Array
 
-RUN = 512
-"""Entries of a run; a multiple of those that a program reads at a time. Fewer would leave more sums to merge. Not
-tuned."""
 LEVELS = 64
 """Of a draft tree, at most."""
 
@@ -33,10 +32,11 @@ def divide_exactly(batch: StepBatch, tile: int) -> Tiles:
     prefixes, levels = np.empty(batch.size, np.int32), np.zeros(batch.size, np.int32)
     paths = np.zeros((batch.size, LEVELS), np.int32)
     _follow(batch.parents, begins, batch.context_lens, chains, prefixes, levels, paths)
-    tiles = -(-np.diff(begins) // tile) * (-(-(batch.context_lens + chains) // RUN))
+    run = constants.EXACT_RUN
+    tiles = -(-np.diff(begins) // tile) * (-(-(batch.context_lens + chains) // run))
     parts = np.empty((int(tiles.sum()) + 2 * int(np.count_nonzero(levels)), 8), np.int32)
     token_parts = np.zeros((batch.size, 5), np.int32)
-    count = _fill(begins, batch.context_lens, batch.cu_blocks, prefixes, levels, tile, RUN, parts, token_parts)
+    count = _fill(begins, batch.context_lens, batch.cu_blocks, prefixes, levels, tile, run, parts, token_parts)
     return Tiles(parts[:count], token_parts, prefixes, np.zeros((batch.size, 1), np.int64), paths)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from draftwood_model_runner.runners.base import KVShape, StepBatch
+from draftwood_model_runner.runners.cuda.constants import TOP_BLOCK
 from draftwood_model_runner.runners.cuda.device.launching import launch, machine
 from draftwood_model_runner.runners.cuda.kernels.top_tokens import top_of_blocks, top_of_rows
 from draftwood_model_runner.runners.cuda.kv_cache import KVPages
@@ -34,7 +35,6 @@ _EXACT_PARTS = 2
 """Times as many parts of attention in exact mode, where a context is divided whether the device is idle or not."""
 _PAGES = 4
 """Entries of the page tables of a step, for each page of KV memory. More are rare: prefixes are shared."""
-_VOCAB_BLOCK = 4096
 
 
 class Workspace:
@@ -162,8 +162,7 @@ class Forward:
         workspace, tokens = ready.workspace, ready.tokens
         arrays = workspace.arrays
         step = AttentionStep(self._kv, arrays, workspace.scratch, self._machine, ready.rows)
-        token = STEP.set(step)
-        try:
+        with STEP.during(step):
             logits = logits_of_rows(
                 self._module,
                 arrays.logit_rows[: ready.logit_rows].long(),
@@ -171,8 +170,6 @@ class Forward:
                 position_ids=arrays.positions[None, :tokens].long(),
                 use_cache=False,
             )
-        finally:
-            STEP.reset(token)
         if ready.logit_rows:
             find_top(logits, workspace)
         return logits
@@ -198,14 +195,14 @@ class Forward:
 def find_top(logits: torch.Tensor, workspace: Workspace) -> None:
     """Sets `workspace.top` to the most probable tokens after each row of logits [R, vocab]."""
     rows, vocab = logits.shape
-    blocks = -(-vocab // _VOCAB_BLOCK)
+    blocks = -(-vocab // TOP_BLOCK)
     best = torch.empty((rows, blocks, TOP), dtype=torch.int64, device=logits.device)
     wanted = workspace.arrays.row_count
     launch(
         top_of_blocks,
         (rows, blocks),
         *(logits, best, wanted, vocab, logits.stride(0), blocks),
-        BLOCK=_VOCAB_BLOCK,
+        BLOCK=TOP_BLOCK,
         TOP=TOP,
     )
     launch(

@@ -1,24 +1,23 @@
 """Whole steps as CUDA graphs: one launch in place of the hundreds that a forward pass makes.
 
 A graph is captured for each padded size and each number of rows of attention's parts; which sequences share a step, and
-how long their contexts are, is in the arrays that it reads. On a CPU, where kernels are interpreted, a step is recorded
-instead, and each replay must be what was recorded.
+how long their contexts are, is in the arrays that it reads.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from draftwood_model_runner.runners.cuda.steps.forward import SIZES, Forward, Ready
-from draftwood_model_runner.runners.cuda.steps.recording import Recording
 
 _log = logging.getLogger(__name__)
 
 
-class _Replayable(Protocol):
+class Replayable(Protocol):
     """A captured step."""
 
     def replay(self) -> torch.Tensor:
@@ -31,27 +30,27 @@ class _Key(NamedTuple):
 
 
 class Graphs:
-    """The captured steps of a runner. On a GPU all are captured at once, the largest first, in one pool of memory.
-
-    The pool lends its memory to one stream only, and what a step returns could not be lent again: so all are captured
-    on one stream, and leave their logits in one tensor.
+    """The captured steps of a runner.
 
     Attributes:
         reason: why no step is replayed; empty if they are.
+
+    Args:
+        capture: captures a step that is ready.
     """
 
-    def __init__(self, forward: Forward) -> None:
-        self._forward = forward
-        self._graphs: dict[_Key, _Replayable] = {}
-        self._pool: Any = None
-        self._stream: Any = None
-        self._logits: torch.Tensor | None = None
+    def __init__(self, forward: Forward, capture: Callable[[Ready], Replayable]) -> None:
+        self._forward, self._capture_step = forward, capture
+        self._graphs: dict[_Key, Replayable] = {}
         self.reason = ""
-        if forward.device.type == "cuda":
-            self._stream = torch.cuda.Stream(forward.device)
-            for size in sorted(SIZES, reverse=True):
-                for rows in forward.row_choices:
-                    self._capture_empty(size, rows)
+
+    def capture_all(self) -> None:
+        """Captures steps of all sizes, the largest first, of padding only: a capture notes what is launched, not what
+        is in the arrays."""
+        for size in sorted(SIZES, reverse=True):
+            for rows in self._forward.row_choices:
+                if not self.reason:
+                    self._capture(self._forward.prepare_padding(size, rows))
 
     @property
     def sizes(self) -> set[int]:
@@ -70,21 +69,29 @@ class Graphs:
         self._forward.logits = self._graphs[key].replay()
         return True
 
-    def _capture_empty(self, size: int, rows: int) -> None:
-        """A step of padding only: a capture notes what is launched, not what is in the arrays."""
-        if not self.reason:
-            self._capture(self._forward.prepare_padding(size, rows))
-
     def _capture(self, ready: Ready) -> None:
         try:
-            captured = Recording(self._forward, ready) if self._forward.device.type == "cpu" else self._on_gpu(ready)
-            self._graphs[_Key(ready.tokens, ready.rows)] = captured
+            self._graphs[_Key(ready.tokens, ready.rows)] = self._capture_step(ready)
         except Exception as error:
             self._graphs.clear()
             self.reason = f"a step of {ready.tokens} tokens cannot be captured: {type(error).__name__}: {error}"
             _log.warning("steps run without CUDA graphs, which takes longer: %s", self.reason)
 
-    def _on_gpu(self, ready: Ready) -> _Replayable:
+
+class CudaCapture:
+    """Captures steps as CUDA graphs in one pool of memory.
+
+    The pool lends its memory to one stream only, and what a step returns could not be lent again: so all are captured
+    on one stream, and leave their logits in one tensor, which the first and largest one allocates.
+    """
+
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        self._stream = torch.cuda.Stream(forward.device)
+        self._pool: Any = None
+        self._logits: torch.Tensor | None = None
+
+    def __call__(self, ready: Ready) -> Replayable:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             logits = self._forward.launch(ready)  # compiles kernels, and lets libraries choose theirs
@@ -101,7 +108,7 @@ class Graphs:
 
 
 class _CudaGraph(NamedTuple):
-    """Implements `_Replayable`."""
+    """Implements `Replayable`."""
 
     graph: torch.cuda.CUDAGraph
     logits: torch.Tensor
@@ -109,3 +116,7 @@ class _CudaGraph(NamedTuple):
     def replay(self) -> torch.Tensor:
         self.graph.replay()
         return self.logits
+
+
+CAPTURES: dict[str, Callable[[Forward], Callable[[Ready], Replayable]]] = {"cuda": CudaCapture}
+"""By type of device, what captures its steps. Steps of other devices run as they are."""

@@ -14,12 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.cuda.constants import LEAST_RUN, WORD
 from draftwood_strategies.draft import Int32Array
-
-WORD = 64
-"""Nodes in a word of the ancestor bitmask, and entries that a program reads at a time."""
-_LEAST_RUN = 4 * WORD
-"""Entries of a run: fewer are not worth a part of their own. Not tuned."""
 
 
 class Division(NamedTuple):
@@ -143,7 +139,7 @@ def _fill(
             reads = 0
             for token in range(first, last + 1):
                 reads = max(reads, prefixes[token])
-            runs = max(min(programs * reads // work, (reads + _LEAST_RUN - 1) // _LEAST_RUN), 1)
+            runs = max(min(programs * reads // work, (reads + LEAST_RUN - 1) // LEAST_RUN), 1)
             length = ((reads + runs - 1) // runs + WORD - 1) // WORD * WORD
             nodes = last + 1 - begins[row] - chains[row]
             for run in range(runs):

@@ -53,6 +53,7 @@ class RowMemory:
     def __init__(self, kv: KVCache, batch: StepBatch) -> None:
         self._kv = kv
         self._entries = StepEntries(kv, batch)
+        self.device = kv.layout.device
         self.context = int(batch.context_lens[0])
         self.end = self.context + batch.size
 
@@ -78,6 +79,9 @@ class _PagedLayer(CacheLayerMixin):
         self._length = row.context
         self.is_initialized = parts.states is not None
         self.keys = self.values = torch.empty(0)
+        self.indexer_position_ids: torch.Tensor | None = None
+        if parts.indexer is not None and row.context:  # kept by models whose positions have several dimensions
+            self.indexer_position_ids = torch.arange(row.context, device=row.device).expand(3, 1, -1)
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing: the memory is there."""
@@ -129,8 +133,13 @@ def cache_of(row: RowMemory, own: OwnCache) -> Cache:
     return Cache(layers=[_PagedLayer(row, parts) for parts in own.layers])
 
 
-def own_cache(module: Any, tokens: torch.Tensor) -> tuple[OwnCache, tuple[KVShape, ...], torch.dtype]:
+def own_cache(
+    module: Any, tokens: torch.Tensor, stateful: bool = False
+) -> tuple[OwnCache, tuple[KVShape, ...], torch.dtype]:
     """What a model keeps for each token, found out by running it on `tokens`, int64[1, n].
+
+    Args:
+        stateful: it may have layers that keep a state, which is kept elsewhere.
 
     Raises:
         UnsupportedModelError: it keeps something else, or nothing that is handed on from step to step.
@@ -145,6 +154,12 @@ def own_cache(module: Any, tokens: torch.Tensor) -> tuple[OwnCache, tuple[KVShap
             " next step"
         )
     shapes: list[KVShape] = []
+    keeps_states = [isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers]
+    if not stateful and any(keeps_states):
+        raise UnsupportedModelError(
+            f"{name}: layer {keeps_states.index(True)} keeps a recurrent state, which cannot be taken back behind"
+            " tokens that were not accepted"
+        )
     layers = tuple(_parts(name, index, layer, shapes) for index, layer in enumerate(cache.layers))
     kept = [getattr(layer, "keys", None) for layer in cache.layers]
     dtypes = {keys.dtype for keys in kept if isinstance(keys, torch.Tensor)}
@@ -160,11 +175,6 @@ def _parts(name: str, index: int, layer: Any, shapes: list[KVShape]) -> LayerPar
         shapes.append(KVShape(heads, keys.shape[-1], values))
         return len(shapes) - 1
 
-    if isinstance(layer, LinearAttentionCacheLayerMixin):
-        raise UnsupportedModelError(
-            f"{name}: layer {index} keeps a recurrent state, which cannot be taken back behind tokens that were not"
-            " accepted"
-        )
     states = indexer = None
     keys: Any = getattr(layer, "keys", None)
     if keys is not None:

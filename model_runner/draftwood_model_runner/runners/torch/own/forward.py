@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from functools import cache
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
 from draftwood_model_runner.runners.positions import positions_of_step, takes_positions
-from draftwood_model_runner.runners.torch.attention import TorchBatch
 from draftwood_model_runner.runners.torch.kv_cache import KVCache
 from draftwood_model_runner.runners.torch.own.cache import OwnCache, RowMemory, cache_of
+from draftwood_model_runner.runners.torch.states.step import states_of_step
+from draftwood_model_runner.runners.torch.torch_batch import TorchBatch
 
 _CHUNKED = "chunked_attention"
 
@@ -42,6 +44,8 @@ def _rows(batch: StepBatch) -> list[StepBatch]:
                 block_table=batch.block_table[table],
                 cu_blocks=np.array([0, table.stop - table.start], np.int32),
                 logit_rows=of_row - begin,
+                made_up=batch.made_up,
+                prompts=None if batch.prompts is None else batch.prompts[s : s + 1],
             )
         )
     return rows
@@ -59,7 +63,8 @@ def _row_forward(module: Any, row: StepBatch, kv: KVCache, own: OwnCache) -> tor
         inputs["cache_position"] = torch.arange(row.context_lens[0], row.context_lens[0] + row.size, device=device)
     tokens = torch.from_numpy(row.tokens.astype(np.int64)).to(device)
     rows = torch.from_numpy(row.logit_rows.astype(np.int64)).to(device)
-    with positions_of_step(positions[None]):
+    states = states_of_step(row, kv.states, row.size, device)
+    with positions_of_step(positions[None]), states:
         return logits_of_rows(module, rows, input_ids=tokens[None], **inputs)
 
 
@@ -74,10 +79,12 @@ def _tree_masks(module: Any, row: TorchBatch, masks: str) -> Any:
     full = _mask(row, None, everything)
     if masks == "one":
         return full
-    of_kinds = {"full_attention": full}
-    for kind in set(getattr(config, "layer_types", None) or ()):
-        window = config.sliding_window if "sliding" in kind else None
-        of_kinds[kind] = _mask(row, window, everything)
+    of_kinds: dict[str, torch.Tensor | None] = {"full_attention": full, "linear_attention": None}
+    for kind in set(getattr(config, "layer_types", None) or ()) - of_kinds.keys():
+        if "sliding" in kind:
+            of_kinds[kind] = of_kinds["sliding_attention"] = _mask(row, config.sliding_window, everything)
+        else:
+            of_kinds[kind] = full
         if kind == _CHUNKED:
             of_kinds[kind] = _chunked(full, row.batch, config.attention_chunk_size)
     return of_kinds
@@ -86,6 +93,7 @@ def _tree_masks(module: Any, row: TorchBatch, masks: str) -> Any:
 def _mask(row: TorchBatch, window: int | None, queries: slice) -> torch.Tensor:
     mask = row.mask(0, window, queries)
     assert mask is not None  # there are several tokens
+    mask = torch.nn.functional.pad(mask, (row.first_entry(0, window), 0), value=-math.inf)
     finite = torch.finfo(mask.dtype).min  # some models add further masks, and -inf - -inf is no number
     return mask.clamp(min=finite)[None, None]
 

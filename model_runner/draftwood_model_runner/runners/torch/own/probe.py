@@ -5,26 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
-from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.positions import follow_positions, plain_positions
-from draftwood_model_runner.runners.probing import (
-    TOLERANCE,
-    difference,
-    path_with_wrong_siblings,
-    shorter_context,
-    small_copy,
-)
+from draftwood_model_runner.runners.probing import TOLERANCE, difference, shorter_context, small_copy
 from draftwood_model_runner.runners.shrinking import thresholds
 from draftwood_model_runner.runners.torch.kv_cache import KVCache, KVLayout
 from draftwood_model_runner.runners.torch.own.cache import own_cache
 from draftwood_model_runner.runners.torch.own.forward import own_forward
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from draftwood_model_runner.runners.trials import PATH, Draft, Stepper, Trial
 
-_PATH = 5
 _CONTEXT, _LONG_CONTEXT = 13, 93
 """Tokens of the prompts of the model and of its small copy."""
 _FORMS = ("by kind", "one", None)
@@ -73,16 +64,14 @@ class _Trial:
     """
 
     def __init__(self, module: Any, context: int) -> None:
-        self._module = module
-        self._vocab = int(module.config.get_text_config(decoder=True).vocab_size)
-        self._tokens = np.random.default_rng(0).integers(0, self._vocab, context + _PATH, np.int32)
-        self._context = context
+        self._module, self._trial = module, Trial.of(module, context)
+        ids = self._trial.ids(module)
         try:
             module.set_attn_implementation("eager")
             follow_positions(module)
-            self._own, shapes, dtype = own_cache(module, _ids(self._tokens[:5], module))
+            self._own, shapes, dtype = own_cache(module, ids[:, :5])
             self._layout = KVLayout(shapes, dtype, module.device)
-            self._expected = _generated(module, self._tokens, context)
+            self._expected = _generated(module, ids, context)
         except UnsupportedModelError:
             raise
         except Exception as error:
@@ -95,33 +84,24 @@ class _Trial:
     def difference(self, form: str | None) -> float:
         """Of the logits along a drafted path, in the tree that the form allows, from those of `generate`; also of a
         chain, since each form computes them."""
-        path = self._tokens[self._context :]
-        trees: list[tuple[DraftTree, list[int]]] = [(DraftTree.of(path), [*range(_PATH + 1)])]
-        if form is not None:
-            trees.append((path_with_wrong_siblings(path, self._vocab), [0, *range(1, 2 * _PATH, 2)]))
-        return max(self._difference(form, tree, rows) for tree, rows in trees)
+        drafts = [self._trial.chain(), *([] if form is None else [self._trial.tree()])]
+        return max(self._difference(form, draft) for draft in drafts)
 
-    def _difference(self, form: str | None, tree: DraftTree, rows: list[int]) -> float:
+    def _difference(self, form: str | None, draft: Draft) -> float:
         layout = self.layout(form)
-        assert layout.own is not None
-        context, half = self._context, self._context // 2
-        kv = KVCache(layout, context + 2 * _PATH)
-        pages = np.arange(kv.pages, dtype=np.int32)[::-1].copy()
-        for start, end in ((0, half), (half, context - 2)):
-            chain = BatchRow(pages, start, self._tokens[start:end], EMPTY_TREE, end - start - 1)
-            own_forward(self._module, lay_out([chain]), kv, layout.own)
-        drafted = BatchRow(pages, context - 2, self._tokens[context - 2 : context], tree, logits_from=1)
-        logits = own_forward(self._module, lay_out([drafted]), kv, layout.own)
-        found = difference(logits[rows], self._expected)
+        own = layout.own
+        assert own is not None
+        kv = KVCache(layout, self._trial.context + 2 * PATH)
+        model = Stepper(kv.pages, lambda batch: own_forward(self._module, batch, kv, own))
+        found = difference(self._trial.drafted(model, draft), self._expected)
         return found if found == found else float("inf")
 
 
-def _generated(module: Any, tokens: Int32Array, context: int) -> torch.Tensor:
+def _generated(module: Any, ids: torch.Tensor, context: int) -> torch.Tensor:
     """Logits [1 + path, vocab] as `generate` computes them: the prompt at once, then one token after the other."""
-    ids = _ids(tokens, module)
     output = module(input_ids=ids[:, :context], use_cache=True, **plain_positions(module, context))
     logits = [output.logits[0, -1]]
-    for at in range(context, tokens.size):
+    for at in range(context, ids.shape[1]):
         output = module(
             input_ids=ids[:, at : at + 1],
             past_key_values=output.past_key_values,
@@ -130,10 +110,6 @@ def _generated(module: Any, tokens: Int32Array, context: int) -> torch.Tensor:
         )
         logits.append(output.logits[0, -1])
     return torch.stack(logits)
-
-
-def _ids(tokens: Int32Array, module: Any) -> torch.Tensor:
-    return torch.from_numpy(tokens.astype(np.int64)).to(module.device)[None]
 
 
 def _does_not_run(module: Any, error: Exception) -> str:

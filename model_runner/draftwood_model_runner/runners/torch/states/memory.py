@@ -6,6 +6,7 @@ state is known by the last page that it wrote to.
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -45,10 +46,12 @@ class StateMemory:
     Args:
         page_size: tokens of a page.
         most_bytes: of states that no live sequence needs.
+        sequences: live ones at most.
     """
 
-    def __init__(self, page_size: int, most_bytes: int) -> None:
-        self._page_size = page_size
+    def __init__(self, page_size: int, most_bytes: int, sequences: int = sys.maxsize) -> None:
+        self.page_size = page_size
+        self.sequences = sequences
         self._most_bytes = most_bytes
         self._live: dict[int, RowStates] = {}
         self._ends: OrderedDict[int, list[State]] = OrderedDict()
@@ -76,7 +79,7 @@ class StateMemory:
         Raises:
             RuntimeError: it is not there.
         """
-        for page in range(min(context // self._page_size, pages.size - 1), -1, -1):
+        for page in range(min(context // self.page_size, pages.size - 1), -1, -1):
             row = self._live.get(int(pages[page]))
             if row is not None and row.position <= context <= row.position + len(row.nodes):
                 return row
@@ -90,11 +93,11 @@ class StateMemory:
         """
         if before is not None:
             self._drop(before.page)
-        first, last = context // self._page_size, (context + written - 1) // self._page_size
+        first, last = context // self.page_size, (context + written - 1) // self.page_size
         for page in pages[first : last + 1].tolist():
             self._drop(page)
             self._ends.pop(page, None)
-        row.page = int(pages[(row.position - 1) // self._page_size])
+        row.page = int(pages[(row.position - 1) // self.page_size])
         self._live[row.page] = row
         self._by_slot |= {slot: (row, node) for node, slot in enumerate(row.slots)}
 
@@ -102,9 +105,13 @@ class StateMemory:
         """Keeps the states after the last token of a page; gives up the least recently used if they are too many."""
         self._ends[page] = states
         self._ends.move_to_end(page)
-        of_one = sum(tensor.numel() * tensor.itemsize for state in states for tensor in state.values())
-        while len(self._ends) > max(1, self._most_bytes // max(1, of_one)):
+        while len(self._ends) > max(1, self._most_bytes // max(1, bytes_of(states))):
             self._ends.popitem(last=False)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence after a token; 0 where none lives."""
+        return max((bytes_of(row.states) for row in self._live.values()), default=0)
 
     def move(self, moves: KVCompaction) -> None:
         """Accepted nodes moved behind the committed tokens."""
@@ -121,3 +128,8 @@ class StateMemory:
         if (row := self._live.pop(page, None)) is not None:
             for slot in row.slots:
                 self._by_slot.pop(slot, None)
+
+
+def bytes_of(states: list[State]) -> int:
+    """Of the states of a sequence after a token."""
+    return sum(tensor.numel() * tensor.itemsize for state in states for tensor in state.values())

@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from draftwood_model_runner.runners.torch.states.scan import Scan, scanning
+
 State: TypeAlias = dict[tuple[str, int], torch.Tensor]
 """What one mixer remembers of sequences, by kind and number: each tensor [sequences, ...]; {} at the beginning."""
 
@@ -106,13 +108,15 @@ class Mixer:
         index: which of the model's.
         part: the module.
         by_ones: it takes several tokens at the beginning only, and then one after the other.
+        scans: all tokens of a step are computed in one call, see `scan`.
     """
 
     def __init__(self, index: int, part: nn.Module, cache_name: str) -> None:
         self.index = index
         self.part = part
-        self.by_ones = False
+        self.by_ones = self.scans = False
         self._forward: Callable[..., Any] = part.forward
+        self._scanning = scanning(part, part.forward)
         self._signature = inspect.signature(part.forward)
         self._cache_name = cache_name
         part.forward = functools.wraps(part.forward)(self)
@@ -126,6 +130,20 @@ class Mixer:
         values, spec = tree_flatten(given)
         by_token = [at for at, value in enumerate(values) if _has_tokens(value, 1, step.width)]
         return step.run(self, MixerCall(values, spec, by_token))
+
+    @property
+    def can_scan(self) -> bool:
+        return self._scanning is not None
+
+    def scan(self, call: MixerCall, scan: Scan) -> Any:
+        """Outputs for all tokens of the step, with the states of the scan.
+
+        Raises:
+            ValueError: the mixer keeps something else.
+        """
+        assert self._scanning is not None
+        bound = self._bound(call.values, call.spec, scan)
+        return self._scanning(scan, *bound.args, **bound.kwargs)
 
     def compute(self, call: MixerCall, inputs: list[torch.Tensor], state: State) -> tuple[Any, State]:
         """Outputs and the next state.
@@ -155,9 +173,11 @@ class Mixer:
         values = [*call.values]
         for at, value in zip(call.by_token, inputs, strict=True):
             values[at] = value
-        given = tree_unflatten(values, call.spec) | {self._cache_name: cache}
-        bound = inspect.BoundArguments(self._signature, given)
+        bound = self._bound(values, call.spec, cache)
         return self._forward(*bound.args, **bound.kwargs)
+
+    def _bound(self, values: list[Any], spec: TreeSpec, cache: Any) -> inspect.BoundArguments:
+        return inspect.BoundArguments(self._signature, tree_unflatten(values, spec) | {self._cache_name: cache})
 
 
 class AttributeMixer(Mixer):
@@ -200,6 +220,8 @@ def find_mixers(module: Any) -> list[Mixer]:
         module(input_ids=ids[:, :1], use_cache=True, **{name: cache})
     if not found:
         return _with_attributes(module, ids)
+    inside = {part for outer in found for part in outer.modules() if part is not outer}
+    found = {part: None for part in found if part not in inside}
     return [Mixer(index, part, _cache_name(part)) for index, part in enumerate(found)]
 
 

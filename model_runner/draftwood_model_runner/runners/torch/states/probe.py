@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,26 +20,33 @@ from draftwood_model_runner.runners.probing import (
     TOLERANCE,
     difference,
     does_not_run,
+    generated_logits,
     past_thresholds,
-    path_with_wrong_siblings,
 )
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.torch.attention import ATTENTION_NAME
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
+from draftwood_model_runner.runners.torch.own.cache import own_cache
 from draftwood_model_runner.runners.torch.packed_linear import noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.runner import forward
-from draftwood_model_runner.runners.torch.states.mixers import find_mixers
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from draftwood_model_runner.runners.torch.states.mixers import Mixer, find_mixers
+from draftwood_model_runner.runners.trials import PATH, Draft, Stepper, Trial
+from draftwood_strategies.draft import EMPTY_TREE
 
-_CONTEXT, _PATH = 6 * PAGE_SIZE - 3, 5
-"""Tokens of the prompt, more than linear attention computes in one chunk, and of the true path."""
+_log = logging.getLogger(__name__)
+_TREE_ATTENTION = "tree attention"
+_OWN_FORMS = ("by kind", "one", None)
+"""Of `OwnCache.tree_masks`, best first, for models whose attention is in code of their own."""
+_CONTEXT = 6 * PAGE_SIZE - 3
+"""Tokens of the prompt, more than linear attention computes in one chunk."""
 
 
 def stateful_layout(module: Any, max_context: int) -> KVLayout | None:
     """Makes a model with recurrent layers ready for drafts; None for a model without.
 
-    A prompt in two steps, a draft tree, and a step after some of it was accepted must give the logits of the unmodified
-    model over the plain sequence. If a tree does not and a chain does, the layout is for chains.
+    A prompt in two steps, a draft tree, and a step after some of it was accepted must give the logits that the
+    unmodified model computes as in `generate`. If a tree does not and a chain does, the layout is for chains. If its
+    attention is in code of its own, it keeps that.
 
     Args:
         max_context: as for `torch.probe.probe`.
@@ -43,57 +54,70 @@ def stateful_layout(module: Any, max_context: int) -> KVLayout | None:
     Raises:
         UnsupportedModelError: they differ for chains as well, with the reason.
     """
-    layout = _layout(module, max_context)
-    if not layout.mixers:
+    mixers = _mixers(module)
+    if not mixers:
         return None
-    if reason := _least_time_step(layout):
-        raise UnsupportedModelError(f"{type(module).__name__}: {reason}")
-    past_thresholds(module, max_context, lambda copied: _tried(copied, _layout(copied, CONTEXT)))
-    return _tried(module, layout)
+    refusals: list[UnsupportedModelError] = []
+    for form in (_TREE_ATTENTION, *_OWN_FORMS):
+        try:
+            past_thresholds(module, max_context, partial(_tried, form=form))
+            layout = _tried(module, mixers, form)
+        except UnsupportedModelError as error:
+            refusals.append(error)
+            continue
+        if refusals:
+            _log.warning(
+                "%s: computed one sequence after the other, with its own attention. %s",
+                type(module).__name__,
+                refusals[0],
+            )
+        return layout
+    raise refusals[0]
 
 
-def _layout(module: Any, max_context: int) -> KVLayout:
-    name = type(module).__name__
+def _mixers(module: Any) -> tuple[Mixer, ...]:
     module.set_attn_implementation("eager")
     try:
-        mixers = tuple(find_mixers(module))
+        return tuple(find_mixers(module))
     except Exception as error:
-        raise UnsupportedModelError(does_not_run(name, error)) from error
-    shapes, _, dtype = attention_shapes(module, max_context, every_layer=False)
-    return KVLayout(shapes, dtype, module.device, mixers=mixers)
+        raise UnsupportedModelError(does_not_run(type(module).__name__, error)) from error
 
 
-def _least_time_step(layout: KVLayout) -> str | None:
-    """Why what transformers computes depends on how many tokens it is given at once, as in Zamba 2 and Nemotron H."""
-    limits = (getattr(mixer.part, "time_step_limit", None) for mixer in layout.mixers)
-    least = max((float(limit[0]) for limit in limits if limit), default=0.0)
-    if least == 0.0:
-        return None
-    return (
-        f"transformers raises time steps of its state-space layers to {least:g} where it is given several tokens, and"
-        " does not for one token, so that what it writes depends on how prompts and drafts are cut into steps"
-    )
+def _layout(module: Any, mixers: tuple[Mixer, ...], form: str | None) -> KVLayout:
+    if form == _TREE_ATTENTION:
+        shapes, _, dtype = attention_shapes(module, CONTEXT, every_layer=False)
+        return KVLayout(shapes, dtype, module.device, mixers=mixers)
+    module.set_attn_implementation("eager")
+    own, shapes, dtype = own_cache(module, torch.zeros(1, 5, dtype=torch.long, device=module.device), stateful=True)
+    return KVLayout(shapes, dtype, module.device, own=replace(own, tree_masks=form), mixers=mixers)
 
 
-def _tried(module: Any, layout: KVLayout) -> KVLayout:
-    """The layout with which a module computes what it should."""
-    name, vocab = type(module).__name__, int(module.config.get_text_config().vocab_size)
-    tokens = np.random.default_rng(0).integers(0, vocab, _CONTEXT + _PATH, np.int32)
-    path = tokens[_CONTEXT:]
-    tree, chain = path_with_wrong_siblings(path, vocab), DraftTree.of(path)
-    trials = [(True, tree, [*range(0, 2 * _PATH, 2)]), (False, chain, [*range(_PATH)])]
-    differing: list[float] = []
+def _tried(module: Any, mixers: tuple[Mixer, ...] | None = None, form: str | None = _TREE_ATTENTION) -> KVLayout:
+    """The layout with which a module computes what it should.
+
+    Args:
+        mixers: None to find them.
+        form: of attention.
+    """
+    name, trial = type(module).__name__, Trial.of(module, _CONTEXT)
+    drafts = [(True, trial.tree()), (False, trial.chain())]
+    differing: list[float] = [math.inf]
     try:
-        plain = _plain(module, tokens)
-        for branches, draft, nodes in trials:
-            for by_ones in (False, True):
-                for mixer in layout.mixers:
-                    mixer.by_ones = by_ones
-                differing.append(difference(_drafted(module, layout, tokens, draft, nodes), plain))
-                if differing[-1] <= TOLERANCE[module.dtype]:
-                    return replace(layout, branches=branches)
+        layout = _layout(module, _mixers(module) if mixers is None else mixers, form)
+        plain = _plain(module, trial)
+        module.set_attn_implementation(ATTENTION_NAME if layout.own is None else "eager")
+        for branches, draft in drafts[1:] if form is None else drafts:
+            for _ in _ways(layout.mixers):
+                kv = KVCache(layout, _CONTEXT + 2 * PATH)
+                differing.append(_difference(module, kv, trial, draft, plain))
+                if differing[-1] <= TOLERANCE[module.dtype] and kv.states is not None:
+                    return replace(layout, branches=branches, state_bytes=kv.states.state_bytes)
+    except UnsupportedModelError:
+        raise
     except Exception as error:
         raise UnsupportedModelError(does_not_run(name, error)) from error
+    if reason := _least_time_step(layout.mixers):
+        raise UnsupportedModelError(f"{name}: {reason}")
     raise UnsupportedModelError(
         f"{name}: logits over a draft differ from the model's own by {min(differing):.1e} (at most"
         f" {TOLERANCE[module.dtype]:.0e} is rounding), so its recurrent layers keep something beside the states in its"
@@ -101,33 +125,59 @@ def _tried(module: Any, layout: KVLayout) -> KVLayout:
     )
 
 
-def _plain(module: Any, tokens: Int32Array) -> torch.Tensor:
-    """Logits [2 + path, vocab] of the unmodified model, from the last token of the prompt on, the last of them twice;
-    puts tree attention and packed linear layers into it."""
+def _ways(mixers: tuple[Mixer, ...]) -> Iterator[None]:
+    """Sets how mixers take several tokens, one way after the other: the fastest first."""
+    scanning = any(mixer.can_scan for mixer in mixers)
+    limited = _least_time_step(mixers) is not None
+    for scans in (True, False) if scanning and not limited else (scanning,):
+        for by_ones in (False, True):
+            for mixer in mixers:
+                mixer.scans, mixer.by_ones = scans and mixer.can_scan, by_ones
+            if scans or not limited:
+                yield
+
+
+def _least_time_step(mixers: tuple[Mixer, ...]) -> str | None:
+    """Why what transformers computes depends on how many tokens it is given at once, as in Zamba 2 and Nemotron H."""
+    limits = (getattr(mixer.part, "time_step_limit", None) for mixer in mixers)
+    least = max((float(limit[0]) for limit in limits if limit), default=0.0)
+    if least == 0.0:
+        return None
+    return (
+        f"transformers raises time steps of its state-space layers to {least:g} where it is given several tokens, and"
+        " does not for one token, which is computed alike on CPUs only"
+    )
+
+
+def _plain(module: Any, trial: Trial) -> torch.Tensor:
+    """Logits [2 + path, vocab] of the unmodified model, from the last token of the prompt on, the last of them twice,
+    computed as by `generate`: the prompt at once, then one token after the other. Puts packed linear layers into it."""
     module.set_attn_implementation("eager")
-    ids = torch.from_numpy(tokens.astype(np.int64)).to(module.device)[None]
     with noted_calls(module) as called:
-        logits = module(input_ids=ids, use_cache=False).logits[0, _CONTEXT - 1 :]
+        logits = [logits[0, -1:] for logits in generated_logits(module, trial.ids(module), _CONTEXT)]
     pack_linears(module, called)
-    module.set_attn_implementation(ATTENTION_NAME)
-    return torch.cat([logits, logits[-1:]])
+    return torch.cat([*logits, logits[-1]])
 
 
-def _drafted(module: Any, layout: KVLayout, tokens: Int32Array, tree: DraftTree, nodes: list[int]) -> torch.Tensor:
-    """The same logits along a path of a tree; the last once more from a step of its own, with the path before accepted.
+def _difference(module: Any, kv: KVCache, trial: Trial, draft: Draft, plain: torch.Tensor) -> float:
+    """Of the logits along the path of a draft from the plain ones; infinite if the mixers cannot be computed so."""
+    scans = any(mixer.scans for mixer in kv.layout.mixers)
+    try:
+        return difference(_drafted(module, kv, trial, draft), plain)
+    except (TypeError, ValueError, AttributeError):
+        if scans:
+            return math.inf
+        raise
 
-    Args:
-        nodes: the path.
-    """
-    kv = KVCache(layout, _CONTEXT + 2 * _PATH)
-    pages, half, root = np.arange(kv.pages, dtype=np.int32)[::-1].copy(), _CONTEXT // 2, _CONTEXT - 2
-    for start, end in ((0, half), (half, root)):
-        forward(module, lay_out([BatchRow(pages, start, tokens[start:end], EMPTY_TREE, end - start - 1)]), kv)
-    drafted = BatchRow(pages, root, tokens[root:_CONTEXT], tree, logits_from=1)
-    batch = lay_out([drafted])
-    logits = forward(module, batch, kv)[[0, *(1 + node for node in nodes)]].clone()
-    slots = batch.slot_mapping(PAGE_SIZE)[2:].astype(np.int32)
-    accepted = nodes[:-1]
+
+def _drafted(module: Any, kv: KVCache, trial: Trial, draft: Draft) -> torch.Tensor:
+    """The same logits along the path of a draft; the last once more from a step of its own, with the path before
+    accepted."""
+    model = Stepper(kv.pages, lambda batch: forward(module, batch, kv))
+    logits = trial.drafted(model, draft).clone()
+    pages = trial.pages(model)
+    slots = lay_out([trial.drafted_row(pages, draft)]).slot_mapping(PAGE_SIZE)[2:].astype(np.int32)
+    accepted = [*draft.nodes[:-1]]
     kv.move(KVCompaction(slots[accepted], slots[: len(accepted)], np.array([0, len(accepted)], np.int32)))
-    last = BatchRow(pages, _CONTEXT + _PATH - 1, tokens[-1:], EMPTY_TREE, logits_from=0)
-    return torch.cat([logits, forward(module, lay_out([last]), kv)[:1]])
+    last = BatchRow(pages, _CONTEXT + PATH - 1, trial.path[-1:], EMPTY_TREE, logits_from=0, prompt=_CONTEXT)
+    return torch.cat([logits, model.step(lay_out([last]))[:1]])

@@ -1,14 +1,16 @@
 """Mixers over the tokens of a step: a node of a draft tree takes its state from its parent.
 
 A batch row begins with tokens that are certain, the chain up to the root of its tree; they follow the sequence's state,
-behind the accepted nodes of the step before, which its state does not cover yet. So each mixer is called twice: on the
-certain tokens, after which its state is kept, and on the tree's paths from the root to its leaves. No state of a node
-outlives the step, as only the walk tells which nodes are accepted.
+behind the accepted nodes of the step before, which its state does not cover yet. A mixer that scans is called once, see
+`scan`. Others are called twice: on the certain tokens, after which their state is kept, and on the tree's paths from
+the root to its leaves. No state of a node outlives the step, as only the walk tells which nodes are accepted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +19,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.torch.states.memory import RowStates, StateMemory
-from draftwood_model_runner.runners.torch.states.mixers import Mixer, MixerCall, State
+from draftwood_model_runner.runners.torch.states.mixers import STEP, Mixer, MixerCall, State
+from draftwood_model_runner.runners.torch.states.scan import Scan, StepShape
 from draftwood_strategies.draft import Int32Array
 
 
@@ -47,6 +50,7 @@ class _Row(NamedTuple):
     Attributes:
         context: committed tokens.
         certain: tokens before its tree, the root included.
+        given: those of them that are of its prompt.
         nodes: tokens of the step in its tree.
         before: its states; None at the beginning of a sequence.
         accepted: nodes of the step before that its state does not cover.
@@ -54,59 +58,52 @@ class _Row(NamedTuple):
 
     context: int
     certain: range
+    given: range
     nodes: range
     table: Int32Array
     before: RowStates | None
     accepted: list[int]
+
+    def border(self, page_size: int) -> int:
+        """The first token behind the last full page of the prompt, if the step ends that page, after which others may
+        begin; -1 if not. Written tokens are computed one by one, and are no prompt of others."""
+        ends = (self.context + len(self.given)) // page_size * page_size
+        return self.certain.start + ends - self.context if ends > self.context else -1
 
 
 class StepStates:
     """Implements `mixers.StepOfMixers` for one step.
 
     Args:
-        batch: the step.
-        memory: the states; None for made-up contexts, which begin without any.
+        batch: the step; made-up contexts begin without a state.
+        memory: the states.
         width: tokens of the step with those that fill it up.
-        page_size: tokens of a page.
 
     Raises:
         RuntimeError: the state of a sequence is not known.
     """
 
-    def __init__(
-        self, batch: StepBatch, memory: StateMemory | None, width: int, page_size: int, device: torch.device
-    ) -> None:
+    def __init__(self, batch: StepBatch, memory: StateMemory, width: int, device: torch.device) -> None:
         self.width = width
         self._size = batch.size
+        self._parents = batch.parents
         self._device = device
-        self._page_size = page_size
-        self._rows = [*_rows(batch, memory)]
-        self._runs = self._certain_runs()
-        if any(row.nodes for row in self._rows):
-            self._runs.append(self._paths(batch.parents))
+        self._page_size = memory.page_size
+        self._rows = [*_rows(batch, None if batch.made_up else memory)]
+        self._borders = [row.border(memory.page_size) for row in self._rows]
         self._states: dict[int, list[State]] = {}
         self._ends: dict[int, list[State]] = {}
         self._inputs: dict[int, list[torch.Tensor]] = {}
 
     def run(self, mixer: Mixer, call: MixerCall) -> Any:
         """A mixer's outputs for all tokens of the step."""
+        states: list[State] = [{} if row.before is None else row.before.states[mixer.index] for row in self._rows]
+        if mixer.scans:
+            return self._scan(mixer, call, states)
         inputs = [call.values[at][0, : self._size] for at in call.by_token]
         self._inputs[mixer.index] = inputs
-        earlier = [row.before.inputs[mixer.index] if row.accepted and row.before else [] for row in self._rows]
-        sources = (
-            [
-                torch.cat(
-                    [
-                        own,
-                        *(of_row[at][row.accepted] for row, of_row in zip(self._rows, earlier, strict=True) if of_row),
-                    ]
-                )
-                for at, own in enumerate(inputs)
-            ]
-            if any(earlier)
-            else inputs
-        )
-        states: list[State] = [{} if row.before is None else row.before.states[mixer.index] for row in self._rows]
+        earlier = self._earlier(mixer)
+        sources = [torch.cat(both) for both in zip(inputs, earlier, strict=True)] if earlier else inputs
         outputs, placed = list[Any](), set[int]()
         for run in self._runs:
             taken, after = mixer.compute(call, [source[run.places] for source in sources], _stacked(states, run.rows))
@@ -120,6 +117,54 @@ class StepStates:
                         self._ends.setdefault(page, []).append(states[row])
         self._states[mixer.index] = states
         return tree_unflatten(outputs, spec)
+
+    def _scan(self, mixer: Mixer, call: MixerCall, states: list[State]) -> Any:
+        scan = Scan(self._shape, states, self._earlier(mixer))
+        outputs = mixer.scan(call, scan)
+        self._inputs[mixer.index] = scan.inputs
+        self._states[mixer.index] = _by_row(scan.states, len(self._rows))
+        for page, ends in zip(self._pages, _by_row(scan.ends, len(self._pages)), strict=True):
+            self._ends.setdefault(page, []).append(ends)
+        return outputs
+
+    def _earlier(self, mixer: Mixer) -> list[torch.Tensor]:
+        """What a mixer was called with for the accepted nodes of earlier steps, those of all rows; [] for none."""
+        of_rows = [
+            [each[_run_or_list(row.accepted)] for each in row.before.inputs[mixer.index]]
+            for row in self._rows
+            if row.before is not None and row.accepted
+        ]
+        return of_rows[0] if len(of_rows) == 1 else [torch.cat(parts) for parts in zip(*of_rows, strict=True)]
+
+    @property
+    def _pages(self) -> list[int]:
+        """Those that end at the borders."""
+        size, pairs = self._page_size, zip(self._rows, self._borders, strict=True)
+        return [
+            int(row.table[(row.context + border - row.certain.start) // size - 1])
+            for row, border in pairs
+            if border >= 0
+        ]
+
+    @cached_property
+    def _shape(self) -> StepShape:
+        rows, given = self._rows, torch.zeros(self._size, dtype=torch.bool)
+        for row in rows:
+            given[row.given.start : row.given.stop] = True
+        return StepShape(
+            parents=self._parents,
+            begins=np.array([*(row.certain.start for row in rows), self._size], np.int32),
+            roots=np.array([row.certain.stop - 1 for row in rows], np.int32),
+            borders=np.array(self._borders, np.int32),
+            given=given,
+            old_begins=np.cumsum([0, *(len(row.accepted) for row in rows)], dtype=np.int32),
+        )
+
+    @cached_property
+    def _runs(self) -> list[_Run]:
+        """The calls of mixers that do not scan."""
+        runs = self._certain_runs()
+        return [*runs, self._paths(self._parents)] if any(row.nodes for row in self._rows) else runs
 
     def _place(self, outputs: list[Any], placed: set[int], values: list[Any], run: _Run) -> None:
         """Puts what a run computed for each token where it belongs, [1, width, ...]."""
@@ -152,14 +197,13 @@ class StepStates:
         """Calls on the certain tokens, rows with equally many at once; of a prompt first up to its last full page,
         after which others may begin."""
         pieces: list[dict[tuple[int, bool], list[tuple[int, list[int], int, int | None]]]] = [{}, {}]
-        behind = self._size
+        behind, pages = self._size, iter(self._pages)
         for number, row in enumerate(self._rows):
             earlier = [*range(behind, behind + len(row.accepted))]
             behind += len(earlier)
-            size = self._page_size
-            border = (row.context + len(row.certain)) // size * size if len(row.certain) > 1 else 0
-            page = int(row.table[border // size - 1]) if border > row.context else None
-            cut = border - row.context if page is not None else len(row.certain)
+            border = self._borders[number]
+            page = next(pages) if border >= 0 else None
+            cut = border - row.certain.start if border >= 0 else len(row.certain)
             first = [*earlier, *row.certain[:cut]]
             pieces[0].setdefault((len(first), row.before is not None), []).append((number, first, len(earlier), page))
             if rest := [*row.certain[cut:]]:
@@ -204,6 +248,26 @@ class StepStates:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 
 
+@contextmanager
+def states_of_step(batch: StepBatch, memory: StateMemory | None, width: int, device: torch.device) -> Iterator[None]:
+    """While it lasts, mixers compute this step; afterwards its states are kept. Nothing for a model without mixers.
+
+    Args:
+        width: tokens of the step with those that fill it up.
+    """
+    if memory is None:
+        yield
+        return
+    step = StepStates(batch, memory, width, device)
+    token = STEP.set(step)
+    try:
+        yield
+    finally:
+        STEP.reset(token)
+    if not batch.made_up:
+        step.commit(memory, batch)
+
+
 def _rows(batch: StepBatch, memory: StateMemory | None) -> Iterator[_Row]:
     """The rows of a batch. What needs logits after the first token that does is a draft."""
     first_logits = np.searchsorted(batch.logit_rows, batch.cu_seqlens[:-1])
@@ -215,13 +279,25 @@ def _rows(batch: StepBatch, memory: StateMemory | None) -> Iterator[_Row]:
         )
         at = int(first_logits[number])
         root = min(int(batch.logit_rows[at]) if at < batch.logit_rows.size else end - 1, end - 1)
+        certain = range(begin, root + 1)
+        prompt = len(certain) if batch.prompts is None else max(0, int(batch.prompts[number]) - context)
         table = batch.block_table[batch.cu_blocks[number] : batch.cu_blocks[number + 1]]
         before = memory.find(table, context) if memory is not None and context else None
         accepted = before.nodes[: context - before.position] if before is not None else []
-        yield _Row(context, range(begin, root + 1), range(root + 1, end), table, before, accepted)
+        yield _Row(context, certain, certain[:prompt], range(root + 1, end), table, before, accepted)
 
 
 def _stacked(states: list[State], rows: list[int]) -> State:
     """The states of some sequences together, in tensors of their own."""
     first = states[rows[0]]
     return {key: torch.cat([states[row][key] for row in rows]) for key in first}
+
+
+def _by_row(states: State, rows: int) -> list[State]:
+    """Those of each row of states [rows, ...]."""
+    return [{kind: tensor[row : row + 1] for kind, tensor in states.items()} for row in range(rows)]
+
+
+def _run_or_list(places: list[int]) -> slice | list[int]:
+    """Places as a slice if they are 0, 1, 2 and so on, which costs no copy."""
+    return slice(len(places)) if places == [*range(len(places))] else places

@@ -1,0 +1,128 @@
+"""Converts gRPC's errors, blocking or asyncio, to this client's. Decodes the google.rpc details of the server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from google.rpc import error_details_pb2, status_pb2
+
+from draftwood_client.errors import ErrorDetails, FieldViolation, StatusError, error_for
+
+DETAILS_KEY = "grpc-status-details-bin"
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+
+_LOOKUP = re.compile(r"lookup failed for .*: ([^:\]]+)\]?$")
+"""What gRPC says of a name that it cannot resolve; the reason is last."""
+
+Trailer = Iterable[tuple[str, str | bytes]]
+
+
+def status_error(
+    error: grpc.RpcError, *, target: str, timeout: float | None = None, request_id: str = ""
+) -> StatusError:
+    """The typed form of `error`, with `error` as its cause.
+
+    Args:
+        error: as raised by a stub, sync or async.
+        target: address of the server; added to messages of gRPC itself, which lack it.
+        timeout: deadline set by the caller, in seconds.
+        request_id: used if the server's details contain none.
+    """
+    trailer: Trailer = tuple(error.trailing_metadata() or ())  # type: ignore[arg-type]  # typed as unnamed pairs
+    found = _details(error.code(), error.details() or "", trailer)
+    if not found.reason:
+        found = replace(found, message=_message_of_grpc(found, target, timeout))
+    if not found.request_id:
+        found = replace(found, request_id=request_id)
+    typed = error_for(found)
+    typed.__cause__ = error
+    return typed
+
+
+def protocol_error(message: str, request_id: str = "") -> StatusError:
+    """The response violates the protocol."""
+    return error_for(ErrorDetails(grpc.StatusCode.INTERNAL, message, request_id=request_id))
+
+
+def cancelled_error(request_id: str = "") -> StatusError:
+    """The client cancelled the request while no RPC was under way."""
+    return error_for(ErrorDetails(grpc.StatusCode.CANCELLED, "the request was cancelled", request_id=request_id))
+
+
+def not_ready_error(target: str, timeout: float | None, last: StatusError) -> StatusError:
+    """The server was not reachable or not ready within `timeout` seconds; `last` is the error of the last attempt."""
+    limit = "in time" if timeout is None else f"within {timeout:g} s"
+    error = error_for(ErrorDetails(grpc.StatusCode.DEADLINE_EXCEEDED, f"{target} was not ready {limit}: {last}"))
+    error.__cause__ = last
+    return error
+
+
+def _message_of_grpc(found: ErrorDetails, target: str, timeout: float | None) -> str:
+    if found.code is grpc.StatusCode.DEADLINE_EXCEEDED and timeout is not None:
+        return f"{target}: no complete answer within {timeout:g} s"
+    if found.code is grpc.StatusCode.CANCELLED and found.message.startswith("Locally cancelled"):
+        return "the request was cancelled"
+    if found.code is grpc.StatusCode.UNAVAILABLE and "backend unhealthy" in found.message:
+        return f"no server of {target} is ready"
+    if found.code is grpc.StatusCode.UNAVAILABLE and "last error: " in found.message:
+        return f"cannot connect to {target} ({found.message.rpartition('last error: ')[2].removeprefix('UNKNOWN: ')})"
+    if found.code is grpc.StatusCode.UNAVAILABLE and (lookup := _LOOKUP.search(found.message)):
+        return f"{target} has no address ({lookup[1]})"
+    return f"{target}: {found.message or found.code.name}"
+
+
+def _details(code: grpc.StatusCode, message: str, trailer: Trailer) -> ErrorDetails:
+    values = dict(trailer)
+    info = error_details_pb2.ErrorInfo()
+    retry = error_details_pb2.RetryInfo()
+    bad_request = error_details_pb2.BadRequest()
+    quota = error_details_pb2.QuotaFailure()
+    request = error_details_pb2.RequestInfo()
+    precondition = error_details_pb2.PreconditionFailure()
+    resource = error_details_pb2.ResourceInfo()
+    _unpack(values.get(DETAILS_KEY), info, retry, bad_request, quota, request, precondition, resource)
+    pushback, may_retry = _pushback(values.get(PUSHBACK_KEY))
+    retry_info = retry.retry_delay.ToTimedelta().total_seconds() if retry.HasField("retry_delay") else None
+    return ErrorDetails(
+        code=code,
+        message=message,
+        reason=info.reason,
+        metadata=dict(info.metadata),
+        violations=tuple(
+            [FieldViolation(v.field, v.description) for v in bad_request.field_violations]
+            + [FieldViolation(v.subject, v.description) for v in (*quota.violations, *precondition.violations)]
+        ),
+        retry_after=retry_info if pushback is None else pushback,
+        retryable=(code is grpc.StatusCode.UNAVAILABLE and (may_retry or retry_info is not None))
+        or bool(quota.violations and retry_info is not None),
+        over_quota=bool(quota.violations),
+        request_id=request.request_id or info.metadata.get("request_id", ""),
+        resource=resource.resource_name,
+    )
+
+
+def _unpack(encoded: str | bytes | None, *messages: Message) -> None:
+    """Fills each of `messages` from the detail of its type. Details that cannot be decoded are ignored."""
+    status = status_pb2.Status()
+    try:
+        status.ParseFromString(encoded if isinstance(encoded, bytes) else b"")
+        for detail in status.details:
+            for message in messages:
+                detail.Unpack(message)
+    except DecodeError:
+        return
+
+
+def _pushback(value: str | bytes | None) -> tuple[float | None, bool]:
+    """Seconds to wait before a retry, and whether to retry at all: a negative or unreadable value forbids it."""
+    if value is None:
+        return None, True
+    try:
+        milliseconds = int(value)
+    except ValueError:
+        return None, False
+    return (milliseconds / 1000, True) if milliseconds >= 0 else (None, False)

@@ -1,0 +1,18 @@
+"""Sizes of blocks and parts that were chosen by reasoning. None of them is tuned: no GPU was at hand."""
+
+from __future__ import annotations
+
+WORD = 64
+"""Nodes of an ancestor word, and entries of a KV cache that a program of attention reads at a time."""
+LEAST_RUN = 4 * WORD
+"""Entries that a part of attention reads at least: fewer are not worth a part of their own."""
+EXACT_RUN = 8 * WORD
+"""Entries that a part of attention reads in exact mode. Fewer would leave more sums to merge."""
+LINEAR_BLOCK = (64, 64, 64)
+"""Of exact linear layers: rows and columns of a program, and numbers that it multiplies at a time."""
+SILU_BLOCK = 1024
+"""Columns of a program that multiplies gate and up of an MLP."""
+CHOICE_BLOCK, CHOICE_ENTRIES = 1024, 128
+"""Scores that a program reads at a time when it chooses a token, and tokens with rules of their own."""
+TOP_BLOCK = 4096
+"""Logits among which a program finds the most probable ones."""

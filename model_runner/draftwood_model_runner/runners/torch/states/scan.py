@@ -1,0 +1,311 @@
+"""One call of a mixer for all tokens of a step, with recurrences of ours in place of those of transformers.
+
+A mixer of transformers projects its inputs, mixes them along the sequence by functions that a package or the hub may
+replace (causal_conv1d, fla, mamba_ssm), and projects the result. `scanning` puts functions there that follow the draft
+trees of a step from each sequence's state: so the weights are read once, and a prefix that paths share is computed
+once. For CPUs, and for mixers that use no other such function.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from draftwood_model_runner.runners.torch.states.kernels import ancestors, delta_rule, state_space
+from draftwood_model_runner.sampling.host.row_threads import in_threads, parts
+from draftwood_strategies.draft import Int32Array
+
+_THREADED = 1 << 22
+"""Numbers of states that are read and written from which on threads pay. Not tuned."""
+_FINAL = torch.empty(0)
+"""In place of the last state, which the scan keeps itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepShape:
+    """The tokens of a step, as scans take them.
+
+    Attributes:
+        parents: int32[T], within a batch row.
+        begins: int32[S + 1], of the tokens of each row.
+        roots: int32[S], the last certain token of each row.
+        borders: int32[S], the first token behind those after which its state is kept; -1 for none.
+        given: bool[T], which tokens are of a prompt.
+        old_begins: int32[S + 1], of replayed tokens: the accepted nodes of the step before.
+        workspaces: kept from mixer to mixer.
+    """
+
+    parents: Int32Array
+    begins: Int32Array
+    roots: Int32Array
+    borders: Int32Array
+    given: torch.Tensor
+    old_begins: Int32Array
+    workspaces: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return int(self.roots.size)
+
+    @property
+    def size(self) -> int:
+        return int(self.parents.size)
+
+    def inner(self) -> Any:
+        """bool[T], which tokens have children."""
+        if "inner" not in self.workspaces:
+            inner, counts = np.zeros(self.size, np.bool_), self.begins[1:] - self.begins[:-1]
+            absolute = self.parents + np.repeat(self.begins[:-1], counts)
+            inner[absolute[self.parents >= 0]] = True
+            self.workspaces["inner"] = inner
+        return self.workspaces["inner"]
+
+    def taps(self, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of a convolution over `width` inputs, which entries it takes for each token, int64[T * width], oldest first;
+        which are its state after each root, int64[S * (width - 1)], and after each border, for rows that have one."""
+        if width not in self.workspaces:
+            places = np.empty((self.size, width), np.int32)
+            ancestors(self.parents, self.begins, self.old_begins, places)
+            places = places[:, ::-1].astype(np.int64)
+            after = [places[self.roots, 1:], places[self.borders[self.borders >= 0] - 1, 1:]]
+            self.workspaces[width] = tuple(
+                torch.from_numpy(np.ascontiguousarray(part).reshape(-1)) for part in (places, *after)
+            )
+        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = self.workspaces[width]
+        return found
+
+    def nodes(self, threads: int, rows: int, columns: int) -> tuple[Any, Any]:
+        """Workspaces for the states of nodes and for sums, one of each for a thread."""
+        key = threads, rows, columns
+        if key not in self.workspaces:
+            most = int((self.begins[1:] - self.roots - 1).max())
+            shapes = (threads, max(1, most), rows, columns), (threads, 2, columns)
+            self.workspaces[key] = tuple(np.empty(shape, np.float32) for shape in shapes)
+        found: tuple[Any, Any] = self.workspaces[key]
+        return found
+
+
+class Scan:
+    """Stands in for transformers' cache, and for its functions, in one call of a mixer.
+
+    Args:
+        step: the tokens.
+        states: of each row; {} at the beginning of a sequence.
+        earlier: of each kind of input, in the order of the calls, those of replayed tokens; [] for none.
+
+    Attributes:
+        states: of each kind, after the certain tokens of all rows [S, ...].
+        ends: of each kind, at the borders of the rows that have one [B, ...].
+        inputs: what further steps may replay, in the order of the calls, each [T, ...].
+    """
+
+    def __init__(self, step: StepShape, states: Sequence[dict[Any, torch.Tensor]], earlier: list[torch.Tensor]) -> None:
+        self._step = step
+        self._before = states
+        self._earlier = earlier
+        self._pending: tuple[int, torch.Tensor] | None = None
+        self.states: dict[tuple[str, int], torch.Tensor] = {}
+        self.ends: dict[tuple[str, int], torch.Tensor] = {}
+        self.inputs: list[torch.Tensor] = []
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None: `convolve` has it."""
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """None: the recurrence has it."""
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return True
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None
+    ) -> torch.Tensor:
+        self._pending = state_idx, conv_states
+        return conv_states
+
+    def update_recurrent_state(self, recurrent_states: torch.Tensor, layer_idx: int, **kwargs: Any) -> torch.Tensor:
+        if recurrent_states is not _FINAL:
+            raise ValueError("the mixer computes a state by a function of its own")
+        return recurrent_states
+
+    def convolve(
+        self,
+        hidden_states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        activation: str | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """As `causal_conv1d_fn`: [1, C, tokens] by weights [C, K]."""
+        if self._pending is None or self._pending[1] is not hidden_states:
+            raise ValueError("the mixer convolves something else than what it keeps")
+        kind, width, tokens = ("conv", self._pending[0]), weight.shape[1], hidden_states[0].t()
+        self._pending = None
+        mine = tokens[: self._step.size].to(weight.dtype)
+        if width - 1:
+            blank = mine.new_zeros(1, width - 1, mine.shape[1])
+            kept = [row.get(kind, blank)[0] for row in self._before]
+            entries = torch.cat([*kept, *self._replayed(mine), mine])
+        else:
+            entries = torch.cat([*self._replayed(mine), mine])
+        taken, roots, borders = self._step.taps(width)
+        self.states[kind] = entries[roots].view(self._step.rows, width - 1, -1)
+        self.ends[kind] = entries[borders].view(-1, width - 1, mine.shape[1])
+        mixed = (entries[taken].view(self._step.size, width, -1) * weight.t()).sum(1)
+        if bias is not None:
+            mixed = mixed + bias
+        if activation is not None:
+            mixed = ACT2FN[activation](mixed)
+        return _filled(mixed, tokens.shape[0]).t()[None].to(hidden_states.dtype)
+
+    def delta_rule(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `torch_chunk_gated_delta_rule` and `chunk_kimi_delta_attention`, over [1, tokens, heads, ...]."""
+        if not use_qk_l2norm_in_kernel:
+            raise ValueError("the delta rule is computed for normalized queries and keys only")
+        decay = g if g.dim() == 4 else g[..., None]
+        of_tokens = [self._own(part) for part in (query, key, value, decay, beta)]
+        replayed = [self._replay(part) for part in of_tokens[1:]]
+        heads, rows, columns = value.shape[2], key.shape[3], value.shape[3]
+        output = self._recurrence(delta_rule, [*of_tokens, *replayed], heads, rows, columns)
+        return _filled(output, query.shape[1])[None].to(query.dtype), _FINAL
+
+    def state_space(
+        self,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        chunk_size: int,
+        D: torch.Tensor | None = None,
+        dt_bias: torch.Tensor | None = None,
+        z: torch.Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        return_final_states: bool = False,
+        **kwargs: Any,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """As `mamba2_chunk_scan`, over [1, tokens, heads, ...]. Time steps are limited in prompts only: transformers
+        computes written tokens one by one, where it does not limit them."""
+        if z is not None:
+            raise ValueError("the state space is computed without a gate")
+        steps = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
+        steps = self._own(nn.functional.softplus(steps) if dt_softplus else steps)
+        limited = steps.clamp(*dt_limit)
+        steps = torch.where(self._step.given[:, None], limited, steps)
+        of_tokens = [self._own(hidden_states), steps, self._own(B), self._own(C)]
+        replayed = [self._replay(part) for part in of_tokens[:3]]
+        heads, columns, rows = hidden_states.shape[2], hidden_states.shape[3], B.shape[3]
+        skips = torch.zeros(heads) if D is None else D
+        constants = [part.detach().float().contiguous() for part in (A, skips)]
+        output = self._recurrence(state_space, [*of_tokens, *replayed, *constants], heads, rows, columns)
+        filled = _filled(output, hidden_states.shape[1])[None]
+        return (filled, _FINAL) if return_final_states else filled
+
+    def _recurrence(
+        self, kernel: Any, arguments: list[torch.Tensor], heads: int, rows: int, columns: int
+    ) -> torch.Tensor:
+        """Outputs [T, heads, columns] of a kernel; keeps the states [S, heads, rows, columns] after it."""
+        step, kind = self._step, ("recurrent", 0)
+        blank = torch.zeros(1, heads, rows, columns)
+        states = torch.cat([row.get(kind, blank) for row in self._before])
+        bordered = step.borders >= 0
+        ends = torch.empty(step.rows if bordered.any() else 0, heads, rows, columns)
+        output = torch.empty(step.size, heads, columns)
+        tokens = step.size + int(step.old_begins[-1])
+        threads = torch.get_num_threads() if tokens * heads * rows * columns >= _THREADED else 1
+        shares = parts(heads, threads)
+        nodes, sums = step.nodes(len(shares), rows, columns)
+        fixed = [part.numpy() for part in arguments]
+        fixed += [step.parents, step.inner(), step.begins, step.roots, step.borders, step.old_begins]
+        fixed += [states.numpy(), ends.numpy()]
+        in_threads(
+            [
+                partial(kernel, *fixed, nodes[i], sums[i], (share.start, share.stop), output.numpy())
+                for i, share in enumerate(shares)
+            ],
+            threads,
+        )
+        self.states[kind] = states
+        self.ends[kind] = ends[torch.from_numpy(bordered)] if ends.shape[0] else ends
+        return output
+
+    def _own(self, part: torch.Tensor) -> torch.Tensor:
+        """[T, ...] in float32, in order, of the tokens that are not there to fill up."""
+        return part[0, : self._step.size].float().contiguous()
+
+    def _replayed(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """What `part`, [T, ...], was for replayed tokens, in a list; [] for none. Keeps it for further steps."""
+        self.inputs.append(part)
+        number = len(self.inputs) - 1
+        return [self._earlier[number]] if self._earlier else []
+
+    def _replay(self, part: torch.Tensor) -> torch.Tensor:
+        replayed = self._replayed(part)
+        return replayed[0].contiguous() if replayed else part[:0]
+
+
+_REPLACED = {
+    "causal_conv1d_fn": Scan.convolve,
+    "torch_chunk_gated_delta_rule": Scan.delta_rule,
+    "chunk_kimi_delta_attention": Scan.delta_rule,
+    "mamba2_chunk_scan": Scan.state_space,
+}
+_OTHERS = frozenset({"mamba_selective_scan", "mamba_inner_fn"})
+"""Recurrences that are not replaced."""
+
+
+def scanning(part: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The forward of a mixer with the functions of a scan, which is its first argument; None where that cannot be.
+
+    The functions are looked up in a copy of the forward's globals, so that nothing else changes.
+    """
+    plain = inspect.unwrap(getattr(forward, "__func__", forward))
+    if not isinstance(plain, FunctionType) or next(part.parameters(), _FINAL).device.type != "cpu":
+        return None
+    names = {*plain.__code__.co_names}
+    if not names & _REPLACED.keys() or names & _OTHERS:
+        return None
+    current: list[Scan] = []
+
+    def standing_in(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: function(current[-1], *args, **kwargs)
+
+    functions = {name: standing_in(function) for name, function in _REPLACED.items() if name in names}
+    copied = FunctionType(
+        plain.__code__, plain.__globals__ | functions, plain.__name__, plain.__defaults__, plain.__closure__
+    )
+    copied.__kwdefaults__ = plain.__kwdefaults__
+
+    def scanned(scan: Scan, *args: Any, **kwargs: Any) -> Any:
+        current.append(scan)
+        try:
+            return copied(part, *args, **kwargs)
+        finally:
+            current.pop()
+
+    return scanned
+
+
+def _filled(tokens: torch.Tensor, width: int) -> torch.Tensor:
+    """[width, ...] with zeros behind the tokens, [T, ...]."""
+    missing = width - tokens.shape[0]
+    return torch.cat([tokens, tokens.new_zeros(missing, *tokens.shape[1:])]) if missing else tokens

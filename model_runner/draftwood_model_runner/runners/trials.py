@@ -1,0 +1,128 @@
+"""A trial of draft trees: the logits of a model that a runner took over, against those of the model itself.
+
+What differs between runners is how they take a model over, and how they compute a step of it (`Stepper`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from draftwood_model_runner.errors import UnsupportedModelError
+from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.positions import plain_positions
+from draftwood_model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+
+PATH = 5
+"""Tokens of the true path of a tree."""
+
+
+class Stepper(NamedTuple):
+    """A model that a runner took over, with KV memory of its own.
+
+    Attributes:
+        pages: of its KV memory.
+        step: one forward pass; returns logits [R, vocab].
+    """
+
+    pages: int
+    step: Callable[[StepBatch], torch.Tensor]
+
+
+class Draft(NamedTuple):
+    """A draft tree, and the path in it that a trial compares.
+
+    Attributes:
+        nodes: of the path.
+    """
+
+    tree: DraftTree
+    nodes: SequenceOf[int]
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows of logits of the path, the token that the tree hangs from before it."""
+        return [0, *(1 + node for node in self.nodes)]
+
+
+class Trial(NamedTuple):
+    """A sequence of random tokens, the same each time: a prompt, and a path of `PATH` tokens that is drafted.
+
+    Attributes:
+        tokens: int32[context + PATH].
+        vocab: tokens that the model knows.
+    """
+
+    tokens: Int32Array
+    vocab: int
+
+    @classmethod
+    def of(cls, module: Any, context: int, seed: int = 0) -> Trial:
+        """With a prompt of `context` tokens, at least 3."""
+        vocab = int(module.config.get_text_config(decoder=True).vocab_size)
+        return cls(np.random.default_rng(seed).integers(0, vocab, context + PATH, np.int32), vocab)
+
+    @property
+    def context(self) -> int:
+        """Tokens of the prompt."""
+        return self.tokens.size - PATH
+
+    @property
+    def path(self) -> Int32Array:
+        """int32[PATH], what follows the prompt."""
+        return self.tokens[self.context :]
+
+    def ids(self, module: Any) -> torch.Tensor:
+        """int64[1, context + PATH], on the device of the model."""
+        return torch.from_numpy(self.tokens.astype(np.int64)).to(module.device)[None]
+
+    def tree(self) -> Draft:
+        """The path with a wrong sibling beside every node."""
+        return Draft(path_with_wrong_siblings(self.path, self.vocab), range(0, 2 * PATH, 2))
+
+    def chain(self) -> Draft:
+        """The path alone."""
+        return Draft(DraftTree.of(self.path), range(PATH))
+
+    def plain(self, module: Any) -> torch.Tensor:
+        """Logits [1 + PATH, vocab] by the forward pass of the model, from the last token of the prompt on."""
+        positions = plain_positions(module, self.tokens.size)
+        logits: torch.Tensor = module(input_ids=self.ids(module), use_cache=False, **positions).logits
+        return logits[0, self.context - 1 :]
+
+    def drafted(self, model: Stepper, draft: Draft) -> torch.Tensor:
+        """The same logits along the path of a draft, under a token that needs none.
+
+        The context is committed before in two steps, in pages that are no neighbours.
+        """
+        pages, half = self.pages(model), self.context // 2
+        for start, end in ((0, half), (half, self.context - 2)):
+            row = BatchRow(pages, start, self.tokens[start:end], EMPTY_TREE, logits_from=end - start - 1)
+            model.step(lay_out([row]))
+        return model.step(lay_out([self.drafted_row(pages, draft)]))[draft.rows]
+
+    def pages(self, model: Stepper) -> Int32Array:
+        """int32[pages], the page table of the sequence: no two of its pages are neighbours in this order."""
+        return np.arange(model.pages, dtype=np.int32)[::-1].copy()
+
+    def drafted_row(self, pages: Int32Array, draft: Draft) -> BatchRow:
+        """The last two tokens of the prompt, and the draft."""
+        tokens = self.tokens[self.context - 2 : self.context]
+        return BatchRow(pages, self.context - 2, tokens, draft.tree, logits_from=1)
+
+
+def require_same(module: Any, logits: torch.Tensor, expected: torch.Tensor) -> None:
+    """Raises UnsupportedModelError if logits over a draft tree differ from those of a model by more than rounding."""
+    differing, tolerance = difference(logits, expected), TOLERANCE[module.dtype]
+    if not differing <= tolerance:
+        raise UnsupportedModelError(
+            f"{type(module).__name__}: logits over a draft tree differ from the model's own by {differing:.1e} (at most"
+            f" {tolerance:.0e} is rounding), so it computes something beside attention that depends on the other tokens"
+            " of a step, or positions of its own"
+        )

@@ -1,0 +1,145 @@
+"""How a model writes calls of tools, found from its own chat template.
+
+No file says it. But a template shows the model its earlier calls as it was trained to write them, so a conversation
+with calls of unmistakable names is rendered, and the form is what stands around their JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jinja2 import TemplateError
+
+Render = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str]
+"""Messages and tools through a chat template, without a generation prompt. Raises TemplateError."""
+
+
+class ChatTokenizer(Protocol):
+    """`draftwood_model_runner.loading.tokenizer.Tokenizer`, as far as the form of calls depends on it."""
+
+    @property
+    def has_chat_template(self) -> bool: ...
+    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str: ...
+    def without_special_tokens(self, text: str) -> str: ...
+
+
+_NAMES = ("zq_first_tool", "zq_second_tool")
+_ARGUMENTS = {"zq_argument": "zq value"}
+_RESULT, _ANSWER = "zq result", "\u2020zq answer\u2021"
+"""The answer begins and ends with characters that no template has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """A call is `begin`, a JSON object with the name and the arguments, and `end`.
+
+    Attributes:
+        begin: before the first call, such as "<tool_call>\\n"; may be empty.
+        end: after the last call.
+        between: between two calls; None for a model that writes one call at most.
+        name_key, arguments_key: keys of the object.
+    """
+
+    begin: str
+    end: str
+    between: str | None
+    name_key: str
+    arguments_key: str
+
+
+class NoToolFormatError(Exception):
+    """The model cannot be given tools, or its calls cannot be read; says why."""
+
+
+def tool_format_of(tokenizer: ChatTokenizer) -> ToolFormat | NoToolFormatError:
+    """How a model writes calls of tools, or why it is given none."""
+    if not tokenizer.has_chat_template:
+        return NoToolFormatError("it has no chat template")
+    try:
+        found = _read(tokenizer.render)
+    except NoToolFormatError as error:
+        return error
+    # Special tokens are not in the text of an answer.
+    begin, end = (tokenizer.without_special_tokens(text) for text in (found.begin, found.end))
+    between = None if found.between is None else tokenizer.without_special_tokens(found.between)
+    return ToolFormat(begin, end, between, found.name_key, found.arguments_key)
+
+
+def _read(render: Render) -> ToolFormat:
+    """The form in which a template shows calls.
+
+    Raises:
+        NoToolFormatError: the template leaves out tools, calls or results, or shows calls as something else than JSON.
+    """
+
+    def shown(what: str, *messages: dict[str, Any]) -> str:
+        try:
+            return render([{"role": "user", "content": "zq question"}, *messages], _tools())
+        except (TemplateError, TypeError, ValueError) as error:
+            raise NoToolFormatError(f"its chat template refuses {what}: {error}") from error
+
+    if not all(name in shown("tools") for name in (*_NAMES, "zq_argument")):
+        raise NoToolFormatError("its chat template has no tools")
+    result = {"role": "tool", "name": _NAMES[0], "tool_call_id": _id(0), "content": _RESULT}
+    if _RESULT not in shown("results of tools", calling(_NAMES[0]), result):
+        raise NoToolFormatError("its chat template leaves out results of tools")
+    once = shown("calls of tools", calling(_NAMES[0]))
+    start, stop, name_key, arguments_key = _found_object(once, _NAMES[0])
+    plain = shown("answers", {"role": "assistant", "content": _ANSWER})
+    # The shared beginning and end of both are the frame of a message.
+    before, after = _in_common(plain, once), _in_common(plain[::-1], once[::-1])
+    before, after = min(before, plain.rfind(_ANSWER)), min(after, len(plain) - plain.rfind(_ANSWER) - len(_ANSWER))
+    try:
+        twice = shown("two calls", calling(*_NAMES))
+        first, second = (_found_object(twice, name) for name in _NAMES)
+        between: str | None = twice[first[1] : second[0]]
+    except NoToolFormatError:
+        between = None
+    return ToolFormat(once[before:start], once[stop : len(once) - after], between, name_key, arguments_key)
+
+
+def _in_common(first: str, second: str) -> int:
+    """Characters that both begin with."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, pair in pairs if pair[0] != pair[1]), min(len(first), len(second)))
+
+
+def calling(*names: str) -> dict[str, Any]:
+    """A message of the assistant with calls, as chat templates take them."""
+    calls = [
+        {"type": "function", "id": _id(i), "function": {"name": name, "arguments": _ARGUMENTS}}
+        for i, name in enumerate(names)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _id(call: int) -> str:
+    return f"zq{call:07}"  # Mistral's templates want nine letters and digits
+
+
+def _tools() -> list[dict[str, Any]]:
+    parameters = {"type": "object", "properties": {"zq_argument": {"type": "string", "description": "zq"}}}
+    return [
+        {"type": "function", "function": {"name": name, "description": "zq", "parameters": parameters}}
+        for name in _NAMES
+    ]
+
+
+def _found_object(text: str, name: str) -> tuple[int, int, str, str]:
+    """Where the last JSON object with a name and its arguments begins and ends, and the keys of these two."""
+    decoder, at = json.JSONDecoder(), text.rfind(name)
+    start = text.rfind("{", 0, max(at, 0))
+    while start >= 0:
+        try:
+            found, stop = decoder.raw_decode(text, start)
+        except ValueError:
+            found, stop = {}, start
+        names = [key for key, value in found.items() if value == name] if isinstance(found, dict) else []
+        arguments = [key for key, value in found.items() if value == _ARGUMENTS] if names else []
+        if names and arguments:
+            return start, stop, names[0], arguments[0]
+        start = text.rfind("{", 0, start)
+    raise NoToolFormatError("its chat template shows calls of tools as something else than JSON objects")

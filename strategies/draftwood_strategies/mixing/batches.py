@@ -1,0 +1,218 @@
+"""What one compiled call does for all sequences of a step that a mixture drafts for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from draftwood_strategies.mixing.candidates import Workspace
+from draftwood_strategies.mixing.expansion import expand
+from draftwood_strategies.mixing.learning import learn
+from draftwood_strategies.mixing.sequence import UNKNOWN, SequenceArrays
+from draftwood_strategies.mixing.sources.attribution import attribute, attribute_all
+from draftwood_strategies.mixing.sources.source_trees import add_source
+from draftwood_strategies.mixing.unused_nodes import FillWorkspace, fill
+from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights
+from draftwood_strategies.native import Float32Array, Int32Array, Int64Array, Integer, compiled
+from draftwood_strategies.structs import arrays_at
+from draftwood_strategies.successors import ORDERS, WIDTH, TableArrays, note, wants_growth
+from draftwood_strategies.tree_index import NO_NODE
+
+
+class Workspaces(NamedTuple):
+    """Scratch arrays for a step."""
+
+    draft: Workspace
+    fill: FillWorkspace
+
+
+class SourceDrafts(NamedTuple):
+    """What the tree-shaped sources draft for all sequences of a step, in flat arrays.
+
+    Attributes:
+        tokens, parents, scores: int32[n], int32[n] and float32[n], as in `DraftTrees`.
+        begins: int32[k, s + 1]; the tree of source k for sequence i is from `begins[k, i]` to `begins[k, i + 1]`.
+        take_part: int32[SOURCES + 1, s], 1 where a source, the table last, takes part in a draft.
+    """
+
+    tokens: Int32Array
+    parents: Int32Array
+    scores: Float32Array
+    begins: Int32Array
+    take_part: Int32Array
+
+
+class Verified(NamedTuple):
+    """What a step wrote and verified, as in `BatchStrategy.observe_all`.
+
+    Attributes:
+        known: there is feedback; else the whole draft was verified, and the other arrays are empty.
+        with_top: there are `top_tokens`, int32[m, k >= WIDTH].
+    """
+
+    accepted: Int32Array
+    accepted_begins: Int32Array
+    known: bool
+    with_top: bool
+    tokens: Int32Array
+    parents: Int32Array
+    top_tokens: Int32Array
+    begins: Int32Array
+
+
+@compiled
+def draft_all(
+    sequences: Int64Array,
+    budgets: Int32Array,
+    source_tokens: Int32Array,
+    source_parents: Int32Array,
+    source_scores: Float32Array,
+    source_begins: Int32Array,
+    take_part: Int32Array,
+    weights_address: Integer,
+    table: Int32Array,
+    workspaces_address: Integer,
+    tokens: Int32Array,
+    parents: Int32Array,
+    scores: Float32Array,
+    begins: Int32Array,
+) -> None:
+    """Writes a draft for each sequence.
+
+    Args:
+        sequences: int64[s], the addresses of their `SequenceArrays`, which have space.
+        budgets: int32[s], the most nodes of each draft.
+        source_tokens to take_part: as in `SourceDrafts`.
+        weights_address, workspaces_address: of `Weights` and `Workspaces`.
+        table: int32[r, COLUMNS], the successor table; without rows, none.
+        tokens, parents, scores, begins: as in `DraftTrees`, with space for all budgets.
+    """
+    sources = SourceDrafts(source_tokens, source_parents, source_scores, source_begins, take_part)
+    weights, workspaces = arrays_at(Weights, weights_address), arrays_at(Workspaces, workspaces_address)
+    end = 0
+    for s in range(sequences.shape[0]):
+        one = arrays_at(SequenceArrays, sequences[s])
+        n, draft = _draft(one, s, budgets[s], sources, weights, table, workspaces), one.draft
+        for node in range(n):
+            tokens[end + node], parents[end + node] = draft.tokens[node], draft.parents[node]
+            scores[end + node] = draft.scores[node]
+        end += n
+        begins[s + 1] = end
+
+
+@compiled
+def _draft(
+    one: SequenceArrays,
+    s: int,
+    budget: Integer,
+    sources: SourceDrafts,
+    weights: Weights,
+    table: Int32Array,
+    workspaces: Workspaces,
+) -> int:
+    """Merges the sources' trees for sequence s, and drafts; returns how many nodes."""
+    trees, active, size = one.trees, one.active, 0
+    trees.tree[0].first_child = NO_NODE
+    for source in range(SOURCES + 1):
+        active[source] = sources.take_part[source, s]
+    for source in range(sources.begins.shape[0]):
+        first, last = sources.begins[source, s], sources.begins[source, s + 1]
+        tokens, parents, scores = sources.tokens[first:last], sources.parents[first:last], sources.scores[first:last]
+        size = add_source(trees, size, source, tokens, parents, scores, workspaces.draft.located)
+    rows = table if active[TABLE] else table[:0]
+    n = expand(trees, weights, workspaces.draft, rows, one.tail, one.draft, budget)
+    if active[TABLE] and one.state[0].tops >= 0 and n < budget:
+        n = fill(one.top[: one.state[0].tops], one.draft, n, budget, workspaces.fill)
+    one.state[0].drafted = n
+    return n
+
+
+@compiled
+def learn_all(
+    sequences: Int64Array,
+    first: int,
+    accepted: Int32Array,
+    accepted_begins: Int32Array,
+    known: bool,
+    with_top: bool,
+    verified_tokens: Int32Array,
+    verified_parents: Int32Array,
+    top_tokens: Int32Array,
+    verified_begins: Int32Array,
+    weights_address: Integer,
+    table_address: Integer,
+    notes: bool,
+    workspaces_address: Integer,
+) -> int:
+    """Learns from the latest drafts, from the sequence `first` on, and moves the sequences on.
+
+    Args:
+        sequences: as in `draft_all`, with space for `top_tokens`.
+        accepted to verified_begins: as in `Verified`.
+        weights_address, table_address, workspaces_address: of `Weights`, `TableArrays` and `Workspaces`.
+        notes: the table learns here, too.
+
+    Returns:
+        The sequence to go on with after the table has grown; s after the last one.
+    """
+    weights, table = arrays_at(Weights, weights_address), arrays_at(TableArrays, table_address)
+    workspace = arrays_at(Workspaces, workspaces_address).draft
+    for s in range(first, sequences.shape[0]):
+        one = arrays_at(SequenceArrays, sequences[s])
+        written = accepted[accepted_begins[s] : accepted_begins[s + 1]]
+        begin, end = verified_begins[s], verified_begins[s + 1]
+        tokens, parents = verified_tokens[begin:end], verified_parents[begin:end]
+        if one.state[0].drafted >= 0:
+            _learn(one, known, tokens, parents, written, weights, table.rows, workspace)
+        tops = top_tokens[begin:end] if with_top else top_tokens[:0]
+        _keep_top(one, with_top, tops)
+        if notes:
+            note(table, one.tail, tokens[: tops.shape[0]], parents, tops)
+        _move_on(one.tail, written)
+        if notes and wants_growth(table):
+            return s + 1
+    return int(sequences.shape[0])
+
+
+@compiled
+def _learn(
+    one: SequenceArrays,
+    known: bool,
+    tokens: Int32Array,
+    parents: Int32Array,
+    written: Int32Array,
+    weights: Weights,
+    table: Int32Array,
+    workspace: Workspace,
+) -> None:
+    """Counts nodes by source, and learns the weights, from the latest draft and the tree that was verified of it.
+
+    Args:
+        known: `tokens` and `parents` are that tree; else it was the whole draft.
+    """
+    if known:
+        attribute(one.draft, one.state[0].drafted, tokens, parents, written, workspace.located, one.counts)
+    else:
+        attribute_all(one.draft, one.state[0].drafted, written, one.counts)
+    rows = table if one.active[TABLE] else table[:0]
+    learn(one.trees, weights, workspace, rows, one.tail, written, one.active)
+
+
+@compiled
+def _keep_top(one: SequenceArrays, known: bool, top_tokens: Int32Array) -> None:
+    """The latest draft is done with; its `top_tokens`, if they are known, fill unused nodes of the next one."""
+    n = top_tokens.shape[0]
+    one.state[0].drafted = UNKNOWN
+    one.state[0].tops = n if known else UNKNOWN
+    for node in range(n):
+        for rank in range(WIDTH):
+            one.top[node, rank] = top_tokens[node, rank]
+
+
+@compiled
+def _move_on(tail: Int32Array, written: Int32Array) -> None:
+    """The sequence ends with these tokens now."""
+    n = min(ORDERS, written.shape[0])
+    for i in range(ORDERS - n):
+        tail[i] = tail[i + n]
+    for i in range(n):
+        tail[ORDERS - n + i] = written[written.shape[0] - n + i]

@@ -1,0 +1,151 @@
+"""What the environment and single calls set: address, credentials, TLS, deadline, headers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from draftwood_client import (
+    NO_RETRY,
+    AdminClient,
+    ArgumentTypeError,
+    ArgumentValueError,
+    AsyncClient,
+    Client,
+    DeadlineError,
+    MemoryClient,
+    UnavailableError,
+    environment,
+)
+from draftwood_client.connection import DEFAULT_TIMEOUT, Connection
+from tests.client.fake_admin import FakeAdmin
+from tests.client.fake_server import FakeServer, hangs
+
+
+@pytest.fixture(autouse=True)
+def _empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in environment.ALL:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_address_tenant_and_key_come_from_the_environment(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTWOOD_TARGET", server.target)
+    monkeypatch.setenv("DRAFTWOOD_TENANT", "acme")
+    monkeypatch.setenv("DRAFTWOOD_API_KEY", "secret")
+    with Client() as client, Client(tenant="other", token="mine") as own:
+        assert (client.chat("x").tenant, own.chat("x").tenant) == ("acme", "other")
+    with Client(metadata={"Authorization": "Basic b"}) as client:
+        client.chat("x")
+    assert [one["authorization"] for one in server.metadata] == ["Bearer secret", "Bearer mine", "Basic b"]
+
+
+def test_the_operators_clients_read_it_too(admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTWOOD_TARGET", admin.target)
+    monkeypatch.setenv("DRAFTWOOD_TOKEN", "t")
+    with AdminClient() as client:
+        assert [*client.tenants.list()] == []
+        with pytest.raises(Exception, match="does not exist"):
+            client.tenants.get("none")
+    assert admin.metadata[-1]["authorization"] == "Bearer t"
+
+
+def test_a_key_of_the_environment_is_not_sent_in_clear_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTWOOD_API_KEY", "secret")
+    with pytest.raises(ArgumentValueError, match=r"^DRAFTWOOD_API_KEY: would be sent to example.org:1 in clear text"):
+        Client("example.org:1")
+    monkeypatch.setenv("DRAFTWOOD_TLS", "1")
+    assert Connection.of("example.org:1").tls is not None
+    with pytest.raises(ArgumentValueError, match=r"^DRAFTWOOD_API_KEY: would be sent"):
+        Client("example.org:1", tls=False)
+    monkeypatch.setenv("DRAFTWOOD_TOKEN", "another")
+    with pytest.raises(ArgumentValueError, match=r"^DRAFTWOOD_TOKEN: cannot be combined with DRAFTWOOD_API_KEY"):
+        Client()
+
+
+def test_certificates_of_the_environment(
+    tls_server: FakeServer, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DRAFTWOOD_TLS_CA", "DRAFTWOOD_CLIENT_CERT"):
+        monkeypatch.setenv(name, str(certificate[0]))
+    monkeypatch.setenv("DRAFTWOOD_CLIENT_KEY", str(certificate[1]))
+    with Client(tls_server.target) as client:
+        assert client.chat("x").text == "Hello, wörld!"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("DRAFTWOOD_TIMEOUT", "soon"), ("DRAFTWOOD_TIMEOUT", "-1"), ("DRAFTWOOD_TLS", "maybe")],
+)
+def test_wrong_variables_are_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    for client in (Client, AsyncClient, AdminClient, MemoryClient):
+        with pytest.raises(ArgumentValueError, match=f"^{name}: '{value}' is not allowed"):
+            client()
+
+
+def test_there_is_a_deadline_unless_it_is_switched_off(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deadline(own: dict[str, Any], call: dict[str, Any]) -> object:
+        with Client(server.target, **own) as client:
+            client.chat("x", **call)
+        left = server.seconds_left[-1]
+        return None if left is None else pytest.approx(left, abs=3)  # gRPC rounds long ones to seconds
+
+    assert DEFAULT_TIMEOUT == 600
+    assert deadline({}, {}) == DEFAULT_TIMEOUT
+    assert deadline({"timeout": 30}, {}) == 30
+    assert deadline({"timeout": 30}, {"timeout": 20}) == 20
+    for off in (None, math.inf):
+        assert deadline({"timeout": off}, {}) is None
+        assert deadline({"timeout": 30}, {"timeout": off}) is None
+    monkeypatch.setenv("DRAFTWOOD_TIMEOUT", "40")
+    assert deadline({}, {}) == 40
+    assert deadline({"timeout": None}, {}) is None
+    monkeypatch.setenv("DRAFTWOOD_TIMEOUT", "inf")
+    assert deadline({}, {}) is None
+    monkeypatch.setenv("DRAFTWOOD_TIMEOUT", "0.2")
+    server.script = [hangs()]
+    with pytest.raises(DeadlineError, match=r"no complete answer within 0\.2 s"):
+        deadline({}, {})
+
+
+def test_what_lasts_as_long_as_there_is_data_has_no_deadline_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Connection.of("x").bulk_timeout is None
+    assert Connection.of("x", timeout=5).bulk_timeout == 5
+    monkeypatch.setenv("DRAFTWOOD_TIMEOUT", "7")
+    assert Connection.of("x").bulk_timeout == 7
+
+
+def test_a_call_has_headers_of_its_own(server: FakeServer) -> None:
+    with Client(server.target, metadata={"x-a": "client", "x-b": "client"}, token="t") as client:
+        client.complete("x", metadata={"X-B": "call"})
+        client.model_info(metadata={"authorization": "Basic own"})
+    first, second = server.metadata
+    assert (first["x-a"], first["x-b"], first["authorization"]) == ("client", "call", "Bearer t")
+    assert (second["x-b"], second["authorization"]) == ("client", "Basic own")
+
+
+def test_an_unknown_option_of_a_call_is_refused(server: FakeServer) -> None:
+    wrong: Any = {"tiemout": 3}
+    with Client(server.target) as client, pytest.raises(ArgumentTypeError, match="tiemout: there is no such option"):
+        client.model_info(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        ("127.0.0.1:1", r"^cannot connect to 127\.0\.0\.1:1 \(.*Connection refused\)$"),
+        ("no-such-host.invalid:1", r"^no-such-host\.invalid:1 has no address \("),
+    ],
+)
+def test_a_wrong_address_is_one_clear_sentence(target: str, problem: str) -> None:
+    with Client(target, retry=NO_RETRY) as client, pytest.raises(UnavailableError, match=problem) as caught:
+        client.model_info()
+    assert "\n" not in str(caught.value)
+
+
+def test_an_address_is_no_url() -> None:
+    with pytest.raises(ArgumentValueError, match=r"^target: 'http://x:1' is a URL; write it as host:port"):
+        Client("http://x:1")

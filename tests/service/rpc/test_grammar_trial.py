@@ -1,0 +1,53 @@
+"""Grammars that take too much are refused, and the next one is tried as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
+from draftwood_model_runner.request import GrammarKind
+from draftwood_service.rpc.parsing import grammar_trial
+from draftwood_service.rpc.parsing.grammar_trial import GrammarTrials
+from tests.model_runner.families import served
+
+
+@pytest.fixture
+def trials() -> Iterator[GrammarTrials]:
+    model = served("bundled")
+    trials = GrammarTrials(model.tokenizer.vocabulary(model.vocab_size, model.eos_token_ids))
+    yield trials
+    trials.close()
+
+
+def multiple_of(number: int) -> str:
+    return json.dumps({"type": "integer", "multipleOf": number})
+
+
+def test_what_takes_too_long_is_refused_and_the_next_one_is_tried(trials: GrammarTrials) -> None:
+    trials.check(GrammarKind.JSON_SCHEMA, multiple_of(7))
+    # Its compilation takes more and more of both: the machine decides which limit comes first.
+    with pytest.raises(InvalidInputError, match=r"CPU time|256 MiB") as caught:
+        trials.check(GrammarKind.JSON_SCHEMA, multiple_of(9_999_991))
+    assert caught.value.field == "format.json_schema"
+    trials.check(GrammarKind.REGEX, "[a-z]+")
+    with pytest.raises(InvalidValueError, match="not a valid one"):
+        trials.check(GrammarKind.REGEX, "(a")
+
+
+def test_what_takes_too_much_memory_is_refused(trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_trial._Trial, "run", _with_little_memory)
+    with pytest.raises(InvalidInputError, match="MiB"):
+        trials.check(GrammarKind.JSON_SCHEMA, multiple_of(99_991))
+
+
+def _with_little_memory(trial: grammar_trial._Trial, kind: GrammarKind, text: str) -> InvalidValueError | None:
+    import resource
+
+    pid = trial._process.pid
+    resource.prlimit(pid, resource.RLIMIT_AS, (1, 1))
+    trial._connection.send((kind, text))
+    error: InvalidValueError | None = trial._connection.recv()
+    return error

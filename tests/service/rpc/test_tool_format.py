@@ -1,0 +1,73 @@
+"""How a model writes calls of tools, from its chat template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from draftwood_model_runner.loading.model import BUNDLED_MODEL
+from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_service.rpc.parsing.tool_format import NoToolFormatError, ToolFormat, tool_format_of
+from tests.model_runner.loading import templates
+
+
+def with_template(template: str, **special: Any) -> Tokenizer:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(BUNDLED_MODEL, **special)
+    tokenizer.chat_template = template
+    return Tokenizer(tokenizer)
+
+
+def test_json_behind_a_marker() -> None:
+    between = "\n</tool_call>\n<tool_call>\n"
+    expected = ToolFormat("<tool_call>\n", "\n</tool_call>", between, "name", "arguments")
+    assert tool_format_of(with_template(templates.HERMES)) == expected
+
+
+def test_bare_json() -> None:
+    assert tool_format_of(with_template(templates.LLAMA)) == ToolFormat("", "", None, "name", "parameters")
+
+
+def test_a_list_behind_a_special_token_which_is_not_in_the_text() -> None:
+    plain = tool_format_of(with_template(templates.MISTRAL))
+    assert plain == ToolFormat("[TOOL_CALLS] [", "]", ", ", "name", "arguments")
+    special = tool_format_of(with_template(templates.MISTRAL, additional_special_tokens=["[TOOL_CALLS]"]))
+    assert special == ToolFormat(" [", "]", ", ", "name", "arguments")
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (templates.WITHOUT_TOOLS, "its chat template has no tools"),
+        (templates.WITHOUT_RESULTS, "its chat template leaves out results of tools"),
+        (templates.XML, "its chat template shows calls of tools as something else than JSON objects"),
+        ("{{ raise_exception('never') }}", "its chat template refuses tools: never"),
+        (templates.HERMES.replace("message.tool_calls", "nothing"), "shows calls of tools as something else"),
+    ],
+)
+def test_templates_without_tools_that_can_be_read(template: str, reason: str) -> None:
+    found = tool_format_of(with_template(template))
+    assert isinstance(found, NoToolFormatError)
+    assert reason in str(found)
+
+
+def test_the_bundled_model_takes_no_tools() -> None:
+    bundled = Tokenizer(PreTrainedTokenizerFast.from_pretrained(BUNDLED_MODEL))
+    assert str(tool_format_of(bundled)) == "its chat template has no tools"
+
+
+def test_tools_and_calls_are_in_the_prompt() -> None:
+    tokenizer = with_template(templates.HERMES)
+    tools = [{"type": "function", "function": {"name": "track", "parameters": {"type": "object"}}}]
+    call = {"type": "function", "id": "1", "function": {"name": "track", "arguments": {"order": 7}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Where is it?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "in Bremen", "tool_call_id": "1"},
+    ]
+    text = tokenizer.decode(tokenizer.encode_chat(messages, tools), include_special_tokens=True)
+    assert '"name": "track"' in text.partition("</tools>")[0]
+    assert '<tool_call>\n{"name": "track", "arguments": {"order": 7}}\n</tool_call>' in text
+    assert "in Bremen" in text
+    assert "<tools>" not in tokenizer.decode(tokenizer.encode_chat(messages[:1]))
