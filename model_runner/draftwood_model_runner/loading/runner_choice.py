@@ -112,9 +112,7 @@ def _quantized(module: Any, max_context: int, threads: int | None, weights: str)
         raise InvalidValueError("weights", weights, f"it must be as-is for this model; {error}") from error
 
 
-def _openvino(
-    module: Any, exact: bool, max_context: int, threads: int | None, weights: str = "as-is"
-) -> RunnerFactory:
+def _openvino(module: Any, exact: bool, max_context: int, threads: int | None, weights: str = "as-is") -> RunnerFactory:
     if module.device.type != "cpu":
         raise UnsupportedRunnerError(f"OpenVINO: runs on CPUs only, the model is on {module.device}")
     if exact:

@@ -20,7 +20,7 @@ from draftwood_model_runner.runners.openvino.weights import BITS, GROUP, quantiz
 
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 _ACTIVATION_GROUPS = {"float32": "0", "bfloat16": str(GROUP)}
-"""Activations that share a scale where a product with 8-bit or 4-bit weights rounds them to 8 bits; 0: they are not rounded.
+"""Activations that share a scale where a product with quantized weights rounds them to 8 bits; 0: they are not rounded.
 docs/decisions, "8-bit weights", has the measurements: groups of 32 make a step of 32 tokens 1.2 times as long."""
 _CPU = torch.device("cpu")
 

@@ -23,8 +23,8 @@ UInt8Array = npt.NDArray[np.uint8]
 BITS = {"int8": 8, "int4": 4}
 """By the name of the weights."""
 GROUP = 128
-"""Inputs that share a scale and a zero point with 4 bits; a matrix with another number of inputs than a multiple of it gets
-8 bits. Activations are rounded in the same groups (`factory`): with others, the bits of a product depend on the tokens
+"""Inputs that share a scale and a zero point with 4 bits; a matrix whose inputs are no multiple of it gets 8 bits.
+Activations are rounded in the same groups (`factory`): with others, the bits of a product depend on the tokens
 of the step."""
 _LEAST_SHARE = 0.5
 """Share of the weights below which a model would hardly get smaller or faster. Any value between the share of attention
@@ -113,7 +113,8 @@ def _quantize_by_groups(matrix: _Matrix) -> None:
 def _has_groups(matrix: _Matrix) -> bool:
     """Whether one product alone has the matrix, with inputs in whole groups."""
     output = matrix.constant.output(0)
-    return matrix.product is not None and len(output.get_target_inputs()) == 1 and output.shape[matrix.axis] % GROUP == 0
+    alone = matrix.product is not None and len(output.get_target_inputs()) == 1
+    return alone and output.shape[matrix.axis] % GROUP == 0
 
 
 def _matrices(model: ov.Model) -> list[_Matrix]:
