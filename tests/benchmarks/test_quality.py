@@ -19,9 +19,7 @@ QUESTION, ANSWER = "where is my order", "I'm sorry to hear that. Please check th
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_likelihoods_are_those_of_the_model(
-    weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_likelihoods_are_those_of_the_model(weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, report = tmp_path / "text.jsonl", tmp_path / "quality.json"
     too_long = "x " * 3000
     lines = [{"instruction": QUESTION, "response": answer} for answer in (ANSWER, too_long)]

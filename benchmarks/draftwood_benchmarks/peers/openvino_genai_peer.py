@@ -107,7 +107,7 @@ class Engine:
 
 
 def _quantize(folder: Path, weights: str) -> None:
-    """Quantizes the weights of an exported model as `optimum-cli export openvino --weight-format` does, int8 or int4."""
+    """Quantizes the weights of an exported model as `optimum-cli export openvino --weight-format` does."""
     import nncf
     import openvino
 

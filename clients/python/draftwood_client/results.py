@@ -314,8 +314,8 @@ class ModelInfo:
         exact: logits are the same to the last bit with and without drafts, in any batch.
         runner: what computes the steps, "cuda", "openvino", "torch" or "vllm"; "" from servers that do not tell.
         runner_reason: why this runner was chosen.
-        weights: what they are stored as: the dtype, "int8", or the quantization of the checkpoint, such as "torchao";
-            "" from servers that do not tell.
+        weights: what they are stored as: the dtype, "int8", "int4", or the quantization of the checkpoint, such as
+            "torchao"; "" from servers that do not tell.
         tool_format: how the model writes calls of tools; None if it is given none.
         no_tools_reason: why it is given none.
         abilities: of the engine.

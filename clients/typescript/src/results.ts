@@ -176,7 +176,7 @@ export interface ModelInfo {
   readonly architecture: string;
   readonly parameters: number;
   readonly dtype: string;
-  /** What the weights are stored as: the dtype, "int8", or the quantization of the checkpoint. */
+  /** What the weights are stored as: the dtype, "int8", "int4", or the quantization of the checkpoint. */
   readonly weights: string;
   readonly device: string;
   readonly vocabSize: number;

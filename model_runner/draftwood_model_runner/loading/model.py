@@ -54,8 +54,8 @@ def load_model(
             there rounding decides tokens.
         runner: "openvino", "torch", or "auto": OpenVINO on a CPU, if it is installed, `exact` is not asked for, and its
             logits are those of the model; else torch.
-        weights: "as-is": in `dtype`; "int8" or "int4": quantized to 8 or 4 bits, which only the openvino runner computes
-            with. Drafts then change nothing about what the quantized model writes.
+        weights: "as-is": in `dtype`; "int8" or "int4": quantized to 8 or 4 bits, by the openvino runner alone. Drafts
+            then change nothing about what the quantized model writes.
         generation_defaults: "model" takes defaults of requests from the model's generation config, "greedy" ignores it.
         threads: CPU threads that the model is loaded and its steps are computed with; None for the default of torch,
             within the CPU quota of the container. Another number for steps costs a second compilation.

@@ -16,11 +16,11 @@ from draftwood_model_runner.runners.openvino.paged_attention import ConvertedMod
 from draftwood_model_runner.runners.openvino.pairing import pair_single_tokens
 from draftwood_model_runner.runners.openvino.probe import probe
 from draftwood_model_runner.runners.openvino.runner import OpenVinoRunner
-from draftwood_model_runner.runners.openvino.weights import BITS, quantize_weights
+from draftwood_model_runner.runners.openvino.weights import BITS, GROUP, quantize_weights
 
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
-_ACTIVATION_GROUPS = {"float32": "0", "bfloat16": "128"}
-"""Activations that share a scale where a product with 8-bit or 4-bit weights rounds them to 8 bits; 0: they are not rounded.
+_ACTIVATION_GROUPS = {"float32": "0", "bfloat16": str(GROUP)}
+"""Activations that share a scale where a product with quantized weights rounds them to 8 bits; 0: they are not rounded.
 docs/decisions, "8-bit weights", has the measurements: groups of 32 make a step of 32 tokens 1.2 times as long."""
 _CPU = torch.device("cpu")
 

@@ -22,9 +22,10 @@ UInt8Array = npt.NDArray[np.uint8]
 
 BITS = {"int8": 8, "int4": 4}
 """By the name of the weights."""
-_GROUPS = 128, 64
-"""Inputs that share a scale and a zero point with 4 bits: the first that divides all inputs of a matrix. Where none
-does, the matrix gets 8 bits."""
+GROUP = 128
+"""Inputs that share a scale and a zero point with 4 bits; a matrix whose inputs are no multiple of it gets 8 bits.
+Activations are rounded in the same groups (`factory`): with others, the bits of a product depend on the tokens
+of the step."""
 _LEAST_SHARE = 0.5
 """Share of the weights below which a model would hardly get smaller or faster. Any value between the share of attention
 in a mixture of experts and 1 refuses the same models."""
@@ -63,11 +64,10 @@ def quantize_weights(model: ov.Model, bits: int) -> None:
         )
     head = next((matrix.constant for matrix in reversed(matrices) if matrix.product is not None), None)
     for matrix in matrices:
-        group = None if bits == 8 or matrix.constant is head else _group(matrix)
-        if group is None:
+        if bits == 8 or matrix.constant is head or not _has_groups(matrix):
             _quantize_by_channels(matrix)
         else:
-            _quantize_by_groups(matrix, group)
+            _quantize_by_groups(matrix)
     model.validate_nodes_and_infer_types()
 
 
@@ -96,12 +96,12 @@ def _quantize_by_channels(matrix: _Matrix) -> None:
         consumer.replace_source_output(product.output(0))
 
 
-def _quantize_by_groups(matrix: _Matrix, group: int) -> None:
+def _quantize_by_groups(matrix: _Matrix) -> None:
     """4 bits, with a scale for each group of inputs of an output channel. The matrix gets inputs as its last axis."""
     constant, product = matrix.constant, matrix.product
     weights = constant.get_data(dtype=np.float32)
     weights = np.ascontiguousarray(weights.T if matrix.axis == 0 else weights)
-    levels, scales, zero_points = quantize(weights.reshape(weights.shape[0], -1, group), 2, 4)
+    levels, scales, zero_points = quantize(weights.reshape(weights.shape[0], -1, GROUP), 2, 4)
     grouped = _dequantized(_four_bits(levels), _four_bits(zero_points), scales)
     joined = ops.reshape(grouped, ops.constant(np.array(weights.shape)), False)
     joined.set_friendly_name(f"{constant.get_friendly_name()}/dequantized")
@@ -110,13 +110,11 @@ def _quantize_by_groups(matrix: _Matrix, group: int) -> None:
     product.output(0).replace(ops.matmul(product.input_value(0), joined, transposed, True).output(0))
 
 
-def _group(matrix: _Matrix) -> int | None:
-    """The inputs of a group of 4-bit weights; None for a matrix that gets 8 bits."""
-    constant = matrix.constant
-    if matrix.product is None or len(constant.output(0).get_target_inputs()) > 1:
-        return None  # it is looked up, or several products have it
-    inputs = constant.output(0).shape[matrix.axis]
-    return next((group for group in _GROUPS if inputs % group == 0), None)
+def _has_groups(matrix: _Matrix) -> bool:
+    """Whether one product alone has the matrix, with inputs in whole groups."""
+    output = matrix.constant.output(0)
+    alone = matrix.product is not None and len(output.get_target_inputs()) == 1
+    return alone and output.shape[matrix.axis] % GROUP == 0
 
 
 def _matrices(model: ov.Model) -> list[_Matrix]:

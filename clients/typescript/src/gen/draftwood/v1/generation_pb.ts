@@ -1314,7 +1314,7 @@ export type GetModelInfoResponse = Message<"draftwood.v1.GetModelInfoResponse"> 
   runnerReason: string;
 
   /**
-   * What the weights are stored as: the dtype, "int8", or the quantization of the checkpoint, such as "torchao".
+   * What the weights are stored as: the dtype, "int8", "int4", or the quantization of the checkpoint, such as "torchao".
    *
    * @generated from field: string weights = 19;
    */
