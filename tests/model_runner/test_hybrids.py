@@ -220,36 +220,6 @@ def test_sequences_beyond_the_memory_for_states_wait(monkeypatch: pytest.MonkeyP
     assert [one.output[: len(answer)] for one, answer in zip(sequences, answers, strict=True)] == answers
 
 
-def test_sequences_beyond_the_memory_for_states_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = served("qwen3_next")
-    monkeypatch.setattr(kv_cache, "state_capacity", lambda *_: StateCapacity(sequences=2, kept_bytes=0))
-    engine = Engine(model, EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=5))
-    prompts = [tuple(range(1, 10 + number)) for number in range(5)]
-    sequences = [make_sequence(str(n), as_prompt(prompt), StopParams(8)) for n, prompt in enumerate(prompts)]
-    for sequence in sequences:
-        engine.add(sequence)
-    while engine.has_work:
-        engine.step()
-        assert sum(one.state is SequenceState.RUNNING for one in sequences) <= 2
-    answers = [greedy("qwen3_next", prompt, 8) for prompt in prompts]
-    assert [one.output[: len(answer)] for one, answer in zip(sequences, answers, strict=True)] == answers
-
-
-def test_sequences_beyond_the_memory_for_states_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = served("qwen3_next")
-    monkeypatch.setattr(kv_cache, "state_capacity", lambda *_: StateCapacity(sequences=2, kept_bytes=0))
-    engine = Engine(model, EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=5))
-    prompts = [tuple(range(1, 10 + number)) for number in range(5)]
-    sequences = [make_sequence(str(n), as_prompt(prompt), StopParams(8)) for n, prompt in enumerate(prompts)]
-    for sequence in sequences:
-        engine.add(sequence)
-    while engine.has_work:
-        engine.step()
-        assert sum(one.state is SequenceState.RUNNING for one in sequences) <= 2
-    answers = [greedy("qwen3_next", prompt, 8) for prompt in prompts]
-    assert [one.output[: len(answer)] for one, answer in zip(sequences, answers, strict=True)] == answers
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", CONFIGS)
 def test_two_hundred_random_requests(family: str) -> None:
