@@ -48,8 +48,12 @@ class FakeMemory:
             sequence.output.extend(written)
 
     def read(self, work: ScheduledSequence, start: int, end: int) -> list[int]:
-        return [self.slots[self.pool.slot(work.sequence, token)] for token in range(start, end)]
+        return [self.slots[self._slot(work.sequence, token)] for token in range(start, end)]
 
     def write(self, work: ScheduledSequence, start: int, tokens: list[int]) -> None:
         for i, token in enumerate(tokens, start):
-            self.slots[self.pool.slot(work.sequence, i)] = token
+            self.slots[self._slot(work.sequence, i)] = token
+
+    def _slot(self, sequence: Sequence, token: int) -> int:
+        page, row = divmod(token, self.pool.page_size)
+        return int(self.pool.pages(sequence)[page]) * self.pool.page_size + row

@@ -96,11 +96,9 @@ def _cuda(module: Any, max_context: int, exact: bool) -> RunnerFactory:
 
 def _torch(module: Any, exact: bool | None, max_context: int) -> RunnerFactory:
     # Imports the modelling code of transformers, which a model in the cache does without.
-    from draftwood_model_runner.runners.torch import attention
     from draftwood_model_runner.runners.torch.probe import probe
     from draftwood_model_runner.runners.torch.runner import TorchRunnerFactory
 
-    attention.register()
     layout = probe(module, module.dtype != torch.float32 if exact is None else exact, max_context)
     return TorchRunnerFactory(module, layout)
 
@@ -112,9 +110,7 @@ def _quantized(module: Any, max_context: int, threads: int | None, weights: str)
         raise InvalidValueError("weights", weights, f"it must be as-is for this model; {error}") from error
 
 
-def _openvino(
-    module: Any, exact: bool, max_context: int, threads: int | None, weights: str = "as-is"
-) -> RunnerFactory:
+def _openvino(module: Any, exact: bool, max_context: int, threads: int | None, weights: str = "as-is") -> RunnerFactory:
     if module.device.type != "cpu":
         raise UnsupportedRunnerError(f"OpenVINO: runs on CPUs only, the model is on {module.device}")
     if exact:

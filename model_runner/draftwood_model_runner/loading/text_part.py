@@ -18,7 +18,7 @@ from draftwood_model_runner.runners.probing import TOLERANCE, difference
 
 _log = logging.getLogger(__name__)
 _TOKENS = 24
-"""Of the text that both models are compared on. Not tuned."""
+"""Of the text that both models are compared on."""
 
 
 def is_multimodal(config: Any) -> bool:

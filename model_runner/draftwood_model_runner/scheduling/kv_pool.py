@@ -78,11 +78,6 @@ class KVPool:
         """int32[p], the page table of a live sequence; `NO_PAGE` for pages behind the window that it gave up."""
         return self._tables[sequence].pages
 
-    def slot(self, sequence: Sequence, token: int) -> int:
-        """Where keys and values of a token of a live sequence are: page * page_size + row."""
-        page, row = divmod(token, self.page_size)
-        return int(self._tables[sequence].pages[page]) * self.page_size + row
-
     def cached(self, sequence: Sequence) -> int:
         """How many of the tokens of a waiting sequence are cached. Looks at what is new since the last time alone."""
         return len(self._find(sequence).blocks) * self.page_size

@@ -8,7 +8,7 @@ from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix
 from draftwood_strategies.draft import Int32Array
 
 GROWTH = 64
-"""Tokens that a sequence can write at least before it needs further pages. Not tuned: taking pages is cheap."""
+"""Tokens that a sequence can write at least before it needs further pages. Taking pages is cheap."""
 NO_PAGE = -1
 """In a page table: the page was given up, since no token attends to its entries any more."""
 

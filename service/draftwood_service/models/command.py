@@ -9,7 +9,7 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from draftwood_service.models.families import Family, families, trial_conditions
+from draftwood_service.models.families import MULTIMODAL, Family, families, trial_conditions
 
 
 def models(args: list[str]) -> int:
@@ -32,6 +32,7 @@ def models(args: list[str]) -> int:
         f" {_served(listed, 'openvino')}: drafted greedy answers of small random models against generate of"
         f" transformers {tested['transformers']}."
     )
+    console.print(f"Multimodal checkpoints are served for text alone; tried: {', '.join(MULTIMODAL)}.")
     return 0
 
 

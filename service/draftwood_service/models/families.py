@@ -10,6 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+MULTIMODAL = (
+    "gemma3",
+    "gemma4",
+    "internvl",
+    "llama4",
+    "llava",
+    "mistral3",
+    "qwen2_5_vl",
+    "qwen3_5",
+    "qwen3_vl",
+)
+"""Multimodal model types whose checkpoints were tried: their text is served, images are not."""
 FILE = Path(__file__).parent / "families.json"
 
 

@@ -87,6 +87,11 @@ CONFIGS: dict[str, Any] = {
         "vision_config": _VISION | {"model_type": "clip_vision_model"},
         "image_token_index": 250,
     },
+    "internvl": {
+        "text_config": _TEXT | {"model_type": "qwen2"},
+        "vision_config": _VISION | {"image_size": [28, 28], "patch_size": [14, 14]},
+        "image_token_index": 250,
+    },
     "llama4": {
         "text_config": _TEXT
         | {
@@ -128,6 +133,7 @@ SERVED = {
     "gemma4": "Gemma4ForCausalLM",
     "mistral3": "MistralForCausalLM",
     "llava": "LlamaForCausalLM",
+    "internvl": "Qwen2ForCausalLM",
     "llama4": "Llama4ForCausalLM",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",

@@ -42,9 +42,8 @@ def test_what_a_batch_is_filled_up_with_changes_nothing(size: int) -> None:
             batch = lay_out([BatchRow(pages, part.start, tokens[part], EMPTY_TREE, logits_from=0)])
             of_step = TorchBatch(batch, kv)
             inputs = of_step.inputs()
-            BATCH.set(of_step)
             assert inputs["input_ids"].shape == inputs["position_ids"].shape == (1, kernel_width(n))
-            with torch.inference_mode():
+            with torch.inference_mode(), BATCH.during(of_step):
                 rows.append(factory.module(**inputs).logits[0, :n])
         return torch.cat(rows)
 

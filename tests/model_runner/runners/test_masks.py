@@ -15,7 +15,7 @@ from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.probing import path_with_wrong_siblings
 from draftwood_model_runner.runners.shrinking import randomized
-from draftwood_model_runner.runners.torch import attention, torch_batch
+from draftwood_model_runner.runners.torch import torch_batch
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from draftwood_model_runner.runners.torch.probe import probe
 from draftwood_model_runner.runners.torch.runner import forward
@@ -35,7 +35,6 @@ CONFIGS: dict[str, Any] = {
 
 
 def served(family: str, exact: bool) -> tuple[Any, KVLayout]:
-    attention.register()
     module = randomized(build(CONFIGS[family]()))
     return module, probe(module, exact=exact, max_context=512)
 

@@ -16,7 +16,6 @@ from draftwood_model_runner.loading.model import adopt
 from draftwood_model_runner.request import Request, StopParams
 from draftwood_model_runner.runners.positions import follow_positions, positions_of_step
 from draftwood_model_runner.runners.shrinking import randomized
-from draftwood_model_runner.runners.torch import attention
 from draftwood_model_runner.runners.torch.packed_linear import PackedLinear, noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.probe import probe
 from draftwood_model_runner.sequence import Sequence
@@ -49,7 +48,6 @@ def gpt_j() -> Any:
     ids=["bloom", "gptj", "axk2", "deepseek_v4"],
 )
 def test_how_a_model_is_computed(module: Any, masks: str | None) -> None:
-    attention.register()
     layout = probe(module(), exact=False, max_context=_CONTEXT)
     assert layout.own is not None
     assert layout.own.tree_masks == masks
@@ -130,6 +128,5 @@ def test_a_layer_whose_weight_is_read_is_not_packed() -> None:
 
 def test_a_model_without_a_cache_is_refused() -> None:
     config = tf.OpenAIGPTConfig(vocab_size=128, n_positions=64, n_embd=32, n_layer=1, n_head=2)
-    attention.register()
     with pytest.raises(UnsupportedModelError, match="in a cache of transformers"):
         probe(randomized(build(config)), exact=False, max_context=64)

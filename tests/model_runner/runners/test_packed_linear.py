@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from draftwood_model_runner.runners.torch import attention, packed_linear
+from draftwood_model_runner.runners.torch import packed_linear
 from draftwood_model_runner.runners.torch.packed_linear import PackedLinear, RowBounds, _tried_bounds, pack_linears
 from draftwood_model_runner.runners.torch.probe import probe
 from tests.model_runner.families import tiny
@@ -87,7 +87,6 @@ def test_products_that_sum_in_another_order_are_found(
 
 
 def test_a_model_is_packed_whole() -> None:
-    attention.register()
     module = tiny("qwen2")
     probe(module, exact=True, max_context=256)
     assert not any(type(child) is nn.Linear for child in module.modules())
@@ -112,7 +111,6 @@ def test_a_cpu_without_products_in_the_models_dtype_is_told_and_serves(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(packed_linear, "_multiplies_in", lambda dtype: False)
-    attention.register()
     module = tiny("llama").to(torch.bfloat16)
     probe(module, exact=True, max_context=256)
     assert "torch.bfloat16" in caplog.text

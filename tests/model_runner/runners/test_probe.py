@@ -14,7 +14,7 @@ from draftwood_model_runner.loading.model import BUNDLED_MODEL, adopt, load_mode
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.shrinking import randomized, rotation_limit
-from draftwood_model_runner.runners.torch import attention, machine
+from draftwood_model_runner.runners.torch import machine
 from draftwood_model_runner.runners.torch.kv_cache import KVLayout
 from draftwood_model_runner.runners.torch.probe import probe
 from tests.model_runner.tiny import TINY, build
@@ -46,7 +46,6 @@ _EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_local_experts": 4, "n
 
 
 def probed(config: Any, max_context: int = _MAX_CONTEXT) -> KVLayout:
-    attention.register()
     return probe(randomized(build(config)), exact=False, max_context=max_context)
 
 

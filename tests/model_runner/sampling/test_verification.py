@@ -1,16 +1,23 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.sampling.verification import ROOT_NODE, predicted_paths, walk
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.verification import ROOT_NODE, predicted_paths, verify, walk
 from draftwood_strategies import EMPTY_TREE, DraftTree
 from draftwood_strategies.draft import Int32Array
+from tests.model_runner.random_grammar import RandomGrammar
+from tests.model_runner.sequences import make_sequence
 
 LAST = np.array([99], np.int32)
+VOCAB = 100
 
 
 def rooted(tree: DraftTree) -> tuple[Int32Array, Int32Array]:
@@ -58,3 +65,37 @@ def test_what_is_written_does_not_depend_on_the_tree(tree: DraftTree, truth: lis
     assert ROOT_NODE not in nodes[:-1]
     assert tokens[nodes[:-1]].tolist() == truth[: len(nodes) - 1]
     assert parents[nodes[:-1]].tolist() == [ROOT_NODE, *nodes[:-2]][: len(nodes) - 1]
+
+
+class Failing(RandomGrammar):
+    """Allows every token, and fails at the third one."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB, share=1.0)
+
+    def accept(self, token: int) -> None:
+        super().accept(token)
+        if len(self.written) == 3:
+            raise InvalidInputError("format", None, "is too complex")
+
+
+def chooser_of(grammar: RandomGrammar, ends: frozenset[int] = frozenset()) -> TokenChooser:
+    sequence = make_sequence("a", LAST, StopParams(9), SamplingParams(logprobs=1), grammar=grammar)
+    return TokenChooser(sequence, ends, VOCAB)
+
+
+@pytest.mark.parametrize("ends", [frozenset[int](), frozenset({2})])
+def test_an_error_comes_after_the_tokens_before_it_and_never_after_the_end(ends: frozenset[int]) -> None:
+    """The model writes 1, 2, 3, 4, all of which are drafted. Beside a row whose prompt goes on."""
+    rows = [
+        BatchRow(np.zeros(1, np.int32), 0, np.zeros(7, np.int32), EMPTY_TREE, logits_from=6),
+        BatchRow(np.zeros(1, np.int32), 0, LAST, DraftTree.of([1, 2, 3, 4], [-1, 0, 1, 2]), logits_from=0),
+    ]
+    batch = lay_out(rows)
+    logits = np.eye(VOCAB, dtype=np.float32)[[0, 1, 2, 3, 4, 5]]
+    feedback = batch.feedback(logits.argmax(1).astype(np.int32), None)
+    assert feedback.parents.tolist() == [-1, -1, 0, 1, 2, 3]
+    [path] = verify([None, chooser_of(Failing(), ends)], feedback, logits, [1], threads=1)
+    assert (path.token_ids, path.nodes) == ([1, 2], [0, 1])
+    assert [one.top_token_ids for one in path.logprobs] == [[1], [2]]
+    assert (path.error is None) == bool(ends)

@@ -1,27 +1,17 @@
-"""The attention function: every node of every draft tree attends to its context and its own ancestors.
-
-transformers calls `tree_attention` in place of the attention of a model. The step's `TorchBatch` reaches it in
-`BATCH`, as some models do not hand on extra arguments of their forward; so no modelling file is touched.
-"""
+"""The attention function: every node of every draft tree attends to its context and its own ancestors."""
 
 from __future__ import annotations
 
 import math
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
+from draftwood_model_runner.runners.attention_hook import AttentionHook
 from draftwood_model_runner.runners.torch.exact_attention import attend_exactly, block_of
 from draftwood_model_runner.runners.torch.latents import LatentProjection, latent_projection
 from draftwood_model_runner.runners.torch.torch_batch import TorchBatch, first_entry
-
-ATTENTION_NAME = "draftwood"
-
-BATCH: ContextVar[TorchBatch] = ContextVar("draftwood_batch")
-"""The step that the model of this thread computes."""
 
 
 class _Scores(NamedTuple):
@@ -73,9 +63,7 @@ def tree_attention(
     return output[None].contiguous(), None
 
 
-def register() -> None:
-    """Makes `tree_attention` known to transformers under `ATTENTION_NAME`."""
-    AttentionInterface.register(ATTENTION_NAME, tree_attention)
+BATCH = AttentionHook[TorchBatch]("draftwood", tree_attention)
 
 
 def _attend_row_exactly(

@@ -19,9 +19,12 @@ from draftwood_model_runner.runners.base import KVShape
 
 _METHOD = "expand_kv"
 _EXPANDED_NUMBERS = 1 << 26
-"""Numbers of expanded keys and values at most: 256 MB in float32. Not tuned."""
+"""Numbers of expanded keys and values at most: 256 MB in float32."""
+_ABSORBED_PRICE = 1.7
+"""Time of a product over latents, relative to one over keys and values. Found by steps of 1 to 512 tokens in contexts
+to 8,192 on a CPU; see docs/decisions, "Latents in place of keys and values"."""
 _SCORES = 1 << 24
-"""Scores that are computed at once: 64 MB. Not tuned."""
+"""Scores that are computed at once: 64 MB."""
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest difference, relative to the largest number, of keys and values that two forms of one projection compute."""
 
@@ -59,10 +62,14 @@ class LatentProjection:
         return torch.cat([latents, rotated], -1), latents[..., :0]
 
     def absorbs(self, queries: int, entries: int) -> bool:
-        """Whether it takes fewer products for so many queries to attend to the latents of `entries` tokens."""
+        """Whether it takes less time for so many queries to attend to the latents of `entries` tokens."""
         heads, rank, size = self._to_value.shape
-        expanded = entries * heads * (self._nope + size)
-        return expanded > _EXPANDED_NUMBERS or queries * (2 * rank - self._nope - size) <= rank * (self._nope + size)
+        if entries * heads * (self._nope + size) > _EXPANDED_NUMBERS:
+            return True
+        projected, rope = rank * (self._nope + size), self.shape.key_dim - rank
+        absorbed = queries * (entries * (2 * rank + rope) + projected)
+        expanded = entries * (projected + queries * (self._nope + rope + size))
+        return _ABSORBED_PRICE * absorbed <= expanded
 
     def expanded(self, entries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [head, n, nope + rope] and values [head, n, value_dim] of entries [1, n, rank + rope]."""

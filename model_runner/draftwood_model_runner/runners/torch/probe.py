@@ -21,7 +21,7 @@ from draftwood_model_runner.runners.probing import (
     same_bits,
 )
 from draftwood_model_runner.runners.shrinking import CONTEXT
-from draftwood_model_runner.runners.torch.attention import ATTENTION_NAME
+from draftwood_model_runner.runners.torch.attention import BATCH
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from draftwood_model_runner.runners.torch.latents import keep_expanded, keep_latents
 from draftwood_model_runner.runners.torch.machine import bound_kernel_caches
@@ -99,7 +99,7 @@ def _compare(module: Any, layout: KVLayout, exact: bool, context: int) -> KVLayo
         with noted_calls(module) as called:
             plain = trial.plain(module)
         pack_linears(module, called)
-        module.set_attn_implementation(ATTENTION_NAME)
+        BATCH.install(module)
         if exact and module.device.type == "cpu":
             layout = _exact_if_possible(module, layout)
         if not layout.exact and (latent := _over_latents(module, layout, trial, plain)) is not None:

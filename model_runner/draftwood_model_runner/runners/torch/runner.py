@@ -113,9 +113,5 @@ def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
     if not takes_positions(module.__class__):  # as in Mamba
         del inputs["position_ids"]
     states = states_of_step(batch, kv.states, inputs["input_ids"].shape[1], kv.layout.device)
-    attention = BATCH.set(of_step)
-    try:
-        with positions_of_step(positions), states:
-            return logits_of_rows(module, **inputs)
-    finally:
-        BATCH.reset(attention)
+    with BATCH.during(of_step), positions_of_step(positions), states:
+        return logits_of_rows(module, **inputs)

@@ -16,9 +16,9 @@ from draftwood_model_runner.runners.torch.machine import kernel_width
 from draftwood_strategies.draft import Float32Array, Int32Array
 
 MASK_NUMBERS = 1 << 24
-"""Numbers of the masks that are kept during a step, all together, and of any other one: 64 MB each in float32. Not
-tuned: a chunk of 512 tokens has a mask of one piece up to a context of 32,000; several take a tenth longer in a tiny
-model, where attention is fast."""
+"""Numbers of the masks that are kept during a step, all together, and of any other one: 64 MB each in float32. A
+chunk of 512 tokens has a mask of one piece up to a context of 32,000; several take a tenth longer in a tiny model,
+where attention is fast."""
 
 
 class TorchBatch:

@@ -24,7 +24,7 @@ from draftwood_model_runner.runners.probing import (
     past_thresholds,
 )
 from draftwood_model_runner.runners.shrinking import CONTEXT
-from draftwood_model_runner.runners.torch.attention import ATTENTION_NAME
+from draftwood_model_runner.runners.torch.attention import BATCH
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from draftwood_model_runner.runners.torch.own.cache import own_cache
 from draftwood_model_runner.runners.torch.packed_linear import noted_calls, pack_linears
@@ -105,7 +105,10 @@ def _tried(module: Any, mixers: tuple[Mixer, ...] | None = None, form: str | Non
     try:
         layout = _layout(module, _mixers(module) if mixers is None else mixers, form)
         plain = _plain(module, trial)
-        module.set_attn_implementation(ATTENTION_NAME if layout.own is None else "eager")
+        if layout.own is None:
+            BATCH.install(module)
+        else:
+            module.set_attn_implementation("eager")
         for branches, draft in drafts[1:] if form is None else drafts:
             for _ in _ways(layout.mixers):
                 kv = KVCache(layout, _CONTEXT + 2 * PATH)
