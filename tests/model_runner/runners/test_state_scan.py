@@ -26,7 +26,7 @@ class Case:
 
     def __init__(self, seed: int) -> None:
         random = np.random.default_rng(seed)
-        parents, begins = [], [0]
+        parents, begins = list[int](), [0]
         for certain, nodes in zip(CERTAIN, NODES, strict=True):
             parents += range(-1, certain - 1)
             parents += [int(random.integers(certain - 1, certain + i)) for i in range(nodes)]
@@ -74,8 +74,9 @@ def test_the_delta_rule_follows_trees(kimi_decay: bool) -> None:
         replayed = [part[:, : REPLAYED[row]] for part in old]
         chosen = [torch.cat([a, b[:, places]], 1) for a, b in zip(replayed, tokens, strict=True)]
         q, k, v, g, b = chosen
-        return function(q, k, v, g=g, beta=b, initial_state=state if row else None, output_final_state=True,
-                        use_qk_l2norm_in_kernel=True)  # fmt: skip
+        output, final = function(q, k, v, g=g, beta=b, initial_state=state if row else None, output_final_state=True,
+                                 use_qk_l2norm_in_kernel=True)  # fmt: skip
+        return output, final
 
     _compare(case, scan, output, expected)
 

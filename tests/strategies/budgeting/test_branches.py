@@ -48,7 +48,7 @@ def test_branches_are_paths_beside_the_first_of_each_tree(seed: int, sizes: list
 
 
 def seconds(fewest: int, most: int) -> Float64Array:
-    return 1.0 + 0.05 * np.arange(fewest, most + 1)
+    return np.asarray(1.0 + 0.05 * np.arange(fewest, most + 1), np.float64)
 
 
 BUSH = DraftTree.of([1, 2, 3, 4, 5], [-1, 0, 1, -1, 3], np.array([0.6, 0.5, 0.3, 0.4, 0.25], np.float32))

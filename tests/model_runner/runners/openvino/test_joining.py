@@ -60,7 +60,7 @@ def test_products_of_one_input_become_one(biases: list[bool], fewer: int) -> Non
 def test_a_layer_has_four_products(family: str) -> None:
     """With biases (Qwen2) and without; nothing is transposed on the way to attention."""
     module = tiny(family)
-    model, _, _ = convert(module, max_context=128)
+    model = convert(module, max_context=128).model
     assert kinds(model).count("MatMul") == 4 * module.config.num_hidden_layers + 1
     for node in model.get_ops():
         if node.get_type_name() == "PagedAttentionExtension":
@@ -81,7 +81,7 @@ def test_matrices_of_bfloat16_numbers_stay_bfloat16() -> None:
 
 
 def test_the_weights_of_a_bfloat16_model_are_all_found() -> None:
-    model, _, _ = convert(tiny("llama").to(torch.bfloat16), max_context=128)
+    model = convert(tiny("llama").to(torch.bfloat16), max_context=128).model
     keep_bfloat16(model)
     for node in model.get_ops():
         if node.get_type_name() in ("MatMul", "Gather") and len(node.inputs()) > 1:
