@@ -139,6 +139,7 @@ class _Factory:
 
     name = "costless"
     exact = True
+    window = None
     kv_bytes_per_token = 0
 
     def __init__(self, runner: CostlessRunner) -> None:
