@@ -15,11 +15,18 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from draftwood_client import environment
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_service.settings import GROUPS, Settings, default_shown
 
 ENV_PREFIX = "DRAFTWOOD_"
+CLIENT_VARIABLES = frozenset(
+    ENV_PREFIX + name
+    for name in (
+        *("TARGET", "TENANT", "API_KEY", "TOKEN", "TIMEOUT"),
+        *("TLS", "TLS_CA", "TLS_SERVER_NAME", "CLIENT_CERT", "CLIENT_KEY"),
+    )
+)
+"""Those of `draftwood_client.environment`, which are no settings of the server. Importing the client would import gRPC."""
 _RANGE_ERRORS = frozenset(
     {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "literal_error", "value_error"}
 )
@@ -116,7 +123,7 @@ def _flags(args: list[str], prog: str) -> dict[str, str]:
 
 
 def _own(environ: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX) and key not in environment.ALL}
+    return {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX) and key not in CLIENT_VARIABLES}
 
 
 def _yaml(path: Path) -> dict[str, Any]:
