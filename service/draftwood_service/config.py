@@ -26,7 +26,7 @@ CLIENT_VARIABLES = frozenset(
         *("TLS", "TLS_CA", "TLS_SERVER_NAME", "CLIENT_CERT", "CLIENT_KEY"),
     )
 )
-"""Those of `draftwood_client.environment`, which are no settings of the server. Importing the client would import gRPC."""
+"""Those of `draftwood_client.environment`: no settings of the server. To import the client would import gRPC."""
 _RANGE_ERRORS = frozenset(
     {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "literal_error", "value_error"}
 )
