@@ -18,4 +18,4 @@ def test_two_ranks_answer_as_one_and_draft() -> None:
         for question in read_questions()[0][:2]:
             prompt = list(client.tokenize(question).token_ids)
             assert list(client.generate(prompt, max_tokens=30).token_ids) == greedy("bundled", tuple(prompt), 30)
-        assert taught(client, "ranks") >= 15
+        assert taught(client, "ranks", seconds=60.0, pause=0.5) >= 15

@@ -31,6 +31,11 @@ _BETWEEN_PROBES = 4
 """Steps from one that is made without drafts to the next one, at least. Not tuned."""
 
 
+_DOUBTED, _DOUBTFUL = 3, 2.0
+"""So many first steps of a size are not believed if they take so many times what is expected: kernels that run for the
+first time allocate, compile, or wait for other ranks to do so."""
+
+
 class ServedStepTimes:
     """The step-time model of an engine whose steps are only watched.
 
@@ -97,6 +102,8 @@ class _Curve:
         self._seen_at[size] = self.steps
         self._counts[size] += 1
         expected = self.times.at(tokens)
+        if self._counts[size] <= _DOUBTED and self.steps > 1 and seconds > _DOUBTFUL * expected:
+            return  # believed, it would end drafts of this size for good
         if self._counts[size] > _SOME:
             surprise = min(max(seconds / expected - 1.0, -_MOST_SURPRISING), _MOST_SURPRISING)
             share = 1.0 / min(self._counts[size], _LATER)

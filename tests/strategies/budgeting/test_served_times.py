@@ -101,3 +101,14 @@ def test_rows_that_were_not_seen_begin_with_what_others_cost() -> None:
     serve(times, 8, of_token=0.6, score=0.25, steps=100)
     assert not times.known(2)
     assert times.at(2, 16) / times.at(2, 8) == pytest.approx(times.at(8, 16) / times.at(8, 8))
+
+
+def test_slow_first_steps_of_a_size_do_not_end_drafts() -> None:
+    times = ServedStepTimes()
+    for _ in range(20):
+        times.observe(1, 1, 0.004)
+    for _ in range(3):
+        times.observe(1, 12, 0.045)
+        assert drafted(times, 1, 0.3) > 0
+    times.observe(1, 12, 0.045)  # it was no accident
+    assert drafted(times, 1, 0.3) == 0
