@@ -21,17 +21,12 @@ def accepted(client: Client, tenant: str, **options: Any) -> int:
     return answer.drafting.accepted_tokens
 
 
-def taught(client: Client, tenant: str, seconds: float = 10.0, pause: float = 0.0) -> int:
-    """The most that is accepted once the memory knows the answer, which may take so many seconds.
-
-    Args:
-        pause: seconds between two requests: ranks that spin on all cores leave the memory's thread none meanwhile.
-    """
+def taught(client: Client, tenant: str) -> int:
+    """The most that is accepted once the memory knows the answer."""
     accepted(client, tenant)
     found = 0
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 10
     while found < 15 and time.monotonic() < deadline:
-        time.sleep(pause)
         found = accepted(client, tenant, learn=False)
     return found
 
