@@ -18,6 +18,7 @@ from draftwood_model_runner.runners.torch import machine
 from draftwood_model_runner.runners.torch.kv_cache import KVLayout
 from draftwood_model_runner.runners.torch.probe import probe
 from draftwood_model_runner.runners.torch.states import mixers
+from tests.model_runner.families import RANDOM_FAMILIES, tiny
 from tests.model_runner.tiny import TINY, build
 
 _MAX_CONTEXT = 128
@@ -48,6 +49,12 @@ _EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_local_experts": 4, "n
 
 def probed(config: Any, max_context: int = _MAX_CONTEXT) -> KVLayout:
     return probe(randomized(build(config)), exact=False, max_context=max_context)
+
+
+@pytest.mark.parametrize("family", RANDOM_FAMILIES)
+def test_a_fault_of_ours_is_not_hidden_by_the_models_own_attention(family: str) -> None:
+    """A model whose tree attention raises is served with its own attention: right, slow, and only a warning."""
+    assert probe(tiny(family), exact=False, max_context=_MAX_CONTEXT).own is None
 
 
 def test_a_recurrence_that_cannot_follow_a_tree_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
