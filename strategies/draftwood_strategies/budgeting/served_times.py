@@ -29,11 +29,12 @@ _KNOWN_FOR = 8, 512
 is made for it. A step without drafts in 512 costs 0.2% where each writes two tokens. Not tuned."""
 _BETWEEN_PROBES = 4
 """Steps from one that is made without drafts to the next one, at least. Not tuned."""
-
-
 _DOUBTED, _DOUBTFUL = 3, 2.0
 """So many first steps of a size are not believed if they take so many times what is expected: kernels that run for the
 first time allocate, compile, or wait for other ranks to do so."""
+_FORGOTTEN = 2048
+"""Steps without a draft of some size after which what it cost is forgotten, so that a step shows it again: other load
+may have made drafts look dear. If they are, that costs one step in so many."""
 
 
 class ServedStepTimes:
@@ -101,6 +102,8 @@ class _Curve:
         self.steps += 1
         self._seen_at[size] = self.steps
         self._counts[size] += 1
+        if self.steps % _FORGOTTEN == 0:
+            self._forget()
         expected = self.times.at(tokens)
         if self._counts[size] <= _DOUBTED and self.steps > 1 and seconds > _DOUBTFUL * expected:
             return  # believed, it would end drafts of this size for good
@@ -124,6 +127,16 @@ class _Curve:
         self._probed_at = self.steps
         self._probes += 1
         return True
+
+    def _forget(self) -> None:
+        """Forgets sizes that no step had for long, but for that of steps without drafts (`probes`)."""
+        long_ago = self.steps - _FORGOTTEN
+        stale = [size for size in sorted(self._fastest)[1:] if self._seen_at[size] <= long_ago]
+        for size in stale:
+            del self._fastest[size]
+            self._counts[size] = _DOUBTED  # the next step is believed
+        if stale:
+            self.times = self._model({size: self.times.at(size) for size in self._fastest})
 
     def _model(self, known: dict[int, float]) -> StepTimeCurve:
         """Through sizes whose seconds are known, straight between them, and of the first shape beside them."""

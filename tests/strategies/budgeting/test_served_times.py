@@ -112,3 +112,20 @@ def test_slow_first_steps_of_a_size_do_not_end_drafts() -> None:
         assert drafted(times, 1, 0.3) > 0
     times.observe(1, 12, 0.045)  # it was no accident
     assert drafted(times, 1, 0.3) == 0
+
+
+@pytest.mark.parametrize(("seconds_later", "drafts"), [(0.006, True), (0.045, False)])
+def test_drafts_that_looked_dear_are_tried_again_now_and_then(seconds_later: float, drafts: bool) -> None:
+    """One step in 2,048 finds out whether what made them dear is over."""
+    times = ServedStepTimes()
+    for _ in range(20):
+        times.observe(1, 1, 0.004)
+    for _ in range(4):
+        times.observe(1, 12, 0.045)
+    assert drafted(times, 1, 0.3) == 0
+    with_drafts = 0
+    for _ in range(8200):
+        tokens = 1 + drafted(times, 1, 0.3)
+        with_drafts += tokens > 1
+        times.observe(1, tokens, seconds_later if tokens > 1 else 0.004)
+    assert with_drafts > 1000 if drafts else 1 <= with_drafts <= 8
