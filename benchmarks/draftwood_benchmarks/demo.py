@@ -106,6 +106,7 @@ def run(
     measured, others = measured[:questions], others[:warmup]
     try:
         with ExitStack() as stack:
+            console.print("The first start after an installation compiles the strategies, which takes about a minute.")
             with console.status("Starting the service with the bundled model"):
                 target = stack.enter_context(running_server("--dtype", "float32"))
             cold, warm = _measure(console, target, measured, others, show)
