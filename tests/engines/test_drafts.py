@@ -21,11 +21,11 @@ def accepted(client: Client, tenant: str, **options: Any) -> int:
     return answer.drafting.accepted_tokens
 
 
-def taught(client: Client, tenant: str) -> int:
-    """The most that is accepted once the memory knows the answer."""
+def taught(client: Client, tenant: str, seconds: float = 10.0) -> int:
+    """The most that is accepted once the memory knows the answer, which may take so many seconds."""
     accepted(client, tenant)
     found = 0
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + seconds
     while found < 15 and time.monotonic() < deadline:
         found = accepted(client, tenant, learn=False)
     return found

@@ -32,9 +32,9 @@ _BETWEEN_PROBES = 4
 _DOUBTED, _DOUBTFUL = 3, 2.0
 """So many first steps of a size are not believed if they take so many times what is expected: kernels that run for the
 first time allocate, compile, or wait for other ranks to do so."""
-_FORGOTTEN = 2048
-"""Steps without a draft of some size after which what it cost is forgotten, so that a step shows it again: other load
-may have made drafts look dear. If they are, that costs one step in so many."""
+_FORGOTTEN = 256, 4096
+"""Steps without a draft of some size after which what it cost is forgotten: at first, and at most, doubling each time.
+A step shows it again. Other load may have made drafts look dear, above all at the start."""
 
 
 class ServedStepTimes:
@@ -95,6 +95,7 @@ class _Curve:
         self._counts = dict.fromkeys(KNOTS, 0)
         self._seen_at = dict.fromkeys(KNOTS, -math.inf)
         self._probed_at = self._probes = 0
+        self._remembered = self._forget_at = _FORGOTTEN[0]
         self.times = self._model({})
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -102,7 +103,7 @@ class _Curve:
         self.steps += 1
         self._seen_at[size] = self.steps
         self._counts[size] += 1
-        if self.steps % _FORGOTTEN == 0:
+        if self.steps >= self._forget_at:
             self._forget()
         expected = self.times.at(tokens)
         if self._counts[size] <= _DOUBTED and self.steps > 1 and seconds > _DOUBTFUL * expected:
@@ -130,7 +131,9 @@ class _Curve:
 
     def _forget(self) -> None:
         """Forgets sizes that no step had for long, but for that of steps without drafts (`probes`)."""
-        long_ago = self.steps - _FORGOTTEN
+        long_ago = self.steps - self._remembered
+        self._remembered = min(2 * self._remembered, _FORGOTTEN[1])
+        self._forget_at = self.steps + self._remembered
         stale = [size for size in sorted(self._fastest)[1:] if self._seen_at[size] <= long_ago]
         for size in stale:
             del self._fastest[size]

@@ -116,7 +116,7 @@ def test_slow_first_steps_of_a_size_do_not_end_drafts() -> None:
 
 @pytest.mark.parametrize(("seconds_later", "drafts"), [(0.006, True), (0.045, False)])
 def test_drafts_that_looked_dear_are_tried_again_now_and_then(seconds_later: float, drafts: bool) -> None:
-    """One step in 2,048 finds out whether what made them dear is over."""
+    """A step after 256, 512 and so on finds out whether what made them dear is over."""
     times = ServedStepTimes()
     for _ in range(20):
         times.observe(1, 1, 0.004)
