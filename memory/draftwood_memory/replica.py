@@ -1,4 +1,4 @@
-"""One process's copy of the memories that it uses: loads them, sends what is learned here, reads what others learn.
+"""One process's copy of the memories that it uses: loads them, and learns what others write to them.
 
 Every method runs on the memory thread, and with `lock` if it uses memories. Whatever fails is done again later.
 """
@@ -8,38 +8,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
 from typing import TypeAlias
 
 from draftwood_memory.counters import MemoryCounters
-from draftwood_memory.errors import CorruptValueError, MemoryStoreError, StoreFullError, StoreUnavailableError
-from draftwood_memory.outbox import Outbox, Waiting
+from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
+from draftwood_memory.outbox import Outbox
 from draftwood_memory.record_log import Held
-from draftwood_memory.records import Codec, Record, runs
-from draftwood_memory.residents import Resident, Residents
-from draftwood_memory.store.eviction import make_room
-from draftwood_memory.store.memories import Append, Entry, Head, Memories
+from draftwood_memory.record_store import RecordStore
+from draftwood_memory.records import Codec, Record
+from draftwood_memory.resident import Resident
+from draftwood_memory.residents import Residents
+from draftwood_memory.sender import Sender
+from draftwood_memory.store.memories import Entry, Head, Memories
 from draftwood_memory.store.naming import MemoryName, Naming, tenant_part
 from draftwood_memory.store.processes import RENEW_SECONDS, Processes, id_order
 
 _log = logging.getLogger(__name__)
 
-_PAGE = 1000
-"""Entries of one read. Not tuned: any number near works."""
-_PUSH_TOKENS = 1 << 18
-"""Sent in one round trip at most. Not tuned: it bounds the size of a message."""
 _RETRY_SECONDS = 30.0
 """Between two reads of a memory that the store cannot serve. Not tuned."""
 _RESTORE_SECONDS = 1.0
 """For the process that restores a lost memory to write it, before the others load it. Not tuned."""
-_LISTED_SECONDS = 10.0
-"""A memory is listed as written to at most so often. Not tuned: the list orders what is preloaded, and evicted."""
-_USE_SECONDS = 600.0
-"""Between two notes of which memories were used, if only to draft from. Not tuned: less than any memory's expiry."""
-_ROOM_SECONDS = 2.0
-"""Between two looks for memories to delete in a full store. Not tuned: a look asks for the size of each."""
 _CHECKED = 500
 """Memories that are compared with the store's in one round trip. Not tuned."""
 
@@ -51,11 +42,14 @@ class Replica:
     """Keeps the memories of this process and the store's alike, as far as a cache needs it.
 
     Args:
-        writer: identifies this process in entries.
+        process: identifies this process, `WRITER_BYTES` bytes.
+        learn: lets strategies learn what others wrote.
 
     Attributes:
         lock: held while memories, or the store's, are changed.
         processes: the others that use the store, and which purges they have applied.
+        records: those in the store.
+        sender: sends what this process learned.
     """
 
     def __init__(
@@ -65,24 +59,21 @@ class Replica:
         outbox: Outbox,
         codec: Codec,
         naming: Naming,
-        writer: bytes,
+        process: bytes,
         learn: LearnRecords,
         counters: MemoryCounters,
     ) -> None:
         self.memories = memories
-        self.processes = Processes(memories.client, memories.clock, writer.hex())
+        self.processes = Processes(memories.client, memories.clock, process.hex())
         self.lock = asyncio.Lock()
+        self.records = RecordStore(memories, residents, naming, codec, process, counters)
+        self.sender = Sender(memories, self.records, residents, outbox, naming, self.agree, counters)
         self._residents = residents
         self._outbox = outbox
-        self._codec = codec
         self._naming = naming
-        self._writer = writer
         self._learn = learn
         self._counters = counters
-        self._listed: dict[str, float] = {}
-        self._used_at = time.monotonic()
-        self._room_at = -_ROOM_SECONDS
-        self._joined = self._refused = False
+        self._joined = False
 
     async def join(self) -> None:
         """Keeps this process among those that purges wait for. Before anything is loaded, and often."""
@@ -119,14 +110,14 @@ class Replica:
         await self.agree(resident, head)
         assert resident.generation is not None
         if resident.loaded:
-            found = await self.memories.read(resident.tag, resident.generation, resident.position, _PAGE)
+            found = await self.memories.read(resident.tag, resident.generation, resident.position)
             await self.take(resident, resident.generation, found)
             return
         with resident.lock:
             resident.learned_meanwhile = []
             unsent = [one.held for one in self._outbox.of(resident.name)]
         try:
-            held, position = await self._read(resident.tag, resident.generation)
+            held, position = await self.records.read(resident.tag, resident.generation)
             if not held and resident.forked:
                 held, position = await self._fork(resident), b"0-0"
         except BaseException:
@@ -134,14 +125,9 @@ class Replica:
             raise
         resident.replace_log([*held, *unsent], position)
         if held:
-            await self._list([resident.tag])
-            await self._renew(resident)
+            await self.records.note_use([resident.tag])
+            await self.records.renew(resident.name, resident.generation)
         resident.build([*resident.strategies])
-
-    async def _renew(self, resident: Resident) -> None:
-        """A memory is used: the time after which the store deletes it as unused begins anew."""
-        if not resident.config.stored_seconds and resident.config.orphan_ttl:
-            await self.memories.renew(resident.tag, resident.generation or 0, resident.config.orphan_ttl)
 
     async def agree(self, resident: Resident, head: Head) -> None:
         """Takes over what the store says of a memory. A purge empties it. Raises MemoryStoreError."""
@@ -170,7 +156,7 @@ class Replica:
         if not found or not resident.loaded or resident.generation != generation:
             return
         resident.position = found[-1][0]
-        held = self._decoded(resident.tag, generation, found, others_only=True)
+        held = self.records.decoded(resident.tag, generation, found, others_only=True)
         with resident.lock:
             for one in held:
                 resident.add(one)
@@ -199,194 +185,13 @@ class Replica:
         for resident, head in zip(some, await self.memories.heads([one.tag for one in some]), strict=True):
             await self.agree(resident, head)
 
-    async def push(self) -> None:
-        """Sends the outbox. Raises StoreUnavailableError."""
-        while taken := self._outbox.take(_PUSH_TOKENS):
-            unsent = taken
-            try:
-                unsent = await self._send(taken)
-            finally:
-                self._outbox.settle(unsent)
-            if unsent:
-                return
-
     async def stored(self, name: MemoryName) -> tuple[Head, list[Record]]:
         """What the store says of a memory and the records that it and the outbox hold. Raises MemoryStoreError."""
         tag = self._naming.tag(name)
         [head] = await self.memories.heads([tag])
-        held, _ = await self._read(tag, head.generation)
-        unsent = [one.held for one in self._outbox.of(name) if _is_current(one, head)]
+        held, _ = await self.records.read(tag, head.generation)
+        unsent = [one.held for one in self._outbox.of(name) if head.is_current(one.generation, one.began)]
         return head, [one.record for one in (*held, *unsent)]
-
-    async def append(self, name: MemoryName, generation: int, records: SequenceOf[Record]) -> Head:
-        """Writes records to a memory at once, as an import does; what the store says of it then.
-
-        Raises:
-            MemoryStoreError: some may be written.
-        """
-        tag, resident = self._naming.tag(name), self._residents.get(name)
-        head = Head(generation, True, False, None)
-        await self.make_room()  # an import can fill a store faster than the checks come
-        await self._list([tag])
-        for run in runs(records):
-            [answer] = await self.memories.append([self._append_of(name, resident, generation, run)])
-            if isinstance(answer, StoreFullError):
-                await self.make_room(is_full=True)
-                [answer] = await self.memories.append([self._append_of(name, resident, generation, run)])
-            if isinstance(answer, MemoryStoreError):
-                raise answer
-            head = answer[1]
-            if head.generation != generation:
-                await self.memories.unlink(tag, generation)
-                break
-        return head
-
-    async def make_room(self, is_full: bool = False) -> None:
-        """Deletes memories from a store that is nearly full, or refused a write. Raises MemoryStoreError."""
-        now = time.monotonic()
-        if now - self._room_at >= _ROOM_SECONDS:
-            self._room_at = now
-            await make_room(self.memories, self._naming.fingerprint, is_full)
-
-    async def note_use(self) -> None:
-        """Memories that are only drafted from count as used, too. Raises MemoryStoreError."""
-        now = time.monotonic()
-        if now - self._used_at < _USE_SECONDS:
-            return
-        used = [one for one in self._residents.all() if one.loaded and one.used_at >= self._used_at]
-        await self._list([one.tag for one in used])
-        for one in used:
-            await self._renew(one)
-        await self.memories.forget_listed(self._naming.fingerprint)
-        self._used_at = now
-
-    async def _send(self, taken: list[Waiting]) -> list[Waiting]:
-        """Those that could not be sent now."""
-        groups: dict[MemoryName, list[Waiting]] = {}
-        for one in taken:
-            groups.setdefault(one.name, []).append(one)
-        heads = await self._heads(groups)
-        sent: list[tuple[MemoryName, int, list[Waiting]]] = []
-        unsent: list[Waiting] = []
-        for name, waiting in groups.items():
-            if (head := heads[name]) is None:
-                unsent += waiting
-            elif head.newer:
-                self._counters.newer_records += len(waiting)
-            else:
-                current = [one for one in waiting if _is_current(one, head)]
-                self._counters.stale += len(waiting) - len(current)
-                sent += [(name, head.generation, run) for run in runs(current, record=_record_of)]
-        await self._list([self._naming.tag(name) for name, _, _ in sent])
-        for _, _, run in sent:
-            for one in run:  # its time was this process's, if it was learned before the store's was known
-                one.held.record = replace(_record_of(one), learned_at=int(self.memories.clock.at(one.learned)))
-        appends = [
-            self._append_of(name, self._residents.get(name), generation, [*map(_record_of, run)])
-            for name, generation, run in sent
-        ]
-        answers = await self.memories.append(appends)
-        for (name, generation, run), append, answer in zip(sent, appends, answers, strict=True):
-            if isinstance(answer, MemoryStoreError):
-                unsent += run
-                self._refuse(append.tag, answer)
-            else:
-                await self._sent(self._residents.get(name), generation, run, append.tag, *answer)
-        if any(isinstance(answer, StoreFullError) for answer in answers):
-            await self.make_room(is_full=True)
-        return unsent
-
-    async def _heads(self, names: Iterable[MemoryName]) -> dict[MemoryName, Head | None]:
-        """What is known here of each memory, or, if it is not in this process, to the store; None: nothing yet."""
-        found: dict[MemoryName, Head | None] = {}
-        away = []
-        for name in names:
-            if (resident := self._residents.get(name)) is None:
-                away.append(name)
-            elif resident.generation is None:
-                found[name] = None
-            else:
-                since = None if resident.purged_at is None else time.monotonic() - resident.purged_at
-                found[name] = Head(resident.generation, True, resident.newer, since)
-        heads = await self.memories.heads([self._naming.tag(name) for name in away])
-        return found | dict(zip(away, heads, strict=True))
-
-    async def _sent(
-        self, resident: Resident | None, generation: int, run: list[Waiting], tag: str, id_: bytes, head: Head
-    ) -> None:
-        self._refused = False
-        if head.generation > generation:
-            self._counters.stale += len(run)
-            await self.memories.unlink(tag, generation)
-        else:
-            self._counters.pushed += len(run)
-            self._counters.last_lag = time.monotonic() - run[0].learned
-            for one in run:
-                one.held.id = id_
-        if resident is not None and resident.generation == generation:
-            await self.agree(resident, head)
-
-    def _refuse(self, tag: str, error: MemoryStoreError) -> None:
-        if isinstance(error, StoreUnavailableError):
-            raise error
-        if not self._refused:
-            self._refused = True  # logged once, until the store accepts records again
-            _log.error("store refuses learned records of %s: %s", tag, error)
-
-    def _append_of(
-        self, name: MemoryName, resident: Resident | None, generation: int, run: SequenceOf[Record]
-    ) -> Append:
-        tag = self._naming.tag(name)
-        log = resident.log if resident is not None and resident.loaded else None
-        config = self._residents.config_of(name)
-        return Append(
-            tag=tag,
-            generation=generation,
-            name=self._codec.encode_name(tag, name),
-            value=self._codec.encode(tag, generation, self._writer, run),
-            first_id=log.first_id if log is not None and log.trimmed else None,
-            max_bytes=config.bytes,
-            expiry=config.expiry,
-            tokens=None if log is None else log.tokens,
-        )
-
-    async def _list(self, tags: Iterable[str]) -> None:
-        """Memories are listed before they are written to, so that there is none that the list does not have."""
-        now = time.monotonic()
-        due = [tag for tag in dict.fromkeys(tags) if now - self._listed.get(tag, -_LISTED_SECONDS) >= _LISTED_SECONDS]
-        try:
-            await self.memories.announce(due, self.memories.clock.now())
-        except StoreFullError:
-            await self.make_room(is_full=True)
-            return
-        self._listed = {tag: at for tag, at in self._listed.items() if now - at < _LISTED_SECONDS}
-        self._listed |= dict.fromkeys(due, now)
-
-    async def _read(self, tag: str, generation: int) -> tuple[list[Held], bytes]:
-        """All records of a stream, and the id of its last entry."""
-        held: list[Held] = []
-        position = b"0-0"
-        while found := await self.memories.read(tag, generation, position, _PAGE):
-            held += self._decoded(tag, generation, found)
-            position = found[-1][0]
-            if len(found) < _PAGE:
-                break
-        return held, position
-
-    def _decoded(self, tag: str, generation: int, found: Iterable[Entry], others_only: bool = False) -> list[Held]:
-        """The records of entries; of other processes only, or of all. What cannot be decoded is logged and counted."""
-        held: list[Held] = []
-        for id_, value in found:
-            try:
-                writer, records = self._codec.decode(tag, generation, value)
-            except CorruptValueError as error:
-                self._counters.unreadable += 1
-                _log.error("entry %s of memory %s cannot be read: %s", id_.decode(), tag, error)
-                continue
-            if not (others_only and writer == self._writer):
-                stored_at = id_order(id_)[0] // 1000  # by the store's clock: no record is younger than its entry is old
-                held += [Held(replace(one, learned_at=min(one.learned_at, stored_at)), id_) for one in records]
-        return held
 
     async def _fork(self, resident: Resident) -> list[Held]:
         """The records of the tenant's memory, which an arm's begins with, if no process has begun it before."""
@@ -394,7 +199,7 @@ class Replica:
             return []
         _, records = await self.stored(MemoryName(resident.name.tenant))
         assert resident.generation is not None
-        await self.append(resident.name, resident.generation, records)
+        await self.records.append(resident.name, resident.generation, records)
         return [Held(record) for record in records]
 
     async def _restore(self, resident: Resident) -> None:
@@ -407,16 +212,6 @@ class Replica:
         if not await self.memories.claim(resident.tag):
             resident.loaded, resident.retry_at = False, time.monotonic() + _RESTORE_SECONDS
             return
-        await self.append(resident.name, resident.generation, records)
+        await self.records.append(resident.name, resident.generation, records)
         self._counters.restored += 1
         _log.warning("memory %s restored to a store that had lost it", resident.tag)
-
-
-def _record_of(one: Waiting) -> Record:
-    return one.held.record
-
-
-def _is_current(one: Waiting, head: Head) -> bool:
-    """Whether no purge came after the request that a record is of had begun."""
-    in_time = head.purged_since is None or time.monotonic() - one.began < head.purged_since
-    return one.generation in (None, head.generation) and in_time

@@ -1,261 +1,26 @@
-"""The memories in this process, with the strategies that requests draft with."""
+"""The memories in this process, and which of them are evicted."""
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
-from draftwood_memory.config import Capacity, MemoryConfig, Terms, surplus
-from draftwood_memory.record_log import Held, RecordLog
-from draftwood_memory.records import Int32Array
+from draftwood_memory.config import MemoryConfig, Terms
+from draftwood_memory.fair_share import surplus
+from draftwood_memory.resident import Resident
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import MemoryName, Naming
-from draftwood_strategies import Strategy, create
-from draftwood_strategies.options import Options
-from draftwood_strategies.registry import options_of
 
-_log = logging.getLogger(__name__)
-
-LIVE_SECONDS = 60.0
-"""A memory is followed for so long after its last request. It bounds the keys that a blocking read names; what a
-later request uses reads on from where the memory is. Not tuned."""
 _WAITED_SECONDS = 1.0
 """A memory that is being loaded is not evicted so soon after a request asked for it. Requests wait 50 ms."""
-_MOST_INSTANCES = 8
-"""Of one memory: requests may name any strategy, and configurations change. Not tuned."""
-OVERLAP = 16
-"""Tokens that are learned again before those that are new in the answer to a repeated request, so that drafts lead from
-one to the other. Not tuned."""
-_AGE_PARTS = 64
-"""A record is dropped a 64th of the maximum age too late at most; each time, the strategies are rebuilt. Not tuned."""
-
-
-class StrategyKey(NamedTuple):
-    """A strategy and its options: requests with the same ones share an instance."""
-
-    name: str
-    options: Options = ()
-
-
-def make(key: StrategyKey, capacity: Capacity) -> Strategy:
-    """A new instance with at most the memory's capacity, if the strategy has one.
-
-    Raises:
-        UnknownStrategyError: no strategy has this name.
-        ValueError, TypeError: it does not accept the options.
-    """
-    options = dict(key.options)
-    if "capacity_tokens" in options_of(key.name, options):
-        most = min(capacity.tokens, capacity.bytes // 4)
-        options["capacity_tokens"] = min(int(options.get("capacity_tokens", most)), most)
-    return create(key.name, **options)
-
-
-def learn(strategy: Strategy, sequences: Iterable[Int32Array]) -> None:
-    """Lets a strategy learn whole sequences, int32[n] each, if it can. A failure is logged and affects nothing else."""
-    learn_one: Any = getattr(strategy, "learn", None)
-    if learn_one is None:
-        return
-    try:
-        for tokens in sequences:
-            learn_one(tokens)
-    except Exception:
-        _log.exception("strategy %s cannot learn", type(strategy).__name__)
-
-
-@dataclass(eq=False, slots=True)
-class Resident:
-    """One memory in this process.
-
-    Attributes:
-        config: its limits.
-        clock: by which its records age.
-        forked: while the store has nothing of it, it begins with what its tenant's memory has.
-        log: its records: those of the store up to `position`, and this process's own.
-        generation: raised by each purge; None before the first answer of the store.
-        purged_at, used_at, changed_at, aged_at: on the clock of `time.monotonic`.
-        position: the id of the last entry that was read.
-        loaded: the store's entries up to `position` were read.
-        newer: a newer version wrote to it: nothing of it is written here.
-        resized: its capacity has changed, which log and strategies do not follow yet.
-        retry_at: until then it is not loaded, since the store could not serve it.
-        strategies: the instances that requests draft with, those used last at the end.
-        unbuilt: strategies without the log yet, each with the future that completes when it has it.
-        learned_meanwhile: what was learned here while instances are being built; None while none are.
-        pins: number of requests and operations that use it now.
-    """
-
-    name: MemoryName
-    tag: str
-    config: MemoryConfig
-    clock: StoreClock
-    loaded: bool = False
-    log: RecordLog = field(init=False)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    forked: bool = False
-    generation: int | None = None
-    purged_at: float | None = None
-    position: bytes = b"0-0"
-    newer: bool = False
-    resized: bool = False
-    retry_at: float = 0.0
-    strategies: dict[StrategyKey, Strategy] = field(default_factory=dict)
-    unbuilt: dict[StrategyKey, Future[None]] = field(default_factory=dict)
-    learned_meanwhile: list[Held] | None = None
-    pins: int = 0
-    used_at: float = field(default_factory=time.monotonic)
-    changed_at: float = 0.0
-    aged_at: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.log = RecordLog(self.config.capacity)
-
-    @property
-    def index_bytes(self) -> int:
-        """Bytes of its strategies, of those that report them."""
-        return sum(int(getattr(strategy, "nbytes", 0)) for strategy in [*self.strategies.values()])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its records and strategies."""
-        return self.log.nbytes + self.index_bytes
-
-    @property
-    def live(self) -> bool:
-        """It is to be followed: loaded, and in use."""
-        return self.loaded and (self.pins > 0 or time.monotonic() - self.used_at < LIVE_SECONDS)
-
-    @property
-    def expired(self) -> bool:
-        """It holds records, and nothing was added for so long that the store has deleted it."""
-        return len(self.log) > 0 and 0 < self.config.stored_seconds < time.monotonic() - self.changed_at
-
-    def agree(self, config: MemoryConfig, forked: bool) -> None:
-        """Takes over what a request's terms say."""
-        with self.lock:
-            self.forked = forked
-            self.resized |= config.capacity != self.config.capacity
-            self.config = config
-            self.log.capacity = config.capacity
-
-    def instance(self, key: StrategyKey) -> tuple[Strategy, Future[None] | None]:
-        """The instance of a strategy, and the future that completes when it has learned the log; None if it has.
-
-        Of more than `_MOST_INSTANCES` the one used longest ago is dropped; sequences that use it keep it.
-
-        Raises:
-            UnknownStrategyError: no strategy has this name.
-            ValueError, TypeError: it does not accept the options.
-        """
-        with self.lock:
-            self.used_at = time.monotonic()
-            strategy = self.strategies.pop(key, None)
-            if strategy is None:
-                strategy = make(key, self.config.capacity)
-                self.unbuilt[key] = Future()
-            self.strategies[key] = strategy
-            oldest = next(iter(self.strategies))
-            dropped = None
-            if len(self.strategies) > _MOST_INSTANCES:
-                del self.strategies[oldest]
-                dropped = self.unbuilt.pop(oldest, None)
-            loading = self.unbuilt.get(key)
-        if dropped is not None:
-            dropped.set_result(None)
-        return strategy, loading
-
-    def is_current(self, generation: int | None, since: float) -> bool:
-        """Whether no purge came after a request that began at `since`, in `generation` if that was known then."""
-        return generation in (None, self.generation) and (self.purged_at is None or since > self.purged_at)
-
-    def known(self, request: int, tokens: Int32Array) -> int:
-        """How many tokens of an answer, from its begin, were learned when the request was sent before. With the lock.
-
-        Args:
-            request: as `Record.request`.
-        """
-        known = 0
-        for record in self.log.of_request(request):
-            for start in (known, max(0, known - OVERLAP)):
-                same = record.tokens[: tokens.size - start] == tokens[start : start + record.tokens.size]
-                known = max(known, start + int(same.size if same.all() else same.argmin()))
-        return known
-
-    def add(self, held: Held) -> None:
-        """A record was learned. With the lock."""
-        self.log.append(held)
-        self.changed_at = time.monotonic()
-        if self.learned_meanwhile is not None:
-            self.learned_meanwhile.append(held)
-
-    def reset(self, generation: int | None, purged_at: float | None) -> None:
-        """Drops all records and begins a generation. Live requests keep the strategies that they have."""
-        fresh = {key: make(key, self.config.capacity) for key in [*self.strategies]}
-        with self.lock:
-            self.generation, self.purged_at = generation, purged_at
-            self.log = RecordLog(self.config.capacity)
-            self.strategies.update(fresh)
-            self.learned_meanwhile = None
-            self.loaded, self.position = False, b"0-0"
-
-    def drop_aged(self) -> bool:
-        """Drops the records that are too old, and those beyond a changed capacity; returns whether there were any."""
-        dropped = False
-        with self.lock:
-            if self.resized:
-                self.resized, dropped = False, True
-                self.log.resize(self.config.capacity)
-            max_age, now = self.config.max_age, time.monotonic()
-            if max_age and now - self.aged_at >= max_age / _AGE_PARTS:
-                self.aged_at = now
-                dropped |= self.log.drop_older(self.config.oldest(self.clock.now()))
-        return dropped
-
-    def replace_log(self, stored: list[Held], position: bytes) -> None:
-        """The store's records, then this process's own that came while they were read, are the log. It is loaded."""
-        with self.lock:
-            log = RecordLog(self.config.capacity, stored)
-            for held in self.learned_meanwhile or ():
-                log.append(held)
-            self.log, self.position, self.loaded, self.learned_meanwhile = log, position, True, None
-            newest = max((held.record.learned_at for held in log), default=0)
-            self.changed_at = time.monotonic() - max(0.0, self.clock.now() - newest - 1.0)  # times are in whole seconds
-
-    def build(self, keys: list[StrategyKey], replace_empty: bool = False) -> None:
-        """Replaces instances by new ones that have learned the log. Not on the thread that drafts.
-
-        Args:
-            replace_empty: replace also if there is nothing to learn.
-        """
-        with self.lock:
-            self.learned_meanwhile = []
-            records = self.log.records(self.config.oldest(self.clock.now()))
-        built = {}
-        if records or replace_empty:
-            for key in keys:
-                built[key] = make(key, self.config.capacity)
-                learn(built[key], (record.tokens for record in records))
-        with self.lock:
-            for strategy in built.values():
-                learn(strategy, (held.record.tokens for held in self.learned_meanwhile or ()))
-            self.learned_meanwhile = None
-            self.strategies.update({key: strategy for key, strategy in built.items() if key in self.strategies})
-            waiting = [self.unbuilt.pop(key) for key in keys if key in self.unbuilt]
-        for future in waiting:
-            future.set_result(None)
 
 
 class Residents:
     """The memories in this process, the latest used last. Safe to call from any thread.
 
     Args:
-        config: of the memories in this process; of more, some are evicted, see `config.surplus`.
+        config: of the memories in this process; of more, some are evicted, see `fair_share.surplus`.
         stored: there is a store to load evicted memories from.
 
     Attributes:
@@ -274,6 +39,11 @@ class Residents:
 
     def __len__(self) -> int:
         return len(self._by_name)
+
+    @property
+    def too_many(self) -> bool:
+        """More than there may be."""
+        return len(self) > self.config.max_resident
 
     def __contains__(self, name: MemoryName) -> bool:
         return name in self._by_name
@@ -345,11 +115,8 @@ class Residents:
         for resident in surplus(sizes, self.config.max_bytes, kept.__contains__):
             self._remove(resident)
 
-    def _remove(self, resident: Resident) -> bool:
-        """False if a request has begun to use it."""
+    def _remove(self, resident: Resident) -> None:
         with self._lock:
-            if resident.pins:
-                return False
-            del self._by_name[resident.name]
-            self.evicted += 1
-            return True
+            if not resident.pins:  # else a request has begun to use it
+                del self._by_name[resident.name]
+                self.evicted += 1

@@ -56,8 +56,7 @@ async def test_two_purges_at_once_do_not_wait_for_each_other(server: Valkey) -> 
 async def test_a_replica_without_the_store_is_told_of_and_forgets_in_time(
     server: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in ("store.processes", "background"):
-        monkeypatch.setattr(f"draftwood_memory.{module}.LEASE_SECONDS", 4.0)
+    monkeypatch.setattr(processes, "LEASE_SECONDS", 4.0)
     monkeypatch.setattr(processes, "_SILENT_SECONDS", 3.0)
     async with Proxy(server.port) as proxy, replicas(1, server.url) as [here], replicas(1, proxy.url) as [away]:
         await learn_output(here, "t", numbers(20))

@@ -81,7 +81,7 @@ async def boot(url: str) -> float:
                 for one in records
             ]
         )
-    await memory.memories.announce([tag], time.time())
+    await memory.memories.catalogue.note_use([tag])
     await memory.memories.client.close()
     memory.stop()
     warm_up(STRATEGY)  # as a service does before it loads its model

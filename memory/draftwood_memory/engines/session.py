@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from draftwood_memory.engines.options import RequestOptions
-from draftwood_memory.memory import Learning
+from draftwood_memory.learning import Learning
 from draftwood_memory.records import Int32Array
 from draftwood_strategies.base import SourceCounts, Strategy
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter

@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from draftwood_memory.memory import Learning, Memory
+from draftwood_memory import Learning, Memory
 from draftwood_memory.operations import PurgeMemory
 from draftwood_model_runner.errors import EngineStoppedError
 from draftwood_model_runner.output import Finish, StepOutput

@@ -22,8 +22,9 @@ from draftwood.v1 import memory_pb2 as pb
 from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, NotFoundError, Purge, UnavailableError
 from draftwood_client.cli import build_app
 from draftwood_memory import Terms
-from draftwood_memory.memory import Memory, StrategyUse
-from draftwood_memory.residents import StrategyKey
+from draftwood_memory.learning import StrategyUse
+from draftwood_memory.memory import Memory
+from draftwood_memory.resident import StrategyKey
 from draftwood_memory.store import processes
 from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies import Strategy

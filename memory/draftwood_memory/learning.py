@@ -1,0 +1,90 @@
+"""One request's use of its tenant's memory: which it drafts from, and what it adds."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from draftwood_memory.config import Terms
+from draftwood_memory.outbox import Waiting
+from draftwood_memory.record_log import Held
+from draftwood_memory.records import Int32Array, Kind, Record, request_key, split
+from draftwood_memory.resident import OVERLAP, Resident, StrategyKey
+from draftwood_memory.store.naming import MemoryName
+from draftwood_strategies import Strategy
+
+if TYPE_CHECKING:
+    from draftwood_memory.memory import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyUse:
+    """Which memory and which instance of a strategy a request drafts with, and what the memory is."""
+
+    memory: MemoryName
+    key: StrategyKey
+    terms: Terms = Terms()
+
+
+class Learning:
+    """A context manager; the memory stays in this process meanwhile. Made by `Memory.learning`.
+
+    Attributes:
+        generation: of the memory when the request began; None if it was not known.
+        since: when it began, on the clock of `time.monotonic`.
+        repeated: it was sent before, so a strategy should not learn from its drafts: `learn` adds what is new.
+    """
+
+    def __init__(
+        self, memory: Memory, resident: Resident, strategy: Strategy | None, since: float, request: str
+    ) -> None:
+        self.resident = resident
+        self.strategy = strategy
+        self.generation = resident.generation
+        self.since = since
+        self.request = request
+        self.repeated = bool(request) and bool(resident.log.of_request(request_key(request, 0)))
+        self._memory = memory
+
+    def __enter__(self) -> Self:
+        return self
+
+    def learn(self, tokens: Int32Array, sample: int = 0) -> None:
+        """Learns an answer, int32[n], unless the memory was purged since the request began.
+
+        Of an answer to a request that was sent before, what was not learned then, a few tokens before it included. The
+        request's own strategy has learned it; the tenant's others do now.
+
+        Args:
+            sample: which one of the request's answers.
+        """
+        memory, resident = self._memory, self.resident
+        request = request_key(self.request, sample) if self.request else 0
+        with resident.lock:
+            if memory.lapsed or not resident.is_current(self.generation, self.since):
+                memory.counted.stale += 1
+                return
+            known = resident.known(request, tokens)
+            if known >= tokens.size:
+                return
+            tokens = tokens[max(0, known - OVERLAP) :]
+            now = time.monotonic()
+            for piece in split(tokens):
+                held = Held(Record(Kind.OUTPUT, piece, int(memory.clock.at(now)), request))
+                resident.add(held)
+                memory.counted.learned += 1
+                if memory.replica is not None:
+                    memory.outbox.add(Waiting(resident.name, self.generation, self.since, now, held))
+            has_learned = None if self.repeated else self.strategy
+            others = [one for one in resident.strategies.values() if one is not has_learned]
+        if memory.replica is not None:
+            memory.thread.wake()
+        if others:
+            memory.between_steps.learn(others, [tokens])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._memory.residents.unpin(self.resident)
