@@ -47,7 +47,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def known(made: ToyEngine) -> list[ExperimentConfig]:
     """The experiments that the engine's process has read of."""
-    policy: Any = made.drafts._policy
+    policy: Any = made.drafts.sessions.policy
     return [*policy._catalog.experiments()]
 
 
