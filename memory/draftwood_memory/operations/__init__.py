@@ -5,12 +5,11 @@ MemoryStoreError.
 """
 
 from draftwood_memory.operations.copying import AdoptArm, ExportMemory, FillMemory, FillProgress
-from draftwood_memory.operations.orphans import ORPHANED_SECONDS, ListOrphans, OrphanedMemory, PurgeOrphans
+from draftwood_memory.operations.orphans import ListOrphans, OrphanedMemory, PurgeOrphans
 from draftwood_memory.operations.purging import PurgeArms, PurgeMemory, PurgeResult
 from draftwood_memory.operations.statistics import GetStatistics, MemoryStatistics, StatisticsReport
 
 __all__ = [
-    "ORPHANED_SECONDS",
     "AdoptArm",
     "ExportMemory",
     "FillMemory",

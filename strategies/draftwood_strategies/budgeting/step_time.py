@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -175,12 +175,12 @@ class StepTimes:
         costs = self._curve.between(fewest, most)
         if sequences == 1 and context <= MEASURED_CONTEXT:
             return costs
-        return np.asarray(costs + self._extra(np.arange(fewest, most + 1), sequences, context))
+        of_context = self._of_context(np.arange(fewest, most + 1), sequences, context)
+        return np.asarray(costs + (sequences - 1) * self._per_sequence + of_context)
 
     def at(self, tokens: int, sequences: int, context: int = MEASURED_CONTEXT) -> float:
         """Seconds for one number of tokens, see `between`."""
-        per_sequence, per_token = self._per_context
-        of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
+        of_context = float(self._of_context(tokens, sequences, context))
         return self._curve.at(tokens) + (sequences - 1) * self._per_sequence + of_context
 
     def observe(
@@ -205,26 +205,22 @@ class StepTimes:
         seconds -= max(drafts - 1, 0) * self.per_draft + changed * self.per_change
         seconds -= branches * self.per_branch
         extra = (sequences - 1) * self._per_sequence
-        per_sequence, per_token = self._per_context
-        of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
         expected = self.at(tokens, sequences, context)
         # A step far from what was expected met the load of another process, not another curve.
         surprise = min(max(seconds / expected, 0.5), 2.0) - 1.0
-        share = of_context / expected
+        share = float(self._of_context(tokens, sequences, context)) / expected
         self._curve.correct(tokens, surprise * (1.0 - share))
         if share:
             factor = 1.0 + _SMOOTHING * surprise * share
-            self._per_context = ContextCost(per_sequence * factor, per_token * factor)
+            self._per_context = ContextCost(*(factor * cost for cost in self._per_context))
         if sequences > 1:
             blamed = max(extra, _LEAST_SHARE * expected)
             self._per_sequence = max(0.0, extra + _SMOOTHING * surprise * blamed) / (sequences - 1)
 
-    def _extra(self, tokens: npt.NDArray[np.int64], sequences: int, context: int) -> Seconds:
-        """Seconds on top of the curve, for further sequences and for their contexts."""
+    def _of_context(self, tokens: int | npt.NDArray[np.int64], sequences: int, context: int) -> Any:
+        """Seconds that contexts beyond the measured one add."""
         per_sequence, per_token = self._per_context
-        beyond = max(context - MEASURED_CONTEXT, 0)
-        further = (sequences - 1) * self._per_sequence
-        return np.asarray(further + beyond * (sequences * per_sequence + tokens * per_token))
+        return max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
 
 
 def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTimeCurve:

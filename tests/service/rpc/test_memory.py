@@ -377,7 +377,7 @@ async def test_what_is_done_to_a_memory_leaves_an_audit_line(caplog: pytest.LogC
 
 
 async def test_orphans_through_the_client(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.operations.ORPHANED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.operations.orphans.ORPHANED_SECONDS", 0.0)
     async with replicas(1, server.url, fingerprint="e" * 16) as [old]:
         await learn_output(old, "acme", numbers(11))
         await agreed([old], "acme")
