@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from draftwood_memory.config import MemoryConfig, Terms
     from draftwood_memory.learning import Learning, StrategyUse
+    from draftwood_memory.local.resident import StrategyKey
     from draftwood_memory.memory import Memory
-    from draftwood_memory.resident import StrategyKey
     from draftwood_memory.store.naming import MemoryName
     from draftwood_memory.store.redis_client import RedisClient, RedisTls
 
@@ -36,7 +36,7 @@ _MODULES = {
     "MemoryName": "store.naming",
     "RedisClient": "store.redis_client",
     "RedisTls": "store.redis_client",
-    "StrategyKey": "resident",
+    "StrategyKey": "local.resident",
     "StrategyUse": "learning",
     "Terms": "config",
 }

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from draftwood_memory.config import Terms
-from draftwood_memory.outbox import Waiting
-from draftwood_memory.record_log import Held
+from draftwood_memory.counters import MemoryCounters
+from draftwood_memory.local.between_steps import BetweenSteps
+from draftwood_memory.local.record_log import Held
+from draftwood_memory.local.resident import OVERLAP, Resident, StrategyKey
+from draftwood_memory.local.residents import Residents
 from draftwood_memory.records import Int32Array, Kind, Record, request_key, split
-from draftwood_memory.resident import OVERLAP, Resident, StrategyKey
+from draftwood_memory.replication.outbox import Outbox, Waiting
+from draftwood_memory.replication.replica import Replica
+from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies import Strategy
-
-if TYPE_CHECKING:
-    from draftwood_memory.memory import Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,63 @@ class StrategyUse:
     memory: MemoryName
     key: StrategyKey
     terms: Terms = Terms()
+
+
+class Learner:
+    """Takes what requests wrote: into their memories, the outbox and other strategies.
+
+    Args:
+        replica: None without a store.
+        wake: starts the memory thread's next round.
+    """
+
+    def __init__(
+        self,
+        residents: Residents,
+        outbox: Outbox,
+        replica: Replica | None,
+        between_steps: BetweenSteps,
+        clock: StoreClock,
+        counters: MemoryCounters,
+        wake: Callable[[], None],
+    ) -> None:
+        self.residents = residents
+        self._outbox = outbox
+        self._replica = replica
+        self._between_steps = between_steps
+        self._clock = clock
+        self._counters = counters
+        self._wake = wake
+
+    def learn(self, scope: Learning, tokens: Int32Array, request: int) -> None:
+        """Takes an answer, see `Learning.learn`. The request's own strategy has learned it; the tenant's others do now.
+
+        Args:
+            request: as `Record.request`.
+        """
+        resident = scope.resident
+        with resident.lock:
+            lapsed = self._replica is not None and self._replica.processes.lapsed
+            if lapsed or not resident.is_current(scope.generation, scope.since):
+                self._counters.stale += 1
+                return
+            known = resident.known(request, tokens)
+            if known >= tokens.size:
+                return
+            tokens = tokens[max(0, known - OVERLAP) :]
+            now = time.monotonic()
+            for piece in split(tokens):
+                held = Held(Record(Kind.OUTPUT, piece, int(self._clock.at(now)), request))
+                resident.add(held)
+                self._counters.learned += 1
+                if self._replica is not None:
+                    self._outbox.add(Waiting(resident.name, scope.generation, scope.since, now, held))
+            has_learned = None if scope.repeated else scope.strategy
+            others = [one for one in resident.strategies.values() if one is not has_learned]
+        if self._replica is not None:
+            self._wake()
+        if others:
+            self._between_steps.learn(others, [tokens])
 
 
 class Learning:
@@ -38,7 +98,7 @@ class Learning:
     """
 
     def __init__(
-        self, memory: Memory, resident: Resident, strategy: Strategy | None, since: float, request: str
+        self, learner: Learner, resident: Resident, strategy: Strategy | None, since: float, request: str
     ) -> None:
         self.resident = resident
         self.strategy = strategy
@@ -46,7 +106,7 @@ class Learning:
         self.since = since
         self.request = request
         self.repeated = bool(request) and bool(resident.log.of_request(request_key(request, 0)))
-        self._memory = memory
+        self._learner = learner
 
     def __enter__(self) -> Self:
         return self
@@ -54,37 +114,14 @@ class Learning:
     def learn(self, tokens: Int32Array, sample: int = 0) -> None:
         """Learns an answer, int32[n], unless the memory was purged since the request began.
 
-        Of an answer to a request that was sent before, what was not learned then, a few tokens before it included. The
-        request's own strategy has learned it; the tenant's others do now.
+        Of an answer to a request that was sent before, what was not learned then, a few tokens before it included.
 
         Args:
             sample: which one of the request's answers.
         """
-        memory, resident = self._memory, self.resident
-        request = request_key(self.request, sample) if self.request else 0
-        with resident.lock:
-            if memory.lapsed or not resident.is_current(self.generation, self.since):
-                memory.counted.stale += 1
-                return
-            known = resident.known(request, tokens)
-            if known >= tokens.size:
-                return
-            tokens = tokens[max(0, known - OVERLAP) :]
-            now = time.monotonic()
-            for piece in split(tokens):
-                held = Held(Record(Kind.OUTPUT, piece, int(memory.clock.at(now)), request))
-                resident.add(held)
-                memory.counted.learned += 1
-                if memory.replica is not None:
-                    memory.outbox.add(Waiting(resident.name, self.generation, self.since, now, held))
-            has_learned = None if self.repeated else self.strategy
-            others = [one for one in resident.strategies.values() if one is not has_learned]
-        if memory.replica is not None:
-            memory.thread.wake()
-        if others:
-            memory.between_steps.learn(others, [tokens])
+        self._learner.learn(self, tokens, request_key(self.request, sample) if self.request else 0)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._memory.residents.unpin(self.resident)
+        self._learner.residents.unpin(self.resident)

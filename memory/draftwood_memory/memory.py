@@ -16,23 +16,23 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from draftwood_memory.between_steps import BetweenSteps, RunOnEngine
 from draftwood_memory.config import MemoryConfig
 from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import CorruptValueError
-from draftwood_memory.learning import Learning, StrategyUse
-from draftwood_memory.memory_thread import MemoryThread
-from draftwood_memory.outbox import Outbox
+from draftwood_memory.learning import Learner, Learning, StrategyUse
+from draftwood_memory.local.between_steps import BetweenSteps, RunOnEngine
+from draftwood_memory.local.resident import Resident, StrategyKey, make
+from draftwood_memory.local.residents import Residents
 from draftwood_memory.records import WRITER_BYTES, Codec
-from draftwood_memory.replica import Replica
-from draftwood_memory.resident import Resident, StrategyKey, make
-from draftwood_memory.residents import Residents
+from draftwood_memory.replication.memory_thread import MemoryThread
+from draftwood_memory.replication.outbox import Outbox
+from draftwood_memory.replication.replica import Replica
+from draftwood_memory.replication.upkeep import Upkeep
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.encryption import KeyRing
 from draftwood_memory.store.memories import Memories, StoredMemory
 from draftwood_memory.store.naming import MemoryName, Naming
 from draftwood_memory.store.redis_client import RedisClient
-from draftwood_memory.upkeep import Upkeep
 from draftwood_strategies import Strategy
 
 _FIRST_WAIT = 0.05
@@ -83,6 +83,9 @@ class Memory:
             )
         self._upkeep = Upkeep(self.residents, self.outbox, self.replica, self.naming, self.clock)
         self.thread = MemoryThread(self.replica, self.residents, self.outbox, self._upkeep, self.counted, process.hex())
+        self._learner = Learner(
+            self.residents, self.outbox, self.replica, self.between_steps, self.clock, self.counted, self.thread.wake
+        )
         self._preloaded: Future[None] = Future()
 
     def start(self, run_on_engine: RunOnEngine, preload: int = 0, strategy: str = "") -> None:
@@ -160,7 +163,7 @@ class Memory:
             request: what it has in common with the same request sent again; "" if that is not known.
         """
         since = time.monotonic() if began is None else began
-        return Learning(self, self.residents.pin(name), strategy, since, request)
+        return Learning(self._learner, self.residents.pin(name), strategy, since, request)
 
     def purge_watch(self, name: MemoryName) -> Callable[[], bool]:
         """A function that tells whether a memory is known not to have been purged, on any replica, since now.
@@ -174,11 +177,6 @@ class Memory:
             return resident is not None and resident.is_current(generation, since)
 
         return is_kept
-
-    @property
-    def lapsed(self) -> bool:
-        """The store was away for so long that this process has to forget its memories. From any thread."""
-        return self.replica is not None and self.replica.processes.lapsed
 
     @property
     def healthy(self) -> bool:

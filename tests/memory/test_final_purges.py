@@ -100,6 +100,7 @@ async def test_a_request_that_began_before_a_purge_teaches_nothing_after_it(serv
     """Its memory was opened after the purge: it had waited for its grammar."""
     async with replicas(1, server.url if stored else None) as [memory]:
         await learn_output(memory, "t", numbers(20))
+        await until(lambda: not memory.outbox.pending)
         began = time.monotonic()
         await perform(PurgeMemory("t"), memory)
         await strategy_of(memory, "t")

@@ -69,7 +69,7 @@ async def test_a_new_process_loads_what_others_have_learned(server: Valkey) -> N
 
 async def test_a_returning_request_reads_on(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory that no request has used for a while is not followed; the next request catches up."""
-    monkeypatch.setattr("draftwood_memory.resident.LIVE_SECONDS", 0.1)
+    monkeypatch.setattr("draftwood_memory.local.resident.LIVE_SECONDS", 0.1)
     async with replicas(2, server.url) as [first, second]:
         await strategy_of(second, "t")
         await asyncio.sleep(0.3)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName, StrategyKey, StrategyUse, Terms
+from draftwood_memory.local.resident import make
 from draftwood_memory.operations import FillMemory, FillProgress, GetStatistics, PurgeArms, PurgeMemory
 from draftwood_memory.records import Kind
-from draftwood_memory.resident import make
 from draftwood_strategies import Strategy
 from draftwood_strategies.options import Options
 from tests.memory.helpers import (

@@ -30,7 +30,7 @@ def _upgrade(server: Valkey) -> None:
 
 
 async def test_an_old_replica_keeps_what_a_newer_one_wrote(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.1)
+    monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.1)
     async with replicas(1, server.url) as [old]:
         async with replicas(1, server.url) as [new]:
             await learn_output(old, "t", numbers(10))

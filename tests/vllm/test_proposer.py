@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from draftwood_memory import Memory
-from draftwood_memory.engines.chains import ChainForm
 from draftwood_memory.engines.drafts import EngineDrafts
+from draftwood_memory.engines.forms.chains import ChainForm
 from draftwood_memory.engines.policy import SettingsPolicy
 from draftwood_memory.settings.memory_settings import MemorySettings, read_environment
 from draftwood_tenants.engines import opening

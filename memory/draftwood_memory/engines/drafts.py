@@ -21,10 +21,9 @@ import numpy as np
 
 from draftwood_memory.engines.exclusion import Exclusion
 from draftwood_memory.engines.figures import Figures, Point
-from draftwood_memory.engines.form import ChargedDraft, DraftForm, Writing
+from draftwood_memory.engines.forms.base import ChargedDraft, DraftForm, Writing
 from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
-from draftwood_memory.engines.row import Row
-from draftwood_memory.engines.session import Session, Step
+from draftwood_memory.engines.session import Row, Session, Step
 from draftwood_memory.engines.sessions import Sessions
 from draftwood_memory.memory import Memory
 from draftwood_memory.settings.memory_settings import MemorySettings

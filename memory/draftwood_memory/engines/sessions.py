@@ -16,8 +16,7 @@ from draftwood_memory.engines.exclusion import Exclusion
 from draftwood_memory.engines.figures import Figures
 from draftwood_memory.engines.options import RequestOptions
 from draftwood_memory.engines.policy import RequestPolicy
-from draftwood_memory.engines.row import Row
-from draftwood_memory.engines.session import Session, SessionRequest
+from draftwood_memory.engines.session import Row, Session, SessionRequest
 from draftwood_memory.memory import Memory
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.base import Readable

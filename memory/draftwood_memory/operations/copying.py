@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from draftwood_memory.config import Terms
 from draftwood_memory.errors import MemoryPurgedError, NewerMemoryError
+from draftwood_memory.local.record_log import Held
 from draftwood_memory.memory import Memory
-from draftwood_memory.record_log import Held
 from draftwood_memory.records import Int32Array, Kind, Record, split
-from draftwood_memory.replica import Replica
+from draftwood_memory.replication.replica import Replica
 from draftwood_memory.store.naming import MemoryName, arm_part
 
 _PURGED = "the memory was purged while it was being filled"

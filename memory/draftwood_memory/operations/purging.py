@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from draftwood_memory.errors import NewerMemoryError
+from draftwood_memory.local.resident import Resident
 from draftwood_memory.memory import Memory
-from draftwood_memory.replica import Replica
-from draftwood_memory.resident import Resident
+from draftwood_memory.replication.replica import Replica
 from draftwood_memory.store.naming import Naming, arm_part, fingerprint_of, tenant_part
 
 

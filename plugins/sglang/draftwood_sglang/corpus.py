@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from draftwood_memory.engines.drafts import MOST_FAILURES, EngineDrafts
-from draftwood_memory.engines.row import Row
-from draftwood_memory.engines.trees import NO_TREES, RowTrees
+from draftwood_memory.engines.forms.trees import NO_TREES, RowTrees
+from draftwood_memory.engines.session import Row
 from draftwood_memory.records import Int32Array
 from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
 

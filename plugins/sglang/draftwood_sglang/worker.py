@@ -135,7 +135,7 @@ class _Drafting:
 
     def _open(self, server_args: Any, target_worker: Any) -> None:
         """Opens the memory, in the rank that drafts."""
-        from draftwood_memory.engines.trees import TreeForm
+        from draftwood_memory.engines.forms.trees import TreeForm
         from draftwood_tenants.engines.opening import OpenedDrafts, ServedModel, show_failure
 
         try:

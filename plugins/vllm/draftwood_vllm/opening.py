@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from draftwood_memory.engines.chains import ChainForm
+from draftwood_memory.engines.forms.chains import ChainForm
 from draftwood_memory.engines.policy import DecidedPolicy
 from draftwood_tenants.engines.opening import OpenedDrafts, ServedModel
 from draftwood_vllm.service_link import SOCKET_VARIABLE, Recorder

@@ -22,7 +22,7 @@ from draftwood_vllm.cpu_kernels import repair
 from draftwood_vllm.service_link import end_with_service
 
 if TYPE_CHECKING:
-    from draftwood_memory.engines.row import Row
+    from draftwood_memory.engines.session import Row
     from draftwood_tenants.engines.opening import OpenedDrafts
 
 _log = logging.getLogger("draftwood")
@@ -125,7 +125,7 @@ class Proposer:
         return [[] for _ in sampled_token_ids] if chains is None else chains
 
     def _rows(self, sampled: Sequence[Sequence[int]], lengths: Any, tokens: Any) -> list[Row]:
-        from draftwood_memory.engines.row import Row
+        from draftwood_memory.engines.session import Row
 
         batch, requests = self._runner.input_batch, self._runner.requests
         ids, prompts, made = batch.req_ids, batch.num_prompt_tokens, []

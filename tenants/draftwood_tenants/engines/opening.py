@@ -15,7 +15,7 @@ from typing import Generic, NamedTuple, Self
 from draftwood_memory.engines.drafts import EngineDrafts, Made, Publish, Tell
 from draftwood_memory.engines.figures import DRAFTING_UP
 from draftwood_memory.engines.fingerprint import UnknownCheckpointError, fingerprint_of
-from draftwood_memory.engines.form import DraftForm
+from draftwood_memory.engines.forms.base import DraftForm
 from draftwood_memory.engines.metrics import MetricFiles, folder_of
 from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
 from draftwood_memory.memory import Memory

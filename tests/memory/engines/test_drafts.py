@@ -15,10 +15,10 @@ import pytest
 
 from draftwood_memory import Memory, RedisClient
 from draftwood_memory.engines import exclusion
-from draftwood_memory.engines.chains import ChainForm
 from draftwood_memory.engines.drafts import MOST_FAILURES, EngineDrafts
+from draftwood_memory.engines.forms.chains import ChainForm
 from draftwood_memory.engines.policy import SettingsPolicy
-from draftwood_memory.engines.row import Row
+from draftwood_memory.engines.session import Row
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_strategies import Strategy
 from draftwood_strategies.budgeting import draft_account, timed_calls

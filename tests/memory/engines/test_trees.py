@@ -11,9 +11,9 @@ import pytest
 
 from draftwood_memory import Memory
 from draftwood_memory.engines.drafts import EngineDrafts
+from draftwood_memory.engines.forms.trees import RowTrees, TreeForm
 from draftwood_memory.engines.policy import SettingsPolicy
-from draftwood_memory.engines.row import Row
-from draftwood_memory.engines.trees import RowTrees, TreeForm
+from draftwood_memory.engines.session import Row
 from draftwood_memory.records import Int32Array
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_strategies.budgeting import draft_account

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from draftwood_memory.engines.drafts import EngineDrafts
-from draftwood_memory.engines.row import Row
+from draftwood_memory.engines.session import Row
 from draftwood_strategies.budgeting.served_times import ServedStepTimes
 
 Model = Callable[[list[int]], int]

@@ -23,8 +23,8 @@ from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, No
 from draftwood_client.cli import build_app
 from draftwood_memory import Terms
 from draftwood_memory.learning import StrategyUse
+from draftwood_memory.local.resident import StrategyKey
 from draftwood_memory.memory import Memory
-from draftwood_memory.resident import StrategyKey
 from draftwood_memory.store import processes
 from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies import Strategy

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwood_memory.engines.chains import ChainForm
+from draftwood_memory.engines.forms.chains import ChainForm
 from draftwood_strategies.budgeting import draft_account
 from draftwood_tenants.engines.opening import OpenedDrafts, ServedModel
 from tests.memory.engines.toy_engine import CheapTokens, Model, ToyEngine, recitation

@@ -7,11 +7,11 @@ import time
 from contextlib import suppress
 
 from draftwood_memory.errors import MemoryStoreError
-from draftwood_memory.outbox import Outbox
-from draftwood_memory.record_log import Held
-from draftwood_memory.replica import Replica
-from draftwood_memory.resident import Resident
-from draftwood_memory.residents import Residents
+from draftwood_memory.local.record_log import Held
+from draftwood_memory.local.resident import Resident
+from draftwood_memory.local.residents import Residents
+from draftwood_memory.replication.outbox import Outbox
+from draftwood_memory.replication.replica import Replica
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import MemoryName, Naming
 

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
-from draftwood_memory.follower import Follower
-from draftwood_memory.outbox import Outbox
-from draftwood_memory.replica import Replica
-from draftwood_memory.residents import Residents
-from draftwood_memory.upkeep import Upkeep
+from draftwood_memory.local.residents import Residents
+from draftwood_memory.replication.follower import Follower
+from draftwood_memory.replication.outbox import Outbox
+from draftwood_memory.replication.replica import Replica
+from draftwood_memory.replication.upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
 

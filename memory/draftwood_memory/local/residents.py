@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 from draftwood_memory.config import MemoryConfig, Terms
 from draftwood_memory.fair_share import surplus
-from draftwood_memory.resident import Resident
+from draftwood_memory.local.resident import Resident
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import MemoryName, Naming
 

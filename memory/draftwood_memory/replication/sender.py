@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
-from draftwood_memory.outbox import Outbox, Waiting
-from draftwood_memory.record_store import Batch, RecordStore
+from draftwood_memory.local.resident import Resident
+from draftwood_memory.local.residents import Residents
 from draftwood_memory.records import Record, runs
-from draftwood_memory.resident import Resident
-from draftwood_memory.residents import Residents
+from draftwood_memory.replication.outbox import Outbox, Waiting
+from draftwood_memory.replication.record_store import Batch, RecordStore
 from draftwood_memory.store.memories import Head, Memories
 from draftwood_memory.store.naming import MemoryName, Naming
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from draftwood_memory.engines.form import ChargedDraft, Writing
+from draftwood_memory.engines.forms.base import ChargedDraft, Writing
 from draftwood_memory.engines.session import Session, Step
 from draftwood_strategies.budgeting.chains import worthwhile_chains
 from draftwood_strategies.budgeting.draft_account import step_all

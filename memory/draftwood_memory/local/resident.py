@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from draftwood_memory.config import Capacity, MemoryConfig
-from draftwood_memory.record_log import Held, RecordLog
+from draftwood_memory.local.record_log import Held, RecordLog
 from draftwood_memory.records import Int32Array
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import MemoryName

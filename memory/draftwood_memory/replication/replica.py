@@ -14,13 +14,13 @@ from typing import TypeAlias
 
 from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
-from draftwood_memory.outbox import Outbox
-from draftwood_memory.record_log import Held
-from draftwood_memory.record_store import RecordStore
+from draftwood_memory.local.record_log import Held
+from draftwood_memory.local.resident import Resident
+from draftwood_memory.local.residents import Residents
 from draftwood_memory.records import Codec, Record
-from draftwood_memory.resident import Resident
-from draftwood_memory.residents import Residents
-from draftwood_memory.sender import Sender
+from draftwood_memory.replication.outbox import Outbox
+from draftwood_memory.replication.record_store import RecordStore
+from draftwood_memory.replication.sender import Sender
 from draftwood_memory.store.memories import Entry, Head, Memories
 from draftwood_memory.store.naming import MemoryName, Naming, tenant_part
 from draftwood_memory.store.processes import RENEW_SECONDS, Processes, id_order

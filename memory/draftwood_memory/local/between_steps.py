@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeAlias
 
+from draftwood_memory.local.resident import Resident, learn
 from draftwood_memory.records import Int32Array, Record, runs
-from draftwood_memory.resident import Resident, learn
 from draftwood_strategies import Strategy
 
 _BATCH_TOKENS = 2048

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple, Protocol, TypeVar
 
-from draftwood_memory.engines.row import Row
-from draftwood_memory.engines.session import Session, Step
+from draftwood_memory.engines.session import Row, Session, Step
 from draftwood_strategies.budgeting.draft_account import DraftAccount
 
 Made_co = TypeVar("Made_co", covariant=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_memory.engines.form import ChargedDraft, Writing
+from draftwood_memory.engines.forms.base import ChargedDraft, Writing
 from draftwood_memory.engines.session import Session, Step
 from draftwood_memory.records import Int32Array
 from draftwood_strategies.budgeting.draft_account import step_all

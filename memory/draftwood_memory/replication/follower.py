@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 
 from draftwood_memory.errors import MemoryStoreError
-from draftwood_memory.replica import Replica
-from draftwood_memory.resident import Resident
-from draftwood_memory.residents import Residents
+from draftwood_memory.local.resident import Resident
+from draftwood_memory.local.residents import Residents
+from draftwood_memory.replication.replica import Replica
 from draftwood_memory.store.memories import entries_of
 from draftwood_memory.store.naming import PURGES_KEY, stream_key, wake_key
 

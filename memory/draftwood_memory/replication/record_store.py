@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import CorruptValueError, MemoryStoreError, StoreFullError
-from draftwood_memory.record_log import Held
+from draftwood_memory.local.record_log import Held
+from draftwood_memory.local.residents import Residents
 from draftwood_memory.records import Codec, Record, runs
-from draftwood_memory.residents import Residents
 from draftwood_memory.store.eviction import make_room
 from draftwood_memory.store.memories import PAGE, Append, Entry, Head, Memories
 from draftwood_memory.store.naming import MemoryName, Naming
