@@ -9,15 +9,12 @@ from types import TracebackType
 from typing import Self
 
 from draftwood_memory.config import Terms
-from draftwood_memory.counters import MemoryCounters
-from draftwood_memory.local.between_steps import BetweenSteps
+from draftwood_memory.local.outbox import Waiting
+from draftwood_memory.local.process import Process
 from draftwood_memory.local.record_log import Held
 from draftwood_memory.local.resident import OVERLAP, Resident, StrategyKey
-from draftwood_memory.local.residents import Residents
 from draftwood_memory.records import Int32Array, Kind, Record, request_key, split
-from draftwood_memory.replication.outbox import Outbox, Waiting
 from draftwood_memory.replication.replica import Replica
-from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies import Strategy
 
@@ -39,22 +36,9 @@ class Learner:
         wake: starts the memory thread's next round.
     """
 
-    def __init__(
-        self,
-        residents: Residents,
-        outbox: Outbox,
-        replica: Replica | None,
-        between_steps: BetweenSteps,
-        clock: StoreClock,
-        counters: MemoryCounters,
-        wake: Callable[[], None],
-    ) -> None:
-        self.residents = residents
-        self._outbox = outbox
+    def __init__(self, process: Process, replica: Replica | None, wake: Callable[[], None]) -> None:
+        self._process = process
         self._replica = replica
-        self._between_steps = between_steps
-        self._clock = clock
-        self._counters = counters
         self._wake = wake
 
     def learn(self, scope: Learning, tokens: Int32Array, request: int) -> None:
@@ -67,7 +51,7 @@ class Learner:
         with resident.lock:
             lapsed = self._replica is not None and self._replica.processes.lapsed
             if lapsed or not resident.is_current(scope.generation, scope.since):
-                self._counters.stale += 1
+                self._process.counters.stale += 1
                 return
             known = resident.known(request, tokens)
             if known >= tokens.size:
@@ -75,17 +59,21 @@ class Learner:
             tokens = tokens[max(0, known - OVERLAP) :]
             now = time.monotonic()
             for piece in split(tokens):
-                held = Held(Record(Kind.OUTPUT, piece, int(self._clock.at(now)), request))
+                held = Held(Record(Kind.OUTPUT, piece, int(self._process.clock.at(now)), request))
                 resident.add(held)
-                self._counters.learned += 1
+                self._process.counters.learned += 1
                 if self._replica is not None:
-                    self._outbox.add(Waiting(resident.name, scope.generation, scope.since, now, held))
+                    self._process.outbox.add(Waiting(resident.name, scope.generation, scope.since, now, held))
             has_learned = None if scope.repeated else scope.strategy
             others = [one for one in resident.strategies.values() if one is not has_learned]
         if self._replica is not None:
             self._wake()
         if others:
-            self._between_steps.learn(others, [tokens])
+            self._process.between_steps.learn(others, [tokens])
+
+    def unpin(self, resident: Resident) -> None:
+        """A request does not use a memory any more."""
+        self._process.residents.unpin(resident)
 
 
 class Learning:
@@ -124,4 +112,4 @@ class Learning:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._learner.residents.unpin(self.resident)
+        self._learner.unpin(self.resident)

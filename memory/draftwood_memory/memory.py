@@ -21,11 +21,12 @@ from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import CorruptValueError
 from draftwood_memory.learning import Learner, Learning, StrategyUse
 from draftwood_memory.local.between_steps import BetweenSteps, RunOnEngine
+from draftwood_memory.local.outbox import Outbox
+from draftwood_memory.local.process import Process
 from draftwood_memory.local.resident import Resident, StrategyKey, make
 from draftwood_memory.local.residents import Residents
 from draftwood_memory.records import WRITER_BYTES, Codec
 from draftwood_memory.replication.memory_thread import MemoryThread
-from draftwood_memory.replication.outbox import Outbox
 from draftwood_memory.replication.replica import Replica
 from draftwood_memory.replication.upkeep import Upkeep
 from draftwood_memory.store.clock import StoreClock
@@ -72,20 +73,23 @@ class Memory:
         self.clock = StoreClock()
         self.residents = Residents(self.naming, config, self.clock, stored=store is not None)
         self.outbox = Outbox()
-        self.counted = MemoryCounters()
         self.between_steps = BetweenSteps()
-        self.memories = None if store is None else Memories(store, self.clock)
-        self.replica: Replica | None = None
-        process, learn = secrets.token_bytes(WRITER_BYTES), self.between_steps.learn_records
-        if self.memories is not None:
-            self.replica = Replica(
-                self.memories, self.residents, self.outbox, self.codec, self.naming, process, learn, self.counted
-            )
-        self._upkeep = Upkeep(self.residents, self.outbox, self.replica, self.naming, self.clock)
-        self.thread = MemoryThread(self.replica, self.residents, self.outbox, self._upkeep, self.counted, process.hex())
-        self._learner = Learner(
-            self.residents, self.outbox, self.replica, self.between_steps, self.clock, self.counted, self.thread.wake
+        self._counted = MemoryCounters()
+        process = Process(
+            secrets.token_bytes(WRITER_BYTES),
+            self.naming,
+            self.codec,
+            self.clock,
+            self.residents,
+            self.outbox,
+            self._counted,
+            self.between_steps,
         )
+        self.memories = None if store is None else Memories(store, self.clock)
+        self.replica = None if self.memories is None else Replica(self.memories, process)
+        self._upkeep = Upkeep(process, self.replica)
+        self.thread = MemoryThread(process, self.replica, self._upkeep)
+        self._learner = Learner(process, self.replica, self.thread.wake)
         self._preloaded: Future[None] = Future()
 
     def start(self, run_on_engine: RunOnEngine, preload: int = 0, strategy: str = "") -> None:
@@ -136,7 +140,7 @@ class Memory:
             if once.acquire(blocking=False):
                 with suppress(Exception):  # the engine takes no more
                     strategy, loading = self._instance(use)
-                    self.counted.late += loading is not None
+                    self._counted.late += loading is not None
                     later(strategy)
 
         self.thread.wake()
@@ -187,7 +191,7 @@ class Memory:
         """The counters as of now. From any thread."""
         residents = self.residents.all()
         return replace(
-            self.counted,
+            self._counted,
             tenants=len(residents),
             newer_memories=sum(resident.newer for resident in residents),
             tokens=sum(resident.log.tokens for resident in residents),

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from draftwood_memory.errors import MemoryStoreError
+from draftwood_memory.local.process import Process
 from draftwood_memory.local.resident import Resident
-from draftwood_memory.local.residents import Residents
 from draftwood_memory.replication.replica import Replica
 from draftwood_memory.store.memories import entries_of
 from draftwood_memory.store.naming import PURGES_KEY, stream_key, wake_key
@@ -29,18 +29,15 @@ _WAKE_TTL = 60
 class Follower:
     """Runs on the memory thread. Every method that waits may raise MemoryStoreError.
 
-    Args:
-        process: identifies this process.
-
     Attributes:
         reading: it waits in a blocking read.
     """
 
-    def __init__(self, replica: Replica, residents: Residents, process: str) -> None:
+    def __init__(self, replica: Replica, process: Process) -> None:
         self.reading = False
         self._replica = replica
-        self._residents = residents
-        self._wake_key = wake_key(process)
+        self._residents = process.residents
+        self._wake_key = wake_key(process.id.hex())
         self._woken = b"0-0"
         self._followed: frozenset[Resident] = frozenset()
         self._client = replica.memories.client.sibling(BLOCK_SECONDS)

@@ -16,11 +16,9 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
-from draftwood_memory.local.residents import Residents
+from draftwood_memory.local.process import Process
 from draftwood_memory.replication.follower import Follower
-from draftwood_memory.replication.outbox import Outbox
 from draftwood_memory.replication.replica import Replica
 from draftwood_memory.replication.upkeep import Upkeep
 
@@ -53,26 +51,16 @@ class MemoryThread:
     Args:
         replica: None without a store; the thread then only evicts memories and runs operations.
         upkeep: runs in every round.
-        process: identifies this process.
 
     Attributes:
         follower: None without a store.
     """
 
-    def __init__(
-        self,
-        replica: Replica | None,
-        residents: Residents,
-        outbox: Outbox,
-        upkeep: Upkeep,
-        counters: MemoryCounters,
-        process: str,
-    ) -> None:
+    def __init__(self, process: Process, replica: Replica | None, upkeep: Upkeep) -> None:
         self._replica = replica
-        self._outbox = outbox
+        self._outbox, self._counters = process.outbox, process.counters
         self._upkeep = upkeep
-        self.follower = None if replica is None else Follower(replica, residents, process)
-        self._counters = counters
+        self.follower = None if replica is None else Follower(replica, process)
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
         self._awake = asyncio.Event()
         self._ending = asyncio.Event()

@@ -9,14 +9,13 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import NamedTuple
 
-from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import CorruptValueError, MemoryStoreError, StoreFullError
+from draftwood_memory.local.process import Process
 from draftwood_memory.local.record_log import Held
-from draftwood_memory.local.residents import Residents
-from draftwood_memory.records import Codec, Record, runs
+from draftwood_memory.records import Record, runs
 from draftwood_memory.store.eviction import make_room
 from draftwood_memory.store.memories import PAGE, Append, Entry, Head, Memories
-from draftwood_memory.store.naming import MemoryName, Naming
+from draftwood_memory.store.naming import MemoryName
 from draftwood_memory.store.processes import id_order
 
 _log = logging.getLogger(__name__)
@@ -38,28 +37,11 @@ class Batch(NamedTuple):
 
 
 class RecordStore:
-    """The records of a model's memories in a store. Every method that waits may raise MemoryStoreError.
+    """The records of a model's memories in a store. Every method that waits may raise MemoryStoreError."""
 
-    Args:
-        residents: the memories of this process; those limits hold for what it writes.
-        writer: identifies this process in entries.
-    """
-
-    def __init__(
-        self,
-        memories: Memories,
-        residents: Residents,
-        naming: Naming,
-        codec: Codec,
-        writer: bytes,
-        counters: MemoryCounters,
-    ) -> None:
+    def __init__(self, memories: Memories, process: Process) -> None:
         self._memories = memories
-        self._residents = residents
-        self._naming = naming
-        self._codec = codec
-        self._writer = writer
-        self._counters = counters
+        self._process = process
         self._listed: dict[str, float] = {}
         self._used_at = time.monotonic()
         self._room_at = -_ROOM_SECONDS
@@ -80,19 +62,19 @@ class RecordStore:
         held: list[Held] = []
         for id_, value in found:
             try:
-                writer, records = self._codec.decode(tag, generation, value)
+                writer, records = self._process.codec.decode(tag, generation, value)
             except CorruptValueError as error:
-                self._counters.unreadable += 1
+                self._process.counters.unreadable += 1
                 _log.error("entry %s of memory %s cannot be read: %s", id_.decode(), tag, error)
                 continue
-            if not (others_only and writer == self._writer):
+            if not (others_only and writer == self._process.id):
                 stored_at = id_order(id_)[0] // 1000  # by the store's clock: no record is younger than its entry is old
                 held += [Held(replace(one, learned_at=min(one.learned_at, stored_at)), id_) for one in records]
         return held
 
     async def write(self, batches: SequenceOf[Batch]) -> list[tuple[bytes, Head] | MemoryStoreError]:
         """Writes entries, in one round trip; for each its id and what the store says of the memory, or its error."""
-        await self.note_use([self._naming.tag(one.name) for one in batches])
+        await self.note_use([self._process.naming.tag(one.name) for one in batches])
         answers = await self._memories.append([*map(self._append_of, batches)])
         if any(isinstance(answer, StoreFullError) for answer in answers):
             await self.make_room(is_full=True)
@@ -115,7 +97,7 @@ class RecordStore:
                 raise answer
             head = answer[1]
             if head.generation != generation:
-                await self._memories.unlink(self._naming.tag(name), generation)
+                await self._memories.unlink(self._process.naming.tag(name), generation)
                 break
         return head
 
@@ -124,7 +106,7 @@ class RecordStore:
         now = time.monotonic()
         if now - self._room_at >= _ROOM_SECONDS:
             self._room_at = now
-            await make_room(self._memories, self._naming.fingerprint, is_full)
+            await make_room(self._memories, self._process.naming.fingerprint, is_full)
 
     async def note_use(self, tags: Iterable[str]) -> None:
         """Lists memories as used now. Before they are written to, so that there is none that the list does not have."""
@@ -140,31 +122,31 @@ class RecordStore:
 
     async def renew(self, name: MemoryName, generation: int) -> None:
         """A memory is used: the time after which the store deletes it as unused begins anew."""
-        config = self._residents.config_of(name)
+        config = self._process.residents.config_of(name)
         if not config.stored_seconds and config.orphan_ttl:
-            await self._memories.renew(self._naming.tag(name), generation, config.orphan_ttl)
+            await self._memories.renew(self._process.naming.tag(name), generation, config.orphan_ttl)
 
     async def renew_used(self) -> None:
         """Memories that are only drafted from count as used, too."""
         now = time.monotonic()
         if now - self._used_at < _USE_SECONDS:
             return
-        used = [one for one in self._residents.all() if one.loaded and one.used_at >= self._used_at]
+        used = [one for one in self._process.residents.all() if one.loaded and one.used_at >= self._used_at]
         await self.note_use([one.tag for one in used])
         for one in used:
             await self.renew(one.name, one.generation or 0)
-        await self._memories.forget_listed(self._naming.fingerprint)
+        await self._memories.forget_listed(self._process.naming.fingerprint)
         self._used_at = now
 
     def _append_of(self, batch: Batch) -> Append:
-        tag, resident = self._naming.tag(batch.name), self._residents.get(batch.name)
+        tag, resident = self._process.naming.tag(batch.name), self._process.residents.get(batch.name)
         log = resident.log if resident is not None and resident.loaded else None
-        config = self._residents.config_of(batch.name)
+        config = self._process.residents.config_of(batch.name)
         return Append(
             tag=tag,
             generation=batch.generation,
-            name=self._codec.encode_name(tag, batch.name),
-            value=self._codec.encode(tag, batch.generation, self._writer, batch.records),
+            name=self._process.codec.encode_name(tag, batch.name),
+            value=self._process.codec.encode(tag, batch.generation, self._process.id, batch.records),
             first_id=log.first_id if log is not None and log.trimmed else None,
             max_bytes=config.bytes,
             expiry=config.expiry,

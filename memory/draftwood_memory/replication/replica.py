@@ -8,21 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as SequenceOf
-from typing import TypeAlias
 
-from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
+from draftwood_memory.local.process import Process
 from draftwood_memory.local.record_log import Held
 from draftwood_memory.local.resident import Resident
-from draftwood_memory.local.residents import Residents
-from draftwood_memory.records import Codec, Record
-from draftwood_memory.replication.outbox import Outbox
+from draftwood_memory.records import Record
 from draftwood_memory.replication.record_store import RecordStore
 from draftwood_memory.replication.sender import Sender
 from draftwood_memory.store.memories import Entry, Head, Memories
-from draftwood_memory.store.naming import MemoryName, Naming, tenant_part
+from draftwood_memory.store.naming import MemoryName, tenant_part
 from draftwood_memory.store.processes import RENEW_SECONDS, Processes, id_order
 
 _log = logging.getLogger(__name__)
@@ -34,16 +30,9 @@ _RESTORE_SECONDS = 1.0
 _CHECKED = 500
 """Memories that are compared with the store's in one round trip. Not tuned."""
 
-LearnRecords: TypeAlias = Callable[[Resident, SequenceOf[Record]], Awaitable[None]]
-"""Lets the published strategies of a memory learn records, on the thread that they belong to."""
-
 
 class Replica:
     """Keeps the memories of this process and the store's alike, as far as a cache needs it.
-
-    Args:
-        process: identifies this process, `WRITER_BYTES` bytes.
-        learn: lets strategies learn what others wrote.
 
     Attributes:
         lock: held while memories, or the store's, are changed.
@@ -52,27 +41,14 @@ class Replica:
         sender: sends what this process learned.
     """
 
-    def __init__(
-        self,
-        memories: Memories,
-        residents: Residents,
-        outbox: Outbox,
-        codec: Codec,
-        naming: Naming,
-        process: bytes,
-        learn: LearnRecords,
-        counters: MemoryCounters,
-    ) -> None:
+    def __init__(self, memories: Memories, process: Process) -> None:
         self.memories = memories
-        self.processes = Processes(memories.client, memories.clock, process.hex())
+        self.processes = Processes(memories.client, memories.clock, process.id.hex())
         self.lock = asyncio.Lock()
-        self.records = RecordStore(memories, residents, naming, codec, process, counters)
-        self.sender = Sender(memories, self.records, residents, outbox, naming, self.agree, counters)
-        self._residents = residents
-        self._outbox = outbox
-        self._naming = naming
-        self._learn = learn
-        self._counters = counters
+        self.records = RecordStore(memories, process)
+        self.sender = Sender(memories, self.records, process, self.agree)
+        self._process = process
+        self._residents, self._outbox, self._counters = process.residents, process.outbox, process.counters
         self._joined = False
 
     async def join(self) -> None:
@@ -143,7 +119,6 @@ class Replica:
             return
         purged_at = None if head.purged_since is None else time.monotonic() - head.purged_since
         if known is not None or purged_at is not None:
-            self._counters.purges += known is not None
             resident.reset(head.generation, purged_at)
         resident.generation = head.generation
         self._counters.stale += self._outbox.discard(
@@ -161,7 +136,7 @@ class Replica:
             for one in held:
                 resident.add(one)
         self._counters.received += len(held)
-        await self._learn(resident, [one.record for one in held])
+        await self._process.between_steps.learn_records(resident, [one.record for one in held])
 
     async def check(self, live_only: bool) -> None:
         """Compares memories with the store's, which may have lost something. Raises MemoryStoreError."""
@@ -187,7 +162,7 @@ class Replica:
 
     async def stored(self, name: MemoryName) -> tuple[Head, list[Record]]:
         """What the store says of a memory and the records that it and the outbox hold. Raises MemoryStoreError."""
-        tag = self._naming.tag(name)
+        tag = self._process.naming.tag(name)
         [head] = await self.memories.heads([tag])
         held, _ = await self.records.read(tag, head.generation)
         unsent = [one.held for one in self._outbox.of(name) if head.is_current(one.generation, one.began)]

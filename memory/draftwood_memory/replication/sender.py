@@ -7,15 +7,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
-from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
+from draftwood_memory.local.outbox import Waiting
+from draftwood_memory.local.process import Process
 from draftwood_memory.local.resident import Resident
-from draftwood_memory.local.residents import Residents
 from draftwood_memory.records import Record, runs
-from draftwood_memory.replication.outbox import Outbox, Waiting
 from draftwood_memory.replication.record_store import Batch, RecordStore
 from draftwood_memory.store.memories import Head, Memories
-from draftwood_memory.store.naming import MemoryName, Naming
+from draftwood_memory.store.naming import MemoryName
 
 _log = logging.getLogger(__name__)
 
@@ -34,19 +33,14 @@ class Sender:
         self,
         memories: Memories,
         records: RecordStore,
-        residents: Residents,
-        outbox: Outbox,
-        naming: Naming,
+        process: Process,
         agree: Callable[[Resident, Head], Awaitable[None]],
-        counters: MemoryCounters,
     ) -> None:
         self._memories = memories
         self._records = records
-        self._residents = residents
-        self._outbox = outbox
-        self._naming = naming
+        self._process = process
+        self._outbox, self._counters = process.outbox, process.counters
         self._agree = agree
-        self._counters = counters
         self._refused = False
 
     async def push(self) -> None:
@@ -95,27 +89,27 @@ class Sender:
         found: dict[MemoryName, Head | None] = {}
         elsewhere = []
         for name in names:
-            if (resident := self._residents.get(name)) is None:
+            if (resident := self._process.residents.get(name)) is None:
                 elsewhere.append(name)
             elif resident.generation is None:
                 found[name] = None
             else:
                 since = None if resident.purged_at is None else time.monotonic() - resident.purged_at
                 found[name] = Head(resident.generation, True, resident.newer, since)
-        heads = await self._memories.heads([self._naming.tag(name) for name in elsewhere])
+        heads = await self._memories.heads([self._process.naming.tag(name) for name in elsewhere])
         return found | dict(zip(elsewhere, heads, strict=True))
 
     async def _sent(self, name: MemoryName, generation: int, run: list[Waiting], id_: bytes, head: Head) -> None:
         self._refused = False
         if head.generation > generation:
             self._counters.stale += len(run)
-            await self._memories.unlink(self._naming.tag(name), generation)
+            await self._memories.unlink(self._process.naming.tag(name), generation)
         else:
             self._counters.pushed += len(run)
             self._counters.last_lag = time.monotonic() - run[0].learned
             for one in run:
                 one.held.id = id_
-        resident = self._residents.get(name)
+        resident = self._process.residents.get(name)
         if resident is not None and resident.generation == generation:
             await self._agree(resident, head)
 
@@ -124,7 +118,7 @@ class Sender:
             raise error
         if not self._refused:
             self._refused = True  # logged once, until the store accepts records again
-            _log.error("store refuses learned records of %s: %s", self._naming.tag(name), error)
+            _log.error("store refuses learned records of %s: %s", self._process.naming.tag(name), error)
 
 
 def _record_of(one: Waiting) -> Record:

@@ -7,13 +7,11 @@ import time
 from contextlib import suppress
 
 from draftwood_memory.errors import MemoryStoreError
+from draftwood_memory.local.process import Process
 from draftwood_memory.local.record_log import Held
 from draftwood_memory.local.resident import Resident
-from draftwood_memory.local.residents import Residents
-from draftwood_memory.replication.outbox import Outbox
 from draftwood_memory.replication.replica import Replica
-from draftwood_memory.store.clock import StoreClock
-from draftwood_memory.store.naming import MemoryName, Naming
+from draftwood_memory.store.naming import MemoryName
 
 _log = logging.getLogger(__name__)
 
@@ -30,14 +28,10 @@ class Upkeep:
         replica: None without a store.
     """
 
-    def __init__(
-        self, residents: Residents, outbox: Outbox, replica: Replica | None, naming: Naming, clock: StoreClock
-    ) -> None:
-        self._residents = residents
-        self._outbox = outbox
+    def __init__(self, process: Process, replica: Replica | None) -> None:
+        self._process = process
+        self._residents = process.residents
         self._replica = replica
-        self._naming = naming
-        self._clock = clock
         self._forgot = False
         self._noted_at = self._evicted_at = -float("inf")
 
@@ -63,7 +57,7 @@ class Upkeep:
                     await self._trim(replica, resident)
         if now - self._evicted_at >= _EVICT_SECONDS or self._residents.too_many:
             self._evicted_at = now
-            self._residents.evict(self._outbox.names())
+            self._residents.evict(self._process.outbox.names())
         if replica is not None:
             with suppress(MemoryStoreError):
                 await self._note(replica, now)
@@ -92,12 +86,12 @@ class Upkeep:
     async def _trim(self, replica: Replica, resident: Resident) -> None:
         if resident.config.max_age and not resident.newer:
             with suppress(MemoryStoreError):
-                oldest = resident.config.oldest(self._clock.now())
+                oldest = resident.config.oldest(self._process.clock.now())
                 await replica.memories.trim(resident.tag, resident.generation or 0, oldest)
 
     async def _note(self, replica: Replica, now: float) -> None:
         self._forgot = False
         await replica.records.renew_used()
         if now - self._noted_at >= _NOTE_SECONDS:
-            await replica.memories.catalogue.note_kind(self._naming.kind)
+            await replica.memories.catalogue.note_kind(self._process.naming.kind)
             self._noted_at = now
