@@ -31,9 +31,10 @@ from draftwood_memory.replication.replica import Replica
 from draftwood_memory.replication.upkeep import Upkeep
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.encryption import KeyRing
-from draftwood_memory.store.memories import Memories, StoredMemory
+from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import MemoryName, Naming
 from draftwood_memory.store.redis_client import RedisClient
+from draftwood_memory.store.stored import StoredMemory
 from draftwood_strategies import Strategy
 
 _FIRST_WAIT = 0.05

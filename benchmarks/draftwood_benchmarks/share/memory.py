@@ -18,9 +18,9 @@ from draftwood_benchmarks.harness.report import BenchmarkError, percentile
 from draftwood_memory.config import MemoryConfig
 from draftwood_memory.memory import Memory
 from draftwood_memory.records import Kind, Record
-from draftwood_memory.store.memories import Append
 from draftwood_memory.store.naming import MemoryName
 from draftwood_memory.store.redis_client import RedisClient
+from draftwood_memory.store.stored import Append
 from draftwood_strategies.registry import warm_up
 
 _RECORD_TOKENS = 200

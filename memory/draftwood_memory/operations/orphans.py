@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from draftwood_memory.memory import Memory
 from draftwood_memory.operations.purging import PurgeResult
-from draftwood_memory.store.memories import StoredMemory
 from draftwood_memory.store.naming import MemoryName, fingerprint_of, kind_of
+from draftwood_memory.store.stored import StoredMemory
 
 ORPHANED_SECONDS = 3600.0
 """A kind of memories that no process has used for so long is orphaned. Not tuned: longer than a restart takes."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.memory import Memory
-from draftwood_memory.store.memories import StoredMemory
 from draftwood_memory.store.naming import MemoryName
+from draftwood_memory.store.stored import StoredMemory
 
 
 @dataclass(frozen=True, slots=True)

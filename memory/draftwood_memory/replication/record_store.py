@@ -14,9 +14,10 @@ from draftwood_memory.local.process import Process
 from draftwood_memory.local.record_log import Held
 from draftwood_memory.records import Record, runs
 from draftwood_memory.store.eviction import make_room
-from draftwood_memory.store.memories import PAGE, Append, Entry, Head, Memories
+from draftwood_memory.store.memories import PAGE, Memories
 from draftwood_memory.store.naming import MemoryName
 from draftwood_memory.store.processes import id_order
+from draftwood_memory.store.stored import Append, Entry, Head
 
 _log = logging.getLogger(__name__)
 

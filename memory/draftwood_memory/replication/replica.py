@@ -17,9 +17,10 @@ from draftwood_memory.local.resident import Resident
 from draftwood_memory.records import Record
 from draftwood_memory.replication.record_store import RecordStore
 from draftwood_memory.replication.sender import Sender
-from draftwood_memory.store.memories import Entry, Head, Memories
+from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import MemoryName, tenant_part
 from draftwood_memory.store.processes import RENEW_SECONDS, Processes, id_order
+from draftwood_memory.store.stored import Entry, Head
 
 _log = logging.getLogger(__name__)
 

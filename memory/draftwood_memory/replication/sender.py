@@ -13,8 +13,9 @@ from draftwood_memory.local.process import Process
 from draftwood_memory.local.resident import Resident
 from draftwood_memory.records import Record, runs
 from draftwood_memory.replication.record_store import Batch, RecordStore
-from draftwood_memory.store.memories import Head, Memories
+from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import MemoryName
+from draftwood_memory.store.stored import Head
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 
 from draftwood_memory.fair_share import surplus
-from draftwood_memory.store.memories import Memories, StoredMemory
+from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import fingerprint_of, tenant_part
+from draftwood_memory.store.stored import StoredMemory
 
 _log = logging.getLogger(__name__)
 

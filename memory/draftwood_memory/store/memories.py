@@ -11,10 +11,8 @@ has not heard is in a stream that nothing reads, which its writer deletes when i
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from draftwood_memory.errors import MemoryStoreError, NewerMemoryError, StoreRefusedError
 from draftwood_memory.store.catalogue import Catalogue
@@ -28,6 +26,7 @@ from draftwood_memory.store.naming import (
     tenant_part,
 )
 from draftwood_memory.store.redis_client import RedisClient, Words, despite_full
+from draftwood_memory.store.stored import Append, Entry, Head, StoredMemory
 
 _HASH_SECONDS = 30 * 24 * 3600
 """A tenant's hash outlives its streams by so long, so that no late entry is read again. Not tuned: it has to outlast
@@ -37,81 +36,6 @@ _LEAST_ENTRY_BYTES = 64
 _FIRST = b"0-0"
 PAGE = 1000
 """Entries of one read. Not tuned: any number near works."""
-
-Entry: TypeAlias = tuple[bytes, bytes]
-"""Id and value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What the store says of a memory.
-
-    Attributes:
-        known: the tenant has a hash.
-        newer: a program with a higher `SCHEMA` wrote to it.
-        purged_since: seconds since the generation began, by the store's clock; None if there was no purge.
-    """
-
-    generation: int
-    known: bool
-    newer: bool
-    purged_since: float | None
-
-    @classmethod
-    def of(cls, answer: list[bytes | None], now: float) -> Head:
-        """From the answer to `_head`."""
-        version, *generations = answer
-        generation = max(int(one or 0) for one in generations)
-        since = max(0.0, now - generation / 1e6) if generation else None
-        return cls(generation, version is not None, int(version or 0) > SCHEMA, since)
-
-    def is_current(self, generation: int | None, began: float) -> bool:
-        """Whether no purge came after a request that began then, in `generation` if that was known.
-
-        Args:
-            began: on the clock of `time.monotonic`.
-        """
-        in_time = self.purged_since is None or time.monotonic() - began < self.purged_since
-        return generation in (None, self.generation) and in_time
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """An entry to be written, and what the hash is to say of its memory.
-
-    Attributes:
-        first_id: the oldest entry that is kept; None if that is not known.
-        max_bytes: of the stream, roughly, if `first_id` is not known.
-        expiry: seconds until the memory is deleted if nothing more is written; 0 for never.
-        tokens: of the memory; None if they are not known.
-    """
-
-    tag: str
-    generation: int
-    name: bytes
-    value: bytes
-    first_id: bytes | None
-    max_bytes: int
-    expiry: float
-    tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMemory:
-    """Size of a memory in the store.
-
-    Attributes:
-        name: encoded; b"" if it is missing.
-        bytes: of the stream, as the store estimates it.
-    """
-
-    tag: str
-    name: bytes
-    generation: int
-    tokens: int
-    bytes: int
-    entries: int
-    newer: bool
 
 
 class Memories:
@@ -229,8 +153,9 @@ class Memories:
         await self.client.results([raise_])
         # What was named until now, too: a writer that is later finds the generation raised, and deletes its entry.
         tags = _tags(_fields(await self.client.command("HGETALL", key)), part, arm)
+        streams = [("UNLINK", stream_key(tag, one)) for tag in tags for one in sorted(passed)]
         forgotten = [("HDEL", key, f"t:{_field(tag)}") for tag in tags]
-        await self.client.results([*_unlinks(tags, passed), *forgotten, ("HDEL", key, "dead")])
+        await self.client.results([*streams, *forgotten, ("HDEL", key, "dead")])
         return {tag: int(fields.get(f"t:{_field(tag)}", 0)) for tag in tags}
 
     async def raise_again(self, tag: str, generation: int, found: int) -> None:
@@ -308,13 +233,5 @@ def _fields(answer: Any) -> dict[str, bytes]:
 
 def _tags(fields: dict[str, bytes], part: str, arm: str | None) -> list[str]:
     """The memories that a tenant's hash names, of one arm or of all."""
-    return [f"{fingerprint}:{part}:{name}" for fingerprint, name in _memories(fields) if arm in (None, name)]
-
-
-def _unlinks(tags: SequenceOf[str], generations: set[int]) -> list[tuple[str, str]]:
-    return [("UNLINK", stream_key(tag, one)) for tag in tags for one in sorted(generations)]
-
-
-def _memories(fields: dict[str, bytes]) -> list[tuple[str, str]]:
-    """(fingerprint, arm) of each memory that a tenant's hash names."""
-    return [(name.split(":")[1], name.split(":")[2]) for name in fields if name.startswith("n:")]
+    named = [field.split(":")[1:] for field in fields if field.startswith("n:")]
+    return [f"{fingerprint}:{part}:{name}" for fingerprint, name in named if arm in (None, name)]
