@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from draftwood_memory import Memory, MemoryName
+from draftwood_memory import Memory, MemoryConfig, MemoryName
 from draftwood_memory.operations import PurgeArms, PurgeMemory, PurgeOrphans
 from draftwood_memory.store import processes
 from draftwood_memory.store.naming import KINDS_KEY, PROCESSES_KEY
@@ -115,13 +115,14 @@ async def test_an_evicted_memorys_records_from_before_a_purge_are_not_sent(serve
     async with replicas(1, server.url) as [first]:
         await learn_output(first, "t", numbers(20))
         await agreed([first], "t")
-        late = memory_of(server.url)  # its thread does not run yet
+        late = memory_of(server.url, config=MemoryConfig(max_resident=0))  # its thread does not run yet
         began = time.monotonic()
         await perform(PurgeMemory("t"), first)
         late.residents.open(MemoryName("t")).generation = 0  # it has not heard of the purge
         with late.learning(MemoryName("t"), began=began) as request:
             request.learn(tokens_of(*numbers(33)))
-        late.residents._by_name.clear()
+        late.residents.evict(late.outbox.names())
+        assert len(late.residents) == 0
         late.start(lambda task: task())
         await until(lambda: late.outbox.pending == 0)
         assert late.counters().stale == 1

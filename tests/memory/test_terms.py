@@ -114,12 +114,12 @@ async def test_a_memory_with_an_idle_ttl_is_deleted_and_others_stay(server: Valk
 
 async def test_warming_keeps_a_tenants_limits_and_so_does_an_eviction(server: Valkey) -> None:
     terms = Terms(idle_ttl=100.0, max_tokens=2048)
-    async with replicas(1, server.url) as [memory]:
+    config = MemoryConfig(idle_seconds=0.0)
+    async with replicas(1, server.url, config=config) as [memory]:
         sequences = [np.arange(10, dtype=np.int32)]
         await perform(FillMemory(MemoryName("t"), Kind.CORPUS, sequences, FillProgress(), terms), memory)
         assert 0 < server.client.pttl(stream_of(memory, "t")) <= 100_000
-        with memory.residents._lock:
-            memory.residents._by_name.clear()
+        await until(lambda: len(memory.residents) == 0)
         assert resident(memory, "t").config.tokens == 2048
         await instance(memory)  # the tenant has no limits any more
         assert resident(memory, "t").config == memory.config

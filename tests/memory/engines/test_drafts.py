@@ -21,9 +21,9 @@ from draftwood_memory.engines.policy import SettingsPolicy
 from draftwood_memory.engines.session import Row
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_strategies import Strategy
-from draftwood_strategies.budgeting import draft_account, timed_calls
+from draftwood_strategies.budgeting import timed_calls
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
-from tests.memory.engines.toy_engine import CheapTokens, ToyEngine, plain, recitation
+from tests.memory.engines.toy_engine import CheapTokens, ToyEngine, let_drafting_pay, plain, recitation
 from tests.memory.servers import Valkey, wait_for
 
 RNG = np.random.default_rng(3)
@@ -34,11 +34,8 @@ FINGERPRINT = "0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
-def _drafting_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule of these engines takes microseconds, so that drafts would not pay."""
-    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
-    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
-    monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
+def _drafting_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_drafting_pay(monkeypatch)
 
 
 @contextmanager

@@ -16,19 +16,16 @@ from draftwood_memory.engines.policy import SettingsPolicy
 from draftwood_memory.engines.session import Row
 from draftwood_memory.records import Int32Array
 from draftwood_memory.settings.memory_settings import MemorySettings
-from draftwood_strategies.budgeting import draft_account
 from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
+from tests.memory.engines.toy_engine import let_drafting_pay
 
 RNG = np.random.default_rng(7)
 TEXTS = RNG.integers(1, 900, (8, 400)).astype(np.int32)
 
 
 @pytest.fixture(autouse=True)
-def _drafting_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These steps take microseconds, so that drafts would not pay."""
-    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
-    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
-    monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
+def _drafting_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_drafting_pay(monkeypatch)
 
 
 @contextmanager

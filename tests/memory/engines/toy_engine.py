@@ -7,13 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from draftwood_memory.engines.drafts import EngineDrafts
 from draftwood_memory.engines.session import Row
+from draftwood_strategies.budgeting import draft_account
 from draftwood_strategies.budgeting.served_times import ServedStepTimes
 
 Model = Callable[[list[int]], int]
 """The next token of a text."""
+
+
+def let_drafting_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule of these engines takes microseconds, so that drafts would not pay."""
+    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
+    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
+    monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
 
 
 class CheapTokens(ServedStepTimes):

@@ -7,23 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import pytest
 
 from draftwood_memory.engines.forms.chains import ChainForm
-from draftwood_strategies.budgeting import draft_account
 from draftwood_tenants.engines.opening import OpenedDrafts, ServedModel
 from tests.memory.engines.toy_engine import CheapTokens, Model, ToyEngine, recitation
 
 TEXT = np.random.default_rng(3).integers(0, 900, 60).tolist()
 OTHER = np.random.default_rng(4).integers(0, 900, 60).tolist()
 MODEL: Model = recitation(TEXT, OTHER)
-
-
-def let_drafting_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule of these engines takes microseconds, so that drafts would not pay."""
-    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
-    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
-    monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
 
 
 @contextmanager

@@ -22,8 +22,9 @@ from draftwood_tenants.engines.policy import TenantPolicy
 from draftwood_tenants.experiments.placement import Placements
 from draftwood_tenants.followed import FollowedTenants
 from draftwood_tenants.reading import ServerLimits
+from tests.memory.engines.toy_engine import let_drafting_pay
 from tests.memory.servers import Valkey, wait_for
-from tests.tenants.engines.plugged import TEXT, ask, let_drafting_pay, plugged
+from tests.tenants.engines.plugged import TEXT, ask, plugged
 
 SETTINGS = MemorySettings(strategy="trie", max_draft_nodes=32)
 LIMITS = ServerLimits("trie", 32, 1_000_000, 2**24)
