@@ -187,8 +187,8 @@ def test_the_rows_of_the_model_draft_for_all_tenants_and_none_writes_to_them() -
     drafter = one.start(ids(1))
     drafter.propose(8)
     drafter.observe(ids(7), Feedback(ids(1), ids(-1), ids(7), tops(7)))
-    assert {7: True, 5: False} == {token: token in one.start(ids(1)).propose(8).tokens for token in (7, 5)}
-    assert {7: False, 5: True} == {token: token in other.start(ids(1)).propose(8).tokens for token in (7, 5)}
+    assert {token: token in one.start(ids(1)).propose(8).tokens for token in (7, 5)} == {7: True, 5: False}
+    assert {token: token in other.start(ids(1)).propose(8).tokens for token in (7, 5)} == {7: False, 5: True}
     np.testing.assert_array_equal(rows, before)
 
 
