@@ -24,7 +24,7 @@ from draftwood_model_runner.execution.lifecycle import LiveSequences, check_fits
 from draftwood_model_runner.execution.writers import SequenceWriters, Written
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput
-from draftwood_model_runner.redecoding import PREFILL_TOKENS, Redecoding
+from draftwood_model_runner.redecoding import PREFILL_TOKENS, Redecoding, read_text
 from draftwood_model_runner.runners.base import StatefulRunner
 from draftwood_model_runner.sampling.background import background_threads
 from draftwood_model_runner.scheduling.kv_pool import KVPool, KVUse
@@ -34,6 +34,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_model_runner.statistics import EngineCounts
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.budgeting.watchdog import Watchdog
+from draftwood_strategies.native import Int32Array
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -153,6 +154,15 @@ class Engine:
     def resume(self, sequence: Sequence) -> None:
         """Lets a paused sequence run again as soon as a slot is free; does nothing for any other."""
         self._scheduler.resume(sequence)
+
+    def draft_from(self, rows: Int32Array) -> None:
+        """Gives strategies that take it a successor table that is no tenant's (`TakesModelRows`)."""
+        self._policy.model_rows = rows
+
+    def top_tokens(self, tokens: Int32Array, k: int) -> Int32Array:
+        """The k most probable tokens after each one of a text, int32[n, k]. Only while the engine is idle."""
+        assert self.idle
+        return read_text(self._runner, self._pool, tokens, k)
 
     def redecode(self, answer: Answer) -> Redecoding:
         """Decodes an answer again without drafts, in steps that the caller makes while the engine has no work.

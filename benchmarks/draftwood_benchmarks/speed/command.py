@@ -56,6 +56,7 @@ class _Options:
     max_tokens: int
     max_draft_nodes: int
     budget: int | None
+    own_text: int
 
     def check(self) -> None:
         """Raises InvalidInputError: options that exclude each other."""
@@ -132,6 +133,10 @@ def speed(
             show_default=False,
         ),
     ] = None,
+    own_text: Annotated[
+        int,
+        typer.Option(min=0, help="Tokens that the model writes by itself first, as the setting own_text_tokens."),
+    ] = 0,
 ) -> None:
     """Tokens per second of one stream: transformers' generate and prompt lookup, ours with drafting off, and every
     strategy with an empty and with a warm memory.
@@ -154,6 +159,7 @@ def speed(
         max_tokens=max_tokens,
         max_draft_nodes=max_draft_nodes,
         budget=budget,
+        own_text=own_text,
     )
     options.check()
     out = console()
@@ -181,6 +187,7 @@ def _report(run: _Measured, options: _Options, output: OutputOptions, out: Conso
     warm = f"warm: after {options.warm} others"
     title = f"{run.name}\n{options.limit} prompts, {options.rounds} rounds; {warm}{warning(run.busy)}"
     title += "" if options.budget is None else f"; always {options.budget} draft nodes"
+    title += f"; after {options.own_text:,} tokens of the model's own" if options.own_text else ""
     title += "" if options.context is None else f"; prompts of {options.context:,} tokens"
     out.print(table_of(rows, title))
     output.write(
@@ -193,6 +200,7 @@ def _report(run: _Measured, options: _Options, output: OutputOptions, out: Conso
         prompts=options.limit,
         warm_prompts=options.warm,
         budget=options.budget,
+        own_text=options.own_text,
         rounds=options.rounds,
         busy=run.busy,
     )
@@ -206,11 +214,14 @@ def _measure(model: ModelOptions, options: _Options, out: Console) -> _Measured:
 
         from draftwood_benchmarks.speed.contenders import Task
         from draftwood_benchmarks.speed.measuring import Measurement, references
+        from draftwood_model_runner.own_text import own_text_successors
 
         with out.status("Loading the model"):
             loaded = chosen.load()
             threads = model.threads or torch.get_num_threads()
             engine = _engine(loaded, options, threads)
+            if options.own_text:
+                engine.draft_from(own_text_successors(engine, options.own_text, None))
         measured, others = _random(loaded, options) if options.random else _read(out, loaded, options)
         task = Task(options.max_tokens)
         if options.random:
