@@ -23,7 +23,7 @@ from draftwood_model_runner.runners.torch import kv_cache
 from draftwood_model_runner.sampling.draws.noise import gumbel_noise
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from tests.model_runner.attention_models import tiny_attention
-from tests.model_runner.families import as_prompt
+from tests.model_runner.families import as_prompt, torch_factory
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import GREEDY, make_sequence
 from tools.model_sweep.hybrids import CONFIGS, VOCAB, tiny_hybrid
@@ -220,6 +220,21 @@ def test_sequences_beyond_the_memory_for_states_wait(monkeypatch: pytest.MonkeyP
         engine.step()
         assert sum(one.state is SequenceState.RUNNING for one in sequences) <= 2
     assert [one.output for one in sequences] == [generated("qwen3_next", prompt, 8).tokens for prompt in prompts]
+
+
+def test_the_memory_of_states_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    model, prompt = served("qwen3_next"), tuple(range(1, 50))
+    per_sequence = torch_factory(model).layout.state_bytes
+    with caplog.at_level("INFO"):
+        engine = Engine(model, EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=3))
+    assert f"states of 3 sequences, {6 * per_sequence / 1e9:.2f} GB" in caplog.text
+    assert engine.state_use == (0, 0)
+    engine.add(make_sequence("r", as_prompt(prompt), StopParams(8)))
+    engine.step()
+    assert engine.state_use == (per_sequence, per_sequence), "its own, and one at the end of its third page"
+    while engine.has_work:
+        engine.step()
+    assert engine.state_use == (0, per_sequence)
 
 
 @pytest.mark.slow
