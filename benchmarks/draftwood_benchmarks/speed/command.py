@@ -2,7 +2,8 @@
 
 All contenders answer a prompt before any answers the next one, and each prompt begins with another contender, so that
 other load on the machine slows all of them alike. Warm memories have learned from other prompts; cold ones start empty
-and learn from the measured prompts, as in a service. Each round starts with the memories of the first one.
+and learn from the measured prompts, as in a service. The bundled model answers the others for a shape that it was grown
+to, as it writes the same text. Each round starts with the memories of the first one.
 """
 
 from __future__ import annotations
@@ -220,14 +221,18 @@ def _measure(model: ModelOptions, options: _Options, out: Console) -> _Measured:
             loaded = chosen.load()
             threads = model.threads or torch.get_num_threads()
             engine = _engine(loaded, options, threads)
+            small = chosen.same_text and options.context is None and options.warm > 1
+            teacher = _engine(chosen.load_small(), options, threads) if small else engine
             if options.own_text:
-                engine.draft_from(own_text_successors(engine, options.own_text, None))
+                rows = own_text_successors(teacher, options.own_text, None)
+                teacher.draft_from(rows)
+                engine.draft_from(rows)
         measured, others = _random(loaded, options) if options.random else _read(out, loaded, options)
         task = Task(options.max_tokens)
         if options.random:
             task = Task(options.max_tokens, RANDOM_TEMPERATURE, ignore_eos=True)
         tasks = [task, Task(options.max_tokens, *SAMPLED)] if options.sampled else [task]
-        measurement = Measurement(engine, tasks, options.strategies, measured, others, options.rounds)
+        measurement = Measurement(engine, teacher, tasks, options.strategies, measured, others, options.rounds)
         peer, drafts, warm = options.peer, options.peer_drafts, options.warm > 0
         with references(out, chosen, engine, threads, task, peer, drafts, warm=warm) as found:
             load = OtherLoad()

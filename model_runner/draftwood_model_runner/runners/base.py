@@ -267,6 +267,14 @@ class Runner(Protocol):
         """
 
 
+class StateUse(NamedTuple):
+    """Bytes of states of recurrent layers: those that live sequences hold, and those kept for later ones that begin
+    alike."""
+
+    held: int = 0
+    cached: int = 0
+
+
 class PageStates(Protocol):
     """What a runner keeps of sequences besides keys and values: the states of recurrent layers.
 
@@ -276,6 +284,14 @@ class PageStates(Protocol):
     @property
     def sequences(self) -> int:
         """Live ones that there is memory for."""
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        """Bytes that each of them needs in a step."""
+
+    @property
+    def use(self) -> StateUse:
+        """Now."""
 
     def resumes_after(self, page: int) -> bool:
         """Whether the state after the last token of a page is known."""

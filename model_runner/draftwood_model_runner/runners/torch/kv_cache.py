@@ -154,7 +154,7 @@ class StepEntries:
 
 def _state_memory(layout: KVLayout, kv_bytes: int) -> StateMemory:
     sequences, kept = state_capacity(max(1, layout.bytes_per_sequence), kv_bytes, layout.device)
-    return StateMemory(PAGE_SIZE, kept, sequences)
+    return StateMemory(PAGE_SIZE, kept, sequences, layout.bytes_per_sequence)
 
 
 def _run_or_table(pages: Int32Array, device: torch.device) -> slice | torch.Tensor:
