@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood_model_runner.loading import model as loading
+from draftwood_model_runner.loading.adoption import load_module
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_model_runner.loading.prepared import Prepared, prepared_model
@@ -40,13 +40,12 @@ def _one_thread() -> None:
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by one with every model that is loaded from its checkpoint."""
     made: list[str] = []
-    from_checkpoint = loading.load_module
 
     def counted(path: str, *args: Any) -> Any:
         made.append(path)
-        return from_checkpoint(path, *args)
+        return load_module(path, *args)
 
-    monkeypatch.setattr(loading, "load_module", counted)
+    monkeypatch.setattr("draftwood_model_runner.loading.model.load_module", counted)
     return made
 
 
