@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numba
@@ -24,6 +25,8 @@ KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _ROUNDS = 8
 _LONG_STEP = 0.1
 """Seconds from which a step is timed at its first run."""
+_TRIED_AGAIN = 2
+"""How often a size is timed again that took longer than a larger one."""
 _WIDEST = 8192
 """Tokens of a step up to which its cost is learned."""
 _SMOOTHING, SMOOTHING_EVERYWHERE = 0.05, 0.025
@@ -228,7 +231,8 @@ def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTim
 
     Sizes are timed in turn, round after round, and the fastest run of each counts, so that a burst of other load does
     not distort the curve. Each is run twice in a row and the second run is timed: a step after one of another size may
-    take longer (`StepTimes`), which does not show where a step is long.
+    take longer (`StepTimes`), which does not show where a step is long. A size that took longer than a larger one was
+    slowed down, as by weights that its first run lays out anew, and is timed again.
 
     Args:
         largest: the largest size of interest.
@@ -246,4 +250,8 @@ def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTim
             seconds[size] = min(seconds[size], taken)
         if time.perf_counter() > deadline:
             break
+    for size, larger in reversed([*pairwise(sizes)]):
+        for _ in range(_TRIED_AGAIN):
+            if seconds[size] > seconds[larger]:
+                seconds[size] = min(seconds[size], step(size))
     return StepTimeCurve(seconds)

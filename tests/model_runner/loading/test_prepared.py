@@ -20,6 +20,7 @@ from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_model_runner.loading.prepared import Prepared, prepared_model
 from draftwood_model_runner.runners.openvino import factory, stored
 from draftwood_model_runner.runners.openvino.probe import trial_logits
+from tests.model_runner.families import needs_bfloat16
 
 HIT = """
 import sys
@@ -66,7 +67,13 @@ def entry(cache: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "weights"), [("float32", "as-is"), ("bfloat16", "as-is"), ("float32", "int8"), ("float32", "int4")]
+    ("dtype", "weights"),
+    [
+        ("float32", "as-is"),
+        pytest.param("bfloat16", "as-is", marks=needs_bfloat16),
+        ("float32", "int8"),
+        ("float32", "int4"),
+    ],
 )
 def test_the_second_start_has_the_same_model_without_the_checkpoint(
     dtype: str, weights: str, tmp_path: Path, conversions: list[str]
