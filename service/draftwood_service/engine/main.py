@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from draftwood_service.settings import Settings
 
 _LOADING = {"draftwood": "draftwood_service.engine.loading", "vllm": "draftwood_service.engine.vllm.loading"}
-"""By engine, the module whose `loaded` loads it."""
+"""By engine, the module with the function `loaded`, which loads it."""
 _LOOK_SECONDS = 0.5
 """Between two looks at whether the service is still there, while the engine loads."""
 _END_SECONDS = 30.0
