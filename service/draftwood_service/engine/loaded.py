@@ -101,14 +101,18 @@ def use_of(request: Request) -> StrategyUse:
     return StrategyUse(MemoryName(request.tenant, request.arm), key, terms_of(request.memory))
 
 
+def repeat_key(request: Request) -> str:
+    """The same for a request that is sent again: callers may give several requests of a conversation one id."""
+    return f"{request.request_id} {hashlib.blake2b(request.prompt.tobytes(), digest_size=8).hexdigest()}"
+
+
 @contextmanager
 def learning(memory: Memory, sequences: SequenceOf[Sequence]) -> Iterator[Learning]:
     """Around a request's samples, which share a memory and a strategy: their outputs are learned on exit."""
     first = sequences[0].request
     prompt = first.prompt if first.memory.with_prompts else np.empty(0, np.int32)
     began = time.monotonic() - (time.perf_counter() - first.arrived_at)
-    # Callers may give several requests of a conversation one id.
-    key = f"{first.request_id} {hashlib.blake2b(first.prompt.tobytes(), digest_size=8).hexdigest()}"
+    key = repeat_key(first)
     with memory.learning(use_of(first).memory, sequences[0].strategy, began=began, request=key) as scope:
         yield scope
         for number, sequence in enumerate(sequences):
