@@ -13,7 +13,7 @@ from draftwood_model_runner.runners.openvino.pairing import paired
 from draftwood_model_runner.runners.openvino.probe import QUANTIZED_TOLERANCE
 from draftwood_model_runner.runners.openvino.runner import step_inputs
 from draftwood_strategies.draft import EMPTY_TREE, Int32Array
-from tests.model_runner.families import HAS_AMX, VOCAB, tiny, needs_bfloat16
+from tests.model_runner.families import HAS_AMX, VOCAB, needs_bfloat16, tiny
 
 
 def pages(*numbers: int) -> Int32Array:

@@ -15,7 +15,6 @@ from draftwood_service.experiments.statistics.mixture import (
 )
 from draftwood_tenants.experiments.latencies import BINS, EDGES, bin_of
 
-
 CONFSEQ = [
     ((880, 1000), 0.8074775967),
     ((900, 1000), -0.5137776714),
