@@ -17,18 +17,17 @@ from draftwood_model_runner.errors import (
     DeviceMemoryError,
     DraftwoodError,
     EngineStoppedError,
-    InvalidValueError,
 )
+from draftwood_model_runner.execution.allocation import allocate
 from draftwood_model_runner.execution.begun_step import BegunStep, lay_out_step
 from draftwood_model_runner.execution.lifecycle import LiveSequences, check_fits
 from draftwood_model_runner.execution.writers import SequenceWriters, Written
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput
-from draftwood_model_runner.redecoding import PREFILL_TOKENS, Redecoding, read_text
-from draftwood_model_runner.runners.base import PageStates, StatefulRunner, StateUse
+from draftwood_model_runner.redecoding import Redecoding, read_text
+from draftwood_model_runner.runners.base import StateUse
 from draftwood_model_runner.sampling.background import background_threads
-from draftwood_model_runner.scheduling.kv_pool import KVPool, KVUse
-from draftwood_model_runner.scheduling.page_table import AttentionWindow
+from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.scheduling.scheduler import Scheduler, SchedulerOutput
 from draftwood_model_runner.sequence import Sequence
 from draftwood_model_runner.statistics import EngineCounts
@@ -67,22 +66,8 @@ class Engine:
     ) -> None:
         self.model = model
         self.config = config
-        full, window = model.max_context + config.max_draft_nodes, None
-        if model.factory.window is not None:
-            window = AttentionWindow(model.factory.window, max(config.prefill_chunk, PREFILL_TOKENS))
-        least = full if window is None else min(full, window.needs(config.max_draft_nodes))
-        capacity = config.kv_cache_tokens
-        if capacity is None:
-            capacity = model.factory.default_kv_tokens(least, -(-config.max_running * full // least))
-        if capacity < least:
-            raise InvalidValueError("kv_cache_tokens", capacity, f"one full context with its drafts needs {least}")
-        self._runner = model.factory.runner(capacity, config.threads)
-        states = self._runner.states if isinstance(self._runner, StatefulRunner) else None
-        tokens = self._runner.pages * self._runner.page_size
-        _log.info("KV cache: %d tokens, %.2f GB", tokens, tokens * model.factory.kv_bytes_per_token / 1e9)
-        self._pool = KVPool(self._runner.pages, self._runner.page_size, config.prefix_cache, states, window)
+        self._runner, self._pool, max_running = allocate(model, config)
         shared_chunk = config.prefill_chunk if self._runner.mixed_batches else config.shared_prefill_chunk
-        max_running = config.max_running if states is None else _running_with(states, config.max_running)
         self._scheduler = Scheduler(self._pool, max_running, config.prefill_chunk, shared_chunk, config.tenant_weights)
         step_times = None
         if config.adaptive_budget:
@@ -306,13 +291,3 @@ class Engine:
             _log.warning("%s; %d sequences run at once for now", cause, self._scheduler.max_running)
             return []
         return self._live.fail_step(sequences, cause)
-
-
-def _running_with(states: PageStates, wanted: int) -> int:
-    """How many sequences can run at once. Logs what their states take."""
-    fitting = min(wanted, states.sequences)
-    each = states.bytes_per_sequence
-    _log.info("recurrent layers: states of %d sequences, %.2f GB", fitting, fitting * each / 1e9)
-    if fitting < wanted:
-        _log.warning("memory holds the recurrent states of %d sequences; so many run at once at most", fitting)
-    return fitting

@@ -1,0 +1,61 @@
+"""What an engine allocates: a runner, its KV memory in pages, and how many sequences that is for."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from draftwood_model_runner.engine_config import EngineConfig
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.loading.model import LoadedModel
+from draftwood_model_runner.redecoding import PREFILL_TOKENS
+from draftwood_model_runner.runners.base import PageStates, Runner, StatefulRunner
+from draftwood_model_runner.scheduling.kv_pool import KVPool
+from draftwood_model_runner.scheduling.page_table import AttentionWindow
+
+_log = logging.getLogger(__name__)
+
+
+class Allocated(NamedTuple):
+    """
+    Attributes:
+        max_running: how many sequences can run at once.
+    """
+
+    runner: Runner
+    pool: KVPool
+    max_running: int
+
+
+def allocate(model: LoadedModel, config: EngineConfig) -> Allocated:
+    """Makes the runner of a model with its memory, and logs what that takes.
+
+    Raises:
+        InvalidValueError: the KV cache, as configured or as memory allows, cannot hold one full context, or the device
+            has no memory for it.
+    """
+    full, window = model.max_context + config.max_draft_nodes, None
+    if model.factory.window is not None:
+        window = AttentionWindow(model.factory.window, max(config.prefill_chunk, PREFILL_TOKENS))
+    least = full if window is None else min(full, window.needs(config.max_draft_nodes))
+    capacity = config.kv_cache_tokens
+    if capacity is None:
+        capacity = model.factory.default_kv_tokens(least, -(-config.max_running * full // least))
+    if capacity < least:
+        raise InvalidValueError("kv_cache_tokens", capacity, f"one full context with its drafts needs {least}")
+    runner = model.factory.runner(capacity, config.threads)
+    states = runner.states if isinstance(runner, StatefulRunner) else None
+    tokens = runner.pages * runner.page_size
+    _log.info("KV cache: %d tokens, %.2f GB", tokens, tokens * model.factory.kv_bytes_per_token / 1e9)
+    pool = KVPool(runner.pages, runner.page_size, config.prefix_cache, states, window)
+    return Allocated(runner, pool, config.max_running if states is None else _running_with(states, config.max_running))
+
+
+def _running_with(states: PageStates, wanted: int) -> int:
+    """How many sequences can run at once. Logs what their states take."""
+    fitting = min(wanted, states.sequences)
+    each = states.bytes_per_sequence
+    _log.info("recurrent layers: states of %d sequences, %.2f GB", fitting, fitting * each / 1e9)
+    if fitting < wanted:
+        _log.warning("memory holds the recurrent states of %d sequences; so many run at once at most", fitting)
+    return fitting
