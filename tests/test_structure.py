@@ -41,6 +41,7 @@ WITHOUT_ANY_CIRCLE = (
     "draftwood_strategies",
     "draftwood_memory",
     "draftwood_tenants",
+    "draftwood_model_runner",
     "draftwood_service",
 )
 """Packages whose files do not know each other in a circle either: by types alone, or by imports in functions."""

@@ -25,7 +25,6 @@ class MemoryCounters:
         reconnects: rounds that succeeded after a failed one.
         reloads: memories of which the store lost the latest entries, as in a failover.
         restored: memories that were written anew to a store that had lost them.
-        purges: memories emptied here because of a purge elsewhere.
         last_lag: seconds from the end of a request to the confirmation of its record, of the latest one.
     """
 
@@ -48,5 +47,4 @@ class MemoryCounters:
     reconnects: int = 0
     reloads: int = 0
     restored: int = 0
-    purges: int = 0
     last_lag: float = 0.0

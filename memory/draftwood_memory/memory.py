@@ -7,55 +7,41 @@ this process, or was not used for a minute: it waits a moment, or not at all whi
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Protocol, Self, TypeAlias, TypeVar
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Protocol, TypeVar
 
-from draftwood_memory.background import MemoryThread
-from draftwood_memory.config import MemoryConfig, Terms
+from draftwood_memory.config import MemoryConfig
 from draftwood_memory.counters import MemoryCounters
-from draftwood_memory.errors import CorruptValueError, MemoryStoreError
-from draftwood_memory.outbox import Outbox, Waiting
-from draftwood_memory.record_log import Held
-from draftwood_memory.records import WRITER_BYTES, Codec, Int32Array, Kind, Record, request_key, runs, split
-from draftwood_memory.replica import Replica
-from draftwood_memory.residents import OVERLAP, Resident, Residents, StrategyKey, learn, make
-from draftwood_memory.store import legacy
+from draftwood_memory.errors import CorruptValueError
+from draftwood_memory.learning import Learner, Learning, StrategyUse
+from draftwood_memory.local.between_steps import BetweenSteps, RunOnEngine
+from draftwood_memory.local.outbox import Outbox
+from draftwood_memory.local.process import Process
+from draftwood_memory.local.resident import Resident, StrategyKey, make
+from draftwood_memory.local.residents import Residents
+from draftwood_memory.records import WRITER_BYTES, Codec
+from draftwood_memory.replication.memory_thread import MemoryThread
+from draftwood_memory.replication.replica import Replica
+from draftwood_memory.replication.upkeep import Upkeep
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.encryption import KeyRing
 from draftwood_memory.store.memories import Memories
-from draftwood_memory.store.naming import KINDS_KEY, SCHEMA, MemoryName, Naming
+from draftwood_memory.store.naming import MemoryName, Naming
 from draftwood_memory.store.redis_client import RedisClient
+from draftwood_memory.store.stored import StoredMemory
 from draftwood_strategies import Strategy
-
-_log = logging.getLogger(__name__)
 
 _FIRST_WAIT = 0.05
 """Seconds that a tenant's first request waits for its memory. `draftwood bench share`: a memory of 10,000 tokens takes
 3 ms at the median and 6 ms at the 99th percentile, so any longer time works; not tuned beyond that."""
-_BATCH_TOKENS = 2048
-"""Tokens learned at once between two steps: half a millisecond (`draftwood bench memory`: 0.25 us a token, 0.53 on a
-slower machine), a fifth of the bundled model's shortest step. Otherwise not tuned."""
-_LEARN_SECONDS = 1.0
-"""For the engine to learn one batch, before the next is queued. Not tuned: it only matters beside very long steps."""
 _STOP_SECONDS = 4.5
 """For the memory thread to send the outbox and end; a little more than it takes at most."""
-_NOTE_SECONDS = 60.0
-"""Between two notes of which kind of memories this process uses. Not tuned: memories are orphans after an hour."""
-_DISCARD_SECONDS = 600.0
-"""Between two looks for what earlier versions stored."""
-
-RunOnEngine: TypeAlias = Callable[[Callable[[], None]], object]
-"""Runs a task between two steps, on the thread that drafts. It may raise, once there are no more steps."""
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 
@@ -66,54 +52,6 @@ class MemoryOperation(Protocol[Result_co]):
     async def run(self, memory: Memory) -> Result_co: ...
 
 
-@dataclass(frozen=True, slots=True)
-class StrategyUse:
-    """Which memory and which instance of a strategy a request drafts with, and what the memory is."""
-
-    memory: MemoryName
-    key: StrategyKey
-    terms: Terms = Terms()
-
-
-class Learning:
-    """One request's use of its tenant's memory, which stays in this process meanwhile. A context manager.
-
-    Attributes:
-        generation: of the memory when the request began; None if it was not known.
-        since: when it began, on the clock of `time.monotonic`.
-        repeated: it was sent before, so a strategy should not learn from its drafts: `learn` adds what is new.
-    """
-
-    def __init__(
-        self, memory: Memory, resident: Resident, strategy: Strategy | None, since: float, request: str
-    ) -> None:
-        self.resident = resident
-        self.strategy = strategy
-        self.generation = resident.generation
-        self.since = since
-        self.request = request
-        self.repeated = bool(request) and bool(resident.log.of_request(request_key(request, 0)))
-        self._memory = memory
-
-    def __enter__(self) -> Self:
-        return self
-
-    def learn(self, tokens: Int32Array, sample: int = 0) -> None:
-        """Learns an answer, int32[n], unless the memory was purged since the request began.
-
-        Of an answer to a request that was sent before, what was not learned then, a few tokens before it included.
-
-        Args:
-            sample: which one of the request's answers.
-        """
-        self._memory._learned(self, tokens, request_key(self.request, sample) if self.request else 0)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._memory.residents.unpin(self.resident)
-
-
 class Memory:
     """The memories of all tenants and one model.
 
@@ -121,7 +59,6 @@ class Memory:
         store: shares them with other processes, and keeps them; None keeps them in this process alone.
         fingerprint: of model and tokenizer; memories of other models are not read.
         keys: if set, stored values are encrypted and tenants' names hidden.
-        schema: as `naming.SCHEMA`; another one for tests.
     """
 
     def __init__(
@@ -130,7 +67,6 @@ class Memory:
         fingerprint: str,
         config: MemoryConfig = MemoryConfig(),
         keys: KeyRing | None = None,
-        schema: int = SCHEMA,
     ) -> None:
         self.config = config
         self.naming = Naming(fingerprint, None if keys is None else keys.naming_key)
@@ -138,28 +74,24 @@ class Memory:
         self.clock = StoreClock()
         self.residents = Residents(self.naming, config, self.clock, stored=store is not None)
         self.outbox = Outbox()
-        self.counted = MemoryCounters()
-        self.memories = None if store is None else Memories(store, self.clock, schema)
-        writer = secrets.token_bytes(WRITER_BYTES)
-        self.replica = (
-            None
-            if self.memories is None
-            else Replica(
-                self.memories,
-                self.residents,
-                self.outbox,
-                self.codec,
-                self.naming,
-                writer,
-                self.learn_records,
-                self.counted,
-            )
+        self.between_steps = BetweenSteps()
+        self._counted = MemoryCounters()
+        process = Process(
+            secrets.token_bytes(WRITER_BYTES),
+            self.naming,
+            self.codec,
+            self.clock,
+            self.residents,
+            self.outbox,
+            self._counted,
+            self.between_steps,
         )
-        self.thread = MemoryThread(self.replica, self.residents, self.outbox, self._keep, self.counted, writer.hex())
-        self._run_on_engine: RunOnEngine = lambda task: task()
+        self.memories = None if store is None else Memories(store, self.clock)
+        self.replica = None if self.memories is None else Replica(self.memories, process)
+        self._upkeep = Upkeep(process, self.replica)
+        self.thread = MemoryThread(process, self.replica, self._upkeep)
+        self._learner = Learner(process, self.replica, self.thread.wake)
         self._preloaded: Future[None] = Future()
-        self._forgot = False
-        self._noted_at = self._discarded_at = self._evicted_at = -float("inf")
 
     def start(self, run_on_engine: RunOnEngine, preload: int = 0, strategy: str = "") -> None:
         """Starts following the store.
@@ -167,7 +99,7 @@ class Memory:
         Args:
             preload: number of memories, the latest written, that are loaded at once, for the strategy named.
         """
-        self._run_on_engine = run_on_engine
+        self.between_steps.run_on_engine = run_on_engine
         self.thread.start()
         self._preloaded = self.thread.submit(self._preload(preload, strategy))
 
@@ -209,7 +141,7 @@ class Memory:
             if once.acquire(blocking=False):
                 with suppress(Exception):  # the engine takes no more
                     strategy, loading = self._instance(use)
-                    self.counted.late += loading is not None
+                    self._counted.late += loading is not None
                     later(strategy)
 
         self.thread.wake()
@@ -236,7 +168,7 @@ class Memory:
             request: what it has in common with the same request sent again; "" if that is not known.
         """
         since = time.monotonic() if began is None else began
-        return Learning(self, self.residents.pin(name), strategy, since, request)
+        return Learning(self._learner, self.residents.pin(name), strategy, since, request)
 
     def purge_watch(self, name: MemoryName) -> Callable[[], bool]:
         """A function that tells whether a memory is known not to have been purged, on any replica, since now.
@@ -260,7 +192,7 @@ class Memory:
         """The counters as of now. From any thread."""
         residents = self.residents.all()
         return replace(
-            self.counted,
+            self._counted,
             tenants=len(residents),
             newer_memories=sum(resident.newer for resident in residents),
             tokens=sum(resident.log.tokens for resident in residents),
@@ -271,21 +203,8 @@ class Memory:
             dropped=self.outbox.dropped,
         )
 
-    async def learn_records(self, resident: Resident, records: SequenceOf[Record]) -> None:
-        """Lets the published strategies of a memory learn records between steps. On the memory thread."""
-        strategies = [*resident.strategies.values()]
-        done: Future[None] | None = None
-        for run in runs(records, _BATCH_TOKENS) if strategies else ():
-            if done is not None:
-                with suppress(TimeoutError):  # a long step
-                    await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(done)), _LEARN_SECONDS)
-            done = Future()
-            if not self._on_engine(_learning_task(strategies, [record.tokens for record in run], done)):
-                return
-
     def _instance(self, use: StrategyUse) -> tuple[Strategy, Future[None] | None]:
-        if self.thread.lapsed:
-            self._forget()
+        if self._upkeep.forget_if_lapsed():
             return make(use.key, self.config.capacity), None
         if use.memory not in self.residents:
             make(use.key, self.config.capacity)  # what cannot be made must raise before the memory is added
@@ -297,117 +216,28 @@ class Memory:
         async with self.replica.lock:
             await self.replica.refresh(resident)
 
-    def _forget(self) -> None:
-        """The store was away for so long that purges do not wait for this process any more."""
-        if not self._forgot:
-            self._forgot = True
-            for resident in self.residents.all():
-                resident.reset(resident.generation, resident.purged_at)
-            _log.warning("the store was away for a day: nothing is drafted from memories until it is back")
-
-    def _learned(self, scope: Learning, tokens: Int32Array, request: int) -> None:
-        """Takes a request's answer. Its own strategy has learned it; the tenant's others do now."""
-        resident = scope.resident
-        with resident.lock:
-            if self.thread.lapsed or not resident.is_current(scope.generation, scope.since):
-                self.counted.stale += 1
-                return
-            known = resident.known(request, tokens)
-            if known >= tokens.size:
-                return
-            tokens = tokens[max(0, known - OVERLAP) :]
-            now = time.monotonic()
-            for piece in split(tokens):
-                held = Held(Record(Kind.OUTPUT, piece, int(self.clock.at(now)), request))
-                resident.add(held)
-                self.counted.learned += 1
-                if self.replica is not None:
-                    self.outbox.add(Waiting(resident.name, scope.generation, scope.since, now, held))
-            has_learned = None if scope.repeated else scope.strategy
-            others = [one for one in resident.strategies.values() if one is not has_learned]
-        if self.replica is not None:
-            self.thread.wake()
-        if others:
-            self._on_engine(_learning_task(others, [tokens], None))
-
-    def _on_engine(self, task: Callable[[], None]) -> bool:
-        """False if the engine takes no more tasks."""
+    def name_of(self, stored: StoredMemory) -> MemoryName | None:
+        """The name of a memory in the store; None if it cannot be decoded here."""
         try:
-            self._run_on_engine(task)
-        except Exception:
-            return False
-        return True
+            return self.codec.decode_name(stored.tag, stored.name)
+        except CorruptValueError:
+            return None
+
+    @asynccontextmanager
+    async def locked(self) -> AsyncIterator[Replica | None]:
+        """No round of the memory thread runs meanwhile. On that thread."""
+        if self.replica is None:
+            yield None
+        else:
+            async with self.replica.lock:
+                yield self.replica
 
     async def _preload(self, limit: int, strategy: str) -> None:
         if self.memories is None or self.replica is None or not limit:
             return
         async with self.replica.lock:
-            tags = (await self.memories.tags(self.naming.fingerprint))[:limit]
+            tags = (await self.memories.catalogue.tags(self.naming.fingerprint))[:limit]
             for info in reversed(await self.memories.info(tags)):
-                with suppress(CorruptValueError):
-                    name = self.codec.decode_name(info.tag, info.name)
+                if (name := self.name_of(info)) is not None:
                     self.residents.open(name).instance(StrategyKey(strategy))
             self.thread.wake()
-
-    async def _keep(self) -> None:
-        """What every round does besides: builds without a store, evicts, drops what is too old, notes the use."""
-        now = time.monotonic()
-        if self.thread.lapsed:
-            self._forget()
-        for resident in self.residents.all():
-            if self.replica is None and resident.unbuilt:
-                self._fork(resident)
-                resident.build([*resident.unbuilt])
-            if resident.expired:
-                resident.reset(resident.generation or 0, resident.purged_at)
-                resident.loaded = self.replica is None
-            elif resident.loaded and resident.drop_aged():
-                resident.build([*resident.strategies], replace_empty=True)
-                await self._trim(resident)
-        if now - self._evicted_at >= _EVICT_SECONDS or len(self.residents) > self.config.max_resident:
-            self._evicted_at = now
-            self.residents.evict(self.outbox.names())
-        with suppress(MemoryStoreError):
-            await self._note(now)
-
-    def _fork(self, resident: Resident) -> None:
-        """Without a store: an arm that is to begin with the tenant's records does."""
-        base = self.residents.get(MemoryName(resident.name.tenant))
-        empty = not resident.generation and not len(resident.log)
-        if resident.forked and empty and base is not None and base is not resident:
-            resident.replace_log([Held(held.record) for held in base.log], b"0-0")
-
-    async def _trim(self, resident: Resident) -> None:
-        if self.memories is not None and resident.config.max_age and not resident.newer and not self.thread.failing:
-            with suppress(MemoryStoreError):
-                await self.memories.trim(
-                    resident.tag, resident.generation or 0, resident.config.oldest(self.clock.now())
-                )
-
-    async def _note(self, now: float) -> None:
-        if self.memories is None or self.replica is None or self.thread.failing:
-            return
-        self._forgot = False
-        await self.replica.note_use()
-        if now - self._noted_at >= _NOTE_SECONDS:
-            await self.memories.client.command("ZADD", KINDS_KEY, int(self.clock.now()), self.naming.kind)
-            self._noted_at = now
-        if now - self._discarded_at >= _DISCARD_SECONDS:
-            await legacy.discard(self.memories.client, self.naming.fingerprint)
-            self._discarded_at = now
-
-
-_EVICT_SECONDS = 1.0
-"""Between two evictions. Not tuned: it bounds how long surplus memories stay."""
-
-
-def _learning_task(
-    strategies: SequenceOf[Strategy], batch: list[Int32Array], done: Future[None] | None
-) -> Callable[[], None]:
-    def task() -> None:
-        for strategy in strategies:
-            learn(strategy, batch)
-        if done is not None and not done.done():
-            done.set_result(None)
-
-    return task

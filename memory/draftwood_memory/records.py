@@ -123,7 +123,7 @@ class Codec:
             np.array([record.tokens.size for record in records], "<u4"),
             np.array([record.learned_at for record in records], "<u4"),
             tokens.astype("<u4" if wide else "<u2"),
-            np.array([record.request for record in records], "<u4"),  # last: earlier programs do not read it
+            np.array([record.request for record in records], "<u4"),
         )
         packed = zlib.compress(b"".join(column.tobytes() for column in columns), _LEVEL)
         return self._cipher.encrypt(
@@ -149,8 +149,7 @@ class Codec:
             tokens = np.frombuffer(columns, "<u4" if wide else "<u2", int(lengths.sum()), 9 * n).astype(np.int32)
             if n and int(kinds.max()) > max(Kind):
                 raise NewerFormatError(f"a record has kind {int(kinds.max())}; this program knows up to {max(Kind):d}")
-            rest = columns[9 * n + tokens.size * (4 if wide else 2) :]
-            requests = np.frombuffer(rest, "<u4", n) if rest else np.zeros(n, "<u4")
+            requests = np.frombuffer(columns, "<u4", n, 9 * n + tokens.size * (4 if wide else 2))
             ends = np.cumsum(lengths).tolist()
             rows = zip(kinds.tolist(), [0, *ends], ends, times.tolist(), requests.tolist(), strict=False)
             return writer, [Record(Kind(kind), tokens[start:end], at, one) for kind, start, end, at, one in rows]

@@ -24,8 +24,8 @@ from draftwood_model_runner.execution.lifecycle import LiveSequences, check_fits
 from draftwood_model_runner.execution.writers import SequenceWriters, Written
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput
-from draftwood_model_runner.redecoding import PREFILL_TOKENS, Redecoding
-from draftwood_model_runner.runners.base import StatefulRunner
+from draftwood_model_runner.redecoding import PREFILL_TOKENS, Redecoding, read_text
+from draftwood_model_runner.runners.base import PageStates, StatefulRunner, StateUse
 from draftwood_model_runner.sampling.background import background_threads
 from draftwood_model_runner.scheduling.kv_pool import KVPool, KVUse
 from draftwood_model_runner.scheduling.page_table import AttentionWindow
@@ -34,6 +34,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_model_runner.statistics import EngineCounts
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.budgeting.watchdog import Watchdog
+from draftwood_strategies.native import Int32Array
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -77,11 +78,11 @@ class Engine:
             raise InvalidValueError("kv_cache_tokens", capacity, f"one full context with its drafts needs {least}")
         self._runner = model.factory.runner(capacity, config.threads)
         states = self._runner.states if isinstance(self._runner, StatefulRunner) else None
+        tokens = self._runner.pages * self._runner.page_size
+        _log.info("KV cache: %d tokens, %.2f GB", tokens, tokens * model.factory.kv_bytes_per_token / 1e9)
         self._pool = KVPool(self._runner.pages, self._runner.page_size, config.prefix_cache, states, window)
         shared_chunk = config.prefill_chunk if self._runner.mixed_batches else config.shared_prefill_chunk
-        max_running = config.max_running if states is None else min(config.max_running, states.sequences)
-        if max_running < config.max_running:
-            _log.warning("memory holds the recurrent states of %d sequences; so many run at once at most", max_running)
+        max_running = config.max_running if states is None else _running_with(states, config.max_running)
         self._scheduler = Scheduler(self._pool, max_running, config.prefill_chunk, shared_chunk, config.tenant_weights)
         step_times = None
         if config.adaptive_budget:
@@ -102,6 +103,11 @@ class Engine:
     def kv_use(self) -> KVUse:
         """Pages of KV memory now."""
         return self._pool.use
+
+    @property
+    def state_use(self) -> StateUse:
+        """Memory of recurrent layers' states now."""
+        return self._pool.state_use
 
     @property
     def drafting_failures(self) -> Counter[str]:
@@ -153,6 +159,15 @@ class Engine:
     def resume(self, sequence: Sequence) -> None:
         """Lets a paused sequence run again as soon as a slot is free; does nothing for any other."""
         self._scheduler.resume(sequence)
+
+    def draft_from(self, rows: Int32Array) -> None:
+        """Gives strategies that take it a successor table that is no tenant's (`TakesModelRows`)."""
+        self._policy.model_rows = rows
+
+    def top_tokens(self, tokens: Int32Array, k: int) -> Int32Array:
+        """The k most probable tokens after each one of a text, int32[n, k]. Only while the engine is idle."""
+        assert self.idle
+        return read_text(self._runner, self._pool, tokens, k)
 
     def redecode(self, answer: Answer) -> Redecoding:
         """Decodes an answer again without drafts, in steps that the caller makes while the engine has no work.
@@ -291,3 +306,13 @@ class Engine:
             _log.warning("%s; %d sequences run at once for now", cause, self._scheduler.max_running)
             return []
         return self._live.fail_step(sequences, cause)
+
+
+def _running_with(states: PageStates, wanted: int) -> int:
+    """How many sequences can run at once. Logs what their states take."""
+    fitting = min(wanted, states.sequences)
+    each = states.bytes_per_sequence
+    _log.info("recurrent layers: states of %d sequences, %.2f GB", fitting, fitting * each / 1e9)
+    if fitting < wanted:
+        _log.warning("memory holds the recurrent states of %d sequences; so many run at once at most", fitting)
+    return fitting

@@ -182,11 +182,10 @@ def _prepare(settings: Settings) -> None:
     """Imports what takes long, and checks the tenants file. Raises InvalidInputError."""
     import draftwood_service.rpc.server  # noqa: F401
     from draftwood_service.rpc.parsing.wire_size import compile_counter
-    from draftwood_service.tenant_limits import tenant_limits
     from draftwood_tenants.file import read_file
 
     if settings.tenants_file is not None:
-        read_file(settings.tenants_file, tenant_limits(settings))
+        read_file(settings.tenants_file, settings.tenant_limits)
     compile_counter()
 
 

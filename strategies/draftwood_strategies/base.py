@@ -230,3 +230,16 @@ class SuccessorSource(Protocol):
     @property
     def successors(self) -> Successors:
         """The tenant's table, the same object for the strategy's whole life."""
+
+
+@runtime_checkable
+class TakesModelRows(Protocol):
+    """What a strategy offers besides to draft from what the model itself wrote for no tenant (`own_text`)."""
+
+    def take_model_rows(self, rows: Int32Array) -> None:
+        """Called before its first drafter is started.
+
+        Args:
+            rows: int32[r, COLUMNS], a successor table as in `Successors.rows`. All tenants read the same one, so that
+                nobody may write to it.
+        """

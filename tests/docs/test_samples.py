@@ -13,7 +13,6 @@ import yaml
 
 from draftwood.admin.v1.experiments_pb2 import Experiment
 from draftwood_service.settings import Settings
-from draftwood_service.tenant_limits import tenant_limits
 from draftwood_strategies.registry import strategy_names
 from draftwood_tenants.experiments.reading import read_experiment
 from draftwood_tenants.file import read_content
@@ -44,7 +43,7 @@ def test_there_are_samples() -> None:
 @pytest.mark.parametrize("sample", samples())
 def test_the_experiments_of_samples_name_tenants_and_compare_something(sample: str, strategy: str) -> None:
     """Whatever the server's default strategy is."""
-    limits = tenant_limits(Settings(strategy=strategy))
+    limits = Settings(strategy=strategy).tenant_limits
     content = read_content(samples()[sample].encode(), limits)
     for name, resource in content.experiments.items():
         experiment = read_experiment(Experiment.FromString(resource.value), limits)

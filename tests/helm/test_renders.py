@@ -14,7 +14,6 @@ import yaml
 
 from draftwood_service.config import read_settings
 from draftwood_service.settings import Settings
-from draftwood_service.tenant_limits import tenant_limits
 from draftwood_tenants.file import read_file
 from tests.helm.chart import GOLDEN, HELM_3, VALUES, Document, golden, notes, read, render, render_3
 
@@ -104,7 +103,7 @@ def test_the_server_reads_what_the_chart_writes(path: Path, tmp_path: Path) -> N
     if tenants:
         assert settings.tenants_file is not None
         settings.tenants_file.write_text(tenants[0]["data"]["tenants.yaml"])
-        found = read_file(settings.tenants_file, tenant_limits(settings))
+        found = read_file(settings.tenants_file, settings.tenant_limits)
         assert found.tenants.keys() == {"acme", "globex"}
         assert len(found.experiments) == 1
 

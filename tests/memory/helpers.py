@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName, RedisClient, RedisTls, StrategyKey
+from draftwood_memory.local.resident import Resident
 from draftwood_memory.memory import MemoryOperation
-from draftwood_memory.residents import Resident
 from draftwood_memory.store.encryption import KeyRing
 from draftwood_memory.store.naming import stream_key
 

@@ -46,7 +46,7 @@ def drafted(memory: Memory, after: list[int]) -> list[int]:
 async def test_the_next_request_on_each_replica_drafts_what_the_arm_has_learned(
     server: Valkey, monkeypatch: pytest.MonkeyPatch, keys: KeyRing | None
 ) -> None:
-    monkeypatch.setattr("draftwood_memory.residents.LIVE_SECONDS", 0.3)
+    monkeypatch.setattr("draftwood_memory.local.resident.LIVE_SECONDS", 0.3)
     monkeypatch.setattr("draftwood_memory.memory._FIRST_WAIT", 5.0)  # a busy machine may take longer than 50 ms
     async with replicas(3, server.url, keys=keys) as [first, second, third]:
         await learn_output(first, "t", numbers(20))

@@ -91,8 +91,8 @@ async def test_an_arm_is_forked_in_the_process() -> None:
 
 
 async def test_what_is_not_used_stays_and_what_is_too_much_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.memory._EVICT_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.residents._WAITED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replication.upkeep._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.local.residents._WAITED_SECONDS", 0.0)
     async with replicas(1, None, config=MemoryConfig(max_resident=2, idle_seconds=0.0)) as [memory]:
         for tenant in "abcd":
             await learn_output(memory, tenant, numbers(10))
@@ -110,8 +110,8 @@ async def test_a_memory_expires_after_its_last_record() -> None:
 
 
 async def test_surplus_tenants_are_evicted_and_loaded_again(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.memory._EVICT_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.residents._WAITED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replication.upkeep._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.local.residents._WAITED_SECONDS", 0.0)
     async with replicas(1, server.url, config=MemoryConfig(max_resident=2)) as [memory]:
         used = memory.learning(MemoryName("used"))
         with used:
@@ -123,7 +123,7 @@ async def test_surplus_tenants_are_evicted_and_loaded_again(server: Valkey, monk
 
 
 async def test_an_idle_tenant_is_evicted_and_loaded_again(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.memory._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replication.upkeep._EVICT_SECONDS", 0.0)
     async with replicas(1, server.url, config=MemoryConfig(idle_seconds=0.1)) as [memory]:
         await learn_output(memory, "t", numbers(40))
         await until(lambda: MemoryName("t") not in memory.residents)
@@ -132,8 +132,8 @@ async def test_an_idle_tenant_is_evicted_and_loaded_again(server: Valkey, monkey
 
 
 async def test_memories_fit_their_bytes(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.memory._EVICT_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.residents._WAITED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replication.upkeep._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.local.residents._WAITED_SECONDS", 0.0)
     budget = 1 << 20
     async with replicas(1, server.url, config=MemoryConfig(max_bytes=budget)) as [memory]:
         for number in range(40):

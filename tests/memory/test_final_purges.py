@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from draftwood_memory import Memory, MemoryName
+from draftwood_memory import Memory, MemoryConfig, MemoryName
 from draftwood_memory.operations import PurgeArms, PurgeMemory, PurgeOrphans
 from draftwood_memory.store import processes
 from draftwood_memory.store.naming import KINDS_KEY, PROCESSES_KEY
@@ -56,8 +56,7 @@ async def test_two_purges_at_once_do_not_wait_for_each_other(server: Valkey) -> 
 async def test_a_replica_without_the_store_is_told_of_and_forgets_in_time(
     server: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in ("store.processes", "background"):
-        monkeypatch.setattr(f"draftwood_memory.{module}.LEASE_SECONDS", 4.0)
+    monkeypatch.setattr(processes, "LEASE_SECONDS", 4.0)
     monkeypatch.setattr(processes, "_SILENT_SECONDS", 3.0)
     async with Proxy(server.port) as proxy, replicas(1, server.url) as [here], replicas(1, proxy.url) as [away]:
         await learn_output(here, "t", numbers(20))
@@ -101,6 +100,7 @@ async def test_a_request_that_began_before_a_purge_teaches_nothing_after_it(serv
     """Its memory was opened after the purge: it had waited for its grammar."""
     async with replicas(1, server.url if stored else None) as [memory]:
         await learn_output(memory, "t", numbers(20))
+        await until(lambda: not memory.outbox.pending)
         began = time.monotonic()
         await perform(PurgeMemory("t"), memory)
         await strategy_of(memory, "t")
@@ -115,13 +115,14 @@ async def test_an_evicted_memorys_records_from_before_a_purge_are_not_sent(serve
     async with replicas(1, server.url) as [first]:
         await learn_output(first, "t", numbers(20))
         await agreed([first], "t")
-        late = memory_of(server.url)  # its thread does not run yet
+        late = memory_of(server.url, config=MemoryConfig(max_resident=0))  # its thread does not run yet
         began = time.monotonic()
         await perform(PurgeMemory("t"), first)
         late.residents.open(MemoryName("t")).generation = 0  # it has not heard of the purge
         with late.learning(MemoryName("t"), began=began) as request:
             request.learn(tokens_of(*numbers(33)))
-        late.residents._by_name.clear()
+        late.residents.evict(late.outbox.names())
+        assert len(late.residents) == 0
         late.start(lambda task: task())
         await until(lambda: late.outbox.pending == 0)
         assert late.counters().stale == 1

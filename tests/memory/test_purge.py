@@ -86,7 +86,7 @@ async def test_a_writer_that_has_not_heard_of_a_purge_deletes_what_it_wrote(serv
 async def test_a_store_that_went_back_behind_a_purge_is_purged_again(
     server: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftwood_memory.background._CHECK_SECONDS", 0.2)
+    monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.2)
     async with replicas(1, server.url) as [memory]:
         await learn_output(memory, "t", numbers(20))
         await agreed([memory], "t")
@@ -228,7 +228,7 @@ class Cut:
     async def _round(self, memory: Memory) -> None:
         assert memory.replica is not None
         await memory.replica.load()
-        await memory.replica.push()
+        await memory.replica.sender.push()
 
     async def _follow(self, memory: Memory) -> None:
         """What the follower reads at its next turn."""

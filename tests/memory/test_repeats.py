@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from draftwood_memory import Memory, MemoryName
-from draftwood_memory.residents import OVERLAP
+from draftwood_memory.local.resident import OVERLAP
 from tests.memory.helpers import agreed, known_to, log_of, numbers, replicas, strategy_of, tokens_of, until
 from tests.memory.servers import Valkey
 

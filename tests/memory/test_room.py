@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName
-from draftwood_memory.config import Terms, surplus
+from draftwood_memory.config import Terms
+from draftwood_memory.fair_share import surplus
 from draftwood_memory.operations import ExportMemory, FillMemory, FillProgress
 from draftwood_memory.records import Kind
 from draftwood_memory.store.clock import StoreClock
@@ -62,7 +63,7 @@ async def test_an_export_loads_nothing_either(server: Valkey) -> None:
 async def test_one_tenants_arms_evict_no_other_tenants_memory(
     server: Valkey, monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
-    monkeypatch.setattr("draftwood_memory.residents._WAITED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.local.residents._WAITED_SECONDS", 0.0)
     async with replicas(1, server.url if stored else None, config=MemoryConfig(max_resident=20)) as [memory]:
         for number in range(15):
             await learn_output(memory, f"t{number}", numbers(10))
@@ -77,8 +78,8 @@ async def test_one_tenants_arms_evict_no_other_tenants_memory(
 
 
 async def test_one_tenants_bytes_evict_no_other_tenants_memory(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.memory._EVICT_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.residents._WAITED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replication.upkeep._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.local.residents._WAITED_SECONDS", 0.0)
     async with replicas(1, server.url, config=MemoryConfig(max_bytes=4 << 20)) as [memory]:
         for number in range(10):
             await learn_output(memory, f"t{number}", numbers(100))
@@ -101,10 +102,10 @@ async def test_a_year_of_tenants_in_a_small_store(monkeypatch: pytest.MonkeyPatc
     days = 0.0
     at = StoreClock.at
     monkeypatch.setattr(StoreClock, "at", lambda clock, monotonic: at(clock, monotonic) + days * DAY)
-    monkeypatch.setattr("draftwood_memory.background._CHECK_SECONDS", 0.02)
-    monkeypatch.setattr("draftwood_memory.replica._ROOM_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.replica._LISTED_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.replica._USE_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.02)
+    monkeypatch.setattr("draftwood_memory.replication.record_store._ROOM_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replication.record_store._LISTED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replication.record_store._USE_SECONDS", 0.0)
     config = MemoryConfig(max_resident=20, idle_seconds=0.5)
     with Valkey("--maxmemory-policy", "noeviction", "--maxmemory", "8mb") as server:
         async with replicas(2, server.url, config=config) as memories:
@@ -153,8 +154,8 @@ async def test_the_list_of_memories_does_not_grow_for_ever(server: Valkey) -> No
 async def test_a_store_without_a_limit_keeps_everything(
     server: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("draftwood_memory.background._CHECK_SECONDS", 0.01)
-    monkeypatch.setattr("draftwood_memory.replica._ROOM_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("draftwood_memory.replication.record_store._ROOM_SECONDS", 0.0)
     async with replicas(1, server.url) as [memory]:
         await learn_much(memory, "t", 0, 10_000)
         for _ in range(10):

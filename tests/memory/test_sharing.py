@@ -37,7 +37,7 @@ async def test_answers_reach_the_other_replicas_in_a_tenth_of_a_second(server: V
     async with replicas(3, server.url) as memories:
         for memory in memories:
             await strategy_of(memory, "t")
-        await until(lambda: all(memory.thread._reading for memory in memories))
+        await until(lambda: all(memory.thread.follower and memory.thread.follower.reading for memory in memories))
         lags = []
         for number in range(30):
             expected = numbers(40, 50 * number)
@@ -69,7 +69,7 @@ async def test_a_new_process_loads_what_others_have_learned(server: Valkey) -> N
 
 async def test_a_returning_request_reads_on(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory that no request has used for a while is not followed; the next request catches up."""
-    monkeypatch.setattr("draftwood_memory.residents.LIVE_SECONDS", 0.1)
+    monkeypatch.setattr("draftwood_memory.local.resident.LIVE_SECONDS", 0.1)
     async with replicas(2, server.url) as [first, second]:
         await strategy_of(second, "t")
         await asyncio.sleep(0.3)

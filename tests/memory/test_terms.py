@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName, StrategyKey, StrategyUse, Terms
+from draftwood_memory.local.resident import make
 from draftwood_memory.operations import FillMemory, FillProgress, GetStatistics, PurgeArms, PurgeMemory
 from draftwood_memory.records import Kind
-from draftwood_memory.residents import make
 from draftwood_strategies import Strategy
 from draftwood_strategies.options import Options
 from tests.memory.helpers import (
@@ -114,12 +114,12 @@ async def test_a_memory_with_an_idle_ttl_is_deleted_and_others_stay(server: Valk
 
 async def test_warming_keeps_a_tenants_limits_and_so_does_an_eviction(server: Valkey) -> None:
     terms = Terms(idle_ttl=100.0, max_tokens=2048)
-    async with replicas(1, server.url) as [memory]:
+    config = MemoryConfig(idle_seconds=0.0)
+    async with replicas(1, server.url, config=config) as [memory]:
         sequences = [np.arange(10, dtype=np.int32)]
         await perform(FillMemory(MemoryName("t"), Kind.CORPUS, sequences, FillProgress(), terms), memory)
         assert 0 < server.client.pttl(stream_of(memory, "t")) <= 100_000
-        with memory.residents._lock:
-            memory.residents._by_name.clear()
+        await until(lambda: len(memory.residents) == 0)
         assert resident(memory, "t").config.tokens == 2048
         await instance(memory)  # the tenant has no limits any more
         assert resident(memory, "t").config == memory.config

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from draftwood_memory import MemoryConfig, MemoryName, Terms
 from draftwood_memory.config import Capacity
 from draftwood_memory.errors import CorruptValueError, InvalidSettingError, NewerFormatError, UnknownKeyError
-from draftwood_memory.outbox import Outbox, Waiting
-from draftwood_memory.record_log import Held, RecordLog
+from draftwood_memory.local.outbox import Outbox, Waiting
+from draftwood_memory.local.record_log import Held, RecordLog
 from draftwood_memory.records import MAX_ENTRY_TOKENS, MAX_TOKENS, Codec, Kind, Record, runs, split
 from draftwood_memory.store.encryption import KeyRing, Plain, read_key_file, read_keys
 from draftwood_memory.store.naming import Naming, stream_key

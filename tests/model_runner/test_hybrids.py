@@ -6,31 +6,32 @@ Whatever is drafted, joins, ends early, is preempted or begins with a cached pre
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList
 
-from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
 from draftwood_model_runner.loading.tokenizer import Tokenizer
-from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.capacity.kv_capacity import StateCapacity
 from draftwood_model_runner.runners.torch import kv_cache
+from draftwood_model_runner.sampling.draws.noise import gumbel_noise
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from tests.model_runner.attention_models import tiny_attention
-from tests.model_runner.families import as_prompt
+from tests.model_runner.families import as_prompt, torch_factory
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import GREEDY, make_sequence
 from tools.model_sweep.hybrids import CONFIGS, VOCAB, tiny_hybrid
 
 CONTEXT, DRAFT = 128, 24
 TIE = 1e-3
-"""Difference of two logits, relative to the largest, within which forms for one and for several tokens may disagree."""
+"""Difference of the two best logits, over the largest, that an answer needs at each step. What a form for one token
+computes differs from one for several by up to 1.4e-4 of the largest (Qwen 3 Next, 360 tokens)."""
 OFTEN = ("qwen3_next", "mamba", "zamba2", "lfm2", "qwen4_exp_text", "inkling_text")
 """Families of different kinds, which the ordinary suite tries; the others are tried by the slow tests."""
 
@@ -52,10 +53,20 @@ def served(family: str) -> LoadedModel:
     return adopt(_module(family), tokenizer, name=family, max_context=CONTEXT, defaults="greedy")
 
 
+class Written(NamedTuple):
+    """What transformers' `generate` writes.
+
+    Attributes:
+        closest: the least difference between the two best scores of a step, over the largest logit there.
+    """
+
+    tokens: list[int]
+    closest: float
+
+
 @functools.cache
-def greedy(family: str, prompt: tuple[int, ...], new: int) -> list[int]:
-    """What transformers' `generate` writes, up to where two logits are so close that rounding may decide: gated norms
-    behind a recurrence make much of it."""
+def generated(family: str, prompt: tuple[int, ...], new: int, sampling: SamplingParams = GREEDY) -> Written:
+    """Greedy, or with temperature by the noise of Draftwood, which depends on seed and position alone."""
     with torch.inference_mode():
         ids = torch.tensor([prompt])
         found = _reference(family).generate(
@@ -65,14 +76,25 @@ def greedy(family: str, prompt: tuple[int, ...], new: int) -> list[int]:
             do_sample=False,
             pad_token_id=0,
             eos_token_id=None,
+            logits_processor=LogitsProcessorList([Noise(sampling)] if sampling.temperature else []),
             output_logits=True,
+            output_scores=True,
             return_dict_in_generate=True,
         )
-    best = torch.stack([logits[0] for logits in found.logits]).topk(2).values
-    close = (best[:, 0] - best[:, 1]) < TIE * best[:, 0].abs().clamp(min=1.0)
-    clear = int(close.int().argmax()) if close.any() else new
-    written: list[int] = found.sequences[0, len(prompt) : len(prompt) + clear].tolist()
-    return written
+    best = torch.cat(found.scores).topk(2).values
+    gaps = (best[:, 0] - best[:, 1]) * (sampling.temperature or 1.0) / torch.cat(found.logits).abs().amax(1)
+    return Written(found.sequences[0, len(prompt) :].tolist(), float(gaps.min()))
+
+
+class Noise(LogitsProcessor):
+    """Makes the most probable token the one that is sampled."""
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self._sampling = sampling
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        noise = gumbel_noise(scores.shape[1], self._sampling.seed, input_ids.shape[1])
+        return scores.double() / self._sampling.temperature + torch.from_numpy(noise)
 
 
 @functools.cache
@@ -84,48 +106,27 @@ def _module(family: str) -> Any:
     return tiny_hybrid(family) if family in CONFIGS else tiny_attention(family, VOCAB, CONTEXT)
 
 
-def plain(family: str, case: Case) -> list[int]:
-    """What is written alone, without drafts: with temperature by Draftwood itself, whose noise is its own."""
-    if not case.sampling.temperature:
-        return greedy(family, case.prompt, case.new)
-    engine = Engine(served(family), EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, prefix_cache=False))
-    sequence = make_sequence("alone", as_prompt(case.prompt), StopParams(case.new), case.sampling, max_draft_nodes=0)
-    engine.add(sequence)
-    while engine.has_work:
-        engine.step()
-    return sequence.output
-
-
-def margin(family: str, sequence: Sequence) -> float:
-    """By how much the logits of plain decoding would have to be off for what a sequence wrote, see `Difference`."""
-    answer = Answer(sequence.request, tuple(sequence.output), Finish(FinishReason.LENGTH))
-    redecoding = Engine(served(family), EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False)).redecode(answer)
-    while not redecoding.done:
-        redecoding.step()
-    return redecoding.difference.margin if redecoding.difference else 0.0
-
-
 def random_cases(family: str, random: np.random.Generator) -> list[Case]:
-    """Five requests, of which some begin alike, and one is another's prompt with a little more."""
+    """Five requests, of which some begin alike, and one is another's prompt with a little more. No step of an answer
+    has two tokens that rounding may exchange: the logits of a form for one token differ from those of one for several,
+    in transformers too."""
     common = random.integers(0, VOCAB, int(random.integers(1, 50))).tolist()
     cases: list[Case] = []
-    for number in range(5):
+    while len(cases) < 5:
         own = random.integers(0, VOCAB, int(random.integers(1, 40))).tolist()
         prompt = common[: int(random.integers(0, len(common) + 1))] + own
         if cases and random.random() < 0.3:
             prompt = [*cases[-1].prompt, *own[:3]]
         new = int(random.integers(1, 30))
-        temperature = 0.8 if random.random() < 0.3 else 0.0
-        new = new if temperature else max(1, len(greedy(family, tuple(prompt[: CONTEXT - 40]), new)))
-        cases.append(
-            Case(
-                tuple(prompt[: CONTEXT - 40]),
-                new,
-                SamplingParams(temperature=temperature, seed=number),
-                int(random.integers(0, 12)),
-                int(random.integers(0, new)) if random.random() < 0.2 else None,
-            )
+        case = Case(
+            tuple(prompt[: CONTEXT - 40]),
+            new,
+            SamplingParams(temperature=0.8, seed=len(cases)) if random.random() < 0.3 else GREEDY,
+            int(random.integers(0, 12)),
+            int(random.integers(0, new)) if random.random() < 0.2 else None,
         )
+        if generated(family, case.prompt, new, case.sampling).closest >= TIE:
+            cases.append(case)
     return cases
 
 
@@ -175,21 +176,23 @@ def run(family: str, cases: list[Case], answers: list[list[int]], seed: int) -> 
 def assert_lossless(family: str, seeds: range) -> None:
     torch.set_num_threads(1)
     accepted = cached = interrupted = 0
+    written = Counter[int]()
     for seed in seeds:
         cases = random_cases(family, np.random.default_rng(seed))
-        answers = [plain(family, case) for case in cases]
+        answers = [generated(family, case.prompt, case.new, case.sampling).tokens for case in cases]
         sequences, hits = run(family, cases, answers, seed)
         for sequence, case, answer in zip(sequences, cases, answers, strict=True):
             expected = answer[: len(sequence.output)] if case.cancelled is not None else answer
-            same = sequence.output == expected or (case.sampling.temperature and margin(family, sequence) < TIE)
-            assert same or not answer, (seed, case, sequence.output, answer)
+            assert sequence.output == expected, (seed, case)
             assert sequence.stats.drafting_disabled_reason == ""
+            written.update(sequence.output)
         accepted += sum(sequence.stats.accepted_tokens for sequence in sequences)
         interrupted += sum(sequence.stats.preemptions + sequence.stats.pauses for sequence in sequences)
         cached += hits
     assert accepted > len(seeds)
     assert cached > 0
     assert interrupted > 0
+    assert max(written.values()) < sum(written.values()) / 4, "a wrong state would write the same tokens"
 
 
 @pytest.mark.parametrize("family", OFTEN)
@@ -216,11 +219,26 @@ def test_sequences_beyond_the_memory_for_states_wait(monkeypatch: pytest.MonkeyP
     while engine.has_work:
         engine.step()
         assert sum(one.state is SequenceState.RUNNING for one in sequences) <= 2
-    answers = [greedy("qwen3_next", prompt, 8) for prompt in prompts]
-    assert [one.output[: len(answer)] for one, answer in zip(sequences, answers, strict=True)] == answers
+    assert [one.output for one in sequences] == [generated("qwen3_next", prompt, 8).tokens for prompt in prompts]
+
+
+def test_the_memory_of_states_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    model, prompt = served("qwen3_next"), tuple(range(1, 50))
+    per_sequence = torch_factory(model).layout.state_bytes
+    with caplog.at_level("INFO"):
+        engine = Engine(model, EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=3))
+    assert f"states of 3 sequences, {6 * per_sequence / 1e9:.2f} GB" in caplog.text
+    assert engine.state_use == (0, 0)
+    engine.add(make_sequence("r", as_prompt(prompt), StopParams(8)))
+    engine.step()
+    assert engine.state_use == (per_sequence, per_sequence), "its own, and one at the end of its third page"
+    while engine.has_work:
+        engine.step()
+    assert engine.state_use == (0, per_sequence)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_two_hundred_random_requests(family: str) -> None:
     assert_lossless(family, range(40))

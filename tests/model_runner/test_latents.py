@@ -25,6 +25,7 @@ def test_a_few_requests_of_every_kind(kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("absorbed", [True, False])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_two_hundred_random_requests(kind: str, absorbed: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,7 @@ def test_a_few_requests_of_every_kind(kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_two_hundred_random_requests(kind: str) -> None:
     assert_lossless(kind, range(40))

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from draftwood_service.engine.host import EngineHost
+from draftwood_service.engine.host import run_engine
 from draftwood_service.engine.link import EngineEnd
 from draftwood_service.engine.loaded import LoadedEngine
 
@@ -21,8 +21,8 @@ class EngineThread:
         self._thread: threading.Thread | None = None
 
     def start(self, connection: socket.socket) -> None:
-        host = EngineHost(EngineEnd(connection), self._load, self._interval)
-        self._thread = threading.Thread(target=host.run, name="engine", daemon=True)
+        arguments = (EngineEnd(connection), self._load, self._interval)
+        self._thread = threading.Thread(target=run_engine, args=arguments, name="engine", daemon=True)
         self._thread.start()
 
     def join(self, seconds: float) -> bool:

@@ -23,6 +23,7 @@ from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.output import Finish, FinishReason, StepOutput
 from draftwood_model_runner.request import GrammarKind
+from draftwood_model_runner.runners.base import StateUse
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.sequence import Grammar, Sequence, SequenceState
@@ -169,6 +170,10 @@ class FakeEngine:
     @property
     def kv_use(self) -> KVUse:
         return KVUse(64, len(self._drafters), 0)
+
+    @property
+    def state_use(self) -> StateUse:
+        return StateUse(1024 * len(self._drafters), 0)
 
     @property
     def running(self) -> int:

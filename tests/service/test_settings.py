@@ -193,6 +193,7 @@ def test_help_has_every_setting(capsys: pytest.CaptureFixture[str], monkeypatch:
         (["--exact", "true"], "exact True: is not a setting of engine vllm: vLLM has no exact mode (from --exact)"),
         (["--runner", "torch"], "runner torch: is not a setting of engine vllm"),
         (["--weights", "int8"], "weights int8: is not a setting of engine vllm"),
+        (["--own-text-tokens", "9"], "own_text_tokens 9: is not a setting of engine vllm"),
         (["--engine-args", '{"max_num_seqs": 3}'], "engine_args[max_num_seqs]: is set by --max-running"),
         (["--engine-args", "[1]"], "engine_args [1]: must be a JSON object"),
         (["--engine-args", "{x"], "engine_args {x: must be a JSON object"),

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from draftwood_sglang import worker as plugin
+from draftwood_tenants.engines import opening
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUNDLED_MODEL = str(REPOSITORY / "model_runner" / "draftwood_model_runner" / "loading" / "demo")
@@ -60,7 +61,7 @@ def running_worker(monkeypatch: pytest.MonkeyPatch, nodes: int = 8, batch: int =
             get_memory_pool=lambda: (pool, None),
         )
         finalizers: list[Any] = []
-        monkeypatch.setattr(plugin, "Finalize", lambda _, close, exitpriority: finalizers.append(close))
+        monkeypatch.setattr(opening, "Finalize", lambda _, close, exitpriority: finalizers.append(close))
         made = registered().create_worker(args)(args, 0, 0, target)
         made.alloc_memory_pool()
         try:
@@ -160,4 +161,4 @@ def answered(worker: Any, name: str, text: list[int] = TEXT, **options: Any) -> 
 def learn_for(worker: Any, *tenants: str) -> None:
     """Loads their memories, so that the first steps of their requests draft."""
     for tenant in tenants:
-        worker.ngram_corpus.drafts._memory.strategy(tenant, "trie")
+        worker.ngram_corpus.drafts.memory.strategy(tenant, "trie")

@@ -84,7 +84,7 @@ class _Scheduler:
 
     def break_drafting(self) -> None:
         """From now on it raises, as a defect of ours would."""
-        self._worker.ngram_corpus.drafts._propose = None
+        self._worker.ngram_corpus.drafts.step = None
 
 
 class _Hanging:

@@ -89,7 +89,7 @@ def test_drafting_that_raises_costs_drafts_and_nothing_else(
         assert answered(worker, "1", draftwood_tenant="acme") == 0
         drafts = worker.ngram_corpus.drafts
         with monkeypatch.context() as patch:
-            patch.setattr(drafts, "trees", fail)
+            patch.setattr(drafts, "step", fail)
             assert answered(worker, "2", draftwood_tenant="acme") == 0
         assert worker.ngram_corpus.drafts is None
         assert "SGLang goes on without drafts of Draftwood: 3 in a row raised" in caplog.text

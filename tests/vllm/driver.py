@@ -88,21 +88,21 @@ class Driver:
         """Of the drafts, once all requests have ended and what they wrote is stored, or after `rest` seconds."""
         proposer = self.runner.drafter
         drafts, deadline = proposer._opened.drafts, time.monotonic() + rest
-        while time.monotonic() < deadline and (drafts.sessions or drafts._memory.counters().outbox_records):
+        while time.monotonic() < deadline and (drafts.sessions or drafts.memory.counters().outbox_records):
             time.sleep(0.02)
-        counters = drafts._memory.counters()
+        counters = drafts.memory.counters()
         return {
             "sessions": len(drafts.sessions),
             "learned": counters.learned,
             "waiting": counters.outbox_records,
-            "fingerprint": drafts._memory.naming.fingerprint,
-            "failures": dict(drafts.failures),
+            "fingerprint": drafts.memory.naming.fingerprint,
+            "failures": dict(drafts.sessions.failures),
             "off": proposer._off,
         }
 
     def crash(self) -> dict[str, Any]:
         """Ends the loop of the thread that follows the memories, in its midst."""
-        thread = self.runner.drafter._opened.drafts._memory.thread
+        thread = self.runner.drafter._opened.drafts.memory.thread
         thread._loop.call_soon_threadsafe(thread._loop.stop)
         thread._thread.join(30.0)
         return {} if not thread._thread.is_alive() else {"error": "it lives"}

@@ -61,7 +61,7 @@ class Engine:
 def environment_of(*more: Path, **variables: str) -> dict[str, str]:
     """Of a process in vLLM's environment: none of the tests' own settings, our code as it is here, and `variables`."""
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
-    ours = [*(REPOSITORY / one for one in ("strategies", "memory", "plugins/vllm")), *more]
+    ours = [*(REPOSITORY / one for one in ("strategies", "memory", "tenants", "plugins/vllm")), *more]
     return {**kept, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, ours)), **variables}
 
 

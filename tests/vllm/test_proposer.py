@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 import yaml
 
-from draftwood_memory.settings.memory_settings import read_environment
+from draftwood_memory import Memory
+from draftwood_memory.engines.drafts import EngineDrafts
+from draftwood_memory.engines.forms.chains import ChainForm
+from draftwood_memory.engines.policy import SettingsPolicy
+from draftwood_memory.settings.memory_settings import MemorySettings, read_environment
 from draftwood_tenants.engines import opening
 from draftwood_vllm import Proposer, TenantHeader, proposer
 from tests.distributions.workspace import FOLDERS
@@ -93,15 +97,18 @@ def test_a_runner_that_lacks_what_is_needed_is_named(runner_class: Any, caplog: 
     assert "GPUModelRunner has no requests; vLLM 0.32 has" in caplog.text
 
 
-def test_a_step_that_fails_costs_its_drafts_and_three_of_them_all_drafts(
+def test_drafting_that_raises_in_three_steps_is_switched_off(
     runner_class: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = runner_class().drafter
     closed: list[bool] = []
-    drafts = SimpleNamespace(failing=False)
+    drafts = EngineDrafts(
+        Memory(None, "0" * 16), MemorySettings(), SettingsPolicy(MemorySettings(), ""), 10, ChainForm(8), bool
+    )
     made._opened = SimpleNamespace(drafts=drafts, close=lambda: closed.append(True))
     for _ in range(4):
-        assert propose(made) == [[], [], []]
+        assert propose(made) == [[], [], []]  # the runner has no requests
+    drafts.close()
     assert drafts.failing
     assert closed == [True]
     assert caplog.text.count("goes on without drafts of Draftwood: it raised in 3 steps, AttributeError") == 1

@@ -169,7 +169,7 @@ def small_model(family: str) -> Any:
     """
     for name in (family, f"{family}_text"):
         if name in CONFIGS:
-            return tiny_hybrid(name, CONTEXT, tie_word_embeddings=False)
+            return tiny_hybrid(name, CONTEXT)
     whole = AutoConfig.for_model(family, **_CHANGES.get(family, {}))
     config = whole.get_text_config()
     if hasattr(config, "is_decoder"):

@@ -20,6 +20,7 @@ _SHAPE: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
     "pad_token_id": 0,
+    "tie_word_embeddings": False,  # else some write the last token again and again
 }
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _DELTA: dict[str, Any] = {

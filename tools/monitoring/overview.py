@@ -142,6 +142,12 @@ OVERVIEW = Board(
                 most=1.0,
             ),
             Graph(
+                "States",
+                "Memory of recurrent layers' states, of requests and kept for prefixes, by replica; else 0.",
+                "bytes",
+                [Query("draftwood_states_size_bytes{SELECT}", "{{pod}} {{draftwood_state}}")],
+            ),
+            Graph(
                 "Preemptions",
                 "Slots taken from running requests a second, by replica. What they had is computed again.",
                 "short",

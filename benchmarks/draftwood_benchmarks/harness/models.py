@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -84,11 +84,13 @@ class ChosenModel:
         name: for tables.
         path: folder or hub id.
         options: as given by the user.
+        same_text: it is the bundled model grown to a shape only, and writes what that writes.
     """
 
     name: str
     path: str
     options: ModelOptions
+    same_text: bool = False
 
     def load(self) -> LoadedModel:
         """The model as our engine runs it. Raises ModelNotFoundError, UnsupportedModelError, InvalidValueError."""
@@ -102,6 +104,13 @@ class ChosenModel:
             runner=options.runner,
             weights=options.weights,
         )
+
+    def load_small(self) -> LoadedModel:
+        """The bundled model, for what a model of the same text need not do itself."""
+        from draftwood_model_runner.loading.model import BUNDLED_MODEL
+
+        options = replace(self.options, shape="native", runner="auto")
+        return ChosenModel("bundled model", BUNDLED_MODEL, options).load()
 
     def load_plain(self, like: LoadedModel) -> Any:
         """The model as transformers runs it, with the dtype and on the device of `like`."""
@@ -144,7 +153,7 @@ def chosen_model(options: ModelOptions, console: Console, positions: int | None 
         name = _grown_name(options)
         with console.status(f"Growing the bundled model: {name}"):
             _write_grown(shape, options, Path(folder), positions)
-        yield ChosenModel(name, folder, options)
+        yield ChosenModel(name, folder, options, options.vocabulary is None and options.weights == "as-is")
 
 
 def _first_growth(options: ModelOptions, positions: int | None) -> tuple[str, object]:

@@ -18,9 +18,9 @@ from draftwood_benchmarks.harness.report import BenchmarkError, percentile
 from draftwood_memory.config import MemoryConfig
 from draftwood_memory.memory import Memory
 from draftwood_memory.records import Kind, Record
-from draftwood_memory.store.memories import Append
 from draftwood_memory.store.naming import MemoryName
 from draftwood_memory.store.redis_client import RedisClient
+from draftwood_memory.store.stored import Append
 from draftwood_strategies.registry import warm_up
 
 _RECORD_TOKENS = 200
@@ -81,7 +81,7 @@ async def boot(url: str) -> float:
                 for one in records
             ]
         )
-    await memory.memories.announce([tag], time.time())
+    await memory.memories.catalogue.note_use([tag])
     await memory.memories.client.close()
     memory.stop()
     warm_up(STRATEGY)  # as a service does before it loads its model

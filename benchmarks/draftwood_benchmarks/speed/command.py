@@ -2,7 +2,8 @@
 
 All contenders answer a prompt before any answers the next one, and each prompt begins with another contender, so that
 other load on the machine slows all of them alike. Warm memories have learned from other prompts; cold ones start empty
-and learn from the measured prompts, as in a service. Each round starts with the memories of the first one.
+and learn from the measured prompts, as in a service. The bundled model answers the others for a shape that it was grown
+to, as it writes the same text. Each round starts with the memories of the first one.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class _Options:
     max_tokens: int
     max_draft_nodes: int
     budget: int | None
+    own_text: int
 
     def check(self) -> None:
         """Raises InvalidInputError: options that exclude each other."""
@@ -132,6 +134,10 @@ def speed(
             show_default=False,
         ),
     ] = None,
+    own_text: Annotated[
+        int,
+        typer.Option(min=0, help="Tokens that the model writes by itself first, as the setting own_text_tokens."),
+    ] = 0,
 ) -> None:
     """Tokens per second of one stream: transformers' generate and prompt lookup, ours with drafting off, and every
     strategy with an empty and with a warm memory.
@@ -154,6 +160,7 @@ def speed(
         max_tokens=max_tokens,
         max_draft_nodes=max_draft_nodes,
         budget=budget,
+        own_text=own_text,
     )
     options.check()
     out = console()
@@ -181,6 +188,7 @@ def _report(run: _Measured, options: _Options, output: OutputOptions, out: Conso
     warm = f"warm: after {options.warm} others"
     title = f"{run.name}\n{options.limit} prompts, {options.rounds} rounds; {warm}{warning(run.busy)}"
     title += "" if options.budget is None else f"; always {options.budget} draft nodes"
+    title += f"; after {options.own_text:,} tokens of the model's own" if options.own_text else ""
     title += "" if options.context is None else f"; prompts of {options.context:,} tokens"
     out.print(table_of(rows, title))
     output.write(
@@ -193,6 +201,7 @@ def _report(run: _Measured, options: _Options, output: OutputOptions, out: Conso
         prompts=options.limit,
         warm_prompts=options.warm,
         budget=options.budget,
+        own_text=options.own_text,
         rounds=options.rounds,
         busy=run.busy,
     )
@@ -206,17 +215,24 @@ def _measure(model: ModelOptions, options: _Options, out: Console) -> _Measured:
 
         from draftwood_benchmarks.speed.contenders import Task
         from draftwood_benchmarks.speed.measuring import Measurement, references
+        from draftwood_model_runner.own_text import own_text_successors
 
         with out.status("Loading the model"):
             loaded = chosen.load()
             threads = model.threads or torch.get_num_threads()
             engine = _engine(loaded, options, threads)
+            small = chosen.same_text and options.context is None and options.warm > 1
+            teacher = _engine(chosen.load_small(), options, threads) if small else engine
+            if options.own_text:
+                rows = own_text_successors(teacher, options.own_text, None)
+                teacher.draft_from(rows)
+                engine.draft_from(rows)
         measured, others = _random(loaded, options) if options.random else _read(out, loaded, options)
         task = Task(options.max_tokens)
         if options.random:
             task = Task(options.max_tokens, RANDOM_TEMPERATURE, ignore_eos=True)
         tasks = [task, Task(options.max_tokens, *SAMPLED)] if options.sampled else [task]
-        measurement = Measurement(engine, tasks, options.strategies, measured, others, options.rounds)
+        measurement = Measurement(engine, teacher, tasks, options.strategies, measured, others, options.rounds)
         peer, drafts, warm = options.peer, options.peer_drafts, options.warm > 0
         with references(out, chosen, engine, threads, task, peer, drafts, warm=warm) as found:
             load = OtherLoad()

@@ -22,7 +22,7 @@ from draftwood_benchmarks.speed.contenders import (
 )
 from draftwood_benchmarks.speed.rows import PLAIN
 from draftwood_model_runner.engine import Engine
-from draftwood_strategies import create
+from draftwood_strategies import Strategy, create
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.registry import warm_up
 
@@ -35,6 +35,8 @@ class Measurement:
     """What is measured.
 
     Attributes:
+        teacher: answers `others`, all but the last one, for warm memories: `engine`, or one that writes the same text
+            in less time.
         tasks: what each of our contenders does, the first one also what the others do.
         strategies: names of strategies, besides drafting off.
         measured: the prompts, int32[p] each.
@@ -43,6 +45,7 @@ class Measurement:
     """
 
     engine: Engine
+    teacher: Engine
     tasks: Sequence[Task]
     strategies: Sequence[str]
     measured: Sequence[Int32Array]
@@ -74,26 +77,29 @@ class Measurement:
         compiled."""
         gc.freeze()  # as in the service: a collection that looks through the loaded model takes 0.15 s
 
-        def contender(name: str, *, warm: bool = False) -> EngineContender:
-            strategy = None if name == PLAIN else create(name)
-            return EngineContender(self.engine, task, name, strategy, warm=warm, number=number)
+        def contender(
+            name: str, engine: Engine, strategy: Strategy | None = None, *, warm: bool = False
+        ) -> EngineContender:
+            return EngineContender(engine, task, name, strategy, warm=warm, number=number)
 
-        plain = contender(PLAIN)
+        plain = contender(PLAIN, self.engine)
         plain.answer(self.measured[0], 0)
         yield plain
         for name in self.strategies:
             warm_up(name)
-            contender(name).answer(self.measured[0], 0)
-            yield contender(name)
+            contender(name, self.engine, create(name)).answer(self.measured[0], 0)
+            yield contender(name, self.engine, create(name))
             if self.others:
-                warm = contender(name, warm=True)
-                self._teach(warm, out)
+                strategy = create(name)
+                warm = contender(name, self.engine, strategy, warm=True)
+                self._teach(contender(name, self.teacher, strategy, warm=True), self.others[:-1], out)
+                warm.answer_together(self.others[-1:], _LEARNING_SEED - 1)
                 yield warm
 
-    def _teach(self, contender: EngineContender, out: Console) -> None:
-        """Lets it answer the other prompts."""
-        together = self.engine.config.max_running
-        groups = [self.others[at : at + together] for at in range(0, len(self.others), together)]
+    def _teach(self, contender: EngineContender, prompts: Sequence[Int32Array], out: Console) -> None:
+        """Lets it answer some prompts."""
+        together = self.teacher.config.max_running
+        groups = [prompts[at : at + together] for at in range(0, len(prompts), together)]
         for i, group in enumerate(progress(groups, f"{contender.strategy}: answers to learn from", out)):
             contender.answer_together(group, _LEARNING_SEED + i * together)
 

@@ -5,8 +5,7 @@ Nothing is counted by tenant, so that no tenant's use shows to another, and seri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
@@ -27,7 +26,7 @@ class Metric(NamedTuple):
 
     Attributes:
         name: for Prometheus, that of a counter without its `_total`.
-        field: of `DraftCounts` or `MemoryCounters`.
+        field: of `Counts` or `MemoryCounters`.
     """
 
     name: str
@@ -79,67 +78,56 @@ DRAFTING_UP = Metric(
 ALL = (*OF_DRAFTS, *OF_MEMORY, STORE_UP, DRAFTING_UP)
 
 
-@dataclass(slots=True)
-class DraftCounts:
-    """What drafting did for some requests; names as in `draftwood_service.engine.reporting.report.WorkCounts`."""
-
-    sequences: int = 0
-    written_tokens: int = 0
-    decode_steps: int = 0
-    drafts: int = 0
-    proposed_tokens: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    draft_seconds: float = 0.0
-    disabled: int = 0
-    suspensions: int = 0
-
-    def add(self, session: Session) -> None:
-        """Counts what was done for a request so far."""
-        stats = session.stats
-        self.sequences += 1
-        self.written_tokens += session.seen - session.request.prompt.shape[0]
-        self.decode_steps += stats.decode_steps
-        self.drafts += stats.drafts
-        self.proposed_tokens += stats.proposed_tokens
-        self.draft_tokens += stats.drafted
-        self.accepted_tokens += stats.accepted
-        self.draft_seconds += stats.draft_seconds
-        self.disabled += bool(stats.drafting_disabled_reason)
-        self.suspensions += stats.suspensions
-
-    def plus(self, other: DraftCounts) -> DraftCounts:
-        """Both together, as new counts."""
-        names = [metric.field for metric in OF_DRAFTS]
-        return DraftCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+Counts: TypeAlias = dict[str, float]
+"""By the fields of `OF_DRAFTS`."""
 
 
 class Figures:
     """Counts the requests of an engine, those that still run included."""
 
     def __init__(self) -> None:
-        self._ended: dict[tuple[str, str], DraftCounts] = {}
+        self._ended: dict[tuple[str, str], Counts] = {}
 
     def ended(self, session: Session) -> None:
         """A request ended."""
-        self._ended.setdefault(_key(session), DraftCounts()).add(session)
+        _add(self._ended, session)
 
     def points(self, running: Iterable[Session], memory: MemoryCounters, healthy: bool, drafting: bool) -> list[Point]:
         """All metrics as of now."""
-        counts: dict[tuple[str, str], DraftCounts] = {}
+        counts = {key: {**ended} for key, ended in self._ended.items()}
         for session in running:
-            counts.setdefault(_key(session), DraftCounts()).add(session)
-        for key, ended in self._ended.items():
-            counts[key] = counts.get(key, DraftCounts()).plus(ended)
-        return [*_points(counts, memory), (STORE_UP, {}, float(healthy)), (DRAFTING_UP, {}, float(drafting))]
+            _add(counts, session)
+        of_drafts = [
+            (metric, {STRATEGY: strategy, ARM: arm}, of_key[metric.field])
+            for (strategy, arm), of_key in counts.items()
+            for metric in OF_DRAFTS
+        ]
+        of_memory: list[Point] = [(metric, {}, getattr(memory, metric.field)) for metric in OF_MEMORY]
+        return [*of_drafts, *of_memory, (STORE_UP, {}, float(healthy)), (DRAFTING_UP, {}, float(drafting))]
 
 
-def _points(counts: dict[tuple[str, str], DraftCounts], memory: MemoryCounters) -> Iterator[Point]:
-    for (strategy, arm), of_key in counts.items():
-        for metric in OF_DRAFTS:
-            yield metric, {STRATEGY: strategy, ARM: arm}, getattr(of_key, metric.field)
-    for metric in OF_MEMORY:
-        yield metric, {}, getattr(memory, metric.field)
+def _add(counts: dict[tuple[str, str], Counts], session: Session) -> None:
+    """Adds what was done for a request so far."""
+    of_key = counts.setdefault(_key(session), dict.fromkeys((metric.field for metric in OF_DRAFTS), 0.0))
+    for field, value in _counts_of(session).items():
+        of_key[field] += value
+
+
+def _counts_of(session: Session) -> Counts:
+    """Names as in `draftwood_service.engine.reporting.report.WorkCounts`."""
+    stats = session.stats
+    return {
+        "sequences": 1,
+        "written_tokens": session.seen - session.request.prompt.shape[0],
+        "decode_steps": stats.decode_steps,
+        "drafts": stats.drafts,
+        "proposed_tokens": stats.proposed_tokens,
+        "draft_tokens": stats.drafted,
+        "accepted_tokens": stats.accepted,
+        "draft_seconds": stats.draft_seconds,
+        "disabled": bool(stats.drafting_disabled_reason),
+        "suspensions": stats.suspensions,
+    }
 
 
 def _key(session: Session) -> tuple[str, str]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from draftwood_memory.config import Terms
 from draftwood_memory.errors import InvalidSettingError
-from draftwood_memory.memory import StrategyUse
-from draftwood_memory.residents import StrategyKey
+from draftwood_memory.learning import StrategyUse
+from draftwood_memory.local.resident import StrategyKey
 from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies.options import Options
 

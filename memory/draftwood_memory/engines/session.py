@@ -1,19 +1,41 @@
-"""One live request of an engine, from its first token to its end."""
+"""One live request of an engine, from its first token to its end, and what the engine tells of it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from draftwood_memory.engines.options import RequestOptions
-from draftwood_memory.memory import Learning
+from draftwood_memory.learning import Learning
 from draftwood_memory.records import Int32Array
 from draftwood_strategies.base import SourceCounts, Strategy
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 
 _NOTHING = np.empty(0, np.int32)
+
+
+class Row(NamedTuple):
+    """A request in the engine's step.
+
+    Attributes:
+        tokens: int32[n] or another type of whole numbers: its prompt and all that it wrote, this step's tokens too.
+        prompt: tokens of its prompt.
+        room: how many tokens may be drafted; 0 or less for none.
+        options: what the request carries, read when it is seen first.
+        writes: False while its prompt is not read to its end.
+        stops: tokens that end it.
+    """
+
+    request_id: str
+    tokens: np.ndarray[Any, np.dtype[Any]]
+    prompt: int
+    room: int
+    options: Mapping[str, Any] | None
+    writes: bool = True
+    stops: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,56 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Protocol
 
 from draftwood_memory.config import MemoryConfig, default_max_bytes
 from draftwood_memory.memory import Memory
+from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_memory.store.embedded import EmbeddedServer, default_folder, socket_url
 from draftwood_memory.store.encryption import KeyRing, read_key_file, read_keys
 from draftwood_memory.store.redis_client import RedisClient, RedisTls
 
 
-class StoreSettings(Protocol):
-    """The settings that name a store and its memories, see `settings.MemorySettings`."""
-
-    @property
-    def max_tenants(self) -> int: ...
-    @property
-    def store(self) -> str: ...
-    @property
-    def store_folder(self) -> Path | None: ...
-    @property
-    def store_bytes(self) -> int: ...
-    @property
-    def store_timeout(self) -> float: ...
-    @property
-    def store_tls_ca(self) -> Path | None: ...
-    @property
-    def store_tls_cert(self) -> Path | None: ...
-    @property
-    def store_tls_key(self) -> Path | None: ...
-    @property
-    def store_keys(self) -> str | None: ...
-    @property
-    def store_key_file(self) -> Path | None: ...
-    @property
-    def memory_tokens(self) -> int: ...
-    @property
-    def memory_bytes(self) -> int: ...
-    @property
-    def memory_max_bytes(self) -> int | None: ...
-    @property
-    def memory_ttl(self) -> float: ...
-    @property
-    def memory_max_age(self) -> float: ...
-    @property
-    def memory_orphan_ttl(self) -> float: ...
-    @property
-    def memory_idle(self) -> float: ...
-
-
-def store_client(settings: StoreSettings, timeout: float | None = None) -> RedisClient | None:
+def store_client(settings: MemorySettings, timeout: float | None = None) -> RedisClient | None:
     """A client that connects when it is first used; None if there is no server (`store` is "memory").
 
     Args:
@@ -71,7 +31,7 @@ def store_client(settings: StoreSettings, timeout: float | None = None) -> Redis
     return RedisClient(settings.store, tls, seconds)
 
 
-def store_keys(settings: StoreSettings) -> KeyRing | None:
+def store_keys(settings: MemorySettings) -> KeyRing | None:
     """The keys that encrypt stored values. Raises InvalidSettingError."""
     if settings.store_key_file is not None:
         return read_key_file(settings.store_key_file, "store_key_file")
@@ -79,7 +39,7 @@ def store_keys(settings: StoreSettings) -> KeyRing | None:
 
 
 @contextmanager
-def opened_memory(settings: StoreSettings, fingerprint: str) -> Iterator[Memory]:
+def opened_memory(settings: MemorySettings, fingerprint: str) -> Iterator[Memory]:
     """The memory of the settings, not started yet. An embedded store runs as long as the context.
 
     Raises:

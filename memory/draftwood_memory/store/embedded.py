@@ -22,7 +22,6 @@ from draftwood_memory.errors import InvalidSettingError, StoreUnavailableError
 
 _log = logging.getLogger(__name__)
 
-_SOCKET = "valkey.sock"
 _MAX_SOCKET_PATH = 100
 """Bytes; Unix sockets allow 107."""
 _WATCH_SECONDS = 0.25
@@ -68,7 +67,6 @@ class EmbeddedServer:
         self._lock: IO[str] | None = None
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="embedded-store", daemon=True)
-        self.starts = 0
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_private()
@@ -169,7 +167,6 @@ class EmbeddedServer:
             start_new_session=True,  # Ctrl-C on the terminal reaches the service only, which then stops the server
         )
         (self._folder / "pid").write_text(str(self._process.pid), encoding="utf-8")
-        self.starts += 1
         _log.info("embedded store started in %s, pid %d", self._folder, self._process.pid)
 
     def _end_orphan(self) -> None:

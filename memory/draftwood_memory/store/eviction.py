@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 
-from draftwood_memory.config import surplus
-from draftwood_memory.store.memories import Memories, StoredMemory
-from draftwood_memory.store.naming import KINDS_KEY, fingerprint_of, tenant_part
+from draftwood_memory.fair_share import surplus
+from draftwood_memory.store.memories import Memories
+from draftwood_memory.store.naming import fingerprint_of, tenant_part
+from draftwood_memory.store.stored import StoredMemory
 
 _log = logging.getLogger(__name__)
 
@@ -33,9 +34,8 @@ async def make_room(memories: Memories, fingerprint: str, is_full: bool) -> int:
     used, limit = await memories.fill()
     if not is_full and used <= _NEARLY_FULL * limit:
         return 0
-    kinds = await memories.client.command("ZRANGE", KINDS_KEY, 0, -1)
-    listed = await memories.by_use({fingerprint, *(fingerprint_of(kind.decode()) for kind in kinds)})
-    used_at = dict(listed)
+    models = {fingerprint, *map(fingerprint_of, await memories.catalogue.kinds())}
+    used_at = dict(await memories.catalogue.by_use(models))
     stored = [one for one in await memories.info([*used_at]) if not one.newer]
     total = sum(one.bytes for one in stored)
     wanted = max(used - _ENOUGH * limit, _UNKNOWN_PART * total if is_full else 0)

@@ -11,23 +11,22 @@ has not heard is in a stream that nothing reads, which its writer deletes when i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from draftwood_memory.errors import MemoryStoreError, NewerMemoryError, StoreRefusedError
+from draftwood_memory.store.catalogue import Catalogue
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import (
     SCHEMA,
     arm_part,
     fingerprint_of,
-    memories_key,
     stream_key,
     tenant_key,
     tenant_part,
 )
-from draftwood_memory.store.redis_client import RedisClient, despite_full
+from draftwood_memory.store.redis_client import RedisClient, Words, despite_full
+from draftwood_memory.store.stored import Append, Entry, Head, StoredMemory
 
 _HASH_SECONDS = 30 * 24 * 3600
 """A tenant's hash outlives its streams by so long, so that no late entry is read again. Not tuned: it has to outlast
@@ -35,64 +34,8 @@ every outbox, and every replica that has not heard of a purge."""
 _LEAST_ENTRY_BYTES = 64
 """Bounds a stream that is written by processes that have not loaded it: no entry is smaller."""
 _FIRST = b"0-0"
-
-Entry: TypeAlias = tuple[bytes, bytes]
-"""Id and value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What the store says of a memory.
-
-    Attributes:
-        known: the tenant has a hash.
-        newer: a program with a higher `SCHEMA` wrote to it.
-        purged_since: seconds since the generation began, by the store's clock; None if there was no purge.
-    """
-
-    generation: int
-    known: bool
-    newer: bool
-    purged_since: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """An entry to be written, and what the hash is to say of its memory.
-
-    Attributes:
-        first_id: the oldest entry that is kept; None if that is not known.
-        max_bytes: of the stream, roughly, if `first_id` is not known.
-        expiry: seconds until the memory is deleted if nothing more is written; 0 for never.
-        tokens: of the memory; None if they are not known.
-    """
-
-    tag: str
-    generation: int
-    name: bytes
-    value: bytes
-    first_id: bytes | None
-    max_bytes: int
-    expiry: float
-    tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMemory:
-    """Size of a memory in the store.
-
-    Attributes:
-        name: encoded; b"" if it is missing.
-        bytes: of the stream, as the store estimates it.
-    """
-
-    tag: str
-    name: bytes
-    generation: int
-    tokens: int
-    bytes: int
-    entries: int
-    newer: bool
+PAGE = 1000
+"""Entries of one read. Not tuned: any number near works."""
 
 
 class Memories:
@@ -100,40 +43,42 @@ class Memories:
 
     Args:
         clock: follows the store's answers.
-        schema: as `SCHEMA`; another one for tests.
+
+    Attributes:
+        catalogue: lists them.
     """
 
-    def __init__(self, client: RedisClient, clock: StoreClock, schema: int = SCHEMA) -> None:
+    def __init__(self, client: RedisClient, clock: StoreClock) -> None:
         self.client = client
         self.clock = clock
-        self._schema = schema
+        self.catalogue = Catalogue(client, clock)
 
     async def heads(self, tags: SequenceOf[str]) -> list[Head]:
         if not tags:
             return []
-        answers = await self._all([("TIME",), *map(_head, tags)])
+        answers = await self.client.results([("TIME",), *map(_head, tags)])
         now = self.clock.agree(answers[0])
-        return [self._head(answer, now) for answer in answers[1:]]
+        return [Head.of(answer, now) for answer in answers[1:]]
 
-    async def read(self, tag: str, generation: int, after: bytes = _FIRST, count: int = 1000) -> list[Entry]:
-        """The entries after an id, the oldest first, `count` at most."""
+    async def read(self, tag: str, generation: int, after: bytes = _FIRST) -> list[Entry]:
+        """The entries after an id, the oldest first, `PAGE` at most."""
         return entries_of(
-            await self.client.command("XRANGE", stream_key(tag, generation), b"(" + after, "+", "COUNT", count)
+            await self.client.command("XRANGE", stream_key(tag, generation), b"(" + after, "+", "COUNT", PAGE)
         )
 
     async def last_ids(self, memories: SequenceOf[tuple[str, int]]) -> list[bytes]:
         """The id of the last entry of each (tag, generation); b"0-0" if there is none."""
         words = [("XREVRANGE", stream_key(*one), "+", "-", "COUNT", 1) for one in memories]
-        return [answer[0][0] if answer else _FIRST for answer in await self._all(words)]
+        return [answer[0][0] if answer else _FIRST for answer in await self.client.results(words)]
 
     async def append(self, appends: SequenceOf[Append]) -> list[tuple[bytes, Head] | MemoryStoreError]:
         """Writes entries; for each its id and what the store says of the memory after it, or its error.
 
         A purge that comes before the entry is told in its `Head`; one that comes after it deletes the entry.
         """
-        words: list[SequenceOf[str | int | bytes]] = [("TIME",)]
+        words: list[Words] = [("TIME",)]
         for one in appends:
-            words += self._append(one)
+            words += _append(one)
         answers = await self.client.commands(words)
         if isinstance(answers[0], MemoryStoreError):
             raise answers[0]
@@ -142,30 +87,13 @@ class Memories:
         for at in range(1, len(answers), len(words) // max(1, len(appends))):
             added, head = answers[at], answers[at + 4]
             error = next((one for one in (added, head) if isinstance(one, MemoryStoreError)), None)
-            found.append((added, self._head(head, now)) if error is None else error)
+            found.append((added, Head.of(head, now)) if error is None else error)
         return found
-
-    def _append(self, one: Append) -> list[SequenceOf[str | int | bytes]]:
-        stream, key, field = stream_key(one.tag, one.generation), tenant_key(tenant_part(one.tag)), _field(one.tag)
-        bound = ("MAXLEN", "~", max(1, one.max_bytes // _LEAST_ENTRY_BYTES))
-        kept = bound if one.first_id is None else ("MINID", "~", one.first_id)
-        tokens = () if one.tokens is None else (f"t:{field}", one.tokens)
-        return [
-            ("XADD", stream, *kept, "*", "e", one.value),
-            _expire(stream, one.expiry),
-            ("HSET", key, "v", self._schema, f"n:{field}", one.name, *tokens),
-            _expire(key, one.expiry and one.expiry + _HASH_SECONDS),
-            _head(one.tag),
-        ]
-
-    async def announce(self, tags: SequenceOf[str], now: float) -> None:
-        """Lists memories as used at `now`, a Unix time."""
-        await self._all([("ZADD", memories_key(fingerprint_of(tag)), f"{now:.3f}", tag) for tag in tags])
 
     async def renew(self, tag: str, generation: int, expiry: float) -> None:
         """A memory was loaded: its time until it is deleted as unused begins anew."""
         keys = (stream_key(tag, generation), expiry), (tenant_key(tenant_part(tag)), expiry + _HASH_SECONDS)
-        await self._all([_expire(*one) for one in keys])
+        await self.client.results([_expire(*one) for one in keys])
 
     async def trim(self, tag: str, generation: int, oldest: float) -> None:
         """Deletes the entries from before a Unix time."""
@@ -179,18 +107,13 @@ class Memories:
         """
         field = _field(tag)
         unname = ("HDEL", tenant_key(tenant_part(tag)), f"n:{field}", f"t:{field}")
-        await self._all([unname, ("UNLINK", stream_key(tag, generation))])
+        await self.client.results([unname, ("UNLINK", stream_key(tag, generation))])
 
     async def forget_listed(self, fingerprint: str) -> None:
-        """Shortens the list of a model's memories by those that are gone, and were not used for `_HASH_SECONDS`.
-
-        They are removed by their times, so that one stays that is written to meanwhile, and so is listed anew.
-        """
-        key, before = memories_key(fingerprint), f"({self.clock.now() - _HASH_SECONDS:.3f}"
-        found = await self.client.command("ZRANGEBYSCORE", key, "-inf", before, "WITHSCORES")
-        listed = {tag.decode(): at for tag, at in zip(found[::2], found[1::2], strict=True)}
+        """Shortens the list of a model's memories by those that are gone, and were not used for `_HASH_SECONDS`."""
+        listed = dict(await self.catalogue.used_before(fingerprint, self.clock.now() - _HASH_SECONDS))
         kept = {listed[one.tag] for one in await self.info([*listed])}
-        await self._all([("ZREMRANGEBYSCORE", key, at, at) for at in {*listed.values()} - kept])
+        await self.catalogue.remove(fingerprint, {*listed.values()} - kept)
 
     async def unlink(self, tag: str, generation: int) -> None:
         """Deletes the stream of a generation that has passed."""
@@ -217,30 +140,29 @@ class Memories:
             NewerMemoryError: a newer version wrote to the tenant's memories.
         """
         key = tenant_key(part)
-        hash_, clock = await self._all([("HGETALL", key), ("TIME",)])
+        hash_, clock = await self.client.results([("HGETALL", key), ("TIME",)])
         fields = _fields(hash_)
-        if int(fields.get("v", 0)) > self._schema:
+        if int(fields.get("v", 0)) > SCHEMA:
             raise NewerMemoryError()
         passed = {int(one) for one in fields.get("dead", b"0").split(b",")}
         passed |= {int(value) for name, value in fields.items() if name == "g" or name.startswith("g:")}
         now = int(1e6 * self.clock.agree(clock))
         generation = max(now, at_least, *(one + 1 for one in passed))
         dead = b",".join(b"%d" % one for one in sorted(passed))
-        raise_ = despite_full(
-            "HSET", key, "v", self._schema, "g" if arm is None else f"g:{arm}", generation, "dead", dead
-        )
-        await self._all([raise_])
+        raise_ = despite_full("HSET", key, "v", SCHEMA, "g" if arm is None else f"g:{arm}", generation, "dead", dead)
+        await self.client.results([raise_])
         # What was named until now, too: a writer that is later finds the generation raised, and deletes its entry.
         tags = _tags(_fields(await self.client.command("HGETALL", key)), part, arm)
+        streams = [("UNLINK", stream_key(tag, one)) for tag in tags for one in sorted(passed)]
         forgotten = [("HDEL", key, f"t:{_field(tag)}") for tag in tags]
-        await self._all([*_unlinks(tags, passed), *forgotten, ("HDEL", key, "dead")])
+        await self.client.results([*streams, *forgotten, ("HDEL", key, "dead")])
         return {tag: int(fields.get(f"t:{_field(tag)}", 0)) for tag in tags}
 
     async def raise_again(self, tag: str, generation: int, found: int) -> None:
         """The store lost a purge, as in a failover: this memory's generation is `generation`, not `found`."""
-        fields = ("v", self._schema, f"g:{arm_part(tag)}", generation)
+        fields = ("v", SCHEMA, f"g:{arm_part(tag)}", generation)
         raise_ = despite_full("HSET", tenant_key(tenant_part(tag)), *fields)
-        await self._all([raise_, ("UNLINK", stream_key(tag, found))])
+        await self.client.results([raise_, ("UNLINK", stream_key(tag, found))])
 
     async def fill(self) -> tuple[int, int]:
         """Bytes that the store uses, and its limit; (0, 0) without one, or if that cannot be known."""
@@ -253,18 +175,6 @@ class Memories:
         limit = int(found.get("maxmemory", 0))
         return (int(found["used_memory"]), limit) if limit else (0, 0)
 
-    async def by_use(self, fingerprints: Iterable[str]) -> list[tuple[str, float]]:
-        """The memories of some models, the least recently used first, each with the Unix time of its use."""
-        keys = [memories_key(one) for one in fingerprints]
-        found = await self._all([("ZRANGE", key, 0, -1, "WITHSCORES") for key in keys])
-        pairs = [pair for some in found for pair in zip(some[::2], some[1::2], strict=True)]
-        return sorted([(tag.decode(), float(at)) for tag, at in pairs], key=lambda one: one[1])
-
-    async def tags(self, fingerprint: str) -> list[str]:
-        """The memories of a model, the latest used first."""
-        found = await self.client.command("ZRANGE", memories_key(fingerprint), 0, -1, "REV")
-        return [tag.decode() for tag in found]
-
     async def tags_of(self, part: str, fingerprint: str) -> list[str]:
         """The memories of a tenant and a model; `part` is its name in keys."""
         fields = _fields(await self.client.command("HGETALL", tenant_key(part)))
@@ -274,30 +184,16 @@ class Memories:
         """Of those memories that hold something, in the order of the tags."""
         found: list[StoredMemory] = []
         words = [("HMGET", tenant_key(tenant_part(tag)), f"n:{_field(tag)}", f"t:{_field(tag)}") for tag in tags]
-        named = await self._all(words)
+        named = await self.client.results(words)
         heads = await self.heads(tags)
         streams = [stream_key(tag, head.generation) for tag, head in zip(tags, heads, strict=True)]
-        lengths = await self._all([("XLEN", stream) for stream in streams])
-        sizes = await self._all([("MEMORY", "USAGE", stream) for stream in streams])
+        lengths = await self.client.results([("XLEN", stream) for stream in streams])
+        sizes = await self.client.results([("MEMORY", "USAGE", stream) for stream in streams])
         for tag, (name, tokens), head, length, size in zip(tags, named, heads, lengths, sizes, strict=True):
             if length:
                 known = (name or b"", head.generation, int(tokens or 0))
                 found.append(StoredMemory(tag, *known, size or 0, length, head.newer))
         return found
-
-    async def _all(self, words: SequenceOf[SequenceOf[str | int | bytes]]) -> list[Any]:
-        """Each command's result. Raises the first error of any."""
-        answers = await self.client.commands(words)
-        for answer in answers:
-            if isinstance(answer, MemoryStoreError):
-                raise answer
-        return answers
-
-    def _head(self, answer: list[bytes | None], now: float) -> Head:
-        version, *generations = answer
-        generation = max(int(one or 0) for one in generations)
-        since = max(0.0, now - generation / 1e6) if generation else None
-        return Head(generation, version is not None, int(version or 0) > self._schema, since)
 
 
 def entries_of(answer: list[Any]) -> list[Entry]:
@@ -307,6 +203,20 @@ def entries_of(answer: list[Any]) -> list[Entry]:
 
 def _head(tag: str) -> tuple[str, ...]:
     return "HMGET", tenant_key(tenant_part(tag)), "v", "g", f"g:{arm_part(tag)}"
+
+
+def _append(one: Append) -> list[Words]:
+    stream, key, field = stream_key(one.tag, one.generation), tenant_key(tenant_part(one.tag)), _field(one.tag)
+    bound = ("MAXLEN", "~", max(1, one.max_bytes // _LEAST_ENTRY_BYTES))
+    kept = bound if one.first_id is None else ("MINID", "~", one.first_id)
+    tokens = () if one.tokens is None else (f"t:{field}", one.tokens)
+    return [
+        ("XADD", stream, *kept, "*", "e", one.value),
+        _expire(stream, one.expiry),
+        ("HSET", key, "v", SCHEMA, f"n:{field}", one.name, *tokens),
+        _expire(key, one.expiry and one.expiry + _HASH_SECONDS),
+        _head(one.tag),
+    ]
 
 
 def _expire(key: str, seconds: float) -> tuple[str | int, ...]:
@@ -323,13 +233,5 @@ def _fields(answer: Any) -> dict[str, bytes]:
 
 def _tags(fields: dict[str, bytes], part: str, arm: str | None) -> list[str]:
     """The memories that a tenant's hash names, of one arm or of all."""
-    return [f"{fingerprint}:{part}:{name}" for fingerprint, name in _memories(fields) if arm in (None, name)]
-
-
-def _unlinks(tags: SequenceOf[str], generations: set[int]) -> list[tuple[str, str]]:
-    return [("UNLINK", stream_key(tag, one)) for tag in tags for one in sorted(generations)]
-
-
-def _memories(fields: dict[str, bytes]) -> list[tuple[str, str]]:
-    """(fingerprint, arm) of each memory that a tenant's hash names."""
-    return [(name.split(":")[1], name.split(":")[2]) for name in fields if name.startswith("n:")]
+    named = [field.split(":")[1:] for field in fields if field.startswith("n:")]
+    return [f"{fingerprint}:{part}:{name}" for fingerprint, name in named if arm in (None, name)]

@@ -2,7 +2,7 @@
 
 A sorted set names the processes. Each has a key with the id of the latest purge that it has applied, which it renews
 every other second and which expires `LEASE_SECONDS` after it reached the store last. By then a process that cannot
-reach the store has forgotten what it holds (see `MemoryThread.lapsed`). So a purge is final as soon as every process
+reach the store has forgotten what it holds (see `Processes.lapsed`). So a purge is final as soon as every process
 has applied it, and at the latest when the keys of those that do not answer have expired.
 """
 
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
-from draftwood_memory.errors import MemoryStoreError
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import PROCESSES_KEY, PURGES_KEY, process_key
 from draftwood_memory.store.redis_client import RedisClient, despite_full
@@ -47,6 +45,11 @@ class Processes:
         self._clock = clock
         self._process = process
 
+    @property
+    def lapsed(self) -> bool:
+        """This process has not reached the store for so long that no purge waits for it: it has to forget."""
+        return time.monotonic() - self.reached_at > LEASE_SECONDS
+
     async def latest(self) -> bytes:
         """The id of the latest purge."""
         found = await self._client.command("XREVRANGE", PURGES_KEY, "+", "-", "COUNT", 1)
@@ -61,14 +64,16 @@ class Processes:
         """This process has applied all purges up to this one."""
         self.applied = max(self.applied, id_, key=id_order)
         began = time.monotonic()
-        await self._all(
-            despite_full("ZADD", PROCESSES_KEY, int(self._clock.now()), self._process),
-            despite_full("SET", process_key(self._process), self.applied, "PX", round(1000 * LEASE_SECONDS)),
+        await self._client.results(
+            [
+                despite_full("ZADD", PROCESSES_KEY, int(self._clock.now()), self._process),
+                despite_full("SET", process_key(self._process), self.applied, "PX", round(1000 * LEASE_SECONDS)),
+            ]
         )
         self.reached_at = began
 
     async def leave(self) -> None:
-        await self._all(("DEL", process_key(self._process)), ("ZREM", PROCESSES_KEY, self._process))
+        await self._client.results([("DEL", process_key(self._process)), ("ZREM", PROCESSES_KEY, self._process)])
 
     async def announce(self, part: str) -> bytes:
         """Tells all processes that a tenant, by its name in keys, was purged; returns the purge's id."""
@@ -84,11 +89,13 @@ class Processes:
             Seconds until it is final: 0 if it is, else until those that lost the store have forgotten what they hold.
         """
         deadline = time.monotonic() + _WAIT_SECONDS
-        await self._all(("ZREMRANGEBYSCORE", PROCESSES_KEY, "-inf", int(self._clock.now() - 2 * LEASE_SECONDS)))
+        await self._client.command(
+            "ZREMRANGEBYSCORE", PROCESSES_KEY, "-inf", int(self._clock.now() - 2 * LEASE_SECONDS)
+        )
         names = {name.decode() for name in await self._client.command("ZRANGE", PROCESSES_KEY, 0, -1)}
         waiting, final_in = [process_key(name) for name in sorted(names - {self._process})], 0.0
         while waiting:
-            answers = await self._all(*(words for key in waiting for words in (("GET", key), ("PTTL", key))))
+            answers = await self._client.results([(word, key) for key in waiting for word in ("GET", "PTTL")])
             found, waiting = zip(waiting, answers[::2], answers[1::2], strict=True), []
             for key, applied, left in found:
                 if applied is None or id_order(applied) >= id_order(id_):
@@ -99,13 +106,6 @@ class Processes:
                     final_in = max(final_in, left / 1000)
             await asyncio.sleep(_POLL_SECONDS if waiting else 0)
         return final_in
-
-    async def _all(self, *words: tuple[str | int | bytes, ...]) -> list[Any]:
-        answers = await self._client.commands(words)
-        for answer in answers:
-            if isinstance(answer, MemoryStoreError):
-                raise answer
-        return answers
 
 
 def id_order(id_: bytes) -> tuple[int, int]:

@@ -9,8 +9,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import Any, TypeAlias
 
 import redis.asyncio as aioredis
 from redis import exceptions
@@ -18,15 +17,13 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from draftwood_memory.errors import (
-    InvalidSettingError,
     MemoryStoreError,
     StoreFullError,
     StoreRefusedError,
     StoreUnavailableError,
 )
+from draftwood_memory.store.address import StoreAddress
 
-_SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel", "unix")
-_PORTS = {"sentinel": 26379}
 _TIMEOUT = 2.0
 _CONNECTIONS = 8
 """Per server. One thread uses them, mostly one connection at a time; not tuned, any number near works."""
@@ -40,6 +37,10 @@ _REFUSED = frozenset(("NOPERM", "NOAUTH", "WRONGPASS"))
 _WITHIN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
 _CLUSTER_RETRIES = 2
 """For a slot that is being moved: each retry reads the slot map again. Not tuned."""
+
+
+Words: TypeAlias = SequenceOf[str | int | bytes]
+"""A command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class RedisTls:
     ca: Path | None = None
     cert: Path | None = None
     key: Path | None = None
+
+
+def _words(script: Script) -> Words:
+    return "EVAL", script.text, len(script.keys), *script.keys, *script.arguments
 
 
 _DESPITE_FULL = "redis.call('DEL', KEYS[2]) return redis.call(unpack(ARGV))"
@@ -81,7 +86,7 @@ class RedisClient:
     """
 
     def __init__(self, url: str, tls: RedisTls | None = None, timeout: float = _TIMEOUT) -> None:
-        self._target = _Target.of(url)
+        self._address = StoreAddress.of(url)
         self._tls = tls or RedisTls()
         self._timeout = timeout
         self._client: Any = None
@@ -90,17 +95,17 @@ class RedisClient:
     @property
     def description(self) -> str:
         """The address, without passwords."""
-        return self._target.description
+        return self._address.description
 
     @property
     def identity(self) -> str:
         """Tells stores apart: the address with the number of the database, without passwords."""
-        return f"{self.description}/{self._target.database}"
+        return f"{self.description}/{self._address.database}"
 
     @property
     def is_cluster(self) -> bool:
         """One call cannot span keys with different hash tags."""
-        return self._target.kind == "cluster"
+        return self._address.kind == "cluster"
 
     def sibling(self, seconds: float) -> RedisClient:
         """Another client of the same store, whose calls may take so many seconds longer."""
@@ -110,9 +115,7 @@ class RedisClient:
 
     async def run(self, script: Script) -> Any:
         """The script's result; strings are bytes. Raises MemoryStoreError."""
-        answer = (await self.run_all([script]))[0]
-        if isinstance(answer, MemoryStoreError):
-            raise answer
+        [answer] = await self.results([_words(script)])
         return answer
 
     async def run_all(self, scripts: SequenceOf[Script]) -> list[Any]:
@@ -121,9 +124,17 @@ class RedisClient:
         Raises:
             StoreUnavailableError, StoreRefusedError: any of the scripts may have run.
         """
-        return await self.commands([("EVAL", one.text, len(one.keys), *one.keys, *one.arguments) for one in scripts])
+        return await self.commands([*map(_words, scripts)])
 
-    async def commands(self, commands: SequenceOf[SequenceOf[str | int | bytes]]) -> list[Any]:
+    async def results(self, commands: SequenceOf[Words]) -> list[Any]:
+        """As `commands`. Raises the first MemoryStoreError of any."""
+        answers = await self.commands(commands)
+        for answer in answers:
+            if isinstance(answer, MemoryStoreError):
+                raise answer
+        return answers
+
+    async def commands(self, commands: SequenceOf[Words]) -> list[Any]:
         """Each command's result, or a MemoryStoreError in its place, in one round trip to each server.
 
         Those on one hash tag run in their order.
@@ -173,41 +184,41 @@ class RedisClient:
         return self._client
 
     def _open(self) -> Any:
-        target = self._target
+        address = self._address
         options: dict[str, Any] = {
             "socket_timeout": self._timeout,
             "socket_connect_timeout": self._timeout,
             "health_check_interval": 0,
             "protocol": 2,
             "client_name": "draftwood",
-            "username": target.user,
-            "password": target.password,
+            "username": address.user,
+            "password": address.password,
             **self._tls_options(),
         }
-        if target.kind == "cluster":
-            nodes = [aioredis.cluster.ClusterNode(host, port) for host, port in target.hosts]
+        if address.kind == "cluster":
+            nodes = [aioredis.cluster.ClusterNode(host, port) for host, port in address.hosts]
             again = Retry(NoBackoff(), _CLUSTER_RETRIES)
             return aioredis.RedisCluster(startup_nodes=nodes, retry=again, require_full_coverage=False, **options)
-        options |= {"max_connections": _CONNECTIONS, "retry": Retry(NoBackoff(), 0), "db": target.database}
-        if target.kind == "sentinel":
+        options |= {"max_connections": _CONNECTIONS, "retry": Retry(NoBackoff(), 0), "db": address.database}
+        if address.kind == "sentinel":
             self._sentinel = aioredis.Sentinel(
-                target.hosts,
+                address.hosts,
                 sentinel_kwargs={
                     "socket_timeout": self._timeout,
                     "socket_connect_timeout": self._timeout,
-                    "username": target.sentinel_user,
-                    "password": target.sentinel_password,
+                    "username": address.sentinel_user,
+                    "password": address.sentinel_password,
                     **self._tls_options(),
                 },
             )
-            return self._sentinel.master_for(target.group, **options)
-        if target.path:
-            return aioredis.Redis(unix_socket_path=target.path, **options)
-        [(host, port)] = target.hosts
+            return self._sentinel.master_for(address.group, **options)
+        if address.path:
+            return aioredis.Redis(unix_socket_path=address.path, **options)
+        [(host, port)] = address.hosts
         return aioredis.Redis(host=host, port=port, **options)
 
     def _tls_options(self) -> dict[str, Any]:
-        if not self._target.tls:
+        if not self._address.tls:
             return {}
         paths = {"ssl_ca_certs": self._tls.ca, "ssl_certfile": self._tls.cert, "ssl_keyfile": self._tls.key}
         return {
@@ -217,72 +228,6 @@ class RedisClient:
             "ssl_min_version": ssl.TLSVersion.TLSv1_2,
             **{name: str(path) for name, path in paths.items() if path is not None},
         }
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """A parsed URL."""
-
-    kind: str
-    tls: bool
-    hosts: list[tuple[str, int]]
-    path: str
-    user: str | None
-    password: str | None
-    database: int
-    group: str
-    sentinel_user: str | None
-    sentinel_password: str | None
-
-    @property
-    def description(self) -> str:
-        where = self.path or ",".join(f"{host}:{port}" for host, port in self.hosts)
-        return f"{self.kind} {where}{f' ({self.group})' if self.group else ''}{' with TLS' if self.tls else ''}"
-
-    @classmethod
-    def of(cls, url: str) -> _Target:
-        schemes = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
-        form = f"must be memory, embedded, or a URL with a host that begins with one of {schemes}"
-        scheme, separator, rest = url.partition("://")
-        credentials, _, location = rest.rpartition("@")
-        address, question, _ = location.partition("?")  # a query may have the password of Sentinels
-        hidden = f"{scheme}{separator}{'...@' if credentials else ''}{address}{question and '?...'}"
-        if scheme not in _SCHEMES or not location:
-            raise InvalidSettingError("store", hidden, form)
-        base, _, kind = scheme.partition("+")
-        user, _, password = credentials.partition(":")
-        # Only the query is parsed by the library: several hosts separated by commas are not a valid netloc.
-        netloc, slash, path = location.partition("?")[0].partition("/")
-        query = parse_qs(urlsplit("x://x?" + location.partition("?")[2]).query)
-        try:
-            hosts = [] if base == "unix" else [_host(one, _PORTS.get(kind, 6379)) for one in netloc.split(",")]
-            parts = [part for part in path.split("/") if part]
-            group = parts.pop(0) if kind == "sentinel" else ""
-            database = 0 if base == "unix" or not parts else int(parts[0])
-        except (ValueError, IndexError):
-            raise InvalidSettingError("store", hidden, form) from None
-        if (not kind and len(hosts) > 1) or (kind == "cluster" and database):
-            problem = "several hosts need +cluster or +sentinel, and a cluster has no db"
-            raise InvalidSettingError("store", hidden, problem)
-        return cls(
-            kind=kind or "server",
-            tls=base == "rediss",
-            hosts=hosts,
-            path=slash + path if base == "unix" else "",
-            user=unquote(user) or None,
-            password=unquote(password) or None,
-            database=database,
-            group=unquote(group),
-            sentinel_user=query.get("sentinel_user", [None])[0],
-            sentinel_password=query.get("sentinel_password", [None])[0],
-        )
-
-
-def _host(text: str, default_port: int) -> tuple[str, int]:
-    parts = urlsplit("//" + text)
-    if not parts.hostname:
-        raise ValueError(text)
-    return parts.hostname, parts.port or default_port
 
 
 def _mapped(error: BaseException) -> MemoryStoreError:

@@ -27,9 +27,15 @@ from draftwood_model_runner.runners.base import DraftLimits, StepBatch
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
-from draftwood_strategies.base import StepFeedback
+from draftwood_strategies.base import StepFeedback, TakesModelRows
 from draftwood_strategies.budgeting.budget import with_change, with_drafts, worthwhile_score
-from draftwood_strategies.budgeting.chains import best_chain, branches_in, with_branches, worthwhile_branches
+from draftwood_strategies.budgeting.chains import (
+    best_chain,
+    branches_by_row,
+    branches_in,
+    with_branches,
+    worthwhile_branches,
+)
 from draftwood_strategies.budgeting.draft_account import DraftCostModel, step_all
 from draftwood_strategies.budgeting.guarded_batches import observe_all, propose_all, runs_of
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
@@ -113,6 +119,7 @@ class DraftPolicy:
 
     Attributes:
         failures: for each strategy, by name, how many sequences it was switched off for.
+        model_rows: a successor table for strategies that take one (`TakesModelRows`); None for none.
     """
 
     def __init__(
@@ -123,6 +130,7 @@ class DraftPolicy:
         watchdog: Watchdog | None = None,
     ) -> None:
         self.failures: Counter[str] = Counter()
+        self.model_rows: Int32Array | None = None
         self._vocab_size = vocab_size
         self._draft_limits = draft_limits
         self._step_times = step_times
@@ -145,6 +153,11 @@ class DraftPolicy:
     def start(self, sequence: Sequence) -> None:
         """Prepares to draft for a sequence."""
         request = sequence.request
+        if self.model_rows is not None and isinstance(sequence.strategy, TakesModelRows):
+            try:
+                sequence.strategy.take_model_rows(self.model_rows)
+            except Exception:
+                _log.exception("strategy %r does not take the model's successors", request.strategy_name)
         cost_model = self._cost_model(request.tenant, request.arm, request.strategy_name, request.strategy_options)
         drafter = GuardedDrafter(sequence, self._vocab_size, self.failures, cost_model, self._watchdog)
         self._states[sequence] = _State(drafter)
@@ -248,22 +261,24 @@ class DraftPolicy:
                 active.append(i)
         if not active:
             return
-        nodes = sizes_between(outcomes.feedback.begins)[active] - 1
+        feedback = outcomes.feedback
+        nodes = sizes_between(feedback.begins)[active] - 1
         step_all(
             [drafter.account for drafter in drafters],
             outcomes.model_seconds,
             np.array(outcomes.accepted, np.int32)[active],
-            self._verifying_seconds(nodes),
+            self._verifying_seconds(nodes) + self._branch_seconds(feedback)[active],
             outcomes.sharing,
         )
         if len(active) == len(outcomes.sequences):
-            observe_all(drafters, outcomes.written, outcomes.begins, outcomes.feedback)
+            observe_all(drafters, outcomes.written, outcomes.begins, feedback)
         else:
             written, begins = runs_of(outcomes.written, outcomes.begins, active)
-            observe_all(drafters, written, begins, outcomes.feedback.part(active))
+            observe_all(drafters, written, begins, feedback.part(active))
 
     def _verifying_seconds(self, nodes: Int32Array) -> Float64Array:
-        """What a draft of so many nodes, int32[s], added to the latest step, by the step-time model: float64[s]."""
+        """What a draft of so many nodes, int32[s], added to the latest step, by the step-time model: float64[s]. What
+        its branches cost is not in it."""
         batch = self._latest
         if self._step_times is None or batch is None:
             return np.zeros(nodes.shape[0])
@@ -271,6 +286,12 @@ class DraftPolicy:
         seconds = self._step_times.between(batch.size - most, batch.size, batch.rows, self._context)
         of_drafts = self._step_times.per_draft * (nodes > 0) if batch.rows > 1 else 0.0
         return np.asarray(seconds[most] - seconds[most - nodes] + of_drafts)
+
+    def _branch_seconds(self, feedback: StepFeedback) -> Float64Array:
+        """What the branches of each sequence's draft added to a step, float64[s]."""
+        if self._step_times is None or not self._step_times.per_branch:
+            return np.zeros(feedback.begins.size - 1)
+        return np.asarray(self._step_times.per_branch * branches_by_row(feedback.parents, feedback.begins))
 
 
 def _reworked(trees: DraftTrees, rows: dict[int, _Rework]) -> DraftTrees:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedModelError
+from draftwood_model_runner.loading.adoption import adopt, load_module
 from draftwood_model_runner.loading.checkpoint import name_of
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
@@ -57,8 +58,6 @@ def follow_leader(orders: Connection, path_or_id: str, device: str, options: dic
 
 
 def _load_rank(path_or_id: str, device: str, options: dict[str, Any]) -> LoadedModel:
-    from draftwood_model_runner.loading.model import adopt, load_module
-
     module = load_module(path_or_id, torch.device(device), options["dtype"], **_sharding())
     return adopt(
         module,

@@ -7,8 +7,7 @@ scheduling; engine, scheduler and drafting know nothing of torch.
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -46,16 +45,6 @@ class KVShape(NamedTuple):
     kv_heads: int
     key_dim: int
     value_dim: int
-
-
-def by_layer(shapes: SequenceOf[KVShape], arrays: Mapping[KVShape, Any]) -> list[Any]:
-    """For each layer its part, without a copy, of arrays that each hold all layers of a shape, one after the other."""
-    used = Counter[KVShape]()
-    parts = []
-    for shape in shapes:
-        parts.append(arrays[shape][used[shape]])
-        used[shape] += 1
-    return parts
 
 
 class Trees(NamedTuple):
@@ -267,6 +256,14 @@ class Runner(Protocol):
         """
 
 
+class StateUse(NamedTuple):
+    """Bytes of states of recurrent layers: those that live sequences hold, and those kept for later ones that begin
+    alike."""
+
+    held: int = 0
+    cached: int = 0
+
+
 class PageStates(Protocol):
     """What a runner keeps of sequences besides keys and values: the states of recurrent layers.
 
@@ -276,6 +273,14 @@ class PageStates(Protocol):
     @property
     def sequences(self) -> int:
         """Live ones that there is memory for."""
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        """Bytes that each of them needs in a step."""
+
+    @property
+    def use(self) -> StateUse:
+        """Now."""
 
     def resumes_after(self, page: int) -> bool:
         """Whether the state after the last token of a page is known."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_model_runner.runners.base import PageStates
+from draftwood_model_runner.runners.base import PageStates, StateUse
 from draftwood_model_runner.scheduling.page_pool import PagePool
 from draftwood_model_runner.scheduling.page_table import GROWTH, NO_PAGE, AttentionWindow, PageTable
 from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix, PrefixCache
@@ -73,6 +73,11 @@ class KVPool:
     def use(self) -> KVUse:
         total, cached = self._pages.references.size, self._prefixes.retained
         return KVUse(total, total - cached - self._pages.free, cached)
+
+    @property
+    def state_use(self) -> StateUse:
+        """Memory of recurrent layers' states; none for a model without."""
+        return StateUse() if self._states is None else self._states.use
 
     def pages(self, sequence: Sequence) -> Int32Array:
         """int32[p], the page table of a live sequence; `NO_PAGE` for pages behind the window that it gave up."""

@@ -12,15 +12,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from draftwood_memory.engines.drafts import Row
-from draftwood_memory.engines.trees import TreeDrafts
+from draftwood_memory.engines.drafts import MOST_FAILURES, EngineDrafts
+from draftwood_memory.engines.forms.trees import NO_TREES, RowTrees
+from draftwood_memory.engines.session import Row
 from draftwood_memory.records import Int32Array
 from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
 
 _log = logging.getLogger("draftwood")
 
-_MOST_FAILURES = 3
-"""Batches in a row in which drafting raised, after which it is switched off."""
 _SPARE = 64
 """Texts of requests that may be kept although they are gone, before they are looked through. Not tuned."""
 
@@ -137,13 +136,13 @@ class Corpus:
     """
 
     def __init__(self, nodes: int, wrap: Callable[[Any], Request]) -> None:
-        self.drafts: TreeDrafts | None = None
+        self.drafts: EngineDrafts[RowTrees] | None = None
         self.requests: SequenceOf[Any] = ()
         self._nodes = nodes
         self._wrap = wrap
         self._texts: dict[str, _Text] = {}
         self._by_key: dict[str, _Text] = {}
-        self._failures = self._serial = 0
+        self._serial = 0
 
     def batch_get(
         self, req_ids: SequenceOf[str], batch_tokens: SequenceOf[SequenceOf[int]], total_lens: SequenceOf[int]
@@ -155,25 +154,15 @@ class Corpus:
             batch_tokens: the last tokens of each.
             total_lens: how many tokens each has.
         """
-        last_tokens = [tail[-1] for tail in batch_tokens]
+        made: RowTrees | None = None
         if self.drafts is not None:
             try:
-                batch = zip(req_ids, self.requests, batch_tokens, total_lens, strict=True)
-                rows = [self._text(*row).row for row in batch]
-                if len(self._by_key) > 2 * len(rows) + _SPARE:
-                    self._forget()
-                trees = self.drafts.trees(rows, last_tokens)
-                self._failures, self.drafts.failing = 0, False
-                return trees
-            except Exception as error:
-                self._failures += 1
-                self.drafts.failing = True
-                if self._failures >= _MOST_FAILURES:
-                    _log.exception("SGLang goes on without drafts of Draftwood: %s in a row raised", self._failures)
-                    self.drafts = None
-                else:
-                    _log.warning("a batch is not drafted for: %s: %s", type(error).__name__, error)
-        return fixed_trees(np.array(last_tokens, np.int64), self._nodes, [], None)
+                made = self.drafts.attempt(lambda: self._rows(req_ids, batch_tokens, total_lens))
+            except Exception:
+                _log.exception("SGLang goes on without drafts of Draftwood: %s in a row raised", MOST_FAILURES)
+                self.drafts = None
+        last_tokens = np.array([tail[-1] for tail in batch_tokens], np.int64)
+        return fixed_trees(last_tokens, self._nodes, *(made or NO_TREES))
 
     def is_live(self, key: str) -> bool:
         """Whether the engine still knows a request, by the key of its `Row`."""
@@ -184,6 +173,15 @@ class Corpus:
         """What a request wrote, once it has ended."""
         text = self._by_key.get(key)
         return None if text is None else text.output()
+
+    def _rows(
+        self, req_ids: SequenceOf[str], batch_tokens: SequenceOf[SequenceOf[int]], total_lens: SequenceOf[int]
+    ) -> list[Row]:
+        batch = zip(req_ids, self.requests, batch_tokens, total_lens, strict=True)
+        rows = [self._text(*row).row for row in batch]
+        if len(self._by_key) > 2 * len(rows) + _SPARE:
+            self._forget()
+        return rows
 
     def _text(self, request_id: str, source: Any, tail: SequenceOf[int], total: int) -> _Text:
         text = self._texts.get(request_id)

@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -136,19 +135,15 @@ class _Drafting:
 
     def _open(self, server_args: Any, target_worker: Any) -> None:
         """Opens the memory, in the rank that drafts."""
-        from draftwood_sglang.opening import open_drafts
-        from draftwood_tenants.engines.opening import ServedModel, checkpoint_of, show_failure
+        from draftwood_memory.engines.forms.trees import TreeForm
+        from draftwood_tenants.engines.opening import OpenedDrafts, ServedModel, show_failure
 
         try:
             config, tokenizer, corpus = target_worker.model_config, target_worker.tokenizer, self.ngram_corpus
-            path, revision = config.model_path, server_args.revision
             vocabulary = {} if tokenizer is None else dict(tokenizer.get_vocab())
-            folder = checkpoint_of(path, revision)
-            model = ServedModel(folder, f"{path} {revision}", vocabulary, int(config.vocab_size))
-            opened = open_drafts(os.environ, model, self.draft_token_num, corpus.is_live, corpus.output_of)
-            corpus.drafts = opened.drafts
-            # Processes of multiprocessing end without what `atexit` has.
-            Finalize(None, opened.close, exitpriority=10)
+            model = ServedModel.of(config.model_path, server_args.revision, vocabulary, int(config.vocab_size))
+            form = TreeForm(self.draft_token_num - 1, corpus.output_of)
+            corpus.drafts = OpenedDrafts("SGLang", os.environ, model, form, corpus.is_live).drafts
         except Exception as error:
             _log.error("SGLang goes on without drafts of Draftwood: %s: %s", type(error).__name__, error)
             show_failure(os.environ)

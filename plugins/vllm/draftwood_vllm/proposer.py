@@ -13,16 +13,16 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
 from draftwood_vllm.cpu_kernels import repair
 from draftwood_vllm.service_link import end_with_service
 
 if TYPE_CHECKING:
-    from draftwood_memory.engines.drafts import EngineDrafts, Row
+    from draftwood_memory.engines.session import Row
     from draftwood_tenants.engines.opening import OpenedDrafts
 
 _log = logging.getLogger("draftwood")
@@ -31,8 +31,6 @@ NEEDED = "0.32"
 """The oldest version of vLLM that this was tried with."""
 _FACTORY = "vllm.v1.spec_decode.custom_class_proposer"
 _RUNNER = "vllm.v1.worker.gpu_model_runner"
-_MOST_FAILURES = 3
-"""Steps in which drafting raised, after which it is switched off."""
 
 
 def check() -> None:
@@ -65,8 +63,7 @@ class Proposer:
         _share_log()
         self._config = vllm_config
         self._runner: Any = None
-        self._opened: OpenedDrafts[EngineDrafts] | None = None
-        self._failures = 0
+        self._opened: OpenedDrafts[list[list[int]]] | None = None
         self._off = False
         self._longest = int(vllm_config.speculative_config.num_speculative_tokens)
         self._most = int(vllm_config.model_config.max_model_len)
@@ -92,16 +89,12 @@ class Proposer:
             if not _drafts_here(self._config):
                 self._off = True
                 return
-            from draftwood_tenants.engines.opening import ServedModel, checkpoint_of
+            from draftwood_tenants.engines.opening import ServedModel
             from draftwood_vllm.opening import open_drafts
 
             config = self._config.model_config
-            name, revision = config.model, config.revision
-            vocabulary, size = _vocabulary(config), int(config.get_vocab_size())
-            model = ServedModel(checkpoint_of(name, revision), f"{name} {revision}", vocabulary, size)
+            model = ServedModel.of(config.model, config.revision, _vocabulary(config), int(config.get_vocab_size()))
             self._opened = open_drafts(os.environ, model, self._longest, self._is_live)
-            # Processes of multiprocessing end without what `atexit` has.
-            Finalize(None, self._opened.close, exitpriority=10)
         except Exception as error:
             self._switch_off(f"{type(error).__name__}: {error}")
 
@@ -120,23 +113,19 @@ class Proposer:
             num_tokens_no_spec: int32[rows or more], tokens of each row, these among them.
             token_ids_cpu: int32[rows or more, max_model_len], these tokens.
         """
-        rows = len(sampled_token_ids)
-        if self._off or self._opened is None:
-            return [[] for _ in range(rows)]
-        try:
-            made = self._rows(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-            drafts = self._opened.drafts.step(made)
-            self._failures, self._opened.drafts.failing = 0, False
-            return drafts
-        except Exception as error:
-            self._failures += 1
-            self._opened.drafts.failing = True
-            if self._failures >= _MOST_FAILURES:
-                self._switch_off(f"it raised in {self._failures} steps, {type(error).__name__}: {error}", error)
-            return [[] for _ in range(rows)]
+        chains: list[list[int]] | None = None
+        if not self._off and self._opened is not None:
+            rows = partial(self._rows, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+            try:
+                chains = self._opened.drafts.attempt(rows)
+            except Exception as error:
+                from draftwood_memory.engines.drafts import MOST_FAILURES
+
+                self._switch_off(f"it raised in {MOST_FAILURES} steps, {type(error).__name__}: {error}", error)
+        return [[] for _ in sampled_token_ids] if chains is None else chains
 
     def _rows(self, sampled: Sequence[Sequence[int]], lengths: Any, tokens: Any) -> list[Row]:
-        from draftwood_memory.engines.drafts import Row
+        from draftwood_memory.engines.session import Row
 
         batch, requests = self._runner.input_batch, self._runner.requests
         ids, prompts, made = batch.req_ids, batch.num_prompt_tokens, []

@@ -11,13 +11,15 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from dataclasses import asdict
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from draftwood_memory.engines.drafts import Tell
     from draftwood_memory.engines.session import Session
     from draftwood_memory.memory import Memory
 
@@ -35,7 +37,8 @@ _ROWS = 256
 
 
 class Recorder:
-    """Tells the service what was drafted for each request, and the counters of the memories. A context manager.
+    """Tells the service what was drafted for each request, and the counters of the memories. A context manager, of
+    the function that is told.
 
     Messages are JSON. After each step with drafts, `{"drafts": [[request id, tokens that it has written, draft tokens
     of the coming step, proposed tokens so far, seconds in the drafter so far, suspensions so far, why drafting was
@@ -50,9 +53,9 @@ class Recorder:
         self._closed = threading.Event()
         self._reporting = threading.Thread(target=self._report, name="draftwood-report", daemon=True)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Tell:
         self._reporting.start()
-        return self
+        return self._tell
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -61,7 +64,7 @@ class Recorder:
         self._reporting.join(_REPORT_SECONDS)
         self._socket.close()
 
-    def tell(self, sessions: Iterable[Session]) -> None:
+    def _tell(self, sessions: SequenceOf[Session]) -> None:
         """Of the requests of a step that ended, and what is drafted for the next one."""
         rows = []
         for session in sessions:

@@ -64,7 +64,7 @@ class ApiKeys:
         self._nobody = _Stored(bytes(hashlib.sha256().digest_size), nobody, expires=float("-inf"))
 
     def principal(self, key: str, now: float) -> Principal:
-        """Whose key it is.
+        """The caller of a key.
 
         Args:
             now: seconds since 1970.

@@ -70,7 +70,7 @@ class _Entry(BaseModel, ABC):
 
     @property
     def principal(self) -> Principal:
-        """Whose credential it is."""
+        """The caller of the credential."""
         return Principal(self.label, self.role, self.tenant)
 
     @model_validator(mode="after")
@@ -103,7 +103,7 @@ class KeyEntry(_Entry):
 
 
 class CertificateEntry(_Entry):
-    """Whose the certificates with this name are. Exactly one of the names is set.
+    """The caller of the certificates with a name. Exactly one of the names is set.
 
     Attributes:
         name: one of the subject alternative names: of a host, a URI, an address.

@@ -40,7 +40,7 @@ class _FromFile:
         self.by_common_name = {one.common_name: one.principal for one in content.certificates if one.common_name}
 
     def of_certificate(self, names: CertificateNames) -> Principal | None:
-        """Whose certificate it is; alternative names count before common ones."""
+        """The caller of a certificate, None if it is not known; alternative names count before common ones."""
         for known, given in ((self.by_name, names.alternative), (self.by_common_name, names.common)):
             for name in given:
                 if name in known:
@@ -108,22 +108,13 @@ class Authenticator:
 
 
 def _token_verifier(settings: AuthSettings) -> TokenVerifier | None:
-    source, issuer, audience = settings.jwt_jwks, settings.jwt_issuer, settings.jwt_audience
-    if source is None or issuer is None or audience is None:
+    """None without a source of keys."""
+    source, algorithms = settings.jwt_jwks, settings.jwt_algorithms
+    if source is None:
         return None
-    # Cryptography takes a tenth of a second to import, and most servers have no tokens.
+    # Imported here: cryptography takes a while to import.
     from draftwood_service.auth.jwks import JwksFile, JwksUrl
-    from draftwood_service.auth.tokens import TokenRules, TokenVerifier
+    from draftwood_service.auth.tokens import TokenVerifier
 
-    rules = TokenRules(
-        issuer=issuer,
-        audience=audience,
-        algorithms=settings.jwt_algorithms,
-        tenant_claim=settings.jwt_tenant_claim,
-        role_claim=settings.jwt_role_claim,
-        leeway=settings.jwt_leeway,
-    )
-    make = (
-        JwksUrl(source, rules.algorithms) if source.startswith("https://") else JwksFile(Path(source), rules.algorithms)
-    )
-    return TokenVerifier(make, rules)
+    is_url = source.startswith("https://")
+    return TokenVerifier(JwksUrl(source, algorithms) if is_url else JwksFile(Path(source), algorithms), settings)

@@ -28,7 +28,7 @@ _RETRY_SECONDS = 10.0
 """After a failure; also the least time between two requests that unknown key ids cause, which anybody can send."""
 _TIMEOUT_SECONDS = 5.0
 _STALE_SECONDS = 24 * 3600.0
-"""How long keys stay in use when their URL does not answer. None of these times is tuned."""
+"""How long keys stay in use when their URL does not answer."""
 
 
 class KeySet:

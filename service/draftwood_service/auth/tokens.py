@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jwt
@@ -14,30 +12,12 @@ from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth.errors import IssuerUnavailableError, UnauthenticatedError
 from draftwood_service.auth.jwks import KeySet, KeySource
 from draftwood_service.auth.principal import Principal, Role
+from draftwood_service.settings.network import AuthSettings
 
 _MAX_CHARACTERS = 8192
 """Of a token: what gRPC takes as headers by default."""
 _MAX_VERIFIED = 10_000
 _MAX_SUBJECT = 128
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRules:
-    """What a token must be.
-
-    Attributes:
-        algorithms: allowed ones, none of them symmetric: with an HMAC, whoever knows the public key could sign.
-        tenant_claim, role_claim: names of the claims. A role claim may be a list, of which the highest role counts;
-            without a known role it is `caller`.
-        leeway: seconds by which clocks may differ.
-    """
-
-    issuer: str
-    audience: str
-    algorithms: Sequence[str]
-    tenant_claim: str
-    role_claim: str
-    leeway: float
 
 
 class _Verified(NamedTuple):
@@ -47,11 +27,16 @@ class _Verified(NamedTuple):
 
 
 class TokenVerifier:
-    """Verifies tokens, and remembers valid ones until they expire or the issuer's keys change: 3 us instead of 100."""
+    """Verifies tokens, and remembers valid ones until they expire or the issuer's keys change: 3 us instead of 100.
 
-    def __init__(self, source: KeySource, rules: TokenRules) -> None:
+    Args:
+        settings: what a token must be. A role claim may be a list, of which the highest role counts; without a known
+            role it is `caller`.
+    """
+
+    def __init__(self, source: KeySource, settings: AuthSettings) -> None:
         self._source = source
-        self._rules = rules
+        self._settings = settings
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()
 
     async def follow(self) -> None:
@@ -59,7 +44,7 @@ class TokenVerifier:
         await self._source.follow()
 
     async def principal(self, token: str, now: float) -> Principal:
-        """Whose token it is.
+        """The caller of a token.
 
         Args:
             now: seconds since 1970.
@@ -84,22 +69,22 @@ class TokenVerifier:
         return verified.principal
 
     async def _verify(self, token: str) -> _Verified:
-        rules = self._rules
+        settings = self._settings
         try:
             header = jwt.get_unverified_header(token)
-            if header.get("alg") not in rules.algorithms:
+            if header.get("alg") not in settings.jwt_algorithms:
                 raise UnauthenticatedError(f"token with algorithm {str(header.get('alg'))[:16]!r}")
             key, keys = await self._key(header)
             claims: dict[str, Any] = jwt.decode(
                 token,
                 key,
                 algorithms=[header["alg"]],
-                audience=rules.audience,
-                issuer=rules.issuer,
-                leeway=rules.leeway,
+                audience=settings.jwt_audience,
+                issuer=settings.jwt_issuer,
+                leeway=settings.jwt_leeway,
                 options={"require": ["exp", "iss", "aud"]},
             )
-            return _Verified(self._principal(claims), keys, float(claims["exp"]) + rules.leeway)
+            return _Verified(self._principal(claims), keys, float(claims["exp"]) + settings.jwt_leeway)
         except (jwt.PyJWTError, InvalidInputError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise UnauthenticatedError(f"token: {error}") from None
 
@@ -116,11 +101,11 @@ class TokenVerifier:
 
     def _principal(self, claims: dict[str, Any]) -> Principal:
         """Raises InvalidInputError without a tenant, unless the role is operator."""
-        given = claims.get(self._rules.role_claim)
+        given = claims.get(self._settings.jwt_role_claim)
         labels = given if isinstance(given, list) else [given]
         roles = [role for label in labels if isinstance(label, str) and (role := Role.of(label)) is not None]
-        tenant = claims.get(self._rules.tenant_claim)
+        tenant = claims.get(self._settings.jwt_tenant_claim)
         if tenant is not None and not isinstance(tenant, str):
-            raise InvalidInputError(self._rules.tenant_claim, None, "must be a string")
+            raise InvalidInputError(self._settings.jwt_tenant_claim, None, "must be a string")
         subject = str(claims.get("sub", "?"))[:_MAX_SUBJECT]
         return Principal(f"token:{subject}", max(roles, default=Role.CALLER), tenant)

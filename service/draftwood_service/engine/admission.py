@@ -1,41 +1,104 @@
-"""Which requests end so that a new one gets slots when all are taken."""
+"""Which requests have slots, and which end so that a new one gets slots when all are taken. For the event loop only."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 from draftwood_service.engine.stream import Stream
+from draftwood_service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
+
+_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 10.0
+_SMOOTHING = 0.1
+"""The delay that a refused client is advised is the mean duration of requests, an exponential average with this weight,
+over the number that run together, within these bounds. It is an estimate."""
 
 
-def to_refuse(
-    live: Iterable[Stream], slots: int, tenant: str, max_live: int, weight_of: Callable[[str], float]
-) -> list[Stream] | None:
-    """Requests to end so that `tenant` gets these slots; None if it has to be refused itself.
+class Admission:
+    """The slots of an engine.
 
-    They are of tenants that then still hold at least as much for their weight, and paused or not begun.
+    A tenant may hold all of them. When they are taken and another one comes that holds less for its weight, requests of
+    the first end instead, the newest first: those that are paused, and then those that have not begun.
+
+    Attributes:
+        live: requests that were admitted and have not ended.
 
     Args:
-        max_live: slots that there are.
-        weight_of: of a tenant.
+        max_running: sequences that the engine decodes together.
+        max_waiting: further sequences that are admitted.
+        weight_of: the share of a tenant in these, relative to others.
     """
-    live = [stream for stream in live if not stream.failed]
-    held = Counter[str]()
-    for stream in live:
-        held[stream.tenant] += stream.slots
-    missing = held.total() + slots - max_live
-    if missing <= 0:
-        return []
-    share = (held[tenant] + slots) / weight_of(tenant)
-    refused = []
-    for stream in sorted(live, key=lambda stream: (stream.paused, stream.admitted_at), reverse=True):
-        left = held[stream.tenant] - stream.slots
-        needed = stream.begun and not stream.paused
-        if needed or stream.tenant == tenant or left / weight_of(stream.tenant) < share:
-            continue
-        held[stream.tenant] = left
-        refused.append(stream)
-        missing -= stream.slots
-        if missing <= 0:
-            return refused
-    return None
+
+    def __init__(self, max_running: int, max_waiting: int, weight_of: Callable[[str], float]) -> None:
+        self.live: set[Stream] = set()
+        self._max_running = max_running
+        self._max_live = max_running + max_waiting
+        self._weight_of = weight_of
+        self._request_seconds = 1.0
+
+    @property
+    def taken(self) -> int:
+        """Slots of live requests."""
+        return sum(stream.slots for stream in self.live)
+
+    def enter(self, stream: Stream) -> None:
+        """Makes a request live. If others have to end for it, they do when it takes its slots.
+
+        Raises:
+            QueueFullError: it has to be refused itself.
+        """
+        stream.has_slots = not self._to_refuse(self.live, stream)
+        self.live.add(stream)
+
+    def take_slots(self, stream: Stream) -> None:
+        """Gives a live request its slots, which others lose if too few are free. Raises QueueFullError."""
+        if not stream.has_slots:
+            for one in self._to_refuse([one for one in self.live if one.has_slots], stream):
+                one.fail(ReaderStalledError(one.unread_for()) if one.paused else self._full())
+            stream.has_slots = True
+
+    def leave(self, stream: Stream) -> None:
+        """A request has ended."""
+        self.live.discard(stream)
+        if stream.id is not None:
+            self._request_seconds += _SMOOTHING * (time.perf_counter() - stream.admitted_at - self._request_seconds)
+
+    def drain(self) -> None:
+        """Refuses requests that wait; as many as run together continue."""
+        left = self._max_running - sum(stream.slots for stream in self.live if stream.begun)
+        for stream in sorted(self.live, key=lambda stream: stream.admitted_at):
+            if not stream.begun:
+                left -= stream.slots
+                if left < 0:
+                    stream.fail(ShuttingDownError())
+
+    def _to_refuse(self, holding: Iterable[Stream], coming: Stream) -> list[Stream]:
+        """Requests to end so that the coming one gets its slots. Raises QueueFullError.
+
+        They are of tenants that then still hold at least as much for their weight, and paused or not begun.
+        """
+        holding = [stream for stream in holding if not stream.failed]
+        held = Counter[str]()
+        for stream in holding:
+            held[stream.tenant] += stream.slots
+        missing = held.total() + coming.slots - self._max_live
+        share = (held[coming.tenant] + coming.slots) / self._weight_of(coming.tenant)
+        refused: list[Stream] = []
+        for stream in sorted(holding, key=lambda stream: (stream.paused, stream.admitted_at), reverse=True):
+            if missing <= 0:
+                break
+            left = held[stream.tenant] - stream.slots
+            needed = stream.begun and not stream.paused
+            if needed or stream.tenant == coming.tenant or left / self._weight_of(stream.tenant) < share:
+                continue
+            held[stream.tenant] = left
+            refused.append(stream)
+            missing -= stream.slots
+        if missing > 0:
+            raise self._full()
+        return refused
+
+    def _full(self) -> QueueFullError:
+        estimate = self._request_seconds / self._max_running
+        return QueueFullError(self._max_live, min(max(estimate, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS))

@@ -13,62 +13,38 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
 from draftwood_memory.memory import MemoryOperation
 from draftwood_model_runner.errors import EngineStoppedError
 from draftwood_service.audits.results import AuditResult
-from draftwood_service.engine.admission import to_refuse
+from draftwood_service.engine.admission import Admission
 from draftwood_service.engine.link import (
     Add,
     Audited,
-    Cancel,
+    Control,
     Died,
     FromEngine,
     Link,
     MemoryRequest,
     MemoryResponse,
-    Pause,
     Ready,
     Reported,
-    Resume,
-    SequenceOutput,
     Stepped,
 )
+from draftwood_service.engine.process import EngineRunner
 from draftwood_service.engine.reporting.report import ReportHistory
-from draftwood_service.engine.stream import Sample, Stream
-from draftwood_service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
+from draftwood_service.engine.stream import Stream
+from draftwood_service.errors import ShuttingDownError
 
 _log = structlog.get_logger(__name__)
 
-_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 10.0
-_SMOOTHING = 0.1
-"""The delay that a refused client is advised is the mean duration of requests, an exponential average with this weight,
-over the number that run together, within these bounds. It is an estimate."""
 _JOIN_SECONDS = 5.0
 """For an engine that has died to end before another one is started."""
 
 Result = TypeVar("Result")
-
-
-class EngineRunner(Protocol):
-    """Where the engine runs: `process.EngineProcess`; tests run it on a thread."""
-
-    def start(self, connection: socket.socket) -> None:
-        """Starts the engine at the other end of `connection` and takes over the socket; returns at once."""
-
-    def join(self, seconds: float) -> bool:
-        """Waits until the engine has ended after the link was closed, and kills it if that is possible. Blocks.
-
-        Returns:
-            Whether it ended by itself within `seconds`.
-        """
-
-    @property
-    def end(self) -> str:
-        """How it ended, for an error message."""
 
 
 class EngineBridge:
@@ -86,23 +62,15 @@ class EngineBridge:
         reports: of the engine, one a second.
     """
 
-    def __init__(
-        self,
-        runner: EngineRunner,
-        *,
-        max_running: int,
-        max_waiting: int,
-    ) -> None:
+    def __init__(self, runner: EngineRunner, *, max_running: int, max_waiting: int) -> None:
         self.on_stopped: Callable[[], None] = lambda: None
         self.weight_of: Callable[[str], float] = lambda tenant: 1.0
         self.on_audited: Callable[[AuditResult], None] = lambda result: None
         self.reports = ReportHistory()
         self._runner = runner
-        self._max_running = max_running
-        self._max_live = max_running + max_waiting
-        self._live: set[Stream] = set()
+        self._admission = Admission(max_running, max_waiting, lambda tenant: self.weight_of(tenant))
         self._ids = count()
-        self._by_id: dict[int, tuple[Stream, Sample]] = {}
+        self._streams: dict[int, Stream] = {}
         self._memory_calls: dict[int, asyncio.Future[Any]] = {}
         self._started_with: Any = None
         self._stopped = False
@@ -110,13 +78,12 @@ class EngineBridge:
         self._other_calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._request_seconds = 1.0
         self._link: Link | None = None
 
     @property
     def live(self) -> int:
         """Slots of requests that were admitted and have not ended."""
-        return sum(stream.slots for stream in self._live)
+        return self._admission.taken
 
     @property
     def stopped(self) -> bool:
@@ -170,9 +137,8 @@ class EngineBridge:
     def admit(self, slots: int = 1, tenant: str = "") -> Stream:
         """Reserves slots for one more request, one for each of its samples, until the stream is closed.
 
-        A tenant may hold all slots. When they are taken and another one comes that holds less for its weight, requests
-        of the first end instead, the newest first: those that are paused, and then those that have not begun. They end
-        when the request is submitted, not before: until then it may turn out to be invalid, or above a limit.
+        Others may have to end for it: when it is submitted, not before, since until then it may turn out to be invalid,
+        or above a limit.
 
         Raises:
             EngineStoppedError, ShuttingDownError: no request is admitted any more.
@@ -182,28 +148,10 @@ class EngineBridge:
             raise EngineStoppedError("the engine has stopped")
         if self._draining:
             raise ShuttingDownError()
-        refused = to_refuse(self._live, slots, tenant, self._max_live, self.weight_of)
-        if refused is None:
-            raise self._full()
-        stream = Stream(self._submit, self._release, slots, tenant, self._set_paused)
-        stream.has_slots = not refused
-        self._live.add(stream)
+        stream = Stream(self._submit, self._release, slots, tenant, self._pause)
+        self._admission.enter(stream)
         self._idle.clear()
         return stream
-
-    def _take_slots(self, stream: Stream) -> None:
-        """Gives a request its slots, which others lose if too few are free. Raises QueueFullError."""
-        holding = [one for one in self._live if one.has_slots]
-        refused = to_refuse(holding, stream.slots, stream.tenant, self._max_live, self.weight_of)
-        if refused is None:
-            raise self._full()
-        for one in refused:
-            one.fail(ReaderStalledError(one.unread_for()) if one.paused else self._full())
-        stream.has_slots = True
-
-    def _full(self) -> QueueFullError:
-        estimate = self._request_seconds / self._max_running
-        return QueueFullError(self._max_live, min(max(estimate, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS))
 
     async def run_operation(self, operation: MemoryOperation[Result]) -> Result:
         """Runs an operation on the memories in the engine's process. Cancelling the call does not stop the operation.
@@ -243,12 +191,7 @@ class EngineBridge:
     def drain(self) -> None:
         """Admits no further request, and refuses those that wait; as many as run together continue."""
         self._draining = True
-        left = self._max_running - sum(stream.slots for stream in self._live if stream.begun)
-        for stream in sorted(self._live, key=lambda stream: stream.admitted_at):
-            if not stream.begun:
-                left -= stream.slots
-                if left < 0:
-                    stream.fail(ShuttingDownError())
+        self._admission.drain()
 
     async def wait_idle(self, seconds: float) -> bool:
         """Waits until no request or other call is live; returns whether that happened within `seconds`."""
@@ -264,7 +207,7 @@ class EngineBridge:
         for call in self._memory_calls.values():
             if not call.done():
                 call.set_exception(make_error())
-        for stream in tuple(self._live):
+        for stream in tuple(self._admission.live):
             stream.fail(make_error())
 
     async def close(self, seconds: float = 10.0) -> bool:
@@ -282,39 +225,37 @@ class EngineBridge:
             _log.error("engine does not stop", waited_seconds=seconds)
         return ended
 
-    def _submit(self, stream: Stream, samples: tuple[Sample, ...]) -> None:
+    def _submit(self, stream: Stream) -> None:
         if self._stopped or self._link is None:
             raise EngineStoppedError("the engine has stopped")
-        if not stream.has_slots:
-            self._take_slots(stream)
-        by_id = {next(self._ids): sample for sample in samples}
-        stream.ids = list(by_id)
-        self._by_id |= {sequence_id: (stream, sample) for sequence_id, sample in by_id.items()}
-        self._link.send(Add({one: sample.request for one, sample in by_id.items()}, self.weight_of(stream.tenant)))
+        self._admission.take_slots(stream)
+        stream.id = next(self._ids)
+        self._streams[stream.id] = stream
+        requests = [sample.request for sample in stream.samples]
+        self._link.send(Add(stream.id, requests, self.weight_of(stream.tenant)))
 
-    def _set_paused(self, stream: Stream) -> None:
-        if self._link is not None:
-            self._link.send(Pause(stream.ids) if stream.paused else Resume(stream.ids))
+    def _pause(self, stream: Stream) -> None:
+        if self._link is not None and stream.id is not None:
+            self._link.send(Control(stream.id, "pause" if stream.paused else "resume"))
 
     def _release(self, stream: Stream) -> None:
-        self._live.discard(stream)
-        for sequence_id in stream.ids:
-            del self._by_id[sequence_id]
-        if stream.ids:
+        self._admission.leave(stream)
+        if stream.id is not None:
+            del self._streams[stream.id]
             if not stream.finished and self._link is not None:
-                self._link.send(Cancel(stream.ids))
-            self._request_seconds += _SMOOTHING * (time.perf_counter() - stream.admitted_at - self._request_seconds)
+                self._link.send(Control(stream.id, "cancel"))
         self._note_idle()
 
     def _note_idle(self) -> None:
-        if not (self._live or self._other_calls):
+        if not (self._admission.live or self._other_calls):
             self._idle.set()
 
     def _receive(self, message: FromEngine) -> None:
         match message:
             case Stepped(outputs):
                 for output in outputs:
-                    self._deliver(output)
+                    if (stream := self._streams.get(output.request)) is not None:
+                        stream.put(output)
             case MemoryResponse(call_id, result, error):
                 call = self._memory_calls.get(call_id)
                 if call is not None and not call.done():
@@ -329,11 +270,6 @@ class EngineBridge:
             case Died(error):
                 self._died(error)
 
-    def _deliver(self, output: SequenceOutput) -> None:
-        stream, sample = self._by_id.get(output.id, (None, None))
-        if stream is not None and sample is not None:
-            stream.put(sample, output)
-
     def _lost(self) -> None:
         if not self._stopped or not self._started.done():
             self._died(EngineStoppedError(self._runner.end))
@@ -345,7 +281,7 @@ class EngineBridge:
         if self._stopped:
             return
         self._stopped = True
-        _log.error("engine died", live=len(self._live), error=f"{type(error).__name__}: {error}")
+        _log.error("engine died", live=len(self._admission.live), error=f"{type(error).__name__}: {error}")
         self.fail_live(lambda: EngineStoppedError("the engine has stopped"))
         self.on_stopped()
 

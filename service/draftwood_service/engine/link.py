@@ -17,13 +17,12 @@ import threading
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from draftwood_memory.memory import MemoryOperation
-from draftwood_model_runner.output import Finish, TokenLogprobs, VerifiedTree
 from draftwood_model_runner.request import Request
-from draftwood_model_runner.statistics import SequenceStats
 from draftwood_service.audits.results import AuditResult
+from draftwood_service.engine.output import Output
 from draftwood_service.engine.reporting.report import EngineReport
 
 _HEADER = struct.Struct("!I")
@@ -32,28 +31,18 @@ _CHUNK = 1 << 18
 
 
 class Add(NamedTuple):
-    """To the engine: the samples of one request by their ids on the link, and the weight of its tenant."""
+    """To the engine: the samples of one request, its id on the link, and the weight of its tenant."""
 
-    requests: dict[int, Request]
+    id: int
+    samples: SequenceOf[Request]
     weight: float = 1.0
 
 
-class Cancel(NamedTuple):
-    """To the engine: ends sequences without further output."""
+class Control(NamedTuple):
+    """To the engine, of a request: it ends without further output, gives up its slots, or waits for slots again."""
 
-    ids: list[int]
-
-
-class Pause(NamedTuple):
-    """To the engine: sequences give up their slots until `Resume`."""
-
-    ids: list[int]
-
-
-class Resume(NamedTuple):
-    """To the engine: paused sequences wait for slots again."""
-
-    ids: list[int]
+    id: int
+    action: Literal["cancel", "pause", "resume"]
 
 
 class MemoryRequest(NamedTuple):
@@ -77,23 +66,10 @@ class Ready(NamedTuple):
     info: Any
 
 
-class SequenceOutput(NamedTuple):
-    """One sequence's part of a step, as in `StepOutput`; `stats` come with the first output and the last."""
-
-    id: int
-    token_ids: list[int]
-    texts: list[str]
-    drafted: list[bool]
-    finish: Finish | None
-    logprobs: list[TokenLogprobs]
-    stats: SequenceStats | None
-    trees: SequenceOf[VerifiedTree] = ()
-
-
 class Stepped(NamedTuple):
     """From the engine: the outputs of one or several steps, in order."""
 
-    outputs: list[SequenceOutput]
+    outputs: list[Output]
 
 
 class Audited(NamedTuple):
@@ -114,7 +90,7 @@ class Died(NamedTuple):
     error: BaseException
 
 
-ToEngine: TypeAlias = Add | Cancel | Pause | Resume | MemoryRequest
+ToEngine: TypeAlias = Add | Control | MemoryRequest
 FromEngine: TypeAlias = Ready | Stepped | MemoryResponse | Audited | Reported | Died
 
 

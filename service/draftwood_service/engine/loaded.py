@@ -17,6 +17,7 @@ from draftwood_memory.counters import MemoryCounters
 from draftwood_model_runner.answer import Answer, Difference
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import MemoryTerms, Request
+from draftwood_model_runner.runners.base import StateUse
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.sequence import Sequence
 from draftwood_model_runner.statistics import EngineCounts
@@ -50,6 +51,8 @@ class StepEngine(Protocol):
     def counts(self) -> EngineCounts: ...
     @property
     def kv_use(self) -> KVUse: ...
+    @property
+    def state_use(self) -> StateUse: ...
     def add(self, sequence: Sequence) -> None: ...
     def cancel(self, sequence: Sequence) -> None: ...
     def pause(self, sequence: Sequence) -> None: ...
@@ -98,14 +101,18 @@ def use_of(request: Request) -> StrategyUse:
     return StrategyUse(MemoryName(request.tenant, request.arm), key, terms_of(request.memory))
 
 
+def repeat_key(request: Request) -> str:
+    """The same for a request that is sent again: callers may give several requests of a conversation one id."""
+    return f"{request.request_id} {hashlib.blake2b(request.prompt.tobytes(), digest_size=8).hexdigest()}"
+
+
 @contextmanager
 def learning(memory: Memory, sequences: SequenceOf[Sequence]) -> Iterator[Learning]:
     """Around a request's samples, which share a memory and a strategy: their outputs are learned on exit."""
     first = sequences[0].request
     prompt = first.prompt if first.memory.with_prompts else np.empty(0, np.int32)
     began = time.monotonic() - (time.perf_counter() - first.arrived_at)
-    # Callers may give several requests of a conversation one id.
-    key = f"{first.request_id} {hashlib.blake2b(first.prompt.tobytes(), digest_size=8).hexdigest()}"
+    key = repeat_key(first)
     with memory.learning(use_of(first).memory, sequences[0].strategy, began=began, request=key) as scope:
         yield scope
         for number, sequence in enumerate(sequences):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from draftwood_service.settings import Settings
 
 _LOADING = {"draftwood": "draftwood_service.engine.loading", "vllm": "draftwood_service.engine.vllm.loading"}
-"""By engine, the module whose `loaded` loads it."""
+"""By engine, the module with the function `loaded`, which loads it."""
 _LOOK_SECONDS = 0.5
 """Between two looks at whether the service is still there, while the engine loads."""
 _END_SECONDS = 30.0
@@ -38,7 +38,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     settings: Settings = pickle.load(sys.stdin.buffer)
-    from draftwood_service.engine.host import EngineHost
+    from draftwood_service.engine.host import run_engine
     from draftwood_service.engine.link import EngineEnd
     from draftwood_service.logging_config import configure_logging
 
@@ -52,7 +52,7 @@ def main() -> None:
         loading: Any = import_module(_LOADING[settings.engine])
         return _until_loaded(loading.loaded(settings, end.interrupt, sys.argv[2]), loaded)
 
-    EngineHost(end, load, settings.stream_interval).run()
+    run_engine(end, load, settings.stream_interval)
 
 
 @contextmanager

@@ -13,8 +13,27 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from typing import Protocol
 
 from draftwood_service.settings import Settings
+
+
+class EngineRunner(Protocol):
+    """Where the engine runs: `process.EngineProcess`; tests run it on a thread."""
+
+    def start(self, connection: socket.socket) -> None:
+        """Starts the engine at the other end of `connection` and takes over the socket; returns at once."""
+
+    def join(self, seconds: float) -> bool:
+        """Waits until the engine has ended after the link was closed, and kills it if that is possible. Blocks.
+
+        Returns:
+            Whether it ended by itself within `seconds`.
+        """
+
+    @property
+    def end(self) -> str:
+        """How it ended, for an error message."""
 
 
 class EngineProcess:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from draftwood_model_runner.output import Finish, TokenLogprobs, VerifiedTree
 from draftwood_model_runner.request import Request
 from draftwood_model_runner.statistics import SequenceStats
-from draftwood_service.engine.link import SequenceOutput
+from draftwood_service.engine.output import Output
 
-MAX_PART_TOKENS = 1024
-"""Tokens in one message, however slow the reader is. gRPC clients refuse messages above 4 MiB by default; with 20
-log-probabilities a token, 1024 tokens take about 300 KiB."""
-MAX_TREES = 64
-"""Verified drafts in one message, the last ones. With 512 nodes each they take some 500 KiB."""
 PAUSE_SECONDS = 0.25
 """How long an output may wait to be taken until its request gives up its slots: longer than the event loop is
 blocked, and short for a request that waits for a slot."""
@@ -38,7 +32,7 @@ class Sample:
     def __post_init__(self) -> None:
         self.stats.arrived_at = self.request.arrived_at
 
-    def record(self, output: SequenceOutput) -> None:
+    def record(self, output: Output) -> None:
         """Takes note of an output."""
         self.completion_tokens += len(output.token_ids)
         if output.stats is not None:
@@ -47,122 +41,49 @@ class Sample:
             self.stats.decode_steps += 1
 
 
-@dataclass(slots=True)
-class Pending:
-    """Outputs of one or several steps, as in `StepOutput`, of the request's sample number `sample`."""
-
-    token_ids: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-    drafted: list[bool] = field(default_factory=list)
-    finish: Finish | None = None
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    sample: int = 0
-    trees: list[VerifiedTree] = field(default_factory=list)
-
-    def add(self, later: SequenceOutput | Pending) -> None:
-        """Appends later tokens, and their finish."""
-        self.token_ids += later.token_ids
-        self.texts += later.texts
-        self.drafted += later.drafted
-        self.logprobs += later.logprobs
-        if later.trees:
-            self.trees = [*self.trees, *later.trees][-MAX_TREES:]
-        self.finish = later.finish
-
-    def part(self, start: int, stop: int | None = None) -> Pending:
-        """The tokens from `start` to before `stop`, without the finish."""
-        part = slice(start, stop)
-        return Pending(
-            self.token_ids[part],
-            self.texts[part],
-            self.drafted[part],
-            logprobs=self.logprobs[part],
-            sample=self.sample,
-        )
-
-    def remove(self, count: int) -> None:
-        """Drops the first tokens."""
-        for values in (self.token_ids, self.texts, self.drafted, self.logprobs):
-            del values[:count]
-
-    def parts(self, with_end: bool = False) -> Iterator[Pending]:
-        """The tokens in pieces of at most `MAX_PART_TOKENS`; the last one has the trees.
-
-        Args:
-            with_end: the last piece has the finish, and there is one without tokens if there is nothing but a finish.
-        """
-        alone = with_end and self.finish is not None and not self.token_ids
-        for start in range(0, len(self.token_ids) or alone, MAX_PART_TOKENS):
-            part = self.part(start, start + MAX_PART_TOKENS)
-            if start + MAX_PART_TOKENS >= len(self.token_ids):
-                part.trees = self.trees
-                part.finish = self.finish if with_end else None
-            yield part
-
-
+@dataclass(eq=False, slots=True)
 class Stream:
-    """An admitted request. A reader that is slower than the engine gets larger `Pending`s, not more of them.
+    """An admitted request. A reader that is slower than the engine gets larger `Output`s, not more of them.
 
     One that stops reading gives up its slots in the engine: it is paused when an output comes while an earlier one has
     waited for `PAUSE_SECONDS`, and resumed when the reader has taken all of them and asks for more.
 
     Attributes:
-        samples: the submitted ones; empty before that.
-        finished: all samples have finished.
-        ids: of the samples, on the engine's link.
-        tenant: of the request.
+        on_submit: sends the samples to the engine; raises if it cannot.
+        on_close: called once, at `close`.
+        on_pause: called when `paused` changes.
         slots: number of slots that it holds, one for each sample.
+        tenant: of the request.
+        samples: the submitted ones; empty before that.
+        id: on the engine's link; None until it is submitted.
         has_slots: the slots are its own; otherwise `submit` takes them from other requests.
         paused: it has given them up until its reader has caught up.
         admitted_at: on the clock of `time.perf_counter`.
     """
 
-    __slots__ = (
-        "_closed",
-        "_error",
-        "_pending",
-        "_pending_since",
-        "_release",
-        "_running",
-        "_set_paused",
-        "_submit",
-        "_waiter",
-        "admitted_at",
-        "has_slots",
-        "ids",
-        "paused",
-        "samples",
-        "slots",
-        "tenant",
-    )
+    on_submit: Callable[[Stream], None]
+    on_close: Callable[[Stream], None]
+    slots: int = 1
+    tenant: str = ""
+    on_pause: Callable[[Stream], None] = lambda stream: None
+    samples: tuple[Sample, ...] = ()
+    id: int | None = None
+    has_slots: bool = False
+    paused: bool = False
+    admitted_at: float = field(default_factory=time.perf_counter)
+    _running: int = field(init=False)
+    _pending: dict[int, Output] = field(default_factory=dict, init=False)
+    _pending_since: float = field(default=0.0, init=False)
+    _error: Exception | None = field(default=None, init=False)
+    _waiter: asyncio.Future[None] | None = field(default=None, init=False)
+    _closed: bool = field(default=False, init=False)
 
-    def __init__(
-        self,
-        submit: Callable[[Stream, tuple[Sample, ...]], None],
-        release: Callable[[Stream], None],
-        slots: int = 1,
-        tenant: str = "",
-        set_paused: Callable[[Stream], None] = lambda stream: None,
-    ) -> None:
-        self._submit = submit
-        self._release = release
-        self._set_paused = set_paused
-        self._pending: dict[int, Pending] = {}
-        self._pending_since = 0.0
-        self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._closed = False
-        self._running = slots
-        self.has_slots = False
-        self.paused = False
-        self.slots = slots
-        self.tenant = tenant
-        self.samples: tuple[Sample, ...] = ()
-        self.ids: list[int] = []
-        self.admitted_at = time.perf_counter()
+    def __post_init__(self) -> None:
+        self._running = self.slots
 
     @property
     def finished(self) -> bool:
+        """All samples have finished."""
         return self._running == 0
 
     @property
@@ -188,19 +109,19 @@ class Stream:
         assert not self._closed
         if self._error is not None:
             raise self._error
-        self._submit(self, samples)
         self.samples = samples
+        self.on_submit(self)
 
-    def put(self, sample: Sample, output: SequenceOutput) -> None:
+    def put(self, output: Output) -> None:
         """Adds an output of one of the samples."""
-        sample.record(output)
+        self.samples[output.sample].record(output)
         now = time.perf_counter()
         if not self._pending:
             self._pending_since = now
-        number = self.samples.index(sample)
-        if (pending := self._pending.get(number)) is None:
-            pending = self._pending[number] = Pending(sample=number)
-        pending.add(output)
+        if (pending := self._pending.get(output.sample)) is None:
+            self._pending[output.sample] = output
+        else:
+            pending.add(output)
         if output.finish is not None:
             self._running -= 1
         if not self.paused and not self.finished and now - self._pending_since > PAUSE_SECONDS:
@@ -219,8 +140,8 @@ class Stream:
             self._error = error
             self._wake()
 
-    async def take(self) -> Iterable[Pending]:
-        """The outputs since the last call, one `Pending` for each sample; waits until there is one. For one reader.
+    async def take(self) -> Iterable[Output]:
+        """The outputs since the last call, one `Output` for each sample; waits until there is one. For one reader.
 
         Raises:
             Exception: the error of `fail`.
@@ -236,14 +157,14 @@ class Stream:
         return pending.values()
 
     def close(self) -> None:
-        """Releases the slots and cancels the sequences that have not finished; idempotent."""
+        """Releases the slots and cancels the samples that have not finished; idempotent."""
         if not self._closed:
             self._closed = True
-            self._release(self)
+            self.on_close(self)
 
     def _pause(self, paused: bool) -> None:
         self.paused = paused
-        self._set_paused(self)
+        self.on_pause(self)
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

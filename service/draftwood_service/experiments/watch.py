@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood_memory.errors import CorruptValueError, MemoryStoreError
-from draftwood_service.experiments import history
 from draftwood_service.experiments.messages import point
 from draftwood_service.experiments.reading import CountReader
 from draftwood_service.experiments.statistics.guardrails import Violation
@@ -28,6 +29,12 @@ SECONDS = 3.0
 """Between two looks. An arm that fails at once is stopped soon after its hundredth unit."""
 _LEASE_SECONDS = 10.0
 """How long another server waits before it takes over."""
+
+# Looks that are kept, for a plot over time. Later ones are further apart: a year has 500 of them.
+LEAST_SECONDS, SHARE_OF_AGE = 10.0, 0.025
+"""Between two looks: as long, or this share of the experiment's age."""
+_MOST = 600
+_MOST_BYTES = 4 * 2**20
 
 Stop = Callable[[Running, list[Violation]], Awaitable[None]]
 """Writes violations into an experiment."""
@@ -57,7 +64,7 @@ class Watch:
             await self.look()
 
     async def look(self) -> None:
-        """One look, if it is this server's turn. A store that does not answer is no error."""
+        """One look, if this server holds the lease. A store that does not answer is no error."""
         problem = ""
         try:
             if await self._store.lead(self._process, _LEASE_SECONDS):
@@ -87,13 +94,35 @@ class Watch:
     async def _keep(self, experiment: Running, found: Report) -> None:
         points = await self.points(experiment)
         now = time.time()
-        if history.is_due(points, experiment.config.started_at or now, now):
-            await self._store.write_history(experiment.target, history.encode([*points, point(found, now)]))
+        if is_due(points, experiment.config.started_at or now, now):
+            await self._store.write_history(experiment.target, encode([*points, point(found, now)]))
 
     async def points(self, experiment: Running) -> list[pb.ReportPoint]:
         """The looks that are kept, the oldest first. Raises MemoryStoreError."""
         try:
-            return history.decode(await self._store.read_history(experiment.target))
+            return decode(await self._store.read_history(experiment.target))
         except CorruptValueError as error:
             _log.error("looks at an experiment are lost", experiment=experiment.config.name, problem=str(error))
             return []
+
+
+def is_due(points: list[pb.ReportPoint], started_at: float, now: float) -> bool:
+    """Whether it is time for another look; times in seconds since the epoch."""
+    if not points:
+        return True
+    last = points[-1].time.ToNanoseconds() * 1e-9
+    return now - last >= max(LEAST_SECONDS, SHARE_OF_AGE * (now - started_at))
+
+
+def encode(points: list[pb.ReportPoint]) -> bytes:
+    return zlib.compress(pb.ExperimentReport(history=points[-_MOST:]).SerializeToString())
+
+
+def decode(data: bytes) -> list[pb.ReportPoint]:
+    """Raises CorruptValueError."""
+    if not data:
+        return []
+    try:
+        return [*pb.ExperimentReport.FromString(zlib.decompressobj().decompress(data, _MOST_BYTES)).history]
+    except (zlib.error, DecodeError) as error:
+        raise CorruptValueError(f"looks at an experiment: {error}") from None

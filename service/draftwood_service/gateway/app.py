@@ -32,8 +32,7 @@ from draftwood_service.gateway.errors import (
     of_tools,
     status_of,
 )
-from draftwood_service.gateway.http.events import Events
-from draftwood_service.gateway.http.refusals import failed, no_route, note, refusal
+from draftwood_service.gateway.http.answers import Events, failed, no_route, note, refusal
 from draftwood_service.gateway.http.requests import read_json, read_timeout, unless_left
 from draftwood_service.gateway.metrics import CONTENT_TYPE, Metrics
 from draftwood_service.gateway.reading import ParsedRequest, read_chat, read_completion, with_tools

@@ -182,7 +182,7 @@ def _schema(tool: Tool, form: ToolFormat) -> str:
 
 
 def _moved(schema: Any, key: str) -> Any:
-    """A schema whose references are from the root of the one that has it as this property."""
+    """A schema with its references changed for being the property `key` of another one, whose root they count from."""
     if isinstance(schema, list):
         return [_moved(one, key) for one in schema]
     if not isinstance(schema, dict):

@@ -1,6 +1,6 @@
 """Rate limits of tenants: requests and tokens a minute and requests at once, over all replicas of a store.
 
-Knows no gRPC. `opening.py` makes the limiter of the settings.
+Knows no gRPC.
 """
 
 from draftwood_service.quotas.limits import QuotaExceededError, Reservation

@@ -61,4 +61,4 @@ class Reservation(Protocol):
         """
 
     async def settled(self) -> None:
-        """Waits, shortly, until other requests profit from `settle`."""
+        """Waits shortly until what `settle` gave back can be used by other requests."""

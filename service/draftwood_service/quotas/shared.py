@@ -1,4 +1,4 @@
-"""Limits over all replicas of a store, and this replica's share of them while it does not count."""
+"""Limits over all replicas of a store, and this replica's share of them while the store does not count."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from draftwood_service.quotas.limits import BUCKETS, Reservation
 from draftwood_service.quotas.local import Entry, Limiter
 from draftwood_service.quotas.store import REFRESH_SECONDS, QuotaStore, Refresh
 from draftwood_service.quotas.window import Bucket, Window
+from draftwood_service.settings.tenants import StoreSettings
+from draftwood_service.store_client import store_client, store_keys
 from draftwood_tenants.rate_limits import RateLimits
 from draftwood_tenants.resources.ending import end
 
@@ -221,3 +223,9 @@ class _Reservation:
         """See `Reservation`: the store has answered, or does not in time."""
         if self._settling is not None:
             await asyncio.shield(self._settling)
+
+
+def opened_limiter(settings: StoreSettings) -> Limiter:
+    """A limiter that counts where the memories are stored, not started yet. Raises InvalidInputError."""
+    client, keys = store_client(settings, REFRESH_SECONDS), store_keys(settings)
+    return Limiter() if client is None else SharedLimiter(client, None if keys is None else keys.naming_key)

@@ -102,7 +102,7 @@ class QuotaStore:
         except TimeoutError:
             raise StoreUnavailableError(f"no answer within {seconds:g} s") from None
         finally:
-            call.close()  # its turn may not have come
+            call.close()  # without the semaphore in time, it was never awaited
 
     def _settle_script(self, tenant: str, second: int, unused: int, lease: int, unused_requests: int = 0) -> Script:
         return Script(scripts.SETTLE, self._keys(tenant), [second, unused, self._member(lease), unused_requests])

@@ -9,50 +9,34 @@ import asyncio
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache, partial
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.request import Request
-from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
 from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.stream import Sample
 from draftwood_service.errors import DeadlineExceededError, ModelNotServedError
 from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.quotas import Limiter, RateLimits
-from draftwood_service.quotas.opening import default_limits
 from draftwood_service.quotas.request_quota import RequestQuota
 from draftwood_service.quotas.text_calls import TextCallQuota
 from draftwood_service.rpc.calls import Call
+from draftwood_service.rpc.model_info import model_info
 from draftwood_service.rpc.parsing.bounds import require_at_most
-from draftwood_service.rpc.parsing.chat import MAX_TOOLS, tool_format_of
 from draftwood_service.rpc.request_log import RequestLog
-from draftwood_service.rpc.requests import (
-    MAX_GRAMMAR_CHARACTERS,
-    MAX_LOGIT_BIASES,
-    MAX_STOP_STRING_CHARACTERS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    choice_of,
-    read_prompt,
-    read_requests,
-    read_samples,
-    require_in_vocabulary,
-)
+from draftwood_service.rpc.requests import choice_of, read_prompt, read_requests, read_samples, require_in_vocabulary
 from draftwood_service.rpc.streaming.messages import delta, finished
 from draftwood_service.rpc.streaming.relay import relay
 from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_service.rpc.text_work import TextWork
 from draftwood_service.serving import Serving
 from draftwood_service.settings import Settings
-from draftwood_strategies import strategy_names
 from draftwood_tenants.config import TenantConfig
 from draftwood_tenants.experiments.placement import Placement
 from draftwood_tenants.identifiers import check_identifier
@@ -67,8 +51,6 @@ _TOKEN_TEXTS = 65_536
 """Texts of tokens that are remembered, for draft trees: 8 MiB."""
 _FEW_TOKENS = 2048
 """Tokens that are converted to text on the event loop; more go to a worker thread."""
-
-
 _MAX_ANSWER_BYTES = 4 * 2**20
 """What gRPC clients accept if they set no limit of their own."""
 
@@ -97,7 +79,7 @@ class GenerationServicer:
         self._settings = settings
         self._limiter = limiter
         self._text_quota = TextCallQuota()
-        self._default_limits = default_limits(settings)
+        self._default_limits = settings.rate_limits
         self._shaping = settings.delta_shaping
         decode = serving.model.tokenizer.decode
         self._token_text = lru_cache(_TOKEN_TEXTS)(lambda token: decode([token], include_special_tokens=True))
@@ -136,10 +118,8 @@ class GenerationServicer:
                     self._text_work,
                     config,
                     placement,
-                    principal=call.principal.name,
-                    request_id=call.request_id,
+                    call,
                     tenant=tenant,
-                    arrived_at=call.arrived_at,
                     deadline=time.perf_counter() + seconds,
                 )
                 record.samples = [Sample(one) for one in requests]
@@ -272,71 +252,3 @@ def remaining(call: Call) -> float | None:
     """Seconds until the client's deadline; None if it set none."""
     seconds: float | None = call.context.time_remaining()
     return seconds
-
-
-def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
-    """The model's properties and the limits of requests."""
-    model, (tool_format, no_tools_reason) = serving.model, tool_format_of(serving)
-    return pb.GetModelInfoResponse(
-        model=model.name,
-        architecture=model.architecture,
-        parameters=model.parameters,
-        dtype=model.dtype,
-        device=model.device,
-        vocab_size=model.vocab_size,
-        max_context_tokens=model.max_context,
-        max_running_requests=settings.max_running,
-        max_waiting_requests=settings.max_waiting,
-        max_draft_nodes=serving.max_draft_nodes,
-        has_chat_template=model.tokenizer.has_chat_template,
-        strategies=strategy_names(),
-        default_strategy=serving.default_strategy,
-        eos_token_ids=sorted(model.eos_token_ids),
-        server_version=version("draftwood"),
-        exact=model.exact,
-        runner=model.runner_name,
-        runner_reason=model.runner_reason,
-        weights=model.weights,
-        generation_defaults=_defaults(model.defaults),
-        limits=pb.RequestLimits(
-            message_bytes=settings.max_message_bytes,
-            prompt_characters=serving.max_prompt_characters,
-            chat_messages=serving.max_chat_messages,
-            stop_strings=MAX_STOP_STRINGS,
-            stop_string_characters=MAX_STOP_STRING_CHARACTERS,
-            stop_token_ids=MAX_STOP_TOKEN_IDS,
-            logit_biases=MAX_LOGIT_BIASES,
-            format_characters=MAX_GRAMMAR_CHARACTERS,
-            samples=settings.max_running,
-            tools=MAX_TOOLS,
-        ),
-        memory_max_bytes=settings.memory_budget,
-        tool_format=tool_format,
-        no_tools_reason=no_tools_reason,
-        abilities=_abilities(model.abilities),
-    )
-
-
-def _abilities(abilities: Abilities) -> pb.EngineAbilities:
-    return pb.EngineAbilities(**asdict(abilities))
-
-
-def _defaults(defaults: GenerationDefaults) -> pb.GenerationDefaults:
-    sampling, constraints = defaults.sampling, defaults.constraints
-    return pb.GenerationDefaults(
-        sampling=pb.SamplingOptions(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            repetition_penalty=sampling.repetition_penalty,
-        ),
-        stop=pb.StopOptions(max_tokens=defaults.max_tokens, min_tokens=defaults.min_tokens),
-        constraints=pb.LogitConstraints(
-            no_repeat_ngram_size=constraints.no_repeat_ngram_size,
-            bad_words=[pb.TokenIds(ids=words) for words in constraints.bad_words],
-            suppressed=constraints.suppressed,
-            suppressed_first=constraints.suppressed_first,
-            forced_last=constraints.forced_last,
-        ),
-    )

@@ -19,6 +19,7 @@ from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.request import Format, GrammarKind, MemoryTerms, Request, SamplingParams, StopParams
 from draftwood_service.auth import PermissionDeniedError
 from draftwood_service.errors import ContextLengthError
+from draftwood_service.rpc.calls import Call
 from draftwood_service.rpc.parsing.abilities import check_format, check_sampling, check_trees
 from draftwood_service.rpc.parsing.bounds import require_at_most, require_length
 from draftwood_service.rpc.parsing.chat import read_chat
@@ -75,11 +76,9 @@ async def read_requests(
     text_work: TextWork,
     config: TenantConfig,
     placement: Placement | None,
+    call: Call,
     *,
-    principal: str,
-    request_id: str,
     tenant: str,
-    arrived_at: float,
     deadline: float,
 ) -> list[Request]:
     """What the message asks for, one for each sample.
@@ -88,9 +87,8 @@ async def read_requests(
         text_work: reads long texts.
         config: the tenant's.
         placement: the arm, whose drafting replaces the tenant's.
-        principal: the caller, for the log of refusals.
         tenant: of the call (see `Principal.tenant_for`).
-        arrived_at, deadline: of the request, on the clock of `time.perf_counter`.
+        deadline: of the request, on the clock of `time.perf_counter`.
 
     Raises:
         InvalidValueError: a field is wrong.
@@ -98,45 +96,38 @@ async def read_requests(
         PermissionDeniedError: the tenant's requests may not choose how they are drafted.
         TooMuchTextError: too many long texts wait already.
     """
-    sampling = read_sampling(request, serving.model, config)
-    check_sampling(sampling, serving.model.abilities)
-    check_trees(request.output.draft_trees, serving.model.abilities)
+    model, output = serving.model, request.output
+    sampling = read_sampling(request, model, config)
+    check_sampling(sampling, model.abilities)
+    check_trees(output.draft_trees, model.abilities)
     if not config.allow_draft_override:
-        _refuse_override(request.drafting, principal, tenant)
+        _refuse_override(request.drafting, call.principal.name, tenant)
     if placement is not None:
         config = replace(config, drafting=placement.arm.drafting)
     strategy_name, options, max_nodes = _drafting(request.drafting, serving, config)
-    learns = request.drafting.learn if request.drafting.HasField("learn") else True
     prompt = await read_prompt(request, serving, text_work, tenant)
-    stop = read_stop(request.stop, serving.model, prompt)
-    if request.format.WhichOneof("format"):
-        for name in ("ignore_eos", "min_tokens"):
-            if getattr(request.stop, name):
-                problem = "cannot be combined with format, which determines the end of the answer"
-                raise InvalidInputError(f"stop.{name}", None, problem)
-        stop = replace(stop, min_tokens=0)
-    output_format = await read_format(request.format, serving.model, text_work, tenant)
+    stop = read_stop(request, model, prompt)
+    first = Request(
+        request_id=call.request_id,
+        prompt=prompt.ids,
+        stop=stop,
+        sampling=sampling,
+        strategy_name=strategy_name,
+        strategy_options=options,
+        max_draft_nodes=max_nodes,
+        learns=_learns(request.drafting, config.learning),
+        format=await read_format(request.format, model, text_work, tenant),
+        include_special_tokens=output.include_special_tokens,
+        tenant=tenant,
+        priority=request.priority,
+        deadline=deadline,
+        arrived_at=call.arrived_at,
+        arm="" if placement is None else placement.label,
+        memory=_memory_terms(config.learning, forked=placement is not None and placement.arm.forked),
+        draft_trees=output.draft_trees,
+    )
     return [
-        Request(
-            request_id=request_id,
-            prompt=prompt.ids,
-            stop=stop,
-            sampling=replace(sampling, seed=(sampling.seed + sample) % 2**64),
-            strategy_name=strategy_name,
-            strategy_options=options,
-            max_draft_nodes=max_nodes,
-            learns=learns and config.learning.scope is not LearningScope.NOTHING,
-            format=output_format,
-            include_special_tokens=request.output.include_special_tokens,
-            tenant=tenant,
-            priority=request.priority,
-            deadline=deadline,
-            arrived_at=arrived_at,
-            arm="" if placement is None else placement.label,
-            memory=_memory_terms(config.learning, forked=placement is not None and placement.arm.forked),
-            draft_trees=request.output.draft_trees,
-            sample=sample,
-        )
+        replace(first, sampling=replace(sampling, seed=(sampling.seed + sample) % 2**64), sample=sample)
         for sample in range(max(request.sampling.n, 1))
     ]
 
@@ -216,12 +207,13 @@ async def read_prompt(
     raise InvalidInputError("input", None, "one of text and chat must be set")
 
 
-def read_stop(options: pb.StopOptions, model: ServedModel, prompt: Prompt) -> StopParams:
+def read_stop(request: pb.GenerateRequest, model: ServedModel, prompt: Prompt) -> StopParams:
     """When the answer ends; without max_tokens and a default of the model, at the end of the context.
 
     Raises:
         InvalidValueError: a value is wrong, or prompt and answer do not fit the context.
     """
+    options, has_format = request.stop, request.format.WhichOneof("format") is not None
     available = model.max_context - prompt.ids.size
     if available < 1:
         raise _too_long(prompt.field, prompt.ids.size, model)
@@ -237,13 +229,19 @@ def read_stop(options: pb.StopOptions, model: ServedModel, prompt: Prompt) -> St
         require_length(f"stop.strings[{index}]", text, MAX_STOP_STRING_CHARACTERS)
     require_at_most("stop.token_ids", len(options.token_ids), MAX_STOP_TOKEN_IDS)
     require_in_vocabulary("stop.token_ids", np.array(options.token_ids, np.int32), model.vocab_size)
-    return StopParams(
+    usual = 0 if has_format else min(defaults.min_tokens, max_tokens)
+    stop = StopParams(
         max_tokens=max_tokens,
-        min_tokens=options.min_tokens if options.HasField("min_tokens") else min(defaults.min_tokens, max_tokens),
+        min_tokens=options.min_tokens if options.HasField("min_tokens") else usual,
         strings=tuple(options.strings),
         token_ids=frozenset(options.token_ids),
         ignore_eos=options.ignore_eos,
     )
+    for name in ("ignore_eos", "min_tokens"):
+        if has_format and getattr(options, name):
+            problem = "cannot be combined with format, which determines the end of the answer"
+            raise InvalidInputError(f"stop.{name}", None, problem)
+    return stop
 
 
 def require_in_vocabulary(field: str, ids: Int32Array, vocab_size: int) -> None:
@@ -292,6 +290,12 @@ def _drafting(options: pb.DraftOptions, serving: Serving, config: TenantConfig) 
     if choice.max_nodes is not None and choice.max_nodes < 0:
         raise InvalidValueError("drafting.max_nodes", choice.max_nodes, "it must be at least 0")
     return drafting_of(choice, config, serving.default_strategy, serving.max_draft_nodes)
+
+
+def _learns(options: pb.DraftOptions, learning: LearningConfig) -> bool:
+    """Whether strategies may learn from a request."""
+    asked = options.learn if options.HasField("learn") else True
+    return asked and learning.scope is not LearningScope.NOTHING
 
 
 def _memory_terms(learning: LearningConfig, *, forked: bool) -> MemoryTerms:

@@ -13,10 +13,10 @@ from grpc_health.v1 import health_pb2
 from draftwood_service.audits.ledger import AuditLedger
 from draftwood_service.audits.results import AuditOutcome, AuditResult
 from draftwood_service.engine.bridge import EngineBridge
-from draftwood_service.engine.recovery import EngineRecovery
 from draftwood_service.engine.reporting.liveness import EngineLiveness
+from draftwood_service.engine.reporting.recovery import EngineRecovery
 from draftwood_service.errors import ShuttingDownError
-from draftwood_service.quotas.opening import opened_limiter
+from draftwood_service.quotas.shared import opened_limiter
 from draftwood_service.rpc.admin.administration import Administration
 from draftwood_service.rpc.admin.audit import AuditServicer
 from draftwood_service.rpc.admin.status import StatusServicer

@@ -25,7 +25,7 @@ class TextWork:
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="text")
         self._pending: Counter[str] = Counter()
-        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._one_at_a_time: dict[str, asyncio.Semaphore] = {}
 
     async def run(self, tenant: str, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """What `work` returns, computed in a thread.
@@ -40,7 +40,7 @@ class TextWork:
             raise TooMuchTextError(self._pending[tenant])
         self._pending[tenant] += 1
         try:
-            await self._turns.setdefault(tenant, asyncio.Semaphore(1)).acquire()
+            await self._one_at_a_time.setdefault(tenant, asyncio.Semaphore(1)).acquire()
         except BaseException:
             self._left(tenant)
             raise
@@ -54,10 +54,10 @@ class TextWork:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _ended(self, tenant: str) -> None:
-        self._turns[tenant].release()
+        self._one_at_a_time[tenant].release()
         self._left(tenant)
 
     def _left(self, tenant: str) -> None:
         self._pending[tenant] -= 1
         if not self._pending[tenant]:
-            del self._pending[tenant], self._turns[tenant]
+            del self._pending[tenant], self._one_at_a_time[tenant]

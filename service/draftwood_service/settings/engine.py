@@ -28,6 +28,7 @@ _VLLM_REFUSES: Mapping[str, str] = MappingProxyType(
         "weights": 'vLLM takes quantized checkpoints as they are, and --engine-args \'{"quantization": "fp8"}\'',
         "device": "vLLM chooses the device; CUDA_VISIBLE_DEVICES limits it",
         "threads": "OMP_NUM_THREADS and VLLM_CPU_OMP_THREADS_BIND set the threads of vLLM on CPUs",
+        "own_text_tokens": "a successor table needs the model's predictions, which vLLM does not show",
         "shared_prefill_chunk": "vLLM has one limit of tokens for all steps, prefill_chunk",
     }
 )
@@ -85,6 +86,9 @@ class ModelSettings(SettingsGroup):
     """Keep models that OpenVINO converted on disk, so that the next start is shorter"""
     model_cache_folder: Path | None = None
     """Folder of converted models; unset: ~/.cache/draftwood/models"""
+    own_text_tokens: int = Field(default=0, ge=0, le=1 << 20)
+    """Tokens that the model writes by itself before the first start ends, for drafts of tenants without answers yet,
+    such as 20000; kept in the folder of converted models. 0: none"""
     compiled_functions: Path | None = None
     """Folder of compiled functions, copied at the start to the folder that the environment variable NUMBA_CACHE_DIR
     names; an image has one"""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
@@ -13,6 +14,9 @@ from draftwood_service.settings.group import SettingsGroup
 from draftwood_service.settings.network import AuthSettings, ListenSettings, TelemetrySettings
 from draftwood_service.settings.requests import RequestSettings, StreamSettings
 from draftwood_service.settings.tenants import DraftingSettings, QuotaSettings, StoreSettings
+
+if TYPE_CHECKING:
+    from draftwood_tenants.reading import ServerLimits
 
 
 class Settings(
@@ -43,6 +47,19 @@ class Settings(
             tenant_weights=self.tenant_weights,
             threads=self.threads,
         )
+
+    @property
+    def tenant_limits(self) -> ServerLimits:
+        """What a tenant may be configured with."""
+        # Imported here: --help need not wait for it.
+        from draftwood_model_runner.request import SamplingParams
+        from draftwood_tenants.reading import ServerLimits
+
+        def check_sampling(values: Mapping[str, Any]) -> None:
+            SamplingParams(**values)
+
+        memory = self.memory_tokens, self.memory_bytes
+        return ServerLimits(self.strategy, self.max_draft_nodes, *memory, self.delta_shaping, check_sampling)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from draftwood_memory.settings.memory_settings import check_store
 from draftwood_service.settings.group import OptionalSize, SettingsGroup, Size, named_settings, shared
+from draftwood_tenants.rate_limits import RateLimits
 
 
 class QuotaSettings(SettingsGroup):
@@ -22,6 +23,11 @@ class QuotaSettings(SettingsGroup):
     """Tokens of prompts and answers of the requests of a tenant admitted in any 60 s, over all servers of the store"""
     concurrency: int | None = Field(default=None, ge=1)
     """Requests of a tenant that run or wait at once, over all servers of the store"""
+
+    @property
+    def rate_limits(self) -> RateLimits:
+        """Of every tenant that has no others."""
+        return RateLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrency)
 
     @model_validator(mode="after")
     def _check_file(self) -> Self:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from draftwood_model_runner.statistics import SequenceStats
     from draftwood_service.audits.ledger import AuditLedger
     from draftwood_service.engine.bridge import EngineBridge
-    from draftwood_service.engine.recovery import EngineRecovery
+    from draftwood_service.engine.reporting.recovery import EngineRecovery
     from draftwood_service.quotas import Limiter
     from draftwood_service.rpc.access import Gate
     from draftwood_service.serving import ServedModel

@@ -76,6 +76,11 @@ def _utilization(it: Observed) -> Iterator[Point]:
     yield it.report.kv.held / max(it.report.kv.total, 1), {}
 
 
+def _states(it: Observed) -> Iterator[Point]:
+    for state, size in it.report.states._asdict().items():
+        yield size, {names.STATE: state}
+
+
 def _depths(it: Observed) -> Iterator[Point]:
     for (strategy, arm), work in it.report.work.items():
         by_depth = work.accepted_by_depth
@@ -173,6 +178,7 @@ _ALL = (
     _gauge("draftwood.event_loop.lag", "s", "Longest delay of the event loop in the last 10 s", _loop_lag),
     _gauge("draftwood.kv_cache.pages", "{page}", "Pages of KV memory: held, cached, free", _pages, names.STATE),
     _gauge("draftwood.kv_cache.utilization", "1", "Share of the pages that requests hold", _utilization),
+    _gauge("draftwood.states.size", "By", "Memory of recurrent layers' states: held, cached", _states, names.STATE),
     _work("draftwood.preemptions", "{preemption}", "Slots taken from requests", "preemptions"),
     _work("draftwood.sequences", "{sequence}", "Samples of requests that began", "sequences"),
     _work("draftwood.prompt.tokens", "{token}", "Prompt tokens", "prompt_tokens"),

@@ -38,37 +38,33 @@ A step shows it again. Other load may have made drafts look dear, above all at t
 
 
 class ServedStepTimes:
-    """The step-time model of an engine whose steps are only watched.
+    """The step-time model of an engine whose steps are only watched: `StepTimes` where nothing can be measured.
 
-    There is a curve over tokens for each number of rows, to a power of 2: a token costs more as a row of its own than
-    as a draft, and in a common curve steps of many rows would make the drafts of few look dear.
+    There is a curve over tokens for each number of sequences, to a power of 2: a token costs more as a sequence's only
+    one than as a draft, and in a common curve steps of many sequences would make the drafts of few look dear.
     """
 
     def __init__(self) -> None:
         self._curves: dict[int, _Curve] = {}
 
-    def observe(self, rows: int, tokens: int, seconds: float) -> None:
-        """A step of so many rows, with so many tokens together, took so long."""
-        self._of(rows).observe(tokens, seconds)
+    def observe(self, tokens: int, sequences: int, seconds: float) -> None:
+        """A step of so many tokens, those of all sequences together, took so long."""
+        self._of(sequences).observe(tokens, seconds)
 
-    def between(self, rows: int, fewest: int, most: int) -> Seconds:
+    def between(self, fewest: int, most: int, sequences: int) -> Seconds:
         """Seconds for `fewest` tokens, one more, and so on to `most`."""
-        return self._of(rows).times.between(fewest, most)
+        return self._of(sequences).times.between(fewest, most)
 
-    def at(self, rows: int, tokens: int) -> float:
-        """Seconds for one number of tokens."""
-        return self._of(rows).times.at(tokens)
+    def known(self, sequences: int) -> bool:
+        """Whether a step of about so many sequences was observed; before, only ratios mean something."""
+        return self._of(sequences).steps > 0
 
-    def known(self, rows: int) -> bool:
-        """Whether a step of about so many rows was observed; before, only ratios mean something."""
-        return self._of(rows).steps > 0
+    def probes(self, sequences: int) -> bool:
+        """Whether the next step, of so many sequences, is to have no drafts, to show what that takes."""
+        return self._of(sequences).probes(sequences)
 
-    def probes(self, rows: int) -> bool:
-        """Whether the next step, of so many rows, is to have no drafts, to show what that takes."""
-        return self._of(rows).probes(rows)
-
-    def _of(self, rows: int) -> _Curve:
-        size = rows.bit_length()
+    def _of(self, sequences: int) -> _Curve:
+        size = sequences.bit_length()
         found = self._curves.get(size)
         if found is None:
             known = [one for one, curve in self._curves.items() if curve.steps]

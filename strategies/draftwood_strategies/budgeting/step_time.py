@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -24,6 +25,8 @@ KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _ROUNDS = 8
 _LONG_STEP = 0.1
 """Seconds from which a step is timed at its first run."""
+_TRIED_AGAIN = 2
+"""How often a size is timed again that took longer than a larger one."""
 _WIDEST = 8192
 """Tokens of a step up to which its cost is learned."""
 _SMOOTHING, SMOOTHING_EVERYWHERE = 0.05, 0.025
@@ -175,12 +178,12 @@ class StepTimes:
         costs = self._curve.between(fewest, most)
         if sequences == 1 and context <= MEASURED_CONTEXT:
             return costs
-        return np.asarray(costs + self._extra(np.arange(fewest, most + 1), sequences, context))
+        of_context = self._of_context(np.arange(fewest, most + 1), sequences, context)
+        return np.asarray(costs + (sequences - 1) * self._per_sequence + of_context)
 
     def at(self, tokens: int, sequences: int, context: int = MEASURED_CONTEXT) -> float:
         """Seconds for one number of tokens, see `between`."""
-        per_sequence, per_token = self._per_context
-        of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
+        of_context = float(self._of_context(tokens, sequences, context))
         return self._curve.at(tokens) + (sequences - 1) * self._per_sequence + of_context
 
     def observe(
@@ -205,26 +208,22 @@ class StepTimes:
         seconds -= max(drafts - 1, 0) * self.per_draft + changed * self.per_change
         seconds -= branches * self.per_branch
         extra = (sequences - 1) * self._per_sequence
-        per_sequence, per_token = self._per_context
-        of_context = max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
         expected = self.at(tokens, sequences, context)
         # A step far from what was expected met the load of another process, not another curve.
         surprise = min(max(seconds / expected, 0.5), 2.0) - 1.0
-        share = of_context / expected
+        share = float(self._of_context(tokens, sequences, context)) / expected
         self._curve.correct(tokens, surprise * (1.0 - share))
         if share:
             factor = 1.0 + _SMOOTHING * surprise * share
-            self._per_context = ContextCost(per_sequence * factor, per_token * factor)
+            self._per_context = ContextCost(*(factor * cost for cost in self._per_context))
         if sequences > 1:
             blamed = max(extra, _LEAST_SHARE * expected)
             self._per_sequence = max(0.0, extra + _SMOOTHING * surprise * blamed) / (sequences - 1)
 
-    def _extra(self, tokens: npt.NDArray[np.int64], sequences: int, context: int) -> Seconds:
-        """Seconds on top of the curve, for further sequences and for their contexts."""
+    def _of_context(self, tokens: int | npt.NDArray[np.int64], sequences: int, context: int) -> Any:
+        """Seconds that contexts beyond the measured one add."""
         per_sequence, per_token = self._per_context
-        beyond = max(context - MEASURED_CONTEXT, 0)
-        further = (sequences - 1) * self._per_sequence
-        return np.asarray(further + beyond * (sequences * per_sequence + tokens * per_token))
+        return max(context - MEASURED_CONTEXT, 0) * (sequences * per_sequence + tokens * per_token)
 
 
 def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTimeCurve:
@@ -232,7 +231,8 @@ def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTim
 
     Sizes are timed in turn, round after round, and the fastest run of each counts, so that a burst of other load does
     not distort the curve. Each is run twice in a row and the second run is timed: a step after one of another size may
-    take longer (`StepTimes`), which does not show where a step is long.
+    take longer (`StepTimes`), which does not show where a step is long. A size that took longer than a larger one was
+    slowed down, as by weights that its first run lays out anew, and is timed again.
 
     Args:
         largest: the largest size of interest.
@@ -250,4 +250,8 @@ def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTim
             seconds[size] = min(seconds[size], taken)
         if time.perf_counter() > deadline:
             break
+    for size, larger in reversed([*pairwise(sizes)]):
+        for _ in range(_TRIED_AGAIN):
+            if seconds[size] > seconds[larger]:
+                seconds[size] = min(seconds[size], step(size))
     return StepTimeCurve(seconds)

@@ -70,6 +70,7 @@ def draft_all(
     take_part: Int32Array,
     weights_address: Integer,
     table: Int32Array,
+    of_model: Int32Array,
     workspaces_address: Integer,
     tokens: Int32Array,
     parents: Int32Array,
@@ -83,7 +84,7 @@ def draft_all(
         budgets: int32[s], the most nodes of each draft.
         source_tokens to take_part: as in `SourceDrafts`.
         weights_address, workspaces_address: of `Weights` and `Workspaces`.
-        table: int32[r, COLUMNS], the successor table; without rows, none.
+        table, of_model: int32[r, COLUMNS], the tenant's successor table and the model's; without rows, none.
         tokens, parents, scores, begins: as in `DraftTrees`, with space for all budgets.
     """
     sources = SourceDrafts(source_tokens, source_parents, source_scores, source_begins, take_part)
@@ -91,7 +92,7 @@ def draft_all(
     end = 0
     for s in range(sequences.shape[0]):
         one = arrays_at(SequenceArrays, sequences[s])
-        n, draft = _draft(one, s, budgets[s], sources, weights, table, workspaces), one.draft
+        n, draft = _draft(one, s, budgets[s], sources, weights, table, of_model, workspaces), one.draft
         for node in range(n):
             tokens[end + node], parents[end + node] = draft.tokens[node], draft.parents[node]
             scores[end + node] = draft.scores[node]
@@ -107,6 +108,7 @@ def _draft(
     sources: SourceDrafts,
     weights: Weights,
     table: Int32Array,
+    of_model: Int32Array,
     workspaces: Workspaces,
 ) -> int:
     """Merges the sources' trees for sequence s, and drafts; returns how many nodes."""
@@ -118,8 +120,8 @@ def _draft(
         first, last = sources.begins[source, s], sources.begins[source, s + 1]
         tokens, parents, scores = sources.tokens[first:last], sources.parents[first:last], sources.scores[first:last]
         size = add_source(trees, size, source, tokens, parents, scores, workspaces.draft.located)
-    rows = table if active[TABLE] else table[:0]
-    n = expand(trees, weights, workspaces.draft, rows, one.tail, one.draft, budget)
+    rows, model_rows = (table, of_model) if active[TABLE] else (table[:0], of_model[:0])
+    n = expand(trees, weights, workspaces.draft, rows, model_rows, one.tail, one.draft, budget)
     if active[TABLE] and one.state[0].tops >= 0 and n < budget:
         n = fill(one.top[: one.state[0].tops], one.draft, n, budget, workspaces.fill)
     one.state[0].drafted = n
@@ -140,6 +142,7 @@ def learn_all(
     verified_begins: Int32Array,
     weights_address: Integer,
     table_address: Integer,
+    of_model: Int32Array,
     notes: bool,
     workspaces_address: Integer,
 ) -> int:
@@ -149,7 +152,8 @@ def learn_all(
         sequences: as in `draft_all`, with space for `top_tokens`.
         accepted to verified_begins: as in `Verified`.
         weights_address, table_address, workspaces_address: of `Weights`, `TableArrays` and `Workspaces`.
-        notes: the table learns here, too.
+        of_model: int32[r, COLUMNS], the model's successor table, from which nothing is changed.
+        notes: the tenant's table learns here, too.
 
     Returns:
         The sequence to go on with after the table has grown; s after the last one.
@@ -162,7 +166,7 @@ def learn_all(
         begin, end = verified_begins[s], verified_begins[s + 1]
         tokens, parents = verified_tokens[begin:end], verified_parents[begin:end]
         if one.state[0].drafted >= 0:
-            _learn(one, known, tokens, parents, written, weights, table.rows, workspace)
+            _learn(one, known, tokens, parents, written, weights, table.rows, of_model, workspace)
         tops = top_tokens[begin:end] if with_top else top_tokens[:0]
         _keep_top(one, with_top, tops)
         if notes:
@@ -182,6 +186,7 @@ def _learn(
     written: Int32Array,
     weights: Weights,
     table: Int32Array,
+    of_model: Int32Array,
     workspace: Workspace,
 ) -> None:
     """Counts nodes by source, and learns the weights, from the latest draft and the tree that was verified of it.
@@ -193,8 +198,8 @@ def _learn(
         attribute(one.draft, one.state[0].drafted, tokens, parents, written, workspace.located, one.counts)
     else:
         attribute_all(one.draft, one.state[0].drafted, written, one.counts)
-    rows = table if one.active[TABLE] else table[:0]
-    learn(one.trees, weights, workspace, rows, one.tail, written, one.active)
+    rows, model_rows = (table, of_model) if one.active[TABLE] else (table[:0], of_model[:0])
+    learn(one.trees, weights, workspace, rows, model_rows, one.tail, written, one.active)
 
 
 @compiled

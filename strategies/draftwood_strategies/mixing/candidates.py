@@ -49,8 +49,9 @@ class Workspace(NamedTuple):
         ranks: int32[c, ORDERS], its rank in the row of each order; `WIDTH` where the row does not have it.
         contributions: float64[c, SOURCES + 1], what each source, the table last, adds to its logit.
         logits, probabilities: float64[c].
-        context, found, steadiness: int32[ORDERS], a node's last tokens, the newest first, the rows of its contexts
-            (-1 for unknown ones), and the steadiness of these.
+        context, steadiness: int32[ORDERS], a node's last tokens, the newest first, and the steadiness of the rows of
+            its contexts, -1 for unknown ones.
+        successors: int32[ORDERS, WIDTH], those of the known rows.
         levels: int32[SOURCES], each source's confidence level.
         left: float64[SOURCES], the logarithm of what each source leaves over.
         items: ITEM[k].
@@ -66,8 +67,8 @@ class Workspace(NamedTuple):
     logits: Float64Array
     probabilities: Float64Array
     context: Int32Array
-    found: Int32Array
     steadiness: Int32Array
+    successors: Annotated[Int32Array, 2]
     levels: Int32Array
     left: Float64Array
     items: Annotated[Any, ITEM]
@@ -85,8 +86,8 @@ def workspace_for(budget: int, largest: int) -> Workspace:
         logits=np.empty(_MOST_CANDIDATES, np.float64),
         probabilities=np.empty(_MOST_CANDIDATES, np.float64),
         context=np.empty(ORDERS, np.int32),
-        found=np.empty(ORDERS, np.int32),
         steadiness=np.empty(ORDERS, np.int32),
+        successors=np.empty((ORDERS, WIDTH), np.int32),
         levels=np.empty(SOURCES, np.int32),
         left=np.empty(SOURCES, np.float64),
         items=np.empty(64 * budget + _MOST_CANDIDATES, ITEM),
@@ -97,12 +98,13 @@ def workspace_for(budget: int, largest: int) -> Workspace:
 
 @compiled
 def collect(
-    trees: SourceTrees, weights: Weights, workspace: Workspace, rows: Int32Array, node: Integer
+    trees: SourceTrees, weights: Weights, workspace: Workspace, rows: Int32Array, of_model: Int32Array, node: Integer
 ) -> tuple[int, int, int]:
     """Fills the workspace with the candidates after a node, of the context that it holds, and their logits.
 
     Args:
-        rows: int32[r, COLUMNS], the successor table; without rows, none.
+        rows, of_model: int32[r, COLUMNS], the tenant's successor table, and the model's for contexts that are not in
+            it; without rows, none.
         node: the node in the merged trees; `NO_NODE` for the root, `OUTSIDE` for a node that is not in them.
 
     Returns:
@@ -110,22 +112,22 @@ def collect(
     """
     n = _tree_candidates(trees, workspace, node)
     level = _set_levels(trees.chances, workspace, n)
-    longest = _find_rows(workspace, rows)
+    longest = _find_rows(workspace, rows, of_model)
     for i in range(n):
         _add_trees(trees, weights, workspace, i)
     workspace.logits[0] += weights.escapes[level, longest]
     for back in range(longest):
         order = longest - 1 - back
-        row = workspace.found[order]
-        if row < 0:
-            continue
         steady = workspace.steadiness[order]
+        if steady < 0:
+            continue
         for rank in range(WIDTH):
+            token = workspace.successors[order, rank]
             i = 1
-            while i < n and workspace.tokens[i] != rows[row, rank]:
+            while i < n and workspace.tokens[i] != token:
                 i += 1
             if i == n:
-                _clear(workspace, i, rows[row, rank], NO_NODE)
+                _clear(workspace, i, token, NO_NODE)
                 _add_trees(trees, weights, workspace, i)
                 n += 1
             weight = weights.ranks[level, longest, order, steady, rank]
@@ -174,22 +176,31 @@ def _set_levels(chances: Float32Array, workspace: Workspace, n: int) -> int:
 
 
 @compiled
-def _find_rows(workspace: Workspace, rows: Int32Array) -> int:
+def _find_rows(workspace: Workspace, rows: Int32Array, of_model: Int32Array) -> int:
     """Looks up the rows of the workspace's context; returns the order of the longest known one, 0 for none."""
     context_hash: Integer = 0
     longest = 0
     for order in range(ORDERS):
-        workspace.found[order] = -1
         workspace.steadiness[order] = -1
-        if workspace.context[order] >= 0 and rows.shape[0] > 0:
-            context_hash = extended(context_hash, workspace.context[order])
-            row = find(rows, context_hash)
-            if row >= 0:
-                workspace.found[order] = row
-                # A table of a plug-in may hold anything.
-                workspace.steadiness[order] = min(max(rows[row, STEADY], 0), STEADY_BINS - 1)
-                longest = order + 1
+        if workspace.context[order] < 0:
+            continue
+        context_hash = extended(context_hash, workspace.context[order])
+        if _read_row(workspace, rows, context_hash, order) or _read_row(workspace, of_model, context_hash, order):
+            longest = order + 1
     return longest
+
+
+@compiled
+def _read_row(workspace: Workspace, rows: Int32Array, context_hash: Integer, order: int) -> bool:
+    """Copies the row of a context into the workspace, if the table has one."""
+    row = find(rows, context_hash) if rows.shape[0] > 0 else -1
+    if row < 0:
+        return False
+    # A table of a plug-in may hold anything.
+    workspace.steadiness[order] = min(max(rows[row, STEADY], 0), STEADY_BINS - 1)
+    for rank in range(WIDTH):
+        workspace.successors[order, rank] = rows[row, rank]
+    return True
 
 
 @compiled

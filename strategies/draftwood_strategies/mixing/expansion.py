@@ -37,6 +37,7 @@ def expand(
     weights: Weights,
     workspace: Workspace,
     rows: Int32Array,
+    of_model: Int32Array,
     tail: Int32Array,
     draft: MixedDraft,
     budget: Integer,
@@ -44,7 +45,7 @@ def expand(
     """Writes up to `budget` nodes of a draft, which has space for them; returns how many.
 
     Args:
-        rows: int32[r, COLUMNS], the successor table.
+        rows, of_model: int32[r, COLUMNS], as in `candidates.collect`.
         tail: int32[ORDERS], the last tokens of the sequence, the newest last.
     """
     items, frontier = workspace.items, workspace.frontier
@@ -56,7 +57,7 @@ def expand(
         begin, wanted = drafted, budget - drafted
         if end - begin < wanted or score > items[frontier[end - 1]].score:
             read_context(tail, draft.tokens, draft.parents, parent, 0, workspace.context)
-            n, _, _ = collect(trees, weights, workspace, rows, node)
+            n, _, _ = collect(trees, weights, workspace, rows, of_model, node)
             to_probabilities(workspace.logits, n, workspace.probabilities)
             for i in range(1, n):
                 made, end = _offer(

@@ -21,7 +21,7 @@ from draftwood_strategies.native import Int32Array, Int64Array, sizes_between
 from draftwood_strategies.structs import Struct
 from draftwood_strategies.successors import COLUMNS, WIDTH, SuccessorTable, has_layout, table_arrays
 
-_NO_ROWS = np.empty((0, COLUMNS), np.int32)
+NO_ROWS = np.empty((0, COLUMNS), np.int32)
 _NO_NODES = np.empty(0, np.int32)
 _NO_TOP_TOKENS = np.empty((0, WIDTH), np.int32)
 _LEAST = 64
@@ -51,11 +51,14 @@ class Mixer:
     Attributes:
         learned: the weights, where compiled code finds them.
         table: None once it was at fault: a plug-in's methods may raise, and its rows may change.
+        of_model: int32[r, COLUMNS], rows for contexts that are not in `table`: the same for all tenants, never written;
+            without rows, none.
     """
 
     def __init__(self, table: Successors | None, table_failed: Callable[[str, Exception], None] = _ignore) -> None:
         """`table_failed` is called with the method that the table failed in, and what was wrong."""
         self.table = table
+        self.of_model = NO_ROWS
         self._table_failed = table_failed
         self.learned = Struct(prior_weights())
         self._nodes = self._largest = 0
@@ -110,6 +113,7 @@ class Mixer:
             *sources,
             sequences[0].learned.address,
             self._rows(),
+            self.of_model,
             self._workspaces.address,
             drafts.tokens,
             drafts.parents,
@@ -154,6 +158,7 @@ class Mixer:
                 *verified,
                 sequences[0].learned.address,
                 table.address,
+                self.of_model,
                 learns and ours is not None,
                 self._workspaces.address,
             )
@@ -169,12 +174,12 @@ class Mixer:
     def _rows(self) -> Int32Array:
         """The table's rows, which compiled code can read."""
         if self.table is None or isinstance(self.table, SuccessorTable):
-            return _NO_ROWS if self.table is None else self.table.rows
+            return NO_ROWS if self.table is None else self.table.rows
         try:
             return checked_rows(self.table)
         except Exception as error:
             self._drop_table("rows", error)
-            return _NO_ROWS
+            return NO_ROWS
 
     def _drop_table(self, method: str, error: Exception) -> None:
         self.table = None

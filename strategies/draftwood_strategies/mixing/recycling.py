@@ -46,6 +46,9 @@ class RecyclingStrategy:
         """Bytes of table and weights."""
         return self._mixer.nbytes
 
+    def take_model_rows(self, rows: Int32Array) -> None:
+        self._mixer.of_model = rows
+
     def start(self, prompt: Int32Array) -> RecyclingDrafter:
         return RecyclingDrafter(self._mixer, prompt)
 

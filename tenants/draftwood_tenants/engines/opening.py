@@ -6,14 +6,16 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from multiprocessing.util import Finalize
 from pathlib import Path
 from socket import gethostname
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Self
 
-from draftwood_memory.engines.drafts import EngineDrafts
-from draftwood_memory.engines.figures import DRAFTING_UP, Point
+from draftwood_memory.engines.drafts import EngineDrafts, Made, Publish, Tell
+from draftwood_memory.engines.figures import DRAFTING_UP
 from draftwood_memory.engines.fingerprint import UnknownCheckpointError, fingerprint_of
+from draftwood_memory.engines.forms.base import DraftForm
 from draftwood_memory.engines.metrics import MetricFiles, folder_of
 from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
 from draftwood_memory.memory import Memory
@@ -38,10 +40,6 @@ hybrid adds to it has nothing to learn from: it accepted 0 to 2% less on each of
 --chains 16 --cut 0.1`)."""
 
 
-DraftsT = TypeVar("DraftsT", bound=EngineDrafts)
-Publish = Callable[[list[Point]], None] | None
-
-
 class ServedModel(NamedTuple):
     """What an engine serves.
 
@@ -57,15 +55,24 @@ class ServedModel(NamedTuple):
     vocabulary: Mapping[str, int]
     vocab_size: int
 
+    @classmethod
+    def of(cls, path: str, revision: str | None, vocabulary: Mapping[str, int], vocab_size: int) -> Self:
+        """A model that the engine was given by a folder, or by a name and revision of Hugging Face."""
+        return cls(checkpoint_of(path, revision), f"{path} {revision}", vocabulary, vocab_size)
 
-class OpenedDrafts(Generic[DraftsT]):
-    """Drafts of an engine, with the store that they use.
+
+class OpenedDrafts(Generic[Made]):
+    """Drafts of an engine, with the store that they use. They are closed when the process ends, if not before.
 
     Args:
         engine: its name, for the log.
         environ: variables `DRAFTWOOD_...`.
-        make: makes the drafts; what it enters into the stack is closed after them.
+        form, is_live: as in `EngineDrafts`.
         policy: decides how requests are drafted for; None for what tenants and settings say.
+        told: who is told of drafts, as in `EngineDrafts`; closed after them.
+
+    Attributes:
+        drafts: those that are open.
 
     Raises:
         InvalidSettingError: a variable has a value that is not allowed.
@@ -78,8 +85,10 @@ class OpenedDrafts(Generic[DraftsT]):
         engine: str,
         environ: Mapping[str, str],
         model: ServedModel,
-        make: Callable[[Memory, MemorySettings, RequestPolicy, Publish, ExitStack], DraftsT],
+        form: DraftForm[Made],
+        is_live: Callable[[str], bool],
         policy: RequestPolicy | None = None,
+        told: Callable[[Memory], AbstractContextManager[Tell]] | None = None,
     ) -> None:
         settings = read_environment(environ, strategy=DEFAULT_STRATEGY)
         tenant = tenant_of(environ, settings)
@@ -89,15 +98,17 @@ class OpenedDrafts(Generic[DraftsT]):
             publish = publisher(environ, stack)
             origin = described(settings, tenant) if policy is None else "Draftwood's service decides for each request"
             policy = policy or policy_of(environ, settings, tenant, stack)
-            self.drafts = make(memory, settings, policy, publish, stack)
+            tell: Tell = (lambda sessions: None) if told is None else stack.enter_context(told(memory))
+            self.drafts = EngineDrafts(memory, settings, policy, model.vocab_size, form, is_live, publish, tell)
             stack.callback(self.drafts.close)
             self.drafts.start()
-            self._store = stack.pop_all()
+            # Processes of multiprocessing end without what `atexit` has.
+            self._close = Finalize(None, stack.pop_all().close, exitpriority=10)
         _log.info("drafting with %s: %s", settings.strategy, origin)
 
     def close(self) -> None:
         """Sends what was learned to the store, and stops. Blocks for seconds at most."""
-        self._store.close()
+        self._close()
 
 
 def tenant_of(environ: Mapping[str, str], settings: MemorySettings) -> str:
@@ -105,7 +116,7 @@ def tenant_of(environ: Mapping[str, str], settings: MemorySettings) -> str:
     return environ.get(TENANT_VARIABLE) or (ONLY_TENANT if settings.store == "memory" else "")
 
 
-def publisher(environ: Mapping[str, str], stack: ExitStack) -> Publish:
+def publisher(environ: Mapping[str, str], stack: ExitStack) -> Publish | None:
     """Shows metrics in those of the engine's server, until `stack` is closed; None if they cannot be shown."""
     folder = folder_of(environ)
     if folder is None:

@@ -15,12 +15,15 @@ import pytest
 
 from draftwood_memory import Memory, RedisClient
 from draftwood_memory.engines import exclusion
-from draftwood_memory.engines.drafts import EngineDrafts
+from draftwood_memory.engines.drafts import MOST_FAILURES, EngineDrafts
+from draftwood_memory.engines.forms.chains import ChainForm
 from draftwood_memory.engines.policy import SettingsPolicy
+from draftwood_memory.engines.session import Row
 from draftwood_memory.settings.memory_settings import MemorySettings
-from draftwood_strategies.budgeting import draft_account, timed_calls
+from draftwood_strategies import Strategy
+from draftwood_strategies.budgeting import timed_calls
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
-from tests.memory.engines.toy_engine import ToyEngine, plain, recitation
+from tests.memory.engines.toy_engine import CheapTokens, ToyEngine, let_drafting_pay, plain, recitation
 from tests.memory.servers import Valkey, wait_for
 
 RNG = np.random.default_rng(3)
@@ -31,11 +34,8 @@ FINGERPRINT = "0123456789abcdef"
 
 
 @pytest.fixture(autouse=True)
-def _drafting_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule of these engines takes microseconds, so that drafts would not pay."""
-    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
-    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
-    monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
+def _drafting_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_drafting_pay(monkeypatch)
 
 
 @contextmanager
@@ -45,15 +45,11 @@ def engine(
     made = ToyEngine(MODEL, chunk, tenant)
     memory = Memory(None if store is None else RedisClient(store), FINGERPRINT)
     settings = settings or MemorySettings(strategy="trie")
+    form = ChainForm(8, CheapTokens())
     made.drafts = EngineDrafts(
-        memory, settings, SettingsPolicy(settings, tenant), 1000, 8, lambda one: one in made.requests
+        memory, settings, SettingsPolicy(settings, tenant), 1000, form, lambda one: one in made.requests
     )
     made.drafts.start()
-    for rows in (1, 2, 4, 8, 16, 32):
-        # Wide steps cost little, as on a GPU; the rule's own times say nothing.
-        made.drafts.times.observe(rows, rows, 1.0)
-    made.drafts.times.observe = lambda rows, tokens, seconds: None  # type: ignore[method-assign]
-    made.drafts.times.probes = lambda rows: False  # type: ignore[method-assign]
     try:
         yield made
     finally:
@@ -65,7 +61,7 @@ def drafted(made: ToyEngine, request_id: str, prompt: list[int], most: int = 24,
     drafted for it."""
     if isinstance(tenant := options.get("draftwood_tenant", made.tenant), str) and tenant:
         with suppress(LookupError):
-            made.drafts._memory.strategy(tenant, options.get("draftwood_strategy", "trie"))
+            made.drafts.memory.strategy(tenant, options.get("draftwood_strategy", "trie"))
     made.add(request_id, prompt, most, **options)
     made.run()
     assert made.finished[request_id].output[:most] == plain(MODEL, prompt, most)
@@ -80,23 +76,25 @@ def rested(made: ToyEngine) -> None:
 def test_the_start_leaves_no_trace_of_its_warm_up() -> None:
     with engine(tenant="acme") as made:
         assert made.drafts.sessions == {}
-        assert made.drafts.failures == {}
-        assert (made.drafts._memory.counters().tenants, made.drafts._memory.counters().learned) == (0, 0)
+        assert made.drafts.sessions.failures == {}
+        assert (made.drafts.memory.counters().tenants, made.drafts.memory.counters().learned) == (0, 0)
 
 
 def test_an_answer_that_ends_before_its_memory_is_there_is_learned() -> None:
     with engine(tenant="acme") as made:
-        memory, strategy = made.drafts._memory, made.drafts._memory.strategy("acme", "trie")
-        between: list[Callable[[], None]] = []
-        made.drafts._between_steps = between.append  # type: ignore[method-assign, assignment]
-        memory.fetch = lambda use, later: later(strategy)  # type: ignore[method-assign, return-value, assignment]
-        assert drafted(made, "1", TEXT[:4]) == 0
+        memory, strategy = made.drafts.memory, made.drafts.memory.strategy("acme", "trie")
+        late: list[Callable[[Strategy], object]] = []
+        memory.fetch = lambda use, later: late.append(later)  # type: ignore[method-assign]
+        made.add("1", TEXT[:4])
+        made.run()
+        assert made.finished["1"].drafted == 0
         rested(made)
         assert memory.counters().learned == 1
-        for task in between:
-            task()  # it is there now, and begins nothing for a request that has ended
+        for later in late:
+            later(strategy)  # it is there now, and begins nothing for a request that has ended
+        del memory.fetch
+        made.drafts.step([])
         assert made.drafts.sessions == {}
-        del memory.fetch, made.drafts._between_steps
         assert drafted(made, "2", TEXT[:4]) > 10
         assert strategy.tokens < 60  # type: ignore[attr-defined]  # it learned each answer once
 
@@ -111,7 +109,7 @@ def test_a_tenants_answers_are_drafted_for_its_next_request_and_for_no_other() -
         assert drafted(made, "4", TEXT[:4]) == 0  # without a tenant nothing is shared
         assert drafted(made, "5", TEXT[:4]) == 0
         rested(made)
-        assert made.drafts._memory.counters().learned == 3
+        assert made.drafts.memory.counters().learned == 3
 
 
 def test_without_a_tenant_a_request_drafts_from_its_own_prompt() -> None:
@@ -160,7 +158,7 @@ def test_a_request_with_a_wrong_option_completes_without_drafts(
             assert drafted(made, str(number), TEXT[:4], **options) == 0
         assert [message in record.getMessage() for record in caplog.records] == [True]
         rested(made)
-        assert made.drafts._memory.counters().learned == 0
+        assert made.drafts.memory.counters().learned == 0
 
 
 def test_whatever_the_engine_does_with_requests_the_answers_are_the_models() -> None:
@@ -206,11 +204,11 @@ def test_replicas_share_through_a_store_and_a_restart_keeps_it(server: Valkey) -
     with engine(server.url) as first, engine(server.url) as second:
         assert drafted(first, "1", TEXT[:4], draftwood_tenant="acme") == 0
         rested(first)  # although no further step comes
-        wait_for(lambda: first.drafts._memory.counters().outbox_records == 0, "the outbox to be sent", 5.0)
+        wait_for(lambda: first.drafts.memory.counters().outbox_records == 0, "the outbox to be sent", 5.0)
         assert drafted(second, "1", TEXT[:4], draftwood_tenant="acme") + _again(second, "acme") > 10
         assert drafted(second, "9", TEXT[:4], draftwood_tenant="other") == 0
     with engine(server.url) as third:
-        third.drafts._memory.strategy("acme", "trie")
+        third.drafts.memory.strategy("acme", "trie")
         assert drafted(third, "1", TEXT[:4], draftwood_tenant="acme") > 10
 
 
@@ -223,11 +221,28 @@ def _again(made: ToyEngine, tenant: str) -> int:
 def test_a_store_that_is_down_delays_nothing(server: Valkey) -> None:
     with engine("redis://127.0.0.1:9") as made:
         drafted(made, "1", TEXT[:4], draftwood_tenant="acme")  # completes, whether or not it waited for its memory
-        wait_for(lambda: not made.drafts._memory.healthy, "the store to be missed", 5.0)
+        wait_for(lambda: not made.drafts.memory.healthy, "the store to be missed", 5.0)
         drafted(made, "2", TEXT[:4], draftwood_tenant="acme")
         began = time.monotonic()
         assert drafted(made, "3", TEXT[:4], draftwood_tenant="acme") > 10
         assert time.monotonic() - began < 2.0
+
+
+def test_a_step_that_raises_costs_its_drafts_and_three_in_a_row_end_drafting() -> None:
+    def broken() -> list[Row]:
+        raise RuntimeError("broken")
+
+    with engine(tenant="acme") as made:
+        for _ in range(2):
+            for _ in range(MOST_FAILURES - 1):
+                assert made.drafts.attempt(broken) is None
+            assert made.drafts.failing
+            assert made.drafts.attempt(list) == []
+            assert not made.drafts.failing
+        for _ in range(MOST_FAILURES - 1):
+            assert made.drafts.attempt(broken) is None
+        with pytest.raises(RuntimeError, match="broken"):
+            made.drafts.attempt(broken)
 
 
 def test_a_strategy_that_raises_costs_its_drafts_and_nothing_else(

@@ -10,33 +10,32 @@ import numpy as np
 import pytest
 
 from draftwood_memory import Memory
-from draftwood_memory.engines.drafts import Row
+from draftwood_memory.engines.drafts import EngineDrafts
+from draftwood_memory.engines.forms.trees import RowTrees, TreeForm
 from draftwood_memory.engines.policy import SettingsPolicy
-from draftwood_memory.engines.trees import TreeDrafts
+from draftwood_memory.engines.session import Row
 from draftwood_memory.records import Int32Array
 from draftwood_memory.settings.memory_settings import MemorySettings
-from draftwood_strategies.budgeting import draft_account
-from draftwood_strategies.budgeting.fixed_trees import FixedTrees
+from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
+from tests.memory.engines.toy_engine import let_drafting_pay
 
 RNG = np.random.default_rng(7)
 TEXTS = RNG.integers(1, 900, (8, 400)).astype(np.int32)
 
 
 @pytest.fixture(autouse=True)
-def _drafting_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These steps take microseconds, so that drafts would not pay."""
-    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
-    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
-    monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
+def _drafting_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_drafting_pay(monkeypatch)
 
 
 @contextmanager
-def tree_drafts(nodes: int, ended: dict[str, Int32Array] | None = None) -> Iterator[TreeDrafts]:
+def tree_drafts(nodes: int, ended: dict[str, Int32Array] | None = None) -> Iterator[EngineDrafts[RowTrees]]:
     ended = {} if ended is None else ended
     memory = Memory(None, "0123456789abcdef")
     settings = MemorySettings(strategy="trie")
     policy = SettingsPolicy(settings, "acme")
-    made = TreeDrafts(memory, settings, policy, 1000, nodes, lambda key: key not in ended, ended.get)
+    form = TreeForm(nodes - 1, ended.get)
+    made = EngineDrafts(memory, settings, policy, 1000, form, lambda key: key not in ended)
     made.start()
     try:
         yield made
@@ -48,21 +47,21 @@ def row(name: str, text: Int32Array, size: int, **options: object) -> Row:
     return Row(name, text[:size], 8, 0, options)
 
 
-def trees(drafts: TreeDrafts, *rows: Row) -> FixedTrees:
-    return drafts.trees(rows, [int(one.tokens[-1]) for one in rows])
+def trees(drafts: EngineDrafts[RowTrees], nodes: int, *rows: Row) -> FixedTrees:
+    return fixed_trees(np.array([one.tokens[-1] for one in rows], np.int64), nodes, *drafts.step(rows))
 
 
-def learned(drafts: TreeDrafts, *texts: Int32Array) -> None:
-    drafts._memory.strategy("acme", "trie")
+def learned(drafts: EngineDrafts[RowTrees], *texts: Int32Array) -> None:
+    drafts.memory.strategy("acme", "trie")
     for number, text in enumerate(texts):
-        trees(drafts, row(f"learned {number}", text, text.shape[0]))
+        drafts.step([row(f"learned {number}", text, text.shape[0])])
 
 
 def test_the_tree_of_a_known_text_has_its_continuation_and_exactly_so_many_nodes() -> None:
     with tree_drafts(16) as drafts:
         learned(drafts, TEXTS[0])
-        trees(drafts, row("1", TEXTS[0], 20))
-        tokens, mask = trees(drafts, row("1", TEXTS[0], 21))
+        trees(drafts, 16, row("1", TEXTS[0], 20))
+        tokens, mask = trees(drafts, 16, row("1", TEXTS[0], 21))
         assert tokens.shape == (16,)
         assert mask.shape == (16 * 16,)
         assert tokens[0] == TEXTS[0][20]
@@ -76,34 +75,34 @@ def test_a_request_without_drafts_has_a_tree_of_its_last_token() -> None:
     with tree_drafts(8) as drafts:
         learned(drafts, TEXTS[0])
         for options in ({"draftwood": "off"}, {"draftwood_max_nodes": 0}, {"draftwood_tenant": 7}):
-            tokens, mask = trees(drafts, row(str(options), TEXTS[0], 30, **options))
+            tokens, mask = trees(drafts, 8, row(str(options), TEXTS[0], 30, **options))
             assert tokens.tolist() == [TEXTS[0][29], 0, 0, 0, 0, 0, 0, 0]
             assert mask.reshape(8, 8).sum(1).tolist() == [1, 2, 2, 2, 2, 2, 2, 2]
-        narrow = trees(drafts, row("narrow", TEXTS[0], 30, draftwood_max_nodes=2))
+        narrow = trees(drafts, 8, row("narrow", TEXTS[0], 30, draftwood_max_nodes=2))
         assert np.count_nonzero(narrow.tokens[1:]) == 2
 
 
 def test_an_answer_is_learned_as_the_engine_ended_it() -> None:
     ended: dict[str, Int32Array] = {}
     with tree_drafts(8, ended) as drafts:
-        strategy = drafts._memory.strategy("acme", "trie")
-        trees(drafts, row("cut", TEXTS[1], 40), row("longer", TEXTS[2], 40))
+        strategy = drafts.memory.strategy("acme", "trie")
+        trees(drafts, 8, row("cut", TEXTS[1], 40), row("longer", TEXTS[2], 40))
         cut, longer = drafts.sessions["cut"], drafts.sessions["longer"]
         ended.update({"cut": TEXTS[1][8:20], "longer": TEXTS[2][8:60]})
-        trees(drafts)
+        drafts.step([])
         assert np.concatenate(cut.output).tolist() == TEXTS[1][8:20].tolist()
         assert np.concatenate(longer.output).tolist() == TEXTS[2][8:60].tolist()
         assert strategy.tokens > 0  # type: ignore[attr-defined]
-        tokens, _ = trees(drafts, row("again", TEXTS[2], 52))
+        tokens, _ = trees(drafts, 8, row("again", TEXTS[2], 52))
         assert TEXTS[2][52] in tokens  # which no step had shown
 
 
 def test_accepted_tokens_are_counted() -> None:
     with tree_drafts(8) as drafts:
         learned(drafts, TEXTS[3])
-        trees(drafts, row("1", TEXTS[3], 20))
-        trees(drafts, row("1", TEXTS[3], 25))
-        trees(drafts, row("1", TEXTS[3], 26))
+        trees(drafts, 8, row("1", TEXTS[3], 20))
+        trees(drafts, 8, row("1", TEXTS[3], 25))
+        trees(drafts, 8, row("1", TEXTS[3], 26))
         stats = drafts.sessions["1"].stats
         assert (stats.accepted, stats.drafted) == (4, 21)
 
@@ -116,7 +115,7 @@ def test_a_batch_of_64_is_drafted_for_within_milliseconds() -> None:
         for size in range(20, 120, 2):
             rows = [row(str(i), TEXTS[i % 8], size + i) for i in range(64)]
             began = time.thread_time()
-            trees(drafts, *rows)
+            trees(drafts, 16, *rows)
             seconds.append(time.thread_time() - began)
         print(sorted(seconds)[len(seconds) // 2])
         assert min(seconds) < 0.004

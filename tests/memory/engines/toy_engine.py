@@ -7,11 +7,37 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
-from draftwood_memory.engines.drafts import EngineDrafts, Row
+from draftwood_memory.engines.drafts import EngineDrafts
+from draftwood_memory.engines.session import Row
+from draftwood_strategies.budgeting import draft_account
+from draftwood_strategies.budgeting.served_times import ServedStepTimes
 
 Model = Callable[[list[int]], int]
 """The next token of a text."""
+
+
+def let_drafting_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule of these engines takes microseconds, so that drafts would not pay."""
+    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
+    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
+    monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
+
+
+class CheapTokens(ServedStepTimes):
+    """Wide steps cost little, as on a GPU, whatever the steps of these engines take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for rows in (1, 2, 4, 8, 16, 32):
+            super().observe(rows, rows, 1.0)
+
+    def observe(self, tokens: int, sequences: int, seconds: float) -> None:
+        """Steps of a rule, which say nothing."""
+
+    def probes(self, sequences: int) -> bool:
+        return False
 
 
 def recitation(*texts: list[int]) -> Model:
@@ -61,7 +87,7 @@ class ToyEngine:
         self.tenant = tenant
         self.requests: dict[str, Running] = {}
         self.finished: dict[str, Running] = {}
-        self.drafts: EngineDrafts
+        self.drafts: EngineDrafts[list[list[int]]]
         self.order: Callable[[list[Running]], list[Running]] = lambda running: running
         self.steps = 0
 

@@ -161,3 +161,10 @@ def test_what_verification_costs_is_read_off_the_step_time_model() -> None:
     policy.observe_step(lay_out([row]), 17.0)
     seconds = policy._verifying_seconds(np.array([16, 0, 4], np.int32))
     assert seconds.tolist() == pytest.approx([16.0, 0.0, 4.0], rel=0.01)
+
+
+def test_branches_are_charged_to_the_drafts_that_have_them() -> None:
+    policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(StepTimeCurve({1: 1.0, 64: 64.0}), per_branch=2.0))
+    trees = [DraftTree.of(range(3), [-1, -1, 0]), DraftTree.of(range(3))]
+    batch = lay_out([BatchRow(np.zeros(4, np.int32), 10, np.ones(1, np.int32), tree, logits_from=0) for tree in trees])
+    assert policy._branch_seconds(batch.feedback(batch.tokens, None)).tolist() == [2.0, 0.0]

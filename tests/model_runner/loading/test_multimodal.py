@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import ModelNotFoundError
-from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model, load_module
+from draftwood_model_runner.loading.adoption import load_module
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.shrinking import randomized
 from tests.model_runner.oracle import OracleStrategy

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood_model_runner.loading import model as loading
+from draftwood_model_runner.loading.adoption import load_module
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_model_runner.loading.prepared import Prepared, prepared_model
 from draftwood_model_runner.runners.openvino import factory, stored
 from draftwood_model_runner.runners.openvino.probe import trial_logits
+from tests.model_runner.families import needs_bfloat16
 
 HIT = """
 import sys
@@ -40,13 +41,12 @@ def _one_thread() -> None:
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by one with every model that is loaded from its checkpoint."""
     made: list[str] = []
-    from_checkpoint = loading.load_module
 
     def counted(path: str, *args: Any) -> Any:
         made.append(path)
-        return from_checkpoint(path, *args)
+        return load_module(path, *args)
 
-    monkeypatch.setattr(loading, "load_module", counted)
+    monkeypatch.setattr("draftwood_model_runner.loading.model.load_module", counted)
     return made
 
 
@@ -67,7 +67,13 @@ def entry(cache: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "weights"), [("float32", "as-is"), ("bfloat16", "as-is"), ("float32", "int8"), ("float32", "int4")]
+    ("dtype", "weights"),
+    [
+        ("float32", "as-is"),
+        pytest.param("bfloat16", "as-is", marks=needs_bfloat16),
+        ("float32", "int8"),
+        ("float32", "int4"),
+    ],
 )
 def test_the_second_start_has_the_same_model_without_the_checkpoint(
     dtype: str, weights: str, tmp_path: Path, conversions: list[str]

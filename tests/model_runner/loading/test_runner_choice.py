@@ -14,7 +14,7 @@ from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerEr
 from draftwood_model_runner.loading import runner_choice
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt, load_model
 from draftwood_model_runner.loading.tokenizer import Tokenizer
-from tests.model_runner.families import tiny
+from tests.model_runner.families import needs_bfloat16, tiny
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def adopted(family: str, dtype: torch.dtype = torch.float32, **options: Any) -> 
     return adopt(tiny(family).to(dtype), Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL)), name="m", **options)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
 def test_openvino_is_the_choice_on_a_cpu(dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     model = adopted("llama", dtype, runner="auto")

@@ -19,7 +19,8 @@ from draftwood_benchmarks.harness.certificates import make_certificate
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import IssuerUnavailableError, Role, UnauthenticatedError
 from draftwood_service.auth.jwks import JwksFile, JwksUrl, KeySet
-from draftwood_service.auth.tokens import TokenRules, TokenVerifier
+from draftwood_service.auth.tokens import TokenVerifier
+from draftwood_service.settings.network import AuthSettings
 from tests.service.auth.issuer import (
     AUDIENCE,
     EC_KEY,
@@ -36,16 +37,8 @@ from tests.service.fakes import until
 ALGORITHMS = ("RS256", "ES256", "EdDSA")
 
 
-def rules(**changed: Any) -> TokenRules:
-    values: dict[str, Any] = {
-        "issuer": ISSUER,
-        "audience": AUDIENCE,
-        "algorithms": ALGORITHMS,
-        "tenant_claim": "tenant",
-        "role_claim": "role",
-        "leeway": 30.0,
-    }
-    return TokenRules(**{**values, **changed})
+def rules(**changed: Any) -> AuthSettings:
+    return AuthSettings(jwt_jwks="keys", jwt_issuer=ISSUER, jwt_audience=AUDIENCE, **changed)
 
 
 @pytest.fixture
@@ -69,7 +62,7 @@ async def test_signatures(verifier: TokenVerifier, key: Any, algorithm: str, kid
 async def test_a_key_is_for_each_allowed_algorithm_of_its_kind(tmp_path: Path) -> None:
     allowed = ("RS256", "PS256", "RS512")
     source = JwksFile(write_keys(tmp_path / "jwks.json", public_keys("rsa")), allowed)
-    verifier = TokenVerifier(source, rules(algorithms=allowed))
+    verifier = TokenVerifier(source, rules(jwt_algorithms=allowed))
     for algorithm in allowed:
         assert await verifier.principal(token(algorithm=algorithm), time.time())
     with pytest.raises(UnauthenticatedError):
@@ -77,7 +70,7 @@ async def test_a_key_is_for_each_allowed_algorithm_of_its_kind(tmp_path: Path) -
 
 
 async def test_roles_and_claims_by_other_names(source: JwksFile) -> None:
-    verifier = TokenVerifier(source, rules(tenant_claim="https://x/org", role_claim="roles"))
+    verifier = TokenVerifier(source, rules(jwt_tenant_claim="https://x/org", jwt_role_claim="roles"))
     for roles, role in (
         (None, Role.CALLER),
         ("tenant-admin", Role.TENANT_ADMIN),
@@ -99,7 +92,7 @@ async def test_a_token_is_remembered_until_it_expires(verifier: TokenVerifier) -
     late = token(exp=int(now) - 20)  # within the leeway
     assert await verifier.principal(late, now)
     with pytest.raises(UnauthenticatedError):
-        await TokenVerifier(verifier._source, rules(leeway=0)).principal(late, now)
+        await TokenVerifier(verifier._source, rules(jwt_leeway=0)).principal(late, now)
 
 
 async def test_a_key_that_is_taken_back_ends_its_tokens(

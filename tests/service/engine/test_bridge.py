@@ -19,9 +19,10 @@ from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import Format, GrammarKind, Request, StopParams
 from draftwood_model_runner.sequence import Grammar
 from draftwood_service.engine.bridge import EngineBridge
-from draftwood_service.engine.link import Add, SequenceOutput, framed
+from draftwood_service.engine.link import Add, framed
 from draftwood_service.engine.loaded import LoadedEngine
-from draftwood_service.engine.stream import MAX_PART_TOKENS, Pending, Sample, Stream
+from draftwood_service.engine.output import MAX_PART_TOKENS, Output
+from draftwood_service.engine.stream import Sample, Stream
 from draftwood_service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
 from draftwood_service.settings import Settings
 from draftwood_strategies import Strategy, create
@@ -59,9 +60,9 @@ async def running(engine: FakeEngine, max_waiting: int = 2) -> AsyncIterator[Eng
     assert not any(thread.name == "engine" for thread in threading.enumerate())
 
 
-async def drained(stream: Stream) -> Pending:
+async def drained(stream: Stream) -> Output:
     """Everything until the finish."""
-    everything = Pending()
+    everything = Output()
     while everything.finish is None:
         [pending] = await stream.take()
         everything.token_ids += pending.token_ids
@@ -109,13 +110,13 @@ async def test_only_the_first_output_the_last_and_a_new_request_do_not_wait_for_
 
 def test_parts_are_bounded_and_lose_nothing() -> None:
     count = 2 * MAX_PART_TOKENS + 1
-    pending = Pending(list(range(count)), ["x"] * count, [True] * count, Finish(FinishReason.STOP))
+    pending = Output(0, 0, list(range(count)), ["x"] * count, [True] * count, Finish(FinishReason.STOP))
     parts = list(pending.parts())
     assert [len(part.token_ids) for part in parts] == [MAX_PART_TOKENS, MAX_PART_TOKENS, 1]
     assert [token for part in parts for token in part.token_ids] == pending.token_ids
     assert [part.finish for part in parts] == [None, None, None]
     assert [part.finish is None for part in pending.parts(with_end=True)] == [True, True, False]
-    only_an_end = Pending(finish=Finish(FinishReason.STOP))
+    only_an_end = Output(finish=Finish(FinishReason.STOP))
     assert [*only_an_end.parts()] == []
     assert [part.finish for part in only_an_end.parts(with_end=True)] == [only_an_end.finish]
 
@@ -365,17 +366,16 @@ async def test_slots_for_all_samples_or_none() -> None:
 
 
 async def test_the_first_error_counts_unless_the_stream_has_ended() -> None:
-    stream = Stream(lambda stream, samples: None, lambda stream: None)
+    stream = Stream(lambda stream: None, lambda stream: None)
     stream.fail(ShuttingDownError())
     stream.fail(ValueError())
     with pytest.raises(ShuttingDownError):
         await stream.take()
     with pytest.raises(ShuttingDownError):
         stream.submit(sample())
-    ended = Stream(lambda stream, samples: None, lambda stream: None)
-    one = sample()
-    ended.submit(one)
-    ended.put(one, SequenceOutput(0, [1], ["a"], [False], Finish(FinishReason.STOP), [], None))
+    ended = Stream(lambda stream: None, lambda stream: None)
+    ended.submit(sample())
+    ended.put(Output(0, 0, [1], ["a"], [False], Finish(FinishReason.STOP)))
     ended.fail(ShuttingDownError())
     [pending] = await ended.take()
     assert pending.token_ids == [1]
@@ -430,7 +430,7 @@ def test_a_service_that_has_ended_ends_the_engine() -> None:
     service, theirs = socket.socketpair()
     runner = on_thread(engine)
     runner.start(theirs)
-    service.sendall(framed(Add({1: sample(10**6).request})))
+    service.sendall(framed(Add(1, [sample(10**6).request])))
     while engine.steps < 3:
         time.sleep(0.001)
     service.close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_memory.residents import OVERLAP
+from draftwood_memory.local.resident import OVERLAP
 from tests.memory.helpers import known_to, log_of
 from tests.memory.servers import Valkey
 from tests.service.fakes import Served, answer, serving, until

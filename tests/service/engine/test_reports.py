@@ -7,6 +7,7 @@ import pytest
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.request import Request, StopParams
+from draftwood_model_runner.runners.base import StateUse
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
@@ -95,6 +96,7 @@ def test_counts_go_on_after_the_engine_was_restarted() -> None:
             engine=EngineCounts(steps, 0.5, 0.25),
             load=Load(running, 0),
             kv=KVUse(10, running, 1),
+            states=StateUse(100 * running, 50),
             work={WorkKey("trie", ""): work},
             tenants={"a": TenantReport(Load(running, 0), work)},
         )
@@ -102,8 +104,9 @@ def test_counts_go_on_after_the_engine_was_restarted() -> None:
     history = ReportHistory()
     history.add(report(5, 10, 1))
     history.add(report(6, 12, 2))
+    assert history.latest.states == StateUse(200, 50)
     history.restarted()
-    assert (history.latest.load, history.latest.kv) == (Load(), KVUse(10, 0, 0))
+    assert (history.latest.load, history.latest.kv, history.latest.states) == (Load(), KVUse(10, 0, 0), StateUse())
     history.add(report(1, 3, 1))
     assert history.latest.engine == EngineCounts(7, 1.0, 0.5)
     for work in (history.latest.work[WorkKey("trie", "")], history.latest.tenants["a"].work):

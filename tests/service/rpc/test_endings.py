@@ -15,7 +15,7 @@ from grpc_status import rpc_status
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_model_runner.errors import ModelError
-from draftwood_service.engine.stream import MAX_PART_TOKENS
+from draftwood_service.engine.output import MAX_PART_TOKENS
 from draftwood_service.errors import ERROR_DOMAIN
 from tests.service.fakes import Answer, FakeEngine, FakeModel, Served, answer, serving, until
 

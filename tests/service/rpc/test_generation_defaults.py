@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.request import SamplingParams
+from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.sampling.generation_defaults import Constraints, GenerationDefaults
-from draftwood_service.rpc.generation import model_info
+from draftwood_service.rpc.model_info import model_info
 from draftwood_service.rpc.requests import Prompt, read_samples, read_sampling, read_stop
 from draftwood_service.serving import Serving
 from draftwood_service.settings import Settings
@@ -37,13 +39,14 @@ def test_what_is_set_counts_and_the_rest_is_the_models() -> None:
 
 
 def test_stop_conditions_have_defaults_within_the_context() -> None:
-    nothing = read_stop(pb.StopOptions(), MODEL, PROMPT)
-    assert (nothing.max_tokens, nothing.min_tokens) == (300, 3)
-    some = read_stop(pb.StopOptions(max_tokens=2), MODEL, PROMPT)
-    assert (some.max_tokens, some.min_tokens) == (2, 2)
-    short = FakeModel(defaults=DEFAULTS, max_context=100)
-    assert read_stop(pb.StopOptions(min_tokens=0), short, PROMPT).max_tokens == 90
-    assert read_stop(pb.StopOptions(), FakeModel(), PROMPT).max_tokens == FakeModel().max_context - 10
+    def stop(model: FakeModel = MODEL, output_format: pb.OutputFormat | None = None, **options: Any) -> StopParams:
+        return read_stop(pb.GenerateRequest(stop=pb.StopOptions(**options), format=output_format), model, PROMPT)
+
+    assert (stop().max_tokens, stop().min_tokens) == (300, 3)
+    assert (stop(max_tokens=2).max_tokens, stop(max_tokens=2).min_tokens) == (2, 2)
+    assert stop(FakeModel(defaults=DEFAULTS, max_context=100), min_tokens=0).max_tokens == 90
+    assert stop(FakeModel()).max_tokens == FakeModel().max_context - 10
+    assert stop(output_format=pb.OutputFormat(regex="a")).min_tokens == 0  # the format says when the answer ends
 
 
 def test_several_samples_of_a_model_that_samples_by_default() -> None:

@@ -188,7 +188,7 @@ async def test_one_call_of_a_tenant_runs_at_once() -> None:
     await asyncio.gather(*slow, return_exceptions=True)
     assert await work.run("a", lambda: "done") == "done"
     await asyncio.sleep(0.01)
-    assert not work._turns
+    assert not work._one_at_a_time
     work.close()
 
 

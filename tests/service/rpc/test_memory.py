@@ -22,8 +22,9 @@ from draftwood.v1 import memory_pb2 as pb
 from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, NotFoundError, Purge, UnavailableError
 from draftwood_client.cli import build_app
 from draftwood_memory import Terms
-from draftwood_memory.memory import Memory, StrategyUse
-from draftwood_memory.residents import StrategyKey
+from draftwood_memory.learning import StrategyUse
+from draftwood_memory.local.resident import StrategyKey
+from draftwood_memory.memory import Memory
 from draftwood_memory.store import processes
 from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies import Strategy
@@ -376,7 +377,7 @@ async def test_what_is_done_to_a_memory_leaves_an_audit_line(caplog: pytest.LogC
 
 
 async def test_orphans_through_the_client(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.operations.ORPHANED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.operations.orphans.ORPHANED_SECONDS", 0.0)
     async with replicas(1, server.url, fingerprint="e" * 16) as [old]:
         await learn_output(old, "acme", numbers(11))
         await agreed([old], "acme")

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from draftwood_strategies import DraftTree
 from draftwood_strategies.budgeting.budget import worthwhile_score
-from draftwood_strategies.budgeting.chains import branches, branches_in, with_branches, worthwhile_branches
+from draftwood_strategies.budgeting.chains import (
+    branches,
+    branches_by_row,
+    branches_in,
+    with_branches,
+    worthwhile_branches,
+)
 from draftwood_strategies.draft import DraftTrees
 from draftwood_strategies.native import Float64Array
 
@@ -45,6 +51,11 @@ def test_branches_are_paths_beside_the_first_of_each_tree(seed: int, sizes: list
         begun = sum(any(begin <= node < end for node in kept) for begin, end in pairwise(trees.begins))
         assert found == paths(trees, kept) - begun
     assert branches(trees)[-1] == branches_in(trees.parents, trees.begins)
+    of_each = [
+        max(paths(DraftTrees.of([tree]), {*range(len(tree))}) - 1, 0)
+        for tree in map(trees.__getitem__, range(len(trees)))
+    ]
+    assert branches_by_row(trees.parents, trees.begins).tolist() == of_each
 
 
 def seconds(fewest: int, most: int) -> Float64Array:

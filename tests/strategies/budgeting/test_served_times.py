@@ -12,10 +12,15 @@ from draftwood_strategies.budgeting.served_times import ServedStepTimes
 from draftwood_strategies.draft import DraftTree, DraftTrees
 
 
+def at(times: ServedStepTimes, tokens: int, sequences: int) -> float:
+    """Seconds of a step."""
+    return float(times.between(tokens, tokens, sequences)[0])
+
+
 def drafted(times: ServedStepTimes, rows: int, score: float) -> int:
     """Tokens that a step of so many sequences drafts, each offered 16 of the same score."""
     tree = DraftTree.of(np.arange(16), scores=np.full(16, score, np.float32))
-    seconds = partial(times.between, rows)
+    seconds = partial(times.between, sequences=rows)
     return len(worthwhile_chains(DraftTrees.of([tree] * rows), np.full(rows, 16, np.int32), rows, seconds).tokens)
 
 
@@ -25,7 +30,7 @@ def serve(times: ServedStepTimes, rows: int, of_token: float, score: float, step
     for _ in range(steps):
         tokens = rows + (0 if times.probes(rows) else drafted(times, rows, score))
         plain += tokens == rows
-        times.observe(rows, tokens, 0.01 * (1 + of_token * (tokens - 1)))
+        times.observe(tokens, rows, 0.01 * (1 + of_token * (tokens - 1)))
     return plain
 
 
@@ -53,16 +58,16 @@ def test_a_load_that_comes_and_goes_is_followed() -> None:
     for slow in (1.0, 3.0, 1.0):
         for _ in range(300):
             for tokens in (1, 4):
-                times.observe(1, tokens, slow * 0.01 * (1 + 0.3 * (tokens - 1)))
-        assert times.at(1, 1) == pytest.approx(slow * 0.01, rel=0.1)
-        assert times.at(1, 4) == pytest.approx(slow * 0.019, rel=0.1)
+                times.observe(tokens, 1, slow * 0.01 * (1 + 0.3 * (tokens - 1)))
+        assert at(times, 1, 1) == pytest.approx(slow * 0.01, rel=0.1)
+        assert at(times, 4, 1) == pytest.approx(slow * 0.019, rel=0.1)
 
 
 def test_one_slow_step_is_no_measure() -> None:
     times = ServedStepTimes()
     for seconds in (3.0, 0.02, 0.01, 0.012):  # the first one compiled
         times.observe(1, 1, seconds)
-    assert times.at(1, 1) == pytest.approx(0.01)
+    assert at(times, 1, 1) == pytest.approx(0.01)
 
 
 def test_many_rows_teach_nothing_wrong_about_drafts_of_few() -> None:
@@ -75,10 +80,10 @@ def test_many_rows_teach_nothing_wrong_about_drafts_of_few() -> None:
     for rows in (32, 8):
         for _ in range(200):
             tokens = rows * int(random.integers(1, 4))
-            times.observe(rows, tokens, seconds(rows, tokens))
+            times.observe(tokens, rows, seconds(rows, tokens))
     for tokens in (8, 16, 24):
-        assert times.at(8, tokens) == pytest.approx(seconds(8, tokens), rel=0.03)
-    assert times.at(32, 64) == pytest.approx(seconds(32, 64), rel=0.03)
+        assert at(times, tokens, 8) == pytest.approx(seconds(8, tokens), rel=0.03)
+    assert at(times, 64, 32) == pytest.approx(seconds(32, 64), rel=0.03)
 
 
 def test_noise_leaves_the_price_of_a_draft_as_it_is() -> None:
@@ -88,9 +93,9 @@ def test_noise_leaves_the_price_of_a_draft_as_it_is() -> None:
     for number in range(3000):
         tokens = int(random.integers(1, 17))
         noise = np.exp(random.normal(0, 0.05)) * (1.5 if random.random() < 0.03 else 1.0)
-        times.observe(1, tokens, (0.007 + 0.0004 * tokens) * noise)
+        times.observe(tokens, 1, (0.007 + 0.0004 * tokens) * noise)
         if number > 1000:
-            found.append(times.at(1, 16) / times.at(1, 8) - 1)
+            found.append(at(times, 16, 1) / at(times, 8, 1) - 1)
     right = 0.0134 / 0.0102 - 1
     assert np.mean(found) == pytest.approx(right, rel=0.1)
     assert np.std(found) < 0.1 * right
@@ -100,7 +105,7 @@ def test_rows_that_were_not_seen_begin_with_what_others_cost() -> None:
     times = ServedStepTimes()
     serve(times, 8, of_token=0.6, score=0.25, steps=100)
     assert not times.known(2)
-    assert times.at(2, 16) / times.at(2, 8) == pytest.approx(times.at(8, 16) / times.at(8, 8))
+    assert at(times, 16, 2) / at(times, 8, 2) == pytest.approx(at(times, 16, 8) / at(times, 8, 8))
 
 
 def test_slow_first_steps_of_a_size_do_not_end_drafts() -> None:
@@ -108,9 +113,9 @@ def test_slow_first_steps_of_a_size_do_not_end_drafts() -> None:
     for _ in range(20):
         times.observe(1, 1, 0.004)
     for _ in range(3):
-        times.observe(1, 12, 0.045)
+        times.observe(12, 1, 0.045)
         assert drafted(times, 1, 0.3) > 0
-    times.observe(1, 12, 0.045)  # it was no accident
+    times.observe(12, 1, 0.045)  # it was no accident
     assert drafted(times, 1, 0.3) == 0
 
 
@@ -121,11 +126,11 @@ def test_drafts_that_looked_dear_are_tried_again_now_and_then(seconds_later: flo
     for _ in range(20):
         times.observe(1, 1, 0.004)
     for _ in range(4):
-        times.observe(1, 12, 0.045)
+        times.observe(12, 1, 0.045)
     assert drafted(times, 1, 0.3) == 0
     with_drafts = 0
     for _ in range(8200):
         tokens = 1 + drafted(times, 1, 0.3)
         with_drafts += tokens > 1
-        times.observe(1, tokens, seconds_later if tokens > 1 else 0.004)
+        times.observe(tokens, 1, seconds_later if tokens > 1 else 0.004)
     assert with_drafts > 1000 if drafts else 1 <= with_drafts <= 8

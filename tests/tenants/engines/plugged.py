@@ -1,4 +1,4 @@
-"""A foreign engine with the drafts that vLLM's plug-in opens, by variables of its environment."""
+"""A foreign engine with the drafts that a plug-in opens, by variables of its environment."""
 
 from __future__ import annotations
 
@@ -7,23 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import pytest
 
-from draftwood_strategies.budgeting import draft_account
-from draftwood_tenants.engines.opening import ServedModel
-from draftwood_vllm.opening import open_drafts
-from tests.memory.engines.toy_engine import Model, ToyEngine, recitation
+from draftwood_memory.engines.forms.chains import ChainForm
+from draftwood_tenants.engines.opening import OpenedDrafts, ServedModel
+from tests.memory.engines.toy_engine import CheapTokens, Model, ToyEngine, recitation
 
 TEXT = np.random.default_rng(3).integers(0, 900, 60).tolist()
 OTHER = np.random.default_rng(4).integers(0, 900, 60).tolist()
 MODEL: Model = recitation(TEXT, OTHER)
-
-
-def let_drafting_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule of these engines takes microseconds, so that drafts would not pay."""
-    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
-    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
-    monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
 
 
 @contextmanager
@@ -32,14 +23,10 @@ def plugged(**variables: str) -> Iterator[ToyEngine]:
     made = ToyEngine(MODEL)
     environ = {f"DRAFTWOOD_{name.upper()}": value for name, value in variables.items()}
     model = ServedModel(None, "m", {}, 1000)
-    opened = open_drafts({**environ, "XDG_CACHE_HOME": "/nonexistent"}, model, 8, lambda one: one in made.requests)
+    environ["XDG_CACHE_HOME"] = "/nonexistent"
+    form = ChainForm(8, CheapTokens())
+    opened = OpenedDrafts("vLLM", environ, model, form, lambda one: one in made.requests)
     made.drafts = opened.drafts
-    times: Any = made.drafts.times
-    # Wide steps cost little, as on a GPU; the rule's own times say nothing.
-    for rows in (1, 2, 4):
-        times.observe(rows, rows, 1.0)
-    times.observe = lambda rows, tokens, seconds: None
-    times.probes = lambda rows: False
     try:
         yield made
     finally:

@@ -20,7 +20,7 @@ from draftwood_tenants.experiments import counting
 from draftwood_tenants.experiments.definition import ExperimentConfig
 from draftwood_tenants.experiments.placement import Running
 from draftwood_tenants.resources import follower
-from tests.memory.engines.toy_engine import ToyEngine
+from tests.memory.engines.toy_engine import ToyEngine, let_drafting_pay
 from tests.memory.servers import Valkey
 from tests.service.experiments.test_live import (
     all_asked,
@@ -32,7 +32,7 @@ from tests.service.experiments.test_live import (
     started,
 )
 from tests.service.fakes import serving, until
-from tests.tenants.engines.plugged import TEXT, ask, let_drafting_pay, plugged
+from tests.tenants.engines.plugged import TEXT, ask, plugged
 
 IDS = [f"request {number}" for number in range(60)]
 ARMS = [{"id": "trie", "drafting": {"strategy": "trie"}}, {"id": "off", "drafting": {"strategy": "none"}}]
@@ -47,7 +47,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def known(made: ToyEngine) -> list[ExperimentConfig]:
     """The experiments that the engine's process has read of."""
-    policy: Any = made.drafts._policy
+    policy: Any = made.drafts.sessions.policy
     return [*policy._catalog.experiments()]
 
 

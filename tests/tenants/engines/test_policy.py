@@ -22,8 +22,9 @@ from draftwood_tenants.engines.policy import TenantPolicy
 from draftwood_tenants.experiments.placement import Placements
 from draftwood_tenants.followed import FollowedTenants
 from draftwood_tenants.reading import ServerLimits
+from tests.memory.engines.toy_engine import let_drafting_pay
 from tests.memory.servers import Valkey, wait_for
-from tests.tenants.engines.plugged import TEXT, ask, let_drafting_pay, plugged
+from tests.tenants.engines.plugged import TEXT, ask, plugged
 
 SETTINGS = MemorySettings(strategy="trie", max_draft_nodes=32)
 LIMITS = ServerLimits("trie", 32, 1_000_000, 2**24)
@@ -187,18 +188,18 @@ def test_what_is_unknown_costs_drafts_and_learning_until_it_is_known(
             assert [ask(made, str(n), tenant="acme") for n in range(3)] == [0, 0, 0]
             assert ask(made, "own", [*TEXT[:40], 999, *TEXT[:4]]) > 10  # without a tenant: its own text
             wait_for(lambda: not made.drafts.sessions, "requests to end", 5.0)
-            assert made.drafts._memory.counters().learned == 0
+            assert made.drafts.memory.counters().learned == 0
             assert caplog.text.count("tenants/acme: its configuration could not be read from the store yet") == 1
             ask(made, "known", tenant="of the file")
-            wait_for(lambda: made.drafts._memory.counters().learned == 1, "the file's tenant to be learned from", 5.0)
+            wait_for(lambda: made.drafts.memory.counters().learned == 1, "the file's tenant to be learned from", 5.0)
             server.resume()
-            policy: Any = made.drafts._policy
+            policy: Any = made.drafts.sessions.policy
             wait_for(lambda: policy._catalog._stored.read, "the store to be read", 10.0)
             ask(made, "4", tenant="acme")
-            wait_for(lambda: made.drafts._memory.counters().learned == 2, "acme to be learned from", 10.0)
+            wait_for(lambda: made.drafts.memory.counters().learned == 2, "acme to be learned from", 10.0)
             assert ask(made, "5", tenant="acme") > 10
 
 
 def test_no_store_and_no_file_follow_nothing() -> None:
     with plugged() as made:
-        assert type(made.drafts._policy).__name__ == "SettingsPolicy"
+        assert type(made.drafts.sessions.policy).__name__ == "SettingsPolicy"

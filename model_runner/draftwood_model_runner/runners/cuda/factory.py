@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from draftwood_model_runner.errors import UnsupportedModelError, UnsupportedRunnerError
+from draftwood_model_runner.runners.capacity.kv_arrays import bytes_per_token
 from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
-from draftwood_model_runner.runners.cuda.kv_cache import bytes_per_token
 from draftwood_model_runner.runners.cuda.probe import probe
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
 
@@ -31,7 +31,7 @@ class CudaRunnerFactory:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return bytes_per_token(self.layout.shapes, self.layout.dtype)
+        return bytes_per_token(self.layout.shapes, self.layout.dtype.itemsize)
 
     def default_kv_tokens(self, context: int, sequences: int) -> int:
         return default_capacity(self.kv_bytes_per_token, self.layout.device, context, sequences)

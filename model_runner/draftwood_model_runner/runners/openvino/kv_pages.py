@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.runners.base import KVCompaction, KVShape, by_layer
+from draftwood_model_runner.runners.base import KVCompaction, KVShape
+from draftwood_model_runner.runners.capacity.kv_arrays import allocated, by_layer, bytes_per_token
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.native import compiled
 
@@ -35,8 +34,7 @@ class PageLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        itemsize: int = np.dtype(_ELEMENTS[self.dtype][0]).itemsize
-        return itemsize * sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in self.shapes)
+        return bytes_per_token(self.shapes, np.dtype(_ELEMENTS[self.dtype][0]).itemsize)
 
 
 class KVPages:
@@ -51,27 +49,22 @@ class KVPages:
         tokens: capacity, rounded up to full pages. Pages that are never written take no memory.
 
     Raises:
-        InvalidValueError: the machine has no memory for it.
+        InvalidValueError: the device has no memory for it.
     """
 
     def __init__(self, layout: PageLayout, tokens: int) -> None:
         self.layout = layout
         self.pages = -(-tokens // PAGE_SIZE)
         element = _ELEMENTS[layout.dtype][0]
-        keys, values = {}, {}
-        try:
-            for shape, layers in Counter(layout.shapes).items():
-                sizes = (layers, self.pages, shape.kv_heads, PAGE_SIZE)
-                keys[shape] = np.zeros((*sizes, shape.key_dim), element)
-                values[shape] = np.zeros((*sizes, shape.value_dim), element)
-        except MemoryError as error:
-            gigabytes = tokens * layout.bytes_per_token / 1e9
-            raise InvalidValueError(
-                "kv_cache_tokens", tokens, f"the machine has no memory for their {gigabytes:.1f} GB of keys and values"
-            ) from error
-        self._arrays: list[npt.NDArray[Any]] = [*keys.values(), *values.values()]
-        self.keys = by_layer(layout.shapes, keys)
-        self.values = by_layer(layout.shapes, values)
+
+        def empty(shape: KVShape, layers: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+            sizes = (layers, self.pages, shape.kv_heads, PAGE_SIZE)
+            return np.zeros((*sizes, shape.key_dim), element), np.zeros((*sizes, shape.value_dim), element)
+
+        arrays = allocated(layout.shapes, tokens, layout.bytes_per_token, empty)
+        self._arrays = [array for pair in arrays.values() for array in pair]
+        self.keys = by_layer(layout.shapes, {shape: keys for shape, (keys, _) in arrays.items()})
+        self.values = by_layer(layout.shapes, {shape: values for shape, (_, values) in arrays.items()})
         self.move(KVCompaction(np.empty(0, np.int32), np.empty(0, np.int32), np.zeros(1, np.int32)))  # compiles
 
     def move(self, moves: KVCompaction) -> None:

@@ -16,6 +16,7 @@ from draftwood_model_runner.runners.host_step import HostStep
 from draftwood_model_runner.runners.logit_rows import check_rows
 from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
 from draftwood_model_runner.runners.openvino.pairing import ATTENTION_ROWS, paired
+from draftwood_model_runner.runners.openvino.short_chains import split_short_chains
 from draftwood_model_runner.sampling.host.most_probable import most_probable
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_strategies.draft import Int32Array
@@ -67,9 +68,10 @@ class OpenVinoRunner:
 
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
         batch = with_own_pages(batch)
-        inputs = step_inputs(batch)
         if self._paired:
-            inputs = paired(batch, inputs, self.pages)
+            inputs = paired(batch, step_inputs(batch), self.pages)
+        else:
+            inputs = step_inputs(split_short_chains(batch))
         for name, array in inputs.items():
             self._inputs[name].write(array)
         self._request.infer(share_outputs=True)  # otherwise it copies all outputs

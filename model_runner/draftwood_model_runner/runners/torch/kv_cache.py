@@ -4,25 +4,51 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 
-from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.runners.base import KVCompaction, KVShape, StepBatch, by_layer
+from draftwood_model_runner.runners.base import KVCompaction, KVShape, StepBatch
+from draftwood_model_runner.runners.capacity.kv_arrays import allocated, by_layer, bytes_per_token
 from draftwood_model_runner.runners.capacity.kv_capacity import state_capacity
 from draftwood_model_runner.runners.torch.exact_attention import ONES
 from draftwood_model_runner.runners.torch.states.memory import StateMemory
 from draftwood_model_runner.runners.torch.states.mixers import Mixer
 from draftwood_strategies.draft import Int32Array
 
-if TYPE_CHECKING:
-    from draftwood_model_runner.runners.torch.own.cache import OwnCache
-
 PAGE_SIZE = 16
 """Tokens of a page, vLLM's default: small, so that most of a short common prefix is in full pages."""
+
+
+class LayerParts(NamedTuple):
+    """Where a cache layer keeps what it is given: an index into `KVLayout.shapes` for each part it has.
+
+    Attributes:
+        states: of keys and values; None for a layer that keeps none.
+        indexer: of the keys of a sparse attention's indexer.
+        compressed: of what a compressor averages, by the name that the model gives it.
+        window: tokens of each average.
+    """
+
+    states: int | None
+    indexer: int | None = None
+    compressed: tuple[tuple[str, int], ...] = ()
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCache:
+    """How a model that attends in code of its own is computed: one batch row at a time, with its own attention.
+
+    Attributes:
+        layers: of its cache.
+        tree_masks: None: it makes its masks itself, which are right for chains only. "one": it takes a mask [1, 1, T,
+            entries] as `attention_mask`. "by kind": it takes a mask for each type of layer.
+    """
+
+    layers: tuple[LayerParts, ...]
+    tree_masks: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +83,7 @@ class KVLayout:
 
     @property
     def bytes_per_token(self) -> int:
-        numbers = sum(shape.kv_heads * (shape.key_dim + self.value_width(shape)) for shape in self.shapes)
-        return numbers * self.dtype.itemsize
+        return bytes_per_token(self.shapes, self.dtype.itemsize, ONES if self.exact else 0)
 
     def value_width(self, shape: KVShape) -> int:
         """Columns of stored values: exact attention needs some columns of ones beside them."""
@@ -85,19 +110,15 @@ class KVCache:
         self.layout = layout
         self.pages = -(-tokens // PAGE_SIZE)
         slots = self.pages * PAGE_SIZE
-        keys, values = {}, {}
-        try:
-            for shape, layers in Counter(layout.shapes).items():
-                keys[shape] = _empty((layers, shape.kv_heads, slots, shape.key_dim), layout)
-                values[shape] = _empty((layers, shape.kv_heads, slots, layout.value_width(shape)), layout)
-        except (MemoryError, OSError, RuntimeError) as error:  # RuntimeError: torch, on either device
-            gigabytes = tokens * layout.bytes_per_token / 1e9
-            raise InvalidValueError(
-                "kv_cache_tokens", tokens, f"the device has no memory for their {gigabytes:.1f} GB of keys and values"
-            ) from error
-        self._arrays = [_plain(array) for array in (*keys.values(), *values.values()) if array.numel()]
-        self.keys = by_layer(layout.shapes, keys)
-        self.values = by_layer(layout.shapes, values)
+
+        def empty(shape: KVShape, layers: int) -> tuple[torch.Tensor, torch.Tensor]:
+            sizes = (layers, shape.kv_heads, slots)
+            return _empty((*sizes, shape.key_dim), layout), _empty((*sizes, layout.value_width(shape)), layout)
+
+        arrays = allocated(layout.shapes, tokens, layout.bytes_per_token, empty)
+        self._arrays = [_plain(array) for pair in arrays.values() for array in pair if array.numel()]
+        self.keys = by_layer(layout.shapes, {shape: keys for shape, (keys, _) in arrays.items()})
+        self.values = by_layer(layout.shapes, {shape: values for shape, (_, values) in arrays.items()})
         self.states = _state_memory(layout, tokens * layout.bytes_per_token) if layout.mixers else None
 
     def move(self, moves: KVCompaction) -> None:
@@ -154,7 +175,7 @@ class StepEntries:
 
 def _state_memory(layout: KVLayout, kv_bytes: int) -> StateMemory:
     sequences, kept = state_capacity(max(1, layout.bytes_per_sequence), kv_bytes, layout.device)
-    return StateMemory(PAGE_SIZE, kept, sequences)
+    return StateMemory(PAGE_SIZE, kept, sequences, layout.bytes_per_sequence)
 
 
 def _run_or_table(pages: Int32Array, device: torch.device) -> slice | torch.Tensor:

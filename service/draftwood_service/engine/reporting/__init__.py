@@ -1,1 +1,1 @@
-"""The report on its work that the engine's process sends to the service once a second."""
+"""What the service knows of its engine: its report once a second, whether it hangs, and how it is started anew."""

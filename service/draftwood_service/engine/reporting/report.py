@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
 from draftwood_memory.counters import MemoryCounters
+from draftwood_model_runner.runners.base import StateUse
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
@@ -134,6 +135,7 @@ class EngineReport:
         engine: steps and their time.
         load: of all tenants.
         kv: pages of KV memory now.
+        states: memory of recurrent layers' states now.
         work: by strategy and arm.
         tenants: those that were active since the report before, with all of their work.
         memory: of the memories in the engine's process.
@@ -143,6 +145,7 @@ class EngineReport:
     engine: EngineCounts = field(default_factory=EngineCounts)
     load: Load = field(default_factory=Load)
     kv: KVUse = field(default_factory=KVUse)
+    states: StateUse = field(default_factory=StateUse)
     work: dict[WorkKey, WorkCounts] = field(default_factory=dict)
     tenants: dict[str, TenantReport] = field(default_factory=dict)
     memory: MemoryCounters = field(default_factory=MemoryCounters)
@@ -171,7 +174,12 @@ class ReportHistory:
         idle = {name: TenantReport(Load(), one.work) for name, one in self.latest.tenants.items()}
         memory = replace(self.latest.memory, tenants=0, tokens=0, index_bytes=0, resident_bytes=0, outbox_records=0)
         self._before = self.latest = replace(
-            self.latest, load=Load(), kv=KVUse(self.latest.kv.total, 0, 0), tenants=idle, memory=memory
+            self.latest,
+            load=Load(),
+            kv=KVUse(self.latest.kv.total, 0, 0),
+            states=StateUse(),
+            tenants=idle,
+            memory=memory,
         )
 
     def add(self, report: EngineReport) -> None:

@@ -60,6 +60,7 @@ class WorkLedger:
             engine=engine.counts,
             load=Load(sum(load.running for load in loads.values()), sum(load.waiting for load in loads.values())),
             kv=engine.kv_use,
+            states=engine.state_use,
             work={
                 key: self._work.get(key, WorkCounts()).plus(work.get(key, WorkCounts())) for key in {*self._work, *work}
             },

@@ -16,6 +16,7 @@ from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.errors import EngineStoppedError, InvalidInputError, ModelError
 from draftwood_model_runner.output import Finish, FinishReason, StepOutput
 from draftwood_model_runner.request import Request
+from draftwood_model_runner.runners.base import StateUse
 from draftwood_model_runner.sampling.output_text import OutputText
 from draftwood_model_runner.scheduling.fair_queue import FairQueue, Rank
 from draftwood_model_runner.scheduling.kv_pool import KVUse
@@ -108,6 +109,11 @@ class VllmEngine:
     @property
     def kv_use(self) -> KVUse:
         return KVUse(self._pages, round(self._held * self._pages), 0)
+
+    @property
+    def state_use(self) -> StateUse:
+        """vLLM keeps states in its KV cache."""
+        return StateUse()
 
     def add(self, sequence: Sequence) -> None:
         if self._closed:

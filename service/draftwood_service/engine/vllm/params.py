@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +10,7 @@ from draftwood_memory.engines.options import TRUSTED
 from draftwood_model_runner.request import Format, GrammarKind, Request
 from draftwood_model_runner.sampling.generation_defaults import Constraints
 from draftwood_model_runner.sampling.grammar_compilation import JSON_LAYOUT
-from draftwood_service.engine.loaded import terms_of
+from draftwood_service.engine.loaded import repeat_key, terms_of
 
 _FIELDS = {GrammarKind.REGEX: "regex", GrammarKind.LARK: "grammar"}
 
@@ -49,8 +48,6 @@ def params_of(request: Request, eos_token_ids: frozenset[int], constraints: Cons
 
 def _drafting(request: Request) -> dict[str, Any]:
     """As `draftwood_memory.engines.options.trusted_options` reads it."""
-    # Callers may give several requests of a conversation one id.
-    prompt = hashlib.blake2b(request.prompt.tobytes(), digest_size=8).hexdigest()
     return {
         "tenant": request.tenant,
         "strategy": request.strategy_name,
@@ -60,7 +57,7 @@ def _drafting(request: Request) -> dict[str, Any]:
         "arm": request.arm,
         "terms": asdict(terms_of(request.memory)),
         "with_prompt": request.memory.with_prompts,
-        "key": f"{request.request_id} {prompt}",
+        "key": repeat_key(request),
         "sample": request.sample,
     }
 

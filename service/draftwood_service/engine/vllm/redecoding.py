@@ -82,7 +82,7 @@ class VllmRedecoding:
             self._differ(self._compared, ENDING_DIFFERS, ended)
 
     def pause(self) -> None:
-        """Makes room for what the engine is about to run; the audit begins anew later."""
+        """Ends its request in vLLM, since the engine has others to run; the audit begins anew later."""
         if self.waits:
             self._abort(self.id)
             self.id = ""

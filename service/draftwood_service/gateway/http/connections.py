@@ -38,7 +38,7 @@ class Connection(Protocol):
 
 
 class Connections:
-    """All connections. The longest waiting one makes place for a new one.
+    """All connections. When there are too many, the one that has waited longest is ended for a new one.
 
     A connection waits from when it is opened, or its last answer has ended, until it has sent a whole request, and
     while its client does not read its answer: it costs a file descriptor and its bytes meanwhile, and needs no key.
@@ -63,7 +63,7 @@ class Connections:
         self._sweeping: asyncio.TimerHandle | None = None
 
     def open(self, connection: Connection) -> bool:
-        """Counts a new connection; False if there is no place, since a request of each other one is being answered."""
+        """Counts a new connection; False if there are too many, and requests of all others are being answered."""
         if len(self._all) >= self._most:
             victim = self._longest_waiting()
             if victim is None:

@@ -7,7 +7,6 @@ from draftwood_service.experiments.stopping import GuardrailStops
 from draftwood_service.rpc.admin import experiments, tenants
 from draftwood_service.settings import Settings
 from draftwood_service.store_client import store_client, store_keys
-from draftwood_service.tenant_limits import tenant_limits
 from draftwood_tenants.followed import FollowedTenants
 
 
@@ -29,7 +28,7 @@ class Administration:
     """
 
     def __init__(self, settings: Settings, replica: str, memories: experiments.Memories) -> None:
-        limits = tenant_limits(settings)
+        limits = settings.tenant_limits
         client, keys = store_client(settings), store_keys(settings)
         self._followed = FollowedTenants(client, keys, settings.tenants_file, settings.cache_folder, limits)
         stored, self.catalog = self._followed.stored, self._followed.catalog

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from draftwood.admin.v1 import audit_pb2 as pb
 from draftwood_service.audits.ledger import MARGIN_BOUNDS, AuditLedger
 from draftwood_service.audits.results import AuditResult
-from draftwood_service.engine.recovery import EngineRecovery
+from draftwood_service.engine.reporting.recovery import EngineRecovery
 from draftwood_service.rpc.calls import Call
 
 
@@ -31,21 +33,7 @@ class AuditServicer:
             exact=model.exact,
             tie_bound=ledger.tie_bound,
             margin_bounds=MARGIN_BOUNDS,
-            counts=[
-                pb.AuditCounts(
-                    strategy=key.strategy,
-                    arm=key.arm,
-                    audited=counts.audited,
-                    tokens=counts.tokens,
-                    differing=counts.differing,
-                    ties=counts.ties,
-                    dropped=counts.dropped,
-                    failed=counts.failed,
-                    margins=counts.margins,
-                    largest_margin=counts.largest_margin,
-                )
-                for key, counts in sorted(ledger.counts.items())
-            ],
+            counts=[pb.AuditCounts(**key._asdict(), **asdict(counts)) for key, counts in sorted(ledger.counts.items())],
             differences=map(self._difference, ledger.differences),
             engine_restarts=self._recovery.restarts,
         )

@@ -17,7 +17,7 @@ from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.audits.ledger import AuditLedger
 from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
-from draftwood_service.engine.recovery import EngineRecovery
+from draftwood_service.engine.reporting.recovery import EngineRecovery
 from draftwood_service.engine.reporting.report import EngineReport, TenantReport, WorkCounts, WorkKey
 from draftwood_service.errors import TooManyWatchesError
 from draftwood_service.rpc.calls import Call

@@ -34,7 +34,7 @@ class Conversation(NamedTuple):
 
 
 def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
-    """Raises InvalidValueError: a message, a call or a tool is wrong, or the model's template has no place for it."""
+    """Raises InvalidValueError: a message, a call or a tool is wrong, or the model's template cannot show it."""
     count = len(chat.messages)
     if not count:
         raise InvalidInputError("chat.messages", None, "must not be empty")

@@ -18,7 +18,7 @@ _LENGTH_DELIMITED = 2
 
 
 class Malformed:
-    """Takes the place of a request that could not be parsed, until a handler can answer with `error`."""
+    """Stands for a request that could not be parsed, until a handler can answer with `error`."""
 
     __slots__ = ("error",)
 

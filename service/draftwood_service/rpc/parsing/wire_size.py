@@ -88,7 +88,7 @@ def _count(data: npt.NDArray[np.uint8], children: npt.NDArray[np.int32], limit: 
 
 @numba.njit(cache=True, nogil=True)
 def _varint(data: npt.NDArray[np.uint8], at: int) -> tuple[int, int]:
-    """The number at a place, and the place after it."""
+    """The varint at an offset, and the offset behind it."""
     value, shift = 0, 0
     while at < data.shape[0] and shift < 64:
         byte = int(data[at])

@@ -9,7 +9,8 @@ from typing import Any
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.statistics import SequenceStats
-from draftwood_service.engine.stream import Pending, Sample
+from draftwood_service.engine.output import Output
+from draftwood_service.engine.stream import Sample
 
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -22,7 +23,7 @@ TokenText = Callable[[int], str]
 
 
 def delta(
-    pending: Pending, with_details: bool, token_text: TokenText, samples: SequenceOf[Sample]
+    pending: Output, with_details: bool, token_text: TokenText, samples: SequenceOf[Sample]
 ) -> pb.GenerateResponse:
     """The message with the tokens of one or several steps, and with the finish of their sample if `pending` has it."""
     response = pb.GenerateResponse()

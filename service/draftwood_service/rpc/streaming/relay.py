@@ -11,11 +11,12 @@ from contextlib import suppress
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.output import Finish
-from draftwood_service.engine.stream import MAX_PART_TOKENS, Pending, Stream
+from draftwood_service.engine.output import MAX_PART_TOKENS, Output
+from draftwood_service.engine.stream import Stream
 from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_tenants.shaping import DeltaShaping
 
-DeltaMessage = Callable[[Pending], pb.GenerateResponse]
+DeltaMessage = Callable[[Output], pb.GenerateResponse]
 """The message with the tokens of one or several steps."""
 
 
@@ -44,7 +45,7 @@ async def _relay_at_cadence(
     """
     loop = asyncio.get_running_loop()
     began, multiple, sent = loop.time(), 0, 0
-    queues = [Pending(sample=sample) for sample in range(stream.slots)]
+    queues = [Output(sample=sample) for sample in range(stream.slots)]
     while True:
         multiple = max(multiple + 1, math.ceil((loop.time() - began) / shaping.cadence))
         await _collect(stream, queues, began + multiple * shaping.cadence)
@@ -56,7 +57,7 @@ async def _relay_at_cadence(
             return finishes
 
 
-async def _collect(stream: Stream, queues: SequenceOf[Pending], until: float) -> None:
+async def _collect(stream: Stream, queues: SequenceOf[Output], until: float) -> None:
     """Adds the stream's outputs to the queues of their samples until a time of the event loop; raises the first error
     of a sample or of the stream.
     """
@@ -69,7 +70,7 @@ async def _collect(stream: Stream, queues: SequenceOf[Pending], until: float) ->
                     queues[pending.sample].add(pending)
 
 
-def _next_delta(queue: Pending, message: DeltaMessage, max_bytes: float) -> pb.GenerateResponse:
+def _next_delta(queue: Output, message: DeltaMessage, max_bytes: float) -> pb.GenerateResponse:
     """The message with the queue's first tokens, as many as fit but at least one if there are any; they leave it."""
     most = min(len(queue.token_ids), MAX_PART_TOKENS)
     fitting = bisect_right(range(1, most + 1), max_bytes, key=lambda count: message(queue.part(0, count)).ByteSize())

@@ -15,7 +15,7 @@ from draftwood_model_runner.errors import UnsupportedRunnerError
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits
 from draftwood_model_runner.runners.openvino import runner
 from draftwood_model_runner.runners.openvino.factory import take_over
-from tests.model_runner.families import OPENVINO_FAMILIES, RANDOM_FAMILIES, tiny
+from tests.model_runner.families import OPENVINO_FAMILIES, RANDOM_FAMILIES, needs_bfloat16, tiny
 from tests.model_runner.tiny import TINY, build
 
 _EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_experts_per_tok": 2}
@@ -90,7 +90,7 @@ def test_a_graph_that_computes_something_else_is_refused(monkeypatch: pytest.Mon
         take_over(tiny("llama"), max_context=128)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_the_module_is_left_as_it_was(family: str, dtype: torch.dtype) -> None:
     module = tiny(family).to(dtype)
@@ -110,6 +110,7 @@ def test_the_module_is_left_as_it_was(family: str, dtype: torch.dtype) -> None:
         assert torch.equal(module(ids).logits, before)
 
 
+@needs_bfloat16
 @pytest.mark.parametrize("family", [family for family in OPENVINO_FAMILIES if family in RANDOM_FAMILIES])
 def test_bfloat16_is_computed(family: str) -> None:
     module = tiny(family).to(torch.bfloat16)

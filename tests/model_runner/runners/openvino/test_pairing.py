@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.openvino.factory import core, take_over
+from draftwood_model_runner.runners.openvino.factory import take_over
 from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE
 from draftwood_model_runner.runners.openvino.pairing import paired
 from draftwood_model_runner.runners.openvino.probe import QUANTIZED_TOLERANCE
 from draftwood_model_runner.runners.openvino.runner import step_inputs
 from draftwood_strategies.draft import EMPTY_TREE, Int32Array
-from tests.model_runner.families import HAS_AMX, VOCAB, tiny
+from tests.model_runner.families import HAS_AMX, VOCAB, needs_bfloat16, tiny
 
 
 def pages(*numbers: int) -> Int32Array:
@@ -46,12 +46,11 @@ def test_each_single_token_is_followed_by_itself() -> None:
     [pytest.param(1, marks=pytest.mark.skipif(HAS_AMX, reason="up to four tokens take another kernel with AMX")), 5],
 )
 @pytest.mark.parametrize("weights", ["int8", "int4"])
+@needs_bfloat16
 def test_steps_of_any_width_have_the_same_logits(weights: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the end of the last page of the sequence and of the memory."""
     # 4 bits change the logits of random weights more than those of trained ones, which is not what is tested here.
     monkeypatch.setitem(QUANTIZED_TOLERANCE, "int4", 1.0)
-    if "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-        pytest.skip("this CPU has no bfloat16 instructions")
     torch.set_num_threads(1)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # multiples of the groups of activations
     module = tiny("llama", **sizes).to(torch.bfloat16)

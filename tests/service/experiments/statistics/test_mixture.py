@@ -10,18 +10,10 @@ import pytest
 from draftwood_service.experiments.statistics.mixture import (
     is_rejected,
     log_evidence,
-    log_gamma,
     quantile_change,
     quantile_sequence,
 )
 from draftwood_tenants.experiments.latencies import BINS, EDGES, bin_of
-
-
-def test_log_gamma_is_that_of_the_standard_library() -> None:
-    values = [1e-3, 0.1, 0.5, 1.0, 1.5, 2.0, 7.3, 100.0, 12345.678, 1e8]
-    expected = [math.lgamma(value) for value in values]
-    np.testing.assert_allclose(log_gamma(np.array(values)), expected, rtol=1e-13, atol=1e-12)
-
 
 CONFSEQ = [
     ((880, 1000), 0.8074775967),

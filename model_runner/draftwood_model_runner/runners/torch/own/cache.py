@@ -6,45 +6,14 @@ sequence, and drops none behind a window: the masks that transformers makes leav
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache, LinearAttentionCacheLayerMixin
 
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.base import KVShape, StepBatch
-from draftwood_model_runner.runners.torch.kv_cache import KVCache, StepEntries
-
-
-class LayerParts(NamedTuple):
-    """Where a cache layer keeps what it is given: an index into `KVLayout.shapes` for each part it has.
-
-    Attributes:
-        states: of keys and values; None for a layer that keeps none.
-        indexer: of the keys of a sparse attention's indexer.
-        compressed: of what a compressor averages, by the name that the model gives it.
-        window: tokens of each average.
-    """
-
-    states: int | None
-    indexer: int | None = None
-    compressed: tuple[tuple[str, int], ...] = ()
-    window: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class OwnCache:
-    """How a model that attends in code of its own is computed: one batch row at a time, with its own attention.
-
-    Attributes:
-        layers: of its cache.
-        tree_masks: None: it makes its masks itself, which are right for chains only. "one": it takes a mask [1, 1, T,
-            entries] as `attention_mask`. "by kind": it takes a mask for each type of layer.
-    """
-
-    layers: tuple[LayerParts, ...]
-    tree_masks: str | None = None
+from draftwood_model_runner.runners.torch.kv_cache import KVCache, LayerParts, OwnCache, StepEntries
 
 
 class RowMemory:

@@ -13,8 +13,8 @@ import torch
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
 from draftwood_model_runner.runners.positions import positions_of_step, takes_positions
-from draftwood_model_runner.runners.torch.kv_cache import KVCache
-from draftwood_model_runner.runners.torch.own.cache import OwnCache, RowMemory, cache_of
+from draftwood_model_runner.runners.torch.kv_cache import KVCache, OwnCache
+from draftwood_model_runner.runners.torch.own.cache import RowMemory, cache_of
 from draftwood_model_runner.runners.torch.states.step import states_of_step
 from draftwood_model_runner.runners.torch.torch_batch import TorchBatch
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from draftwood_model_runner.runners.base import KVCompaction
+from draftwood_model_runner.runners.base import KVCompaction, StateUse
 from draftwood_model_runner.runners.torch.states.mixers import State
 from draftwood_strategies.draft import Int32Array
 
@@ -39,6 +39,10 @@ class RowStates:
     inputs: list[list[torch.Tensor]] = field(default_factory=list)
     page: int = -1
 
+    @property
+    def bytes_of_inputs(self) -> int:
+        return sum(tensor.nbytes for of_mixer in self.inputs for tensor in of_mixer)
+
 
 class StateMemory:
     """Implements `runners.base.PageStates`.
@@ -47,11 +51,15 @@ class StateMemory:
         page_size: tokens of a page.
         most_bytes: of states that no live sequence needs.
         sequences: live ones at most.
+        bytes_per_sequence: that each of them needs in a step.
     """
 
-    def __init__(self, page_size: int, most_bytes: int, sequences: int = sys.maxsize) -> None:
+    def __init__(
+        self, page_size: int, most_bytes: int, sequences: int = sys.maxsize, bytes_per_sequence: int = 0
+    ) -> None:
         self.page_size = page_size
         self.sequences = sequences
+        self.bytes_per_sequence = bytes_per_sequence
         self._most_bytes = most_bytes
         self._live: dict[int, RowStates] = {}
         self._ends: OrderedDict[int, list[State]] = OrderedDict()
@@ -109,6 +117,12 @@ class StateMemory:
             self._ends.popitem(last=False)
 
     @property
+    def use(self) -> StateUse:
+        """A state that a sequence began with and that is kept counts in both parts."""
+        held = sum(bytes_of(row.states) + row.bytes_of_inputs for row in self._live.values())
+        return StateUse(held, sum(map(bytes_of, self._ends.values())))
+
+    @property
     def state_bytes(self) -> int:
         """Of one sequence after a token; 0 where none lives."""
         return max((bytes_of(row.states) for row in self._live.values()), default=0)
@@ -132,4 +146,4 @@ class StateMemory:
 
 def bytes_of(states: list[State]) -> int:
     """Of the states of a sequence after a token."""
-    return sum(tensor.numel() * tensor.itemsize for state in states for tensor in state.values())
+    return sum(tensor.nbytes for state in states for tensor in state.values())

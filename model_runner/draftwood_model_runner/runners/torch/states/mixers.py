@@ -1,16 +1,13 @@
-"""The layers of a model that carry a state from token to token, found by what they do with transformers' cache.
+"""The layers of a model that carry a state from token to token: "state in, tokens in, outputs out".
 
-Linear attention, state-space layers and short convolutions all ask a cache for their state and give it the next one. So
-a module that does so is a mixer, whatever it computes: "state in, tokens in, outputs out". Its forward is replaced; the
-modelling code is not touched.
+The forward of such a module is replaced; the modelling code is not touched. `finding` tells which modules these are.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -22,8 +19,6 @@ from draftwood_model_runner.runners.torch.states.scan import Scan, scanning
 
 State: TypeAlias = dict[tuple[str, int], torch.Tensor]
 """What one mixer remembers of sequences, by kind and number: each tensor [sequences, ...]; {} at the beginning."""
-
-_CACHE_NAMES = ("past_key_values", "cache_params")
 
 
 class StateView:
@@ -200,94 +195,3 @@ class AttributeMixer(Mixer):
 
 def _has_tokens(value: Any, sequences: int, tokens: int) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() >= 2 and value.shape[:2] == (sequences, tokens)
-
-
-def find_mixers(module: Any) -> list[Mixer]:
-    """Replaces the forward of each mixer of a model; returns them, in the order of their calls; [] for none.
-
-    Found by calling the model twice with a cache of its own: who asks that cache for a state is a mixer.
-    """
-    ids = torch.zeros(1, 3, dtype=torch.long, device=module.device)
-    name = next((name for name in _CACHE_NAMES if name in inspect.signature(module.forward).parameters), None)
-    if name is None:
-        return []
-    cache = module(input_ids=ids, use_cache=True).get(name)
-    if cache is None:
-        return _with_attributes(module, ids)
-    found: dict[nn.Module, None] = {}
-    with _calling() as calling:
-        cache.__class__ = type("Noting", (_Noting, type(cache)), {"note": lambda self: found.setdefault(calling[-1])})
-        module(input_ids=ids[:, :1], use_cache=True, **{name: cache})
-    if not found:
-        return _with_attributes(module, ids)
-    inside = {part for outer in found for part in outer.modules() if part is not outer}
-    found = {part: None for part in found if part not in inside}
-    return [Mixer(index, part, _cache_name(part)) for index, part in enumerate(found)]
-
-
-def _with_attributes(module: Any, ids: torch.Tensor) -> list[Mixer]:
-    """Mixers that keep their states in attributes, which each call replaces."""
-    before = {part: _tensors(part) for part in module.modules()}
-    module(input_ids=ids, use_cache=True)
-    holders = [
-        (path, part, name)
-        for path, part in module.named_modules()
-        for name, tensor in _tensors(part).items()
-        if before[part].get(name) is not tensor
-    ]
-    mixers: dict[str, list[tuple[nn.Module, str]]] = {}
-    for path, part, name in holders:
-        outer = next((one for one in mixers if path.startswith(one + ".")), path)
-        mixers.setdefault(outer, []).append((part, name))
-    return [
-        AttributeMixer(index, module.get_submodule(path), held) for index, (path, held) in enumerate(mixers.items())
-    ]
-
-
-def _tensors(part: nn.Module) -> dict[str, torch.Tensor]:
-    """Attributes that are neither parameters nor buffers."""
-    return {name: value for name, value in vars(part).items() if isinstance(value, torch.Tensor)}
-
-
-def _cache_name(part: nn.Module) -> str:
-    names = inspect.signature(part.forward).parameters
-    return next(name for name in _CACHE_NAMES if name in names)
-
-
-class _Noting:
-    """Notes who asks a cache for a state."""
-
-    note: Callable[[], None]
-
-    def get_conv_state(self, *args: Any, **kwargs: Any) -> Any:
-        self.note()
-        return super().get_conv_state(*args, **kwargs)  # type: ignore[misc]
-
-    def update_conv_state(self, *args: Any, **kwargs: Any) -> Any:
-        self.note()
-        return super().update_conv_state(*args, **kwargs)  # type: ignore[misc]
-
-    def get_recurrent_state(self, *args: Any, **kwargs: Any) -> Any:
-        self.note()
-        return super().get_recurrent_state(*args, **kwargs)  # type: ignore[misc]
-
-    def get_linear_cache(self, *args: Any, **kwargs: Any) -> Any:
-        self.note()
-        return super().get_linear_cache(*args, **kwargs)  # type: ignore[misc]
-
-
-def _left(stack: list[nn.Module]) -> None:
-    stack.pop()
-
-
-@contextmanager
-def _calling() -> Iterator[list[nn.Module]]:
-    """The modules whose forward runs, outermost first."""
-    stack: list[nn.Module] = []
-    before = nn.modules.module.register_module_forward_pre_hook(lambda part, _: stack.append(part))
-    after = nn.modules.module.register_module_forward_hook(lambda *_: _left(stack), always_call=True)
-    try:
-        yield stack
-    finally:
-        before.remove()
-        after.remove()

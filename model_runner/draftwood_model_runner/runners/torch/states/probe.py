@@ -29,7 +29,8 @@ from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KV
 from draftwood_model_runner.runners.torch.own.cache import own_cache
 from draftwood_model_runner.runners.torch.packed_linear import noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.runner import forward
-from draftwood_model_runner.runners.torch.states.mixers import Mixer, find_mixers
+from draftwood_model_runner.runners.torch.states.finding import find_mixers
+from draftwood_model_runner.runners.torch.states.mixers import Mixer
 from draftwood_model_runner.runners.trials import PATH, Draft, Stepper, Trial
 from draftwood_strategies.draft import EMPTY_TREE
 

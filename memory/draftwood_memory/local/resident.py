@@ -1,21 +1,20 @@
-"""The memories in this process, with the strategies that requests draft with."""
+"""One memory in this process, with the strategies that requests draft with."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from draftwood_memory.config import Capacity, MemoryConfig, Terms, surplus
-from draftwood_memory.record_log import Held, RecordLog
+from draftwood_memory.config import Capacity, MemoryConfig
+from draftwood_memory.local.record_log import Held, RecordLog
 from draftwood_memory.records import Int32Array
 from draftwood_memory.store.clock import StoreClock
-from draftwood_memory.store.naming import MemoryName, Naming
+from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.options import Options
 from draftwood_strategies.registry import options_of
@@ -25,8 +24,6 @@ _log = logging.getLogger(__name__)
 LIVE_SECONDS = 60.0
 """A memory is followed for so long after its last request. It bounds the keys that a blocking read names; what a
 later request uses reads on from where the memory is. Not tuned."""
-_WAITED_SECONDS = 1.0
-"""A memory that is being loaded is not evicted so soon after a request asked for it. Requests wait 50 ms."""
 _MOST_INSTANCES = 8
 """Of one memory: requests may name any strategy, and configurations change. Not tuned."""
 OVERLAP = 16
@@ -249,107 +246,3 @@ class Resident:
             waiting = [self.unbuilt.pop(key) for key in keys if key in self.unbuilt]
         for future in waiting:
             future.set_result(None)
-
-
-class Residents:
-    """The memories in this process, the latest used last. Safe to call from any thread.
-
-    Args:
-        config: of the memories in this process; of more, some are evicted, see `config.surplus`.
-        stored: there is a store to load evicted memories from.
-
-    Attributes:
-        evicted: how many memories were evicted.
-    """
-
-    def __init__(self, naming: Naming, config: MemoryConfig, clock: StoreClock, stored: bool) -> None:
-        self.config = config
-        self._clock = clock
-        self.evicted = 0
-        self._naming = naming
-        self._stored = stored
-        self._terms: dict[MemoryName, Terms] = {}
-        self._lock = threading.Lock()
-        self._by_name: OrderedDict[MemoryName, Resident] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._by_name)
-
-    def __contains__(self, name: MemoryName) -> bool:
-        return name in self._by_name
-
-    def all(self) -> list[Resident]:
-        with self._lock:
-            return [*self._by_name.values()]
-
-    def get(self, name: MemoryName) -> Resident | None:
-        return self._by_name.get(name)
-
-    def open(self, name: MemoryName, terms: Terms | None = None) -> Resident:
-        """A memory, marked as used now; a new one is added without any records.
-
-        Args:
-            terms: of a request; None leaves a memory's as they are, those from before it was evicted, too.
-        """
-        with self._lock:
-            resident = self._by_name.get(name)
-            if resident is None:
-                resident = Resident(name, self._naming.tag(name), self.config, self._clock, loaded=not self._stored)
-                resident.generation = None if self._stored else 0
-                self._by_name[name] = resident
-            resident.used_at = time.monotonic()
-            self._by_name.move_to_end(name)
-        if terms == Terms():
-            self._terms.pop(name, None)
-        elif terms is not None:
-            self._terms[name] = terms
-        resident.agree(self.config_of(name), self._terms.get(name, Terms()).forked)
-        return resident
-
-    def config_of(self, name: MemoryName) -> MemoryConfig:
-        """The limits of a memory, in this process or not."""
-        return self.config.under(self._terms.get(name, Terms()))
-
-    def pin(self, name: MemoryName, terms: Terms | None = None) -> Resident:
-        """As `open`; the memory is not evicted until `unpin`."""
-        resident = self.open(name, terms)
-        with self._lock:
-            resident.pins += 1
-        return resident
-
-    def unpin(self, resident: Resident) -> None:
-        with self._lock:
-            resident.pins -= 1
-            resident.used_at = time.monotonic()
-
-    def evict(self, unsent: frozenset[MemoryName]) -> None:
-        """Evicts idle memories, and of tenants with more than their share the least recently used until all fit.
-
-        Those that requests use or wait for stay, and the one that was used last.
-
-        Args:
-            unsent: memories with records that the store does not have yet. They are not evicted for being idle: the
-                outbox keeps these records, but until the store answers, the memory cannot be loaded again.
-        """
-        now = time.monotonic()
-        kept = {one for one in self.all() if one.pins or (one.unbuilt and now - one.used_at < _WAITED_SECONDS)}
-        for resident in {*self.all()} - kept:
-            can_return = self._stored and resident.loaded and not resident.unbuilt and resident.name not in unsent
-            if can_return and now - resident.used_at > self.config.idle_seconds:
-                self._remove(resident)
-        counts = [(one, one.name.tenant, 1) for one in self.all()]
-        for resident in surplus(counts, self.config.max_resident, kept.__contains__):
-            self._remove(resident)
-        sizes = [(one, one.name.tenant, one.nbytes) for one in self.all()]
-        kept |= {one for one, _, _ in sizes[-1:]}
-        for resident in surplus(sizes, self.config.max_bytes, kept.__contains__):
-            self._remove(resident)
-
-    def _remove(self, resident: Resident) -> bool:
-        """False if a request has begun to use it."""
-        with self._lock:
-            if resident.pins:
-                return False
-            del self._by_name[resident.name]
-            self.evicted += 1
-            return True

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from draftwood_memory.record_log import Held
+from draftwood_memory.local.record_log import Held
 from draftwood_memory.store.naming import MemoryName
 
 

@@ -1,8 +1,7 @@
 """The memory thread: an event loop that loads, sends and follows memories, and runs operations.
 
 Two tasks share it. The rounds load what requests ask for and send the outbox, as soon as there is something to do. The
-follower waits in one blocking read of all streams that are live here; on a cluster, where one call cannot span slots,
-it polls them in one pipeline.
+other one follows what other processes write, see `follower`.
 """
 
 from __future__ import annotations
@@ -17,15 +16,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
-from draftwood_memory.outbox import Outbox
-from draftwood_memory.replica import Replica
-from draftwood_memory.residents import Resident, Residents
-from draftwood_memory.store.memories import entries_of
-from draftwood_memory.store.naming import PURGES_KEY, stream_key, wake_key
-from draftwood_memory.store.processes import LEASE_SECONDS
-from draftwood_memory.store.redis_client import RedisClient
+from draftwood_memory.local.process import Process
+from draftwood_memory.replication.follower import Follower
+from draftwood_memory.replication.replica import Replica
+from draftwood_memory.replication.upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
 
@@ -34,14 +29,6 @@ _ROUND_SECONDS = 1.0
 _PUSH_SECONDS = 0.02
 """Between two round trips that send the outbox: what is learned meanwhile goes in one entry. `draftwood bench share`
 measures the lag, of which this is the larger part."""
-_BLOCK_SECONDS = 2.0
-"""Of a blocking read. It bounds how long a store that stopped without closing its connections goes unnoticed."""
-_COLLECT_SECONDS, _COLLECT_STREAM_SECONDS = 0.01, 50e-6
-"""Between two reads, and more for each stream, since a read names them all. Not tuned beyond the lag."""
-_POLL_SECONDS, _POLL_STREAM_SECONDS = 0.05, 200e-6
-"""The same on a cluster, where reads do not block."""
-_READ_ENTRIES = 64
-"""Of a stream in one read. Not tuned: it bounds the size of an answer."""
 _CHECK_SECONDS = 30.0
 """Memories in use are compared with the store's so often, besides after failures: a connection that broke while nothing
 waited on it is replaced without one. Not tuned."""
@@ -54,7 +41,6 @@ a round takes milliseconds."""
 _LAST_ROUND_SECONDS = 4.0
 """For sending the outbox at the stop. It must fit into the quarter of the default `drain_grace` that follows the
 streams. Not tuned beyond that."""
-_WAKE_TTL = 60
 
 Result = TypeVar("Result")
 
@@ -64,25 +50,17 @@ class MemoryThread:
 
     Args:
         replica: None without a store; the thread then only evicts memories and runs operations.
-        keep: called in every round: evicts memories, and more.
-        process: identifies this process.
+        upkeep: runs in every round.
+
+    Attributes:
+        follower: None without a store.
     """
 
-    def __init__(
-        self,
-        replica: Replica | None,
-        residents: Residents,
-        outbox: Outbox,
-        keep: Callable[[], Coroutine[Any, Any, None]],
-        counters: MemoryCounters,
-        process: str,
-    ) -> None:
+    def __init__(self, process: Process, replica: Replica | None, upkeep: Upkeep) -> None:
         self._replica = replica
-        self._residents = residents
-        self._outbox = outbox
-        self._keep = keep
-        self._counters = counters
-        self._wake_key = wake_key(process)
+        self._outbox, self._counters = process.outbox, process.counters
+        self._upkeep = upkeep
+        self.follower = None if replica is None else Follower(replica, process)
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
         self._awake = asyncio.Event()
         self._ending = asyncio.Event()
@@ -92,9 +70,6 @@ class MemoryThread:
         self._checked_at = time.monotonic()
         self._round_since: float | None = None
         self._pushed_at = -_PUSH_SECONDS
-        self._followed: frozenset[Resident] = frozenset()
-        self._reading = False
-        self._woken = b"0-0"
         self._stopped = False
 
     @property
@@ -108,11 +83,6 @@ class MemoryThread:
     def failing(self) -> bool:
         """The latest call to the store failed."""
         return self._failures > 0
-
-    @property
-    def lapsed(self) -> bool:
-        """This process has not reached the store for so long that no purge waits for it: it has to forget."""
-        return self._replica is not None and time.monotonic() - self._replica.processes.reached_at > LEASE_SECONDS
 
     def start(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -166,7 +136,7 @@ class MemoryThread:
             self._loop.close()
 
     async def _main(self) -> None:
-        following = asyncio.create_task(self._follow_always()) if self._replica is not None else None
+        following = None if self.follower is None else asyncio.create_task(self._follow(self.follower))
         while not self._ending.is_set():
             await self._round()
             await self._pause()
@@ -208,26 +178,24 @@ class MemoryThread:
             self._healthy.set()
         finally:
             self._round_since = None
-            await self._keep()
+            await self._upkeep.run(self.failing)
 
     async def _with_store(self, replica: Replica) -> None:
         now = time.monotonic()
         if self._check_all or now - self._checked_at > _CHECK_SECONDS:
             await replica.check(live_only=not self._check_all)
-            await replica.make_room()
+            await replica.records.make_room()
             self._check_all, self._checked_at = False, now
         await replica.join()
         await replica.load()
         if self._outbox.pending:
             if now - self._pushed_at >= _PUSH_SECONDS:
                 self._pushed_at = now
-                await replica.push()
+                await replica.sender.push()
             else:
                 self._loop.call_later(self._pushed_at + _PUSH_SECONDS - now, self._awake.set)
-        if self._reading and not self._live() <= self._followed:
-            self._reading = False
-            wake = ("XADD", self._wake_key, "MAXLEN", 1, "*", "w", 1), ("EXPIRE", self._wake_key, _WAKE_TTL)
-            await replica.memories.client.commands(wake)
+        if self.follower is not None:
+            await self.follower.wake()
 
     def _fail(self, error: Exception) -> None:
         self._counters.failures += 1
@@ -245,57 +213,19 @@ class MemoryThread:
             async with asyncio.timeout(seconds):
                 await (self._ending if self._failures else self._awake).wait()
 
-    def _live(self) -> frozenset[Resident]:
-        return frozenset(one for one in self._residents.all() if one.live)
-
-    async def _follow_always(self) -> None:
-        assert self._replica is not None
-        client = self._replica.memories.client.sibling(_BLOCK_SECONDS)
+    async def _follow(self, follower: Follower) -> None:
         try:
             while True:
                 await self._healthy.wait()
                 try:
-                    await self._follow(self._replica, client)
+                    await follower.follow()
                 except MemoryStoreError as error:
                     self._fail(error)
                 except Exception as error:
                     _log.exception("memories cannot be followed")
                     self._fail(error)
         finally:
-            await client.close()
-
-    async def _follow(self, replica: Replica, client: RedisClient) -> None:
-        """One read of the streams that are live here; what they hold is learned."""
-        self._followed = self._live()
-        streams = {stream_key(one.tag, one.generation or 0): (one, one.generation or 0) for one in self._followed}
-        after = {key: one.position for key, (one, _) in streams.items()} | {PURGES_KEY: replica.processes.applied}
-        if client.is_cluster:
-            words = [("XRANGE", key, b"(" + id_, "+", "COUNT", _READ_ENTRIES) for key, id_ in after.items()]
-            answers = await client.commands(words)
-            found = {key: answer for key, answer in zip(after, answers, strict=True) if answer}
-            pause = _POLL_SECONDS + _POLL_STREAM_SECONDS * len(after)
-        else:
-            self._reading = True
-            after[self._wake_key] = self._woken
-            block = ("COUNT", _READ_ENTRIES, "BLOCK", round(1000 * _BLOCK_SECONDS))
-            try:
-                answer = await client.command("XREAD", *block, "STREAMS", *after, *after.values())
-            finally:
-                self._reading = False
-            found = {key.decode(): entries for key, entries in answer or ()}
-            pause = _COLLECT_SECONDS + _COLLECT_STREAM_SECONDS * len(after) if found.keys() - {self._wake_key} else 0.0
-        async with replica.lock:
-            for key, entries in found.items():
-                if isinstance(entries, MemoryStoreError):
-                    raise entries
-                if key in streams:
-                    resident, generation = streams[key]
-                    await replica.take(resident, generation, entries_of(entries))
-                elif key == PURGES_KEY:
-                    await replica.apply_purges()
-                else:
-                    self._woken = entries[-1][0]
-        await asyncio.sleep(pause)
+            await follower.close()
 
 
 async def _cancel_others() -> None:

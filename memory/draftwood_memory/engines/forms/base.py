@@ -1,0 +1,53 @@
+"""In which form an engine verifies drafts: see `chains` and `trees`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple, Protocol, TypeVar
+
+from draftwood_memory.engines.session import Row, Session, Step
+from draftwood_strategies.budgeting.draft_account import DraftAccount
+
+Made_co = TypeVar("Made_co", covariant=True)
+
+
+class Writing(NamedTuple):
+    """A request that wrote in the engine's step, which is row `number` of it."""
+
+    number: int
+    row: Row
+    session: Session
+
+
+class ChargedDraft(NamedTuple):
+    """A draft that a step verified: whose account is charged, and how many tokens were accepted and drafted."""
+
+    account: DraftAccount
+    accepted: int
+    drafted: int
+
+
+class DraftForm(Protocol[Made_co]):
+    """Makes the drafts of a step, and charges them with what it takes.
+
+    Attributes:
+        session_class: of the requests.
+    """
+
+    @property
+    def session_class(self) -> type[Session]: ...
+
+    def forget(self) -> None:
+        """The steps so far were made up, to compile what real ones need."""
+
+    def took(self, step: Step, seconds: float) -> None:
+        """Learns from a step that was measured."""
+
+    def charge(self, step: Step, seconds: float | None, drafts: SequenceOf[ChargedDraft]) -> None:
+        """Charges drafts with a step that verified them, and that took so long if that is known."""
+
+    def propose(self, rows: int, writing: SequenceOf[Writing]) -> Made_co:
+        """The drafts of the next step, of so many rows."""
+
+    def ending(self, session: Session) -> None:
+        """A request ends."""

@@ -1,0 +1,190 @@
+"""The live requests of an engine: each begins with its first token, drafts when its memory is there, and ends."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from draftwood_memory.engines.exclusion import Exclusion
+from draftwood_memory.engines.figures import Figures
+from draftwood_memory.engines.options import RequestOptions
+from draftwood_memory.engines.policy import RequestPolicy
+from draftwood_memory.engines.session import Row, Session, SessionRequest
+from draftwood_memory.memory import Memory
+from draftwood_strategies import Strategy, create
+from draftwood_strategies.base import Readable
+from draftwood_strategies.budgeting.draft_account import DraftCostModel
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
+
+_log = logging.getLogger("draftwood")
+
+_COST_MODELS = 4096
+"""Tenants and strategies whose cost model is remembered; the least recently used one is dropped."""
+_MOST_REFUSALS = 100
+"""Problems that are logged."""
+
+
+class Sessions(Mapping[str, Session]):
+    """By the engine's ids of requests. Every method is called with `exclusion` held.
+
+    Args:
+        make: the class of a session.
+        ending: is told of a session before it ends.
+        is_live: whether the engine still knows a request, running or not.
+
+    Attributes:
+        policy: decides how requests are drafted for.
+        failures: requests whose drafts were switched off, by strategy.
+        figures: counts what was drafted.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        policy: RequestPolicy,
+        vocab_size: int,
+        exclusion: Exclusion,
+        make: type[Session],
+        ending: Callable[[Session], None],
+        is_live: Callable[[str], bool],
+    ) -> None:
+        self.policy = policy
+        self.failures: Counter[str] = Counter()
+        self.figures = Figures()
+        self._memory = memory
+        self._vocab_size = vocab_size
+        self._exclusion = exclusion
+        self._make = make
+        self._ending = ending
+        self._is_live = is_live
+        self._live: dict[str, Session] = {}
+        self._tasks: deque[Callable[[], None]] = deque()
+        self._cost_model = lru_cache(_COST_MODELS)(lambda *drafts: DraftCostModel())
+        self._blank = lru_cache(64)(create)
+        self._refused: set[str] = set()
+
+    def __getitem__(self, request_id: str) -> Session:
+        return self._live[request_id]
+
+    def __iter__(self) -> Any:
+        return iter([*self._live])
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def of(self, row: Row) -> Session:
+        """The session of a row, which begins if it is new."""
+        session = self._live.get(row.request_id)
+        if session is None or session.seen > row.tokens.shape[0]:
+            if session is not None:  # the engine has taken tokens back
+                self.end(row.request_id)
+            session = self._live[row.request_id] = self._started(row)
+        return session
+
+    def end(self, request_id: str) -> None:
+        """Ends a session: its memory learns what it wrote."""
+        session = self._live.pop(request_id)
+        try:
+            self._ending(session)
+        except Exception:
+            _log.exception("the last tokens of request %r are not learned", request_id)
+        try:
+            session.close()
+        except Exception:
+            _log.exception("output of request %r could not be learned", request_id)
+        self.figures.ended(session)
+        if self._is_live(request_id):
+            return  # the process ends, or the engine has taken tokens back
+        try:
+            self.policy.ended(session)
+        except Exception:
+            _log.exception("request %r could not be counted", request_id)
+
+    def end_gone(self, rows: SequenceOf[Row] = ()) -> None:
+        """Ends those that are not in these rows and that the engine does not know any more."""
+        if rows and len(self) <= len(rows) and all(row.request_id in self._live for row in rows):
+            return
+        here = {row.request_id for row in rows}
+        for request_id in self:
+            if request_id not in here and not self._is_live(request_id):
+                self.end(request_id)
+
+    def end_all(self) -> None:
+        for request_id in self:
+            self.end(request_id)
+
+    def between_steps(self, task: Callable[[], None]) -> None:
+        """Lets `run_tasks` run a task. From any thread, without `exclusion`."""
+        self._tasks.append(task)
+
+    def run_tasks(self) -> None:
+        """Runs what was to be run between two steps."""
+        while self._tasks:
+            try:
+                self._exclusion.run(self._tasks.popleft())
+            except Exception:
+                _log.exception("a task between two steps failed")
+
+    def _started(self, row: Row) -> Session:
+        try:
+            options = self.policy.options_of(row.request_id, row.options)
+        except Exception as error:
+            self._refuse(str(error))
+            options = RequestOptions("", "none", 0, learns=False)
+        prompt = row.tokens[: row.prompt].astype(np.int32)
+        request = SessionRequest(row.request_id, prompt, options.strategy, options.max_nodes, options.learns)
+        session = self._make(request, options, seen=row.prompt, stops=row.stops)
+        if options.max_nodes == 0:
+            return session
+        try:
+            self._fetch(session)
+        except Exception as error:
+            self._refuse(f"draftwood_strategy {options.strategy}: {error}")
+        return session
+
+    def _fetch(self, session: Session) -> None:
+        """Lets a session draft, at once or when its tenant's memory is there."""
+        options = session.options
+        if not options.tenant:
+            strategy = self._blank(options.strategy, **dict(options.strategy_options))
+            if not isinstance(strategy, Readable):
+                strategy = create(options.strategy, **dict(options.strategy_options))
+                session.request = replace(session.request, learns=True)
+            self._begin(session, strategy, DraftCostModel())
+            return
+        use = options.use
+
+        def later(found: Strategy) -> None:
+            self.between_steps(lambda: self._begin(session, found, self._cost_model(use.memory, use.key)))
+
+        present = self._memory.fetch(use, later)
+        if session.request.learns:
+            # Whether or not it is present: a short answer may end before its memory is there.
+            session.learning = self._memory.learning(use.memory, request=options.key)
+            if session.learning.repeated:  # what is new of its answer is learned when it ends
+                session.request = replace(session.request, learns=False)
+        if present is not None:
+            self._begin(session, present, self._cost_model(use.memory, use.key))
+
+    def _begin(self, session: Session, strategy: Strategy, cost_model: DraftCostModel) -> None:
+        if session.ended:
+            return
+        session.strategy = strategy
+        session.drafter = GuardedDrafter(session, self._vocab_size, self.failures, cost_model, self._exclusion.watchdog)
+        if session.learning is not None:
+            session.learning.strategy = strategy  # its drafter tells it what is written
+        if session.output:
+            session.drafter.keep(np.concatenate(session.output).tolist())
+
+    def _refuse(self, problem: str) -> None:
+        """A request is not drafted for. Logged once for each problem, as clients repeat theirs."""
+        if len(self._refused) < _MOST_REFUSALS and problem not in self._refused:
+            self._refused.add(problem)
+            _log.warning("requests are not drafted for: %s", problem)

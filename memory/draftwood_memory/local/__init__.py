@@ -1,0 +1,1 @@
+"""The memories in this process: their records, and the strategies that requests draft with."""

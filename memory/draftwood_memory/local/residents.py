@@ -1,0 +1,122 @@
+"""The memories in this process, and which of them are evicted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+
+from draftwood_memory.config import MemoryConfig, Terms
+from draftwood_memory.fair_share import surplus
+from draftwood_memory.local.resident import Resident
+from draftwood_memory.store.clock import StoreClock
+from draftwood_memory.store.naming import MemoryName, Naming
+
+_WAITED_SECONDS = 1.0
+"""A memory that is being loaded is not evicted so soon after a request asked for it. Requests wait 50 ms."""
+
+
+class Residents:
+    """The memories in this process, the latest used last. Safe to call from any thread.
+
+    Args:
+        config: of the memories in this process; of more, some are evicted, see `fair_share.surplus`.
+        stored: there is a store to load evicted memories from.
+
+    Attributes:
+        evicted: how many memories were evicted.
+    """
+
+    def __init__(self, naming: Naming, config: MemoryConfig, clock: StoreClock, stored: bool) -> None:
+        self.config = config
+        self._clock = clock
+        self.evicted = 0
+        self._naming = naming
+        self._stored = stored
+        self._terms: dict[MemoryName, Terms] = {}
+        self._lock = threading.Lock()
+        self._by_name: OrderedDict[MemoryName, Resident] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    @property
+    def too_many(self) -> bool:
+        """More than there may be."""
+        return len(self) > self.config.max_resident
+
+    def __contains__(self, name: MemoryName) -> bool:
+        return name in self._by_name
+
+    def all(self) -> list[Resident]:
+        with self._lock:
+            return [*self._by_name.values()]
+
+    def get(self, name: MemoryName) -> Resident | None:
+        return self._by_name.get(name)
+
+    def open(self, name: MemoryName, terms: Terms | None = None) -> Resident:
+        """A memory, marked as used now; a new one is added without any records.
+
+        Args:
+            terms: of a request; None leaves a memory's as they are, those from before it was evicted, too.
+        """
+        with self._lock:
+            resident = self._by_name.get(name)
+            if resident is None:
+                resident = Resident(name, self._naming.tag(name), self.config, self._clock, loaded=not self._stored)
+                resident.generation = None if self._stored else 0
+                self._by_name[name] = resident
+            resident.used_at = time.monotonic()
+            self._by_name.move_to_end(name)
+        if terms == Terms():
+            self._terms.pop(name, None)
+        elif terms is not None:
+            self._terms[name] = terms
+        resident.agree(self.config_of(name), self._terms.get(name, Terms()).forked)
+        return resident
+
+    def config_of(self, name: MemoryName) -> MemoryConfig:
+        """The limits of a memory, in this process or not."""
+        return self.config.under(self._terms.get(name, Terms()))
+
+    def pin(self, name: MemoryName, terms: Terms | None = None) -> Resident:
+        """As `open`; the memory is not evicted until `unpin`."""
+        resident = self.open(name, terms)
+        with self._lock:
+            resident.pins += 1
+        return resident
+
+    def unpin(self, resident: Resident) -> None:
+        with self._lock:
+            resident.pins -= 1
+            resident.used_at = time.monotonic()
+
+    def evict(self, unsent: frozenset[MemoryName]) -> None:
+        """Evicts idle memories, and of tenants with more than their share the least recently used until all fit.
+
+        Those that requests use or wait for stay, and the one that was used last.
+
+        Args:
+            unsent: memories with records that the store does not have yet. They are not evicted for being idle: the
+                outbox keeps these records, but until the store answers, the memory cannot be loaded again.
+        """
+        now = time.monotonic()
+        kept = {one for one in self.all() if one.pins or (one.unbuilt and now - one.used_at < _WAITED_SECONDS)}
+        for resident in {*self.all()} - kept:
+            can_return = self._stored and resident.loaded and not resident.unbuilt and resident.name not in unsent
+            if can_return and now - resident.used_at > self.config.idle_seconds:
+                self._remove(resident)
+        counts = [(one, one.name.tenant, 1) for one in self.all()]
+        for resident in surplus(counts, self.config.max_resident, kept.__contains__):
+            self._remove(resident)
+        sizes = [(one, one.name.tenant, one.nbytes) for one in self.all()]
+        kept |= {one for one, _, _ in sizes[-1:]}
+        for resident in surplus(sizes, self.config.max_bytes, kept.__contains__):
+            self._remove(resident)
+
+    def _remove(self, resident: Resident) -> None:
+        with self._lock:
+            if not resident.pins:  # else a request has begun to use it
+                del self._by_name[resident.name]
+                self.evicted += 1

@@ -1,0 +1,161 @@
+"""Records that are copied: out of a memory, into one, and from an arm's to its tenant's."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from draftwood_memory.config import Terms
+from draftwood_memory.errors import MemoryPurgedError, NewerMemoryError
+from draftwood_memory.local.record_log import Held
+from draftwood_memory.memory import Memory
+from draftwood_memory.records import Int32Array, Kind, Record, split
+from draftwood_memory.replication.replica import Replica
+from draftwood_memory.store.naming import MemoryName, arm_part
+
+_PURGED = "the memory was purged while it was being filled"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportMemory:
+    """All records of one memory, the oldest first; none if it does not exist. It is not loaded into this process."""
+
+    name: MemoryName
+
+    async def run(self, memory: Memory) -> list[Record]:
+        async with memory.locked() as replica:
+            return await _records(memory, replica, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptArm:
+    """Adds the records of an arm's memory to the memory of each tenant that has them. Those that it has stay once.
+
+    So an operation that was interrupted can be repeated. A purge while it runs keeps it from adding what was purged.
+
+    Attributes:
+        arm: its label.
+
+    Raises:
+        MemoryStoreError: the store failed; the memories of some tenants may have been added to.
+    """
+
+    arm: str
+
+    async def run(self, memory: Memory) -> int:
+        """The number of records that were added."""
+        names = {one.name for one in memory.residents.all() if one.name.arm == self.arm}
+        if memory.memories is not None:
+            part = memory.naming.part(self.arm)
+            tags = [
+                tag for tag in await memory.memories.catalogue.tags(memory.naming.fingerprint) if arm_part(tag) == part
+            ]
+            names |= {name for one in await memory.memories.info(tags) if (name := memory.name_of(one)) is not None}
+        return sum([await self._adopt(memory, name) for name in sorted(names)])
+
+    async def _adopt(self, memory: Memory, arm: MemoryName) -> int:
+        name = MemoryName(arm.tenant)
+        if arm in memory.residents:  # requests use it here, and will use the tenant's
+            memory.residents.open(name)
+        async with memory.locked() as replica:
+            [head] = [None] if replica is None else await replica.memories.heads([memory.naming.tag(name)])
+            if head is not None and head.newer:
+                return 0
+            known = {_identity(record) for record in await _records(memory, replica, name)}
+            records = [one for one in await _records(memory, replica, arm) if _identity(one) not in known]
+            generation = memory.residents.open(name).generation or 0 if head is None else head.generation
+            if records:
+                with suppress(MemoryPurgedError):
+                    await _add(memory, replica, name, generation, records)
+            return len(records)
+
+
+@dataclass(frozen=True, slots=True)
+class FillProgress:
+    """How far one import into one memory has come; the next `FillMemory` of the import continues from it.
+
+    Attributes:
+        generation: of the memory at the first append; None before.
+        records, tokens: confirmed by the store.
+    """
+
+    generation: int | None = None
+    records: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FillMemory:
+    """Adds sequences, int32[n] each, to a memory. Ends when the store has confirmed them.
+
+    Attributes:
+        terms: of the tenant.
+
+    Raises:
+        MemoryPurgedError: the memory was purged since the import's first append.
+        StoreFullError: the store is full.
+        MemoryStoreError: the store failed; earlier operations of the import are stored.
+    """
+
+    name: MemoryName
+    kind: Kind
+    sequences: list[Int32Array]
+    progress: FillProgress
+    terms: Terms
+
+    async def run(self, memory: Memory) -> FillProgress:
+        now = int(memory.clock.now())
+        records = [Record(self.kind, piece, now) for tokens in self.sequences for piece in split(tokens)]
+        if not records:
+            return self.progress
+        resident = memory.residents.pin(self.name, self.terms)
+        try:
+            async with memory.locked() as replica:
+                if replica is not None:
+                    await replica.refresh(resident)
+                    if resident.newer:
+                        raise NewerMemoryError()
+                generation = resident.generation or 0
+                if self.progress.generation not in (None, generation):
+                    raise MemoryPurgedError(_PURGED)
+                await _add(memory, replica, self.name, generation, records)
+        finally:
+            memory.residents.unpin(resident)
+        tokens = self.progress.tokens + sum(int(record.tokens.size) for record in records)
+        return FillProgress(generation, self.progress.records + len(records), tokens)
+
+
+async def _records(memory: Memory, replica: Replica | None, name: MemoryName) -> list[Record]:
+    """All records of a memory, which is not loaded into this process for it."""
+    resident = memory.residents.get(name)
+    if replica is not None and (resident is None or not resident.loaded):
+        return (await replica.stored(name))[1]
+    if resident is None:
+        return []
+    if replica is not None:
+        await replica.refresh(resident)
+    return [held.record for held in resident.log]
+
+
+async def _add(
+    memory: Memory, replica: Replica | None, name: MemoryName, generation: int, records: list[Record]
+) -> None:
+    """Adds records to a memory in a generation, in the store and here. Raises MemoryPurgedError, MemoryStoreError."""
+    resident = memory.residents.get(name)
+    if resident is not None and (replica is None or resident.generation == generation):
+        with resident.lock:
+            for record in records:
+                resident.add(Held(record))
+    if replica is not None:
+        head = await replica.records.append(name, generation, records)
+        if resident is not None:
+            await replica.agree(resident, head)
+        if head.generation != generation:
+            raise MemoryPurgedError(_PURGED)
+    if resident is not None:
+        await memory.between_steps.learn_records(resident, records)
+
+
+def _identity(record: Record) -> tuple[int, int, bytes]:
+    """A copy of a record has the same."""
+    return record.learned_at, record.request, record.tokens.tobytes()

@@ -1,0 +1,155 @@
+"""Records of memories in the store: encoded there, bounded there, listed there as used."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from typing import NamedTuple
+
+from draftwood_memory.errors import CorruptValueError, MemoryStoreError, StoreFullError
+from draftwood_memory.local.process import Process
+from draftwood_memory.local.record_log import Held
+from draftwood_memory.records import Record, runs
+from draftwood_memory.store.eviction import make_room
+from draftwood_memory.store.memories import PAGE, Memories
+from draftwood_memory.store.naming import MemoryName
+from draftwood_memory.store.processes import id_order
+from draftwood_memory.store.stored import Append, Entry, Head
+
+_log = logging.getLogger(__name__)
+
+_LISTED_SECONDS = 10.0
+"""A memory is listed as used at most so often. Not tuned: the list orders what is preloaded, and evicted."""
+_USE_SECONDS = 600.0
+"""Between two notes of which memories were used, if only to draft from. Not tuned: less than any memory's expiry."""
+_ROOM_SECONDS = 2.0
+"""Between two looks for memories to delete in a full store. Not tuned: a look asks for the size of each."""
+
+
+class Batch(NamedTuple):
+    """Records of one memory that are written as one entry."""
+
+    name: MemoryName
+    generation: int
+    records: list[Record]
+
+
+class RecordStore:
+    """The records of a model's memories in a store. Every method that waits may raise MemoryStoreError."""
+
+    def __init__(self, memories: Memories, process: Process) -> None:
+        self._memories = memories
+        self._process = process
+        self._listed: dict[str, float] = {}
+        self._used_at = time.monotonic()
+        self._room_at = -_ROOM_SECONDS
+
+    async def read(self, tag: str, generation: int) -> tuple[list[Held], bytes]:
+        """All records of a stream, and the id of its last entry."""
+        held: list[Held] = []
+        position = b"0-0"
+        while found := await self._memories.read(tag, generation, position):
+            held += self.decoded(tag, generation, found)
+            position = found[-1][0]
+            if len(found) < PAGE:
+                break
+        return held, position
+
+    def decoded(self, tag: str, generation: int, found: Iterable[Entry], others_only: bool = False) -> list[Held]:
+        """The records of entries; of other processes only, or of all. What cannot be decoded is logged and counted."""
+        held: list[Held] = []
+        for id_, value in found:
+            try:
+                writer, records = self._process.codec.decode(tag, generation, value)
+            except CorruptValueError as error:
+                self._process.counters.unreadable += 1
+                _log.error("entry %s of memory %s cannot be read: %s", id_.decode(), tag, error)
+                continue
+            if not (others_only and writer == self._process.id):
+                stored_at = id_order(id_)[0] // 1000  # by the store's clock: no record is younger than its entry is old
+                held += [Held(replace(one, learned_at=min(one.learned_at, stored_at)), id_) for one in records]
+        return held
+
+    async def write(self, batches: SequenceOf[Batch]) -> list[tuple[bytes, Head] | MemoryStoreError]:
+        """Writes entries, in one round trip; for each its id and what the store says of the memory, or its error."""
+        await self.note_use([self._process.naming.tag(one.name) for one in batches])
+        answers = await self._memories.append([*map(self._append_of, batches)])
+        if any(isinstance(answer, StoreFullError) for answer in answers):
+            await self.make_room(is_full=True)
+        return answers
+
+    async def append(self, name: MemoryName, generation: int, records: SequenceOf[Record]) -> Head:
+        """Writes records to a memory at once, as an import does; what the store says of it then.
+
+        Raises:
+            MemoryStoreError: some may be written.
+        """
+        head = Head(generation, True, False, None)
+        await self.make_room()  # an import can fill a store faster than the checks come
+        for run in runs(records):
+            batch = Batch(name, generation, run)
+            [answer] = await self.write([batch])
+            if isinstance(answer, StoreFullError):  # there is room now, perhaps
+                [answer] = await self.write([batch])
+            if isinstance(answer, MemoryStoreError):
+                raise answer
+            head = answer[1]
+            if head.generation != generation:
+                await self._memories.unlink(self._process.naming.tag(name), generation)
+                break
+        return head
+
+    async def make_room(self, is_full: bool = False) -> None:
+        """Deletes memories from a store that is nearly full, or refused a write."""
+        now = time.monotonic()
+        if now - self._room_at >= _ROOM_SECONDS:
+            self._room_at = now
+            await make_room(self._memories, self._process.naming.fingerprint, is_full)
+
+    async def note_use(self, tags: Iterable[str]) -> None:
+        """Lists memories as used now. Before they are written to, so that there is none that the list does not have."""
+        now = time.monotonic()
+        due = [tag for tag in dict.fromkeys(tags) if now - self._listed.get(tag, -_LISTED_SECONDS) >= _LISTED_SECONDS]
+        try:
+            await self._memories.catalogue.note_use(due)
+        except StoreFullError:
+            await self.make_room(is_full=True)
+            return
+        self._listed = {tag: at for tag, at in self._listed.items() if now - at < _LISTED_SECONDS}
+        self._listed |= dict.fromkeys(due, now)
+
+    async def renew(self, name: MemoryName, generation: int) -> None:
+        """A memory is used: the time after which the store deletes it as unused begins anew."""
+        config = self._process.residents.config_of(name)
+        if not config.stored_seconds and config.orphan_ttl:
+            await self._memories.renew(self._process.naming.tag(name), generation, config.orphan_ttl)
+
+    async def renew_used(self) -> None:
+        """Memories that are only drafted from count as used, too."""
+        now = time.monotonic()
+        if now - self._used_at < _USE_SECONDS:
+            return
+        used = [one for one in self._process.residents.all() if one.loaded and one.used_at >= self._used_at]
+        await self.note_use([one.tag for one in used])
+        for one in used:
+            await self.renew(one.name, one.generation or 0)
+        await self._memories.forget_listed(self._process.naming.fingerprint)
+        self._used_at = now
+
+    def _append_of(self, batch: Batch) -> Append:
+        tag, resident = self._process.naming.tag(batch.name), self._process.residents.get(batch.name)
+        log = resident.log if resident is not None and resident.loaded else None
+        config = self._process.residents.config_of(batch.name)
+        return Append(
+            tag=tag,
+            generation=batch.generation,
+            name=self._process.codec.encode_name(tag, batch.name),
+            value=self._process.codec.encode(tag, batch.generation, self._process.id, batch.records),
+            first_id=log.first_id if log is not None and log.trimmed else None,
+            max_bytes=config.bytes,
+            expiry=config.expiry,
+            tokens=None if log is None else log.tokens,
+        )

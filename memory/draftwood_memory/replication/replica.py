@@ -1,0 +1,193 @@
+"""One process's copy of the memories that it uses: loads them, and learns what others write to them.
+
+Every method runs on the memory thread, and with `lock` if it uses memories. Whatever fails is done again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence as SequenceOf
+
+from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
+from draftwood_memory.local.process import Process
+from draftwood_memory.local.record_log import Held
+from draftwood_memory.local.resident import Resident
+from draftwood_memory.records import Record
+from draftwood_memory.replication.record_store import RecordStore
+from draftwood_memory.replication.sender import Sender
+from draftwood_memory.store.memories import Memories
+from draftwood_memory.store.naming import MemoryName, tenant_part
+from draftwood_memory.store.processes import RENEW_SECONDS, Processes, id_order
+from draftwood_memory.store.stored import Entry, Head
+
+_log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 30.0
+"""Between two reads of a memory that the store cannot serve. Not tuned."""
+_RESTORE_SECONDS = 1.0
+"""For the process that restores a lost memory to write it, before the others load it. Not tuned."""
+_CHECKED = 500
+"""Memories that are compared with the store's in one round trip. Not tuned."""
+
+
+class Replica:
+    """Keeps the memories of this process and the store's alike, as far as a cache needs it.
+
+    Attributes:
+        lock: held while memories, or the store's, are changed.
+        processes: the others that use the store, and which purges they have applied.
+        records: those in the store.
+        sender: sends what this process learned.
+    """
+
+    def __init__(self, memories: Memories, process: Process) -> None:
+        self.memories = memories
+        self.processes = Processes(memories.client, memories.clock, process.id.hex())
+        self.lock = asyncio.Lock()
+        self.records = RecordStore(memories, process)
+        self.sender = Sender(memories, self.records, process, self.agree)
+        self._process = process
+        self._residents, self._outbox, self._counters = process.residents, process.outbox, process.counters
+        self._joined = False
+
+    async def join(self) -> None:
+        """Keeps this process among those that purges wait for. Before anything is loaded, and often."""
+        if not self._joined:
+            await self.processes.apply(await self.processes.latest())
+            self._joined = True
+        elif time.monotonic() - self.processes.reached_at > RENEW_SECONDS:
+            await self.apply_purges()
+
+    async def apply_purges(self) -> None:
+        """Empties the memories that others have purged, and says so. Raises MemoryStoreError."""
+        latest, parts = await self.processes.missed()
+        if parts:
+            await self.purged(parts)
+        await self.processes.apply(latest)
+
+    async def load(self) -> None:
+        """Reads memories and builds strategies that are new in this process. Raises StoreUnavailableError."""
+        for resident in self._residents.all():
+            if not resident.loaded and resident.retry_at < time.monotonic():
+                try:
+                    await self.refresh(resident)
+                except StoreUnavailableError:
+                    raise
+                except MemoryStoreError as error:
+                    resident.retry_at = time.monotonic() + _RETRY_SECONDS
+                    _log.error("memory %s cannot be read: %s", resident.tag, error)
+            elif resident.loaded and resident.unbuilt:
+                resident.build([*resident.unbuilt])
+
+    async def refresh(self, resident: Resident) -> None:
+        """Reads a memory up to the store's latest entry, and builds its strategies. Raises MemoryStoreError."""
+        [head] = await self.memories.heads([resident.tag])
+        await self.agree(resident, head)
+        assert resident.generation is not None
+        if resident.loaded:
+            found = await self.memories.read(resident.tag, resident.generation, resident.position)
+            await self.take(resident, resident.generation, found)
+            return
+        with resident.lock:
+            resident.learned_meanwhile = []
+            unsent = [one.held for one in self._outbox.of(resident.name)]
+        try:
+            held, position = await self.records.read(resident.tag, resident.generation)
+            if not held and resident.forked:
+                held, position = await self._fork(resident), b"0-0"
+        except BaseException:
+            resident.learned_meanwhile = None
+            raise
+        resident.replace_log([*held, *unsent], position)
+        if held:
+            await self.records.note_use([resident.tag])
+            await self.records.renew(resident.name, resident.generation)
+        resident.build([*resident.strategies])
+
+    async def agree(self, resident: Resident, head: Head) -> None:
+        """Takes over what the store says of a memory. A purge empties it. Raises MemoryStoreError."""
+        known = resident.generation
+        if head.newer and not resident.newer:
+            _log.warning("memory %s is of a newer version; it is read, not written", resident.tag)
+        resident.newer = head.newer
+        if known is not None and head.generation < known:
+            if not head.newer:
+                await self.memories.raise_again(resident.tag, known, head.generation)
+            return
+        if known == head.generation:
+            return
+        purged_at = None if head.purged_since is None else time.monotonic() - head.purged_since
+        if known is not None or purged_at is not None:
+            resident.reset(head.generation, purged_at)
+        resident.generation = head.generation
+        self._counters.stale += self._outbox.discard(
+            resident.name, lambda one: not resident.is_current(one.generation, one.began)
+        )
+
+    async def take(self, resident: Resident, generation: int, found: SequenceOf[Entry]) -> None:
+        """Learns entries that were read after `resident.position` in a generation."""
+        found = [one for one in found if id_order(one[0]) > id_order(resident.position)]
+        if not found or not resident.loaded or resident.generation != generation:
+            return
+        resident.position = found[-1][0]
+        held = self.records.decoded(resident.tag, generation, found, others_only=True)
+        with resident.lock:
+            for one in held:
+                resident.add(one)
+        self._counters.received += len(held)
+        await self._process.between_steps.learn_records(resident, [one.record for one in held])
+
+    async def check(self, live_only: bool) -> None:
+        """Compares memories with the store's, which may have lost something. Raises MemoryStoreError."""
+        residents = [one for one in self._residents.all() if one.live or not live_only]
+        for start in range(0, len(residents), _CHECKED):
+            some = residents[start : start + _CHECKED]
+            for resident, head in zip(some, await self.memories.heads([one.tag for one in some]), strict=True):
+                await self.agree(resident, head)
+                if not head.known and resident.loaded and len(resident.log):
+                    await self._restore(resident)
+            some = [one for one in some if one.loaded]
+            ids = await self.memories.last_ids([(one.tag, one.generation or 0) for one in some])
+            for resident, last in zip(some, ids, strict=True):
+                if id_order(last) < id_order(resident.position):
+                    resident.position = last
+                    self._counters.reloads += 1
+
+    async def purged(self, parts: frozenset[str]) -> None:
+        """Some tenants, by their names in keys, were purged. Raises MemoryStoreError."""
+        some = [one for one in self._residents.all() if tenant_part(one.tag) in parts]
+        for resident, head in zip(some, await self.memories.heads([one.tag for one in some]), strict=True):
+            await self.agree(resident, head)
+
+    async def stored(self, name: MemoryName) -> tuple[Head, list[Record]]:
+        """What the store says of a memory and the records that it and the outbox hold. Raises MemoryStoreError."""
+        tag = self._process.naming.tag(name)
+        [head] = await self.memories.heads([tag])
+        held, _ = await self.records.read(tag, head.generation)
+        unsent = [one.held for one in self._outbox.of(name) if head.is_current(one.generation, one.began)]
+        return head, [one.record for one in (*held, *unsent)]
+
+    async def _fork(self, resident: Resident) -> list[Held]:
+        """The records of the tenant's memory, which an arm's begins with, if no process has begun it before."""
+        if resident.newer or not await self.memories.claim(resident.tag):
+            return []
+        _, records = await self.stored(MemoryName(resident.name.tenant))
+        assert resident.generation is not None
+        await self.records.append(resident.name, resident.generation, records)
+        return [Held(record) for record in records]
+
+    async def _restore(self, resident: Resident) -> None:
+        """Writes a memory that the store has lost; one of the processes that have it does."""
+        assert resident.generation is not None
+        unsent = {id(one.held) for one in self._outbox.of(resident.name)}
+        records = [held.record for held in resident.log if id(held) not in unsent]
+        if not records:
+            return
+        if not await self.memories.claim(resident.tag):
+            resident.loaded, resident.retry_at = False, time.monotonic() + _RESTORE_SECONDS
+            return
+        await self.records.append(resident.name, resident.generation, records)
+        self._counters.restored += 1
+        _log.warning("memory %s restored to a store that had lost it", resident.tag)
