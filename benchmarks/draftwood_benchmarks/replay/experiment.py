@@ -13,8 +13,8 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from draftwood_benchmarks.replay.paired import ArmSpec, PairedRow, paired, steps_of
 from draftwood_benchmarks.harness.report import BenchmarkError, console, progress
+from draftwood_benchmarks.replay.paired import ArmSpec, PairedRow, paired, steps_of
 from draftwood_benchmarks.replay.trace import TRACES_HELP, Recording, TraceError, read_trace
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError

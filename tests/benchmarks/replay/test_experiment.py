@@ -60,7 +60,7 @@ def test_answers_without_a_step_change_nothing() -> None:
 
 def test_the_command_prints_a_table(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arms = ["--arm", "off:none", "--arm", "trie:trie,branch_length=4", "--arm", "both:hybrid"]
-    assert commands.replay([str(trace), *arms, "--limit", "4"]) == 0
+    assert experiment.replay([str(trace), *arms, "--limit", "4"]) == 0
     output = capsys.readouterr().out
     assert "4 recorded answers, 120 tokens, 16 draft nodes a step" in output
     assert "95% interval" in output
@@ -69,7 +69,7 @@ def test_the_command_prints_a_table(trace: Path, capsys: pytest.CaptureFixture[s
 
 def test_the_command_prints_json(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arms = ["--arm", "off:none", "--arm", "short:trie,branch_length=1,learn=both", "--arm", "long:trie"]
-    assert commands.replay([str(trace), *arms, "--json"]) == 0
+    assert experiment.replay([str(trace), *arms, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     off, short, long = printed["rows"]
     assert (off["arm"], off["steps"], off["change"]) == ("off", 180, None)
@@ -92,7 +92,7 @@ def test_the_command_prints_json(trace: Path, capsys: pytest.CaptureFixture[str]
 def test_wrong_arms_are_one_line_and_status_2(
     trace: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert commands.replay([str(trace), *arguments]) == 2
+    assert experiment.replay([str(trace), *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
@@ -101,9 +101,9 @@ def test_wrong_arms_are_one_line_and_status_2(
 
 def test_files_without_steps_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arms = ["--arm", "a:trie", "--arm", "b:none"]
-    assert commands.replay([str(tmp_path / "absent.jsonl"), *arms]) == 2
+    assert experiment.replay([str(tmp_path / "absent.jsonl"), *arms]) == 2
     assert "absent.jsonl" in capsys.readouterr().err
     short = tmp_path / "short.jsonl"
     short.write_text('{"prompt_ids": [1], "output_ids": [2]}\n')
-    assert commands.replay([str(short), *arms]) == 1
+    assert experiment.replay([str(short), *arms]) == 1
     assert "no recorded output has a second token" in capsys.readouterr().err

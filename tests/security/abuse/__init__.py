@@ -1,1 +1,1 @@
-"""`draftwood bench abuse`: what one caller's attack costs the others."""
+"""What one caller's attack costs the others."""

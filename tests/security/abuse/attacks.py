@@ -1,4 +1,4 @@
-"""The attacks of `draftwood bench abuse`, each by one tenant on a service that another tenant uses.
+"""The attacks, each by one tenant on a service that another tenant uses.
 
 Every one of them once stopped or starved the other callers; docs/limits.md says what bounds it now.
 """

@@ -13,7 +13,7 @@ from tests.security.abuse.attack import Attack, Statuses, Traffic
 
 GATEWAY_FAIR = "http-fair"
 MOST_FILES = 1024
-"""Open files of the gateway in `bench abuse`, as in many containers."""
+"""Open files of the gateway, as in many containers."""
 _HALF_OPEN = 1500
 """Connections of the attack that keeps them half open: more than the gateway may have files."""
 _FAIR_STREAMS = 4

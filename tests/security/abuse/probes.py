@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from draftwood_benchmarks.harness.process_memory import resident_mib
 from draftwood_benchmarks.load.closed_loop import OWN_CONNECTION
 from draftwood_client import NO_RETRY, AsyncClient
+from tests.process_memory import resident_mib
 
 NEIGHBOUR = "neighbour"
 PROBE_PAUSE = 0.02

@@ -1,1 +1,1 @@
-"""`draftwood bench leak`: what sizes and times of packets tell of an answer."""
+"""What sizes and times of packets tell of an answer."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tests.security.leak.wire import Record, RecordReader, eavesdropped
 from draftwood_benchmarks.load.closed_loop import OWN_CONNECTION
 from draftwood_benchmarks.load.questions import Text
 from draftwood_client import NO_RETRY, AsyncClient, GenerateOptions, TlsConfig
+from tests.security.leak.wire import Record, RecordReader, eavesdropped
 
 
 @dataclass(slots=True)
@@ -45,7 +45,6 @@ async def ask_all(
     clients: int,
     repetitions: int,
     options: GenerateOptions,
-    done: Callable[[], None],
 ) -> list[Seen]:
     """Asks each prompt `repetitions` times, in random order; each client waits for its answer before it asks again.
 
@@ -64,7 +63,6 @@ async def ask_all(
             await client.model_info()  # the connection is established
             for seen in left:
                 await _ask(client, wire, prompts[seen.prompt], options, seen)
-                done()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(clients):

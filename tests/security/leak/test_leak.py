@@ -1,20 +1,25 @@
-"""`draftwood bench leak`: TLS records, and a classifier that finds what leaks and nothing else."""
+"""Sizes and times of TLS records tell the prompt of an answer, and do not with cadence, padding and rounding."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from draftwood_benchmarks.commands import bench
+from draftwood_client import GenerateOptions
+from tests.security.leak.answers import Seen
 from tests.security.leak.classifier import all_features, guess, size_features, time_features
+from tests.security.leak.serving import eavesdrop, guessed, prices
 from tests.security.leak.wire import Record, RecordReader, eavesdropped
 
 PROMPTS, ANSWERS = 6, 16
+SERVED_PROMPTS, REPETITIONS = 6, 8
+GREEDY: GenerateOptions = {"max_tokens": 48, "temperature": 0.0, "ignore_eos": True}
+"""All answers have one length, which so tells nothing."""
+CADENCE, PADDING = ("--delta-cadence", "0.05"), ("--delta-padding", "1024")
+DEFENCES = (*CADENCE, *PADDING, "--delta-rounding", "10")
 
 
 def record(size: int) -> bytes:
@@ -60,7 +65,6 @@ def answers_of(prompt: int, chance: random.Random, leaks: bool) -> list[Record]:
 
 @pytest.mark.parametrize("leaks", [True, False])
 def test_the_classifier_finds_what_leaks_and_nothing_else(leaks: bool) -> None:
-    pytest.importorskip("sklearn")
     chance = random.Random(1)
     labels = [prompt for prompt in range(PROMPTS) for _ in range(ANSWERS)]
     halves = [np.array([all_features(answers_of(prompt, chance, leaks), 0.0) for prompt in labels]) for _ in range(2)]
@@ -82,15 +86,43 @@ def test_sizes_do_not_know_times_and_times_no_sizes() -> None:
     assert np.array_equal(time_features(records, 0.0), time_features(larger, 0.0))
 
 
+@pytest.fixture(scope="module")
+def undefended() -> list[Seen]:
+    """Without drafts each message has one token, so the sizes are the same each time."""
+    return eavesdrop((), SERVED_PROMPTS, REPETITIONS, {**GREEDY, "drafting": False})
+
+
+def test_an_answer_tells_its_prompt(undefended: list[Seen]) -> None:
+    """Otherwise the tests below would pass whatever a service sends."""
+    assert guessed(undefended, size_features).accuracy > 0.8
+
+
+@pytest.mark.timeout(300)
+def test_cadence_padding_and_rounding_hide_it(undefended: list[Seen]) -> None:
+    """12 of 24 right are more than chance, a sixth, gives with a probability of 0.02%."""
+    defended = eavesdrop(DEFENCES, SERVED_PROMPTS, REPETITIONS, GREEDY)
+    found = {of.__name__: guessed(defended, of) for of in (size_features, time_features, all_features)}
+    costs = prices(defended, undefended)
+    print(found, costs)
+    assert [name for name, guess in found.items() if guess.accuracy >= 0.5] == []
+    assert len(defended) == SERVED_PROMPTS * REPETITIONS
+    assert {answer.tokens for answer in defended} == {answer.tokens for answer in undefended}
+    assert costs["bytes"] > 1.0
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_command_on_a_real_service(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    report = tmp_path / "leak.json"
-    sizes = ["--questions", "2", "--repetitions", "6", "--max-tokens", "16", "--threads", "1"]
-    assert bench(["leak", *sizes, "--json", str(report)]) == 0
-    rows = {row["case"]: row for row in json.loads(report.read_text())["rows"]}
-    assert len(rows) == 6
-    assert rows["drafting on"]["bytes_ratio"] == 1.0
-    assert rows["both"]["bytes_ratio"] > 1.0
-    assert all(row["chance"] == 0.5 for row in rows.values())
+@pytest.mark.timeout(1800)
+def test_each_defence_alone_and_together() -> None:
+    """The measurement of docs/security.md; `pytest -rP` prints its figures."""
+    sampled: GenerateOptions = {**GREEDY, "temperature": 0.3}
+    base = eavesdrop((), 12, 10, sampled)
+    defences = {"none": (), "padding": PADDING, "cadence": CADENCE, "both": (*CADENCE, *PADDING), "all": DEFENCES}
+    found = {}
+    for name, flags in defences.items():
+        answers = eavesdrop(flags, 12, 10, sampled) if flags else base
+        guesses = [guessed(answers, of) for of in (size_features, time_features, all_features)]
+        found[name] = max(guesses, key=lambda one: one.expected)
+        print(name, found[name], prices(answers, base))
+    assert found["none"].low > 1 / 12
+    assert found["both"].low < 1 / 12
+    assert found["all"].low < 1 / 12

@@ -33,6 +33,21 @@ def test_replacements_at_new_addresses_are_found_and_a_killed_replica_costs_its_
     assert report.acceptance_kept > 0.9
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kill", [False, True])
+@pytest.mark.parametrize("new_addresses", [False, True])
+def test_a_rolling_restart_loses_none_of_1000_requests(new_addresses: bool, kill: bool) -> None:
+    """The runs of docs/rollout.md; `pytest -rP` prints their figures."""
+    report = roll_out(Plan(1000, questions=20, max_tokens=60, new_addresses=new_addresses, kill=kill))
+    print(report)
+    assert (report.errors, report.different) == ([], 0)
+    assert report.requests >= 1000
+    assert report.cut <= (CONCURRENCY if kill else 0)
+    assert report.exit_codes == [0] * (2 if kill else 3)
+    assert report.acceptance_kept > 0.9
+
+
 def test_figures_of_results() -> None:
     results = [
         Result(0.0, 1.0, "q", "a", 30, 10),

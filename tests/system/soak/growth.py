@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 from operator import attrgetter
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,8 @@ class Sample:
     requests: int
 
 
+WARM_UP = 0.5
+"""Share of the time in which growth does not count: caches and memories fill."""
 BOUNDS = {"rss_mib": 32.0, "threads": 4.0, "fds": 8.0}
 """Default bounds of the growth from the end of the warm-up to the end of the run: MiB, threads, file descriptors."""
 _BINS = 12
@@ -56,12 +57,9 @@ class Growth:
     def within(self) -> bool:
         return self.end - self.start <= self.bound
 
-    def row(self) -> dict[str, Any]:
-        return {**asdict(self), "within": self.within}
 
-
-def growth_of(samples: Sequence[Sample], warm_up: float, bounds: Mapping[str, float] = BOUNDS) -> list[Growth]:
-    """The growth of each resource in `bounds`, over the samples from `warm_up` seconds on; at least `_BINS` of them.
+def growth_of(samples: Sequence[Sample], warm_up: float, memory_bound: float = BOUNDS["rss_mib"]) -> list[Growth]:
+    """The growth of each resource in `BOUNDS`, over the samples from `warm_up` seconds on; at least `_BINS` of them.
 
     Requests under way hold resources for a while; a leak lifts the floor. So the samples are cut into `_BINS` equal
     parts, and a line is fitted through the least sample of each by the Theil-Sen estimator, robust to outliers.
@@ -69,7 +67,7 @@ def growth_of(samples: Sequence[Sample], warm_up: float, bounds: Mapping[str, fl
     fitted = [sample for sample in samples if sample.seconds >= warm_up]
     cuts = [len(fitted) * i // _BINS for i in range(_BINS + 1)]
     growths = []
-    for name, bound in bounds.items():
+    for name, bound in {**BOUNDS, "rss_mib": memory_bound}.items():
         parts = [fitted[start:end] for start, end in pairwise(cuts)]
         floor = [min(part, key=attrgetter(name)) for part in parts]
         times, values = [sample.seconds for sample in floor], [float(getattr(sample, name)) for sample in floor]

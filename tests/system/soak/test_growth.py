@@ -1,4 +1,4 @@
-"""Growth of a process, and the verdict of a soak."""
+"""Growth of a process over time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import random
 
 import pytest
 
-from tests.system.soak.command import verdict
 from tests.system.soak.growth import BOUNDS, Sample, growth_of, theil_sen
-from tests.system.soak.run import Soaked
 
 
 def samples(rss: list[float], threads: int = 10) -> list[Sample]:
@@ -37,7 +35,6 @@ def test_noise_without_growth_is_within_and_a_steady_leak_is_not() -> None:
     found = growth_of(samples(leak), 100.0)[0]
     assert not found.within
     assert found.per_hour == pytest.approx(3600 * 0.5, rel=0.2)
-    assert found.row()["within"] is False
 
 
 def test_everything_with_a_bound_is_fitted() -> None:
@@ -45,21 +42,3 @@ def test_everything_with_a_bound_is_fitted() -> None:
     found = {growth.name: growth for growth in growth_of(leaking, 20.0)}
     assert found.keys() == BOUNDS.keys()
     assert {name for name, growth in found.items() if not growth.within} == {"threads", "fds"}
-
-
-def test_the_verdict_names_all_that_went_wrong() -> None:
-    fine = growth_of(samples([100.0] * 30), 10.0)
-    assert verdict(fine, Soaked(slots=24, free_slots=[24, 24]), "") == []
-    problems = verdict(
-        growth_of(samples([10.0 * i for i in range(30)]), 10.0),
-        Soaked(slots=24, free_slots=[24, 23], failures=["InternalError: no luck", "other"]),
-        "Traceback ...\nmore",
-    )
-    assert [
-        expected in problem
-        for expected, problem in zip(
-            ["rss_mib grew from 100 to 290", "[24, 23] were free", "2 requests", "logged:\nTraceback"],
-            problems,
-            strict=True,
-        )
-    ] == [True] * 4

@@ -1,4 +1,4 @@
-"""The requests of `draftwood bench soak`: of every kind, valid and invalid, drawn at random from a seed."""
+"""The requests of a soak: of every kind, valid and invalid, drawn at random from a seed."""
 
 from __future__ import annotations
 
