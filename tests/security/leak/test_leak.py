@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from itertools import pairwise
+from statistics import median
 
 import numpy as np
 import pytest
@@ -16,10 +18,11 @@ from tests.security.leak.wire import Record, RecordReader, eavesdropped
 
 PROMPTS, ANSWERS = 6, 16
 SERVED_PROMPTS, REPETITIONS = 6, 8
+ROUNDING, PADDED = 10, 1024
 GREEDY: GenerateOptions = {"max_tokens": 48, "temperature": 0.0, "ignore_eos": True}
 """All answers have one length, which so tells nothing."""
-CADENCE, PADDING = ("--delta-cadence", "0.05"), ("--delta-padding", "1024")
-DEFENCES = (*CADENCE, *PADDING, "--delta-rounding", "10")
+CADENCE, PADDING = ("--delta-cadence", "0.05"), ("--delta-padding", str(PADDED))
+DEFENCES = (*CADENCE, *PADDING, "--delta-rounding", str(ROUNDING))
 
 
 def record(size: int) -> bytes:
@@ -97,13 +100,26 @@ def test_an_answer_tells_its_prompt(undefended: list[Seen]) -> None:
     assert guessed(undefended, size_features).accuracy > 0.8
 
 
+def deltas_of(answer: Seen) -> list[Record]:
+    """Those between Started, whose record may follow one of the call's headers, and Finished with the call's status."""
+    started = next(number for number, (_, size) in enumerate(answer.records) if size > PADDED)
+    return answer.records[started + 1 : -2]
+
+
 @pytest.mark.timeout(300)
 def test_cadence_padding_and_rounding_hide_it(undefended: list[Seen]) -> None:
-    """12 of 24 right are more than chance, a sixth, gives with a probability of 0.02%."""
+    """All deltas have one size and one distance, and their number is rounded, so no prompt is guessed.
+
+    12 of 24 right are more than chance, a sixth, gives with a probability of 0.02%.
+    """
     defended = eavesdrop(DEFENCES, SERVED_PROMPTS, REPETITIONS, GREEDY)
     found = {of.__name__: guessed(defended, of) for of in (size_features, time_features, all_features)}
     costs = prices(defended, undefended)
     print(found, costs)
+    deltas = [deltas_of(answer) for answer in defended]
+    assert len({size for records in deltas for _, size in records}) == 1
+    assert {len(records) % ROUNDING for records in deltas} == {0}
+    assert min(median(later - time for (time, _), (later, _) in pairwise(records)) for records in deltas) > 0.04
     assert [name for name, guess in found.items() if guess.accuracy >= 0.5] == []
     assert len(defended) == SERVED_PROMPTS * REPETITIONS
     assert {answer.tokens for answer in defended} == {answer.tokens for answer in undefended}

@@ -13,7 +13,7 @@ from tests.system.rollout.names import NAME, NameServer
 from tests.system.rollout.rollout import CONCURRENCY, Plan, roll_out
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_rolling_restart_loses_no_request_and_no_memory() -> None:
     report = roll_out(Plan(replicas=2))
     assert (report.errors, report.cut, report.different) == ([], 0, 0)
@@ -23,7 +23,7 @@ def test_a_rolling_restart_loses_no_request_and_no_memory() -> None:
     assert report.acceptance_kept > 0.9
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_replacements_at_new_addresses_are_found_and_a_killed_replica_costs_its_running_answers_alone() -> None:
     report = roll_out(Plan(new_addresses=True, kill=True))
     assert (report.errors, report.different) == ([], 0)
