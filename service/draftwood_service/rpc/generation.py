@@ -29,12 +29,12 @@ from draftwood_service.quotas.text_calls import TextCallQuota
 from draftwood_service.rpc.calls import Call
 from draftwood_service.rpc.model_info import model_info
 from draftwood_service.rpc.parsing.bounds import require_at_most
+from draftwood_service.rpc.parsing.text_work import TextWork
 from draftwood_service.rpc.request_log import RequestLog
 from draftwood_service.rpc.requests import choice_of, read_prompt, read_requests, read_samples, require_in_vocabulary
 from draftwood_service.rpc.streaming.messages import delta, finished
 from draftwood_service.rpc.streaming.relay import relay
 from draftwood_service.rpc.streaming.writer import Writer
-from draftwood_service.rpc.text_work import TextWork
 from draftwood_service.serving import Serving
 from draftwood_service.settings import Settings
 from draftwood_tenants.config import TenantConfig

@@ -23,7 +23,7 @@ from draftwood_service.rpc.calls import Call
 from draftwood_service.rpc.parsing.abilities import check_format, check_sampling, check_trees
 from draftwood_service.rpc.parsing.bounds import require_at_most, require_length
 from draftwood_service.rpc.parsing.chat import read_chat
-from draftwood_service.rpc.text_work import TextWork
+from draftwood_service.rpc.parsing.text_work import TextWork
 from draftwood_service.serving import ServedModel, Serving
 from draftwood_strategies import strategy_names
 from draftwood_strategies.draft import Int32Array

@@ -71,12 +71,17 @@ class OpenTelemetry(Telemetry):
         self._registry: CollectorRegistry | None = None
         self._vllm_names = settings.metrics_vllm_names
         self.metrics_port: int | None = None
-        readers = self._readers(settings, collector)
-        meters = MeterProvider(readers, resource, shutdown_on_exit=False)
-        self._closing.append(meters.shutdown)
-        self._metrics = Metrics(meters.get_meter("draftwood"), self._tenants)
-        self._traces = self._opened_traces(collector, resource, settings.trace_share)
-        self._handler = self._opened_logs(collector, resource)
+        try:
+            meters = MeterProvider(self._readers(settings, collector), resource, shutdown_on_exit=False)
+            self._closing.append(meters.shutdown)
+            self._metrics = Metrics(meters.get_meter("draftwood"), self._tenants)
+            self._traces = self._opened_traces(collector, resource, settings.trace_share)
+            self._handler = self._opened_logs(collector, resource)
+        except BaseException:
+            for close in self._closing:
+                close()
+            restore(self._complaints)
+            raise
 
     def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> WatchedCall:
         trace = None if self._traces is None else self._traces.call(method, metadata, arrived_at)
@@ -114,7 +119,6 @@ class OpenTelemetry(Telemetry):
             try:
                 server, _ = start_http_server(settings.metrics_port, host, registry)
             except OSError as error:
-                restore(self._complaints)
                 problem = f"cannot listen on {host}:{settings.metrics_port}"
                 raise InvalidInputError("metrics_port", settings.metrics_port, problem) from error
             self.metrics_port = server.server_port

@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_service.errors import TooMuchTextError, to_status
-from draftwood_service.rpc import text_work
-from draftwood_service.rpc.parsing import malformed
+from draftwood_service.rpc.parsing import malformed, text_work
 from draftwood_service.rpc.parsing.deserializer import MAX_FIELDS, Deserializer
 from draftwood_service.rpc.parsing.malformed import Malformed
+from draftwood_service.rpc.parsing.text_work import TextWork
 from draftwood_service.rpc.parsing.wire_size import FieldCounter
-from draftwood_service.rpc.text_work import TextWork
 from draftwood_strategies.draft import Int32Array
 from tests.service.fakes import ByteTokenizer, FakeModel, serving
 from tests.service.rpc.test_bad_input import reason_of, violation

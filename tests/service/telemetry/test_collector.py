@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -152,10 +153,17 @@ def test_complaints_come_once_a_minute(logged: io.StringIO, monkeypatch: pytest.
     assert [json.loads(line)["unlogged_before"] for line in logged.getvalue().splitlines()] == [0, 4]
 
 
-def test_an_unknown_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_protocol_is_refused_and_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    handlers = list(logging.getLogger("opentelemetry").handlers)
     with pytest.raises(InvalidValueError, match="grpc, http/protobuf"):
-        opened_telemetry(Settings(otlp_endpoint="http://127.0.0.1:4317"))
+        opened_telemetry(Settings(otlp_endpoint="http://127.0.0.1:4317", metrics_port=port))
+    assert logging.getLogger("opentelemetry").handlers == handlers
+    with socket.socket() as again:
+        assert again.connect_ex(("127.0.0.1", port)) != 0
 
 
 async def test_http_is_served_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,14 +26,14 @@ from transformers.utils import logging as transformers_logging
 from draftwood_model_runner.errors import UnsupportedRunnerError
 from draftwood_model_runner.runners.attention_hook import AttentionHook
 from draftwood_model_runner.runners.base import KVShape
-from draftwood_model_runner.runners.openvino.joining import join_products
-from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
-from draftwood_model_runner.runners.openvino.paged_attention import (
+from draftwood_model_runner.runners.openvino.graph.joining import join_products
+from draftwood_model_runner.runners.openvino.graph.paged_attention import (
     OPERATOR,
     ConvertedModel,
     add_parameters,
     paged_attention,
 )
+from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
 from draftwood_model_runner.runners.positions import follow_positions, positions_of_step
 from draftwood_model_runner.runners.probing import hidden_window, other_layers, too_few_calls
 

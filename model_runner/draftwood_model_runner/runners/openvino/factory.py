@@ -11,12 +11,12 @@ import torch
 from draftwood_model_runner.errors import UnsupportedRunnerError
 from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
 from draftwood_model_runner.runners.capacity.threads import default_threads
-from draftwood_model_runner.runners.openvino.bfloat16 import keep_bfloat16
-from draftwood_model_runner.runners.openvino.paged_attention import ConvertedModel
-from draftwood_model_runner.runners.openvino.pairing import pair_single_tokens
+from draftwood_model_runner.runners.openvino.graph.bfloat16 import keep_bfloat16
+from draftwood_model_runner.runners.openvino.graph.paged_attention import ConvertedModel
+from draftwood_model_runner.runners.openvino.graph.pairing import pair_single_tokens
+from draftwood_model_runner.runners.openvino.graph.weights import BITS, GROUP, quantize_weights
 from draftwood_model_runner.runners.openvino.probe import probe
 from draftwood_model_runner.runners.openvino.runner import OpenVinoRunner
-from draftwood_model_runner.runners.openvino.weights import BITS, GROUP, quantize_weights
 
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 _ACTIVATION_GROUPS = {"float32": "0", "bfloat16": str(GROUP)}

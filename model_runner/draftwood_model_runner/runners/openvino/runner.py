@@ -14,8 +14,8 @@ import openvino as ov
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, Predictions, StepBatch
 from draftwood_model_runner.runners.host_step import HostStep
 from draftwood_model_runner.runners.logit_rows import check_rows
+from draftwood_model_runner.runners.openvino.graph.pairing import ATTENTION_ROWS, paired
 from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
-from draftwood_model_runner.runners.openvino.pairing import ATTENTION_ROWS, paired
 from draftwood_model_runner.runners.openvino.short_chains import split_short_chains
 from draftwood_model_runner.sampling.host.most_probable import most_probable
 from draftwood_model_runner.sampling.token_chooser import TokenChooser

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import openvino as ov
 
-from draftwood_model_runner.runners.openvino.bfloat16 import restore_marks
 from draftwood_model_runner.runners.openvino.factory import OpenVinoRunnerFactory, core
+from draftwood_model_runner.runners.openvino.graph.bfloat16 import restore_marks
+from draftwood_model_runner.runners.openvino.graph.paged_attention import ConvertedModel, restore_heads
 from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
-from draftwood_model_runner.runners.openvino.paged_attention import ConvertedModel, restore_heads
 from draftwood_model_runner.runners.openvino.probe import trial_logits
 
 _GRAPH, _WEIGHTS, _TRIAL = "model.xml", "model.bin", "trial.npy"

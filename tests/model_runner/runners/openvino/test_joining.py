@@ -12,10 +12,10 @@ import pytest
 import torch
 from openvino import opset13 as ops
 
-from draftwood_model_runner.runners.openvino.bfloat16 import keep_bfloat16
 from draftwood_model_runner.runners.openvino.conversion import convert
 from draftwood_model_runner.runners.openvino.factory import core
-from draftwood_model_runner.runners.openvino.joining import join_products
+from draftwood_model_runner.runners.openvino.graph.bfloat16 import keep_bfloat16
+from draftwood_model_runner.runners.openvino.graph.joining import join_products
 from tests.model_runner.families import tiny
 
 _INPUTS = 8

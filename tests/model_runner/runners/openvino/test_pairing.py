@@ -8,8 +8,8 @@ import torch
 
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.openvino.factory import take_over
+from draftwood_model_runner.runners.openvino.graph.pairing import paired
 from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE
-from draftwood_model_runner.runners.openvino.pairing import paired
 from draftwood_model_runner.runners.openvino.probe import QUANTIZED_TOLERANCE
 from draftwood_model_runner.runners.openvino.runner import step_inputs
 from draftwood_strategies.draft import EMPTY_TREE, Int32Array

@@ -21,9 +21,10 @@ from draftwood_model_runner.errors import UnsupportedRunnerError
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.runners.openvino import probe, weights
+from draftwood_model_runner.runners.openvino import probe
 from draftwood_model_runner.runners.openvino.conversion import convert
 from draftwood_model_runner.runners.openvino.factory import core, take_over
+from draftwood_model_runner.runners.openvino.graph import weights
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
 from tests.model_runner.families import HAS_AMX, VOCAB, as_prompt, tiny

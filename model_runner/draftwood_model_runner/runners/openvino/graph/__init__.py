@@ -1,0 +1,1 @@
+"""Changes of a converted model before it is compiled."""

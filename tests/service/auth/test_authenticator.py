@@ -1,0 +1,130 @@
+"""Keys, tokens and certificates side by side: which one counts, when it ends, and what the log says of a refusal."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from draftwood_service.auth import Role, UnauthenticatedError
+from draftwood_service.auth.api_keys import ApiKeys, new_key
+from draftwood_service.auth.auth_file import KeyEntry
+from draftwood_service.auth.authenticator import Authenticator, CertificateNames
+from draftwood_service.auth.jwks import JwksFile
+from draftwood_service.auth.tokens import TokenVerifier
+from draftwood_service.settings.network import AuthSettings
+from tests.service.auth.issuer import AUDIENCE, ISSUER, public_keys, token, write_keys
+
+EXPIRES = datetime(2030, 1, 1, tzinfo=UTC)
+CERTIFICATE = CertificateNames(("spiffe://acme/billing",), ("ops.example",))
+
+
+async def cause(authenticator: Authenticator, bearer: str | None, certificate: CertificateNames | None = None) -> str:
+    """What the log says of a refusal."""
+    with pytest.raises(UnauthenticatedError, match="the call has no valid credential") as refused:
+        await authenticator.principal(bearer, certificate)
+    return refused.value.cause
+
+
+@pytest.fixture
+def key() -> str:
+    return new_key().key
+
+
+@pytest.fixture
+def auth_file(tmp_path: Path, key: str) -> Path:
+    entry = {"id": key.split("_")[1], "tenant": "keys", "sha256": sha256_of(key), "created": "2026-01-01"}
+    certificates = [
+        {"name": "spiffe://acme/billing", "tenant": "certificates"},
+        {"common_name": "ops.example", "role": "operator"},
+    ]
+    path = tmp_path / "auth.yaml"
+    path.write_text(yaml.safe_dump({"keys": [entry], "certificates": certificates}))
+    return path
+
+
+@pytest.fixture
+def issuer(tmp_path: Path) -> dict[str, Any]:
+    jwks = write_keys(tmp_path / "jwks.json", public_keys())
+    return {"jwt_jwks": str(jwks), "jwt_issuer": ISSUER, "jwt_audience": AUDIENCE}
+
+
+def sha256_of(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+async def test_keys_tokens_and_certificates_at_once(key: str, auth_file: Path, issuer: dict[str, Any]) -> None:
+    both = Authenticator(AuthSettings(auth_file=auth_file, **issuer))
+    assert (await both.principal(key, None)).tenant == "keys"
+    assert (await both.principal(token(), None)).tenant == "acme"
+    assert (await both.principal(None, CERTIFICATE)).tenant == "certificates"
+    # A bearer counts before the certificate, also one that is not valid.
+    assert (await both.principal(token(), CERTIFICATE)).tenant == "acme"
+    assert "token: " in await cause(both, "nonsense", CERTIFICATE)
+    assert await cause(both, "dw_nonsense", CERTIFICATE) == "not an API key"
+
+
+async def test_each_kind_alone_refuses_the_others(key: str, auth_file: Path, issuer: dict[str, Any]) -> None:
+    keys, tokens = Authenticator(AuthSettings(auth_file=auth_file)), Authenticator(AuthSettings(**issuer))
+    assert await cause(keys, token()) == "not an API key"
+    assert (await cause(tokens, key)).startswith("token: ")
+    assert await cause(tokens, None, CERTIFICATE) == "no credential"
+    assert await cause(keys, None) == "no credential"
+    assert await cause(keys, None, CertificateNames(("spiffe://other",), ("other",))) == "unknown certificate"
+
+
+async def test_alternative_names_count_before_common_ones(auth_file: Path) -> None:
+    keys = Authenticator(AuthSettings(auth_file=auth_file))
+    assert keys.uses_certificates
+    assert (await keys.principal(None, CERTIFICATE)).role is Role.CALLER
+    assert (await keys.principal(None, CertificateNames((), CERTIFICATE.common))).role is Role.OPERATOR
+
+
+@pytest.mark.parametrize("missing", ["jwt_jwks", "jwt_issuer", "jwt_audience"])
+def test_tokens_need_keys_issuer_and_audience(issuer: dict[str, Any], missing: str) -> None:
+    del issuer[missing]
+    with pytest.raises(ValueError, match=f"{missing}: must be set"):
+        AuthSettings(**issuer)
+
+
+def test_a_key_ends_at_its_time_and_refusals_differ_in_the_log_alone() -> None:
+    new, other = new_key(), new_key()
+    entry = KeyEntry(id=new.id, tenant="a", sha256=new.sha256, created=EXPIRES, expires=EXPIRES)
+    keys, end = ApiKeys([entry]), EXPIRES.timestamp()
+    assert keys.principal(new.key, end - 0.001).tenant == "a"
+    wrong = new.key[:-1] + ("A" if new.key[-1] != "A" else "B")
+    for bad, now, said in (
+        (new.key, end, f"key {new.id} has expired"),
+        (wrong, end - 1, f"wrong secret of key {new.id}"),
+        (other.key, end - 1, "unknown API key"),
+        (new.key + "x", end - 1, "not an API key"),
+    ):
+        with pytest.raises(UnauthenticatedError) as refused:
+            keys.principal(bad, now)
+        assert refused.value.cause == said
+        assert str(refused.value) == str(UnauthenticatedError(""))
+
+
+async def test_a_remembered_token_is_verified_again_when_it_expires(tmp_path: Path) -> None:
+    source = JwksFile(write_keys(tmp_path / "jwks.json", public_keys()), ("RS256",))
+    verifier = TokenVerifier(source, AuthSettings(jwt_jwks="keys", jwt_issuer=ISSUER, jwt_audience=AUDIENCE))
+    now = time.time()
+    expires = int(now) + 600
+    one = token(exp=expires)
+    first = await verifier.principal(one, now)
+    assert await verifier.principal(one, expires + 29.9) is first  # the leeway is 30 s
+    assert await verifier.principal(one, expires + 30.0) is not first
+
+
+async def test_a_token_that_is_too_long_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    source = JwksFile(write_keys(tmp_path / "jwks.json", public_keys()), ("RS256",))
+    verifier = TokenVerifier(source, AuthSettings(jwt_jwks="keys", jwt_issuer=ISSUER, jwt_audience=AUDIENCE))
+    assert await verifier.principal(token(more="x" * 5000), time.time())
+    with pytest.raises(UnauthenticatedError) as refused:
+        await verifier.principal(token(more="x" * 8192), time.time())
+    assert refused.value.cause == "token too long"
