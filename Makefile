@@ -127,7 +127,7 @@ golden: $(STAMP)  ## Write the chart's schema and the golden files of its tests 
 compiled: $(STAMP)  ## Compile the strategies; what is compiled stays on disk
 	$(TEST_ENV) $(BIN)/python -m tools.fill_compiled
 
-test-slow: $(STAMP)  ## Many random runs of what `make test` tries a few times; some minutes
+test-slow: $(STAMP)  ## What is random or long, as each night: random runs, half an hour of soak, rollouts of 1,000 requests; about an hour
 	$(PYTEST) -n 2 -m slow
 
 check: $(STAMP)  ## Lint, types, import rules, protocol

@@ -20,8 +20,6 @@ TARGETS = {
 
 GPU_SIM = ("tests/model_runner/runners/cuda/", "tests/benchmarks/test_kernels.py")
 SYSTEM = (
-    "tests/benchmarks/experiments/test_command.py",
-    "tests/benchmarks/leak/",
     "tests/benchmarks/load/test_command.py",
     "tests/benchmarks/speed/test_command.py",
     "tests/benchmarks/test_lossless.py",
@@ -42,9 +40,11 @@ SYSTEM = (
     "tests/service/gateway/test_langchain.py",
     "tests/service/gateway/test_page.py",
     "tests/service/gateway/test_tools.py",
+    "tests/service/experiments/statistics/test_error_rates.py",
     "tests/service/test_any_user.py",
     "tests/service/test_commands.py",
     "tests/service/test_store_faults.py",
+    "tests/system/",
     "tests/tools/test_sweep_models.py",
 )
 """Folders, with a slash at the end, and files of real processes and faults."""

@@ -39,14 +39,6 @@ COMMANDS = {
     "overhead": ("draftwood_benchmarks.overhead.command:overhead", "What the host works in a step, by strategy."),
     "service": ("draftwood_benchmarks.service_step:service", "What a step of a service takes beside the model."),
     "share": ("draftwood_benchmarks.share.command:share", "Cost and gain of a memory that replicas share."),
-    "rollout": ("draftwood_benchmarks.rollout.command:rollout", "A rolling restart of replicas under load."),
-    "experiments": ("draftwood_benchmarks.experiments.command:experiments", "Error rates of A/B tests, by simulation."),
-    "abuse": ("draftwood_benchmarks.abuse.command:abuse", "What one caller's attacks cost the others."),
-    "leak": (
-        "draftwood_benchmarks.leak.command:leak",
-        "What packet sizes and times tell of an answer.",
-    ),
-    "soak": ("draftwood_benchmarks.soak.command:soak", "Mixed traffic for a long time, to find leaks."),
     "replay": (
         "draftwood_benchmarks.replay.command:replay_command",
         "Acceptance length of a strategy on recorded outputs.",

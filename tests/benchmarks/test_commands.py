@@ -34,7 +34,7 @@ def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixtu
     assert bench([name, "--help"]) == 0
     help_text = capsys.readouterr().out
     assert "--json" in help_text
-    if name not in ("replay", "memory", "share", "experiments", "rollout", "gpu", "kernels", "overhead"):
+    if name not in ("replay", "memory", "share", "gpu", "kernels", "overhead"):
         assert "--device" in help_text
         assert "--threads" in help_text
 
@@ -150,7 +150,7 @@ def test_errors_are_one_line_with_a_status(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nope"], ["step", "--largest", "1"], ["speed", "--text", "verse"], ["soak", "x"]]
+    "arguments", [["nope"], ["step", "--largest", "1"], ["speed", "--text", "verse"], ["step", "x"]]
 )
 def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
     assert bench(arguments) == 2

@@ -9,9 +9,9 @@ import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
-from draftwood_benchmarks.harness.certificates import make_certificate
 from draftwood_client import AsyncClient, Client, Completion, Prompt, RetryPolicy
 from draftwood_client.cli import build_app
+from tests.certificates import make_certificate
 from tests.client.fake_admin import FakeAdmin
 from tests.client.fake_server import FakeServer
 

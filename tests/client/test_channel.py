@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from draftwood_benchmarks.rollout.names import NAME, NameServer
-from draftwood_benchmarks.rollout.replicas import free_port
 from draftwood_client import NO_RETRY, AsyncClient, Client, UnavailableError
 from draftwood_client.connection import Connection
 from draftwood_service.rpc.bound import options
 from draftwood_service.settings import Settings
 from tests.client.fake_server import FakeServer, hangs
+from tests.system.rollout.names import NAME, NameServer
+from tests.system.rollout.replicas import free_port
 
 
 def until(condition: Callable[[], bool]) -> None:

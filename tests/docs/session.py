@@ -20,9 +20,9 @@ from urllib.request import urlopen
 
 import yaml
 
-from draftwood_benchmarks.harness.certificates import make_certificate
 from draftwood_benchmarks.harness.server_process import log_tail, wait_for_address
 from draftwood_client import MemoryClient, MemoryRecord
+from tests.certificates import make_certificate
 from tests.docs.pages import ROOT, Block
 from tests.helm.chart import render
 from tests.memory.servers import Valkey

@@ -18,8 +18,8 @@ import typer
 
 from draftwood_benchmarks.commands import build_app as bench_app
 from draftwood_benchmarks.demo import app as demo_app
-from draftwood_benchmarks.experiments.commands import _app as replay_app
 from draftwood_benchmarks.harness.server_process import ServerError, running_server
+from draftwood_benchmarks.replay.experiment import _app as replay_app
 from draftwood_client.cli import build_app
 from draftwood_service.auth.commands import app as key_app
 from draftwood_service.settings import Settings

@@ -1,63 +1,61 @@
-"""The benchmarks of the service on vLLM, in short: a rolling restart, a soak, attacks, the load beside vLLM itself."""
+"""The service on vLLM: a rolling restart, a soak, attacks, and `draftwood bench load` beside vLLM itself."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from draftwood_benchmarks.commands import bench
-from draftwood_benchmarks.rollout.command import run
-from draftwood_benchmarks.rollout.rollout import Plan
-from draftwood_benchmarks.soak.run import ROUNDS
-from draftwood_benchmarks.soak.traffic import KINDS
+from draftwood_benchmarks.harness.engines import server_on
+from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions
+from draftwood_benchmarks.harness.server_process import server_process
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from tests.security.abuse.attacks import ATTACKS, FAIR_STREAMS, MAX_MESSAGE_BYTES
+from tests.security.abuse.looking import look_during
+from tests.system.rollout.rollout import Plan, roll_out
+from tests.system.soak.run import ROUNDS, soak
+from tests.system.soak.traffic import KINDS
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
-def report_of(folder: Path, *arguments: str) -> dict[str, Any]:
-    """What a benchmark writes, which may have missed its bars."""
-    report = folder / "report.json"
-    bench([*arguments, "--engine", "vllm", "--threads", "1", "--json", str(report)])
-    found: dict[str, Any] = json.loads(report.read_text())
-    return found
-
-
 def test_a_rolling_restart_loses_none_of_1000_requests() -> None:
-    report = run(Plan(requests=1000, questions=5, max_tokens=40, engine="vllm", replicas=2))
-    assert (report.failed, report.errors) == (0, [])
+    report = roll_out(Plan(requests=1000, questions=5, engine="vllm", replicas=2))
+    assert (report.errors, report.cut, report.different) == ([], 0, 0)
     assert report.requests >= 1000
-    assert report.different == 0
     assert report.exit_codes == [0, 0]
     assert report.acceptance_before > 1.2 * report.acceptance_cold
     assert report.acceptance_kept > 0.9
 
 
-def test_a_soak_loses_no_slot(tmp_path: Path) -> None:
-    found = report_of(tmp_path, "soak", "--duration", "20", "--max-context", "512", "--dtype", "float32")
-    assert found["failures"] == []
-    assert found["free_places"] == [found["places"]] * ROUNDS
-    assert set(found["requests"]) == KINDS.keys()
+def test_a_soak_loses_no_slot() -> None:
+    soaked = soak(20, "vllm")
+    assert soaked.failures == []
+    assert soaked.free_slots == [soaked.slots] * ROUNDS
+    assert set(soaked.requests) == KINDS.keys()
 
 
-def test_attacks_end_with_statuses_that_tell_what_to_change(tmp_path: Path) -> None:
+def test_attacks_end_with_statuses_that_tell_what_to_change() -> None:
     """Times are not looked at here: vLLM's processes share their cores with the attackers."""
-    attacks = ("many-messages", "properties", "10x-fair", "stalled-readers")
-    named = [part for attack in attacks for part in ("--attack", attack)]
-    rows = report_of(tmp_path, "abuse", *named, "--seconds", "3")["rows"]
-    assert [row["attack"] for row in rows] == ["fair", *attacks]
-    for row in rows:
-        problems = [what for what in row["missed"] if "failed" in what or "a call ended with" in what]
-        assert problems == []
-        assert row["neighbour_ttft_p99_ms"] > 0
+    attacks = {attack.name: attack for attack in ATTACKS}
+    model = ChosenModel("bundled model", BUNDLED_MODEL, ModelOptions(threads=1))
+    on_vllm, process = server_on("vllm", model, eager=True)
+    flags = ["--max-message-bytes", str(MAX_MESSAGE_BYTES), "--max-running", str(2 * FAIR_STREAMS)]
+    with server_process(*on_vllm, *flags, **process) as server:
+        for name in ("fair", "many-messages", "properties", "10x-fair", "stalled-readers"):
+            seen, statuses = asyncio.run(look_during(server.target, attacks[name], 3.0))
+            assert (name, seen.refused, statuses.untyped) == (name, [], "")
+            assert min(seen.ttfts) > 0
 
 
 def test_vllm_itself_is_timed_beside_the_service(tmp_path: Path) -> None:
     arguments = ["--peer", "vllm", "--concurrency", "2", "--duration", "2", "--warm", "4", "--max-tokens", "24"]
-    rows = report_of(tmp_path, "load", *arguments)["rows"]
-    peer, off, on = rows
+    report = tmp_path / "report.json"
+    bench(["load", *arguments, "--engine", "vllm", "--threads", "1", "--json", str(report)])  # bars may be missed
+    peer, off, on = rows = json.loads(report.read_text())["rows"]
     assert [row["engine"] for row in rows] == ["vllm", "draftwood", "draftwood"]
     for row in (peer, off, on):
         assert 0 < row["ttft_p50"] <= row["ttft_p99"]

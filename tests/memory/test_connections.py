@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from draftwood_benchmarks.harness.certificates import make_certificate
 from draftwood_memory import RedisClient, RedisTls
 from draftwood_memory.errors import InvalidSettingError, StoreUnavailableError
 from draftwood_memory.store.embedded import EmbeddedServer
+from tests.certificates import make_certificate
 from tests.memory.helpers import agreed, learn_output, numbers, replicas, until
 from tests.memory.servers import Valkey, alive, wait_for
 

@@ -11,9 +11,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draftwood.v1.generation_pb2 import GetModelInfoRequest
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
-from draftwood_benchmarks.harness.certificates import make_certificate
 from draftwood_client import NO_RETRY, AsyncClient, PermissionDeniedError, TlsConfig, UnauthenticatedError
 from draftwood_service.auth.api_keys import new_key
+from tests.certificates import make_certificate
 from tests.service.fakes import serving
 
 SPIFFE = "spiffe://acme.example/billing"

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from draftwood_benchmarks.harness.certificates import make_certificate
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import IssuerUnavailableError, Role, UnauthenticatedError
 from draftwood_service.auth.jwks import JwksFile, JwksUrl, KeySet
 from draftwood_service.auth.tokens import TokenVerifier
 from draftwood_service.settings.network import AuthSettings
+from tests.certificates import make_certificate
 from tests.service.auth.issuer import (
     AUDIENCE,
     EC_KEY,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from draftwood_benchmarks.harness.certificates import make_certificate
 from draftwood_service.gateway.http import connections, protocol
+from tests.certificates import make_certificate
 from tests.service.fakes import FakeEngine, serving
 from tests.service.gateway.listening import Listening, get, listening, post, read_answer
 

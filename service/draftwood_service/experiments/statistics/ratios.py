@@ -21,7 +21,8 @@ LEAST_UNITS = 100
 EFFECT = 0.05
 """Scale of the differences that are looked for, as logarithm: standard deviation of the normal mixture. The interval is
 tightest when the standard error is about a third of it. It changes power only: 10% more tokens/s are found (as in
-`draftwood bench experiments`) in 66%, 83%, 89%, 90% and 86% of the runs with 0.02, 0.03, 0.05, 0.1 and 0.2."""
+tests/service/experiments/statistics/test_error_rates.py) in 66%, 83%, 89%, 90% and 86% of the runs with 0.02, 0.03,
+0.05, 0.1 and 0.2."""
 
 _COVARIATES = [column(name) for name in COVARIATES]
 _ANSWERED, _UNITS, _TIMED = column("answered"), column("units"), column("timed")

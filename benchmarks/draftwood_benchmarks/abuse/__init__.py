@@ -1,1 +1,0 @@
-"""`draftwood bench abuse`: what one caller's attack costs the others."""

@@ -1,1 +1,0 @@
-"""`draftwood bench experiments`, the error rates of our A/B tests; and `draftwood experiment replay`."""

@@ -1,1 +1,0 @@
-"""`draftwood bench soak`: mixed traffic for a long time."""

@@ -1,0 +1,1 @@
+"""What one caller's attack costs the others."""

@@ -1,0 +1,1 @@
+"""What sizes and times of packets tell of an answer."""

@@ -1,0 +1,99 @@
+"""The load of a rollout: clients that ask on, each with its next question when its answer is complete."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from draftwood_client import AsyncClient, ChatMessage, DraftwoodError
+
+TENANTS = ("acme", "beta", "gamma")
+TIMEOUT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One request, with all its attempts; times are of `time.monotonic`.
+
+    Attributes:
+        question: that was asked.
+        text, tokens, steps: of the answer.
+        error: it failed with; empty if it did not.
+        cut: it failed after its first event.
+    """
+
+    began: float
+    ended: float
+    question: str
+    text: str = ""
+    tokens: int = 0
+    steps: int = 0
+    error: str = ""
+    cut: bool = False
+
+
+@dataclass(slots=True)
+class Load:
+    """Asks until `least` requests were sent and `last` was set.
+
+    Attributes:
+        questions: each tenant asks them again and again.
+        results: in the order of their ends.
+    """
+
+    client: AsyncClient
+    questions: Sequence[str]
+    max_tokens: int
+    least: int
+    last: asyncio.Event = field(default_factory=asyncio.Event)
+    results: list[Result] = field(default_factory=list)
+    _more: asyncio.Event = field(default_factory=asyncio.Event)
+    _numbers: count[int] = field(default_factory=count)
+
+    async def run(self, concurrency: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(self._ask_on())
+
+    async def reach(self, results: int) -> None:
+        """Returns when so many requests have ended."""
+        while len(self.results) < results:
+            self._more.clear()
+            await self._more.wait()
+
+    async def _ask_on(self) -> None:
+        while (number := next(self._numbers)) < self.least or not self.last.is_set():
+            self.results.append(await self._ask(number))
+            self._more.set()
+
+    async def _ask(self, number: int) -> Result:
+        tenant = TENANTS[number % len(TENANTS)]
+        question = self.questions[number // len(TENANTS) % len(self.questions)]
+        began = time.monotonic()
+        stream = self.client.stream(
+            [ChatMessage("user", question)],
+            tenant=tenant,
+            max_tokens=self.max_tokens,
+            temperature=0.0,
+            timeout=TIMEOUT_SECONDS,
+        )
+        try:
+            answer = await stream.completion()
+        except DraftwoodError as error:
+            return Result(began, time.monotonic(), question, error=str(error), cut=stream.started is not None)
+        return Result(began, time.monotonic(), question, answer.text, len(answer.token_ids), answer.drafting.steps)
+
+
+def acceptance(results: Sequence[Result]) -> float:
+    """Tokens per decoding step over all answers; 0.0 without any."""
+    steps = sum(one.steps for one in results)
+    return sum(one.tokens for one in results) / steps if steps else 0.0
+
+
+def different(results: Sequence[Result]) -> int:
+    """Answers that are not the first one to the same question."""
+    first: dict[str, str] = {}
+    return sum(first.setdefault(one.question, one.text) != one.text for one in results if not one.error)

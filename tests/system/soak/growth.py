@@ -1,0 +1,84 @@
+"""Growth of a process over time: samples of memory, threads and file descriptors, and a robust line through them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from operator import attrgetter
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The resources that the service's process and its children hold at one time.
+
+    Attributes:
+        seconds: since the traffic began.
+        rss_mib: resident memory in MiB, without file-backed pages.
+        threads: number of threads.
+        fds: open file descriptors.
+        requests: requests under way.
+    """
+
+    seconds: float
+    rss_mib: float
+    threads: int
+    fds: int
+    requests: int
+
+
+WARM_UP = 0.5
+"""Share of the time in which growth does not count: caches and memories fill."""
+BOUNDS = {"rss_mib": 32.0, "threads": 4.0, "fds": 8.0}
+"""Default bounds of the growth from the end of the warm-up to the end of the run: MiB, threads, file descriptors."""
+_BINS = 12
+"""Parts that the fitted samples are cut into; any number works that leaves several samples in each part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The growth of one resource over the fitted samples.
+
+    Attributes:
+        name: a field of `Sample`.
+        start, end: the fitted line at the first and at the last sample.
+        per_hour: its slope.
+        bound: the largest `end - start` that is accepted.
+    """
+
+    name: str
+    start: float
+    end: float
+    per_hour: float
+    bound: float
+
+    @property
+    def within(self) -> bool:
+        return self.end - self.start <= self.bound
+
+
+def growth_of(samples: Sequence[Sample], warm_up: float, memory_bound: float = BOUNDS["rss_mib"]) -> list[Growth]:
+    """The growth of each resource in `BOUNDS`, over the samples from `warm_up` seconds on; at least `_BINS` of them.
+
+    Requests under way hold resources for a while; a leak lifts the floor. So the samples are cut into `_BINS` equal
+    parts, and a line is fitted through the least sample of each by the Theil-Sen estimator, robust to outliers.
+    """
+    fitted = [sample for sample in samples if sample.seconds >= warm_up]
+    cuts = [len(fitted) * i // _BINS for i in range(_BINS + 1)]
+    growths = []
+    for name, bound in {**BOUNDS, "rss_mib": memory_bound}.items():
+        parts = [fitted[start:end] for start, end in pairwise(cuts)]
+        floor = [min(part, key=attrgetter(name)) for part in parts]
+        times, values = [sample.seconds for sample in floor], [float(getattr(sample, name)) for sample in floor]
+        slope = theil_sen(times, values)
+        level = statistics.median(value - slope * at for at, value in zip(times, values, strict=True))
+        start, end = level + slope * fitted[0].seconds, level + slope * fitted[-1].seconds
+        growths.append(Growth(name, round(start, 2), round(end, 2), round(3600 * slope, 3), bound))
+    return growths
+
+
+def theil_sen(times: Sequence[float], values: Sequence[float]) -> float:
+    """The median slope between all pairs of points (Theil-Sen estimator); `times` strictly increase."""
+    points = list(zip(times, values, strict=True))
+    return statistics.median((y2 - y1) / (x2 - x1) for (x1, y1), (x2, y2) in combinations(points, 2))
