@@ -101,14 +101,14 @@ $(STATISTICS): $(STAMP)
 	$(PIP) --group statistics
 	touch $@
 
-# For tests/clients/test_node.py, which is skipped where npm is not there.
-$(NODE): tests/clients/node/package.json
+# For tests/client/languages/test_node.py, which is skipped where npm is not there.
+$(NODE): tests/client/languages/node/package.json
 	mkdir -p $(@D)
 	cp $< $(@D)/
 	if command -v npm; then cd $(@D) && timeout 300 npm install --silent --ignore-scripts --no-audit --no-fund; fi
 	touch $@
 
-# For tests/clients/test_typescript.py, likewise. Not `npm ci`: the lock file lacks optional packages of other systems.
+# For tests/client/languages/test_typescript.py, likewise. Not `npm ci`: the lock file lacks optional packages of other systems.
 $(TYPESCRIPT): clients/typescript/package.json clients/typescript/package-lock.json
 	mkdir -p $(@D)
 	if command -v npm; then cd clients/typescript && timeout 300 npm install --no-save --silent --ignore-scripts --no-audit --no-fund; fi

@@ -26,7 +26,7 @@ SYSTEM = (
     "tests/benchmarks/test_quality.py",
     "tests/benchmarks/test_step.py",
     "tests/client/test_console_script.py",
-    "tests/clients/",
+    "tests/client/languages/",
     "tests/distributions/test_client.py",
     "tests/distributions/test_core.py",
     "tests/distributions/test_extras.py",

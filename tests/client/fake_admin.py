@@ -117,7 +117,7 @@ class FakeAdmin(TenantServiceServicer, ExperimentServiceServicer):
     Attributes:
         reports: by the experiment's full name.
         page: the largest page.
-        metadata: the headers of each call.
+        metadata: the headers of each GetTenant, ListTenants and CreateExperiment.
     """
 
     def __init__(self) -> None:
@@ -146,6 +146,7 @@ class FakeAdmin(TenantServiceServicer, ExperimentServiceServicer):
         return tenant
 
     def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
+        self.metadata.append(dict(context.invocation_metadata()))
         found, token = self.tenants.page(request.page_size, request.page_token, self.page)
         return pb.ListTenantsResponse(tenants=found, next_page_token=token)
 
@@ -173,6 +174,7 @@ class FakeAdmin(TenantServiceServicer, ExperimentServiceServicer):
         return xp.ListExperimentsResponse(experiments=found, next_page_token=token)
 
     def CreateExperiment(self, request: xp.CreateExperimentRequest, context: Any) -> xp.Experiment:
+        self.metadata.append(dict(context.invocation_metadata()))
         name = f"experiments/{request.experiment_id}"
         made: xp.Experiment = self.experiments.create(name, request.experiment, request.validate_only, context)
         return made

@@ -105,6 +105,22 @@ def test_the_life_of_a_tenant(admin: FakeAdmin, act: Act) -> None:
     ]
 
 
+def test_headers_and_deadlines_of_single_calls(admin: FakeAdmin, act: Act) -> None:
+    async def use(client: Any) -> None:
+        admin.tenants.held["tenants/a"] = pb.Tenant(name="tenants/a")
+        await client.tenants.get("a", metadata={"X-Ticket": "7"}, timeout=5.0)
+        assert [one.name async for one in client.tenants.list(metadata={"x-ticket": "8"})] == ["tenants/a"]
+        await client.experiments.create("e", Experiment(arms=ARMS), metadata={"x-ticket": "9"})
+        with pytest.raises(ArgumentTypeError, match="timeuot: there is no such option"):
+            await client.tenants.get("a", timeuot=1)
+        with pytest.raises(ArgumentValueError, match="timeout"):
+            await client.tenants.get("a", timeout=-1)
+
+    act(admin.target, use)
+    assert [one.get("x-ticket") for one in admin.metadata] == ["7", "8", "9"]
+    assert {one["authorization"] for one in admin.metadata} == {"Bearer k"}
+
+
 def test_lists_read_all_pages(admin: FakeAdmin, act: Act) -> None:
     admin.page = 2
     for name in "abcde":

@@ -14,6 +14,7 @@ from draftwood.v1.memory_pb2_grpc import MemoryServiceStub
 from draftwood_client.admin.calls import Calls
 from draftwood_client.connection import Connection, ConnectionArguments
 from draftwood_client.errors import StatusError
+from draftwood_client.options import CallOptions
 from draftwood_client.protocol.convert import from_message
 
 _Result = TypeVar("_Result")
@@ -156,7 +157,8 @@ class MemoryClient:
         with MemoryClient("localhost:50051", tenant="acme") as memory:
             memory.warm(["a document", "another one"])
 
-    Every method raises `StatusError` if the request fails; `tenant` defaults to that of the client.
+    Every method raises `StatusError` if the request fails; `tenant` defaults to that of the client. Every call takes
+    `timeout` and `metadata`, as in `CallOptions`.
     """
 
     def __init__(self, target: str | None = None, **arguments: Unpack[ConnectionArguments]) -> None:
@@ -177,12 +179,12 @@ class MemoryClient:
         """Cancels requests under way and closes the connection. May be called twice."""
         self._calls.close()
 
-    def statistics(self, tenant: str | None = None) -> MemoryStatistics:
+    def statistics(self, tenant: str | None = None, **call: Unpack[CallOptions]) -> MemoryStatistics:
         """Statistics of one tenant, by default the client's; if neither is set, of all that the caller may see."""
         request = pb.GetMemoryStatisticsRequest(tenant=tenant or self._default_tenant)
         tenants: list[TenantMemoryStatistics] = []
         while True:
-            response = self._calls.ask(self._stub.GetMemoryStatistics, request)
+            response = self._calls.ask(self._stub.GetMemoryStatistics, request, call)
             tenants += (from_message(TenantMemoryStatistics, one) for one in response.tenants)
             request.page_token = response.next_page_token
             if not request.page_token:
@@ -191,7 +193,12 @@ class MemoryClient:
         return MemoryStatistics(tuple(tenants), store, response.fingerprint)
 
     def warm(
-        self, texts: Iterable[str], *, tenant: str | None = None, progress: Callable[[int, int], None] | None = None
+        self,
+        texts: Iterable[str],
+        *,
+        tenant: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        **call: Unpack[CallOptions],
     ) -> int:
         """Adds whole documents to a tenant's memory; returns the number of their tokens.
 
@@ -201,20 +208,22 @@ class MemoryClient:
         name = self._tenant(tenant)
         requests = _Messages(texts, len, lambda some: pb.WarmMemoryRequest(tenant=name, texts=some))
         tokens = 0
-        for response in self._progress(self._stub.WarmMemory, requests):
+        for response in self._progress(self._stub.WarmMemory, requests, call):
             tokens = response.tokens
             if progress is not None:
                 progress(response.texts, response.tokens)
         return tokens
 
-    def export(self, *, tenant: str | None = None, arm: str = "", text: bool = True) -> MemoryExport:
+    def export(
+        self, *, tenant: str | None = None, arm: str = "", text: bool = True, **call: Unpack[CallOptions]
+    ) -> MemoryExport:
         """The content of a tenant's memory.
 
         Args:
             text: with the text of the tokens, which a server with another model can learn.
         """
         request = pb.ExportMemoryRequest(tenant=self._tenant(tenant), arm=arm, without_text=not text)
-        responses = self._calls.stream(self._stub.ExportMemory, request, self._bulk_timeout)
+        responses = self._calls.stream(self._stub.ExportMemory, request, call, self._bulk_timeout)
         first = next(responses)
         records = (_record(one) for response in responses for one in response.records)
         return MemoryExport(first.fingerprint, first.model, records)
@@ -226,6 +235,7 @@ class MemoryClient:
         fingerprint: str,
         tenant: str | None = None,
         progress: Callable[[int, int], None] | None = None,
+        **call: Unpack[CallOptions],
     ) -> int:
         """Adds exported records to a tenant's memory; returns the number of their tokens.
 
@@ -240,38 +250,38 @@ class MemoryClient:
             lambda some: pb.ImportMemoryRequest(tenant=name, fingerprint=fingerprint, records=map(_message, some)),
         )
         tokens = 0
-        for response in self._progress(self._stub.ImportMemory, requests):
+        for response in self._progress(self._stub.ImportMemory, requests, call):
             tokens = response.tokens
             if progress is not None:
                 progress(response.records, response.tokens)
         return tokens
 
-    def purge(self, tenant: str) -> Purge:
+    def purge(self, tenant: str, **call: Unpack[CallOptions]) -> Purge:
         """Deletes a tenant's memory on all servers, of all models."""
         request = pb.PurgeMemoryRequest(tenant=tenant)
-        response = self._calls.ask(self._stub.PurgeMemory, request)
+        response = self._calls.ask(self._stub.PurgeMemory, request, call)
         final_at = response.final_time.ToDatetime(UTC) if response.HasField("final_time") else None
         return Purge(response.memories, response.tokens, final_at)
 
-    def orphans(self) -> list[OrphanedMemory]:
+    def orphans(self, **call: Unpack[CallOptions]) -> list[OrphanedMemory]:
         """The memories in the store that no server uses."""
         request = pb.ListOrphanedMemoriesRequest()
         found: list[OrphanedMemory] = []
         while True:
-            response = self._calls.ask(self._stub.ListOrphanedMemories, request)
+            response = self._calls.ask(self._stub.ListOrphanedMemories, request, call)
             found += (from_message(OrphanedMemory, one) for one in response.memories)
             request.page_token = response.next_page_token
             if not request.page_token:
                 return found
 
-    def purge_orphans(self, fingerprint: str = "") -> int:
+    def purge_orphans(self, fingerprint: str = "", **call: Unpack[CallOptions]) -> int:
         """Deletes the memories that no server uses; returns the number of tokens that they held.
 
         Args:
             fingerprint: only those of this model.
         """
         request = pb.PurgeOrphanedMemoriesRequest(fingerprint=fingerprint)
-        return self._calls.ask(self._stub.PurgeOrphanedMemories, request).tokens
+        return self._calls.ask(self._stub.PurgeOrphanedMemories, request, call).tokens
 
     def _tenant(self, tenant: str | None) -> str:
         return tenant or self._default_tenant or ""
@@ -280,10 +290,12 @@ class MemoryClient:
     def _stub(self) -> MemoryServiceStub:
         return MemoryServiceStub(self._calls.channel)
 
-    def _progress(self, method: Callable[..., Iterator[_Result]], requests: _Messages[Any, Any]) -> Iterator[_Result]:
+    def _progress(
+        self, method: Callable[..., Iterator[_Result]], requests: _Messages[Any, Any], call: CallOptions
+    ) -> Iterator[_Result]:
         """The responses; raises the error of the items' iterator, if that is why there are no more."""
         try:
-            yield from self._calls.stream(method, requests, self._bulk_timeout)
+            yield from self._calls.stream(method, requests, call, self._bulk_timeout)
         except StatusError:
             if requests.error is not None:
                 raise requests.error from None

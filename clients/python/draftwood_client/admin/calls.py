@@ -12,6 +12,7 @@ import grpc.aio
 from draftwood_client.aio import open_channel, raise_if_task_cancelled
 from draftwood_client.connection import Connection
 from draftwood_client.errors import ClientClosedError
+from draftwood_client.options import CallOptions
 from draftwood_client.protocol.status import cancelled_error
 
 _Response = TypeVar("_Response")
@@ -32,20 +33,28 @@ class Calls:
             raise ClientClosedError(f"the client of {self._connection.target}")
         return self._channel
 
-    def ask(self, method: Callable[..., _Response], request: object) -> _Response:
-        """Raises `StatusError`."""
-        timeout = self._connection.timeout
+    def ask(self, method: Callable[..., _Response], request: object, call: CallOptions) -> _Response:
+        """Raises `StatusError`, `ArgumentError`."""
+        timeout, metadata = self._connection.read(call)
         try:
-            return method(request, timeout=timeout, metadata=self._connection.call_metadata())
+            return method(request, timeout=timeout, metadata=metadata)
         except grpc.RpcError as error:
             raise self._connection.error(error, timeout) from error
 
     def stream(
-        self, method: Callable[..., Iterator[_Response]], request: object, timeout: float | None = None
+        self,
+        method: Callable[..., Iterator[_Response]],
+        request: object,
+        call: CallOptions,
+        default_timeout: float | None = None,
     ) -> Iterator[_Response]:
-        """The responses of a stream, at most so many seconds if `timeout` is set. Raises `StatusError`."""
+        """The responses of a stream, for at most `default_timeout` seconds if `call` has no timeout.
+
+        Raises `StatusError`, `ArgumentError`.
+        """
+        timeout, metadata = self._connection.read({"timeout": default_timeout, **call})
         try:
-            yield from method(request, timeout=timeout, metadata=self._connection.call_metadata())
+            yield from method(request, timeout=timeout, metadata=metadata)
         except grpc.RpcError as error:
             raise self._connection.error(error, timeout) from error
 
@@ -71,11 +80,11 @@ class AsyncCalls:
             self._channel = open_channel(self._connection)
         return self._channel
 
-    async def ask(self, method: Callable[..., Awaitable[_Response]], request: object) -> _Response:
-        """Raises `StatusError`."""
-        timeout = self._connection.timeout
+    async def ask(self, method: Callable[..., Awaitable[_Response]], request: object, call: CallOptions) -> _Response:
+        """Raises `StatusError`, `ArgumentError`."""
+        timeout, metadata = self._connection.read(call)
         try:
-            return await method(request, timeout=timeout, metadata=self._connection.call_metadata())
+            return await method(request, timeout=timeout, metadata=metadata)
         except grpc.RpcError as error:
             raise self._connection.error(error, timeout) from error
         except asyncio.CancelledError:
@@ -83,14 +92,15 @@ class AsyncCalls:
             raise cancelled_error() from None
 
     async def stream(
-        self, method: Callable[..., AsyncIterable[_Response]], request: object
+        self, method: Callable[..., AsyncIterable[_Response]], request: object, call: CallOptions
     ) -> AsyncIterator[_Response]:
-        """The responses of a stream, which has no deadline. Raises `StatusError`."""
+        """The responses of a stream, without a deadline unless `call` has one. Raises as `ask`."""
+        timeout, metadata = self._connection.read({"timeout": None, **call})
         try:
-            async for one in method(request, metadata=self._connection.call_metadata()):
+            async for one in method(request, timeout=timeout, metadata=metadata):
                 yield one
         except grpc.RpcError as error:
-            raise self._connection.error(error, None) from error
+            raise self._connection.error(error, timeout) from error
         except asyncio.CancelledError:
             raise_if_task_cancelled()
             raise cancelled_error() from None

@@ -15,6 +15,7 @@ from draftwood_client.admin.experiments import AsyncExperiments, Experiments
 from draftwood_client.admin.status import ServerStatus
 from draftwood_client.admin.tenants import AsyncTenants, Tenants
 from draftwood_client.connection import Connection, ConnectionArguments
+from draftwood_client.options import CallOptions
 from draftwood_client.protocol.convert import from_message
 
 
@@ -26,7 +27,7 @@ class AdminClient:
             admin.tenants.update(dataclasses.replace(acme, weight=2.0), ["weight"])
             print(admin.status().state)
 
-    Thread-safe.
+    Every call takes `timeout` and `metadata`, as in `CallOptions`. Thread-safe.
 
     Attributes:
         tenants, experiments: the resources; see `Tenants` and `Experiments`.
@@ -52,20 +53,20 @@ class AdminClient:
         """Cancels calls under way and closes the connection. May be called twice."""
         self._calls.close()
 
-    def audit_report(self) -> AuditReport:
+    def audit_report(self, **call: Unpack[CallOptions]) -> AuditReport:
         """What the losslessness audit of this server found since its start. Raises `StatusError`."""
         stub = AuditServiceStub(self._calls.channel)
-        return from_message(AuditReport, self._calls.ask(stub.GetAuditReport, audit_pb2.GetAuditReportRequest()))
+        return from_message(AuditReport, self._calls.ask(stub.GetAuditReport, audit_pb2.GetAuditReportRequest(), call))
 
-    def status(self) -> ServerStatus:
+    def status(self, **call: Unpack[CallOptions]) -> ServerStatus:
         """What this server does now. Raises `StatusError`."""
         stub = StatusServiceStub(self._calls.channel)
-        return from_message(ServerStatus, self._calls.ask(stub.GetStatus, status_pb2.GetStatusRequest()).status)
+        return from_message(ServerStatus, self._calls.ask(stub.GetStatus, status_pb2.GetStatusRequest(), call).status)
 
-    def watch_status(self, interval: float = 1.0) -> Iterator[ServerStatus]:
+    def watch_status(self, interval: float = 1.0, **call: Unpack[CallOptions]) -> Iterator[ServerStatus]:
         """The status at once and each `interval` seconds, 0.5 to 60. Raises `StatusError`."""
         stub = StatusServiceStub(self._calls.channel)
-        for response in self._calls.stream(stub.WatchStatus, _watch(interval)):
+        for response in self._calls.stream(stub.WatchStatus, _watch(interval), call):
             yield from_message(ServerStatus, response.status)
 
 
@@ -89,21 +90,23 @@ class AsyncAdminClient:
         """Cancels calls under way and closes the connection. May be called twice."""
         await self._calls.close()
 
-    async def audit_report(self) -> AuditReport:
+    async def audit_report(self, **call: Unpack[CallOptions]) -> AuditReport:
         """See `AdminClient.audit_report`."""
         stub = AuditServiceStub(self._calls.channel)
-        return from_message(AuditReport, await self._calls.ask(stub.GetAuditReport, audit_pb2.GetAuditReportRequest()))
+        return from_message(
+            AuditReport, await self._calls.ask(stub.GetAuditReport, audit_pb2.GetAuditReportRequest(), call)
+        )
 
-    async def status(self) -> ServerStatus:
+    async def status(self, **call: Unpack[CallOptions]) -> ServerStatus:
         """See `AdminClient.status`."""
         stub = StatusServiceStub(self._calls.channel)
-        response = await self._calls.ask(stub.GetStatus, status_pb2.GetStatusRequest())
+        response = await self._calls.ask(stub.GetStatus, status_pb2.GetStatusRequest(), call)
         return from_message(ServerStatus, response.status)
 
-    async def watch_status(self, interval: float = 1.0) -> AsyncIterator[ServerStatus]:
+    async def watch_status(self, interval: float = 1.0, **call: Unpack[CallOptions]) -> AsyncIterator[ServerStatus]:
         """See `AdminClient.watch_status`."""
         stub = StatusServiceStub(self._calls.channel)
-        async for response in self._calls.stream(stub.WatchStatus, _watch(interval)):
+        async for response in self._calls.stream(stub.WatchStatus, _watch(interval), call):
             yield from_message(ServerStatus, response.status)
 
 

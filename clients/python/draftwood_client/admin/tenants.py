@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from google.protobuf.field_mask_pb2 import FieldMask
 
@@ -11,6 +11,7 @@ from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.admin.v1.tenants_pb2_grpc import TenantServiceStub
 from draftwood_client.admin.calls import AsyncCalls, Calls
 from draftwood_client.admin.resources import Tenant
+from draftwood_client.options import CallOptions
 from draftwood_client.protocol.convert import from_message, to_message
 
 if TYPE_CHECKING:
@@ -26,24 +27,26 @@ class Tenants:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
-    def get(self, tenant: str) -> Tenant:
+    def get(self, tenant: str, **call: Unpack[CallOptions]) -> Tenant:
         """Raises `NotFoundError`."""
-        return _tenant(self._calls.ask(self._stub.GetTenant, pb.GetTenantRequest(name=PREFIX + tenant)))
+        return _tenant(self._calls.ask(self._stub.GetTenant, pb.GetTenantRequest(name=PREFIX + tenant), call))
 
-    def list(self, *, page_size: int = 0) -> Iterator[Tenant]:
+    def list(self, *, page_size: int = 0, **call: Unpack[CallOptions]) -> Iterator[Tenant]:
         """All tenants that have a configuration, by name; pages are read during iteration."""
         request = pb.ListTenantsRequest(page_size=page_size)
         while True:
-            page = self._calls.ask(self._stub.ListTenants, request)
+            page = self._calls.ask(self._stub.ListTenants, request, call)
             yield from map(_tenant, page.tenants)
             request.page_token = page.next_page_token
             if not request.page_token:
                 return
 
-    def create(self, tenant: str, config: Tenant, *, validate_only: bool = False) -> Tenant:
+    def create(
+        self, tenant: str, config: Tenant, *, validate_only: bool = False, **call: Unpack[CallOptions]
+    ) -> Tenant:
         """Raises `AlreadyExistsError`; with `validate_only` nothing is changed."""
         request = _create(tenant, config, validate_only)
-        return _tenant(self._calls.ask(self._stub.CreateTenant, request))
+        return _tenant(self._calls.ask(self._stub.CreateTenant, request, call))
 
     def update(
         self,
@@ -52,6 +55,7 @@ class Tenants:
         *,
         allow_missing: bool = False,
         validate_only: bool = False,
+        **call: Unpack[CallOptions],
     ) -> Tenant:
         """Changes the tenant that `config.name` names.
 
@@ -63,11 +67,21 @@ class Tenants:
             AbortedError: `config.etag` is set, and not the current one.
             NotFoundError, FailedPreconditionError: there is no such tenant, or it is in the servers' file.
         """
-        return _tenant(self._calls.ask(self._stub.UpdateTenant, _update(config, mask, allow_missing, validate_only)))
+        return _tenant(
+            self._calls.ask(self._stub.UpdateTenant, _update(config, mask, allow_missing, validate_only), call)
+        )
 
-    def delete(self, tenant: str, *, etag: str = "", allow_missing: bool = False, validate_only: bool = False) -> None:
+    def delete(
+        self,
+        tenant: str,
+        *,
+        etag: str = "",
+        allow_missing: bool = False,
+        validate_only: bool = False,
+        **call: Unpack[CallOptions],
+    ) -> None:
         """The tenant uses the settings of the servers again. Raises as `update`."""
-        self._calls.ask(self._stub.DeleteTenant, _delete(tenant, etag, allow_missing, validate_only))
+        self._calls.ask(self._stub.DeleteTenant, _delete(tenant, etag, allow_missing, validate_only), call)
 
     @property
     def _stub(self) -> TenantServiceStub:
@@ -80,22 +94,24 @@ class AsyncTenants:
     def __init__(self, calls: AsyncCalls) -> None:
         self._calls = calls
 
-    async def get(self, tenant: str) -> Tenant:
-        return _tenant(await self._calls.ask(self._stub.GetTenant, pb.GetTenantRequest(name=PREFIX + tenant)))
+    async def get(self, tenant: str, **call: Unpack[CallOptions]) -> Tenant:
+        return _tenant(await self._calls.ask(self._stub.GetTenant, pb.GetTenantRequest(name=PREFIX + tenant), call))
 
-    async def list(self, *, page_size: int = 0) -> AsyncIterator[Tenant]:
+    async def list(self, *, page_size: int = 0, **call: Unpack[CallOptions]) -> AsyncIterator[Tenant]:
         request = pb.ListTenantsRequest(page_size=page_size)
         while True:
-            page = await self._calls.ask(self._stub.ListTenants, request)
+            page = await self._calls.ask(self._stub.ListTenants, request, call)
             for one in page.tenants:
                 yield _tenant(one)
             request.page_token = page.next_page_token
             if not request.page_token:
                 return
 
-    async def create(self, tenant: str, config: Tenant, *, validate_only: bool = False) -> Tenant:
+    async def create(
+        self, tenant: str, config: Tenant, *, validate_only: bool = False, **call: Unpack[CallOptions]
+    ) -> Tenant:
         request = _create(tenant, config, validate_only)
-        return _tenant(await self._calls.ask(self._stub.CreateTenant, request))
+        return _tenant(await self._calls.ask(self._stub.CreateTenant, request, call))
 
     async def update(
         self,
@@ -104,15 +120,22 @@ class AsyncTenants:
         *,
         allow_missing: bool = False,
         validate_only: bool = False,
+        **call: Unpack[CallOptions],
     ) -> Tenant:
         request = _update(config, mask, allow_missing, validate_only)
-        return _tenant(await self._calls.ask(self._stub.UpdateTenant, request))
+        return _tenant(await self._calls.ask(self._stub.UpdateTenant, request, call))
 
     async def delete(
-        self, tenant: str, *, etag: str = "", allow_missing: bool = False, validate_only: bool = False
+        self,
+        tenant: str,
+        *,
+        etag: str = "",
+        allow_missing: bool = False,
+        validate_only: bool = False,
+        **call: Unpack[CallOptions],
     ) -> None:
         request = _delete(tenant, etag, allow_missing, validate_only)
-        await self._calls.ask(self._stub.DeleteTenant, request)
+        await self._calls.ask(self._stub.DeleteTenant, request, call)
 
     @property
     def _stub(self) -> TenantServiceAsyncStub:

@@ -16,7 +16,7 @@ from draftwood_client.connection import DEFAULT_TARGET
 from tests.service.fakes import Served, serving
 
 BUF = Path(sys.executable).with_name("buf")
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = Path(__file__).resolve().parents[3] / "README.md"
 SERVICE = "draftwood.v1.GenerationService"
 
 pytestmark = pytest.mark.skipif(not BUF.exists(), reason="buf is not installed; it is among the dev requirements")

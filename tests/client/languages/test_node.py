@@ -16,7 +16,7 @@ from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sequence import Grammar
 from tests.service.fakes import FakeGrammars, FakeModel, Served, serving
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 MODULES = REPOSITORY / "build" / "node" / "node_modules"
 SCRIPT = Path(__file__).parent / "node" / "client.js"
 NODE = shutil.which("node")

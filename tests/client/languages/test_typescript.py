@@ -13,7 +13,7 @@ import pytest
 from draftwood_benchmarks.harness.server_process import running_server
 from tools import typescript_reference
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 CLIENT = REPOSITORY / "clients" / "typescript"
 NPM = shutil.which("npm")
 
