@@ -38,7 +38,7 @@ from draftwood_strategies import DraftTree, Feedback, registry, strategy_names
 from draftwood_strategies.budgeting import draft_account
 from draftwood_strategies.draft import Int32Array
 from tests.model_runner.families import greedy, served, torch_factory
-from tests.service.fakes import started_server, until
+from tests.service.fakes import started_server, until, until_idle
 
 QUESTIONS = read_questions()[0][:4]
 
@@ -56,8 +56,7 @@ class Serving:
 
     async def settled(self) -> None:
         """No request is live, and no resources are held for past ones."""
-        assert await self.server.bridge.wait_idle(10.0)
-        await until(lambda: not self.engine.has_work)
+        await until_idle(self.server.bridge, self.engine)
         self.engine.check()
         assert (self.engine.running, self.engine.waiting) == (0, 0)
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,11 @@ import numpy as np
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_memory.memory import Memory
+from draftwood_memory.operations import GetStatistics
 from draftwood_model_runner.answer import Answer as FinishedAnswer
 from draftwood_model_runner.answer import Difference
 from draftwood_model_runner.engine_config import Abilities
-from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.errors import EngineStoppedError, InvalidInputError
 from draftwood_model_runner.output import Finish, FinishReason, StepOutput
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.runners.base import StateUse
@@ -321,6 +322,15 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("the condition was not met within 20 s")
 
 
+async def until_idle(bridge: EngineBridge, engine: StepEngine) -> None:
+    """Waits until no request is live, and until the engine's thread, unless it ended, is done with those of the past: it
+    processes messages in order, so that an answer tells that cancellations before it were processed."""
+    assert await bridge.wait_idle(10.0)
+    await until(lambda: not engine.has_work)
+    with suppress(EngineStoppedError):
+        await bridge.run_operation(GetStatistics(tenant=None, limit=0))
+
+
 @dataclass
 class Served:
     """A server around a FakeEngine, and a channel to it."""
@@ -334,8 +344,8 @@ class Served:
 
     async def settled(self) -> None:
         """Waits until nothing is live, and asserts that nothing is held anywhere."""
-        assert await self.server.bridge.wait_idle(5.0)
-        await until(lambda: not (self.engine.has_work or self.engine.paused))
+        await until_idle(self.server.bridge, self.engine)
+        await until(lambda: not self.engine.paused)
         assert (self.engine.running, self.engine.waiting, self.server.bridge.live) == (0, 0, 0)
         self.engine.check()
 
