@@ -323,8 +323,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def until_idle(bridge: EngineBridge, engine: StepEngine) -> None:
-    """Waits until no request is live, and until the engine's thread, unless it ended, is done with those of the past: it
-    processes messages in order, so that an answer tells that cancellations before it were processed."""
+    """Waits until no request is live, and the engine's thread, unless it ended, is done with those of the past.
+
+    It processes messages in order, so that an answer tells that cancellations before it were processed.
+    """
     assert await bridge.wait_idle(10.0)
     await until(lambda: not engine.has_work)
     with suppress(EngineStoppedError):
