@@ -262,36 +262,29 @@ class DraftPolicy:
         if not active:
             return
         feedback = outcomes.feedback
-        nodes = sizes_between(feedback.begins)[active] - 1
-        step_all(
-            [drafter.account for drafter in drafters],
-            outcomes.model_seconds,
-            np.array(outcomes.accepted, np.int32)[active],
-            self._verifying_seconds(nodes) + self._branch_seconds(feedback)[active],
-            outcomes.sharing,
-        )
+        accounts, accepted = [drafter.account for drafter in drafters], np.array(outcomes.accepted, np.int32)[active]
+        verifying = self._verifying_seconds(feedback)[active]
+        step_all(accounts, outcomes.model_seconds, accepted, verifying, outcomes.sharing)
         if len(active) == len(outcomes.sequences):
             observe_all(drafters, outcomes.written, outcomes.begins, feedback)
         else:
             written, begins = runs_of(outcomes.written, outcomes.begins, active)
             observe_all(drafters, written, begins, feedback.part(active))
 
-    def _verifying_seconds(self, nodes: Int32Array) -> Float64Array:
-        """What a draft of so many nodes, int32[s], added to the latest step, by the step-time model: float64[s]. What
-        its branches cost is not in it."""
-        batch = self._latest
-        if self._step_times is None or batch is None:
-            return np.zeros(nodes.shape[0])
+    def _verifying_seconds(self, feedback: StepFeedback) -> Float64Array:
+        """What the nodes and branches of each sequence's draft added to the latest step, by the step-time model,
+        float64[s]."""
+        times, batch, nodes = self._step_times, self._latest, sizes_between(feedback.begins) - 1
         most = int(nodes.max())
-        seconds = self._step_times.between(batch.size - most, batch.size, batch.rows, self._context)
-        of_drafts = self._step_times.per_draft * (nodes > 0) if batch.rows > 1 else 0.0
-        return np.asarray(seconds[most] - seconds[most - nodes] + of_drafts)
-
-    def _branch_seconds(self, feedback: StepFeedback) -> Float64Array:
-        """What the branches of each sequence's draft added to a step, float64[s]."""
-        if self._step_times is None or not self._step_times.per_branch:
-            return np.zeros(feedback.begins.size - 1)
-        return np.asarray(self._step_times.per_branch * branches_by_row(feedback.parents, feedback.begins))
+        if times is None or batch is None or most == 0:
+            return np.zeros(nodes.shape[0])
+        seconds = times.between(batch.size - most, batch.size, batch.rows, self._context)
+        added = seconds[most] - seconds[most - nodes]
+        if batch.rows > 1:
+            added += times.per_draft * (nodes > 0)
+        if times.per_branch:
+            added += times.per_branch * branches_by_row(feedback.parents, feedback.begins)
+        return np.asarray(added)
 
 
 def _reworked(trees: DraftTrees, rows: dict[int, _Rework]) -> DraftTrees:

@@ -152,19 +152,20 @@ def test_a_draft_pauses_that_costs_more_to_verify_than_it_saves(verifying: float
     assert (pauses == [0]) == pays
 
 
-def test_what_verification_costs_is_read_off_the_step_time_model() -> None:
-    policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(StepTimeCurve({1: 1.0, 64: 64.0})))
-    sequence = decoding(Plugin(DraftTree.of(range(16))), written=1)
-    policy.start(sequence)
-    drafts = policy.propose([ScheduledSequence(sequence, 1)], prompts_wait=False)
-    row = BatchRow(np.zeros(4, np.int32), sequence.committed, np.ones(1, np.int32), drafts.trees[0], logits_from=0)
-    policy.observe_step(lay_out([row]), 17.0)
-    seconds = policy._verifying_seconds(np.array([16, 0, 4], np.int32))
-    assert seconds.tolist() == pytest.approx([16.0, 0.0, 4.0], rel=0.01)
-
-
-def test_branches_are_charged_to_the_drafts_that_have_them() -> None:
-    policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(StepTimeCurve({1: 1.0, 64: 64.0}), per_branch=2.0))
-    trees = [DraftTree.of(range(3), [-1, -1, 0]), DraftTree.of(range(3))]
+@pytest.mark.parametrize(
+    ("per_branch", "expected"), [(0.0, [3.0, 0.0, 2.0]), (2.0, [5.0, 0.0, 2.0])], ids=["nodes", "nodes and branches"]
+)
+def test_what_a_draft_costs_is_read_off_the_step_time_model(per_branch: float, expected: list[float]) -> None:
+    policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(StepTimeCurve({1: 1.0, 64: 64.0}), per_branch=per_branch))
+    trees = [DraftTree.of(range(3), [-1, -1, 0]), EMPTY_TREE, DraftTree.of(range(2))]
     batch = lay_out([BatchRow(np.zeros(4, np.int32), 10, np.ones(1, np.int32), tree, logits_from=0) for tree in trees])
-    assert policy._branch_seconds(batch.feedback(batch.tokens, None)).tolist() == [2.0, 0.0]
+    policy.observe_step(batch, float(batch.size))
+    seconds = policy._verifying_seconds(batch.feedback(batch.tokens, None))
+    assert seconds.tolist() == pytest.approx(expected, rel=0.01)
+
+
+def test_a_step_without_drafts_charges_nothing() -> None:
+    policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(StepTimeCurve({1: 1.0, 64: 64.0}), per_branch=2.0))
+    batch = lay_out([BatchRow(np.zeros(4, np.int32), 10, np.ones(1, np.int32), EMPTY_TREE, logits_from=0)] * 2)
+    policy.observe_step(batch, 2.0)
+    assert policy._verifying_seconds(batch.feedback(batch.tokens, None)).tolist() == [0.0, 0.0]
