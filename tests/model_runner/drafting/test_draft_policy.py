@@ -24,6 +24,7 @@ from draftwood_strategies.budgeting.draft_account import (
     step_all,
 )
 from draftwood_strategies.budgeting.step_time import ContextCost, StepTimeCurve, StepTimes
+from draftwood_strategies.draft import EMPTY_TREE
 from tests.model_runner.drafting.test_guarded_drafter import NOTHING, Clock, LoneDrafter, Plugin, sequence_of, step
 from tests.model_runner.sequences import make_sequence
 
