@@ -160,7 +160,7 @@ def test_what_a_draft_costs_is_read_off_the_step_time_model(per_branch: float, e
     policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(StepTimeCurve({1: 1.0, 64: 64.0}), per_branch=per_branch))
     trees = [DraftTree.of(range(3), [-1, -1, 0]), EMPTY_TREE, DraftTree.of(range(2))]
     batch = lay_out([BatchRow(np.zeros(4, np.int32), 10, np.ones(1, np.int32), tree, logits_from=0) for tree in trees])
-    policy.observe_step(batch, float(batch.size))
+    policy.observe_step(batch, batch.size + per_branch)
     seconds = policy._verifying_seconds(batch.feedback(batch.tokens, None))
     assert seconds.tolist() == pytest.approx(expected, rel=0.01)
 
