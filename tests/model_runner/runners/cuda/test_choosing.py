@@ -97,7 +97,7 @@ def chosen_by_kernels(
     shape = KVShape(2, 16, 16)
     before, after = (KVPages((shape, shape), torch.float32, CPU, table * PAGE_SIZE) for _ in range(2))
     for kv in (before, after):
-        for layer in kv.layers:
+        for layer in kv.layers.values():
             layer.copy_(torch.arange(layer.numel()).view(layer.shape))
     tiles = divide(step, Division(8, 1))
     arrays = StepArrays(step.size, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], step.block_table.size, CPU)
