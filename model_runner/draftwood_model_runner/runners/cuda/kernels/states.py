@@ -76,6 +76,7 @@ def convolve(
         bordered = (end >= 0) & (token == first + tl.load(row + _BORDER) - 1)
         replayed = tl.load(row + _REPLAYED)
         last = walk + tl.load(row + _WALK) + replayed - 1
+        keeping = tl.where((node >= 0) & (node < NODES), CHANNELS, 0)
         place = token
         behind = 0
         for tap in tl.static_range(WIDTH):
@@ -83,23 +84,29 @@ def convolve(
             in_nodes = (place < 0) & (behind < replayed)
             in_state = (place < 0) & (behind >= replayed) & (source >= 0)
             number = tl.load(
-                inputs + place.to(tl.int64) * token_stride + at * channel_stride, mask=there & in_step, other=0.0
+                inputs + place.to(tl.int64) * token_stride + at * channel_stride,
+                mask=at < tl.where(in_step, CHANNELS, 0),
+                other=0.0,
             ).to(tl.float32)
             old = source * NODES + tl.load(last - behind, mask=in_nodes, other=0)
-            number += tl.load(nodes + old * CHANNELS + at, mask=there & in_nodes, other=0.0).to(tl.float32)
+            number += tl.load(nodes + old * CHANNELS + at, mask=at < tl.where(in_nodes, CHANNELS, 0), other=0.0).to(
+                tl.float32
+            )
             if tap > 0:
                 kept = source * (WIDTH - 1) + WIDTH - 2 - behind + replayed
-                number += tl.load(states + kept * CHANNELS + at, mask=there & in_state, other=0.0).to(tl.float32)
+                number += tl.load(
+                    states + kept * CHANNELS + at, mask=at < tl.where(in_state, CHANNELS, 0), other=0.0
+                ).to(tl.float32)
             mixed += number * tl.load(weight + at * WIDTH + WIDTH - 1 - tap, mask=there, other=0.0).to(tl.float32)
             entry = number.to(states.dtype.element_ty)
             if tap == 0:
-                tl.store(
-                    nodes + (target * NODES + node) * CHANNELS + at, entry, mask=there & (node >= 0) & (node < NODES)
-                )
+                tl.store(nodes + (target * NODES + node) * CHANNELS + at, entry, mask=at < keeping)
             if tap < WIDTH - 1:
                 here = (WIDTH - 2 - tap) * CHANNELS + at
-                tl.store(states + target * (WIDTH - 1) * CHANNELS + here, entry, mask=there & (node == -1))
-                tl.store(states + end * (WIDTH - 1) * CHANNELS + here, entry, mask=there & bordered)
+                tl.store(
+                    states + target * (WIDTH - 1) * CHANNELS + here, entry, mask=at < tl.where(node == -1, CHANNELS, 0)
+                )
+                tl.store(states + end * (WIDTH - 1) * CHANNELS + here, entry, mask=at < tl.where(bordered, CHANNELS, 0))
             behind = tl.where(place < 0, behind + 1, behind)
             place = tl.load(parents + place, mask=place >= 0, other=-1)
         if BIASED:
@@ -172,7 +179,7 @@ def delta_rule(
         begin = tl.load(row + _WALK)
         paths = begin + tl.load(row + _REPLAYED)
         size = HEADS * KEY_DIM * VALUE_DIM
-        state = tl.load(place + source * size, mask=inside & (source >= 0), other=0.0)
+        state = tl.load(place + source * size, mask=_inside(source, i, j, KEY_DIM, VALUE_DIM), other=0.0)
         for n in range(begin, paths):
             node = source * NODES + tl.load(walk + n)
             k = tl.load(node_keys + (node * GROUPS + group) * KEY_DIM + i, mask=in_key, other=0.0)
@@ -181,7 +188,7 @@ def delta_rule(
             b = tl.load(node_betas + node * HEADS + head)
             state = _delta_token(state, k, v, g, b)
         for t in range(first, root_end):
-            token = t.to(tl.int64)
+            token = first.to(tl.int64) + (t - first)
             q = tl.load(query + token * query_stride + group * KEY_DIM + i, mask=in_key, other=0.0)
             k = tl.load(key + token * key_stride + group * KEY_DIM + i, mask=in_key, other=0.0)
             v = tl.load(value + token * value_stride + head * VALUE_DIM + j, mask=in_value, other=0.0)
@@ -192,7 +199,7 @@ def delta_rule(
             tl.store(output + (token * HEADS + head) * VALUE_DIM + j, out.to(kind), mask=in_value)
             if t + 1 == border:
                 end = tl.load(row + _END).to(tl.int64)
-                tl.store(place + end * size, state, mask=inside & (end >= 0))
+                tl.store(place + end * size, state, mask=_inside(end, i, j, KEY_DIM, VALUE_DIM))
         tl.store(place + target * size, state, mask=inside)
         tl.debug_barrier()  # other paths begin with it
         for n in range(paths, tl.load(row + _WALK_END)):
@@ -211,11 +218,23 @@ def delta_rule(
             kept = token - root_end
             node = target * NODES + kept
             once = (kept < NODES) & (item % SLICES == 0)
-            tl.store(node_values + (node * HEADS + head) * VALUE_DIM + j, v, mask=in_value & (kept < NODES))
-            tl.store(node_keys + (node * GROUPS + group) * KEY_DIM + i, k, mask=in_key & once & (head % SHARING == 0))
+            tl.store(
+                node_values + (node * HEADS + head) * VALUE_DIM + j, v, mask=j < tl.where(kept < NODES, VALUE_DIM, 0)
+            )
+            tl.store(
+                node_keys + (node * GROUPS + group) * KEY_DIM + i,
+                k,
+                mask=i < tl.where(once & (head % SHARING == 0), KEY_DIM, 0),
+            )
             tl.store(node_decays + node * HEADS + head, g, mask=once)
             tl.store(node_betas + node * HEADS + head, b, mask=once)
         tl.debug_barrier()
+
+
+@triton.jit
+def _inside(row, i, j, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr):
+    """[K, V], which numbers of a state there are; none in row -1."""
+    return (i < tl.where(row >= 0, KEY_DIM, 0))[:, None] & (j < VALUE_DIM)[None, :]
 
 
 @triton.jit
@@ -295,14 +314,14 @@ def state_space(
         rate = tl.load(rates + head)
         skip = tl.load(skips + head)
         size = HEADS * KEY_DIM * VALUE_DIM
-        state = tl.load(place + source * size, mask=inside & (source >= 0), other=0.0)
+        state = tl.load(place + source * size, mask=_inside(source, i, j, KEY_DIM, VALUE_DIM), other=0.0)
         for n in range(begin, paths):
             node = source * NODES + tl.load(walk + n)
             b = tl.load(node_written + (node * GROUPS + group) * KEY_DIM + i, mask=in_key, other=0.0)
             x = tl.load(node_inputs + (node * HEADS + head) * VALUE_DIM + j, mask=in_value, other=0.0)
             state = _state_space_token(state, b, x, tl.load(node_steps + node * HEADS + head), rate)
         for t in range(first, root_end):
-            token = t.to(tl.int64)
+            token = first.to(tl.int64) + (t - first)
             c = tl.load(read + token * read_stride + group * KEY_DIM + i, mask=in_key, other=0.0)
             b = tl.load(written + token * written_stride + group * KEY_DIM + i, mask=in_key, other=0.0)
             x = tl.load(inputs + token * input_stride + head * VALUE_DIM + j, mask=in_value, other=0.0)
@@ -311,7 +330,7 @@ def state_space(
             tl.store(output + (token * HEADS + head) * VALUE_DIM + j, out.to(kind), mask=in_value)
             if t + 1 == border:
                 end = tl.load(row + _END).to(tl.int64)
-                tl.store(place + end * size, state, mask=inside & (end >= 0))
+                tl.store(place + end * size, state, mask=_inside(end, i, j, KEY_DIM, VALUE_DIM))
         tl.store(place + target * size, state, mask=inside)
         tl.debug_barrier()  # other paths begin with it
         for n in range(paths, tl.load(row + _WALK_END)):
@@ -329,9 +348,13 @@ def state_space(
             kept = token - root_end
             node = target * NODES + kept
             once = (kept < NODES) & (item % SLICES == 0)
-            tl.store(node_inputs + (node * HEADS + head) * VALUE_DIM + j, x, mask=in_value & (kept < NODES))
             tl.store(
-                node_written + (node * GROUPS + group) * KEY_DIM + i, b, mask=in_key & once & (head % SHARING == 0)
+                node_inputs + (node * HEADS + head) * VALUE_DIM + j, x, mask=j < tl.where(kept < NODES, VALUE_DIM, 0)
+            )
+            tl.store(
+                node_written + (node * GROUPS + group) * KEY_DIM + i,
+                b,
+                mask=i < tl.where(once & (head % SHARING == 0), KEY_DIM, 0),
             )
             tl.store(node_steps + node * HEADS + head, step, mask=once)
         tl.debug_barrier()
