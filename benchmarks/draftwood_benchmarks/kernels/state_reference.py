@@ -104,9 +104,7 @@ class StateCase:
             planned.append(PlannedRow(tokens, before, self._accepted[-1], 2 * number + 1, row.border, end))
         size, zeros = len(parents), np.zeros(len(parents), np.int32)
         self._parents, self._begins = parents, begins
-        batch = StepBatch(
-            zeros, zeros, np.array(parents, np.int32), np.array(begins, np.int32), none, none, none, none
-        )
+        batch = StepBatch(zeros, zeros, np.array(parents, np.int32), np.array(begins, np.int32), none, none, none, none)
         layout = StateLayout(batch, planned)
         self._size, self._padded = size, size + padding
         self._arrays = StateArrays(self._padded, max(1, layout.walk.size), device)
