@@ -60,7 +60,7 @@ def kernels(
     output.check()
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise BenchmarkError("kernels cannot be compiled with TRITON_INTERPRET=1 in the environment")
-    chosen = [*variants(tuple(head_size or HEAD_SIZES)), *STATE_VARIANTS]
+    chosen: list[Variant | StateVariant] = [*variants(tuple(head_size or HEAD_SIZES)), *STATE_VARIANTS]
     errors = _accuracy()
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
@@ -85,10 +85,13 @@ def compiled(variant: Variant | StateVariant, capability: int) -> list[dict[str,
     from draftwood_benchmarks.kernels.state_specialisations import state_launches_of
 
     rows = []
-    of_attention = isinstance(variant, Variant)
-    for launch in launches_of(variant, capability) if of_attention else state_launches_of(variant, capability):
+    once = isinstance(variant, Variant) and variant != Variant(variant.head_size)
+    launches = (
+        launches_of(variant, capability) if isinstance(variant, Variant) else state_launches_of(variant, capability)
+    )
+    for launch in launches:
         name = launch.kernel.__name__
-        if of_attention and name not in _OF_EVERY_VARIANT and variant != Variant(variant.head_size):
+        if once and name not in _OF_EVERY_VARIANT:
             continue
         figures = compile_launch(launch, capability)
         rows.append({"kernel": name, "variant": str(variant), "arch": f"sm_{capability}", **figures._asdict()})

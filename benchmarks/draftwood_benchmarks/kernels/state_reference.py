@@ -151,7 +151,9 @@ class StateCase:
 
         def compute(scan: Any) -> torch.Tensor:
             parts = (part[None] for part in (query, key, value))
-            return scan.delta_rule(*parts, g=decay[None], beta=beta[None], use_qk_l2norm_in_kernel=True)[0][0]
+            outputs: torch.Tensor
+            outputs, _ = scan.delta_rule(*parts, g=decay[None], beta=beta[None], use_qk_l2norm_in_kernel=True)
+            return outputs[0]
 
         return self._recurrence("delta_rule", compute, (key, value, decay, beta, query), nodes, follow)
 
@@ -260,7 +262,8 @@ class StateCase:
         flat = int(np.prod(size))
         found = self._numbers(self._padded, flat + 3)[:, :flat]
         found[self._size :] = torch.nan
-        return found.unflatten(1, size)
+        tokens: torch.Tensor = found.unflatten(1, size)
+        return tokens
 
     def _states(self, *size: int) -> torch.Tensor:
         """[state rows, ...]: a row that is read and one that is written for each batch row, then ends of pages."""

@@ -87,7 +87,10 @@ class CudaRunner:
     def __init__(
         self, module: Any, layout: CudaLayout, kv_tokens: int, graphs: bool = True, sequences: int | None = None
     ) -> None:
-        self.states, memory = _state_memory(layout, kv_tokens, sequences) if layout.mixers else (None, ())
+        self.states: StateRows | None = None
+        memory: tuple[MixerStates, ...] = ()
+        if layout.mixers:
+            self.states, memory = _state_memory(layout, kv_tokens, sequences)
         self._kv = KVPages(layout.shapes, layout.dtype, layout.device, kv_tokens, layout.layers)
         self.pages = self._kv.pages
         self._forward = Forward(module, self._kv, layout.group, layout.device, layout.exact, memory)

@@ -258,7 +258,7 @@ def test_keys_and_values_of_the_accepted_path(kind: int) -> None:
         if kind == MOST_PROBABLE:
             for depth, node in enumerate(path, 1):
                 expected[written.context + depth] = written.context + node
-        for old, new in zip(before.layers, after.layers, strict=True):
+        for old, new in zip(before.layers.values(), after.layers.values(), strict=True):
             for entry, source in enumerate(expected[: written.context + 1 + len(path)]):
                 moved = new[int(order[entry // PAGE_SIZE]), :, entry % PAGE_SIZE]
                 assert torch.equal(moved, old[int(order[source // PAGE_SIZE]), :, source % PAGE_SIZE])

@@ -32,7 +32,7 @@ ELSEWHERE = ("mamba", "kimi_linear", "minimax")
 
 
 @functools.cache
-def served(family: str, **changes: Any) -> LoadedModel:
+def served(family: str) -> LoadedModel:
     tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
     module = tiny_hybrid(family).to(DEVICE)
     return adopt(module, tokenizer, name=family, max_context=CONTEXT, defaults="greedy", runner="cuda")
@@ -43,7 +43,8 @@ def prompts_of(family: str, seed: int) -> list[tuple[int, ...]]:
     random = np.random.default_rng(seed)
     found = list[tuple[int, ...]]()
     common = random.integers(0, VOCAB, 18).tolist()
-    for begin in (common, [], common):
+    begins: tuple[list[int], ...] = (common, [], common)
+    for begin in begins:
         for _ in range(100):
             prompt = (*begin, *random.integers(0, VOCAB, int(random.integers(1, 9))).tolist())
             if prompt not in found and generated(family, prompt, NEW).closest >= TIE:

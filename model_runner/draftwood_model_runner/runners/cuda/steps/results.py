@@ -11,6 +11,7 @@ import torch
 from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.runners.base import Predictions
 from draftwood_model_runner.runners.cuda.states.rows import LiveState
+from draftwood_model_runner.runners.cuda.states.shapes import STATE_NODES
 from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_strategies.draft import Float32Array, Int32Array
 
@@ -118,6 +119,7 @@ class LaunchedStep:
     def accept(self, row: int, nodes: list[int]) -> None:
         """Tells which nodes of a batch row's tree the walk accepted: its next step replays them."""
         if self._states and (state := self._states[row]) is not None:
+            assert all(node < STATE_NODES for node in nodes), "a larger tree than `draft_limits` allows"
             state.accepted = nodes
 
     def wait(self) -> tuple[HostResults, float]:
