@@ -22,11 +22,10 @@ from tests.model_runner.families import as_prompt
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.runners.cuda.device import DEVICE
 from tests.model_runner.sequences import make_sequence
-from tests.model_runner.test_hybrids import TIE, generated
+from tests.model_runner.test_hybrids import SMALLER, TIE, generated, hybrid
 from tools.model_sweep.hybrids import VOCAB, tiny_hybrid
 
 CONTEXT, DRAFT, NEW = 64, 12, 8
-FAMILIES = ("qwen3_next", "bamba", "granitemoehybrid", "falcon_h1")
 ELSEWHERE = ("mamba", "kimi_linear", "minimax")
 """Families with mixers that the kernels do not compute."""
 
@@ -34,7 +33,7 @@ ELSEWHERE = ("mamba", "kimi_linear", "minimax")
 @functools.cache
 def served(family: str) -> LoadedModel:
     tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    module = tiny_hybrid(family).to(DEVICE)
+    module = hybrid(family).to(DEVICE)
     return adopt(module, tokenizer, name=family, max_context=CONTEXT, defaults="greedy", runner="cuda")
 
 
@@ -102,7 +101,8 @@ def run(family: str, prompts: list[tuple[int, ...]], *, interrupted: bool, halve
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "family", [*FAMILIES[:2], *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES[2:])]
+    "family",
+    [*[*SMALLER][:2], *(pytest.param(family, marks=pytest.mark.slow) for family in [*SMALLER][2:])],
 )
 def test_trees_joins_prefixes_and_interruptions(family: str) -> None:
     prompts = prompts_of(family, seed=1)
@@ -114,15 +114,15 @@ def test_trees_joins_prefixes_and_interruptions(family: str) -> None:
 
 @pytest.mark.timeout(600)
 def test_halves_in_turn() -> None:
-    sequences = run("bamba", prompts_of("bamba", seed=2), interrupted=False, halves=True)
+    sequences = run("bamba small", prompts_of("bamba small", seed=2), interrupted=False, halves=True)
     assert sum(one.stats.accepted_tokens for one in sequences) > 0
 
 
 @pytest.mark.timeout(600)
 def test_steps_are_replayed_as_they_were_recorded() -> None:
-    engine = Engine(served("bamba"), EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=2))
-    prompt = prompts_of("bamba", seed=1)[1]
-    answers = {prompt: generated("bamba", prompt, NEW).tokens}
+    engine = Engine(served("bamba small"), EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=2))
+    prompt = prompts_of("bamba small", seed=1)[1]
+    answers = {prompt: generated("bamba small", prompt, NEW).tokens}
     one = make_sequence(
         "r", as_prompt(prompt), StopParams(NEW), strategy=OracleStrategy(answers, VOCAB, seed=3), max_draft_nodes=DRAFT
     )
