@@ -151,3 +151,30 @@ def test_families_that_the_kernels_do_not_compute_are_left_to_torch(family: str)
     with torch.inference_mode():
         module.set_attn_implementation("eager")
         torch.testing.assert_close(module(input_ids=ids).logits, before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.timeout(600)
+def test_tokens_that_the_host_chooses() -> None:
+    """Whose accepted nodes the host knows alone."""
+    family, prompt = "bamba small", tuple(range(1, 12))
+    free = generated(family, prompt, NEW).tokens
+    suppressed = (free[1], free[4])
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        written = hybrid(family).generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, pad_token_id=0,
+            suppress_tokens=suppressed,
+        )  # fmt: skip
+    expected = written[0, len(prompt) :].tolist()
+    module = hybrid(family).to(DEVICE)
+    module.generation_config.suppress_tokens = [*suppressed]
+    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
+    model = adopt(module, tokenizer, name=family, max_context=CONTEXT, runner="cuda")
+    engine = Engine(model, EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=1))
+    oracle = OracleStrategy({prompt: expected}, VOCAB, seed=2)
+    one = make_sequence("r", as_prompt(prompt), StopParams(NEW), strategy=oracle, max_draft_nodes=DRAFT)
+    engine.add(one)
+    while engine.has_work:
+        engine.step()
+    assert one.output == expected
+    assert one.stats.accepted_tokens > 0
