@@ -44,9 +44,9 @@ def recurrent_layers() -> dict[str, float]:
     from draftwood_benchmarks.kernels.state_reference import Shape, StateCase, random_rows
 
     errors = {"convolve": 0.0, "delta_rule": 0.0, "state_space": 0.0}
-    for seed in range(SEEDS):
+    for seed in range(SEEDS // 2):
         random = np.random.default_rng(seed)
-        case = StateCase(random, random_rows(random, 2, most_nodes=[8, 40][seed % 2]), Shape(4, 2, 16, 24), padding=1)
+        case = StateCase(random, random_rows(random, 2, most_nodes=[8, 40][seed % 2]), Shape(2, 1, 16, 24), padding=1)
         for pair in (*case.convolution(20), *case.delta_rule(), *case.state_space()):
             name = pair.name.split(":")[0]
             errors[name] = max(errors[name], pair.error)
