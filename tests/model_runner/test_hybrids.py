@@ -35,6 +35,20 @@ computes differs from one for several by up to 1.4e-4 of the largest (Qwen 3 Nex
 OFTEN = ("qwen3_next", "mamba", "zamba2", "lfm2", "qwen4_exp_text", "inkling_text")
 """Families of different kinds, which the ordinary suite tries; the others are tried by the slow tests."""
 
+_TWO_HEADS: dict[str, Any] = {"num_hidden_layers": 2, "mamba_n_heads": 2, "mamba_d_head": 32}
+SMALLER: dict[str, dict[str, Any]] = {
+    "qwen3_next small": {
+        "num_hidden_layers": 2,
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "bamba small": {**_TWO_HEADS, "attn_layer_indices": [1]},
+    "granitemoehybrid small": {**_TWO_HEADS, "layer_types": ["linear_attention", "full_attention"]},
+    "falcon_h1 small": _TWO_HEADS,
+}
+"""What differs from the tiny models of these families, for interpreted kernels."""
+
 
 class Case(NamedTuple):
     """A request: its prompt, how many tokens it asks for, the step in which it joins, and after how many tokens it is
@@ -50,7 +64,7 @@ class Case(NamedTuple):
 @functools.cache
 def served(family: str) -> LoadedModel:
     tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    return adopt(_module(family), tokenizer, name=family, max_context=CONTEXT, defaults="greedy")
+    return adopt(hybrid(family), tokenizer, name=family, max_context=CONTEXT, defaults="greedy")
 
 
 class Written(NamedTuple):
@@ -99,10 +113,13 @@ class Noise(LogitsProcessor):
 
 @functools.cache
 def _reference(family: str) -> Any:
-    return _module(family)
+    return hybrid(family)
 
 
-def _module(family: str) -> Any:
+def hybrid(family: str) -> Any:
+    """A random model of a family, the same each time."""
+    if family in SMALLER:
+        return tiny_hybrid(family.removesuffix(" small"), **SMALLER[family])
     return tiny_hybrid(family) if family in CONFIGS else tiny_attention(family, VOCAB, CONTEXT)
 
 

@@ -39,6 +39,20 @@ def small_operations() -> dict[str, float]:
     return {"linear": linear, **fused, "top_of_blocks": float(wrong), "top_of_rows": float(wrong)}
 
 
+def recurrent_layers() -> dict[str, float]:
+    """The kernels of recurrent layers over draft trees, in float32: outputs, states, and what is kept of nodes."""
+    from draftwood_benchmarks.kernels.state_reference import Shape, StateCase, random_rows
+
+    errors = {"convolve": 0.0, "delta_rule": 0.0, "state_space": 0.0}
+    for seed in range(SEEDS // 2):
+        random = np.random.default_rng(seed)
+        case = StateCase(random, random_rows(random, 2, most_nodes=[8, 40][seed % 2]), Shape(2, 1, 16, 24), padding=1)
+        for pair in (*case.convolution(20), *case.delta_rule(), *case.state_space()):
+            name = pair.name.split(":")[0]
+            errors[name] = max(errors[name], pair.error)
+    return errors
+
+
 def _fused_operations() -> dict[str, list[tuple[torch.Tensor, torch.Tensor]]]:
     """Of parts of wider rows, as joined products leave them: what the kernels compute, and what is right."""
     from draftwood_model_runner.runners.cuda.fusing.attention import fused_rotation
@@ -107,6 +121,7 @@ def measure() -> dict[str, float]:
         "float16": attention["float16"],
         "bfloat16": attention["bfloat16"],
         **small_operations(),
+        **recurrent_layers(),
     }
 
 

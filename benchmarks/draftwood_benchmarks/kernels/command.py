@@ -21,6 +21,7 @@ from draftwood_client.cli.options import command
 
 if TYPE_CHECKING:
     from draftwood_benchmarks.kernels.specialisations import Variant
+    from draftwood_benchmarks.kernels.state_specialisations import StateVariant
 
 ARCHITECTURES = (80, 89, 90, 100, 120)
 SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
@@ -29,6 +30,7 @@ MOST_SPILLS = 64
 """Bytes a thread, of which a few in the outermost loop cost nothing that can be measured. Not tuned."""
 TOLERANCE = {
     **dict.fromkeys(("attention_parts", "merge_parts", "rms_norm", "silu_product", "rotate"), 1e-5),
+    **dict.fromkeys(("convolve", "delta_rule", "state_space"), 2e-5),
     **dict.fromkeys(("top_of_blocks", "top_of_rows"), 0.0),
     "float16": 5e-3,
     "bfloat16": 4e-2,
@@ -48,16 +50,17 @@ def kernels(
     jobs: Annotated[int, typer.Option(min=1, help="Compilers that run side by side.")] = os.cpu_count() or 1,
 ) -> None:
     """Compiles every kernel of the cuda runner to machine code for GPUs (compute capability 8.0, 8.9, 9.0, 10.0 and
-    12.0, all head sizes), and compares interpreted kernels with float64. Fails if a kernel spills registers, needs more
-    shared memory than a GPU has, or errs by more than rounding.
+    12.0, all head sizes and states of recurrent layers), and compares interpreted kernels with float64. Fails if a
+    kernel spills registers, needs more shared memory than a GPU has, or errs by more than rounding.
     """
     from draftwood_benchmarks.kernels.specialisations import HEAD_SIZES, variants
+    from draftwood_benchmarks.kernels.state_specialisations import STATE_VARIANTS
 
     out = console()
     output.check()
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise BenchmarkError("kernels cannot be compiled with TRITON_INTERPRET=1 in the environment")
-    chosen = variants(tuple(head_size or HEAD_SIZES))
+    chosen: list[Variant | StateVariant] = [*variants(tuple(head_size or HEAD_SIZES)), *STATE_VARIANTS]
     errors = _accuracy()
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
@@ -75,15 +78,20 @@ def kernels(
         raise BenchmarkError("; ".join(problems))
 
 
-def compiled(variant: Variant, capability: int) -> list[dict[str, Any]]:
+def compiled(variant: Variant | StateVariant, capability: int) -> list[dict[str, Any]]:
     """The kernels of a variant; those that depend on nothing of it only once, with the smallest heads."""
     from draftwood_benchmarks.kernels.compiling import compile_launch
     from draftwood_benchmarks.kernels.specialisations import Variant, launches_of
+    from draftwood_benchmarks.kernels.state_specialisations import state_launches_of
 
     rows = []
-    for launch in launches_of(variant, capability):
+    once = isinstance(variant, Variant) and variant != Variant(variant.head_size)
+    launches = (
+        launches_of(variant, capability) if isinstance(variant, Variant) else state_launches_of(variant, capability)
+    )
+    for launch in launches:
         name = launch.kernel.__name__
-        if name not in _OF_EVERY_VARIANT and variant != Variant(variant.head_size):
+        if once and name not in _OF_EVERY_VARIANT:
             continue
         figures = compile_launch(launch, capability)
         rows.append({"kernel": name, "variant": str(variant), "arch": f"sm_{capability}", **figures._asdict()})

@@ -148,7 +148,7 @@ class _Factory:
     def default_kv_tokens(self, context: int, sequences: int) -> int:
         return int(self._runner.pages) * _PAGE_SIZE
 
-    def runner(self, kv_tokens: int, threads: int | None = None) -> CostlessRunner:
+    def runner(self, kv_tokens: int, threads: int | None = None, sequences: int | None = None) -> CostlessRunner:
         return self._runner
 
 

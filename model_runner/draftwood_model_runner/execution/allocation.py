@@ -43,7 +43,7 @@ def allocate(model: LoadedModel, config: EngineConfig) -> Allocated:
         capacity = model.factory.default_kv_tokens(least, -(-config.max_running * full // least))
     if capacity < least:
         raise InvalidValueError("kv_cache_tokens", capacity, f"one full context with its drafts needs {least}")
-    runner = model.factory.runner(capacity, config.threads)
+    runner = model.factory.runner(capacity, config.threads, config.max_running)
     states = runner.states if isinstance(runner, StatefulRunner) else None
     tokens = runner.pages * runner.page_size
     _log.info("KV cache: %d tokens, %.2f GB", tokens, tokens * model.factory.kv_bytes_per_token / 1e9)

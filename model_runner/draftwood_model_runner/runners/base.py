@@ -328,12 +328,14 @@ class RunnerFactory(Protocol):
             InvalidValueError: not even one fits.
         """
 
-    def runner(self, kv_tokens: int, threads: int | None = None) -> Runner:
+    def runner(self, kv_tokens: int, threads: int | None = None, sequences: int | None = None) -> Runner:
         """A runner with KV memory of its own.
 
         Args:
             kv_tokens: capacity of its KV memory, rounded up to full pages.
             threads: CPU threads of a step; None for the default of torch.
+            sequences: that run at once at most, for states of recurrent layers that are allocated at once; None for the
+                runner's default.
 
         Raises:
             InvalidValueError: the device has no memory for it.

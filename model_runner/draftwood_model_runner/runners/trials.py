@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
-from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.base import KVCompaction, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.positions import plain_positions
-from draftwood_model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
+from draftwood_model_runner.runners.probing import TOLERANCE, difference, generated_logits, path_with_wrong_siblings
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
 
 PATH = 5
@@ -106,6 +106,28 @@ class Trial(NamedTuple):
             row = BatchRow(pages, start, self.tokens[start:end], EMPTY_TREE, logits_from=end - start - 1)
             model.step(lay_out([row]))
         return model.step(lay_out([self.drafted_row(pages, draft)]))[draft.rows]
+
+    def generated(self, module: Any) -> torch.Tensor:
+        """Logits [2 + PATH, vocab] computed as by `generate`, the prompt at once, then one token after the other: from
+        the last token of the prompt on, the last of them twice."""
+        logits = [logits[0, -1:] for logits in generated_logits(module, self.ids(module), self.context)]
+        return torch.cat([*logits, logits[-1]])
+
+    def continued(
+        self, model: Stepper, draft: Draft, page_size: int, accept: Callable[[KVCompaction, list[int]], None]
+    ) -> torch.Tensor:
+        """The same logits, along the path of a draft; the last once more from a step of its own, with the path before
+        it accepted.
+
+        Args:
+            accept: called with the moves that accept nodes, and the nodes.
+        """
+        logits = self.drafted(model, draft).clone()
+        pages, nodes = self.pages(model), [*draft.nodes[:-1]]
+        slots = lay_out([self.drafted_row(pages, draft)]).slot_mapping(page_size)[2:].astype(np.int32)
+        accept(KVCompaction(slots[nodes], slots[: len(nodes)], np.array([0, len(nodes)], np.int32)), nodes)
+        last = BatchRow(pages, self.context + PATH - 1, self.path[-1:], EMPTY_TREE, logits_from=0, prompt=self.context)
+        return torch.cat([logits, model.step(lay_out([last]))[:1]])
 
     def pages(self, model: Stepper) -> Int32Array:
         """int32[pages], the page table of the sequence: no two of its pages are neighbours in this order."""

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from draftwood_model_runner.runners.base import KVCompaction
+from draftwood_model_runner.runners.states.mixers import State
 from draftwood_model_runner.runners.torch.states.memory import RowStates, StateMemory
-from draftwood_model_runner.runners.torch.states.mixers import State
 
 PAGE = 4
 TABLE = np.array([7, 3, 9], np.int32)

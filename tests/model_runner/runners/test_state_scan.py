@@ -11,7 +11,7 @@ from transformers.models.kimi_linear import modeling_kimi_linear as kimi
 from transformers.models.mamba2 import modeling_mamba2 as mamba2
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 
-from draftwood_model_runner.runners.torch.states.scan import Scan, StepShape
+from draftwood_model_runner.runners.torch.states.scan import HostScan, StepShape
 
 HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, WIDTH = 4, 2, 8, 6, 5, 4
 CERTAIN, NODES, REPLAYED = (3, 1), (6, 9), (0, 2)
@@ -65,7 +65,7 @@ def test_the_delta_rule_follows_trees(kimi_decay: bool) -> None:
         parts[3], parts[4] = -parts[3].abs(), parts[4].sigmoid()
     state = torch.randn(1, HEADS, KEY, VALUE, generator=case.generator)
     earlier = [part[0] for part in (*old[1:3], old[3] if kimi_decay else old[3][..., None], old[4])]
-    scan = Scan(case.step, [{}, {("recurrent", 0): state}], earlier)
+    scan = HostScan(case.step, [{}, {("recurrent", 0): state}], earlier)
     query, key, value, decay, beta = tokens
     output, _ = scan.delta_rule(query, key, value, g=decay, beta=beta, use_qk_l2norm_in_kernel=True)
     function: Any = kimi.recurrent_kimi_delta_attention if kimi_decay else qwen3_next.torch_recurrent_gated_delta_rule
@@ -89,7 +89,7 @@ def test_the_state_space_follows_trees_and_limits_steps_of_prompts_only() -> Non
     old[1] = torch.nn.functional.softplus(old[1])  # replayed time steps are those that were computed
     rates, skips = -torch.rand(HEADS, generator=case.generator), torch.randn(HEADS, generator=case.generator)
     state, limit = torch.randn(1, HEADS, KEY, VALUE, generator=case.generator), 0.9
-    scan = Scan(case.step, [{}, {("recurrent", 0): state}], [part[0] for part in old])
+    scan = HostScan(case.step, [{}, {("recurrent", 0): state}], [part[0] for part in old])
     output = scan.state_space(
         inputs, steps, rates, written, read, 16, D=skips, dt_softplus=True, dt_limit=(limit, float("inf"))
     )
@@ -119,7 +119,7 @@ def test_a_convolution_follows_trees(bias: bool) -> None:
     weight = torch.randn(CHANNELS, WIDTH, generator=case.generator)
     offsets = torch.randn(CHANNELS, generator=case.generator) if bias else None
     state = torch.randn(1, WIDTH - 1, CHANNELS, generator=case.generator)
-    scan = Scan(case.step, [{}, {("conv", 1): state}], [old[0]])
+    scan = HostScan(case.step, [{}, {("conv", 1): state}], [old[0]])
     hidden = scan.update_conv_state(tokens.transpose(1, 2), 0, state_idx=1)
     output = scan.convolve(hidden, weight, offsets, activation="silu").transpose(1, 2)
     blank = torch.zeros(1, WIDTH - 1, CHANNELS)
@@ -132,7 +132,7 @@ def test_a_convolution_follows_trees(bias: bool) -> None:
     _compare(case, scan, output, expected)
 
 
-def _compare(case: Case, scan: Scan, output: torch.Tensor, expected: Any) -> None:
+def _compare(case: Case, scan: HostScan, output: torch.Tensor, expected: Any) -> None:
     """Outputs of all tokens, and the states at roots and borders."""
     (kind,) = scan.states
     for token in range(case.step.size):

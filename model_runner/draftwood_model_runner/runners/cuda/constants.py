@@ -16,3 +16,7 @@ CHOICE_BLOCK, CHOICE_ENTRIES = 1024, 128
 """Scores that a program reads at a time when it chooses a token, and tokens with rules of their own."""
 TOP_BLOCK = 4096
 """Logits among which a program finds the most probable ones."""
+CONVOLUTION_BLOCK = 512
+"""Channels of a program of a short convolution."""
+STATE_BLOCK = 4096
+"""Numbers of a recurrent layer's state that a program keeps in registers."""

@@ -34,10 +34,11 @@ class CudaRunnerFactory:
         return bytes_per_token(self.layout.shapes, self.layout.dtype.itemsize)
 
     def default_kv_tokens(self, context: int, sequences: int) -> int:
-        return default_capacity(self.kv_bytes_per_token, self.layout.device, context, sequences)
+        per_sequence = self.layout.bytes_per_sequence
+        return default_capacity(self.kv_bytes_per_token, self.layout.device, context, sequences, per_sequence)
 
-    def runner(self, kv_tokens: int, threads: int | None = None) -> CudaRunner:
-        return CudaRunner(self.module, self.layout, kv_tokens)
+    def runner(self, kv_tokens: int, threads: int | None = None, sequences: int | None = None) -> CudaRunner:
+        return CudaRunner(self.module, self.layout, kv_tokens, sequences=sequences)
 
 
 def take_over(module: Any, max_context: int, exact: bool) -> CudaRunnerFactory:

@@ -16,17 +16,26 @@ class KVPages:
 
     Attributes:
         pages: their number.
-        layers: for each layer [page, kv_head, PAGE_SIZE, key_dim + value_dim], the key of a token before its value.
+        layers: by number of each layer that attends [page, kv_head, PAGE_SIZE, key_dim + value_dim], the key of a token
+            before its value.
         by_shape: the same, for each shape all of its layers: [layer, page, kv_head, PAGE_SIZE, key_dim + value_dim].
 
     Args:
         tokens: capacity, rounded up to full pages.
+        numbers: of the layers; None if all attend.
 
     Raises:
         InvalidValueError: the device has no memory for it.
     """
 
-    def __init__(self, shapes: tuple[KVShape, ...], dtype: torch.dtype, device: torch.device, tokens: int) -> None:
+    def __init__(
+        self,
+        shapes: tuple[KVShape, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        tokens: int,
+        numbers: tuple[int, ...] | None = None,
+    ) -> None:
         self.pages = -(-tokens // PAGE_SIZE)
 
         def empty(shape: KVShape, layers: int) -> torch.Tensor:
@@ -34,4 +43,6 @@ class KVPages:
             return torch.zeros(sizes, dtype=dtype, device=device)
 
         self.by_shape = allocated(shapes, tokens, bytes_per_token(shapes, dtype.itemsize), empty)
-        self.layers: list[torch.Tensor] = by_layer(shapes, self.by_shape)
+        self.layers: dict[int, torch.Tensor] = dict(
+            zip(range(len(shapes)) if numbers is None else numbers, by_layer(shapes, self.by_shape), strict=True)
+        )

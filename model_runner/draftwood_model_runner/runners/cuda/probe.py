@@ -16,6 +16,7 @@ from draftwood_model_runner.runners.cuda.fusing.forward import remove
 from draftwood_model_runner.runners.cuda.fusing.model import fuse
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
+from draftwood_model_runner.runners.cuda.states.probe import stateful_layout
 from draftwood_model_runner.runners.cuda.steps.attention import STEP
 from draftwood_model_runner.runners.probing import does_not_run, other_layers, past_thresholds, same_bits
 from draftwood_model_runner.runners.shrinking import CONTEXT
@@ -39,11 +40,13 @@ def probe(module: Any, max_context: int, exact: bool) -> CudaLayout:
         UnsupportedModelError: with the reason.
     """
     name, config = type(module).__name__, module.config.get_text_config()
-    if reason := other_layers(config, max_context):
-        raise UnsupportedModelError(f"{name}: {reason}")
     if module.device.type == "cuda":
         torch.cuda.set_device(module.device)  # where Triton launches kernels
     remove(module)  # of an earlier runner
+    if reason := other_layers(config, max_context):
+        if exact:
+            raise UnsupportedModelError(f"{name}: {reason}")
+        return stateful_layout(module, max_context, reason)
     calls = attention_calls(module, max_context)
 
     def trial(copied: Any) -> None:

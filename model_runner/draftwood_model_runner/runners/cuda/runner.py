@@ -11,9 +11,14 @@ import numpy.typing as npt
 import torch
 
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, KVShape, Predictions, StepBatch
+from draftwood_model_runner.runners.capacity.kv_arrays import bytes_per_token
+from draftwood_model_runner.runners.capacity.kv_capacity import state_capacity
 from draftwood_model_runner.runners.cuda.device.buffer import sent
 from draftwood_model_runner.runners.cuda.first_steps import compile_choosing
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
+from draftwood_model_runner.runners.cuda.states.memory import MixerStates, allocated
+from draftwood_model_runner.runners.cuda.states.rows import SPARE_SEQUENCES, StateRows
+from draftwood_model_runner.runners.cuda.states.shapes import STATE_NODES, MixerShape
 from draftwood_model_runner.runners.cuda.steps.choosing import move
 from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS
 from draftwood_model_runner.runners.cuda.steps.forward import Forward
@@ -33,6 +38,8 @@ class CudaLayout:
         shapes: for each layer.
         group: heads that share a key, at most.
         exact: outputs are bit-identical with and without drafts, in any batch.
+        layers: numbers of those that attend; None if all do.
+        mixers: what each layer with a state keeps.
     """
 
     shapes: tuple[KVShape, ...]
@@ -40,6 +47,24 @@ class CudaLayout:
     dtype: torch.dtype
     device: torch.device
     exact: bool = False
+    layers: tuple[int, ...] | None = None
+    mixers: tuple[MixerShape, ...] = ()
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the states of a sequence after a token."""
+        return sum(shape.state_bytes for shape in self.mixers)
+
+    @property
+    def bytes_per_sequence(self) -> int:
+        """Of states and inputs of nodes: a step has those before it and those after it."""
+        return 2 * (self.state_bytes + sum(shape.node_bytes for shape in self.mixers))
+
+
+_SEQUENCES = 16
+"""With recurrent layers that are live at once, where nobody says how many."""
+_MOST_KEPT = 256
+"""States that are kept for sequences that begin alike, at most. Not tuned."""
 
 
 class CudaRunner:
@@ -49,19 +74,31 @@ class CudaRunner:
         module: a transformers model whose attention is `attention.paged_attention`, see `probe`.
         kv_tokens: capacity of its KV memory.
         graphs: replay steps of up to `forward.SIZES[-1]` tokens as CUDA graphs.
+        sequences: with recurrent layers, that are live at once at most; None: `_SEQUENCES`, or as many as memory holds.
+
+    Attributes:
+        states: which sequences have states of recurrent layers; None without such layers.
     """
 
     page_size: ClassVar[int] = PAGE_SIZE
     is_asynchronous: ClassVar[bool] = True
     mixed_batches: ClassVar[bool] = True
 
-    def __init__(self, module: Any, layout: CudaLayout, kv_tokens: int, graphs: bool = True) -> None:
-        self._kv = KVPages(layout.shapes, layout.dtype, layout.device, kv_tokens)
+    def __init__(
+        self, module: Any, layout: CudaLayout, kv_tokens: int, graphs: bool = True, sequences: int | None = None
+    ) -> None:
+        self.states: StateRows | None = None
+        memory: tuple[MixerStates, ...] = ()
+        if layout.mixers:
+            self.states, memory = _state_memory(layout, kv_tokens, sequences)
+        self._kv = KVPages(layout.shapes, layout.dtype, layout.device, kv_tokens, layout.layers)
         self.pages = self._kv.pages
-        self._forward = Forward(module, self._kv, layout.group, layout.device, layout.exact)
+        self._forward = Forward(module, self._kv, layout.group, layout.device, layout.exact, memory)
         capture = CAPTURES.get(layout.device.type) if graphs else None
         self._graphs = None if capture is None else Graphs(self._forward, capture(self._forward))
         self._device, self._limits = layout.device, DraftLimits(levels=LEVELS) if layout.exact else NO_LIMITS
+        if self.states is not None:
+            self._limits = DraftLimits(nodes=STATE_NODES)
         if self._graphs is not None and layout.device.type == "cuda":
             with torch.inference_mode():
                 self._graphs.capture_all()
@@ -91,14 +128,20 @@ class CudaRunner:
             DeviceMemoryError, DeviceLostError: as `step`.
         """
         what = f"a step of {batch.size} tokens"
-        with device_errors(what):
-            clock = Clock(self._device)
-            ready = self._forward.prepare(batch, sampling)
-            if self._graphs is None or not self._graphs.run(ready):
-                self._forward.logits = self._forward.launch(ready)
-            results = self._forward.choose(ready, top_k, sampling)
-            clock.stop()
-        return LaunchedStep(results, clock, what)
+        planned = [] if self.states is None else self.states.plan(batch)
+        try:
+            with device_errors(what):
+                clock = Clock(self._device)
+                ready = self._forward.prepare(batch, sampling, planned)
+                if self._graphs is None or not self._graphs.run(ready):
+                    self._forward.logits = self._forward.launch(ready)
+                results = self._forward.choose(ready, top_k, sampling)
+                clock.stop()
+        except BaseException:
+            if self.states is not None:
+                self.states.discard(planned)
+            raise
+        return LaunchedStep(results, clock, what, [] if self.states is None else self.states.commit(planned))
 
     @torch.inference_mode()
     def compact_kv(self, moves: KVCompaction) -> None:
@@ -106,3 +149,14 @@ class CudaRunner:
         with device_errors("moving keys and values"):
             arrays = sent({"slots": slots, "begins": moves.begins, "counts": np.diff(moves.begins)}, self._device)
             move(self._kv, arrays["slots"], arrays["begins"], arrays["counts"])
+
+
+def _state_memory(
+    layout: CudaLayout, kv_tokens: int, sequences: int | None
+) -> tuple[StateRows, tuple[MixerStates, ...]]:
+    kv_bytes = kv_tokens * bytes_per_token(layout.shapes, layout.dtype.itemsize)
+    each, state = layout.bytes_per_sequence, layout.state_bytes
+    affordable, kept_bytes = state_capacity(each, kv_bytes, layout.device)
+    live = max(1, min(sequences or _SEQUENCES, affordable - SPARE_SEQUENCES))
+    rows = StateRows(PAGE_SIZE, live, max(1, min(_MOST_KEPT, kept_bytes // state)), state, each)
+    return rows, allocated(layout.mixers, rows.live_rows, rows.rows, layout.device)

@@ -105,6 +105,9 @@ class LeadingStep:
         with _all_or_none():
             return self._launched.wait()
 
+    def accept(self, row: int, nodes: list[int]) -> None:
+        self._launched.accept(row, nodes)
+
 
 class LeadingRunner:
     """Implements `runners.base.Runner`: what it is asked for, all ranks do."""
@@ -156,7 +159,7 @@ class LeadingFactory:
         """By the memory of this rank: devices are alike."""
         return self._factory.default_kv_tokens(context, sequences)
 
-    def runner(self, kv_tokens: int, threads: int | None = None) -> LeadingRunner:
+    def runner(self, kv_tokens: int, threads: int | None = None, sequences: int | None = None) -> LeadingRunner:
         number = next(self._numbers)
         self._ranks.send((number, "runner", kv_tokens))
         return LeadingRunner(cast(Launcher, self._factory.runner(kv_tokens)), self._ranks, number)

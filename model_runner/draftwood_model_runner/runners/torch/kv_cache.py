@@ -12,9 +12,9 @@ import torch
 from draftwood_model_runner.runners.base import KVCompaction, KVShape, StepBatch
 from draftwood_model_runner.runners.capacity.kv_arrays import allocated, by_layer, bytes_per_token
 from draftwood_model_runner.runners.capacity.kv_capacity import state_capacity
+from draftwood_model_runner.runners.states.mixers import Mixer
 from draftwood_model_runner.runners.torch.exact_attention import ONES
 from draftwood_model_runner.runners.torch.states.memory import StateMemory
-from draftwood_model_runner.runners.torch.states.mixers import Mixer
 from draftwood_strategies.draft import Int32Array
 
 PAGE_SIZE = 16

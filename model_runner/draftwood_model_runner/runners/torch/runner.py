@@ -99,7 +99,7 @@ class TorchRunnerFactory:
         per_token, per_sequence = max(1, layout.bytes_per_token), layout.bytes_per_sequence
         return default_capacity(per_token, layout.device, context, sequences, per_sequence)
 
-    def runner(self, kv_tokens: int, threads: int | None = None) -> TorchRunner:
+    def runner(self, kv_tokens: int, threads: int | None = None, sequences: int | None = None) -> TorchRunner:
         return TorchRunner(self.module, self.layout, kv_tokens, threads)
 
 

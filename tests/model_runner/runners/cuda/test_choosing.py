@@ -97,7 +97,7 @@ def chosen_by_kernels(
     shape = KVShape(2, 16, 16)
     before, after = (KVPages((shape, shape), torch.float32, CPU, table * PAGE_SIZE) for _ in range(2))
     for kv in (before, after):
-        for layer in kv.layers:
+        for layer in kv.layers.values():
             layer.copy_(torch.arange(layer.numel()).view(layer.shape))
     tiles = divide(step, Division(8, 1))
     arrays = StepArrays(step.size, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], step.block_table.size, CPU)
@@ -258,7 +258,7 @@ def test_keys_and_values_of_the_accepted_path(kind: int) -> None:
         if kind == MOST_PROBABLE:
             for depth, node in enumerate(path, 1):
                 expected[written.context + depth] = written.context + node
-        for old, new in zip(before.layers, after.layers, strict=True):
+        for old, new in zip(before.layers.values(), after.layers.values(), strict=True):
             for entry, source in enumerate(expected[: written.context + 1 + len(path)]):
                 moved = new[int(order[entry // PAGE_SIZE]), :, entry % PAGE_SIZE]
                 assert torch.equal(moved, old[int(order[source // PAGE_SIZE]), :, source % PAGE_SIZE])

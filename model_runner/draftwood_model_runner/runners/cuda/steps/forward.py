@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,10 @@ from draftwood_model_runner.runners.cuda.constants import TOP_BLOCK
 from draftwood_model_runner.runners.cuda.device.launching import launch, machine
 from draftwood_model_runner.runners.cuda.kernels.top_tokens import top_of_blocks, top_of_rows
 from draftwood_model_runner.runners.cuda.kv_cache import KVPages
+from draftwood_model_runner.runners.cuda.states.arrays import WALK, StateArrays, StateLayout
+from draftwood_model_runner.runners.cuda.states.memory import MixerStates
+from draftwood_model_runner.runners.cuda.states.rows import PlannedRow
+from draftwood_model_runner.runners.cuda.states.scan import DeviceStep, mixing
 from draftwood_model_runner.runners.cuda.steps.attention import STEP, AttentionStep, Scratch, power_of_2
 from draftwood_model_runner.runners.cuda.steps.choosing import choose_and_keep, log_probabilities
 from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS, divide_exactly
@@ -42,6 +47,10 @@ class Workspace:
 
     Attributes:
         top: int32[tokens, TOP + 1], the most probable tokens after each row of logits, and the chosen one.
+        state_arrays: for recurrent layers; None without.
+
+    Args:
+        walk: entries of `state_arrays.walk`; 0 without recurrent layers.
     """
 
     def __init__(
@@ -54,7 +63,9 @@ class Workspace:
         pages: int,
         device: torch.device,
         levels: int = 0,
+        walk: int = 0,
     ) -> None:
+        self.state_arrays = StateArrays(tokens, walk, device) if walk else None
         self.arrays = StepArrays(tokens, words, parts, pages, device, levels)
         self.scratch = Scratch(shapes, parts * rows, device)
         self.top = torch.zeros((tokens, TOP + 1), dtype=torch.int32, device=device)
@@ -66,9 +77,23 @@ class Workspace:
         self._host_tops.reverse()
         return self._host_tops[0]
 
-    def fits(self, batch: StepBatch, tiles: Tiles, rows: int) -> bool:
+    def fits(self, batch: StepBatch, tiles: Tiles, rows: int, states: StateLayout | None) -> bool:
         """Whether a step can be filled in."""
-        return self.arrays.fits(batch, tiles) and self.scratch.fits(tiles, rows)
+        has_states = states is None or (self.state_arrays is not None and states.fits(self.state_arrays))
+        return has_states and self.arrays.fits(batch, tiles) and self.scratch.fits(tiles, rows)
+
+    def fill(
+        self,
+        batch: StepBatch,
+        tiles: Tiles,
+        padded: int,
+        sampling: SamplingMetadata | None = None,
+        states: StateLayout | None = None,
+    ) -> None:
+        """As `StepArrays.fill`, with the arrays for recurrent layers."""
+        self.arrays.fill(batch, tiles, padded, sampling)
+        if self.state_arrays is not None and states is not None:
+            self.state_arrays.fill(states, padded)
 
 
 class Ready(NamedTuple):
@@ -99,9 +124,19 @@ class Forward:
     Args:
         group: heads that share a key, at most.
         exact: the bits of a token's logits do not depend on the other tokens of its step.
+        states: of each mixer.
     """
 
-    def __init__(self, module: Any, kv: KVPages, group: int, device: torch.device, exact: bool = False) -> None:
+    def __init__(
+        self,
+        module: Any,
+        kv: KVPages,
+        group: int,
+        device: torch.device,
+        exact: bool = False,
+        states: SequenceOf[MixerStates] = (),
+    ) -> None:
+        self._states = states
         self._module, self._kv, self.device, self._exact = module, kv, device, exact
         self._group, self._machine = group, machine(device)
         self._shapes = tuple(kv.by_shape)
@@ -109,7 +144,9 @@ class Forward:
         few = self.row_choices[0]
         parts = self._division(few).most_parts(SIZES[-1]) * (_EXACT_PARTS if exact else 1)
         words, levels = (1, LEVELS) if exact else (_WORDS, 0)
-        self._fixed = Workspace(self._shapes, SIZES[-1], words, parts, few, _PAGES * kv.pages, device, levels)
+        self._fixed = Workspace(
+            self._shapes, SIZES[-1], words, parts, few, _PAGES * kv.pages, device, levels, self._walk(0)
+        )
         self._large: Workspace | None = None
         self.logits: torch.Tensor | None = None
 
@@ -117,7 +154,7 @@ class Forward:
     def row_choices(self) -> tuple[int, ...]:
         """Rows that parts of attention have: enough for the heads of one group; few in float32, which takes twice the
         registers, and in exact mode, where their number must not depend on the step."""
-        one = self._exact or self._kv.layers[0].dtype == torch.float32
+        one = self._exact or next(iter(self._kv.layers.values())).dtype == torch.float32
         choices = (_FEW_ROWS,) if one else (_FEW_ROWS, _MANY_ROWS)
         return tuple(sorted({max(rows, power_of_2(self._group)) for rows in choices}))
 
@@ -125,19 +162,29 @@ class Forward:
     def fixed_memory(self) -> list[torch.Tensor]:
         """What a captured step reads and writes at the same addresses."""
         fixed = self._fixed
-        return [*self._kv.layers, fixed.arrays.buffer.memory, fixed.scratch.sums, fixed.top]
+        memory = [*self._kv.layers.values(), fixed.arrays.buffer.memory, fixed.scratch.sums, fixed.top]
+        if fixed.state_arrays is not None:
+            memory += [fixed.state_arrays.buffer.memory, *(tensor for one in self._states for tensor in one.tensors)]
+        return memory
 
-    def prepare(self, batch: StepBatch, sampling: SamplingMetadata | None = None) -> Ready:
-        """Sends a step to the device."""
+    def prepare(
+        self, batch: StepBatch, sampling: SamplingMetadata | None = None, planned: SequenceOf[PlannedRow] = ()
+    ) -> Ready:
+        """Sends a step to the device.
+
+        Args:
+            planned: for a model with recurrent layers, of each batch row.
+        """
+        states = StateLayout(batch, planned) if self._states else None
         wanted = batch.logit_rows.size
         many = batch.size * self._group > _FEW_ROWS * batch.rows
         for rows in reversed(self.row_choices if many else self.row_choices[:1]):
             tiles = divide_exactly(batch, rows // self._group) if self._exact else divide(batch, self._division(rows))
-            if wanted <= _LOGIT_ROWS and self._fixed.fits(batch, tiles, rows):
+            if wanted <= _LOGIT_ROWS and self._fixed.fits(batch, tiles, rows, states):
                 tokens = padded_size(batch.size)
-                self._fixed.arrays.fill(batch, tiles, tokens, sampling)
+                self._fixed.fill(batch, tiles, tokens, sampling, states)
                 return Ready(self._fixed, tokens, min(tokens, _LOGIT_ROWS), wanted, rows, fixed=True)
-        if self._large is None or not self._large.fits(batch, tiles, rows):
+        if self._large is None or not self._large.fits(batch, tiles, rows, states):
             tokens, parts = padded_size(batch.size), tiles.parts.shape[0] * 5 // 4
             # At least as many words as in the others, so that the kernel is the same.
             words, levels = (
@@ -145,16 +192,17 @@ class Forward:
                 LEVELS if self._exact else 0,
             )
             self._large = Workspace(
-                self._shapes, tokens, words, parts, rows, 2 * batch.block_table.size, self.device, levels
+                *(self._shapes, tokens, words, parts, rows, 2 * batch.block_table.size, self.device, levels),
+                self._walk(0 if states is None else states.walk.size),
             )
-        self._large.arrays.fill(batch, tiles, batch.size, sampling)
+        self._large.fill(batch, tiles, batch.size, sampling, states)
         return Ready(self._large, batch.size, wanted, wanted, rows, fixed=False)
 
     def prepare_padding(self, tokens: int, rows: int) -> Ready:
         """A step of so many tokens that are all padding."""
         none, zero = np.zeros(0, np.int32), np.zeros(1, np.int32)
         batch = StepBatch(none, none, none, zero, none, none, zero, none)
-        self._fixed.arrays.fill(batch, NO_TILES, tokens)
+        self._fixed.fill(batch, NO_TILES, tokens, states=StateLayout(batch, []) if self._states else None)
         return Ready(self._fixed, tokens, min(tokens, _LOGIT_ROWS), 0, rows, fixed=True)
 
     def launch(self, ready: Ready) -> torch.Tensor:
@@ -162,7 +210,7 @@ class Forward:
         workspace, tokens = ready.workspace, ready.tokens
         arrays = workspace.arrays
         step = AttentionStep(self._kv, arrays, workspace.scratch, self._machine, ready.rows)
-        with STEP.during(step):
+        with STEP.during(step), mixing(self._mixers(workspace, tokens)):
             logits = logits_of_rows(
                 self._module,
                 arrays.logit_rows[: ready.logit_rows].long(),
@@ -187,6 +235,15 @@ class Forward:
         host_top.copy_(workspace.top[:wanted], non_blocking=True)
         more = most_probable(logits, top_k)[1] if top_k > TOP else None  # waits
         return Results(logits, host_top, more, sampling is not None, logprobs)
+
+    def _mixers(self, workspace: Workspace, tokens: int) -> DeviceStep | None:
+        if workspace.state_arrays is None:
+            return None
+        return DeviceStep(self._states, workspace.state_arrays, tokens, self._machine)
+
+    def _walk(self, entries: int) -> int:
+        """Entries of `walk` in a workspace; 0 without recurrent layers."""
+        return max(WALK * SIZES[-1], 2 * entries) if self._states else 0
 
     def _division(self, rows: int) -> Division:
         return Division(rows // self._group, -(-self._machine.programs // self._kv_heads))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
 
 import torch
 
 from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.runners.base import Predictions
+from draftwood_model_runner.runners.cuda.states.rows import LiveState
+from draftwood_model_runner.runners.cuda.states.shapes import STATE_NODES
 from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_strategies.draft import Float32Array, Int32Array
 
@@ -104,10 +107,20 @@ class Clock:
 
 
 class LaunchedStep:
-    """A step that the device computes."""
+    """A step that the device computes.
 
-    def __init__(self, results: Results, clock: Clock, what: str) -> None:
-        self._results, self._clock, self._what = results, clock, what
+    Args:
+        states: of recurrent layers, of each batch row that has one.
+    """
+
+    def __init__(self, results: Results, clock: Clock, what: str, states: SequenceOf[LiveState | None] = ()) -> None:
+        self._results, self._clock, self._what, self._states = results, clock, what, states
+
+    def accept(self, row: int, nodes: list[int]) -> None:
+        """Tells which nodes of a batch row's tree the walk accepted: its next step replays them."""
+        if self._states and (state := self._states[row]) is not None:
+            assert all(node < STATE_NODES for node in nodes), "a larger tree than `draft_limits` allows"
+            state.accepted = nodes
 
     def wait(self) -> tuple[HostResults, float]:
         """Its results, and the seconds that the device took.

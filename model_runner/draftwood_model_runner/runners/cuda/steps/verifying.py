@@ -26,6 +26,8 @@ class Launched(Protocol):
 
     def wait(self) -> tuple[HostResults, float]: ...
 
+    def accept(self, row: int, nodes: list[int]) -> None: ...
+
 
 def sampling_of(batch: StepBatch, choosers: SequenceOf[TokenChooser | None]) -> SamplingMetadata:
     """How the device chooses the tokens of a step."""
@@ -79,7 +81,10 @@ class CudaStep:
         paths = dict(zip(on_host, found, strict=True))
         compact(self._runner, self._batch, paths)
         of_device = predicted_paths(self._feedback, chosen)
-        return [paths[row] if row in paths else self._remembered(row, of_device[row]) for row in rows]
+        accepted = [paths[row] if row in paths else self._remembered(row, of_device[row]) for row in rows]
+        for row, path in zip(rows, accepted, strict=True):
+            self._launched.accept(row, path.nodes)
+        return accepted
 
     def _remembered(self, row: int, path: AcceptedPath) -> AcceptedPath:
         """The path along the tokens that the device chose; the host chooses the last one if the device could not."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from draftwood_model_runner.runners.base import KVCompaction, StateUse
-from draftwood_model_runner.runners.torch.states.mixers import State
+from draftwood_model_runner.runners.states.mixers import State
 from draftwood_strategies.draft import Int32Array
 
 

@@ -9,30 +9,25 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.attention_shapes import attention_shapes
-from draftwood_model_runner.runners.base import KVCompaction
-from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.probing import (
     TOLERANCE,
     difference,
     does_not_run,
-    generated_logits,
     past_thresholds,
 )
 from draftwood_model_runner.runners.shrinking import CONTEXT
+from draftwood_model_runner.runners.states.finding import find_mixers
+from draftwood_model_runner.runners.states.mixers import Mixer
 from draftwood_model_runner.runners.torch.attention import BATCH
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from draftwood_model_runner.runners.torch.own.cache import own_cache
 from draftwood_model_runner.runners.torch.packed_linear import noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.runner import forward
-from draftwood_model_runner.runners.torch.states.finding import find_mixers
-from draftwood_model_runner.runners.torch.states.mixers import Mixer
 from draftwood_model_runner.runners.trials import PATH, Draft, Stepper, Trial
-from draftwood_strategies.draft import EMPTY_TREE
 
 _log = logging.getLogger(__name__)
 _TREE_ATTENTION = "tree attention"
@@ -131,7 +126,8 @@ def _tried(module: Any, mixers: tuple[Mixer, ...] | None = None, form: str | Non
 
 def _ways(mixers: tuple[Mixer, ...]) -> Iterator[None]:
     """Sets how mixers take several tokens, one way after the other: the fastest first."""
-    scanning = any(mixer.can_scan for mixer in mixers)
+    on_cpu = all(tensor.device.type == "cpu" for mixer in mixers for tensor in mixer.part.parameters())
+    scanning = on_cpu and any(mixer.can_scan for mixer in mixers)
     limited = _least_time_step(mixers) is not None
     for scans in (True, False) if scanning and not limited else (scanning,):
         for by_ones in (False, True):
@@ -154,13 +150,12 @@ def _least_time_step(mixers: tuple[Mixer, ...]) -> str | None:
 
 
 def _plain(module: Any, trial: Trial) -> torch.Tensor:
-    """Logits [2 + path, vocab] of the unmodified model, from the last token of the prompt on, the last of them twice,
-    computed as by `generate`: the prompt at once, then one token after the other. Puts packed linear layers into it."""
+    """`Trial.generated` of the unmodified model. Puts packed linear layers into it."""
     module.set_attn_implementation("eager")
     with noted_calls(module) as called:
-        logits = [logits[0, -1:] for logits in generated_logits(module, trial.ids(module), _CONTEXT)]
+        logits = trial.generated(module)
     pack_linears(module, called)
-    return torch.cat([*logits, logits[-1]])
+    return logits
 
 
 def _difference(module: Any, kv: KVCache, trial: Trial, draft: Draft, plain: torch.Tensor) -> float:
@@ -175,13 +170,6 @@ def _difference(module: Any, kv: KVCache, trial: Trial, draft: Draft, plain: tor
 
 
 def _drafted(module: Any, kv: KVCache, trial: Trial, draft: Draft) -> torch.Tensor:
-    """The same logits along the path of a draft; the last once more from a step of its own, with the path before
-    accepted."""
+    """`Trial.continued` of the model as it is run."""
     model = Stepper(kv.pages, lambda batch: forward(module, batch, kv))
-    logits = trial.drafted(model, draft).clone()
-    pages = trial.pages(model)
-    slots = lay_out([trial.drafted_row(pages, draft)]).slot_mapping(PAGE_SIZE)[2:].astype(np.int32)
-    accepted = [*draft.nodes[:-1]]
-    kv.move(KVCompaction(slots[accepted], slots[: len(accepted)], np.array([0, len(accepted)], np.int32)))
-    last = BatchRow(pages, _CONTEXT + PATH - 1, trial.path[-1:], EMPTY_TREE, logits_from=0, prompt=_CONTEXT)
-    return torch.cat([logits, model.step(lay_out([last]))[:1]])
+    return trial.continued(model, draft, PAGE_SIZE, lambda moves, _: kv.move(moves))

@@ -1,33 +1,23 @@
-"""One call of a mixer for all tokens of a step, with recurrences of ours in place of those of transformers.
-
-A mixer of transformers projects its inputs, mixes them along the sequence by functions that a package or the hub may
-replace (causal_conv1d, fla, mamba_ssm), and projects the result. `scanning` puts functions there that follow the draft
-trees of a step from each sequence's state: so the weights are read once, and a prefix that paths share is computed
-once. For CPUs, and for mixers that use no other such function.
-"""
+"""The functions of a mixer over the draft trees of a step, on CPUs, see `runners.states.scanning`."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from transformers.activations import ACT2FN
 
+from draftwood_model_runner.runners.states.scanning import FINAL, Scan, time_steps
 from draftwood_model_runner.runners.torch.states.kernels import ancestors, delta_rule, state_space
 from draftwood_model_runner.sampling.host.row_threads import in_threads, parts
 from draftwood_strategies.draft import Int32Array
 
 _THREADED = 1 << 22
 """Numbers of states that are read and written from which on threads pay. Not tuned."""
-_FINAL = torch.empty(0)
-"""In place of the last state, which the scan keeps itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +84,8 @@ class StepShape:
         return found
 
 
-class Scan:
-    """Stands in for transformers' cache, and for its functions, in one call of a mixer.
+class HostScan(Scan):
+    """One call of a mixer.
 
     Args:
         step: the tokens.
@@ -109,47 +99,23 @@ class Scan:
     """
 
     def __init__(self, step: StepShape, states: Sequence[dict[Any, torch.Tensor]], earlier: list[torch.Tensor]) -> None:
+        super().__init__()
         self._step = step
         self._before = states
         self._earlier = earlier
-        self._pending: tuple[int, torch.Tensor] | None = None
         self.states: dict[tuple[str, int], torch.Tensor] = {}
         self.ends: dict[tuple[str, int], torch.Tensor] = {}
         self.inputs: list[torch.Tensor] = []
 
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """None: `convolve` has it."""
-
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """None: the recurrence has it."""
-
-    def is_recording_past(self, layer_idx: int) -> bool:
-        return True
-
-    def update_conv_state(
-        self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None
-    ) -> torch.Tensor:
-        self._pending = state_idx, conv_states
-        return conv_states
-
-    def update_recurrent_state(self, recurrent_states: torch.Tensor, layer_idx: int, **kwargs: Any) -> torch.Tensor:
-        if recurrent_states is not _FINAL:
-            raise ValueError("the mixer computes a state by a function of its own")
-        return recurrent_states
-
-    def convolve(
+    def convolution(
         self,
-        hidden_states: torch.Tensor,
+        number: int,
+        inputs: torch.Tensor,
         weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        activation: str | None = None,
-        **kwargs: Any,
+        bias: torch.Tensor | None,
+        activation: str | None,
     ) -> torch.Tensor:
-        """As `causal_conv1d_fn`: [1, C, tokens] by weights [C, K]."""
-        if self._pending is None or self._pending[1] is not hidden_states:
-            raise ValueError("the mixer convolves something else than what it keeps")
-        kind, width, tokens = ("conv", self._pending[0]), weight.shape[1], hidden_states[0].t()
-        self._pending = None
+        kind, width, tokens = ("conv", number), weight.shape[1], inputs[0].t()
         mine = tokens[: self._step.size].to(weight.dtype)
         if width - 1:
             blank = mine.new_zeros(1, width - 1, mine.shape[1])
@@ -165,7 +131,7 @@ class Scan:
             mixed = mixed + bias
         if activation is not None:
             mixed = ACT2FN[activation](mixed)
-        return _filled(mixed, tokens.shape[0]).t()[None].to(hidden_states.dtype)
+        return _filled(mixed, tokens.shape[0]).t()[None].to(inputs.dtype)
 
     def delta_rule(
         self,
@@ -177,7 +143,6 @@ class Scan:
         use_qk_l2norm_in_kernel: bool = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `torch_chunk_gated_delta_rule` and `chunk_kimi_delta_attention`, over [1, tokens, heads, ...]."""
         if not use_qk_l2norm_in_kernel:
             raise ValueError("the delta rule is computed for normalized queries and keys only")
         decay = g if g.dim() == 4 else g[..., None]
@@ -185,7 +150,7 @@ class Scan:
         replayed = [self._replay(part) for part in of_tokens[1:]]
         heads, rows, columns = value.shape[2], key.shape[3], value.shape[3]
         output = self._recurrence(delta_rule, [*of_tokens, *replayed], heads, rows, columns)
-        return _filled(output, query.shape[1])[None].to(query.dtype), _FINAL
+        return _filled(output, query.shape[1])[None].to(query.dtype), FINAL
 
     def state_space(
         self,
@@ -203,14 +168,9 @@ class Scan:
         return_final_states: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """As `mamba2_chunk_scan`, over [1, tokens, heads, ...]. Time steps are limited in prompts only: transformers
-        computes written tokens one by one, where it does not limit them."""
         if z is not None:
             raise ValueError("the state space is computed without a gate")
-        steps = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
-        steps = self._own(nn.functional.softplus(steps) if dt_softplus else steps)
-        limited = steps.clamp(*dt_limit)
-        steps = torch.where(self._step.given[:, None], limited, steps)
+        steps = time_steps(dt[0, : self._step.size], dt_bias, dt_softplus, dt_limit, self._step.given).contiguous()
         of_tokens = [self._own(hidden_states), steps, self._own(B), self._own(C)]
         replayed = [self._replay(part) for part in of_tokens[:3]]
         heads, columns, rows = hidden_states.shape[2], hidden_states.shape[3], B.shape[3]
@@ -218,7 +178,7 @@ class Scan:
         constants = [part.detach().float().contiguous() for part in (A, skips)]
         output = self._recurrence(state_space, [*of_tokens, *replayed, *constants], heads, rows, columns)
         filled = _filled(output, hidden_states.shape[1])[None]
-        return (filled, _FINAL) if return_final_states else filled
+        return (filled, FINAL) if return_final_states else filled
 
     def _recurrence(
         self, kernel: Any, arguments: list[torch.Tensor], heads: int, rows: int, columns: int
@@ -261,48 +221,6 @@ class Scan:
     def _replay(self, part: torch.Tensor) -> torch.Tensor:
         replayed = self._replayed(part)
         return replayed[0].contiguous() if replayed else part[:0]
-
-
-_REPLACED: dict[str, Callable[..., Any]] = {
-    "causal_conv1d_fn": Scan.convolve,
-    "torch_chunk_gated_delta_rule": Scan.delta_rule,
-    "chunk_kimi_delta_attention": Scan.delta_rule,
-    "mamba2_chunk_scan": Scan.state_space,
-}
-_OTHERS = frozenset({"mamba_selective_scan", "mamba_inner_fn"})
-"""Recurrences that are not replaced."""
-
-
-def scanning(part: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The forward of a mixer with the functions of a scan, which is its first argument; None where that cannot be.
-
-    The functions are looked up in a copy of the forward's globals, so that nothing else changes.
-    """
-    plain = inspect.unwrap(getattr(forward, "__func__", forward))
-    if not isinstance(plain, FunctionType) or next(part.parameters(), _FINAL).device.type != "cpu":
-        return None
-    names = {*plain.__code__.co_names}
-    if not names & _REPLACED.keys() or names & _OTHERS:
-        return None
-    current: list[Scan] = []
-
-    def standing_in(function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: function(current[-1], *args, **kwargs)
-
-    functions = {name: standing_in(function) for name, function in _REPLACED.items() if name in names}
-    copied = FunctionType(
-        plain.__code__, plain.__globals__ | functions, plain.__name__, plain.__defaults__, plain.__closure__
-    )
-    copied.__kwdefaults__ = plain.__kwdefaults__
-
-    def scanned(scan: Scan, *args: Any, **kwargs: Any) -> Any:
-        current.append(scan)
-        try:
-            return copied(part, *args, **kwargs)
-        finally:
-            current.pop()
-
-    return scanned
 
 
 def _filled(tokens: torch.Tensor, width: int) -> torch.Tensor:

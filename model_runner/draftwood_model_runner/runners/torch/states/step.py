@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,9 +19,10 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.states.mixers import STEP, Mixer, MixerCall, State
+from draftwood_model_runner.runners.states.rows import StepRow, rows_of
 from draftwood_model_runner.runners.torch.states.memory import RowStates, StateMemory
-from draftwood_model_runner.runners.torch.states.mixers import STEP, Mixer, MixerCall, State
-from draftwood_model_runner.runners.torch.states.scan import Scan, StepShape
+from draftwood_model_runner.runners.torch.states.scan import HostScan, StepShape
 from draftwood_strategies.draft import Int32Array
 
 
@@ -44,31 +46,17 @@ class _Run(NamedTuple):
     pages: list[int | None]
 
 
-class _Row(NamedTuple):
-    """A batch row.
+@dataclass(frozen=True, eq=False, slots=True)
+class _Row(StepRow):
+    """A batch row with its states.
 
     Attributes:
-        context: committed tokens.
-        certain: tokens before its tree, the root included.
-        given: those of them that are of its prompt.
-        nodes: tokens of the step in its tree.
         before: its states; None at the beginning of a sequence.
         accepted: nodes of the step before that its state does not cover.
     """
 
-    context: int
-    certain: range
-    given: range
-    nodes: range
-    table: Int32Array
     before: RowStates | None
     accepted: list[int]
-
-    def border(self, page_size: int) -> int:
-        """The first token behind the last full page of the prompt, if the step ends that page, after which others may
-        begin; -1 if not. Written tokens are computed one by one, and are no prompt of others."""
-        ends = (self.context + len(self.given)) // page_size * page_size
-        return self.certain.start + ends - self.context if ends > self.context else -1
 
 
 class StepStates:
@@ -119,7 +107,7 @@ class StepStates:
         return tree_unflatten(outputs, spec)
 
     def _scan(self, mixer: Mixer, call: MixerCall, states: list[State]) -> Any:
-        scan = Scan(self._shape, states, self._earlier(mixer))
+        scan = HostScan(self._shape, states, self._earlier(mixer))
         outputs = mixer.scan(call, scan)
         self._inputs[mixer.index] = scan.inputs
         self._states[mixer.index] = _by_row(scan.states, len(self._rows))
@@ -139,12 +127,8 @@ class StepStates:
     @property
     def _pages(self) -> list[int]:
         """Those that end at the borders."""
-        size, pairs = self._page_size, zip(self._rows, self._borders, strict=True)
-        return [
-            int(row.table[(row.context + border - row.certain.start) // size - 1])
-            for row, border in pairs
-            if border >= 0
-        ]
+        pairs = zip(self._rows, self._borders, strict=True)
+        return [row.page_before(border, self._page_size) for row, border in pairs if border >= 0]
 
     @cached_property
     def _shape(self) -> StepShape:
@@ -269,22 +253,10 @@ def states_of_step(batch: StepBatch, memory: StateMemory | None, width: int, dev
 
 
 def _rows(batch: StepBatch, memory: StateMemory | None) -> Iterator[_Row]:
-    """The rows of a batch. What needs logits after the first token that does is a draft."""
-    first_logits = np.searchsorted(batch.logit_rows, batch.cu_seqlens[:-1])
-    for number in range(batch.rows):
-        begin, end, context = (
-            int(batch.cu_seqlens[number]),
-            int(batch.cu_seqlens[number + 1]),
-            int(batch.context_lens[number]),
-        )
-        at = int(first_logits[number])
-        root = min(int(batch.logit_rows[at]) if at < batch.logit_rows.size else end - 1, end - 1)
-        certain = range(begin, root + 1)
-        prompt = len(certain) if batch.prompts is None else max(0, int(batch.prompts[number]) - context)
-        table = batch.block_table[batch.cu_blocks[number] : batch.cu_blocks[number + 1]]
-        before = memory.find(table, context) if memory is not None and context else None
-        accepted = before.nodes[: context - before.position] if before is not None else []
-        yield _Row(context, certain, certain[:prompt], range(root + 1, end), table, before, accepted)
+    for row in rows_of(batch):
+        before = memory.find(row.table, row.context) if memory is not None and row.context else None
+        accepted = before.nodes[: row.context - before.position] if before is not None else []
+        yield _Row(row.context, row.certain, row.given, row.nodes, row.table, before, accepted)
 
 
 def _stacked(states: list[State], rows: list[int]) -> State:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from draftwood_model_runner.runners.torch.states.mixers import AttributeMixer, Mixer
+from draftwood_model_runner.runners.states.mixers import AttributeMixer, Mixer
 
 _CACHE_NAMES = ("past_key_values", "cache_params")
 
@@ -24,6 +24,9 @@ def find_mixers(module: Any) -> list[Mixer]:
 
     Found by calling the model twice with a cache of its own: who asks that cache for a state is a mixer.
     """
+    for part in module.modules():
+        if isinstance(earlier := vars(part).get("forward"), Mixer):  # of another runner
+            earlier.remove()
     ids = torch.zeros(1, 3, dtype=torch.long, device=module.device)
     name = next((name for name in _CACHE_NAMES if name in inspect.signature(module.forward).parameters), None)
     if name is None:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from draftwood_model_runner.runners.torch.states.scan import Scan, scanning
+from draftwood_model_runner.runners.states.scanning import Scan, scanning
 
 State: TypeAlias = dict[tuple[str, int], torch.Tensor]
 """What one mixer remembers of sequences, by kind and number: each tensor [sequences, ...]; {} at the beginning."""
@@ -114,7 +114,15 @@ class Mixer:
         self._scanning = scanning(part, part.forward)
         self._signature = inspect.signature(part.forward)
         self._cache_name = cache_name
+        self._replaced = vars(part).get("forward")
         part.forward = functools.wraps(part.forward)(self)
+
+    def remove(self) -> None:
+        """Gives the module its own forward back."""
+        if self._replaced is None:
+            del self.part.forward
+        else:
+            self.part.forward = self._replaced
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         step = STEP.get()

@@ -1,0 +1,177 @@
+"""The mixers of a step by kernels over the draft trees of all sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from draftwood_model_runner.runners.cuda.constants import CONVOLUTION_BLOCK, STATE_BLOCK
+from draftwood_model_runner.runners.cuda.device.launching import Machine, launch
+from draftwood_model_runner.runners.cuda.kernels.states import convolve, delta_rule, state_space
+from draftwood_model_runner.runners.cuda.states.arrays import StateArrays
+from draftwood_model_runner.runners.cuda.states.memory import MixerStates
+from draftwood_model_runner.runners.cuda.states.shapes import STATE_NODES
+from draftwood_model_runner.runners.cuda.steps.attention import power_of_2
+from draftwood_model_runner.runners.states.mixers import STEP, Mixer, MixerCall
+from draftwood_model_runner.runners.states.scanning import FINAL, Scan, time_steps
+
+_PROGRAMS = 2
+"""Programs of a recurrence for each one of attention that runs side by side. Not tuned."""
+
+
+class DeviceScan(Scan):
+    """One call of a mixer. `shapes` has checked what it is called with.
+
+    Args:
+        states: its memory.
+        arrays: the step.
+    """
+
+    def __init__(self, states: MixerStates, arrays: StateArrays, machine: Machine) -> None:
+        super().__init__()
+        self._states, self._arrays, self._machine = states, arrays, machine
+
+    def convolution(
+        self,
+        number: int,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str | None,
+    ) -> torch.Tensor:
+        memory, arrays, tokens = self._states.convolutions[number], self._arrays, inputs.shape[2]
+        channels, width = weight.shape
+        output = inputs.new_empty(tokens, channels)
+        launch(
+            convolve,
+            (tokens, -(-channels // CONVOLUTION_BLOCK)),
+            *(inputs, weight.contiguous(), weight if bias is None else bias, output, memory.states, memory.nodes),
+            *(arrays.rows, arrays.walk, arrays.token_rows, arrays.parents, inputs.stride(2), inputs.stride(1)),
+            CHANNELS=channels,
+            BLOCK=CONVOLUTION_BLOCK,
+            WIDTH=width,
+            NODES=STATE_NODES,
+            BIASED=bias is not None,
+            SILU=activation is not None,
+        )
+        return output.t()[None]
+
+    def delta_rule(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        g: torch.Tensor,
+        beta: torch.Tensor,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        query, key, value = (_with_heads(part[0]) for part in (query, key, value))
+        return self._recurrence(
+            delta_rule,
+            (query, key, value, g[0].contiguous(), beta[0].contiguous()),
+            (*(part.stride(0) for part in (query, key, value)), key.shape[2] ** -0.5),
+            value,
+            key,
+        )[None], FINAL
+
+    def state_space(
+        self,
+        hidden_states: torch.Tensor,
+        dt: torch.Tensor,
+        A: torch.Tensor,
+        B: torch.Tensor,
+        C: torch.Tensor,
+        chunk_size: int,
+        D: torch.Tensor | None = None,
+        dt_bias: torch.Tensor | None = None,
+        z: torch.Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        return_final_states: bool = False,
+        **kwargs: Any,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        given = self._arrays.given[: dt.shape[1]] != 0
+        steps = time_steps(dt[0], dt_bias, dt_softplus, dt_limit, given).contiguous()
+        inputs, written, read = (_with_heads(part[0]) for part in (hidden_states, B, C))
+        rates = A.float().contiguous()
+        skips = torch.zeros_like(rates) if D is None else D.float().contiguous()
+        output = self._recurrence(
+            state_space,
+            (inputs, steps, written, read, rates, skips),
+            tuple(part.stride(0) for part in (inputs, written, read)),
+            inputs,
+            written,
+        )[None]
+        return (output, FINAL) if return_final_states else output
+
+    def _recurrence(
+        self,
+        kernel: Any,
+        inputs: tuple[torch.Tensor, ...],
+        numbers: tuple[float, ...],
+        value: torch.Tensor,
+        key: torch.Tensor,
+    ) -> torch.Tensor:
+        """Outputs [T, heads, columns] of a kernel.
+
+        Args:
+            inputs, numbers: its first arguments and its last ones.
+            value: [T, heads, columns]; key: [T, groups, rows].
+        """
+        memory, arrays = self._states.recurrence, self._arrays
+        assert memory is not None
+        output = value.new_zeros(value.shape)
+        (heads, columns), (groups, rows) = value.shape[1:], key.shape[1:]
+        row_block = power_of_2(rows)
+        column_block = max(1, min(power_of_2(columns), STATE_BLOCK // row_block))
+        items = value.shape[0] * heads * -(-columns // column_block)
+        launch(
+            kernel,
+            (min(items, _PROGRAMS * self._machine.programs),),
+            *(*inputs, output, memory.states, *memory.nodes, arrays.rows, arrays.row_count, arrays.walk, *numbers),
+            HEADS=heads,
+            GROUPS=groups,
+            KEY_DIM=rows,
+            KEY_BLOCK=row_block,
+            VALUE_DIM=columns,
+            VALUE_BLOCK=column_block,
+            NODES=STATE_NODES,
+        )
+        return output
+
+
+class DeviceStep:
+    """Implements `mixers.StepOfMixers`.
+
+    Attributes:
+        width: tokens of the step with padding.
+    """
+
+    def __init__(self, states: Sequence[MixerStates], arrays: StateArrays, width: int, machine: Machine) -> None:
+        self._states, self._arrays, self._machine = states, arrays, machine
+        self.width = width
+
+    def run(self, mixer: Mixer, call: MixerCall) -> Any:
+        return mixer.scan(call, DeviceScan(self._states[mixer.index], self._arrays, self._machine))
+
+
+@contextmanager
+def mixing(step: DeviceStep | None) -> Iterator[None]:
+    """While it lasts, mixers compute this step. Nothing for a model without mixers."""
+    if step is None:
+        yield
+        return
+    token = STEP.set(step)
+    try:
+        yield
+    finally:
+        STEP.reset(token)
+
+
+def _with_heads(tensor: torch.Tensor) -> torch.Tensor:
+    """[T, head, size] with the numbers of all heads of a token side by side."""
+    return tensor if tensor.stride(2) == 1 and tensor.stride(1) == tensor.shape[2] else tensor.contiguous()

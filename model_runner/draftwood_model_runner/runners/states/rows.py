@@ -1,0 +1,58 @@
+"""The batch rows of a step, as recurrent layers see them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from draftwood_model_runner.runners.base import StepBatch
+from draftwood_strategies.draft import Int32Array
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StepRow:
+    """A batch row.
+
+    Attributes:
+        context: committed tokens.
+        certain: tokens before its tree, the root included.
+        given: those of them that are of its prompt.
+        nodes: tokens of the step in its tree.
+        table: its pages.
+    """
+
+    context: int
+    certain: range
+    given: range
+    nodes: range
+    table: Int32Array
+
+    def border(self, page_size: int) -> int:
+        """The first token behind the last full page of the prompt, if the step ends that page, after which others may
+        begin; -1 if not. Written tokens are computed one by one, and are no prompt of others."""
+        ends = (self.context + len(self.given)) // page_size * page_size
+        return self.certain.start + ends - self.context if ends > self.context else -1
+
+    def page_before(self, border: int, page_size: int) -> int:
+        """The page that ends at a border."""
+        return int(self.table[(self.context + border - self.certain.start) // page_size - 1])
+
+
+def rows_of(batch: StepBatch) -> list[StepRow]:
+    """What needs logits after the first token that does is a draft."""
+    first_logits = np.searchsorted(batch.logit_rows, batch.cu_seqlens[:-1])
+    rows = []
+    for number in range(batch.rows):
+        begin, end, context = (
+            int(batch.cu_seqlens[number]),
+            int(batch.cu_seqlens[number + 1]),
+            int(batch.context_lens[number]),
+        )
+        at = int(first_logits[number])
+        root = min(int(batch.logit_rows[at]) if at < batch.logit_rows.size else end - 1, end - 1)
+        certain = range(begin, root + 1)
+        prompt = len(certain) if batch.prompts is None else max(0, int(batch.prompts[number]) - context)
+        table = batch.block_table[batch.cu_blocks[number] : batch.cu_blocks[number + 1]]
+        rows.append(StepRow(context, certain, certain[:prompt], range(root + 1, end), table))
+    return rows

@@ -1,0 +1,162 @@
+"""Kernels of recurrent layers against float64, over trees, chains and chunks of prompts; which rows hold states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftwood_benchmarks.kernels.state_reference import Pair, RowSizes, Shape, StateCase, random_rows
+from draftwood_model_runner.errors import DeviceMemoryError
+from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.cuda.states.arrays import paths
+from draftwood_model_runner.runners.cuda.states.rows import StateRows
+from draftwood_model_runner.runners.cuda.states.shapes import STATE_NODES
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree
+from tests.model_runner.runners.cuda.device import DEVICE
+
+SHAPES = [Shape(2, 2, 128, 128), Shape(4, 2, 96, 192), Shape(4, 1, 64, 64), Shape(3, 1, 128, 64), Shape(2, 1, 256, 64)]
+"""Of a head's state in families that exist: Qwen 3 Next and 3.5, Olmo Hybrid, Zamba 2, Bamba and Granite, Falcon H1."""
+PAGE = 4
+TABLE = np.array([7, 3, 9, 5], np.int32)
+
+
+def close(pairs: list[Pair], tolerance: float) -> None:
+    assert len(pairs) > 1
+    for pair in pairs:
+        torch.testing.assert_close(pair.found.double(), pair.expected, rtol=tolerance, atol=tolerance, msg=pair.name)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_trees_chains_and_prompts_in_one_call(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    rows = [
+        *random_rows(random, 3, most_nodes=12),
+        RowSizes(2, 1, 6, border=1),
+        RowSizes(0, 7, 0, border=4, begins=True),
+    ]
+    case = StateCase(random, rows, Shape(4, 2, 8, 6), padding=3, device=DEVICE)
+    for pairs in (case.convolution(20), case.delta_rule(), case.state_space()):
+        close(pairs, 1e-4)
+
+
+def test_trees_that_are_larger_than_what_is_kept_of_them() -> None:
+    random = np.random.default_rng(5)
+    rows = [RowSizes(0, 1, 3 * STATE_NODES), RowSizes(1, 2, STATE_NODES)]
+    case = StateCase(random, rows, Shape(2, 1, 8, 8), deep=0.4, device=DEVICE)
+    for pairs in (case.convolution(9, biased=False, silu=False), case.delta_rule(), case.state_space()):
+        close(pairs, 1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_size_of_state(shape: Shape) -> None:
+    random = np.random.default_rng(1)
+    case = StateCase(random, [RowSizes(2, 2, 5, border=1)], shape, device=DEVICE)
+    close(case.delta_rule() if shape.columns > shape.rows or shape.groups == shape.heads else case.state_space(), 1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-2), (torch.bfloat16, 5e-2)])
+def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:
+    random = np.random.default_rng(2)
+    case = StateCase(
+        random, [RowSizes(2, 1, 6), RowSizes(0, 5, 0, begins=True)], Shape(4, 2, 8, 16), dtype, device=DEVICE
+    )
+    for pairs in (case.convolution(20), case.delta_rule(), case.state_space()):
+        close(pairs, tolerance)
+
+
+def test_a_walk_takes_each_path_from_the_root() -> None:
+    parents = np.array([-1, 0, 0, 1, 1, 2], np.int32)
+    assert paths(parents, 1, 6).tolist() == [2, 6, 2 + 1, 8, 4 + 1, 10]
+    assert paths(np.array([-1, 0, 1], np.int32), 1, 3).tolist() == [2, 4]
+
+
+def batch(context: int, certain: int, nodes: int = 0, table: Any = TABLE, **options: Any) -> StepBatch:
+    tree = DraftTree.of([*range(nodes)], [*range(-1, nodes - 1)]) if nodes else EMPTY_TREE
+    return lay_out([BatchRow(table, context, np.zeros(certain, np.int32), tree, certain - 1, **options)])
+
+
+@pytest.fixture
+def rows() -> StateRows:
+    return StateRows(PAGE, sequences=1, kept=1)
+
+
+def step(rows: StateRows, of_step: StepBatch) -> Any:
+    planned = rows.plan(of_step)
+    return planned[0], rows.commit(planned)[0]
+
+
+def test_a_state_serves_up_to_its_last_accepted_node(rows: StateRows) -> None:
+    planned, state = step(rows, batch(0, 3, 4))
+    assert planned.source == -1
+    state.accepted = [1, 3]
+    for context, accepted in ((3, []), (4, [1]), (5, [1, 3])):
+        again = rows.plan(batch(context, 1))
+        assert (again[0].source, again[0].accepted) == (state.row, accepted)
+        assert again[0].target != state.row
+        rows.discard(again)
+    with pytest.raises(RuntimeError, match="first 6 tokens"):
+        rows.plan(batch(6, 1))
+
+
+def test_a_step_that_failed_leaves_the_states_before_it(rows: StateRows) -> None:
+    _, state = step(rows, batch(0, 3))
+    for _ in range(10):
+        rows.discard(rows.plan(batch(3, 1)))
+    planned, _ = step(rows, batch(3, 1))
+    assert planned.source == state.row
+
+
+def test_the_end_of_a_page_of_a_prompt_is_kept_for_others(rows: StateRows) -> None:
+    planned, _ = step(rows, batch(0, 6))
+    assert (planned.border, planned.page) == (PAGE, 7)
+    assert rows.resumes_after(7)
+    rows.release([7, 3], kept=True)
+    rows.resume(7, first=9, position=PAGE)
+    other, _ = step(rows, batch(PAGE, 2, table=np.array([7, 9], np.int32), prompt=6))
+    assert other.source == planned.end
+    rows.release([7, 9], kept=False)
+    assert not rows.resumes_after(7)
+    with pytest.raises(RuntimeError):
+        rows.plan(batch(PAGE, 2))
+
+
+def test_an_end_that_a_sequence_begins_with_is_not_given_away(rows: StateRows) -> None:
+    planned, _ = step(rows, batch(0, 5))
+    rows.release(TABLE.tolist()[1:], kept=True)
+    rows.resume(7, first=9, position=PAGE)
+    other = rows.plan(batch(0, 5, table=np.array([11, 12], np.int32)))
+    assert other[0].end == -1, "the only row for ends is in use"
+    rows.commit(other)
+    resumed = rows.plan(batch(PAGE, 2, table=np.array([7, 9], np.int32), prompt=6))
+    assert resumed[0].source == planned.end
+
+
+def test_a_page_that_is_written_again_has_no_state(rows: StateRows) -> None:
+    step(rows, batch(0, 5))
+    rows.release(TABLE.tolist(), kept=True)
+    step(rows, batch(0, 3, table=np.array([7], np.int32)))
+    assert not rows.resumes_after(7)
+
+
+def test_rows_do_not_run_out_and_more_sequences_than_rows_are_refused(rows: StateRows) -> None:
+    step(rows, batch(0, 3))
+    for context in range(3, 14):
+        step(rows, batch(context, 1))
+    assert rows.use == (0, 0)
+    for page in (20, 21, 22):
+        step(rows, batch(0, 3, table=np.array([page], np.int32)))
+    with pytest.raises(DeviceMemoryError):
+        rows.plan(batch(0, 3, table=np.array([23], np.int32)))
+
+
+def test_steps_over_made_up_contexts_leave_no_state(rows: StateRows) -> None:
+    planned = rows.plan(replace(batch(9, 1, 3), made_up=True))
+    assert rows.commit(planned) == [None]
+    assert planned[0].target == rows.scratch
+    with pytest.raises(RuntimeError):
+        rows.plan(batch(10, 1))
