@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.checkpoint import cannot_be_loaded
@@ -55,7 +56,8 @@ def load_module(path_or_id: str, device: torch.device, dtype: str, **options: An
             # Some are laid out for the device that they are loaded on, and cannot be moved.
             options = {"device_map": {"": device}}
         return load_text_part(config, load) if is_multimodal(config) else load(AutoModelForCausalLM)
-    except (ImportError, OSError, RuntimeError, ValueError) as error:  # ImportError: of what reads quantized weights
+    # ImportError: of what reads quantized weights; SafetensorError: a file that was not downloaded to its end.
+    except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise cannot_be_loaded(path_or_id, error) from error
 
 
