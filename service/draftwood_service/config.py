@@ -175,5 +175,6 @@ def _first_error(error: ValidationError, sources: Mapping[str, str]) -> Settings
     if details["type"] in _RANGE_ERRORS:
         allowed = str(cause) if cause else details["msg"].replace("Input should be", "it must be", 1)
         return SettingsError(InvalidValueError(key, value, allowed), sources.get(key, ""))
-    problem = _PROBLEMS.get(details["type"]) or details["msg"].replace("Input should be", "must be", 1).partition(",")[0]
+    theirs = details["msg"].replace("Input should be", "must be", 1).partition(",")[0]
+    problem = _PROBLEMS.get(details["type"], theirs)
     return SettingsError(InvalidInputError(key, value, problem), sources.get(key, ""))
