@@ -110,7 +110,7 @@ def _add_argument(section: argparse._ArgumentGroup, key: str, field: FieldInfo) 
     text = f"{field.description} (default {default_shown(key)}; env {ENV_PREFIX}{key.upper()})"
     choices = getattr(field.annotation, "__args__", ())
     named = bool(choices) and all(isinstance(choice, str) for choice in choices)
-    if named or field.annotation is bool:
+    if named or bool in (field.annotation, *choices):
         metavar = "|".join(choices if named else ("true", "false"))
     else:
         metavar = key.rsplit("_", 1)[-1].upper()

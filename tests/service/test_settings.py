@@ -185,6 +185,9 @@ def test_help_has_every_setting(capsys: pytest.CaptureFixture[str], monkeypatch:
         described = f"{field.description} (default {default_shown(key)}; env {ENV_PREFIX}{key.upper()})"
         assert flag(key) in shown
         assert described in shown
+    assert "--exact true|false" in shown
+    assert "--prefix-cache true|false" in shown
+    assert "(default True" not in shown
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,9 @@ def load_module(path_or_id: str, device: torch.device, dtype: str, **options: An
             # Some are laid out for the device that they are loaded on, and cannot be moved.
             options = {"device_map": {"": device}}
         return load_text_part(config, load) if is_multimodal(config) else load(AutoModelForCausalLM)
-    # ImportError: of what reads quantized weights; SafetensorError: a file that was not downloaded to its end.
-    except (ImportError, OSError, RuntimeError, ValueError, SafetensorError) as error:
+    except SafetensorError as error:  # as of a file that was not copied to its end
+        raise cannot_be_loaded(path_or_id, error, "weights") from error
+    except (ImportError, OSError, RuntimeError, ValueError) as error:  # ImportError: of what reads quantized weights
         raise cannot_be_loaded(path_or_id, error) from error
 
 

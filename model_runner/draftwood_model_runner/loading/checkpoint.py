@@ -83,7 +83,7 @@ def cannot_be_loaded(path_or_id: str, error: Exception, part: str = "") -> Model
     """What to raise after transformers raised `error`.
 
     Args:
-        part: of the model, such as "tokenizer"; "" for the model itself.
+        part: of the model, such as "tokenizer"; "" if it is not known.
     """
     text = str(error).strip()
     what = f"model {path_or_id!r}: its {part}" if part else f"model {path_or_id!r}"

@@ -172,7 +172,7 @@ def test_a_checkpoint_that_was_not_copied_to_its_end_is_named(tmp_path: Path) ->
             (tmp_path / file.name).write_bytes(
                 file.read_bytes()[:2000] if ".safetensors" in file.name else file.read_bytes()
             )
-    with pytest.raises(ModelNotFoundError, match=r"cannot be loaded: .*header"):
+    with pytest.raises(ModelNotFoundError, match="its weights cannot be loaded"):
         load_model(str(tmp_path))
 
 
