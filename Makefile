@@ -29,6 +29,7 @@ $(STAMP): pyproject.toml $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) pylock.to
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.version_info >= (3, 11, 5) or sys.exit("Python 3.11.5 or later is needed for development, not %d.%d.%d: make PYTHON=..." % sys.version_info[:3])'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	mkdir -p build
+	@echo "Installing the locked versions into .venv: some minutes, without output"
 	$(PIP) pip==26.2
 	$(PIP) --no-index --no-deps torch 2>build/no-torch.log || true
 	$(PIP) --no-deps --requirement pylock.toml

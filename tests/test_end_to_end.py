@@ -206,7 +206,7 @@ async def test_formats_and_log_probabilities() -> None:
             assert answer.finish_reason is FinishReason.STOP
             code = await client.generate(ask(QUESTIONS[0]), regex="[A-Z]{3}-[0-9]{4}", drafting=drafting)
             assert re.fullmatch("[A-Z]{3}-[0-9]{4}", code.text)
-        with pytest.raises(InvalidRequestError, match=r"format\.regex.*not a valid one"):
+        with pytest.raises(InvalidRequestError, match=r"format\.regex.*not a valid regular expression"):
             await client.generate("x", regex="(")
         detailed = await client.generate(ask(QUESTIONS[0]), max_tokens=10, top_logprobs=2, logit_bias={5: -100.0})
         assert len(detailed.details) == 10

@@ -11,7 +11,7 @@ protos=$(mktemp -d)
 trap 'rm -rf "$protos"' EXIT
 google=$("$python" -c "from google.rpc import status_pb2; print(status_pb2.__file__.rpartition('/')[0])")
 mkdir -p "$protos"/{draftwood/v1,draftwood/admin/v1,google/rpc,grpc/health/v1}
-cp protos/draftwood/v1/generation.proto "$protos/draftwood/v1"
+cp protos/draftwood/v1/{generation,memory}.proto "$protos/draftwood/v1"
 cp protos/draftwood/admin/v1/*.proto "$protos/draftwood/admin/v1"
 cp -r protos/google/api "$protos/google"
 cp "$google"/{status,error_details}.proto "$protos/google/rpc"

@@ -27,7 +27,9 @@ from draftwood_client import ChatMessage, Client, Completion
 
 _MAX_TOKENS = 200
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+app = typer.Typer(
+    add_completion=False, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
+)
 
 
 def demo(args: list[str]) -> int | None:

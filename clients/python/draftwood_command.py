@@ -29,6 +29,7 @@ def main() -> NoReturn:
     if handled:
         signal.signal(signal.SIGINT, _leave)
     sys.unraisablehook = _interrupt_again
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else gRPC writes each failed TLS handshake beside our error
     _watch_silence()
     status: int | str | None = 0
 

@@ -31,6 +31,15 @@ _RANGE_ERRORS = frozenset(
     {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "literal_error", "value_error"}
 )
 """pydantic's types of errors for values outside a range or set; the others are values that cannot be parsed."""
+_PROBLEMS = {
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "int_parsing": "must be an integer",
+    "int_type": "must be an integer",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+}
+"""What is wrong, by pydantic's type of the error, where its own words are not plain."""
 
 
 class SettingsError(DraftwoodError):
@@ -101,7 +110,10 @@ def _add_argument(section: argparse._ArgumentGroup, key: str, field: FieldInfo) 
     text = f"{field.description} (default {default_shown(key)}; env {ENV_PREFIX}{key.upper()})"
     choices = getattr(field.annotation, "__args__", ())
     named = bool(choices) and all(isinstance(choice, str) for choice in choices)
-    metavar = "|".join(choices) if named else key.rsplit("_", 1)[-1].upper()
+    if named or bool in (field.annotation, *choices):
+        metavar = "|".join(choices if named else ("true", "false"))
+    else:
+        metavar = key.rsplit("_", 1)[-1].upper()
     section.add_argument(flag(key), dest=key, metavar=metavar, help=text.replace("%", "%%"))
 
 
@@ -163,5 +175,6 @@ def _first_error(error: ValidationError, sources: Mapping[str, str]) -> Settings
     if details["type"] in _RANGE_ERRORS:
         allowed = str(cause) if cause else details["msg"].replace("Input should be", "it must be", 1)
         return SettingsError(InvalidValueError(key, value, allowed), sources.get(key, ""))
-    problem = details["msg"].replace("Input should be", "must be", 1).partition(",")[0]
+    theirs = details["msg"].replace("Input should be", "must be", 1).partition(",")[0]
+    problem = _PROBLEMS.get(details["type"], theirs)
     return SettingsError(InvalidInputError(key, value, problem), sources.get(key, ""))

@@ -62,7 +62,7 @@ def read_content(content: bytes, limits: ServerLimits) -> FileContent:
     try:
         loaded = yaml.load(content, _Loader)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInputError(SETTING, None, f"is not valid YAML: {error}") from None
+        raise InvalidInputError(SETTING, None, f"not valid YAML: {' '.join(str(error).split())}") from None
     loaded = {} if loaded is None else loaded
     if not isinstance(loaded, dict) or loaded.keys() - {"tenants", "experiments"}:
         raise InvalidInputError(SETTING, None, "must be a mapping with the keys tenants and experiments")

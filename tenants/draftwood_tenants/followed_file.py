@@ -48,7 +48,12 @@ class FollowedFile(Generic[T]):
             except Exception as error:  # whatever a file contains, the next version of it is read
                 if str(error) != problem:
                     problem = str(error)
-                    _log.error("%s cannot be read again; the version before stays in use: %s", self._setting, problem)
+                    _log.error(
+                        "%s %s cannot be read again; the version before stays in use: %s",
+                        self._setting,
+                        self._path,
+                        problem,
+                    )
 
     def look(self) -> bool:
         """Reads the file, and whether it has changed. Raises what `read` raises, or InvalidInputError."""

@@ -67,7 +67,7 @@ def tenant_of(field: str, name: str) -> str:
     """The tenant of a resource's name. Raises InvalidInputError."""
     tenant = name.removeprefix(PREFIX)
     if tenant == name or not tenant:
-        raise InvalidInputError(field, name, 'must be "tenants/" and a tenant')
+        raise InvalidInputError(field, name, 'must be "tenants/" and the tenant, such as tenants/acme')
     return check_identifier(field, tenant)
 
 

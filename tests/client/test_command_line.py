@@ -124,6 +124,9 @@ def test_errors_are_one_line_and_status_1(cli: Cli, server: FakeServer) -> None:
     result = cli("info", "--target", "127.0.0.1:1")
     assert result.stderr.startswith("error: cannot connect to 127.0.0.1:1 (")
     assert (result.stderr.count("\n"), result.exit_code) == (1, 1)
+    server.script = [fails(grpc.StatusCode.UNAUTHENTICATED, "no valid credential", reason("UNAUTHENTICATED"))]
+    result = cli("chat", "x")
+    assert result.stderr == "error: no valid credential; set DRAFTWOOD_API_KEY or DRAFTWOOD_TOKEN\n"
     server.script = [hangs("begun")]
     result = cli("chat", "x", "--timeout", "0.3")
     assert result.stdout == "begun"
@@ -170,7 +173,11 @@ def test_wrong_usage_is_status_2(cli: Cli, arguments: list[str], stdin: bytes | 
 
 
 def test_info_tokenize_detokenize(cli: Cli) -> None:
-    assert "parameters            6,000,000\n" in cli("info").stdout
+    shown = cli("info").stdout
+    assert "parameters            6,000,000\n" in shown
+    assert "strategies            none, trie\n" in shown
+    assert "generation defaults   temperature 0.0, top k 0," in shown
+    assert not any(sign in shown for sign in ("{", "None", "True"))
     assert json.loads(cli("info", "--json").stdout)["strategies"] == ["none", "trie"]
     assert cli("tokenize", "äb").stdout == "228 98\n"
     assert cli("tokenize", "--tokens", "-", stdin="äb\n").stdout == "228\t'ä'\n98\t'b'\n"

@@ -167,7 +167,7 @@ def test_a_bad_setting_is_one_line_and_status_two() -> None:
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
-    assert "port many: must be a valid integer" in result.stderr
+    assert "port many: must be an integer" in result.stderr
     assert "(from --port)" in result.stderr
 
 

@@ -86,7 +86,7 @@ def test_variables_of_the_client_are_left_alone() -> None:
 BAD: dict[str, tuple[list[str], dict[str, str], str, str, str]] = {
     # flags, environment; then the error's field, allowed and source
     "flag": (["--port", "70000"], {}, "port", "less than or equal to 65535", "--port"),
-    "flag with an equals sign": (["--port=many"], {}, "port", "valid integer", "--port"),
+    "flag with an equals sign": (["--port=many"], {}, "port", "an integer", "--port"),
     "environment": ([], {"DRAFTWOOD_MAX_RUNNING": "0"}, "max_running", "at least 1", "MAX_RUNNING"),
     "choice": (["--dtype", "int8"], {}, "dtype", "'auto', 'float32', 'bfloat16' or 'float16'", "--dtype"),
     "strategy": (["--strategy", "tri"], {}, "strategy", "none, recycling, trie", "--strategy"),
@@ -106,7 +106,7 @@ BAD: dict[str, tuple[list[str], dict[str, str], str, str, str]] = {
         "--store",
     ),
     "weights": (["--tenant-weights", "acme"], {}, "tenant_weights", "acme=2,beta=0.5", "--tenant-weights"),
-    "weight": (["--tenant-weights", "acme=x"], {}, "tenant_weights", "valid number", "--tenant-weights"),
+    "weight": (["--tenant-weights", "acme=x"], {}, "tenant_weights", "a number", "--tenant-weights"),
     "no weight": (["--tenant-weights", "acme=0"], {}, "tenant_weights['acme']", "above 0", "--tenant-weights"),
     "open to the network": (["--host", "0.0.0.0"], {}, "host", "draftwood key create", "--host"),
     "open with keys": (["--auth", "open", "--auth-file", "x"], {}, "auth", "combined with auth_file", "--auth"),
@@ -147,7 +147,7 @@ def test_refused(name: str) -> None:
 
 
 BAD_YAML = {
-    "bad value": ("port: [1]\n", "port", "valid integer"),
+    "bad value": ("port: [1]\n", "port", "an integer"),
     "unknown key": ("max-running: 3\n", "max-running", "did you mean max_running?"),
     "key that is no string": ("1: 2\n", "1", "no such setting"),
     "not a mapping": ("- port\n", "config", "one mapping"),
@@ -185,6 +185,9 @@ def test_help_has_every_setting(capsys: pytest.CaptureFixture[str], monkeypatch:
         described = f"{field.description} (default {default_shown(key)}; env {ENV_PREFIX}{key.upper()})"
         assert flag(key) in shown
         assert described in shown
+    assert "--exact true|false" in shown
+    assert "--prefix-cache true|false" in shown
+    assert "(default True" not in shown
 
 
 @pytest.mark.parametrize(

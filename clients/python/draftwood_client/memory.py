@@ -76,7 +76,8 @@ class TenantMemoryStatistics:
     """Statistics of a tenant's memory; fields as in the protocol. Sizes in bytes, ages in seconds.
 
     Attributes:
-        snapshot_age: None without a snapshot.
+        log_records: entries in the store, of one record or several.
+        snapshot_age: always None: there are no snapshots any more.
     """
 
     tenant: str

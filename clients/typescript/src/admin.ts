@@ -1,11 +1,14 @@
-/** The operators' client: the services of `draftwood.admin.v1`, with the generated types, which are plain objects. */
+/** The operators' client: MemoryService and `draftwood.admin.v1`, with the generated types, which are plain objects. */
 
+import { setImmediate } from "node:timers/promises";
 import {
   create,
   type DescMessage,
+  type DescMethodBiDiStreaming,
   type DescMethodServerStreaming,
   type DescMethodUnary,
   type DescService,
+  type Message,
   type MessageInitShape,
   type MessageShape,
 } from "@bufbuild/protobuf";
@@ -15,6 +18,7 @@ import { AuditService } from "./gen/draftwood/admin/v1/audit_pb.js";
 import { ExperimentService } from "./gen/draftwood/admin/v1/experiments_pb.js";
 import { StatusService } from "./gen/draftwood/admin/v1/status_pb.js";
 import { TenantService } from "./gen/draftwood/admin/v1/tenants_pb.js";
+import { MemoryService } from "./gen/draftwood/v1/memory_pb.js";
 import { NO_RETRY } from "./retry.js";
 import { rpc } from "./rpc.js";
 
@@ -23,7 +27,12 @@ type Method<M> =
     ? (request: MessageInitShape<I>, options?: CallOptions) => Promise<MessageShape<O>>
     : M extends DescMethodServerStreaming<infer I, infer O>
       ? (request: MessageInitShape<I>, options?: CallOptions) => AsyncIterable<MessageShape<O>>
-      : never;
+      : M extends DescMethodBiDiStreaming<infer I, infer O>
+        ? (requests: Requests<MessageInitShape<I>>, options?: CallOptions) => AsyncIterable<MessageShape<O>>
+        : never;
+
+/** The messages of a stream of requests, which is read as fast as the server takes them. */
+export type Requests<Request> = Iterable<Request> | AsyncIterable<Request>;
 
 /** The methods of a service of the protocol. Requests are plain objects with the fields that they set. */
 export type ServiceClient<S extends DescService> = { readonly [Name in keyof S["method"]]: Method<S["method"][Name]> };
@@ -34,7 +43,8 @@ export type ServiceClient<S extends DescService> = { readonly [Name in keyof S["
  *     const admin = new AdminClient("127.0.0.1:50051", { apiKey: "dw_ID_SECRET" });
  *     const acme = await admin.tenants.getTenant({ name: "tenants/acme" });
  *
- * The reference of the protocol lists methods and fields. Every method throws `StatusError`.
+ * The reference of the protocol lists methods and fields. Every method throws `StatusError`. Streams have no deadline unless
+ * `timeoutMs` sets one.
  */
 export class AdminClient {
   readonly #calls: Calls;
@@ -44,8 +54,10 @@ export class AdminClient {
   readonly experiments: ServiceClient<typeof ExperimentService>;
   /** What the losslessness audit found. */
   readonly audit: ServiceClient<typeof AuditService>;
-  /** What a server does now, once or as a stream, which has no deadline unless `timeoutMs` sets one. */
+  /** What a server does now, once or as a stream. */
   readonly status: ServiceClient<typeof StatusService>;
+  /** Tenants' learned memories: statistics, warm-up, export, import, purge. An empty tenant is that of the credential. */
+  readonly memory: ServiceClient<typeof MemoryService>;
 
   /** @throws ArgumentError an argument is invalid. */
   constructor(target?: string, options: ConnectionOptions = {}) {
@@ -54,6 +66,7 @@ export class AdminClient {
     this.experiments = methodsOf(ExperimentService, this.#calls);
     this.audit = methodsOf(AuditService, this.#calls);
     this.status = methodsOf(StatusService, this.#calls);
+    this.memory = methodsOf(MemoryService, this.#calls);
   }
 
   /** Cancels calls under way and closes the connection. May be called twice. */
@@ -69,13 +82,30 @@ export class AdminClient {
 function methodsOf<S extends DescService>(service: S, calls: Calls): ServiceClient<S> {
   const pairs = service.methods.map((method) => {
     const called = rpc(method);
-    const call = (request: MessageInitShape<DescMessage>, options: CallOptions = {}) => {
-      const message = create(method.input, request);
-      return method.methodKind === "unary"
-        ? calls.unary(called, message, options)
-        : calls.stream(called, message, options);
-    };
-    return [method.localName, call];
+    const message = (request: Init) => create(method.input, request);
+    switch (method.methodKind) {
+      case "unary":
+        return [method.localName, (one: Init, options: CallOptions = {}) => calls.unary(called, message(one), options)];
+      case "server_streaming":
+        return [
+          method.localName,
+          (one: Init, options: CallOptions = {}) => calls.stream(called, message(one), options),
+        ];
+      default: {
+        const call = (all: Requests<Init>, options: CallOptions = {}) =>
+          calls.exchange(called, messagesOf(all, message), options);
+        return [method.localName, call];
+      }
+    }
   });
   return Object.fromEntries(pairs) as ServiceClient<S>;
+}
+
+type Init = MessageInitShape<DescMessage>;
+
+async function* messagesOf(requests: Requests<Init>, message: (request: Init) => Message): AsyncGenerator<Message> {
+  for await (const request of requests) {
+    yield message(request);
+    await setImmediate(); // lets responses in: before the first one, gRPC takes all messages at once
+  }
 }

@@ -1,7 +1,9 @@
 /** Calls on a channel, with deadline, metadata, cancellation and typed errors. */
 
+import { Readable, type Writable } from "node:stream";
 import {
   Client as Channel,
+  type ClientDuplexStream,
   type ClientReadableStream,
   type ClientUnaryCall,
   type Metadata,
@@ -27,11 +29,13 @@ export interface CallOptions {
   readonly metadata?: Readonly<Record<string, string>> | undefined;
 }
 
+type Running = ClientUnaryCall | ClientReadableStream<unknown> | ClientDuplexStream<unknown, unknown>;
+
 /** A channel, and the calls under way on it. */
 export class Calls {
   readonly connection: Connection;
   readonly #channel: Channel;
-  readonly #running = new Set<ClientUnaryCall | ClientReadableStream<unknown>>();
+  readonly #running = new Set<Running>();
   #closed = false;
 
   /** @throws ArgumentError an argument is invalid. */
@@ -111,7 +115,45 @@ export class Calls {
     { timeoutMs, signal, metadata }: CallOptions,
   ): AsyncGenerator<Response, undefined, undefined> {
     const limit = timeLimit("timeoutMs", timeoutMs);
-    const call = await this.open(rpc, request, limit, metadata);
+    yield* this.#responses(await this.open(rpc, request, limit, metadata), limit, signal);
+  }
+
+  /**
+   * The same of a stream of requests, which is read as fast as the server takes them, and left when the call ends.
+   *
+   * @throws StatusError the call failed; or what `requests` threw, which ends the call.
+   */
+  async *exchange<Request, Response>(
+    { path, serialize, deserialize }: Rpc<Request, Response>,
+    requests: AsyncIterable<Request>,
+    { timeoutMs, signal, metadata: own }: CallOptions,
+  ): AsyncGenerator<Response, undefined, undefined> {
+    const limit = timeLimit("timeoutMs", timeoutMs);
+    const deadline = deadlineAfter(limit);
+    const metadata = await this.#metadata(own);
+    const call = this.#tracked(
+      this.#channel.makeBidiStreamRequest(path, serialize, deserialize, metadata, { deadline }),
+    );
+    let failure: { readonly error: unknown } | undefined;
+    const source = Readable.from(requests);
+    source.on("error", (error) => {
+      failure = { error };
+      call.cancel();
+    });
+    call.on("status", () => source.destroy());
+    source.pipe(call as Writable); // of objects
+    try {
+      yield* this.#responses(call, limit, signal);
+    } catch (error) {
+      throw failure ? failure.error : error;
+    }
+  }
+
+  async *#responses<Response>(
+    call: ClientReadableStream<Response> | ClientDuplexStream<unknown, Response>,
+    limit: number | undefined,
+    signal: AbortSignal | undefined,
+  ): AsyncGenerator<Response, undefined, undefined> {
     const abort = () => call.cancel();
     signal?.addEventListener("abort", abort, { once: true });
     call.on("error", () => {}); // of a call that was left; the loop throws the others
@@ -130,7 +172,7 @@ export class Calls {
     }
   }
 
-  #tracked<Call extends ClientUnaryCall | ClientReadableStream<unknown>>(call: Call): Call {
+  #tracked<Call extends Running>(call: Call): Call {
     this.#running.add(call);
     call.on("status", () => this.#running.delete(call));
     return call;

@@ -20,6 +20,8 @@ import {
   type UpdateTenantRequest,
 } from "../src/gen/draftwood/admin/v1/tenants_pb.js";
 import * as pb from "../src/gen/draftwood/v1/generation_pb.js";
+import * as memory from "../src/gen/draftwood/v1/memory_pb.js";
+import { MemoryService } from "../src/gen/draftwood/v1/memory_pb.js";
 import * as rpc from "../src/gen/google/rpc/error_details_pb.js";
 import { StatusSchema } from "../src/gen/google/rpc/status_pb.js";
 
@@ -166,6 +168,17 @@ export class FakeServer {
       getTenant: unary(fake, ({ name }: GetTenantRequest) => create(TenantSchema, { name, etag: "1", weight: 1 })),
       updateTenant: unary(fake, ({ tenant }: UpdateTenantRequest) => tenant ?? create(TenantSchema)),
     });
+    fake.#server.addService(definition(MemoryService), {
+      warmMemory: (call: grpc.ServerDuplexStream<memory.WarmMemoryRequest, memory.WarmMemoryResponse>) => {
+        call.on("data", ({ texts }: memory.WarmMemoryRequest) => {
+          call.write(create(memory.WarmMemoryResponseSchema, { texts: BigInt(texts.length) }));
+        });
+        call.on("end", () => call.end());
+      },
+      getMemoryStatistics: unary(fake, ({ tenant = "" }: memory.GetMemoryStatisticsRequest) =>
+        create(memory.GetMemoryStatisticsResponseSchema, { tenants: [{ tenant, tokens: 16n }] }),
+      ),
+    });
     fake.port = await new Promise((resolve, reject) => {
       fake.#server.bindAsync("127.0.0.1:0", credentials, (error, port) => (error ? reject(error) : resolve(port)));
     });
@@ -226,8 +239,8 @@ function definition(service: DescService): grpc.ServiceDefinition {
       const decode = (type: DescMessage) => (bytes: Buffer) => fromBinary(type, bytes);
       const definition = {
         path: `/${service.typeName}/${method.name}`,
-        requestStream: false,
-        responseStream: method.methodKind === "server_streaming",
+        requestStream: method.methodKind === "bidi_streaming",
+        responseStream: method.methodKind !== "unary",
         requestSerialize: encode(method.input),
         requestDeserialize: decode(method.input),
         responseSerialize: encode(method.output),

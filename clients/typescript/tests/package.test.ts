@@ -40,6 +40,7 @@ const SHOWN: [behaviour: Behaviour, output: RegExp][][] = [
   [[ANSWER, /^fake [0-9a-f]{32}\n$/]],
   [[CALL, /^Let me see\.\ntrack \{"order": 7\}\n$/]],
   [[ANSWER, /^tenants\/acme 2\n$/]],
+  [[ANSWER, /^2 texts are stored\n16n\n$/]],
   [[ANSWER, /^It is here\.$/]],
 ];
 

@@ -5,10 +5,15 @@ import { after, before, test } from "node:test";
 import {
   AdminClient,
   Client,
+  DeadlineError,
   ExperimentState,
   InvalidRequestError,
+  MemoryKind,
+  type MemoryRecord,
   NotFoundError,
+  RequestCancelledError,
   ServingState,
+  StatusError,
 } from "draftwood-client";
 
 const target = process.env.DRAFTWOOD_TARGET;
@@ -167,3 +172,92 @@ test("operators read and change what the server holds", { skip }, async () => {
     admin.close();
   }
 });
+
+const TEXTS = ["Your parcel is at our depot.", "It comes within two working days.", "We are sorry for the delay."];
+
+test("operators warm, export, import and purge a memory", { skip }, async () => {
+  using admin = new AdminClient(target);
+  const tenant = "typescript-memory";
+  const answered: bigint[] = [];
+  const requests = TEXTS.map((text, index) => ({ tenant: index === 0 ? tenant : "", texts: [text] }));
+  for await (const { texts } of admin.memory.warmMemory(requests)) {
+    answered.push(texts);
+  }
+  assert.deepEqual(answered, [1n, 2n, 3n]);
+
+  const exported = await exportOf(admin, tenant);
+  assert.deepEqual(
+    exported.records.map(({ text, kind }) => [text, kind]),
+    TEXTS.map((text) => [text, MemoryKind.CORPUS]),
+  );
+  const { records, fingerprint } = exported;
+  let imported = 0n;
+  for await (const progress of admin.memory.importMemory([{ tenant: `${tenant}-2`, fingerprint, records }])) {
+    imported = progress.records;
+  }
+  assert.equal(imported, 3n);
+  const found = await admin.memory.getMemoryStatistics({ tenant: `${tenant}-2` });
+  assert.deepEqual([found.fingerprint, found.store?.healthy, found.tenants.length], [fingerprint, true, 1]);
+
+  for (const name of [tenant, `${tenant}-2`]) {
+    const purged = await admin.memory.purgeMemory({ tenant: name });
+    assert.equal(purged.tokens, found.tenants[0]?.tokens);
+    assert.deepEqual((await exportOf(admin, name)).records, []);
+  }
+  assert.deepEqual((await admin.memory.listOrphanedMemories({})).memories, []);
+  assert.equal((await admin.memory.purgeOrphanedMemories({})).memories, 0);
+  await assert.rejects(exportOf(admin, "typescript-nobody"), NotFoundError);
+});
+
+test("a stream of requests that fails, or is left, ends its call and is read no further", { skip }, async () => {
+  using admin = new AdminClient(target);
+  const tenant = "typescript-left";
+  const failing = async function* () {
+    yield { tenant, texts: [TEXTS[0] ?? ""] };
+    throw new TypeError("no more files");
+  };
+  await assert.rejects(all(admin.memory.warmMemory(failing())), new TypeError("no more files"));
+
+  const endless = (ended: () => void) =>
+    (async function* () {
+      try {
+        for (;;) {
+          yield { tenant, texts: [TEXTS[1] ?? ""] };
+        }
+      } finally {
+        ended();
+      }
+    })();
+  /** Makes the call with an endless stream of requests, and resolves when that was left. */
+  const left = async (call: (requests: AsyncIterable<{ tenant: string; texts: string[] }>) => Promise<unknown>) => {
+    let ended = () => {};
+    const end = new Promise<void>((resolve) => {
+      ended = resolve;
+    });
+    await Promise.all([call(endless(ended)), end]);
+  };
+  await left(async (requests) => {
+    for await (const { texts } of admin.memory.warmMemory(requests)) {
+      if (texts === 3n) break;
+    }
+  });
+  const headers = { metadata: { "x-large": "a".repeat(100_000) } };
+  await left((requests) => assert.rejects(all(admin.memory.warmMemory(requests, headers)), StatusError));
+  await left((requests) => assert.rejects(all(admin.memory.warmMemory(requests, { timeoutMs: 500 })), DeadlineError));
+  const signal = AbortSignal.timeout(500);
+  await left((requests) => assert.rejects(all(admin.memory.warmMemory(requests, { signal })), RequestCancelledError));
+  await admin.memory.purgeMemory({ tenant });
+});
+
+async function exportOf(admin: AdminClient, tenant: string): Promise<{ fingerprint: string; records: MemoryRecord[] }> {
+  const pages = await all(admin.memory.exportMemory({ tenant }));
+  return { fingerprint: pages[0]?.fingerprint ?? "", records: pages.flatMap((page) => page.records) };
+}
+
+async function all<Item>(items: AsyncIterable<Item>): Promise<Item[]> {
+  const found: Item[] = [];
+  for await (const one of items) {
+    found.push(one);
+  }
+  return found;
+}

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.checkpoint import cannot_be_loaded
@@ -55,6 +56,8 @@ def load_module(path_or_id: str, device: torch.device, dtype: str, **options: An
             # Some are laid out for the device that they are loaded on, and cannot be moved.
             options = {"device_map": {"": device}}
         return load_text_part(config, load) if is_multimodal(config) else load(AutoModelForCausalLM)
+    except SafetensorError as error:  # as of a file that was not copied to its end
+        raise cannot_be_loaded(path_or_id, error, "weights") from error
     except (ImportError, OSError, RuntimeError, ValueError) as error:  # ImportError: of what reads quantized weights
         raise cannot_be_loaded(path_or_id, error) from error
 

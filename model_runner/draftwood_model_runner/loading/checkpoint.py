@@ -41,9 +41,14 @@ def set_offline_mode(path_or_id: str, environ: MutableMapping[str, str]) -> None
     The hub's client would retry each file for a minute. It reads the environment when it is imported, so not before.
 
     Raises:
-        ModelNotFoundError: nothing of the model was downloaded, and the hub does not answer.
+        ModelNotFoundError: nothing of the model was downloaded, and the hub does not answer or must not be asked.
     """
-    if Path(path_or_id).is_dir() or environ.get(_OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE"):
+    if Path(path_or_id).is_dir():
+        return
+    if environ.get(_OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE"):
+        if not _downloaded(path_or_id, environ):
+            problem = f"it was not downloaded before, and {_OFFLINE} forbids to ask the hub"
+            raise ModelNotFoundError(f"model {path_or_id!r}: {problem}")
         return
     import urllib.error
     import urllib.request
@@ -74,12 +79,15 @@ def name_of(path_or_id: str) -> str:
     return Path(path_or_id).resolve().name if Path(path_or_id).is_dir() else path_or_id
 
 
-def cannot_be_loaded(path_or_id: str, error: Exception) -> ModelNotFoundError:
-    """What to raise after transformers raised `error`."""
+def cannot_be_loaded(path_or_id: str, error: Exception, part: str = "") -> ModelNotFoundError:
+    """What to raise after transformers raised `error`.
+
+    Args:
+        part: of the model, such as "tokenizer"; "" if it is not known.
+    """
     text = str(error).strip()
-    return ModelNotFoundError(
-        f"model {path_or_id!r} cannot be loaded: {text.splitlines()[0] if text else type(error).__name__}"
-    )
+    what = f"model {path_or_id!r}: its {part}" if part else f"model {path_or_id!r}"
+    return ModelNotFoundError(f"{what} cannot be loaded: {text.splitlines()[0] if text else type(error).__name__}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence as SequenceOf
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 
-from draftwood_model_runner.errors import InvalidValueError, UnsupportedModelError
+from draftwood_model_runner.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, cannot_be_loaded, require_folder
 from draftwood_model_runner.sampling.grammar_compilation import Vocabulary
 from draftwood_strategies.draft import Int32Array
@@ -144,7 +145,11 @@ def load_tokenizer(path_or_id: str) -> Tokenizer:
     try:
         return Tokenizer(_tokenizer_class(path_or_id).from_pretrained(path_or_id))
     except (OSError, ValueError) as error:
-        raise cannot_be_loaded(path_or_id, error) from error
+        if Path(path_or_id).is_dir() and not any(Path(path_or_id).glob("tokenizer*")):
+            raise ModelNotFoundError(
+                f"model {path_or_id!r}: the folder has no tokenizer (tokenizer.json, tokenizer_config.json)"
+            ) from error
+        raise cannot_be_loaded(path_or_id, error, "tokenizer") from error
 
 
 def _tokenizer_class(path_or_id: str) -> Any:

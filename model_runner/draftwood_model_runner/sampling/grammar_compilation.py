@@ -26,6 +26,12 @@ _LIMITS = {"step_lexer_fuel": 100_000, "step_max_items": 5_000, "max_lexer_state
 parser, measured with `e: e e | /[a-z]/`; 20,000 items allowed 750 and 600 ms. A schema with 460 optional properties
 needs fewer than 2,000. For a grammar: 100 MB."""
 
+_NOT_VALID = {
+    GrammarKind.JSON_SCHEMA: "not a valid JSON schema",
+    GrammarKind.REGEX: "not a valid regular expression",
+    GrammarKind.LARK: "not a valid grammar",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -77,10 +83,10 @@ def compiled(tokenizer: llguidance.LLTokenizer, kind: GrammarKind, text: str) ->
     try:
         matcher = llguidance.LLMatcher(tokenizer, _to_grammar(kind, text), log_level=0, limits=limits)
     except ValueError as error:
-        raise _invalid(kind, text, str(error)) from error
+        raise _invalid(kind, str(error)) from error
     matcher.compute_bitmask()
     if matcher.is_error():
-        raise _invalid(kind, text, matcher.get_error())
+        raise _invalid(kind, matcher.get_error())
     return matcher
 
 
@@ -89,8 +95,8 @@ def too_complex(matcher: llguidance.LLMatcher) -> InvalidValueError:
     return InvalidInputError("format", None, f"is too complex: {_one_line(matcher.get_error())}")
 
 
-def _invalid(kind: GrammarKind, text: str, reason: str) -> InvalidValueError:
-    return InvalidValueError(f"format.{kind.value}", text, f"it is not a valid one: {_one_line(reason)}")
+def _invalid(kind: GrammarKind, reason: str) -> InvalidValueError:
+    return InvalidInputError(f"format.{kind.value}", None, f"{_NOT_VALID[kind]}: {_one_line(reason)}")
 
 
 def _one_line(reason: str) -> str:

@@ -55,6 +55,14 @@ Instant = Annotated[
 """A time without a zone is UTC."""
 
 
+_PROBLEMS = {
+    "extra_forbidden": "there is no such field",
+    "missing": "is missing",
+    "string_pattern_mismatch": "is not what `draftwood key create` writes",
+}
+"""What is wrong, by pydantic's type of the error, where its own words are not plain."""
+
+
 class _Entry(BaseModel, ABC):
     """A credential. `tenant` is None only for operators."""
 
@@ -153,7 +161,8 @@ def parse(data: bytes) -> AuthFile:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-        problem = f"{place}: {first['msg']}" if place else first["msg"]
+        text = _PROBLEMS.get(first["type"], first["msg"])
+        problem = f"{place}: {text}" if place else text
         raise InvalidInputError(SETTING, None, problem.replace("Value error, ", "")) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InvalidInputError(SETTING, None, f"not valid YAML: {' '.join(str(error).split())}") from None

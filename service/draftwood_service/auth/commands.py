@@ -132,6 +132,6 @@ def _shown(entry: KeyEntry) -> dict[str, Any]:
 
 
 def _described(entry: KeyEntry) -> str:
-    whose = f"tenant {entry.tenant}" if entry.tenant is not None else "no tenant"
+    whose = f"tenant {entry.tenant}" if entry.tenant is not None else "all tenants"
     until = f", until {_shown(entry)['expires']}" if entry.expires is not None else ""
     return f"key {entry.id}: {entry.role.label} of {whose}{until}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from draftwood_service.settings import Settings
 from draftwood_service.store_client import opened_memory
 
 _log = structlog.get_logger("draftwood")
+
+_SILENT_SECONDS = 3.0
+"""Strategies that were compiled before are ready in a fraction of it; not tuned."""
 
 
 @contextmanager
@@ -94,8 +98,13 @@ def _warm_up_strategies() -> None:
     """Runs each strategy's just-in-time compilation. One that fails is disabled request by request, with the reason."""
     from draftwood_strategies.registry import strategy_names, warm_up
 
+    hint = "the strategies are being compiled, as at the first start after an installation: about a minute"
+    telling = threading.Timer(_SILENT_SECONDS, _log.info, [hint])
+    telling.daemon = True
+    telling.start()
     for name in strategy_names():
         try:
             warm_up(name)
         except Exception:
             _log.exception("strategy cannot be compiled", strategy=name)
+    telling.cancel()

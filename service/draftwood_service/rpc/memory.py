@@ -181,7 +181,7 @@ class MemoryServicer:
         caller's own.
         """
         if tenant != caller.tenant_for("") and not self._is_configured(tenant):
-            raise ResourceMissingError(f"tenants/{tenant}")
+            raise ResourceMissingError(f"tenants/{tenant}", "has no memory and no configuration")
 
     def _encode(self, texts: list[str]) -> list[Int32Array]:
         return [ids for text in texts if (ids := self._model.tokenizer.encode(text)).size]

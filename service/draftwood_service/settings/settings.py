@@ -80,10 +80,12 @@ GROUPS: tuple[type[SettingsGroup], ...] = tuple(base for base in Settings.__base
 
 
 def default_shown(key: str) -> str:
-    """The default of a field as a user writes it; "unset" if there is none."""
+    """The default of a field as a user writes it; "unset" if there is none, or it is empty."""
     default: Any = Settings.model_fields[key].default
-    if default is None or default == {}:
+    if default in (None, {}, ()):
         return "unset"
     if isinstance(default, tuple):
         return ",".join(default)
-    return f"{default:g}" if isinstance(default, float) else str(default)
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:.15g}" if isinstance(default, float) else str(default)

@@ -27,8 +27,8 @@ class ResourceExistsError(ResourceError):
 class ResourceMissingError(ResourceError):
     """There is no resource of this name."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name, "does not exist")
+    def __init__(self, name: str, problem: str = "does not exist") -> None:
+        super().__init__(name, problem)
 
 
 class EtagError(ResourceError):

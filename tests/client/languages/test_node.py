@@ -64,7 +64,7 @@ class EchoingGrammars(FakeGrammars):
     """Refuses every grammar, and repeats it in the reason."""
 
     def compile(self, kind: GrammarKind, text: str) -> Grammar:
-        raise InvalidValueError(f"format.{kind.value}", text, f"it is not a valid one: {text}")
+        raise InvalidValueError(f"format.{kind.value}", text, f"it cannot be compiled: {text}")
 
 
 def formatted(**options: str) -> dict[str, Any]:

@@ -22,6 +22,9 @@ def test_what_was_downloaded_is_used_without_the_hub(tmp_path: Path) -> None:
     (snapshot / "config.json").touch()
     set_offline_mode("a/b", environ)
     assert environ["HF_HUB_OFFLINE"] == "1"
+    set_offline_mode("a/b", environ)
+    with pytest.raises(ModelNotFoundError, match=r"^model 'a/c': it was not downloaded before, and HF_HUB_OFFLINE"):
+        set_offline_mode("a/c", environ)
 
 
 def test_a_hub_that_answers_anything_is_asked_and_a_folder_needs_none(tmp_path: Path) -> None:
@@ -37,5 +40,4 @@ def test_a_hub_that_answers_anything_is_asked_and_a_folder_needs_none(tmp_path: 
         environ = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path)}
         set_offline_mode("a/b", environ)
     set_offline_mode(str(tmp_path), {"HF_ENDPOINT": UNREACHABLE})
-    set_offline_mode("a/b", {"HF_ENDPOINT": UNREACHABLE, "HF_HUB_OFFLINE": "1"})
     assert "HF_HUB_OFFLINE" not in environ

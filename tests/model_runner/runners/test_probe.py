@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,7 +162,17 @@ def test_a_folder_without_a_model_is_named(tmp_path: Any) -> None:
     with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
         load_model(str(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ModelNotFoundError, match="cannot be loaded"):
+    with pytest.raises(ModelNotFoundError, match="no tokenizer"):
+        load_model(str(tmp_path))
+
+
+def test_a_checkpoint_that_was_not_copied_to_its_end_is_named(tmp_path: Path) -> None:
+    for file in Path(BUNDLED_MODEL).iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(
+                file.read_bytes()[:2000] if ".safetensors" in file.name else file.read_bytes()
+            )
+    with pytest.raises(ModelNotFoundError, match="its weights cannot be loaded"):
         load_model(str(tmp_path))
 
 

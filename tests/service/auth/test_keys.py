@@ -99,9 +99,10 @@ KEY = f"{{id: aaaaaaaaaaaa, tenant: a, sha256: '{HASH}', created: 2026-01-01}}"
 BAD = {
     "keys: [": "not valid YAML",
     "- a": "",
-    "kees: []": "kees: Extra inputs",
+    "kees: []": "kees: there is no such field",
     f"keys: [{KEY}, {KEY}]": "key:aaaaaaaaaaaa occurs twice",
-    "keys: [{id: x}]": "keys[0].id: ",
+    "keys: [{id: x}]": "keys[0].id: is not what `draftwood key create` writes",
+    "keys: [{id: aaaaaaaaaaaa}]": "keys[0].sha256: is missing",
     f"keys: [{{id: aaaaaaaaaaaa, sha256: '{HASH}', created: 2026-01-01}}]": "must be set for the role caller",
     f"keys: [{{id: aaaaaaaaaaaa, tenant: '', sha256: '{HASH}', created: 2026-01-01}}]": "must not be empty",
     "certificates: [{tenant: a}]": "certificates[0]: must have either name",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
 
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.request import StopParams
+from draftwood_service.engine import loading
 from draftwood_service.engine.loading import loaded
 from draftwood_service.settings import Settings
-from draftwood_strategies import create
+from draftwood_strategies import create, registry
 from draftwood_strategies.mixing.hybrid import HybridStrategy
 from tests.model_runner.sequences import make_sequence
 
@@ -29,3 +34,13 @@ def test_strategies_draft_from_the_text_that_the_model_wrote(tmp_path: Path) -> 
         assert strategy.mixer.of_model.shape[0] > 0
         engine.close()
     assert [file.name for file in tmp_path.glob("own-text-*")] == [f"own-text-{found.info.fingerprint}-{TOKENS}.npy"]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_the_log_tells_of_a_compilation_that_takes_long(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(loading, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(registry, "strategy_names", lambda: ["trie"])
+    monkeypatch.setattr(registry, "warm_up", lambda name: time.sleep(seconds))
+    with capture_logs() as logs:
+        loading._warm_up_strategies()
+    assert ["being compiled" in one["event"] for one in logs] == [True] * (seconds > 0)

@@ -64,7 +64,8 @@ async def test_tenants(run: Run, tmp_path: Path) -> None:
     assert (await run("tenant", "apply", "-f", str(file), "--dry-run")).stdout.endswith("  weight: unset -> 7\n")
     assert (await run("tenant", "apply", "-f", str(file))).exit_code == 0
     assert (await run("tenant", "delete", "acme", "--yes")).exit_code == 0
-    assert (await run("tenant", "show", "acme")).stderr == "error: tenants/acme: does not exist\n"
+    shown = await run("tenant", "show", "acme")
+    assert shown.stderr == "error: tenants/acme: has no configuration; the servers' settings apply\n"
 
 
 async def test_a_tenants_file_is_checked(run: Run, tmp_path: Path) -> None:

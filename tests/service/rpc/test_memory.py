@@ -84,7 +84,7 @@ async def test_from_warming_to_purging(server: Valkey, with_redis: bool) -> None
             lambda: client.purge("unknown"),
         ]
         for call in calls:
-            with pytest.raises(NotFoundError, match="tenants/unknown: does not exist"):
+            with pytest.raises(NotFoundError, match="tenants/unknown: has no memory"):
                 await asyncio.to_thread(call)
         assert (await asyncio.to_thread(client.statistics, "default")).tenants == ()
 
@@ -278,7 +278,7 @@ async def test_the_command_line(server: Valkey, tmp_path: Path) -> None:
             refused = await asyncio.to_thread(run, *arguments, "--target", served.server.address)
             assert (refused.exit_code, refused.stderr) == (2, "error: --tenant: must be given\n")
         unknown = await asyncio.to_thread(run, "stats", "--target", served.server.address, "--tenant", "typo")
-        assert (unknown.exit_code, unknown.stderr) == (1, "error: tenants/typo: does not exist\n")
+        assert (unknown.exit_code, unknown.stderr) == (1, "error: tenants/typo: has no memory and no configuration\n")
     assert FakeModel().fingerprint == head["fingerprint"]
 
 

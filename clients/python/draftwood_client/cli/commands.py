@@ -40,8 +40,7 @@ def info(connection: ConnectionOptions, as_json: AsJson = False) -> None:
         print_json(values)
         return
     for name, value in values.items():
-        shown = ", ".join(map(str, value)) if isinstance(value, tuple) else f"{value:,}" if _counts(value) else value
-        typer.echo(f"{name.replace('_', ' '):<22}{shown}")
+        typer.echo(f"{name.replace('_', ' '):<22}{_shown(value)}")
 
 
 @command
@@ -88,8 +87,18 @@ def detokenize(
         typer.echo(result, nl=sys.stdout.isatty())
 
 
-def _counts(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _shown(value: object) -> str:
+    """A value for people; of an object the fields that say something."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        fields = {name.replace("_", " "): _shown(one) for name, one in value.items() if one not in (None, "", ())}
+        return ", ".join(f"{name} {text}" for name, text in fields.items())
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "-" if value in (None, "") else str(value)
 
 
 def _token_id(word: str) -> int:

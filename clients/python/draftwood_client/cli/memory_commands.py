@@ -168,7 +168,7 @@ def _documents(files: list[Path]) -> Iterator[str]:
                 text = next((value[key] for key in _TEXT_KEYS if isinstance(value.get(key), str)), None)
                 if text is None:
                     raise ArgumentValueError(
-                        "FILES", f"{file}, line {line[0]}: none of {', '.join(_TEXT_KEYS)} is present"
+                        "FILE", f"{file}, line {line[0]}: none of {', '.join(_TEXT_KEYS)} is present"
                     )
                 yield text
         else:
@@ -205,8 +205,10 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(stream, 1):
                 if line.strip():
                     yield number, line.rstrip("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentValueError("FILE", f"{file} cannot be read: {error}") from None
+    except OSError as error:
+        raise ArgumentValueError("FILE", f"{file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ArgumentValueError("FILE", f"{file} cannot be read: it is not UTF-8") from None
 
 
 def _object(line: tuple[int, str], file: Path) -> dict[str, Any]:
@@ -239,6 +241,7 @@ def _output(file: Path | None) -> Iterator[TextIO]:
 def _progress(unit: str) -> Iterator[Callable[[int, int], None]]:
     """A progress line on stderr, if that is a terminal."""
     columns = (BarColumn(pulse_style="green"), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         yield lambda count, tokens: bar.update(task, description=f"{count:,} {unit}, {tokens:,} tokens")

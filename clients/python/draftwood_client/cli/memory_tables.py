@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import timedelta
 from typing import Any
 
 from draftwood_client.cli.admin.tables import cell, console, plain_table
@@ -12,13 +11,14 @@ from draftwood_client.memory import MemoryStatistics, TenantMemoryStatistics
 
 def statistics_tables(found: MemoryStatistics) -> None:
     """Prints a table of the memories and, for operators, one of the store."""
-    right = ("tokens", "stored", "log", "last snapshot", "index in RAM")
+    right = ("tokens", "stored", "entries", "index in RAM")
     table = plain_table("tenant", "arm", *right, "", right=right)
     for one in found.tenants:
         table.add_row(*map(cell, _row(one)))
     to = console()
     to.print(table)
-    to.print(f"{len(found.tenants):,} memories of the model with fingerprint {found.fingerprint}")
+    count = len(found.tenants)
+    to.print(f"{count:,} {'memory' if count == 1 else 'memories'} of the model with fingerprint {found.fingerprint}")
     if found.store is not None:
         to.print()
         store = plain_table("store", "", right=("",))
@@ -36,10 +36,10 @@ def size(count: int) -> str:
 
 
 def _row(one: TenantMemoryStatistics) -> list[str]:
-    age = "-" if one.snapshot_age is None else f"{timedelta(seconds=round(one.snapshot_age))} ago"
     index = size(one.index_bytes) if one.resident else "not loaded"
-    log, note = f"{one.log_records:,} records", "read-only" if one.read_only else ""
-    return [one.tenant, one.arm or "-", f"{one.tokens:,}", size(one.stored_bytes), log, age, index, note]
+    note = "read-only" if one.read_only else ""
+    counts = f"{one.tokens:,}", size(one.stored_bytes), f"{one.log_records:,}", index
+    return [one.tenant, one.arm or "-", *counts, note]
 
 
 def _quantity(name: str, value: Any) -> tuple[str, str]:

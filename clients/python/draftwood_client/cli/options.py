@@ -15,7 +15,13 @@ from draftwood_client import environment
 from draftwood_client.admin.client import AdminClient
 from draftwood_client.client import Client
 from draftwood_client.connection import DEFAULT_TARGET, DEFAULT_TIMEOUT
-from draftwood_client.errors import ArgumentError, ArgumentValueError, DraftwoodError, StatusError
+from draftwood_client.errors import (
+    ArgumentError,
+    ArgumentValueError,
+    DraftwoodError,
+    StatusError,
+    UnauthenticatedError,
+)
 from draftwood_client.memory import MemoryClient
 from draftwood_client.options import UNSET, GenerateOptions
 from draftwood_client.tls import TlsConfig
@@ -285,4 +291,6 @@ def error_line(error: DraftwoodError) -> str:
     if isinstance(error, StatusError):
         unnamed = [one for one in error.violations if one.description not in text]
         text = "; ".join([text, *(f"{one.field}: {one.description}" for one in unnamed)])
+    if isinstance(error, UnauthenticatedError):
+        text += f"; set {environment.API_KEY} or {environment.TOKEN}"
     return " ".join(text.split())

@@ -212,8 +212,10 @@ def _conclusions(split: Split, units: FloatArray, compared: list[Comparison]) ->
         text = f"Too early: every arm needs {LEAST_UNITS} units, the smallest has {units.min():.0f}."
         return [Conclusion("too_early", text)]
     found = [_conclusion(one, split.arms[0]) for one in compared if one.metric == TIME_PER_TOKEN.title]
-    may_stop = "The bounds hold however often the report is read: the experiment may stop now."
-    return [*found, Conclusion("note", may_stop), Conclusion("note", INTERFERENCE)]
+    hold = "The bounds hold however often the report is read"
+    undecided = any(one.kind in ("no_difference", "not_comparable") for one in found)
+    advice = f"{hold}, and narrow with more units." if undecided else f"{hold}: the experiment may stop now."
+    return [*found, Conclusion("note", advice), Conclusion("note", INTERFERENCE)]
 
 
 def _conclusion(one: Comparison, control: str) -> Conclusion:

@@ -16,6 +16,7 @@ from draftwood_tenants.resources.errors import EtagError, OfFileError, ResourceE
 from draftwood_tenants.resources.follower import ResourceFollower
 
 _TRIES = 8
+_NOT_CONFIGURED = "has no configuration; the servers' settings apply"
 
 
 class TenantServicer:
@@ -31,7 +32,7 @@ class TenantServicer:
         await self._stored.refresh()
         found = self._catalog.tenant_message(tenant)
         if found is None:
-            raise ResourceMissingError(request.name)
+            raise ResourceMissingError(request.name, _NOT_CONFIGURED)
         return found
 
     async def list_tenants(self, request: pb.ListTenantsRequest, call: Call) -> pb.ListTenantsResponse:
@@ -62,7 +63,7 @@ class TenantServicer:
             for _ in range(_TRIES):
                 current = await self._changeable(tenant)
                 if current is None and not request.allow_missing:
-                    raise ResourceMissingError(name)
+                    raise ResourceMissingError(name, _NOT_CONFIGURED)
                 require_etag(name, given.etag, current.etag if current else "")
                 changed = pb.Tenant()
                 if current is not None:
@@ -81,7 +82,7 @@ class TenantServicer:
             if current is None:
                 if request.allow_missing:
                     return Empty()
-                raise ResourceMissingError(request.name)
+                raise ResourceMissingError(request.name, _NOT_CONFIGURED)
             require_etag(request.name, request.etag, current.etag)
             if not request.validate_only:
                 try:

@@ -48,7 +48,7 @@ def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
     _require_characters(characters, serving)
     tokenizer = serving.model.tokenizer
     if not tokenizer.has_chat_template:
-        raise InvalidInputError("chat", None, "the model has no chat template; send text")
+        raise InvalidInputError("chat", None, "the model has no chat template; send text, as `draftwood complete` does")
     with_tools = next(_with_tools(chat), None)
     if with_tools is not None and isinstance(serving.model.tool_format, NoToolFormatError):
         raise InvalidInputError(with_tools, None, f"the model takes no tools: {serving.model.tool_format}")

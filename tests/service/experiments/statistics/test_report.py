@@ -76,8 +76,10 @@ def test_equal_arms_give_no_difference_and_a_slower_one_is_worse() -> None:
     found = report(SPLIT, run())
     assert all(one.verdict == "open" for one in found.comparisons)
     assert "no difference is shown" in " ".join(found.words)
+    assert "may stop now" not in " ".join(found.words)
     slower = report(SPLIT, run(4000, tpot=1.3))
     assert "hybrid is slower than trie" in " ".join(slower.words)
+    assert "may stop now" in " ".join(slower.words)
     assert [one.kind for one in (found.conclusions[0], slower.conclusions[0])] == ["no_difference", "slower"]
 
 

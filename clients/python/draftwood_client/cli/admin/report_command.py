@@ -128,8 +128,8 @@ def _metrics(report: ExperimentReport) -> list[str]:
 
 
 def metric_text(title: str, value: float) -> str:
-    """A value with its unit: titles with "time" or "ttft" are seconds, all others plain numbers."""
-    if "time" not in title.lower() and "ttft" not in title.lower():
+    """A value with its unit: titles with "time", "ttft" or "tpot" are seconds, all others plain numbers."""
+    if not any(word in title.lower() for word in ("time", "ttft", "tpot")):
         return f"{value:.3f}"
     return f"{value:.3f} s" if value >= 1 else f"{1000 * value:.3g} ms"
 
