@@ -21,7 +21,7 @@ from draftwood_memory.local.outbox import Outbox, Waiting
 from draftwood_memory.local.record_log import Held, RecordLog
 from draftwood_memory.records import MAX_ENTRY_TOKENS, MAX_TOKENS, Codec, Kind, Record, runs, split
 from draftwood_memory.store.encryption import KeyRing, Plain, read_key_file, read_keys
-from draftwood_memory.store.naming import Naming, stream_key
+from draftwood_memory.store.naming import Naming, kind_of, stream_key, tenant_key
 
 KEY = base64.b64encode(bytes(range(32))).decode()
 OTHER = base64.b64encode(bytes(range(1, 33))).decode()
@@ -29,9 +29,10 @@ WRITER = b"process1"
 
 records_of = st.lists(
     st.builds(
-        lambda kind, tokens, at: Record(kind, np.array(tokens, np.int32), at),
+        lambda kind, tokens, at, request: Record(kind, np.array(tokens, np.int32), at, request),
         st.sampled_from(Kind),
         st.lists(st.integers(0, 2**31 - 2), min_size=1, max_size=40),
+        st.integers(0, 2**32 - 1),
         st.integers(0, 2**32 - 1),
     ),
     min_size=1,
@@ -39,8 +40,8 @@ records_of = st.lists(
 )
 
 
-def plain(records: list[Record]) -> list[tuple[Kind, list[int], int]]:
-    return [(one.kind, one.tokens.tolist(), one.learned_at) for one in records]
+def plain(records: list[Record]) -> list[tuple[Kind, list[int], int, int]]:
+    return [(one.kind, one.tokens.tolist(), one.learned_at, one.request) for one in records]
 
 
 def record(token: int, count: int = 3, at: int = 0) -> Record:
@@ -67,6 +68,14 @@ def test_other_bytes_raise_corrupt_value_and_nothing_else(
             codec.decode("tag", 0, data)
         except CorruptValueError:
             continue
+
+
+@pytest.mark.parametrize("junk", [b"", b"\xff", b"null", b"[]", b'["a"]', b'["a", "b", "c"]', b"[1, 2]", b'["a", 0]'])
+def test_what_is_no_name_of_a_memory_is_a_corrupt_value(junk: bytes) -> None:
+    codec, name = Codec(), MemoryName("a:b", "\u00e9")
+    assert codec.decode_name("tag", codec.encode_name("tag", name)) == name
+    with pytest.raises(CorruptValueError):
+        codec.decode_name("tag", Plain().encrypt(junk, "tag", "name"))
 
 
 def test_entries_of_a_newer_version_are_told_from_damaged_ones() -> None:
@@ -117,7 +126,16 @@ def test_no_two_names_share_a_key(secret: bytes | None) -> None:
         assert tag.count(":") == 2
         assert not set("{}\n\x00 ") & set(tag)
         assert len(tag) < 300
-        assert len({stream_key(tag, generation) for generation in (0, 1, 10)}) == 3
+        assert kind_of(tag) == naming.kind
+    streams = {stream_key(tag, generation) for tag in tags for generation in (0, 1, 10)}
+    hashes_of = {tenant_key(naming.part(tenant)) for tenant in NASTY}
+    assert len(streams) == 3 * len(tags)
+    assert len(hashes_of) == len(NASTY)
+    assert not streams & hashes_of
+    for tenant in NASTY:
+        own = {stream_key(naming.tag(MemoryName(tenant, arm)), 1) for arm in NASTY}
+        slots = {key[key.index("{") : key.index("}")] for key in (*own, tenant_key(naming.part(tenant)))}
+        assert len(slots) == 1  # a cluster keeps what belongs together in one slot
     prefixes = [naming.tenant_prefix(tenant) for tenant in NASTY]
     for tenant, prefix in zip(NASTY, prefixes, strict=True):
         others = {naming.tag(MemoryName(other, "arm")) for other in NASTY if other != tenant}
@@ -134,7 +152,9 @@ def test_names_differ_if_and_only_if_tags_do(tenant: str, arm: str, other: str, 
 def test_hidden_names_reveal_nothing() -> None:
     tag = Naming("f" * 16, b"s" * 32).tag(MemoryName("acme"))
     assert "acme" not in tag
-    assert tag != Naming("f" * 16, b"t" * 32).tag(MemoryName("acme"))
+    other = Naming("f" * 16, b"t" * 32)
+    assert tag != other.tag(MemoryName("acme"))
+    assert len({kind_of(tag), other.kind, Naming("f" * 16).kind, Naming("e" * 16).kind}) == 4
 
 
 def test_encrypted_values_decrypt_in_their_context_only() -> None:
@@ -147,8 +167,7 @@ def test_encrypted_values_decrypt_in_their_context_only() -> None:
         (encrypted, "other", "log:1"),
         (encrypted, "tenant", "log:2"),
         (encrypted[:-1] + bytes([encrypted[-1] ^ 1]), "tenant", "log:1"),
-        (encrypted[:9], "tenant", "log:1"),
-        (b"", "tenant", "log:1"),
+        *((encrypted[:end], "tenant", "log:1") for end in range(len(encrypted))),
     ):
         with pytest.raises(CorruptValueError):
             ring.decrypt(damaged, tag, context)
@@ -161,6 +180,14 @@ def test_encrypted_values_decrypt_in_their_context_only() -> None:
         Plain().decrypt(encrypted, "tenant", "log:1")
     with pytest.raises(UnknownKeyError, match="'a'"):
         KeyRing({"b": bytes(32)}, bytes(32)).decrypt(encrypted, "tenant", "log:1")
+
+
+@pytest.mark.parametrize("key_id", ["a", "k" * 32, "clé", "é" * 16])
+def test_any_id_that_is_accepted_names_a_key(key_id: str) -> None:
+    """Behind another one, so that the value itself says which of the keys it is."""
+    old = read_keys(f"names={OTHER}\n{key_id}={KEY}", "keys")
+    rotated = read_keys(f"new={OTHER}\nnames={OTHER}\n{key_id}={KEY}", "keys")
+    assert rotated.decrypt(old.encrypt(b"secret", "tenant", "log:1"), "tenant", "log:1") == b"secret"
 
 
 def test_each_memory_has_keys_of_its_own() -> None:
@@ -177,7 +204,17 @@ def test_each_memory_has_keys_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", f"a={KEY}", f"names={KEY}", f"names={KEY},a=short", f"names={KEY},a=%%%", f"names={KEY},a={KEY},a={KEY}"],
+    [
+        "",
+        f"a={KEY}",
+        f"names={KEY}",
+        f"names={KEY},a=short",
+        f"names={KEY},a=%%%",
+        f"names={KEY},a={KEY},a={KEY}",
+        f"names={KEY},={KEY}",
+        f"names={KEY},{'k' * 33}={KEY}",
+        f"names={KEY},{'é' * 17}={KEY}",
+    ],
 )
 def test_bad_keys_are_refused_and_never_shown(text: str) -> None:
     with pytest.raises(InvalidSettingError, match="store_keys") as raised:
