@@ -7,14 +7,19 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftwood_model_runner.errors import DeviceMemoryError, ModelError
+from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.base import KVCompaction, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.host_step import HostStep, compact
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.sampling.verification import AcceptedPath
 from draftwood_strategies import EMPTY_TREE, DraftTree
+from tests.model_runner.sequences import make_sequence
 from tests.strategies.test_draft import trees
 
 PAGE_SIZE = 4
@@ -25,14 +30,19 @@ class Recorder:
 
     page_size = PAGE_SIZE
 
-    def __init__(self) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         self.moves: list[KVCompaction] = []
+        self._error = error
 
     def step(self, batch: StepBatch, top_k: int) -> tuple[Any, Any, None]:
+        """The next token is always 6."""
         time.sleep(0.01)
-        return np.zeros((len(batch.logit_rows), 10), np.float32), np.zeros(len(batch.logit_rows), np.int32), None
+        rows = len(batch.logit_rows)
+        return np.zeros((rows, 10), np.float32), np.full(rows, 6, np.int32), None
 
     def compact_kv(self, moves: KVCompaction) -> None:
+        if self._error is not None:
+            raise self._error
         self.moves.append(moves)
 
 
@@ -97,3 +107,25 @@ def test_a_step_takes_the_time_of_its_forward_pass() -> None:
     most = time.perf_counter() - began
     time.sleep(0.01)
     assert 0.01 <= step.wait()[1] <= most
+
+
+def second_of_two(runner: Any) -> HostStep:
+    """A step of one committed token and two drafts of the next, the second of which is accepted."""
+    tree, last = DraftTree.of([5, 6], [-1, -1]), np.zeros(1, np.int32)
+    sequence = make_sequence("a", last, StopParams(9))
+    batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, last, tree, logits_from=0)])
+    return HostStep(runner, batch, 1, [TokenChooser(sequence, frozenset(), 10)], threads=1)
+
+
+def test_verification_moves_what_is_accepted() -> None:
+    runner = Recorder()
+    [path] = second_of_two(runner).verify([0])
+    assert (path.token_ids, path.nodes) == ([6, 6], [1])
+    assert [(one.sources.tolist(), one.targets.tolist()) for one in runner.moves] == [([2], [1])]
+
+
+def test_a_device_without_memory_for_that_ends_the_step() -> None:
+    """As an error of the model, which no smaller step is tried after."""
+    with pytest.raises(ModelError, match="no memory left") as raised:
+        second_of_two(Recorder(DeviceMemoryError("no memory left"))).verify([0])
+    assert not isinstance(raised.value, DeviceMemoryError)
