@@ -11,7 +11,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from draftwood_memory import MemoryConfig, MemoryName, Terms
@@ -49,6 +49,8 @@ def record(token: int, count: int = 3, at: int = 0) -> Record:
 
 
 @given(records_of)
+@example([Record(Kind.OUTPUT, np.array([0, 0xFFFF], np.int32), 0)])
+@example([Record(Kind.OUTPUT, np.array([0, 0x10000], np.int32), 0)])
 def test_entries_decode_to_the_same(records: list[Record]) -> None:
     codec = Codec()
     writer, back = codec.decode("tag", 7, codec.encode("tag", 7, WRITER, records))

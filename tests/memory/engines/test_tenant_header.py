@@ -90,8 +90,9 @@ async def test_a_call_without_a_body_passes() -> None:
 async def test_what_cannot_be_read_is_refused(body: bytes) -> None:
     server, sent = await post(body, "acme")
     assert server.bodies == []
-    assert sent[0]["status"] == 415
-    assert "must be JSON" in json.loads(sent[1]["body"])["error"]["message"]
+    error = json.loads(sent[1]["body"])["error"]
+    assert sent[0]["status"] == error["code"] == 415
+    assert "must be JSON" in error["message"]
 
 
 async def test_a_header_that_is_there_twice_is_refused() -> None:
