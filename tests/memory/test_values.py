@@ -103,6 +103,8 @@ def test_long_sequences_become_several_records_and_entries() -> None:
     found = [*runs([Record(Kind.OUTPUT, piece, 0) for piece in pieces])]
     assert [sum(one.tokens.size for one in run) for run in found] == [MAX_ENTRY_TOKENS, MAX_ENTRY_TOKENS, 1]
     assert [*runs([])] == []
+    assert [len(run) for run in runs([record(1, 1)] * 5, max_tokens=2)] == [2, 2, 1]
+    assert [len(run) for run in runs([record(1, 3)] * 2, max_tokens=2)] == [1, 1]
 
 
 NASTY = ["a", "a:b", "a%3Ab", "{a}", "a}", "{", "a:", ":a", "", " ", "A", "é", "e\u0301", "%C3%A9", "!", "#", "\ud800"]
@@ -250,6 +252,15 @@ def test_a_log_keeps_the_newest_records() -> None:
     assert (log.tokens, log.first_id) == (6, b"6-0")
     log.append(Held(record(8, 50)))
     assert (len(log), log.tokens, log.first_id) == (1, 50, None)
+
+
+def test_a_log_keeps_to_its_bytes_which_grow_with_its_tokens() -> None:
+    log = RecordLog(Capacity(1 << 20, 1000))
+    for number in range(5):
+        log.append(Held(record(number, 100)))  # 400 bytes of tokens, and a few besides
+    assert [int(held.record.tokens[0]) for held in log] == [3, 4]
+    log.resize(Capacity(1 << 20, 500))
+    assert [int(held.record.tokens[0]) for held in log] == [4]
 
 
 class TestOutbox:
