@@ -8,6 +8,7 @@ NODE := build/node/.installed
 TYPESCRIPT := clients/typescript/node_modules/.installed
 HELM := build/helm/.installed
 STATISTICS := .venv/.statistics
+MUTANTS := build/mutants
 QUANTIZED := tests/model_runner/runners/cuda/test_quantized.py
 # Small models in tests are faster on one thread, and two test processes share the machine. Without a GPU, its kernels
 # are interpreted.
@@ -15,7 +16,7 @@ QUANTIZED := tests/model_runner/runners/cuda/test_quantized.py
 TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
 
-.PHONY: sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized stream-cost peers clean image-test install-test screenshots
+.PHONY: sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized mutants stream-cost peers clean image-test install-test screenshots
 
 
 help:  ## List the targets
@@ -197,6 +198,24 @@ test-quantized: $(STAMP) build/quantized  ## Checkpoints with quantized weights,
 build/quantized:
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ \
 		torchao==0.18.0 compressed-tensors==0.20.0 loguru==0.7.3 bitsandbytes==0.50.2
+
+# Cosmic Ray has an environment of its own. It changes the file in place, and puts it back; what the mutants compile is kept
+# apart.
+mutants: $(STAMP) $(MUTANTS)/.installed  ## Mutation testing of one file: make mutants MODULE=a/file.py TESTS="tests/test_of_it.py"
+	@test -f "$(MODULE)" && test -n "$(TESTS)" || { echo 'usage: make mutants MODULE=a/file.py TESTS="tests/test_of_it.py"'; exit 2; }
+	git diff --exit-code --stat -- $(MODULE)
+	sed '/^#/d; s|MODULE|$(MODULE)|; s|TESTS|$(TESTS)|' tools/mutants.toml >$(MUTANTS)/mutants.toml
+	rm -f $(MUTANTS)/mutants.sqlite
+	$(MUTANTS)/bin/cosmic-ray init $(MUTANTS)/mutants.toml $(MUTANTS)/mutants.sqlite
+	$(MUTANTS)/bin/cr-filter-operators $(MUTANTS)/mutants.sqlite $(MUTANTS)/mutants.toml
+	NUMBA_CACHE_DIR=$(CURDIR)/$(MUTANTS)/compiled $(TEST_ENV) $(MUTANTS)/bin/cosmic-ray baseline $(MUTANTS)/mutants.toml
+	NUMBA_CACHE_DIR=$(CURDIR)/$(MUTANTS)/compiled $(TEST_ENV) $(MUTANTS)/bin/cosmic-ray exec $(MUTANTS)/mutants.toml $(MUTANTS)/mutants.sqlite
+	$(MUTANTS)/bin/cr-report --surviving-only --show-diff $(MUTANTS)/mutants.sqlite
+
+$(MUTANTS)/.installed: pyproject.toml
+	test -x $(MUTANTS)/bin/python || $(PYTHON) -m venv $(MUTANTS)
+	$(BIN)/pip --python $(MUTANTS)/bin/python install --quiet --disable-pip-version-check --group mutants
+	touch $@
 
 screenshots: $(STAMP)  ## Pictures of the gateway's page, in build/screenshots (needs Chromium)
 	$(TEST_ENV) PAGE_SCREENSHOTS=build/screenshots $(BIN)/python -m pytest -q tests/service/gateway/test_page.py

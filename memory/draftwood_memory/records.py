@@ -166,4 +166,6 @@ class Codec:
             tenant, arm = decoded
         except (ValueError, TypeError) as error:
             raise CorruptValueError(f"the value is not a memory's name: {error}") from error
+        if not (isinstance(tenant, str) and isinstance(arm, str)):
+            raise CorruptValueError("the value is not a memory's name: tenant and arm must be text")
         return MemoryName(tenant, arm)

@@ -150,6 +150,18 @@ def test_malformed_trees_are_refused(begins: list[int], problem: str) -> None:
         checked_all(found, ids(2, 2), 100)
 
 
+@given(st.lists(trees(), min_size=1, max_size=4))
+def test_each_tree_is_checked_by_itself_and_against_its_own_budget(drafts: list[DraftTree]) -> None:
+    proposed, budgets = DraftTrees.of(drafts), ids(*map(len, drafts))
+    assert checked_all(proposed, budgets, 101) is proposed
+    for row, tree in enumerate(drafts):
+        less = budgets.copy()
+        less[row] -= 1
+        if len(tree):
+            with pytest.raises(MalformedTreeError, match="drafts have at most"):
+                checked_all(proposed, less, None)
+
+
 def test_a_begin_of_another_type_is_refused() -> None:
     wrong: Any = np.array([0.0, 1.0])
     with pytest.raises(MalformedTreeError, match=r"begins must be a int32\[n\] array, not float64\[2\]"):

@@ -94,6 +94,7 @@ def test_a_tree_of_tokens_alone_is_a_chain() -> None:
         ([1, 2], [-2, 0], [1, 1], "at least -1"),
         ([1, -2], [-1, 0], [1, 1], "not negative"),
         ([1, 2], [-1, 0], [1, 1.5], r"lies in \[0, 1\]"),
+        ([1, 2], [-1, 0], [1, -0.5], r"lies in \[0, 1\]"),
         ([1, 2], [-1, 0], [1, float("nan")], r"lies in \[0, 1\]"),
         ([1, 2], [-1, 0], [0.5, 0.6], "never grows along a path"),
         ([1, 1], [-1, -1], [0.5, 0.5], "siblings carry different tokens"),

@@ -69,13 +69,14 @@ class KeyRing:
     def encrypt(self, value: bytes, tag: str, context: str) -> bytes:
         key_id = next(iter(self.keys))
         nonce = os.urandom(_NONCE_BYTES)
-        head = _AES_GCM + bytes([len(key_id)]) + key_id.encode()
+        named = key_id.encode()
+        head = _AES_GCM + bytes([len(named)]) + named
         return head + nonce + _cipher(self.keys[key_id], tag).encrypt(nonce, value, _bound(head, tag, context))
 
     def decrypt(self, data: bytes, tag: str, context: str) -> bytes:
         """Raises CorruptValueError, NewerFormatError, UnknownKeyError."""
         _require_known(data)
-        if data[:1] != _AES_GCM or len(data) < 2 + data[1] + _NONCE_BYTES:
+        if data[:1] != _AES_GCM or len(data) < 2 or len(data) < 2 + data[1] + _NONCE_BYTES:
             raise CorruptValueError("the value is not encrypted, or is cut short")
         end = 2 + data[1]
         head, nonce, rest = data[:end], data[end : end + _NONCE_BYTES], data[end + _NONCE_BYTES :]

@@ -69,7 +69,9 @@ async def test_a_caller_cannot_choose_a_tenant(body: bytes, tenants: tuple[str, 
     assert set(tenants_in(content)) == {"".join(tenants)}
     if "sampling_params" in content:
         assert content["sampling_params"]["extra_args"][TENANT] == "".join(tenants)
-    assert (b"content-length", str(len(server.bodies[0])).encode()) in server.scopes[0]["headers"]
+    headers = server.scopes[0]["headers"]
+    assert [value for name, value in headers if name == b"content-length"] == [str(len(server.bodies[0])).encode()]
+    assert [value.decode() for name, value in headers if name == b"X-Draftwood-Tenant"] == [*tenants]
 
 
 async def test_other_options_and_fields_stay() -> None:
@@ -88,8 +90,9 @@ async def test_a_call_without_a_body_passes() -> None:
 async def test_what_cannot_be_read_is_refused(body: bytes) -> None:
     server, sent = await post(body, "acme")
     assert server.bodies == []
-    assert sent[0]["status"] == 415
-    assert "must be JSON" in json.loads(sent[1]["body"])["error"]["message"]
+    error = json.loads(sent[1]["body"])["error"]
+    assert sent[0]["status"] == error["code"] == 415
+    assert "must be JSON" in error["message"]
 
 
 async def test_a_header_that_is_there_twice_is_refused() -> None:
@@ -103,3 +106,41 @@ async def test_web_sockets_are_refused() -> None:
     server, sent = await post(b"{}", "acme", kind="websocket")
     assert server.bodies == []
     assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+async def test_what_carries_no_request_passes() -> None:
+    scope, passed = {"type": "lifespan"}, []
+
+    async def app(*arguments: Any) -> None:
+        passed.append(arguments)
+
+    async def unused(*arguments: Any) -> Any:
+        raise AssertionError("the middleware reads or answers itself")
+
+    await TenantHeader(app)(scope, unused, unused)
+    assert passed == [(scope, unused, unused)]
+
+
+async def test_a_caller_who_goes_is_noticed_before_and_after_the_body() -> None:
+    """Half a body reaches nobody; behind a whole one the server hears that the caller has gone."""
+    heard: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        heard.extend([await receive(), await receive()])
+
+    async def call(*messages: Any) -> None:
+        waiting = [*messages]
+
+        async def receive() -> Any:
+            return waiting.pop(0)
+
+        async def send(message: Any) -> None:
+            raise AssertionError(message)
+
+        await TenantHeader(app)({"type": "http", "headers": []}, receive, send)
+
+    gone = {"type": "http.disconnect"}
+    await call({"type": "http.request", "body": b'{"a"', "more_body": True}, gone)
+    assert heard == []
+    await call({"type": "http.request", "body": b"[]"}, gone)
+    assert heard == [{"type": "http.request", "body": b"[]", "more_body": False}, gone]

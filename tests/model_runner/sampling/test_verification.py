@@ -67,6 +67,45 @@ def test_what_is_written_does_not_depend_on_the_tree(tree: DraftTree, truth: lis
     assert parents[nodes[:-1]].tolist() == [ROOT_NODE, *nodes[:-2]][: len(nodes) - 1]
 
 
+@given(st.lists(trees(), min_size=1, max_size=4), st.data())
+def test_trees_of_a_step_are_followed_as_if_each_were_alone(drafts: list[DraftTree], data: st.DataObject) -> None:
+    rows = [BatchRow(np.zeros(1, np.int32), 0, LAST, tree, logits_from=0) for tree in drafts]
+    batch = lay_out(rows)
+    nodes = batch.tokens.shape[0]
+    predicted = np.array(data.draw(st.lists(st.integers(0, 3), min_size=nodes, max_size=nodes)), np.int32)
+    together = predicted_paths(batch.feedback(predicted, None), predicted)
+    for i, (row, path) in enumerate(zip(rows, together, strict=True)):
+        own = predicted[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]]
+        [alone] = predicted_paths(lay_out([row]).feedback(own, None), own)
+        assert (path.token_ids, path.nodes) == (alone.token_ids, alone.nodes)
+
+
+def test_log_probabilities_are_those_after_the_node_before_the_token() -> None:
+    """For a row whose tokens are the predicted ones, behind another row: 1 and 2 are accepted, and 5 is not."""
+    drafts = [DraftTree.of([9]), DraftTree.of([5, 1, 2], [-1, -1, 1])]
+    batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, LAST, tree, logits_from=0) for tree in drafts])
+    logits = np.random.default_rng(0).normal(size=(6, VOCAB)).astype(np.float32)
+    logits[[2, 4, 5], [1, 2, 3]] = 9.0
+    feedback = batch.feedback(logits.argmax(1).astype(np.int32), None)
+    chooser = TokenChooser(make_sequence("a", LAST, StopParams(9), SamplingParams(logprobs=1)), frozenset(), VOCAB)
+    [path] = verify([None, chooser], feedback, logits, [1], threads=1)
+    assert (path.token_ids, path.nodes) == ([1, 2, 3], [1, 2])
+    for one, node, token in zip(path.logprobs, [2, 4, 5], [1, 2, 3], strict=True):
+        assert one.top_token_ids == [token]
+        assert one.logprob == pytest.approx(9.0 - np.log(np.exp(logits[node].astype(np.float64)).sum()), abs=1e-5)
+
+
+def test_a_forbidden_end_is_replaced_by_the_second_most_probable_token() -> None:
+    """Of the same node: the most probable ones after other nodes, which follow in the arrays, say nothing of it."""
+    batch = rooted_batch(DraftTree.of([3, 4]))
+    logits = np.zeros((3, VOCAB), np.float32)
+    logits[[0, 0, 1, 2], [7, 3, 5, 6]] = [2.0, 1.0, 2.0, 2.0]
+    feedback = batch.feedback(logits.argmax(1).astype(np.int32), None)
+    chooser = TokenChooser(make_sequence("a", LAST, StopParams(9, min_tokens=1)), frozenset({7}), VOCAB)
+    [path] = verify([chooser], feedback, logits, [0], threads=1)
+    assert (path.token_ids, path.nodes) == ([3, 5], [0])
+
+
 class Failing(RandomGrammar):
     """Allows every token, and fails at the third one."""
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_strategies import DraftTree
+from draftwood_strategies import EMPTY_TREE, DraftTree
 from draftwood_strategies.budgeting.budget import worthwhile_score
 from draftwood_strategies.budgeting.chains import (
     branches,
@@ -70,13 +70,18 @@ def test_branches_that_cost_nothing_stay() -> None:
     trees = DraftTrees.of([BUSH])
     assert worthwhile_branches(trees, 1, seconds, 0.0) is trees
     assert worthwhile_branches(trees, 1, seconds, 0.001) is trees
+    nothing = DraftTrees.of([EMPTY_TREE, EMPTY_TREE])
+    assert worthwhile_branches(nothing, 2, seconds, 2.0) is nothing
 
 
 def test_chains_are_offered_where_branches_cost_more_than_they_bring() -> None:
     trees = DraftTrees.of([BUSH, DraftTree.of([7])])
     chains = worthwhile_branches(trees, 2, seconds, 2.0)
     assert [chains[row].tokens.tolist() for row in range(2)] == [[1, 2, 3], [7]]
-    assert chains[0].parents.tolist() == [-1, 0, 1]
+    assert [chains[row].parents.tolist() for row in range(2)] == [[-1, 0, 1], [-1]]
+    # The second best node begins the branch, so the tree is worth no more than its first node.
+    small = DraftTrees.of([DraftTree.of([1, 2, 3], [-1, 0, -1], np.array([0.5, 0.4, 0.45], np.float32))])
+    assert worthwhile_branches(small, 1, seconds, 2.0).tokens.tolist() == [1, 2]
 
 
 def test_the_budget_takes_nodes_of_a_branch_only_if_they_pay_for_it() -> None:

@@ -29,6 +29,8 @@ def test_no_other_number_of_nodes_promises_more_tokens_a_second(
     taken = sum(s >= least for s in scores)
     # Equal scores are taken together, which costs at most what the last of them brings.
     assert max(rates) == pytest.approx(max(rates[: taken + 1]), rel=1e-6)
+    if len({*scores}) == len(scores):
+        assert max(rates) == pytest.approx(rates[taken], rel=1e-6)
 
 
 def test_costly_width_drafts_nothing_and_free_width_everything() -> None:
@@ -45,6 +47,17 @@ def test_a_further_draft_costs_more_than_a_further_node_of_one() -> None:
     assert worthwhile_score(trees.scores, 2, even) == pytest.approx(0.7)
     assert worthwhile_score(trees.scores, 2, with_drafts(even, trees, 0.5)) == pytest.approx(0.8)
     assert with_drafts(even, trees, 0.5)(2, 5).tolist() == pytest.approx([*even(2, 4), even(5, 5)[0] + 0.5])
+
+
+@given(st.lists(st.lists(st.floats(0.0, 1.0), max_size=3), min_size=1, max_size=4), st.integers(1, 9))
+def test_every_tree_with_a_node_among_the_best_is_a_further_draft(scores: list[list[float]], base: int) -> None:
+    trees = DraftTrees.of([DraftTree.of(range(len(one)), [-1] * len(one), one) for one in scores])
+    even, n = StepTimeCurve({1: 1.0, 64: 2.0}).between, trees.tokens.size
+    rows = np.repeat(np.arange(len(scores)), [len(one) for one in scores])
+    order = np.argsort(-trees.scores, kind="stable")
+    drafts = [max(len({*rows[order[:count]].tolist()}) - 1, 0) for count in range(n + 1)]
+    found = with_drafts(even, trees, 0.5)
+    assert found(base, base + n) == pytest.approx(even(base, base + n) + 0.5 * np.array(drafts))
 
 
 def test_the_size_of_the_last_step_is_kept_where_another_one_gains_little() -> None:

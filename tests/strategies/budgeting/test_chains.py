@@ -44,6 +44,7 @@ def test_no_other_path_is_worth_more(drafts: list[DraftTree], longest: int, leas
     for i, (tree, chain) in enumerate(zip(drafts, chains.lists(), strict=True)):
         assert chain in paths_of(tree)  # a node's token is its number
         assert len(chain) <= longest
+        assert (tree.scores[chain] > 0.0).all()
         np.testing.assert_array_equal(chains.scores[chains.begins[i] : chains.begins[i + 1]], tree.scores[chain])
         assert all(tree.scores[chain] >= np.float32(least) - 1e-6)
         worths = [sum(tree.scores[path].astype(float) - least) for path in paths_of(tree) if len(path) <= longest]
