@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -252,6 +253,14 @@ def test_a_log_keeps_the_newest_records() -> None:
     assert (log.tokens, log.first_id) == (6, b"6-0")
     log.append(Held(record(8, 50)))
     assert (len(log), log.tokens, log.first_id) == (1, 50, None)
+
+
+def test_answers_to_a_request_that_are_dropped_are_not_found_by_it() -> None:
+    log = RecordLog(Capacity(1 << 20, 1 << 20))
+    for number in (1, 2, 3):
+        log.append(Held(replace(record(number, at=number), request=7)))
+    assert log.drop_older(2)
+    assert [one.learned_at for one in log.of_request(7)] == [2, 3]
 
 
 def test_a_log_keeps_to_its_bytes_which_grow_with_its_tokens() -> None:

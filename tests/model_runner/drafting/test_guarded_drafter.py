@@ -505,3 +505,18 @@ def test_a_paused_sequence_is_left_out_and_catches_up(clock: Clock) -> None:
         propose_all(asked, np.full(len(asked), 4, np.int32))
         observe_all(made, np.array([7, 8], np.int32), np.array([0, 1, 2], np.int32), feedback)
     assert sorted(tokens.tolist() for tokens in trie.sequences()) == [[7, 7], [8, 8]]  # type: ignore[attr-defined]
+
+
+def test_a_debt_is_forgiven_with_the_pause_that_makes_up_for_it() -> None:
+    account = draft_account.DraftAccount(DraftCostModel())
+    rows = draft_account.rows_of([account])
+    for _ in range(3):
+        step_all([account], STEP, np.array([0], np.int32), np.zeros(1), 1)
+    draft_account.charge_all(rows, 10 * STEP)
+    assert draft_account.overdrawn(rows) == []
+    for _ in range(40):
+        draft_account.charge_all(rows, STEP)
+    assert draft_account.overdrawn(rows) == [0]
+    assert account.suspend() == pytest.approx(50 / TRIED_SHARE, abs=1)
+    assert account.suspended
+    assert draft_account.overdrawn(rows) == []

@@ -138,3 +138,21 @@ def test_an_error_comes_after_the_tokens_before_it_and_never_after_the_end(ends:
     assert (path.token_ids, path.nodes) == ([1, 2], [0, 1])
     assert [one.top_token_ids for one in path.logprobs] == [[1], [2]]
     assert (path.error is None) == bool(ends)
+
+
+class Slow(RandomGrammar):
+    """Allows every token; each mask takes long."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB, share=1.0)
+        self.slow = True
+
+
+@pytest.mark.parametrize(("ends", "nodes"), [(frozenset[int](), []), (frozenset({1}), [0])])
+def test_no_token_is_chosen_behind_a_slow_mask_in_the_same_step(ends: frozenset[int], nodes: list[int]) -> None:
+    """The model writes 1, 2, both of which are drafted. With 1 the output may end, and there is no mask to come."""
+    batch = rooted_batch(DraftTree.of([1, 2]))
+    logits = np.eye(VOCAB, dtype=np.float32)[[1, 2, 3]]
+    feedback = batch.feedback(logits.argmax(1).astype(np.int32), None)
+    [path] = verify([chooser_of(Slow(), ends)], feedback, logits, [0], threads=1)
+    assert (path.token_ids, path.nodes, path.error) == ([1], nodes, None)
