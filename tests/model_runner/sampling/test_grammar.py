@@ -230,7 +230,7 @@ def test_what_is_no_grammar_is_refused_by_name(kind: GrammarKind, text: str) -> 
     with pytest.raises(InvalidValueError, match=f"format.{kind.value}") as caught:
         served("bundled").grammars.compile(kind, text)
     assert caught.value.field == f"format.{kind.value}"
-    assert caught.value.value == text
+    assert str(caught.value).startswith(f"format.{kind.value}: not a valid ")
 
 
 def masked(state: GrammarState, vocab: int) -> list[bool]:
