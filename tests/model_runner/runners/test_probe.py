@@ -15,10 +15,10 @@ from draftwood_model_runner.loading.model import BUNDLED_MODEL, adopt, load_mode
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.shrinking import randomized, rotation_limit
+from draftwood_model_runner.runners.states import mixers
 from draftwood_model_runner.runners.torch import machine
 from draftwood_model_runner.runners.torch.kv_cache import KVLayout
 from draftwood_model_runner.runners.torch.probe import probe
-from draftwood_model_runner.runners.torch.states import mixers
 from tests.model_runner.families import RANDOM_FAMILIES, tiny
 from tests.model_runner.tiny import TINY, build
 
