@@ -17,7 +17,6 @@ import numpy as np
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_memory.memory import Memory
-from draftwood_memory.operations import GetStatistics
 from draftwood_model_runner.answer import Answer as FinishedAnswer
 from draftwood_model_runner.answer import Difference
 from draftwood_model_runner.engine_config import Abilities
@@ -322,6 +321,12 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("the condition was not met within 20 s")
 
 
+class _Nothing:
+    """An operation on the memories that does nothing, and asks no store."""
+
+    async def run(self, memory: Memory) -> None: ...
+
+
 async def until_idle(bridge: EngineBridge, engine: StepEngine) -> None:
     """Waits until no request is live, and the engine's thread, unless it ended, is done with those of the past.
 
@@ -330,7 +335,7 @@ async def until_idle(bridge: EngineBridge, engine: StepEngine) -> None:
     assert await bridge.wait_idle(10.0)
     await until(lambda: not engine.has_work)
     with suppress(EngineStoppedError):
-        await bridge.run_operation(GetStatistics(tenant=None, limit=0))
+        await bridge.run_operation(_Nothing())
 
 
 @dataclass

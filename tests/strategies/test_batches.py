@@ -150,7 +150,7 @@ def test_malformed_trees_are_refused(begins: list[int], problem: str) -> None:
         checked_all(found, ids(2, 2), 100)
 
 
-@given(st.lists(trees(), min_size=1, max_size=4))
+@given(st.lists(trees(12), min_size=1, max_size=4))
 def test_each_tree_is_checked_by_itself_and_against_its_own_budget(drafts: list[DraftTree]) -> None:
     proposed, budgets = DraftTrees.of(drafts), ids(*map(len, drafts))
     assert checked_all(proposed, budgets, 101) is proposed
@@ -168,7 +168,7 @@ def test_a_begin_of_another_type_is_refused() -> None:
         checked_all(DraftTrees(ids(5), ids(-1), np.ones(1, np.float32), wrong), ids(2), 100)
 
 
-@given(st.lists(trees(), min_size=1, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5))
+@given(st.lists(trees(12), min_size=1, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5))
 def test_trees_are_placed_in_the_rows_that_they_are_for(drafts: list[DraftTree], side: list[bool]) -> None:
     rows = range(len(drafts))
     parts = [[row for row in rows if side[row] is kept] for kept in (True, False)]
@@ -181,7 +181,7 @@ def test_trees_are_placed_in_the_rows_that_they_are_for(drafts: list[DraftTree],
         assert same(some[row], drafts[row] if row in placed[0][0] else EMPTY_TREE)
 
 
-@given(st.lists(trees(), min_size=2, max_size=5), st.data())
+@given(st.lists(trees(12), min_size=2, max_size=5), st.data())
 def test_feedback_of_some_sequences_is_theirs(drafts: list[DraftTree], data: st.DataObject) -> None:
     random = np.random.default_rng(1)
     parts = [feedback_of(tree, random) for tree in drafts]

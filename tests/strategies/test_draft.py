@@ -12,13 +12,13 @@ from draftwood_strategies.draft import TreeBuilder, merged
 
 
 @st.composite
-def trees(draw: st.DrawFn) -> DraftTree:
-    """Valid trees of up to 24 nodes over few tokens, so that they often share prefixes."""
+def trees(draw: st.DrawFn, largest: int = 24) -> DraftTree:
+    """Valid trees of up to `largest` nodes over few tokens, so that they often share prefixes."""
     tokens: list[int] = []
     parents: list[int] = []
     scores: list[float] = []
     taken: set[tuple[int, int]] = set()
-    for node in range(draw(st.integers(0, 24))):
+    for node in range(draw(st.integers(0, largest))):
         parent, token = draw(st.integers(-1, node - 1)), draw(st.integers(0, 5))
         while (parent, token) in taken:
             parent, token = draw(st.integers(-1, node - 1)), draw(st.integers(0, 100))
@@ -48,7 +48,7 @@ def test_pruning_keeps_the_best_nodes_as_a_tree(tree: DraftTree, budget: int) ->
     assert sorted(pruned.scores.tolist(), reverse=True) == best
 
 
-@given(st.lists(trees(), max_size=4))
+@given(st.lists(trees(12), max_size=4))
 @settings(suppress_health_check=[HealthCheck.data_too_large])
 def test_merging_is_the_union_of_paths_with_the_best_scores(parts: list[DraftTree]) -> None:
     tree = merged(parts)

@@ -54,7 +54,7 @@ def test_every_token_has_the_slot_of_its_place_in_the_page_table(rows: list[tupl
     assert batch.cu_blocks.tolist() == np.cumsum([0, *map(len, tables)]).tolist()
 
 
-@given(st.lists(trees(), min_size=1, max_size=4), st.integers(0, 5))
+@given(st.lists(trees(12), min_size=1, max_size=4), st.integers(0, 5))
 def test_trees_keep_their_first_levels(drafts: list[DraftTree], levels: int) -> None:
     n, zeros = len(drafts), np.zeros(len(drafts), np.int32)
     chains = Chains([np.arange(9, dtype=np.int32)] * n, zeros + 7, zeros + 99, np.arange(n + 1, dtype=np.int32), zeros)

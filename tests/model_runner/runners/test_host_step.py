@@ -57,7 +57,7 @@ def verified_rows(draw: st.DrawFn) -> tuple[int, int, DraftTree, list[int] | Non
     context, chain = draw(st.integers(0, 9)), draw(st.integers(1, 4))
     if draw(st.booleans()):
         return context, chain, EMPTY_TREE, None
-    tree = draw(trees())
+    tree = draw(trees(12))
     return context, chain, tree, path_to(tree, draw(st.integers(-1, len(tree) - 1)))
 
 
