@@ -33,6 +33,7 @@ SECONDS = 60
 WATCHES = re.compile(r"draftwood (top --json\b|experiment report .* --watch)")
 """Commands that go on until Ctrl-C."""
 _REDIS = re.compile(r"redis://[\w.]+:6379")
+_HUB_ID = re.compile(r"--model ([\w-]+/[\w.-]+)(?= |$)")
 _BINARIES = Path(sys.executable).parent
 _LINKED = ("benchmarks", "examples", "Makefile")
 _QUESTIONS = "".join(f'{{"text": "Where is parcel {i}? It should be here by now."}}\n' for i in range(8))
@@ -56,6 +57,7 @@ class Session:
         self.environment = {key: value for key, value in os.environ.items() if not key.startswith("DRAFTWOOD_")} | {
             "DRAFTWOOD_TARGET": service,
             "EDITOR": "true",
+            "HF_HUB_CACHE": str(self.folder / "hub"),
             "PATH": f"{_BINARIES}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": os.pathsep.join([str(site), str(ROOT), *sys.path]),
             "XDG_DATA_HOME": str(folder / "data"),
@@ -146,6 +148,8 @@ class Session:
     def _serve(self, command: str) -> None:
         """Starts what the command says, with a model that follows a script, and ends it."""
         before, _, arguments = _REDIS.sub(lambda _: self._redis(), command).partition("draftwood serve")
+        for model in _HUB_ID.findall(arguments):
+            self._download(model)
         ready = self.folder / "ready"
         ready.unlink(missing_ok=True)
         ports = ["--port", "0", "--ready-file", str(ready)]
@@ -159,6 +163,12 @@ class Session:
             process.terminate()
             process.communicate(timeout=SECONDS)
         assert process.returncode == 0, f"{command}\n{log_tail(log)}"
+
+    def _download(self, model: str) -> None:
+        """What is looked for of a model of the hub, which is not to be asked."""
+        snapshot = self.folder / "hub" / f"models--{model.replace('/', '--')}" / "snapshots" / "first"
+        snapshot.mkdir(parents=True, exist_ok=True)
+        (snapshot / "config.json").touch()
 
     def _redis(self) -> str:
         """The address of a server that stands for the reader's: a service that cannot read its store is not ready."""

@@ -67,7 +67,7 @@ def test_what_is_written_does_not_depend_on_the_tree(tree: DraftTree, truth: lis
     assert parents[nodes[:-1]].tolist() == [ROOT_NODE, *nodes[:-2]][: len(nodes) - 1]
 
 
-@given(st.lists(trees(12), min_size=1, max_size=4), st.data())
+@given(st.lists(trees(), min_size=1, max_size=4), st.data())
 def test_trees_of_a_step_are_followed_as_if_each_were_alone(drafts: list[DraftTree], data: st.DataObject) -> None:
     rows = [BatchRow(np.zeros(1, np.int32), 0, LAST, tree, logits_from=0) for tree in drafts]
     batch = lay_out(rows)

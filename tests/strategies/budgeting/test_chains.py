@@ -37,7 +37,7 @@ def limits(*longest: int) -> Int32Array:
     return np.array(longest, np.int32)
 
 
-@given(st.lists(trees(12), min_size=1, max_size=4), st.integers(0, 5), st.sampled_from([0.0, 0.2, 0.6]))
+@given(st.lists(trees(), min_size=1, max_size=4), st.integers(0, 5), st.sampled_from([0.0, 0.2, 0.6]))
 def test_no_other_path_is_worth_more(drafts: list[DraftTree], longest: int, least: float) -> None:
     chains = best_chains(DraftTrees.of(drafts), limits(*[longest] * len(drafts)), least)
     assert chains.tokens.dtype == np.int32
@@ -51,7 +51,7 @@ def test_no_other_path_is_worth_more(drafts: list[DraftTree], longest: int, leas
         assert abs(sum(tree.scores[chain].astype(float) - least) - max(worths)) < 1e-5
 
 
-@given(st.lists(trees(12), min_size=1, max_size=3), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+@given(st.lists(trees(), min_size=1, max_size=3), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_a_chain_that_pays_is_kept_and_one_that_does_not_is_cut(
     drafts: list[DraftTree], of_token: float, of_step: float
 ) -> None:
