@@ -9,9 +9,10 @@ once. For mixers that use no other such function.
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,20 +21,42 @@ FINAL = torch.empty(0)
 """In place of the last state, which the scan keeps itself."""
 
 
-class Scan:
-    """Stands in for transformers' cache, and for its functions, in one call of a mixer.
+class StateSpace(NamedTuple):
+    """What Mamba 2's recurrence is called with.
 
-    A runner implements `convolution`, `delta_rule` and `state_space`.
+    Attributes:
+        inputs: x, [1, tokens, heads, columns].
+        dt: [1, tokens, heads], time steps as the mixer computes them, see `time_steps`.
+        rates: A, [heads].
+        written, read: B and C, [1, tokens, groups, rows].
+        skips: D, [heads].
+        bias, softplus, limit: of `time_steps`.
     """
+
+    inputs: torch.Tensor
+    dt: torch.Tensor
+    rates: torch.Tensor
+    written: torch.Tensor
+    read: torch.Tensor
+    skips: torch.Tensor | None
+    bias: torch.Tensor | None
+    softplus: bool
+    limit: tuple[float, float]
+
+
+class Scan(ABC):
+    """Stands in for transformers' cache, and for its functions, in one call of a mixer."""
 
     def __init__(self) -> None:
         self._pending: tuple[int, torch.Tensor] | None = None
 
-    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Any:
         """None: `convolve` has it."""
+        return None
 
-    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Any:
         """None: the recurrence has it."""
+        return None
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return True
@@ -63,17 +86,6 @@ class Scan:
         number, self._pending = self._pending[0], None
         return self.convolution(number, hidden_states, weight, bias, activation)
 
-    def convolution(
-        self,
-        number: int,
-        inputs: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: str | None,
-    ) -> torch.Tensor:
-        """The mixer's convolution of this number, [1, C, tokens] by weights [C, K]."""
-        raise NotImplementedError
-
     def delta_rule(
         self,
         query: torch.Tensor,
@@ -84,8 +96,14 @@ class Scan:
         use_qk_l2norm_in_kernel: bool = False,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `torch_chunk_gated_delta_rule` and `chunk_kimi_delta_attention`, over [1, tokens, heads, ...]."""
-        raise NotImplementedError
+        """As `torch_chunk_gated_delta_rule` and `chunk_kimi_delta_attention`, over [1, tokens, heads, ...].
+
+        Raises:
+            ValueError: queries and keys are not to be normalized.
+        """
+        if not use_qk_l2norm_in_kernel:
+            raise ValueError("the delta rule is computed for normalized queries and keys only")
+        return self.scan_deltas(query, key, value, g, beta), FINAL
 
     def state_space(
         self,
@@ -103,8 +121,42 @@ class Scan:
         return_final_states: bool = False,
         **kwargs: Any,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """As `mamba2_chunk_scan`, over [1, tokens, heads, ...]."""
-        raise NotImplementedError
+        """As `mamba2_chunk_scan`, over [1, tokens, heads, ...].
+
+        Raises:
+            ValueError: the outputs are to be gated.
+        """
+        if z is not None:
+            raise ValueError("the state space is computed without a gate")
+        output = self.scan_states(StateSpace(hidden_states, dt, A, B, C, D, dt_bias, dt_softplus, dt_limit))
+        return (output, FINAL) if return_final_states else output
+
+    @abstractmethod
+    def convolution(
+        self,
+        number: int,
+        inputs: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str | None,
+    ) -> torch.Tensor:
+        """The mixer's convolution of this number, [1, C, tokens] by weights [C, K]."""
+
+    @abstractmethod
+    def scan_deltas(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+    ) -> torch.Tensor:
+        """Outputs [1, tokens, heads, columns] of the gated delta rule with normalized queries and keys.
+
+        Args:
+            query, key: [1, tokens, groups, rows]; value: [1, tokens, heads, columns].
+            g: logarithms of decays, [1, tokens, heads], or of each row of a state, [1, tokens, heads, rows].
+            beta: [1, tokens, heads].
+        """
+
+    @abstractmethod
+    def scan_states(self, given: StateSpace) -> torch.Tensor:
+        """Outputs [1, tokens, heads, columns] of Mamba 2's recurrence."""
 
 
 def time_steps(

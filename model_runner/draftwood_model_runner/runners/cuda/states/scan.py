@@ -16,7 +16,7 @@ from draftwood_model_runner.runners.cuda.states.memory import MixerStates
 from draftwood_model_runner.runners.cuda.states.shapes import STATE_NODES
 from draftwood_model_runner.runners.cuda.steps.attention import power_of_2
 from draftwood_model_runner.runners.states.mixers import STEP, Mixer, MixerCall
-from draftwood_model_runner.runners.states.scanning import FINAL, Scan, time_steps
+from draftwood_model_runner.runners.states.scanning import Scan, StateSpace, time_steps
 
 _PROGRAMS = 2
 """Programs of a recurrence for each one of attention that runs side by side. Not tuned."""
@@ -59,16 +59,9 @@ class DeviceScan(Scan):
         )
         return output.t()[None]
 
-    def delta_rule(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        use_qk_l2norm_in_kernel: bool = False,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def scan_deltas(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+    ) -> torch.Tensor:
         query, key, value = (_with_heads(part[0]) for part in (query, key, value))
         return self._recurrence(
             delta_rule,
@@ -76,37 +69,21 @@ class DeviceScan(Scan):
             (*(part.stride(0) for part in (query, key, value)), key.shape[2] ** -0.5),
             value,
             key,
-        )[None], FINAL
+        )[None]
 
-    def state_space(
-        self,
-        hidden_states: torch.Tensor,
-        dt: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-        chunk_size: int,
-        D: torch.Tensor | None = None,
-        dt_bias: torch.Tensor | None = None,
-        z: torch.Tensor | None = None,
-        dt_softplus: bool = False,
-        dt_limit: tuple[float, float] = (0.0, float("inf")),
-        return_final_states: bool = False,
-        **kwargs: Any,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        given = self._arrays.given[: dt.shape[1]] != 0
-        steps = time_steps(dt[0], dt_bias, dt_softplus, dt_limit, given).contiguous()
-        inputs, written, read = (_with_heads(part[0]) for part in (hidden_states, B, C))
-        rates = A.float().contiguous()
-        skips = torch.zeros_like(rates) if D is None else D.float().contiguous()
-        output = self._recurrence(
+    def scan_states(self, given: StateSpace) -> torch.Tensor:
+        of_prompts = self._arrays.given[: given.dt.shape[1]] != 0
+        steps = time_steps(given.dt[0], given.bias, given.softplus, given.limit, of_prompts).contiguous()
+        inputs, written, read = (_with_heads(part[0]) for part in (given.inputs, given.written, given.read))
+        rates = given.rates.float().contiguous()
+        skips = torch.zeros_like(rates) if given.skips is None else given.skips.float().contiguous()
+        return self._recurrence(
             state_space,
             (inputs, steps, written, read, rates, skips),
             tuple(part.stride(0) for part in (inputs, written, read)),
             inputs,
             written,
         )[None]
-        return (output, FINAL) if return_final_states else output
 
     def _recurrence(
         self,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from draftwood_model_runner.runners.states.mixers import STEP, Mixer, MixerCall
-from draftwood_model_runner.runners.states.scanning import FINAL, Scan
+from draftwood_model_runner.runners.states.scanning import Scan, StateSpace
 
 STATE_NODES = 32
 """Nodes of a draft tree whose inputs are kept for the next step: the largest tree of a sequence. Not tuned."""
@@ -105,47 +105,21 @@ class _Noting(Scan):
         self._convolutions[number] = ConvolutionShape(weight.shape[0], weight.shape[1], inputs.dtype)
         return torch.zeros_like(inputs)
 
-    def delta_rule(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        use_qk_l2norm_in_kernel: bool = False,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not use_qk_l2norm_in_kernel:
-            raise ValueError("the delta rule is computed for normalized queries and keys only")
+    def scan_deltas(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+    ) -> torch.Tensor:
         if g.dim() != 3:
             raise ValueError("the delta rule is computed for one decay of a head only")
         inputs = tuple(Input(tuple(part.shape[2:]), part.dtype) for part in (key, value, g, beta))
         self._note(RecurrenceShape(value.shape[2], key.shape[3], value.shape[3], inputs))
-        return torch.zeros_like(value), FINAL
+        return torch.zeros_like(value)
 
-    def state_space(
-        self,
-        hidden_states: torch.Tensor,
-        dt: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-        chunk_size: int,
-        D: torch.Tensor | None = None,
-        dt_bias: torch.Tensor | None = None,
-        z: torch.Tensor | None = None,
-        dt_softplus: bool = False,
-        dt_limit: tuple[float, float] = (0.0, float("inf")),
-        return_final_states: bool = False,
-        **kwargs: Any,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        if z is not None:
-            raise ValueError("the state space is computed without a gate")
-        parts = Input(tuple(dt.shape[2:]), torch.float32), Input(tuple(B.shape[2:]), B.dtype)
-        inputs = Input(tuple(hidden_states.shape[2:]), hidden_states.dtype), *parts
-        self._note(RecurrenceShape(hidden_states.shape[2], B.shape[3], hidden_states.shape[3], inputs))
-        output = torch.zeros_like(hidden_states)
-        return (output, FINAL) if return_final_states else output
+    def scan_states(self, given: StateSpace) -> torch.Tensor:
+        values, written = given.inputs, given.written
+        parts = Input(tuple(given.dt.shape[2:]), torch.float32), Input(tuple(written.shape[2:]), written.dtype)
+        inputs = Input(tuple(values.shape[2:]), values.dtype), *parts
+        self._note(RecurrenceShape(values.shape[2], written.shape[3], values.shape[3], inputs))
+        return torch.zeros_like(values)
 
     def _note(self, shape: RecurrenceShape) -> None:
         if self._recurrence is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers.activations import ACT2FN
 
-from draftwood_model_runner.runners.states.scanning import FINAL, Scan, time_steps
+from draftwood_model_runner.runners.states.scanning import Scan, StateSpace, time_steps
 from draftwood_model_runner.runners.torch.states.kernels import ancestors, delta_rule, state_space
 from draftwood_model_runner.sampling.host.row_threads import in_threads, parts
 from draftwood_strategies.draft import Int32Array
@@ -133,52 +133,26 @@ class HostScan(Scan):
             mixed = ACT2FN[activation](mixed)
         return _filled(mixed, tokens.shape[0]).t()[None].to(inputs.dtype)
 
-    def delta_rule(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        g: torch.Tensor,
-        beta: torch.Tensor,
-        use_qk_l2norm_in_kernel: bool = False,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if not use_qk_l2norm_in_kernel:
-            raise ValueError("the delta rule is computed for normalized queries and keys only")
+    def scan_deltas(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+    ) -> torch.Tensor:
         decay = g if g.dim() == 4 else g[..., None]
         of_tokens = [self._own(part) for part in (query, key, value, decay, beta)]
         replayed = [self._replay(part) for part in of_tokens[1:]]
         heads, rows, columns = value.shape[2], key.shape[3], value.shape[3]
         output = self._recurrence(delta_rule, [*of_tokens, *replayed], heads, rows, columns)
-        return _filled(output, query.shape[1])[None].to(query.dtype), FINAL
+        return _filled(output, query.shape[1])[None].to(query.dtype)
 
-    def state_space(
-        self,
-        hidden_states: torch.Tensor,
-        dt: torch.Tensor,
-        A: torch.Tensor,
-        B: torch.Tensor,
-        C: torch.Tensor,
-        chunk_size: int,
-        D: torch.Tensor | None = None,
-        dt_bias: torch.Tensor | None = None,
-        z: torch.Tensor | None = None,
-        dt_softplus: bool = False,
-        dt_limit: tuple[float, float] = (0.0, float("inf")),
-        return_final_states: bool = False,
-        **kwargs: Any,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        if z is not None:
-            raise ValueError("the state space is computed without a gate")
-        steps = time_steps(dt[0, : self._step.size], dt_bias, dt_softplus, dt_limit, self._step.given).contiguous()
-        of_tokens = [self._own(hidden_states), steps, self._own(B), self._own(C)]
+    def scan_states(self, given: StateSpace) -> torch.Tensor:
+        dt = given.dt[0, : self._step.size]
+        steps = time_steps(dt, given.bias, given.softplus, given.limit, self._step.given).contiguous()
+        of_tokens = [self._own(given.inputs), steps, self._own(given.written), self._own(given.read)]
         replayed = [self._replay(part) for part in of_tokens[:3]]
-        heads, columns, rows = hidden_states.shape[2], hidden_states.shape[3], B.shape[3]
-        skips = torch.zeros(heads) if D is None else D
-        constants = [part.detach().float().contiguous() for part in (A, skips)]
+        heads, columns, rows = given.inputs.shape[2], given.inputs.shape[3], given.written.shape[3]
+        skips = torch.zeros(heads) if given.skips is None else given.skips
+        constants = [part.detach().float().contiguous() for part in (given.rates, skips)]
         output = self._recurrence(state_space, [*of_tokens, *replayed, *constants], heads, rows, columns)
-        filled = _filled(output, hidden_states.shape[1])[None]
-        return (filled, FINAL) if return_final_states else filled
+        return _filled(output, given.inputs.shape[1])[None]
 
     def _recurrence(
         self, kernel: Any, arguments: list[torch.Tensor], heads: int, rows: int, columns: int
