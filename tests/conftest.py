@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+
+# What an idle engine writes by itself would compete with other tests for the cores.
+os.environ.setdefault("DRAFTWOOD_OWN_TEXT_TOKENS", "0")
 
 # A shell that starts a job in the background lets it ignore Ctrl-C, which processes of tests would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, wait
+from pathlib import Path
 
 from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.drafting.draft_policy import DraftPolicy
@@ -24,7 +25,8 @@ from draftwood_model_runner.execution.lifecycle import LiveSequences, check_fits
 from draftwood_model_runner.execution.writers import SequenceWriters, Written
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput
-from draftwood_model_runner.redecoding import Redecoding, read_text
+from draftwood_model_runner.own_text import OwnText
+from draftwood_model_runner.redecoding import Redecoding
 from draftwood_model_runner.runners.base import StateUse
 from draftwood_model_runner.sampling.background import background_threads
 from draftwood_model_runner.scheduling.kv_pool import KVUse
@@ -81,6 +83,7 @@ class Engine:
         self._masking = background_threads(1, "mask")
         self._redecodings = 0
         self._redecoding: Redecoding | None = None
+        self._own_text: OwnText | None = None
         self._closed = False
         self.counts = EngineCounts()
 
@@ -149,10 +152,16 @@ class Engine:
         """Gives strategies that take it a successor table that is no tenant's (`TakesModelRows`)."""
         self._policy.model_rows = rows
 
-    def top_tokens(self, tokens: Int32Array, k: int) -> Int32Array:
-        """The k most probable tokens after each one of a text, int32[n, k]. Only while the engine is idle."""
-        assert self.idle
-        return read_text(self._runner, self._pool, tokens, k)
+    def own_text(self, tokens: int, cache: Path | None) -> OwnText:
+        """What the model writes by itself, in steps that the caller makes while the engine has no work; drafts begin
+        from it (`draft_from`). `step` pauses it, so that its pages are free for what the engine runs.
+
+        Args:
+            tokens, cache: as for `OwnText`.
+        """
+        at_once = self._scheduler.max_running
+        self._own_text = OwnText(self.model, self._runner, self._pool, at_once, tokens, cache, self.draft_from)
+        return self._own_text
 
     def redecode(self, answer: Answer) -> Redecoding:
         """Decodes an answer again without drafts, in steps that the caller makes while the engine has no work.
@@ -166,20 +175,24 @@ class Engine:
         self._redecoding = Redecoding(self.model, self._runner, self._pool, answer, label)
         return self._redecoding
 
+    @property
+    def _idle_work(self) -> list[OwnText | Redecoding]:
+        """What is computed while the engine has no work, and gives way to what it runs."""
+        return [work for work in (self._own_text, self._redecoding) if work is not None]
+
     def close(self) -> None:
         """Ends all sequences; the engine takes no more."""
         self._closed = True
         self._in_flight = None
-        if self._redecoding is not None:
-            self._redecoding.close()
+        for work in self._idle_work:
+            work.close()
         for sequence in self._scheduler.live:
             self._live.finish(sequence)
         self._masking.shutdown(wait=False, cancel_futures=True)
 
     def check(self) -> None:
         """Asserts that slots, KV pages and drafters are held by live sequences that have run, and by no others."""
-        redecoding = self._redecoding
-        self._live.check([redecoding.sequence] if redecoding is not None and redecoding.has_pages else [])
+        self._live.check([sequence for work in self._idle_work for sequence in work.with_pages])
 
     def step(self) -> list[StepOutput]:
         """Schedules, drafts, runs the model once, verifies, commits. Returns what was written, sequence by sequence.
@@ -195,8 +208,8 @@ class Engine:
             DeviceLostError: the device computes nothing more for this process.
         """
         started = time.perf_counter()
-        if self._redecoding is not None:
-            self._redecoding.pause()
+        for work in self._idle_work:
+            work.pause()
         outputs = self._live.expire(started)
         earlier, self._in_flight = self._in_flight, None
         microbatch = self._overlap.microbatch(self.running)

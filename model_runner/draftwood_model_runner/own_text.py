@@ -10,79 +10,201 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.redecoding import PREFILL_TOKENS
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
+from draftwood_model_runner.runners.base import Runner
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import EMPTY_TREE
 from draftwood_strategies.native import Int32Array
-from draftwood_strategies.successors import NOWHERE, ORDERS, WIDTH, SuccessorTable, has_layout
+from draftwood_strategies.successors import COLUMNS, NOWHERE, ORDERS, WIDTH, SuccessorTable, has_layout
 
 _TENANT = "\x00own text"
 """No caller can have this name."""
 _TEXT_TOKENS = 160
 """Of each text, at most."""
+_AT_ONCE = 8
+"""Texts, at most: a request that arrives waits for the step that runs, and one of 8 tokens takes little more than one
+of a single token (`draftwood bench step`)."""
 _CONTEXTS = 1 << 16
 """Of the table, at most: rows of 44 bytes, 2.9 MB."""
+_ROOT: Int32Array = np.array([-1], np.int32)
 
 _log = logging.getLogger(__name__)
 
 
-def own_text_successors(engine: Engine, tokens: int, cache: Path | None) -> Int32Array:
-    """The rows of the table, int32[r, COLUMNS], from some tokens of text: read from the file in `cache`, or computed
-    while the engine has no other work, and written there.
+class _Text(NamedTuple):
+    """A text that is being written."""
 
-    A file that is damaged or cannot be written is logged.
+    sequence: Sequence
+    chooser: TokenChooser
+
+
+class OwnText:
+    """Writes the texts, some at a time. To be stepped only while no sequence runs; `pause` gives the KV pages up.
+
+    Args:
+        at_once: texts, at most.
+        tokens: of all texts together, or a few more.
+        cache: folder of the file that the table is read from, or else written to; None for none. A file that is
+            damaged or cannot be written is logged.
+        publish: takes `rows` each time that they change.
+
+    Attributes:
+        done: all is written, or was read from the file.
+        rows: of the table, int32[r, COLUMNS], as read from the file, or as of the latest texts that were written.
+            Nobody writes to them any more.
     """
-    file = None if cache is None else cache / f"own-text-{engine.model.fingerprint}-{tokens}.npy"
-    if file is not None and file.exists():
-        try:
-            return _read(file, engine.model.vocab_size)
-        except (OSError, ValueError, EOFError, MemoryError) as error:
-            _log.warning("the model's own text in %s is not used: %s", file, error)
-    table = SuccessorTable(_CONTEXTS)
-    for text in _write_texts(engine, tokens):
-        top_tokens = engine.top_tokens(text, WIDTH)
-        tail: Int32Array = np.full(ORDERS, NOWHERE, np.int32)
-        tail[-1] = text[0]
-        table.note(tail, text, np.arange(-1, text.size - 1, dtype=np.int32), top_tokens)
-    if file is not None:
-        try:
-            _save(file, table.rows)
-        except OSError as error:
-            _log.warning("the model's own text was not kept: %s", error)
-    return table.rows
 
+    def __init__(
+        self,
+        model: LoadedModel,
+        runner: Runner,
+        pool: KVPool,
+        at_once: int,
+        tokens: int,
+        cache: Path | None,
+        publish: Callable[[Int32Array], None],
+    ) -> None:
+        self.done = False
+        self.rows: Int32Array = np.empty((0, COLUMNS), np.int32)
+        self._model, self._runner, self._pool, self._publish = model, runner, pool, publish
+        self._at_once = min(at_once, _AT_ONCE)
+        self._file = None if cache is None else cache / f"own-text-{model.fingerprint}-{tokens}.npy"
+        self._beginning = _beginning(model.tokenizer)
+        self._length = min(_TEXT_TOKENS, model.max_context - self._beginning.size - 1)
+        self._texts = -(-tokens // self._length) if self._length > 0 else 0
+        self._begun = 0
+        self._writing: list[_Text] = []
+        self._opened: list[Sequence] = []
+        self._table = SuccessorTable(_CONTEXTS)
+        if self._file is not None and self._file.exists():
+            try:
+                self._show(_read(self._file, model.vocab_size))
+                self.done = True
+            except (OSError, ValueError, EOFError, MemoryError) as error:
+                _log.warning("the model's own text in %s is not used: %s", self._file, error)
 
-def _write_texts(engine: Engine, tokens: int) -> list[Int32Array]:
-    """Texts of that many tokens together or a few more, int32[n] each with their beginning."""
-    beginning = _beginning(engine.model.tokenizer)
-    length = min(_TEXT_TOKENS, engine.model.max_context - beginning.size - 1)
-    if length < 1:
-        return []
-    sequences = [
-        Sequence(
-            Request(
+    @property
+    def with_pages(self) -> list[Sequence]:
+        """What holds KV pages."""
+        return [*self._opened]
+
+    def step(self) -> None:
+        """One forward pass: of the latest token of each text, or of some that have no keys and values yet."""
+        assert not self.done
+        if not self._writing:
+            self._begin()
+        if rows := [text for text in self._writing if self._has_room(text.sequence)]:
+            self._compute(rows)
+        else:  # each waits for pages that another one holds
+            self.pause()
+        if not all(len(text.sequence.output) == self._length for text in self._writing):
+            return
+        self._release(keep=False)
+        self._writing = []
+        self._show(self._table.rows.copy())
+        if self._begun == self._texts:
+            self.done = True
+            self._keep()
+
+    def pause(self) -> None:
+        """Gives up the pages. What they hold is found again by the next step, or computed again if they were needed."""
+        self._release(keep=True)
+
+    def close(self) -> None:
+        """Ends it, finished or not, and forgets its pages; idempotent."""
+        self.done = True
+        self._release(keep=False)
+
+    def _begin(self) -> None:
+        """Begins the next texts."""
+        model, end = self._model, min(self._begun + self._at_once, self._texts)
+        for seed in range(self._begun, end):
+            request = Request(
                 request_id=f"own-text-{seed}",
-                prompt=beginning,
-                stop=StopParams(max_tokens=length, ignore_eos=True),
+                prompt=self._beginning,
+                stop=StopParams(max_tokens=self._length, ignore_eos=True),
                 sampling=SamplingParams(temperature=1.0, seed=seed),
                 tenant=_TENANT,
+                max_draft_nodes=0,
+                learns=False,
             )
-        )
-        for seed in range(-(-tokens // length))
-    ]
-    for sequence in sequences:
-        engine.add(sequence)
-    while engine.has_work:
-        for output in engine.step():
-            if output.finish is not None and output.finish.error is not None:
-                raise output.finish.error
-    return [np.concatenate([beginning, np.array(sequence.output, np.int32)]) for sequence in sequences]
+            sequence = Sequence(request)
+            chooser = TokenChooser(sequence, model.eos_token_ids, model.vocab_size, model.defaults.constraints)
+            self._writing.append(_Text(sequence, chooser))
+        self._begun = end
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether a text goes on in this step: it is not at its end, and has pages for the step."""
+        if len(sequence.output) == self._length:
+            return False
+        if sequence not in self._opened:
+            if not self._pool.open(sequence):
+                return False
+            self._opened.append(sequence)
+        if self._pool.is_short(sequence):
+            self._pool.trim(sequence)
+            if self._pool.shortfall([sequence]) > 0:
+                return False
+            self._pool.grow(sequence)
+        return True
+
+    def _compute(self, texts: list[_Text]) -> None:
+        """A forward pass of these texts; each that is computed to its end gets a token."""
+        rows, most = [], max(1, PREFILL_TOKENS // len(texts))
+        for sequence, _ in texts:
+            left = sequence.length - sequence.committed
+            count = min(left, most)
+            chain = sequence.tokens(sequence.committed, count)
+            logits_from = count - 1 if count == left else count
+            pages, prompt = self._pool.pages(sequence), self._beginning.size
+            rows.append(BatchRow(pages, sequence.committed, chain, EMPTY_TREE, logits_from, prompt))
+        predictions = self._runner.step(lay_out(rows), WIDTH)
+        for row, text in zip(rows, texts, strict=True):
+            text.sequence.committed += row.chain.size
+        ends = [text for text in texts if text.sequence.committed == text.sequence.length]
+        for i, (sequence, chooser) in enumerate(ends):
+            assert predictions.top_tokens is not None
+            tail: Int32Array = np.full(ORDERS, NOWHERE, np.int32)
+            latest = sequence.tokens(max(sequence.length - ORDERS, 0), min(sequence.length, ORDERS))
+            tail[ORDERS - latest.size :] = latest
+            top_tokens = np.ascontiguousarray(predictions.top_tokens[i : i + 1], np.int32)
+            self._table.note(tail, tail[-1:], _ROOT, top_tokens)
+            token = chooser.pick(predictions.logits[i], [int(predictions.tokens[i])])
+            chooser.remember(token)
+            sequence.output.append(token)
+
+    def _release(self, keep: bool) -> None:
+        for sequence in self._opened:
+            self._pool.close(sequence, keep)
+        self._opened = []
+        for text in self._writing:
+            self._pool.leave(text.sequence)
+
+    def _show(self, rows: Int32Array) -> None:
+        self.rows = rows
+        self._publish(rows)
+
+    def _keep(self) -> None:
+        """Writes the file as a whole."""
+        if self._file is None:
+            return
+        try:
+            _save(self._file, self._table.rows)
+        except OSError as error:
+            _log.warning("the model's own text was not kept: %s", error)
 
 
 def _beginning(tokenizer: Tokenizer) -> Int32Array:

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from draftwood_model_runner.answer import ENDING_DIFFERS, Answer, Difference
 from draftwood_model_runner.loading.loaded import LoadedModel
-from draftwood_model_runner.request import Request, StopParams
 from draftwood_model_runner.runners.base import Predictions, Runner
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.sampling.output_text import OutputText
@@ -20,13 +17,10 @@ from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import EMPTY_TREE
-from draftwood_strategies.native import Int32Array
 
 PREFILL_TOKENS = 32
 """Prompt tokens of a step. A request that arrives waits for the step that runs, and one of 32 tokens takes little more
 than one of a single token, since both read all weights (`draftwood bench step`)."""
-_READING = "\x00reading"
-"""Stands for the tenant; no caller can have this name."""
 
 
 class Redecoding:
@@ -60,8 +54,9 @@ class Redecoding:
         return False
 
     @property
-    def has_pages(self) -> bool:
-        return self._has_pages
+    def with_pages(self) -> list[Sequence]:
+        """What holds KV pages."""
+        return [self.sequence] if self._has_pages else []
 
     def step(self) -> None:
         """One forward pass: of the latest token, or of up to `PREFILL_TOKENS` that have no keys and values yet."""
@@ -117,25 +112,3 @@ class Redecoding:
     def _differ(self, position: int, margin: float) -> None:
         self.done = True
         self.difference = Difference(position, margin)
-
-
-def read_text(runner: Runner, pool: KVPool, tokens: Int32Array, k: int) -> Int32Array:
-    """The k most probable tokens after each one of a text, int32[n, k]. Only while no sequence runs.
-
-    Its pages are given up afterwards, and never in the prefix cache.
-    """
-    request = Request(request_id="text", prompt=tokens, stop=StopParams(1), tenant=_READING)
-    sequence, found = Sequence(request), []
-    opened = pool.open(sequence)
-    assert opened, "a sequence runs"
-    try:
-        for begin in range(0, tokens.size, PREFILL_TOKENS):
-            chain = tokens[begin : begin + PREFILL_TOKENS]
-            row = BatchRow(pool.pages(sequence), begin, chain, EMPTY_TREE, 0, tokens.size)
-            top_tokens = runner.step(lay_out([row]), k).top_tokens
-            assert top_tokens is not None
-            found.append(top_tokens[:, :k].copy())
-            sequence.committed += chain.size
-    finally:
-        pool.close(sequence, keep=False)
-    return np.ascontiguousarray(np.concatenate(found), np.int32)

@@ -207,12 +207,12 @@ def test_a_request_takes_the_pages_and_the_audit_goes_on(prefix_cache: bool) -> 
         redecoding.step()
     half = [*redecoding.sequence.output]
     assert 0 < len(half) < NEW_TOKENS
-    assert redecoding.has_pages
+    assert redecoding.with_pages
     other = make_sequence("live", as_prompt(tuple(range(7, 207))), StopParams(49))
     engine.add(other)
     outputs = engine.step()
     assert outputs, "the prompt was computed in the first step"
-    assert not redecoding.has_pages
+    assert not redecoding.with_pages
     while engine.has_work:
         engine.step()
         engine.check()
@@ -241,7 +241,7 @@ def test_another_one_ends_the_one_before(engine: Engine) -> None:
     first.step()
     second = engine.redecode(answer)
     assert first.done
-    assert not first.has_pages
+    assert not first.with_pages
     decoded(second)
     assert second.difference is None
 

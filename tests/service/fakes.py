@@ -124,6 +124,7 @@ class FakeEngine:
         redecoding_error: raised by each step of an audit.
         closing_error: raised when an audit is closed.
         difference: what audits find.
+        own_text: what it writes by itself while it is idle.
         hold_redecoding_at: an audit clears the gate before the step of this number, once.
         text: the text of each token; None takes a letter.
         script: the whole answer, a token for each character; None for one as long as it may be.
@@ -148,6 +149,7 @@ class FakeEngine:
         self.redecoding_error: Exception | None = None
         self.closing_error: Exception | None = None
         self.difference: Difference | None = None
+        self.own_text: FakeOwnText | None = None
         self.hold_redecoding_at: int | None = None
         self.threads: set[int] = set()
         self.added: list[Sequence] = []
@@ -312,6 +314,32 @@ class FakeRedecoding:
             raise self._engine.closing_error
 
 
+class FakeOwnText:
+    """Writes so many tokens, one a step.
+
+    Attributes:
+        error: raised by the next step.
+    """
+
+    def __init__(self, engine: FakeEngine, tokens: int) -> None:
+        self.done = False
+        self.steps = 0
+        self.error: Exception | None = None
+        self._engine, self._tokens = engine, tokens
+
+    def step(self) -> None:
+        assert not self.done
+        assert not self._engine.has_work
+        self._engine.gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.steps += 1
+        self.done = self.steps == self._tokens
+
+    def close(self) -> None:
+        self.done = True
+
+
 async def until(condition: Callable[[], bool]) -> None:
     """Waits until another thread or process makes a condition true; 20 s at most."""
     for _ in range(10_000):
@@ -401,7 +429,8 @@ def loaded_engine(
             on_memory(memory)
         grammars: Any = model.grammars
         preload, strategy, share = settings.memory_preload, settings.strategy, settings.audit_share
-        yield LoadedEngine(engine, memory, grammars, "info", preload, strategy, share)
+        own_text = engine.own_text if isinstance(engine, FakeEngine) else None
+        yield LoadedEngine(engine, memory, grammars, "info", preload, strategy, share, own_text=own_text)
 
 
 @asynccontextmanager

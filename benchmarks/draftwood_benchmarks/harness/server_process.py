@@ -60,10 +60,11 @@ def server_process(
     """
     with tempfile.TemporaryDirectory(prefix="draftwood-") as folder:
         ready, log = Path(folder, "address"), Path(folder, "log")
-        flags = ["--port", "0", "--ready-file", str(ready), "--log-level", "warning", *arguments]
+        flags = ["--port", "0", "--ready-file", str(ready), "--log-level", "warning"]
+        flags += ["--own-text-tokens", "0"]  # an idle engine would write beside what is measured
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [python, "-m", "draftwood_service", *flags],
+                [python, "-m", "draftwood_service", *flags, *arguments],
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **environment},

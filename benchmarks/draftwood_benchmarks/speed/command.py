@@ -215,7 +215,6 @@ def _measure(model: ModelOptions, options: _Options, out: Console) -> _Measured:
 
         from draftwood_benchmarks.speed.contenders import Task
         from draftwood_benchmarks.speed.measuring import Measurement, references
-        from draftwood_model_runner.own_text import own_text_successors
 
         with out.status("Loading the model"):
             loaded = chosen.load()
@@ -224,9 +223,11 @@ def _measure(model: ModelOptions, options: _Options, out: Console) -> _Measured:
             small = chosen.same_text and options.context is None and options.warm > 1
             teacher = _engine(chosen.load_small(), options, threads) if small else engine
             if options.own_text:
-                rows = own_text_successors(teacher, options.own_text, None)
-                teacher.draft_from(rows)
-                engine.draft_from(rows)
+                with out.status("Writing the model's own text"):
+                    own_text = teacher.own_text(options.own_text, None)
+                    while not own_text.done:
+                        own_text.step()
+                engine.draft_from(own_text.rows)
         measured, others = _random(loaded, options) if options.random else _read(out, loaded, options)
         task = Task(options.max_tokens)
         if options.random:

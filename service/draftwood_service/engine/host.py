@@ -90,6 +90,8 @@ class EngineHost:
         self._preparation = Preparation(loaded, self.between_steps, self._begin, self._fail)
         self._auditor = Auditor(lambda result: end.send(Audited(result)))
         self._ledger = WorkLedger()
+        own_text = loaded.own_text
+        self._own_text = None if own_text is None or own_text.done else own_text
         self._ended = False
 
     def between_steps(self, task: Callable[[], None]) -> None:
@@ -119,7 +121,7 @@ class EngineHost:
                 if engine.has_work:
                     self._queue_outputs(engine.step())
                 elif engine.idle:
-                    self._auditor.step(engine)
+                    self._idle_step()
         except EOFError:
             raise
         except BaseException as error:
@@ -167,10 +169,24 @@ class EngineHost:
                     return
 
     def _has_step(self) -> bool:
-        """Whether the engine has work, or is idle with answers to audit: no request is about to begin."""
+        """Whether the engine has work, or is idle with other work: no request is about to begin."""
         if self._engine.has_work:
             return True
-        return self._engine.idle and self._auditor.has_work and all(live.begun for live in self._live.values())
+        has_idle_work = self._own_text is not None or self._auditor.has_work
+        return self._engine.idle and has_idle_work and all(live.begun for live in self._live.values())
+
+    def _idle_step(self) -> None:
+        """One forward pass of what the model writes by itself, and of audits once that is done."""
+        if self._own_text is None:
+            self._auditor.step(self._engine)
+            return
+        try:
+            self._own_text.step()
+        except Exception:
+            _log.exception("drafts begin without the model's own text, or with a part of it")
+            self._own_text.close()
+        if self._own_text.done:
+            self._own_text = None
 
     def _respond(self, call_id: int, done: Future[Any]) -> None:
         """Sends an operation's result. On the memory thread."""

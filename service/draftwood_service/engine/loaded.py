@@ -37,6 +37,15 @@ class Redecoding(Protocol):
     def close(self) -> None: ...
 
 
+class OwnText(Protocol):
+    """`draftwood_model_runner.own_text.OwnText`, as far as a host uses it."""
+
+    @property
+    def done(self) -> bool: ...
+    def step(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class StepEngine(Protocol):
     """`draftwood_model_runner.engine.Engine`, as far as its host uses it. All calls come from one thread.
 
@@ -74,6 +83,7 @@ class LoadedEngine:
         audit_share: share of requests whose answers are audited.
         weights: of tenants, as the engine reads them at each step; 1 for those not named.
         can_audit: whether an answer to a request can be compared with plain decoding.
+        own_text: what the model writes for no tenant while the engine is idle; None for nothing.
         memory_report: counters of the memories that drafts come from, and whether their store answers; None for those
             of `memory`.
     """
@@ -87,6 +97,7 @@ class LoadedEngine:
     audit_share: float = 0.0
     weights: dict[str, float] = field(default_factory=dict)
     can_audit: Callable[[Request], bool] = lambda request: True
+    own_text: OwnText | None = None
     memory_report: Callable[[], tuple[MemoryCounters, bool]] | None = None
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import structlog
 
-from draftwood_model_runner.errors import DraftwoodError
 from draftwood_service.engine.loaded import LoadedEngine
 from draftwood_service.serving import ModelInfo
 from draftwood_service.settings import Settings
@@ -43,7 +42,6 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
 
     from draftwood_model_runner.engine import Engine
     from draftwood_model_runner.loading.model import load_model
-    from draftwood_model_runner.own_text import own_text_successors
     from draftwood_model_runner.warm_up import warm_up
     from draftwood_strategies.budgeting.watchdog import Watchdog
 
@@ -73,12 +71,9 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
         finished("engine")
         warm_up(engine)
         finished("warm-up")
+        own_text = None
         if settings.own_text_tokens:
-            try:
-                engine.draft_from(own_text_successors(engine, settings.own_text_tokens, settings.cache_folder))
-            except DraftwoodError:
-                _log.exception("drafts begin without the model's own text")
-            finished("own text")
+            own_text = engine.own_text(settings.own_text_tokens, settings.cache_folder)
         gc.collect()
         gc.freeze()  # a collection that scans the loaded model's objects would stop all requests for 0.3 s
         gc.enable()
@@ -91,6 +86,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
             settings.strategy,
             settings.audit_share,
             weights,
+            own_text=own_text,
         )
 
 

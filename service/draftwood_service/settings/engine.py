@@ -17,7 +17,7 @@ from draftwood_service.settings.group import JsonObject, SettingsGroup, Weights
 
 ENGINE_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     # vLLM shows no predictions beside the written tokens, so what a hybrid adds to the trie learns nothing there.
-    {"vllm": MappingProxyType({"strategy": "trie"})}
+    {"vllm": MappingProxyType({"strategy": "trie", "own_text_tokens": 0})}
 )
 """Defaults of settings that are others for an engine than for Draftwood's own."""
 
@@ -86,9 +86,9 @@ class ModelSettings(SettingsGroup):
     """Keep models that OpenVINO converted on disk, so that the next start is shorter"""
     model_cache_folder: Path | None = None
     """Folder of converted models; unset: ~/.cache/draftwood/models"""
-    own_text_tokens: int = Field(default=0, ge=0, le=1 << 20)
-    """Tokens that the model writes by itself before the first start ends, for drafts of tenants without answers yet,
-    such as 20000; kept in the folder of converted models. 0: none"""
+    own_text_tokens: int = Field(default=20_000, ge=0, le=1 << 20)
+    """Tokens that the model writes by itself while it is idle, for drafts of tenants without answers yet; kept in the
+    folder of converted models, so that it writes them once. 0: none"""
     compiled_functions: Path | None = None
     """Folder of compiled functions, copied at the start to the folder that the environment variable NUMBA_CACHE_DIR
     names; an image has one"""
@@ -119,8 +119,9 @@ class ModelSettings(SettingsGroup):
                 problem = "are arguments of vLLM; the engine is draftwood: set --engine vllm"
                 raise InvalidInputError("engine_args", None, problem)
             return
+        defaults = ENGINE_DEFAULTS[self.engine]
         for name, reason in _VLLM_REFUSES.items():
-            if getattr(self, name) != type(self).model_fields[name].default:
+            if getattr(self, name) != defaults.get(name, type(self).model_fields[name].default):
                 raise InvalidInputError(name, getattr(self, name), f"is not a setting of engine vllm: {reason}")
         for name in self.engine_args:
             if (own := VLLM_ARGUMENTS.get(name)) is not None:

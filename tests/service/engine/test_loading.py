@@ -27,6 +27,9 @@ def test_strategies_draft_from_the_text_that_the_model_wrote(tmp_path: Path) -> 
         assert isinstance(engine, Engine)
         assert isinstance(strategy, HybridStrategy)
         assert not engine.has_work
+        assert found.own_text is not None
+        while not found.own_text.done:
+            found.own_text.step()
         prompt = engine.model.tokenizer.encode_chat([{"role": "user", "content": "Where is my parcel?"}])
         engine.add(make_sequence("q", prompt, StopParams(8), strategy=strategy, max_draft_nodes=8))
         while engine.has_work:

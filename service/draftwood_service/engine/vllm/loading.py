@@ -92,7 +92,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
             settings.audit_share,
             weights,
             can_audit,
-            lambda: (memory.counters() if records.memory is None else records.memory, records.healthy),
+            memory_report=lambda: (memory.counters() if records.memory is None else records.memory, records.healthy),
         )
 
 
