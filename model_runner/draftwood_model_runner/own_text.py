@@ -83,7 +83,7 @@ class OwnText:
         self._at_once = min(at_once, _AT_ONCE)
         self._file = None if cache is None else cache / f"own-text-{model.fingerprint}-{tokens}.npy"
         self._beginning = _beginning(model.tokenizer)
-        self._length = min(_TEXT_TOKENS, model.max_context - self._beginning.size - 1)
+        self._length = min(_TEXT_TOKENS, tokens, model.max_context - self._beginning.size - 1)
         self._texts = -(-tokens // self._length) if self._length > 0 else 0
         self._begun = 0
         self._writing: list[_Text] = []

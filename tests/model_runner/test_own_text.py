@@ -15,7 +15,8 @@ from draftwood_model_runner.own_text import OwnText
 from draftwood_model_runner.request import StopParams
 from draftwood_strategies import create
 from draftwood_strategies.native import Int32Array, Integer
-from draftwood_strategies.successors import ORDERS, WIDTH, extended, find, has_layout
+from draftwood_strategies.successors import ORDERS, WIDTH, WRITTEN, extended, find, has_layout
+from tests.model_runner import test_hybrids as hybrids
 from tests.model_runner.families import greedy, reference, served
 from tests.model_runner.sequences import make_sequence
 
@@ -110,6 +111,20 @@ def test_requests_come_first_and_change_nothing_of_it() -> None:
     assert answers == [plain(engine)] * len(answers)
     assert len(answers) > 2
     np.testing.assert_array_equal(own_text.rows, expected)
+
+
+@pytest.mark.parametrize("runner", ["openvino", "cuda", pytest.param("recurrent layers", marks=pytest.mark.system)])
+def test_every_runner_writes_it(runner: str) -> None:
+    model = hybrids.served("qwen3_next small") if runner == "recurrent layers" else served("llama", runner)
+    engine = Engine(model, EngineConfig(max_draft_nodes=4, adaptive_budget=False))
+    own_text = engine.own_text(8, None)
+    for _ in range(4):
+        own_text.step()
+    own_text.pause()
+    while not own_text.done:
+        own_text.step()
+    engine.check()
+    assert np.count_nonzero(own_text.rows[:, WRITTEN]) >= 8
 
 
 def test_memory_for_one_text_alone_suffices() -> None:
