@@ -185,8 +185,11 @@ class EngineHost:
         except Exception:
             _log.exception("drafts begin without the model's own text, or with a part of it")
             self._own_text.close()
-        if self._own_text.done:
-            self._own_text = None
+        else:
+            if not self._own_text.done:
+                return
+            _log.info("the model's own text is written")
+        self._own_text = None
 
     def _respond(self, call_id: int, done: Future[Any]) -> None:
         """Sends an operation's result. On the memory thread."""
