@@ -95,8 +95,8 @@ def _end_with_service(connection: socket.socket) -> threading.Event:
 
 
 def _leave() -> None:
-    """Ends the process. To free all that was imported would take a second, and what is frozen is not freed, which Triton
-    reports as leaks.
+    """Ends the process at once. To free what was imported would take a second, and Triton reports frozen objects, which
+    are not freed, as leaks.
     """
     sys.stdout.flush()
     sys.stderr.flush()
