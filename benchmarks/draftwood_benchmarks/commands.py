@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -12,10 +11,8 @@ import typer
 
 from draftwood_benchmarks.harness.server_process import ServerError
 from draftwood_client import DraftwoodError as ClientError
+from draftwood_client.cli.apps import new_app, run
 from draftwood_model_runner.errors import DraftwoodError, InvalidValueError
-
-_USAGE_ERROR = 2
-_FAILURE = 1
 
 COMMANDS = {
     "step": ("draftwood_benchmarks.step:step", "Time of one forward pass by its number of tokens."),
@@ -48,29 +45,18 @@ COMMANDS = {
 """Module, function and a line of help of each subcommand: `draftwood bench --help` imports none of them."""
 
 
-def bench(args: list[str]) -> int | None:
+_STATUSES: dict[type[Exception], int] = {InvalidValueError: 2, DraftwoodError: 1, ClientError: 1, ServerError: 1}
+
+
+def bench(args: list[str]) -> int:
     """The command `draftwood bench`. Returns the exit status."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        build_app(args)(args=args, prog_name="draftwood bench")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    except InvalidValueError as error:
-        return _fail(error, _USAGE_ERROR)
-    except (DraftwoodError, ClientError, ServerError) as error:
-        return _fail(error, _FAILURE)
-    return 0
+    return run(build_app(args), args, "bench", _STATUSES)
 
 
 def build_app(args: list[str]) -> typer.Typer:
     """The app. Imports only the subcommand named by the first of `args`."""
-    app = typer.Typer(
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        help="Measure speed, load and drafting.",
-    )
+    app = new_app(no_args_is_help=True, help="Measure speed, load and drafting.")
     for name, (where, line) in COMMANDS.items():
         app.command(name, short_help=line)(_load(where) if name in args[:1] else _absent)
     return app
@@ -84,8 +70,3 @@ def _load(where: str) -> Callable[..., Any]:
 
 def _absent() -> None:
     """Placeholder, in the list of subcommands, for one that is not run."""
-
-
-def _fail(error: Exception, status: int) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return status

@@ -24,18 +24,16 @@ from draftwood_benchmarks.demo_experiment import SERVER_FLAGS, Result, run_exper
 from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_benchmarks.harness.server_process import ServerError, running_server
 from draftwood_client import ChatMessage, Client, Completion
+from draftwood_client.cli.apps import new_app, run
 
 _MAX_TOKENS = 200
 
-app = typer.Typer(
-    add_completion=False, rich_markup_mode="rich", context_settings={"help_option_names": ["-h", "--help"]}
-)
+app = new_app()
 
 
-def demo(args: list[str]) -> int | None:
-    """The command `draftwood demo`."""
-    result = app(args=args, prog_name="draftwood demo", standalone_mode=False)
-    return result if isinstance(result, int) else 0
+def demo(args: list[str]) -> int:
+    """The command `draftwood demo`. Returns the exit status."""
+    return run(app, args, "demo", {ServerError: 1})
 
 
 @dataclass(slots=True)
@@ -84,7 +82,7 @@ class Pass:
 
 
 @app.command()
-def run(
+def _demo(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.", dir_okay=False)
     ] = None,
@@ -96,26 +94,22 @@ def run(
     experiment: Annotated[
         float, typer.Option(min=0, max=3600, help="Seconds of live requests in the experiment; 0 for none.")
     ] = 40,
-) -> int:
-    """Start the service with the bundled model and send it [bold]customer-support questions[/bold]: with drafting off,
-    with the trie strategy and an empty memory, and with a memory that has learned from other answers. Transformers
-    answers the same questions. Then an experiment compares two strategies on the live requests of two tenants.
+) -> None:
+    """Start the service with the bundled model and send it customer-support questions: with drafting off, with the
+    trie strategy and an empty memory, and with a memory that has learned from other answers. Transformers answers the
+    same questions. Then an experiment compares two strategies on the live requests of two tenants.
 
     Ends with status 1 if any output differs from plain decoding in a single token.
     """
     console = Console(highlight=False)
     measured, others = read_questions()
     measured, others = measured[:questions], others[:warmup]
-    try:
-        with ExitStack() as stack:
-            console.print("The first start after an installation compiles the strategies, which takes about a minute.")
-            with console.status("Starting the service with the bundled model"):
-                target = stack.enter_context(running_server("--dtype", "float32"))
-            cold, warm = _measure(console, target, measured, others, show)
-        result = _experiment(console, measured + others, experiment) if experiment else None
-    except ServerError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False)
-        return 1
+    with ExitStack() as stack:
+        console.print("The first start after an installation compiles the strategies, which takes about a minute.")
+        with console.status("Starting the service with the bundled model"):
+            target = stack.enter_context(running_server("--dtype", "float32"))
+        cold, warm = _measure(console, target, measured, others, show)
+    result = _experiment(console, measured + others, experiment) if experiment else None
     reference, plain = cold.reference + warm.reference, cold.plain + warm.plain
     rows = [
         plain.row(plain, reference),
@@ -133,7 +127,8 @@ def run(
         if result is not None:
             report["experiment"] = result.row()
         json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return 0 if identical else 1
+    if not identical:
+        raise typer.Exit(1)
 
 
 def _experiment(console: Console, questions: list[str], seconds: float) -> Result:

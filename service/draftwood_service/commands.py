@@ -23,6 +23,7 @@ from draftwood_service.config import SettingsError, read_settings
 from draftwood_service.engine.process import EngineProcess
 from draftwood_service.logging_config import configure_logging
 from draftwood_service.settings import Settings
+from draftwood_service.starting.devices import require_driver
 from draftwood_service.starting.extras import require_engine
 from draftwood_service.starting.listening import require_free
 from draftwood_service.telemetry import opened_telemetry
@@ -63,6 +64,7 @@ def _fail(error: DraftwoodError, status: int) -> int:
 async def _serve(settings: Settings) -> int:
     require_free(settings)
     require_engine(settings.engine)
+    require_driver(settings.device)
     require_folder(settings.model_path)
     set_offline_mode(settings.model_path, os.environ)
     _copy_compiled(settings)

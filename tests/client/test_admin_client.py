@@ -214,7 +214,7 @@ def test_wrong_arguments() -> None:
 
 @pytest.mark.parametrize("name", ["tenants", "experiments"])
 def test_both_clients_have_the_same_methods(name: str) -> None:
-    blocking, other = getattr(AdminClient("x"), name), getattr(AsyncAdminClient("x"), name)
+    blocking, other = getattr(AdminClient("x:1"), name), getattr(AsyncAdminClient("x:1"), name)
 
     def methods(of: Any) -> dict[str, Any]:
         found = inspect.getmembers(type(of), inspect.isfunction)
@@ -225,7 +225,7 @@ def test_both_clients_have_the_same_methods(name: str) -> None:
 
 @pytest.mark.parametrize("client", [AdminClient, AsyncAdminClient])
 def test_all_services_are_there(client: type[Any]) -> None:
-    found = client("x")
+    found = client("x:1")
     assert all(hasattr(found, name) for name in ("tenants", "experiments", "audit_report", "status", "watch_status"))
 
 

@@ -111,7 +111,7 @@ LOCAL = [
     "unix:/run/x",
     "unix-abstract:x",
 ]
-LOCAL += ["ipv4:127.0.0.1:1", "ipv6:[::1]:1", "localhost", "::1"]
+LOCAL += ["ipv4:127.0.0.1:1", "ipv6:[::1]:1"]
 ELSEWHERE = ["example.org:1", "10.0.0.1:1", "[2001:db8::1]:1", "dns:///draftwood:1", "dns://10.0.0.1/localhost:1"]
 ELSEWHERE += ["ipv4:127.0.0.1:1,10.0.0.1:1", "localhost.example.org:1", "xds:///localhost", "127.0.0.1.example.org:1"]
 

@@ -271,7 +271,7 @@ def test_details_that_cannot_be_read_do_not_hide_the_error(ask: Ask, server: Fak
 def test_no_server_is_one_readable_line(ask: Ask) -> None:
     with pytest.raises(UnavailableError) as caught:
         ask("127.0.0.1:1")
-    assert str(caught.value).startswith("cannot connect to 127.0.0.1:1 (")
+    assert str(caught.value).startswith("cannot connect to 127.0.0.1:1: nothing listens there")
     assert "\n" not in str(caught.value)
 
 

@@ -122,7 +122,7 @@ def test_errors_are_one_line_and_status_1(cli: Cli, server: FakeServer) -> None:
     assert result.stderr == "error: bad request; sampling.temperature: must lie in [0, 100]\n"
     assert (result.stdout, result.exit_code) == ("", 1)
     result = cli("info", "--target", "127.0.0.1:1")
-    assert result.stderr.startswith("error: cannot connect to 127.0.0.1:1 (")
+    assert result.stderr.startswith("error: cannot connect to 127.0.0.1:1: nothing listens there")
     assert (result.stderr.count("\n"), result.exit_code) == (1, 1)
     server.script = [fails(grpc.StatusCode.UNAUTHENTICATED, "no valid credential", reason("UNAUTHENTICATED"))]
     result = cli("chat", "x")

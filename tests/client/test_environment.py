@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from draftwood_client import (
-    NO_RETRY,
     AdminClient,
     ArgumentTypeError,
     ArgumentValueError,
@@ -17,7 +16,6 @@ from draftwood_client import (
     Client,
     DeadlineError,
     MemoryClient,
-    UnavailableError,
     environment,
 )
 from draftwood_client.connection import DEFAULT_TIMEOUT, Connection
@@ -112,10 +110,10 @@ def test_there_is_a_deadline_unless_it_is_switched_off(server: FakeServer, monke
 
 
 def test_what_lasts_as_long_as_there_is_data_has_no_deadline_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Connection.of("x").bulk_timeout is None
-    assert Connection.of("x", timeout=5).bulk_timeout == 5
+    assert Connection.of("x:1").bulk_timeout is None
+    assert Connection.of("x:1", timeout=5).bulk_timeout == 5
     monkeypatch.setenv("DRAFTWOOD_TIMEOUT", "7")
-    assert Connection.of("x").bulk_timeout == 7
+    assert Connection.of("x:1").bulk_timeout == 7
 
 
 def test_a_call_has_headers_of_its_own(server: FakeServer) -> None:
@@ -131,21 +129,3 @@ def test_an_unknown_option_of_a_call_is_refused(server: FakeServer) -> None:
     wrong: Any = {"tiemout": 3}
     with Client(server.target) as client, pytest.raises(ArgumentTypeError, match="tiemout: there is no such option"):
         client.model_info(**wrong)
-
-
-@pytest.mark.parametrize(
-    ("target", "problem"),
-    [
-        ("127.0.0.1:1", r"^cannot connect to 127\.0\.0\.1:1 \(.*Connection refused\)$"),
-        ("no-such-host.invalid:1", r"^no-such-host\.invalid:1 has no address \("),
-    ],
-)
-def test_a_wrong_address_is_one_clear_sentence(target: str, problem: str) -> None:
-    with Client(target, retry=NO_RETRY) as client, pytest.raises(UnavailableError, match=problem) as caught:
-        client.model_info()
-    assert "\n" not in str(caught.value)
-
-
-def test_an_address_is_no_url() -> None:
-    with pytest.raises(ArgumentValueError, match=r"^target: 'http://x:1' is a URL; write it as host:port"):
-        Client("http://x:1")

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from ctypes.util import find_library
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -187,7 +188,17 @@ def test_a_port_in_use_is_one_line() -> None:
     assert result.stderr == f"draftwood serve: port {port}: address already in use\n"
 
 
-@pytest.mark.parametrize("flags", [["--port", "{taken}"], ["--port", "0", "--model", "/no/such/model"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--port", "{taken}"],
+        ["--port", "0", "--model", "/no/such/model"],
+        pytest.param(
+            ["--port", "0", "--device", "cuda"],
+            marks=pytest.mark.skipif(find_library("cuda") is not None, reason="this machine has a driver"),
+        ),
+    ],
+)
 def test_what_can_be_checked_at_once_is_reported_before_anything_large_is_imported(flags: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,27 @@ def attention_in_float64(
     return out
 
 
+def _with_contexts(
+    batch: StepBatch,
+    shape: KVShape,
+    memory: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    numbers: Callable[..., torch.Tensor],
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Keys and values of each batch row, [entry, kv_head, dim]: of its context, which are drawn and written into KV
+    memory [page, kv_head, page row, dim], and of its tokens."""
+    keys, values = [], []
+    for row in range(batch.rows):
+        context, begin, end = int(batch.context_lens[row]), int(batch.cu_seqlens[row]), int(batch.cu_seqlens[row + 1])
+        old = numbers(context, shape.kv_heads, shape.key_dim), numbers(context, shape.kv_heads, shape.value_dim)
+        for (page, at), *entry in zip(entries(batch, row)[:context], *old, strict=True):
+            memory[page, :, at] = torch.cat(entry, 1)
+        keys.append(torch.cat([old[0], key[begin:end]]))
+        values.append(torch.cat([old[1], value[begin:end]]))
+    return keys, values
+
+
 def attended(
     batch: StepBatch,
     pages: int,
@@ -106,8 +128,6 @@ def attended(
     from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
     from draftwood_model_runner.runners.cuda.steps.tiling import Division, divide
 
-    heads = group * shape.kv_heads
-
     def numbers(*size: int) -> torch.Tensor:
         return torch.from_numpy(random.standard_normal(size)).to(device=device, dtype=dtype)
 
@@ -116,18 +136,15 @@ def attended(
     size = batch.size + padding
     query, key, value = (
         numbers(size, count, dim)
-        for count, dim in ((heads, shape.key_dim), (shape.kv_heads, shape.key_dim), (shape.kv_heads, shape.value_dim))
+        for count, dim in (
+            (group * shape.kv_heads, shape.key_dim),
+            (shape.kv_heads, shape.key_dim),
+            (shape.kv_heads, shape.value_dim),
+        )
     )
     for tensor in (query, key, value):
         tensor[batch.size :] = math.nan
-    keys, values = [], []
-    for row in range(batch.rows):
-        context, begin, end = int(batch.context_lens[row]), int(batch.cu_seqlens[row]), int(batch.cu_seqlens[row + 1])
-        old = numbers(context, shape.kv_heads, shape.key_dim), numbers(context, shape.kv_heads, shape.value_dim)
-        for (page, at), *entry in zip(entries(batch, row)[:context], *old, strict=True):
-            kv.layers[0][page, :, at] = torch.cat(entry, 1)
-        keys.append(torch.cat([old[0], key[begin:end]]))
-        values.append(torch.cat([old[1], value[begin:end]]))
+    keys, values = _with_contexts(batch, shape, kv.layers[0], key, value, numbers)
     rows = max(64 if many_rows else 16, 1 << (group - 1).bit_length())
     division = Division(rows // group, programs)
     tiles = divide_exactly(batch, division.tile) if exact else divide(batch, division)

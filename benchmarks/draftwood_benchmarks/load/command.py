@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,37 +46,37 @@ _SPARE_SLOTS = 8
 """Request slots of the service beyond the number of clients, so that none is refused."""
 
 
-@command
-def load(
-    model: ModelOptions,
-    output: OutputOptions,
-    concurrency: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of clients at once.")] = "1,8,32,64",
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """The options of the command but those of the model."""
+
+    concurrency: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of clients at once.")] = "1,8,32,64"
     duration: Annotated[
         float, typer.Option(min=1.0, help="Seconds at each concurrency, for drafting on and off each.")
-    ] = 20.0,
-    engine: Annotated[EngineName, typer.Option(help="What the service runs on.")] = "draftwood",
+    ] = 20.0
+    engine: Annotated[EngineName, typer.Option(help="What the service runs on.")] = "draftwood"
     peer: Annotated[
         PeerName | None, typer.Option(help="Another engine to measure as well; `make peers` installs it.")
-    ] = None,
+    ] = None
     peer_drafts: Annotated[
         list[str] | None, typer.Option(help=f"{DRAFTS_HELP}. none by default.", show_default=False)
-    ] = None,
+    ] = None
     strategy: Annotated[
         str | None, typer.Option(help="Drafting strategy; the default of the service if unset.", show_default=False)
-    ] = None,
+    ] = None
     prompts: Annotated[
         Path | None,
         typer.Option(help="Prompts of your own: JSON lines or text lines. The bundled questions by default."),
-    ] = None,
+    ] = None
     sampled: Annotated[
         bool,
         typer.Option(
             "--sampled", help="Sample: temperature 0.6, top-k 20, top-p 0.95. The peer decodes greedily all the same."
         ),
-    ] = False,
-    context: ContextOption = None,
-    warm: Annotated[int, typer.Option(min=0, help="Prompts, the last ones, that memories learn from first.")] = 60,
-    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, at most.")] = 200,
+    ] = False
+    context: ContextOption = None
+    warm: Annotated[int, typer.Option(min=0, help="Prompts, the last ones, that memories learn from first.")] = 60
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, at most.")] = 200
     max_running: Annotated[
         int | None,
         typer.Option(
@@ -84,8 +84,34 @@ def load(
             help="Requests that decode in one batch, at most; by default the number of clients.",
             show_default=False,
         ),
-    ] = None,
-) -> None:
+    ] = None
+
+    @property
+    def levels(self) -> list[int]:
+        """The concurrencies. Raises InvalidValueError."""
+        return read_levels(self.concurrency)
+
+    @property
+    def running(self) -> int:
+        """Requests that decode in one batch, at most."""
+        return self.max_running or max(self.levels)
+
+    def flags(self) -> list[str]:
+        """Of the service. One whose engine rests would decode answers again, beside the peer that is measured."""
+        waiting = max(self.levels) + _SPARE_SLOTS
+        flags = ["--max-running", str(self.running), "--max-waiting", str(waiting), "--audit-share", "0"]
+        return flags if self.strategy is None else [*flags, "--strategy", self.strategy]
+
+    def generation(self) -> GenerateOptions:
+        """Of each request."""
+        generation: GenerateOptions = {"max_tokens": self.max_tokens}
+        if self.sampled:
+            generation |= {"temperature": SAMPLED.temperature, "top_k": SAMPLED.top_k, "top_p": SAMPLED.top_p}
+        return generation
+
+
+@command
+def load(model: ModelOptions, output: OutputOptions, options: LoadOptions) -> None:
     """Throughput and latency of a real service at several concurrencies, with drafting (warm memory) and without.
 
     Ends with status 1 if any request fails.
@@ -94,43 +120,18 @@ def load(
 
     out = console()
     output.check()
-    check_drafts(peer, peer_drafts or [])
-    levels = read_levels(concurrency)
-    running = max_running or max(levels)
-    texts = read_prompts(prompts)
-    generation: GenerateOptions = {"max_tokens": max_tokens}
-    if sampled:
-        generation |= {"temperature": SAMPLED.temperature, "top_k": SAMPLED.top_k, "top_p": SAMPLED.top_p}
-    positions = positions_of(model, context, max_tokens)
+    check_drafts(options.peer, options.peer_drafts or [])
+    texts, flags = read_prompts(options.prompts), options.flags()
+    positions = positions_of(model, options.context, options.max_tokens)
     with chosen_model(model, out, positions) as chosen, ExitStack() as stack:
-        on_engine, process = server_on(engine, chosen)
-        flags = ["--max-running", str(running), "--max-waiting", str(max(levels) + _SPARE_SLOTS)]
-        # An engine that rests would decode answers again, beside the peer that is measured.
-        flags += ["--audit-share", "0"]
-        flags += [] if strategy is None else ["--strategy", strategy]
+        on_engine, process = server_on(options.engine, chosen)
         with out.status("Starting the service"):
             server = stack.enter_context(server_process(*on_engine, *flags, **process))
-        start = partial(_start, stack, out, chosen, peer, peer_drafts or ["none"], running)
+        start = partial(_start, stack, out, chosen, options)
         other_load = OtherLoad()
-        info, measured, peers = uvloop.run(
-            _measure(server.target, texts, warm, generation, context, levels, duration, out, start)
-        )
+        info, measured, peers = uvloop.run(_measure(server.target, texts, options, out, start))
         busy = other_load.share()
-    name = _described(chosen, info)
-    title = f"{name}\n{info.default_strategy} after {warm} other prompts; at most {running} requests decode together"
-    title += "" if context is None else f"; prompts of {context:,} tokens"
-    title += f"{'; sampled' * sampled}{warning(busy)}"
-    run = {
-        "model": name,
-        "runs_on": info.abilities.engine,
-        "strategy": info.default_strategy,
-        "latency_unit": "ms",
-        "vocabulary": info.vocab_size,
-        "context": context,
-        "sampled": sampled,
-        "busy": busy,
-    }
-    _report(_rows(peer, measured, peers), title, run, output, out)
+    _report(_rows(options.peer, measured, peers), _described(chosen, info), info, options, busy, output, out)
     errors = [result.error for window in measured.values() for result in window.results if result.error is not None]
     if errors:
         raise BenchmarkError(f"{len(errors)} requests failed; the first: {errors[0]}")
@@ -142,11 +143,39 @@ def _described(chosen: ChosenModel, info: ModelInfo) -> str:
     return f"{chosen.name}, {info.parameters / 1e6:,.0f}M parameters, {types}, {info.device}"
 
 
-def _report(rows: list[dict[str, Any]], title: str, run: dict[str, Any], output: OutputOptions, out: Console) -> None:
-    """Prints the tables and writes the files; `run` is what the JSON file says of the run."""
+def _report(
+    rows: list[dict[str, Any]],
+    name: str,
+    info: ModelInfo,
+    options: LoadOptions,
+    busy: float | None,
+    output: OutputOptions,
+    out: Console,
+) -> None:
+    """Prints the tables and writes the files.
+
+    Args:
+        name: of the model, for tables.
+        busy: share of the CPU time that other processes took; None where that is not known.
+    """
+    strategy = f"{info.default_strategy} after {options.warm} other prompts"
+    title = f"{name}\n{strategy}; at most {options.running} requests decode together"
+    title += "" if options.context is None else f"; prompts of {options.context:,} tokens"
+    title += f"{'; sampled' * options.sampled}{warning(busy)}"
     out.print(table_of(rows, title))
     out.print(first_tokens(rows))
-    output.write(rows, lambda axes: draw(rows, title, axes), **run)
+    output.write(
+        rows,
+        lambda axes: draw(rows, title, axes),
+        model=name,
+        runs_on=info.abilities.engine,
+        strategy=info.default_strategy,
+        latency_unit="ms",
+        vocabulary=info.vocab_size,
+        context=options.context,
+        sampled=options.sampled,
+        busy=busy,
+    )
 
 
 def _rows(
@@ -174,41 +203,29 @@ def read_levels(text: str) -> list[int]:
     return sorted(set(map(int, numbers)))
 
 
-def _start(
-    stack: ExitStack,
-    out: Console,
-    chosen: ChosenModel,
-    peer: str | None,
-    drafts: list[str],
-    streams: int,
-    info: ModelInfo,
-) -> list[Peer]:
+def _start(stack: ExitStack, out: Console, chosen: ChosenModel, options: LoadOptions, info: ModelInfo) -> list[Peer]:
     """A process of the peer for each kind of drafts, with the model of the service; they end with the stack."""
-    if peer is None:
+    if options.peer is None:
         return []
     import torch
 
-    threads = chosen.options.threads or torch.get_num_threads()
-    plain = PeerModel(chosen.path, info.dtype, threads, streams, prefix_cache=True, weights=chosen.options.weights)
+    threads, weights = chosen.options.threads or torch.get_num_threads(), chosen.options.weights
+    plain = PeerModel(chosen.path, info.dtype, threads, options.running, prefix_cache=True, weights=weights)
     return [
-        stack.enter_context(started_peer(peer, info.device, replace(plain, drafts=one), out))
-        for one in dict.fromkeys(drafts)
+        stack.enter_context(started_peer(options.peer, info.device, replace(plain, drafts=one), out))
+        for one in dict.fromkeys(options.peer_drafts or ["none"])
     ]
 
 
 async def _measure(
     target: str,
     texts: list[str],
-    warm: int,
-    options: GenerateOptions,
-    context: int | None,
-    levels: list[int],
-    duration: float,
+    options: LoadOptions,
     out: Console,
     start_peers: Callable[[ModelInfo], list[Peer]],
 ) -> tuple[ModelInfo, dict[tuple[int, bool], Window], MeasuredPeers | None]:
     """The model, what its clients measured by (concurrency, drafting), and the peer's windows."""
-    max_tokens = options["max_tokens"] or 1
+    max_tokens, warm, context = options.max_tokens, options.warm, options.context
     async with AsyncClient(target) as client:
         info = await client.model_info()
         prompts = await fitting(client, info, texts, max_tokens)
@@ -222,9 +239,9 @@ async def _measure(
         long = lengthened(arrays[:split], context, arrays, info.max_context_tokens - max_tokens)
         ids[:split] = [one.tolist() for one in long]
         measured_prompts = [*ids[:split]]
-    questions = Questions(target, measured_prompts, prompts[split:], options)
+    questions = Questions(target, measured_prompts, prompts[split:], options.generation())
     await closed_loop(target, 1, take_from([questions.plain()]), math.inf)  # the first answer is slower
-    seconds = duration / ORDER.count(False)
+    seconds = options.duration / ORDER.count(False)
     processes = start_peers(info)
     peers = MeasuredPeers(processes, ids[:split], ids[split:], max_tokens, seconds) if processes else None
 
@@ -233,7 +250,7 @@ async def _measure(
             peers.measure(level)
 
     measured: dict[tuple[int, bool], Window] = {}
-    windows = [(level, drafting) for level in levels for drafting in ORDER]
+    windows = [(level, drafting) for level in options.levels for drafting in ORDER]
     columns = (TextColumn("{task.description:38}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=out, refresh_per_second=2, transient=True) as bar:
         task = bar.add_task("", total=len(windows))
@@ -246,7 +263,7 @@ async def _measure(
                 await questions.prepare(level + _FASTER * len(measured[level, False].results))
             bar.update(task, description=f"{level} clients, drafting {'on' if drafting else 'off'}")
             take = questions.drafted if drafting else questions.plain
-            window = await closed_loop(target, level, take, duration / ORDER.count(drafting))
+            window = await closed_loop(target, level, take, options.duration / ORDER.count(drafting))
             before = measured.get((level, drafting), Window())
             measured[level, drafting] = Window.joined([before, window])
             bar.advance(task)

@@ -109,6 +109,7 @@ def _host_seconds(engine: Engine, runner: CostlessRunner, steps: int, streams: i
                 raise BenchmarkError("a sequence ended before the last measured step; measure fewer steps")
     finally:
         gc.enable()
+        gc.unfreeze()
     return seconds
 
 

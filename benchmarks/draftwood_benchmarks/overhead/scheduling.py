@@ -57,6 +57,7 @@ def measured_schedule(slots: int, waiting_tenants: int, steps: int) -> ScheduleR
         seconds = [_step(scheduler) for _ in range(steps)]
     finally:
         gc.enable()
+        gc.unfreeze()
     return ScheduleRow(
         slots,
         waiting_tenants,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,39 +15,24 @@ from rich.table import Table
 from draftwood_benchmarks.harness.report import BenchmarkError, console, progress
 from draftwood_benchmarks.replay.paired import ArmSpec, PairedRow, paired, steps_of
 from draftwood_benchmarks.replay.trace import TRACES_HELP, Recording, TraceError, read_trace
+from draftwood_client.cli.apps import new_app, run
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_strategies.registry import UnknownStrategyError
 
-_USAGE_ERROR = 2
-_FAILURE = 1
 NEEDS_MODEL = "reads the model's most probable tokens, which recordings lack; here it drafts from token ids alone"
 
 
-def replay(args: list[str]) -> int | None:
+app = new_app(no_args_is_help=True)
+
+
+def replay(args: list[str]) -> int:
     """The command `draftwood experiment replay`. Returns the exit status."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        _app()(args=args, prog_name="draftwood experiment replay")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    except DraftwoodError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return _USAGE_ERROR if isinstance(error, InvalidValueError) else _FAILURE
-    return 0
+    return run(app, args, "experiment replay", {InvalidValueError: 2, DraftwoodError: 1})
 
 
-def _app() -> typer.Typer:
-    app = typer.Typer(
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.command()(_replay)
-    return app
-
-
+@app.command()
 @command
 def _replay(
     files: Annotated[list[Path], typer.Argument(help=TRACES_HELP)],

@@ -155,6 +155,7 @@ async def many_tenants(url: str, tenants: int) -> dict[str, Any]:
             if back.tokens not in (0, 10_000):
                 raise BenchmarkError(f"a tenant of 10,000 tokens was loaded with {back.tokens}")
     await client.close()
+    gc.unfreeze()
     return {
         "tenants": tenants,
         "tenants_tokens": counters.tokens,

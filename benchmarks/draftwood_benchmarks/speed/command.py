@@ -8,8 +8,7 @@ to, as it writes the same text. Each round starts with the memories of the first
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -41,39 +40,9 @@ _COSTLY_LIMIT, _COSTLY_WARM, _COSTLY_STRATEGY = 3, 16, "hybrid"
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
-    """The options of the command but those of the model, complete with defaults."""
+class SpeedOptions:
+    """The options of the command but those of the model. `complete` gives those that are None their defaults."""
 
-    strategies: Sequence[str]
-    prompts: Path | None
-    random: bool
-    sampled: bool
-    context: int | None
-    peer: str | None
-    peer_drafts: Sequence[str]
-    rounds: int
-    limit: int
-    warm: int
-    max_tokens: int
-    max_draft_nodes: int
-    budget: int | None
-    own_text: int
-
-    def check(self) -> None:
-        """Raises InvalidInputError: options that exclude each other."""
-        check_drafts(self.peer, self.peer_drafts)
-        if self.random and self.peer == "openvino-genai":
-            raise InvalidInputError("--peer", self.peer, "peers decode greedily; leave --text random out")
-        if self.random and self.sampled:
-            raise InvalidInputError("--sampled", True, "random text is sampled at temperature 2; leave --text out")
-        if self.random and self.context is not None:
-            raise InvalidInputError("--context", self.context, "prompts of random text have 32 tokens")
-
-
-@command
-def speed(
-    model: ModelOptions,
-    output: OutputOptions,
     strategy: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,51 +50,51 @@ def speed(
             " or --context.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     prompts: Annotated[
         Path | None,
         typer.Option(help="Prompts of your own: JSON lines or text lines. The bundled questions by default."),
-    ] = None,
+    ] = None
     text: Annotated[
         Literal["prompts", "random"],
         typer.Option(help="random: random tokens, sampled at temperature 2, which no strategy can predict."),
-    ] = "prompts",
+    ] = "prompts"
     sampled: Annotated[
         bool,
         typer.Option(
             "--sampled",
             help="Also answer with sampling: temperature 0.6, top-k 20, top-p 0.95, beside the greedy answers.",
         ),
-    ] = False,
-    context: ContextOption = None,
+    ] = False
+    context: ContextOption = None
     peer: Annotated[
         PeerName | None, typer.Option(help="Another engine to measure as well; `make peers` installs it.")
-    ] = None,
+    ] = None
     peer_drafts: Annotated[
         list[str] | None, typer.Option(help=f"{DRAFTS_HELP}. none by default.", show_default=False)
-    ] = None,
+    ] = None
     rounds: Annotated[
         int, typer.Option(min=1, help="How often all prompts are answered; the table shows the spread.")
-    ] = 2,
+    ] = 2
     limit: Annotated[
-        int | None,
+        int,
         typer.Option(
             min=1,
             help="Measured prompts. By default 20, or 3 with --vocabulary or --context.",
             show_default=False,
         ),
-    ] = None,
+    ] = None  # type: ignore[assignment]  # as `complete` leaves it
     warm: Annotated[
-        int | None,
+        int,
         typer.Option(
             min=0,
             help="Prompts after the measured ones; the warm memories learn from their answers. By default 120, or 16"
             " with --vocabulary or --context, and 0 for random text.",
             show_default=False,
         ),
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, at most.")] = 200,
-    max_draft_nodes: Annotated[int, typer.Option(min=1, help="Draft nodes per step, at most.")] = 48,
+    ] = None  # type: ignore[assignment]
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, at most.")] = 200
+    max_draft_nodes: Annotated[int, typer.Option(min=1, help="Draft nodes per step, at most.")] = 48
     budget: Annotated[
         int | None,
         typer.Option(
@@ -133,36 +102,46 @@ def speed(
             help="Verify this many draft nodes in every step instead of as many as pay, to compare acceptance lengths.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     own_text: Annotated[
         int,
         typer.Option(min=0, help="Tokens that the model writes by itself first, as the setting own_text_tokens."),
-    ] = 0,
-) -> None:
+    ] = 0
+
+    @property
+    def random(self) -> bool:
+        """Whether the text cannot be predicted."""
+        return self.text == "random"
+
+    def complete(self, model: ModelOptions) -> SpeedOptions:
+        """With defaults for this model. Raises InvalidInputError: options exclude each other."""
+        costly = model.vocabulary is not None or self.context is not None
+        default_warm = 0 if self.random else _COSTLY_WARM if costly else _WARM
+        complete = replace(
+            self,
+            strategy=_strategies(self.strategy or ([_COSTLY_STRATEGY] if costly else None)),
+            peer_drafts=self.peer_drafts or ["none"],
+            limit=self.limit or (_COSTLY_LIMIT if costly else _LIMIT),
+            warm=default_warm if self.warm is None else self.warm,
+        )
+        check_drafts(complete.peer, complete.peer_drafts or [])
+        if self.random and self.peer == "openvino-genai":
+            raise InvalidInputError("--peer", self.peer, "peers decode greedily; leave --text random out")
+        if self.random and self.sampled:
+            raise InvalidInputError("--sampled", True, "random text is sampled at temperature 2; leave --text out")
+        if self.random and self.context is not None:
+            raise InvalidInputError("--context", self.context, "prompts of random text have 32 tokens")
+        return complete
+
+
+@command
+def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> None:
     """Tokens per second of one stream: transformers' generate and prompt lookup, ours with drafting off, and every
     strategy with an empty and with a warm memory.
 
     Ends with status 1 if float32 outputs differ from plain decoding in a single token.
     """
-    costly = model.vocabulary is not None or context is not None
-    default_warm = 0 if text == "random" else _COSTLY_WARM if costly else _WARM
-    options = _Options(
-        strategies=_strategies(strategy or ([_COSTLY_STRATEGY] if costly else None)),
-        prompts=prompts,
-        random=text == "random",
-        sampled=sampled,
-        context=context,
-        peer=peer,
-        peer_drafts=peer_drafts or ["none"],
-        rounds=rounds,
-        limit=limit or (_COSTLY_LIMIT if costly else _LIMIT),
-        warm=default_warm if warm is None else warm,
-        max_tokens=max_tokens,
-        max_draft_nodes=max_draft_nodes,
-        budget=budget,
-        own_text=own_text,
-    )
-    options.check()
+    options = given.complete(model)
     out = console()
     output.check()
     _report(_measure(model, options, out), options, output, out)
@@ -182,7 +161,7 @@ class _Measured(NamedTuple):
     busy: float | None
 
 
-def _report(run: _Measured, options: _Options, output: OutputOptions, out: Console) -> None:
+def _report(run: _Measured, options: SpeedOptions, output: OutputOptions, out: Console) -> None:
     """Prints the table and writes the files. Raises BenchmarkError: float32 outputs differ."""
     rows = rows_of(run.tallies, quantized=run.loaded.weights in ("int8", "int4"))
     warm = f"warm: after {options.warm} others"
@@ -195,7 +174,7 @@ def _report(run: _Measured, options: _Options, output: OutputOptions, out: Conso
         rows,
         lambda axes: draw(rows, title, axes),
         model=run.name,
-        text="random" if options.random else "prompts",
+        text=options.text,
         vocabulary=run.loaded.vocab_size,
         context=options.context,
         prompts=options.limit,
@@ -209,7 +188,7 @@ def _report(run: _Measured, options: _Options, output: OutputOptions, out: Conso
         raise BenchmarkError("some outputs differ from plain decoding in float32; this is a defect, please report it")
 
 
-def _measure(model: ModelOptions, options: _Options, out: Console) -> _Measured:
+def _measure(model: ModelOptions, options: SpeedOptions, out: Console) -> _Measured:
     with chosen_model(model, out, positions_of(model, options.context, options.max_tokens)) as chosen:
         import torch
 
@@ -233,15 +212,15 @@ def _measure(model: ModelOptions, options: _Options, out: Console) -> _Measured:
         if options.random:
             task = Task(options.max_tokens, RANDOM_TEMPERATURE, ignore_eos=True)
         tasks = [task, Task(options.max_tokens, *SAMPLED)] if options.sampled else [task]
-        measurement = Measurement(engine, teacher, tasks, options.strategies, measured, others, options.rounds)
-        peer, drafts, warm = options.peer, options.peer_drafts, options.warm > 0
+        measurement = Measurement(engine, teacher, tasks, options.strategy or [], measured, others, options.rounds)
+        peer, drafts, warm = options.peer, options.peer_drafts or [], options.warm > 0
         with references(out, chosen, engine, threads, task, peer, drafts, warm=warm) as found:
             load = OtherLoad()
             tallies = measurement.tallies(found, out)
             return _Measured(tallies, loaded, describe(chosen, loaded), load.share())
 
 
-def _engine(model: LoadedModel, options: _Options, threads: int) -> Engine:
+def _engine(model: LoadedModel, options: SpeedOptions, threads: int) -> Engine:
     from draftwood_model_runner.engine import Engine, EngineConfig
 
     nodes = options.max_draft_nodes if options.budget is None else options.budget
@@ -267,14 +246,14 @@ def _strategies(wanted: list[str] | None) -> list[str]:
     return [name for name in dict.fromkeys(wanted or strategy_names()) if name != PLAIN]
 
 
-def _random(model: LoadedModel, options: _Options) -> tuple[list[Int32Array], list[Int32Array]]:
+def _random(model: LoadedModel, options: SpeedOptions) -> tuple[list[Int32Array], list[Int32Array]]:
     from draftwood_benchmarks.harness.prompts import random_prompts, split
 
     prompts = random_prompts(options.limit + options.warm, _RANDOM_PROMPT_TOKENS, model.vocab_size)
     return split(prompts, options.limit, options.warm)
 
 
-def _read(out: Console, model: LoadedModel, options: _Options) -> tuple[list[Int32Array], list[Int32Array]]:
+def _read(out: Console, model: LoadedModel, options: SpeedOptions) -> tuple[list[Int32Array], list[Int32Array]]:
     """The prompts that are measured, and others, which stay short."""
     from draftwood_benchmarks.harness.prompts import encode, lengthened, read_prompts, split
 

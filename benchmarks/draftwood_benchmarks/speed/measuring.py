@@ -70,6 +70,7 @@ class Measurement:
                 first = (i + number) % len(tallies)
                 for tally in tallies[first:] + tallies[:first]:
                     tally.answers.append(tally.contender.answer(prompt, i))
+        gc.unfreeze()  # else Triton reports at the exit what is not freed
         return tallies
 
     def _ours(self, task: Task, number: int, out: Console) -> Iterator[EngineContender]:

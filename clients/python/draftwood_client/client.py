@@ -41,8 +41,8 @@ class Client:
     DRAFTWOOD_TLS_SERVER_NAME, DRAFTWOOD_CLIENT_CERT and DRAFTWOOD_CLIENT_KEY, which are PEM files.
 
     Args:
-        target: "host:port", or any gRPC name; "dns:///host:port" distributes requests over all of its addresses with
-            a server that is ready. By default 127.0.0.1:50051.
+        target: "host:port", or any gRPC name, with its port; "dns:///host:port" distributes requests over all of its
+            addresses with a server that is ready. By default 127.0.0.1:50051.
         tenant: the default of requests; without one, that of the credential, or "default".
         timeout: the default deadline of requests in seconds, retries included; 600 by default, None for no deadline.
         retry: when a request is sent again; `NO_RETRY` switches retries off.

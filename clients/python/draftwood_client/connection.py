@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from ipaddress import ip_address
 from typing import Any, TypedDict
 
 import grpc
@@ -21,9 +19,9 @@ from draftwood_client.options import UNSET, CallOptions, GenerateOptions, Timeou
 from draftwood_client.protocol.request import Prompt, generate_request, seconds
 from draftwood_client.protocol.status import status_error
 from draftwood_client.retry import NO_RETRY, RetryPolicy
+from draftwood_client.target import DEFAULT_TARGET, check_target, is_local
 from draftwood_client.tls import TlsConfig
 
-DEFAULT_TARGET = "127.0.0.1:50051"
 DEFAULT_TIMEOUT = 600.0
 """Seconds of a call that nobody set another deadline for; a server's own default is as long."""
 MAX_MESSAGE_BYTES = 16 * 2**20
@@ -82,12 +80,7 @@ class Connection:
         """Raises `ArgumentError`: an argument or a variable of the environment is invalid."""
         if target is None:
             target = environment.read(environment.TARGET) or DEFAULT_TARGET
-        if not isinstance(target, str):
-            raise ArgumentTypeError("target", f"must be a str, not {type(target).__name__}")
-        if not target:
-            raise ArgumentValueError("target", f"is empty; it must name a server, such as {DEFAULT_TARGET!r}")
-        if target.startswith(("http:", "https:")):
-            raise ArgumentValueError("target", f"{target!r} is a URL; write it as host:port, and use TLS for https")
+        check_target(target)
         if tls is None:
             tls = TlsConfig.from_environment() or False
         headers = {key.lower(): value for key, value in (metadata or {}).items()}
@@ -186,7 +179,7 @@ class Connection:
         return self.timeout if timeout is UNSET else seconds("timeout", timeout)
 
     def error(self, error: grpc.RpcError, timeout: float | None, request_id: str = "") -> StatusError:
-        return status_error(error, target=self.target, timeout=timeout, request_id=request_id)
+        return status_error(error, target=self.target, tls=self.tls is not None, timeout=timeout, request_id=request_id)
 
 
 _CHANNEL_OPTIONS: Mapping[str, Any] = {
@@ -247,26 +240,6 @@ def _authorization(name: str, token: str) -> str:
     if not (token and token.isascii() and token.isprintable() and " " not in token):
         raise ArgumentValueError(name, "is empty, or has spaces, line ends or letters beyond ASCII")
     return f"Bearer {token}"
-
-
-def is_local(target: str) -> bool:
-    """Whether a target, as gRPC reads it, is on this machine for certain."""
-    scheme, colon, rest = target.partition(":")
-    if colon and scheme in ("unix", "unix-abstract"):
-        return True
-    if colon and scheme in ("ipv4", "ipv6"):
-        return all(_is_loopback(address) for address in rest.split(","))
-    return _is_loopback(target.removeprefix("dns:///").removeprefix("dns:"))
-
-
-def _is_loopback(address: str) -> bool:
-    """Whether "host:port", "[host]:port" or "host" is this machine."""
-    bracketed = re.fullmatch(r"\[([^\[\]]*)\](?::\d+)?", address)
-    host = bracketed[1] if bracketed else address.partition(":")[0] if address.count(":") == 1 else address
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def package_version() -> str:

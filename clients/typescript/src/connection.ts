@@ -1,16 +1,15 @@
 /** How a client reaches a server: target, TLS, credentials, deadline, channel options. */
 
-import { BlockList, isIPv6 } from "node:net";
 import { type ChannelCredentials, type ChannelOptions, credentials, Metadata } from "@grpc/grpc-js";
 import * as environment from "./environment.js";
 import { ArgumentError } from "./errors.js";
 import { GenerationService } from "./gen/draftwood/v1/generation_pb.js";
 import { HEALTHY_ROUND_ROBIN } from "./health.js";
-import { kind, timeLimit } from "./request.js";
+import { timeLimit } from "./request.js";
 import { methodConfig, type RetryPolicy } from "./retry.js";
+import { checkTarget, DEFAULT_TARGET, isLocal } from "./target.js";
 import { VERSION } from "./version.js";
 
-export const DEFAULT_TARGET = "127.0.0.1:50051";
 /** Of a request that nobody set another deadline for; a server's own default is as long. */
 const DEFAULT_TIMEOUT_MS = 600_000;
 const MAX_MESSAGE_BYTES = 16 * 2 ** 20;
@@ -73,15 +72,7 @@ export class Connection {
     options: ConnectionOptions = {},
     retry: RetryPolicy = {},
   ) {
-    if (typeof target !== "string") {
-      throw new ArgumentError("target", `must be a string, not ${kind(target)}`);
-    }
-    if (target === "") {
-      throw new ArgumentError("target", `is empty; it must name a server, such as "${DEFAULT_TARGET}"`);
-    }
-    if (/^https?:/.test(target)) {
-      throw new ArgumentError("target", `"${target}" is a URL; write it as host:port, and use TLS for https`);
-    }
+    checkTarget(target);
     const { tls = environment.tls(), plaintextCredentials = false } = options;
     this.target = target;
     this.timeoutMs = timeLimit("timeoutMs", options.timeoutMs ?? environment.timeoutMs() ?? DEFAULT_TIMEOUT_MS);
@@ -194,23 +185,4 @@ function secure(tls: TlsConfig): ChannelCredentials {
   } catch (error) {
     throw new ArgumentError("tls", error instanceof Error ? error.message : String(error));
   }
-}
-
-/** Whether a target, as gRPC reads it, is on this machine for certain. */
-function isLocal(target: string): boolean {
-  const [, scheme, rest = ""] = /^(unix|ipv4|ipv6):(.*)$/s.exec(target) ?? [];
-  if (scheme === "unix") {
-    return true;
-  }
-  return scheme ? rest.split(",").every(isLoopback) : isLoopback(target.replace(/^dns:(?:\/\/\/)?/, ""));
-}
-
-const LOOPBACK = new BlockList();
-LOOPBACK.addSubnet("127.0.0.0", 8, "ipv4");
-LOOPBACK.addAddress("::1", "ipv6");
-
-/** Whether "host:port", "[host]:port" or "host" is this machine. */
-function isLoopback(address: string): boolean {
-  const host = /^\[([^[\]]*)\](?::\d+)?$/.exec(address)?.[1] ?? /^([^:]*):[^:]*$/.exec(address)?.[1] ?? address;
-  return host === "localhost" || LOOPBACK.check(host, isIPv6(host) ? "ipv6" : "ipv4");
 }

@@ -136,7 +136,7 @@ test("a credential is not sent in clear text to another machine", () => {
     "service:50051",
     "dns:///10.0.0.1:1",
     "ipv4:127.0.0.1:1,10.0.0.1:1",
-    "dns://10.0.0.1/localhost",
+    "dns://10.0.0.1/localhost:1",
   ]) {
     assert.throws(
       () => new Client(target, { apiKey: "k" }),
@@ -146,18 +146,19 @@ test("a credential is not sent in clear text to another machine", () => {
     new Client(target, { apiKey: "k", tls: true }).close();
     new Client(target, { apiKey: "k", plaintextCredentials: true }).close();
   }
-  for (const local of [
-    "localhost",
-    "127.9.9.9:1",
-    "[::1]:50051",
-    "::1",
-    "unix:/run/x",
-    "dns:localhost:1",
-    "ipv6:[::1]:1",
-  ]) {
+  for (const local of ["127.9.9.9:1", "[::1]:50051", "unix:/run/x", "dns:localhost:1", "ipv6:[::1]:1"]) {
     new Client(local, { apiKey: "k" }).close();
   }
-  assert.throws(() => new Client("x", { apiKey: "a", token: "b", tls: true }), /token: cannot be combined with apiKey/);
+  assert.throws(
+    () => new Client("x:1", { apiKey: "a", token: "b", tls: true }),
+    /token: cannot be combined with apiKey/,
+  );
+});
+
+test("a target names its port", () => {
+  for (const target of ["somehost", "::1", "dns:///somehost", "ipv4:10.0.0.7", "somehost:65536", "somehost:https"]) {
+    assert.throws(() => new Client(target), /^ArgumentError: target: ".*" has no valid port; write it as host:port/);
+  }
 });
 
 test("TLS, with another name on the certificate", async () => {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from draftwood_client.cli.apps import new_app, run
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError
 from draftwood_service.auth.api_keys import new_key
 from draftwood_service.auth.auth_file import KeyEntry, read, updated
@@ -24,25 +24,15 @@ _USAGE_ERROR = 2
 File = Annotated[Path, typer.Option("--file", envvar="DRAFTWOOD_AUTH_FILE", help="The server's --auth-file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
-app = typer.Typer(
+app = new_app(
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
     help="Create, list and revoke API keys. Servers see a change of the file within two seconds.",
 )
 
 
-def key(args: list[str]) -> int | None:
+def key(args: list[str]) -> int:
     """The command `draftwood key`. Returns the exit status."""
-    try:
-        app(args=args, prog_name="draftwood key")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    except DraftwoodError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return _USAGE_ERROR
-    return 0
+    return run(app, args, "key", {DraftwoodError: _USAGE_ERROR})
 
 
 @app.command()

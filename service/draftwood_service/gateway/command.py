@@ -12,30 +12,19 @@ from typing import Annotated, Any
 import typer
 
 from draftwood_client import AsyncClient
+from draftwood_client.cli.apps import new_app, run
 from draftwood_client.cli.options import ServerOptions, command
 from draftwood_service.starting.extras import MissingExtraError, needs_extra
 
+app = new_app()
 
-def gateway(args: list[str]) -> int | None:
+
+def gateway(args: list[str]) -> int:
     """The command. Returns the exit status."""
-    try:
-        build_app()(args=args, prog_name="draftwood gateway")
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
-    return 0
+    return run(app, args, "gateway")
 
 
-def build_app() -> typer.Typer:
-    """The command's options and help."""
-    app = typer.Typer(
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.command()(_gateway)
-    return app
-
-
+@app.command()
 @command
 def _gateway(
     server: ServerOptions,

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import asdict
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from draftwood_client.cli.apps import new_app, run
 from draftwood_service.models.families import MULTIMODAL, Family, families, trial_conditions
+
+app = new_app()
 
 
 def models(args: list[str]) -> int:
-    """Prints the table, or with `--json` the same as JSON; returns 0."""
-    parser = argparse.ArgumentParser(prog="draftwood models", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(args)
+    """The command. Returns the exit status."""
+    return run(app, args, "models")
+
+
+@app.command()
+def _models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
+    """List the families of models that were tried: which runner serves them, with which drafts, and why not."""
     listed, tested = families(), trial_conditions()
-    if options.json:
+    if as_json:
         print(json.dumps({"tested": tested, "families": [asdict(family) for family in listed]}, indent=1))
-        return 0
+        return
     table = Table("family", "models", "kind", "torch", "openvino", "why not")
     for family in listed:
         verified = (family.verified_by(runner) for runner in ("torch", "openvino"))
@@ -33,7 +40,6 @@ def models(args: list[str]) -> int:
         f" transformers {tested['transformers']}."
     )
     console.print(f"Multimodal checkpoints are served for text alone; tried: {', '.join(MULTIMODAL)}.")
-    return 0
 
 
 def _served(listed: list[Family], runner: str) -> str:

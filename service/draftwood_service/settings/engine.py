@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from draftwood_memory.settings.memory_settings import cache_folder
-from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_service.settings.group import JsonObject, SettingsGroup, Weights
 
@@ -104,6 +105,13 @@ class ModelSettings(SettingsGroup):
         if not self.model_cache or self.model_cache_folder is not None:
             return self.model_cache_folder if self.model_cache else None
         return cache_folder(os.environ)
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise InvalidValueError("device", device, "it must be auto, cpu, cuda or cuda:N")
+        return device
 
     @model_validator(mode="before")
     @classmethod

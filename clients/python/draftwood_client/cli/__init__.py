@@ -8,6 +8,7 @@ import typer
 
 from draftwood_client.cli import audit_command, chat, commands, memory_commands, plugins
 from draftwood_client.cli.admin import experiment_commands, tenant_commands
+from draftwood_client.cli.apps import new_app
 from draftwood_client.cli.top import command as top_command
 from draftwood_client.connection import package_version
 
@@ -19,12 +20,7 @@ def main() -> None:
 
 def build_app() -> typer.Typer:
     """The app, with the commands that are installed now."""
-    app = typer.Typer(
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+    app = new_app(no_args_is_help=True)
     app.callback()(_root)
     for function in (chat.chat, commands.complete, commands.info, commands.tokenize, commands.detokenize):
         app.command()(function)

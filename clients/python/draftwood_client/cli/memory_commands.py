@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from draftwood_client.cli.answering import AsJson
+from draftwood_client.cli.apps import new_app
 from draftwood_client.cli.memory_tables import statistics_tables
 from draftwood_client.cli.options import ConnectionOptions, command
 from draftwood_client.cli.output import print_json
@@ -27,12 +28,7 @@ _TEXT_KEYS = ("text", "content", "answer", "output")
 _DOCUMENT_CHARACTERS = 32_768
 """A plain text file is split into documents of about this length; not tuned, any value near works."""
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Inspect and manage tenants' learned memories.",
-)
+app = new_app(no_args_is_help=True, help="Inspect and manage tenants' learned memories.")
 
 
 @app.command("stats")

@@ -14,7 +14,7 @@ import typer
 from draftwood_client import environment
 from draftwood_client.admin.client import AdminClient
 from draftwood_client.client import Client
-from draftwood_client.connection import DEFAULT_TARGET, DEFAULT_TIMEOUT
+from draftwood_client.connection import DEFAULT_TIMEOUT
 from draftwood_client.errors import (
     ArgumentError,
     ArgumentValueError,
@@ -24,6 +24,7 @@ from draftwood_client.errors import (
 )
 from draftwood_client.memory import MemoryClient
 from draftwood_client.options import UNSET, GenerateOptions
+from draftwood_client.target import DEFAULT_TARGET
 from draftwood_client.tls import TlsConfig
 
 USAGE_ERROR = 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -11,31 +10,30 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2
 
 from draftwood_client.errors import ErrorDetails, FieldViolation, StatusError, error_for
+from draftwood_client.protocol.unreachable import unreachable
 
 DETAILS_KEY = "grpc-status-details-bin"
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
-
-_LOOKUP = re.compile(r"lookup failed for .*: ([^:\]]+)\]?$")
-"""What gRPC says of a name that it cannot resolve; the reason is last."""
 
 Trailer = Iterable[tuple[str, str | bytes]]
 
 
 def status_error(
-    error: grpc.RpcError, *, target: str, timeout: float | None = None, request_id: str = ""
+    error: grpc.RpcError, *, target: str, tls: bool = False, timeout: float | None = None, request_id: str = ""
 ) -> StatusError:
     """The typed form of `error`, with `error` as its cause.
 
     Args:
         error: as raised by a stub, sync or async.
         target: address of the server; added to messages of gRPC itself, which lack it.
+        tls: whether the client uses TLS.
         timeout: deadline set by the caller, in seconds.
         request_id: used if the server's details contain none.
     """
     trailer: Trailer = tuple(error.trailing_metadata() or ())  # type: ignore[arg-type]  # typed as unnamed pairs
     found = _details(error.code(), error.details() or "", trailer)
     if not found.reason:
-        found = replace(found, message=_message_of_grpc(found, target, timeout))
+        found = replace(found, message=_message_of_grpc(found, target, tls, timeout))
     if not found.request_id:
         found = replace(found, request_id=request_id)
     typed = error_for(found)
@@ -61,17 +59,17 @@ def not_ready_error(target: str, timeout: float | None, last: StatusError) -> St
     return error
 
 
-def _message_of_grpc(found: ErrorDetails, target: str, timeout: float | None) -> str:
+def _message_of_grpc(found: ErrorDetails, target: str, tls: bool, timeout: float | None) -> str:
     if found.code is grpc.StatusCode.DEADLINE_EXCEEDED and timeout is not None:
         return f"{target}: no complete answer within {timeout:g} s"
     if found.code is grpc.StatusCode.CANCELLED and found.message.startswith("Locally cancelled"):
         return "the request was cancelled"
+    if found.message == "Method not found!":
+        return f"{target} is no Draftwood server, or an older one that lacks this method (gRPC: {found.message})"
     if found.code is grpc.StatusCode.UNAVAILABLE and "backend unhealthy" in found.message:
         return f"no server of {target} is ready"
-    if found.code is grpc.StatusCode.UNAVAILABLE and "last error: " in found.message:
-        return f"cannot connect to {target} ({found.message.rpartition('last error: ')[2].removeprefix('UNKNOWN: ')})"
-    if found.code is grpc.StatusCode.UNAVAILABLE and (lookup := _LOOKUP.search(found.message)):
-        return f"{target} has no address ({lookup[1]})"
+    if found.code is grpc.StatusCode.UNAVAILABLE:
+        return unreachable(target, tls, found.message)
     return f"{target}: {found.message or found.code.name}"
 
 

@@ -15,6 +15,7 @@ from draftwood_client.cli.admin.fields import Data
 from draftwood_client.cli.admin.kinds import EXPERIMENT
 from draftwood_client.cli.admin.tables import experiments_table
 from draftwood_client.cli.answering import AsJson
+from draftwood_client.cli.apps import new_app
 from draftwood_client.cli.options import ServerOptions, command
 from draftwood_client.cli.output import print_json
 from draftwood_client.errors import ArgumentValueError
@@ -24,12 +25,7 @@ Name = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Its name.")]
 
 def group() -> typer.Typer:
     """The group of commands; a new one, since plugins add to it."""
-    app = typer.Typer(
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        help="Compare drafting strategies: on live requests, and on recorded answers.",
-    )
+    app = new_app(no_args_is_help=True, help="Compare drafting strategies: on live requests, and on recorded answers.")
     for name, function in _COMMANDS.items():
         app.command(name)(function)
     return app

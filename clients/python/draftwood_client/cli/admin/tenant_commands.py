@@ -15,18 +15,14 @@ from draftwood_client.cli.admin.fields import apply_setting
 from draftwood_client.cli.admin.kinds import EXPERIMENT, TENANT
 from draftwood_client.cli.admin.tables import tenants_table
 from draftwood_client.cli.answering import AsJson
+from draftwood_client.cli.apps import new_app
 from draftwood_client.cli.options import FAILURE, ServerOptions, command, error_line
 from draftwood_client.errors import ArgumentValueError, FailedPreconditionError, InvalidRequestError
 
 Name = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant, as in requests.")]
 SETTINGS_HELP = "FIELD=VALUE, such as drafting.options.branch_length=8 or weight=2; null clears a field."
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Show and change the configuration of tenants.",
-)
+app = new_app(no_args_is_help=True, help="Show and change the configuration of tenants.")
 
 
 @app.command("list")

@@ -1,0 +1,39 @@
+"""Why a server was not reached, and what to try, from what gRPC says of it."""
+
+from __future__ import annotations
+
+_CAUSES = {
+    "Connection refused": "nothing listens there; check host and port, and that the server runs",
+    "address lookup failed": "the host's name cannot be resolved; check it",
+    "Failed parsing HTTP/2": "what listens there does not speak gRPC; check the port",
+    "WRONG_VERSION_NUMBER": "what listens there does not use TLS; leave out TLS, or check the port",
+    "has expired": "the server's certificate has expired",
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is of an authority that this client does not trust; name the"
+    " authority's PEM file with --tls-ca (`TlsConfig.root_certificates`)",
+    "Hostname Verification Check failed": "the server's certificate is for another host; connect to that host, or name"
+    " it with --tls-server-name (`TlsConfig.server_name`)",
+    "Failed to create security handshaker": "a PEM file is invalid, or the private key is of another certificate",
+}
+"""By a part of gRPC 1.85's text; the first that fits."""
+_CLOSED = "the server closed the connection; if it requires TLS, use --tls or --tls-ca (`tls`)"
+_CLOSED_TLS = (
+    "the server closed the connection; if it requires a client certificate, name one that it trusts with --tls-cert and"
+    " --tls-key (`TlsConfig`)"
+)
+
+
+def unreachable(target: str, tls: bool, text: str) -> str:
+    """What happened, what to try, and gRPC's own words.
+
+    Args:
+        tls: whether the client uses TLS.
+        text: details of gRPC's error, whose status is UNAVAILABLE.
+    """
+    _, connecting, reason = text.rpartition("last error: ")
+    reason = reason.removeprefix("UNKNOWN: ").removeprefix("UNAVAILABLE: ")
+    causes = [cause for part, cause in _CAUSES.items() if part in reason]
+    if connecting and reason.endswith("Socket closed"):
+        causes.append(_CLOSED_TLS if tls else _CLOSED)
+    if causes:
+        return f"cannot connect to {target}: {causes[0]} (gRPC: {reason})"
+    return f"cannot connect to {target} ({reason})" if connecting else f"{target}: {text or 'UNAVAILABLE'}"

@@ -1,0 +1,142 @@
+"""What a client says when it does not reach a server: one sentence, with gRPC's own words behind it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from draftwood_client import NO_RETRY, Client, StatusError, TlsConfig, UnimplementedError
+from draftwood_client.errors import ArgumentValueError
+from tests.certificates import make_certificate
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Path, Path], tuple[Path, Path]]:
+    """That of the servers, and another."""
+    folder = tmp_path_factory.mktemp("certificates")
+    return make_certificate(folder, "server"), make_certificate(folder, "other")
+
+
+@pytest.fixture(scope="module")
+def ports(certificates: tuple[tuple[Path, Path], tuple[Path, Path]]) -> Iterator[dict[str, int]]:
+    """Of servers that have none of Draftwood's methods, and of one that speaks no gRPC."""
+    (certificate, key), (other, _) = certificates
+    pair = [(key.read_bytes(), certificate.read_bytes())]
+    server = grpc.server(ThreadPoolExecutor(1))
+    client_certificates = grpc.ssl_server_credentials(pair, other.read_bytes(), require_client_auth=True)
+    found = {
+        "plain": server.add_insecure_port("127.0.0.1:0"),
+        "tls": server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair)),
+        "mtls": server.add_secure_port("127.0.0.1:0", client_certificates),
+    }
+    server.start()
+    web = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=_answer, args=[web], daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        found |= {"web": web.getsockname()[1], "closed": closed.getsockname()[1]}
+    yield found
+    web.close()
+    server.stop(None)
+
+
+def _answer(web: socket.socket) -> None:
+    try:
+        while True:
+            connection, _ = web.accept()
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.close()
+    except OSError:
+        return
+
+
+CASES = [
+    # the server, TLS of the client, what it says
+    ("closed", None, "nothing listens there; check host and port"),
+    ("closed", "server", "nothing listens there; check host and port"),
+    ("web", None, "what listens there does not speak gRPC; check the port"),
+    ("plain", "server", "what listens there does not use TLS; leave out TLS, or check the port"),
+    ("tls", None, "the server closed the connection; if it requires TLS, use --tls or --tls-ca"),
+    ("tls", "public", "an authority that this client does not trust; name the authority's PEM file with --tls-ca"),
+    ("tls", "other", "an authority that this client does not trust; name the authority's PEM file with --tls-ca"),
+    ("tls", "named", "the server's certificate is for another host; connect to that host, or name it"),
+    ("tls", "junk", "a PEM file is invalid, or the private key is of another certificate"),
+    ("mtls", "server", "the server closed the connection; if it requires a client certificate, name one"),
+]
+
+
+@pytest.mark.parametrize(("server", "tls", "problem"), CASES)
+def test_what_went_wrong_is_one_sentence_with_the_words_of_grpc(
+    server: str,
+    tls: str | None,
+    problem: str,
+    ports: dict[str, int],
+    certificates: tuple[tuple[Path, Path], tuple[Path, Path]],
+) -> None:
+    (trusted, _), (other, _) = certificates
+    configs = {
+        None: False,
+        "server": TlsConfig.from_files(trusted),
+        "other": TlsConfig.from_files(other),
+        "public": True,
+        "named": TlsConfig.from_files(trusted, server_name="draftwood.example"),
+        "junk": TlsConfig(root_certificates=b"junk"),
+    }
+    target = f"127.0.0.1:{ports[server]}"
+    with Client(target, tls=configs[tls], retry=NO_RETRY) as client, pytest.raises(StatusError) as caught:
+        client.model_info(timeout=20)
+    said, _, detail = str(caught.value).partition(" (gRPC: ")
+    assert said.startswith(f"cannot connect to {target}: ")
+    assert problem in said
+    assert str(ports[server]) in detail
+    assert detail.endswith(")")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_without_the_method(ports: dict[str, int]) -> None:
+    with Client(f"127.0.0.1:{ports['plain']}") as client, pytest.raises(UnimplementedError) as caught:
+        client.model_info()
+    assert "is no Draftwood server, or an older one" in str(caught.value)
+
+
+def test_a_host_that_nobody_knows() -> None:
+    with Client("no-such-host.invalid:1", retry=NO_RETRY) as client, pytest.raises(StatusError) as caught:
+        client.model_info()
+    assert str(caught.value).startswith("cannot connect to no-such-host.invalid:1: the host's name cannot be resolved")
+
+
+WITHOUT_PORT = [
+    "somehost",
+    "10.0.0.7",
+    "::1",
+    "[::1]",
+    "dns:///somehost",
+    "dns:",
+    "ipv4:10.0.0.7",
+    "ipv6:[::1]:1,[::1]",
+]
+WRONG_PORT = ["somehost:", "somehost:0", "somehost:65536", "somehost:https", "somehost:50051/x", "ipv6:[::1]:1,[::1]"]
+
+
+@pytest.mark.parametrize("target", WITHOUT_PORT + WRONG_PORT)
+def test_a_target_names_its_port(target: str) -> None:
+    with pytest.raises(ArgumentValueError, match=r"^target: '.*' has no valid port; write it as host:port, such as"):
+        Client(target)
+
+
+@pytest.mark.parametrize("target", ["http://x:1", "https://x", "grpc://x:1"])
+def test_an_address_is_no_url(target: str) -> None:
+    with pytest.raises(ArgumentValueError, match=rf"^target: '{target}' is a URL; write it as host:port"):
+        Client(target)
+
+
+@pytest.mark.parametrize(
+    "target", ["unix:/run/draftwood", "xds:///draftwood", "dns://10.0.0.1:53/x:1", "ipv6:%5B::1%5D:1"]
+)
+def test_some_targets_are_written_in_other_ways(target: str) -> None:
+    Client(target).close()
