@@ -149,15 +149,15 @@ class DraftTrees:
         return made
 
     @classmethod
-    def with_space(cls, sequences: int, nodes: int) -> DraftTrees:
-        """For `sequences` trees of so many nodes together, which are to be written."""
-        tokens, parents = np.empty((2, nodes), np.int32)
-        return cls(tokens, parents, np.empty(nodes, np.float32), np.zeros(sequences + 1, np.int32))
+    def empty(cls, sequences: int) -> DraftTrees:
+        """A tree without nodes for each of so many sequences."""
+        return cls(*tree_arrays(sequences, 0))
 
-    def cut(self) -> DraftTrees:
-        """What was written of it."""
-        end = int(self.begins[-1])
-        return DraftTrees(self.tokens[:end], self.parents[:end], self.scores[:end], self.begins)
+    @classmethod
+    def written(cls, tokens: Int32Array, parents: Int32Array, scores: Float32Array, begins: Int32Array) -> DraftTrees:
+        """The trees that were written into the beginning of `tree_arrays`."""
+        end = begins.item(-1)
+        return cls(tokens[:end], parents[:end], scores[:end], begins)
 
     def __len__(self) -> int:
         return int(self.begins.shape[0]) - 1
@@ -165,6 +165,16 @@ class DraftTrees:
     def __getitem__(self, sequence: int) -> DraftTree:
         begin, end = self.begins[sequence : sequence + 2].tolist()
         return DraftTree(self.tokens[begin:end], self.parents[begin:end], self.scores[begin:end])
+
+
+def tree_arrays(sequences: int, nodes: int) -> tuple[Int32Array, Int32Array, Float32Array, Int32Array]:
+    """Tokens, parents, scores and begins, as in `DraftTrees`, with space for so many nodes; `begins` is 0."""
+    return (
+        np.empty(nodes, np.int32),
+        np.empty(nodes, np.int32),
+        np.empty(nodes, np.float32),
+        np.zeros(sequences + 1, np.int32),
+    )
 
 
 class TreeBuilder:

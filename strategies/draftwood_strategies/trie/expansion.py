@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from draftwood_strategies.frontier import offer
 from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.structs import copy_record
 from draftwood_strategies.trie.candidates import (
@@ -26,7 +27,7 @@ from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, followi
 from draftwood_strategies.trie.retrieval import (
     CONTEXT,
     fetch_heads,
-    fetch_newest,
+    fetch_occurrences,
     mark_start,
     read_context,
     resume,
@@ -43,7 +44,6 @@ from draftwood_strategies.trie.workspace import (
     WIDEN_TIMES,
     Nodes,
     Workspace,
-    offer,
 )
 
 _MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = 48, 96, 16
@@ -78,7 +78,7 @@ def expand(
     while True:
         # Of a node that scores less than all that there is space for, no child is drafted.
         full = end == budget
-        if not full or score > nodes[frontier[end - 1]].score:
+        if not full or score > frontier[end - 1].score:
             if 0 < depth < branch_length and score > WIDEN_SCORE and widened < widenings:
                 widened += 1
                 node: Integer = parent
@@ -89,14 +89,14 @@ def expand(
             if first >= 0 and depth < branch_length:
                 before = made
                 made = _vote(one.own, memory, weights, workspace, one.writer[0].at, first, parent, depth, made)
-                least = nodes[frontier[end - 1]].score if full else np.float32(0.0)
+                least = frontier[end - 1].score if full else np.float32(0.0)
                 last, second = _latest_two(draft.tokens, draft.parents, workspace.path, parent, depth)
                 _score(weights.odds, nodes, depth, last, second, score, least, before, made)
                 for new in range(before, made):
-                    end = offer(frontier, drafted, end, budget - drafted, nodes, new)
+                    end = offer(frontier, drafted, end, budget - drafted, nodes[new].score, new)
         if drafted == end:
             break
-        best = nodes[frontier[drafted]]
+        best = nodes[frontier[drafted].node]
         score = best.score
         draft.tokens[drafted] = best.token
         draft.parents[drafted] = best.parent
@@ -132,8 +132,7 @@ def _retrieve(one: SequenceArrays, memory: IndexArrays, weights: Weights, worksp
     for replaced in range(3):
         fetch_heads(memory, marked, n - replaced)
     end = search(own, context, n, 0, NOWHERE, prompt, _MOST_OWN, seen, found, 0)
-    for replaced in range(3):
-        fetch_newest(memory, marked, n - replaced)
+    fetch_occurrences(memory, marked, n, seen)
     end = search(memory, marked, n, 0, mine, NOWHERE, _MOST_MEMORY, seen, found, end)
     for replaced in range(1, 3):
         end = search(own, context, n, replaced, NOWHERE, prompt, _MOST_SUBSTITUTED, seen, found, end)

@@ -22,7 +22,7 @@ from draftwood_strategies.trie.candidates import (
 from draftwood_strategies.trie.odds import correct
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following, preceding
 from draftwood_strategies.trie.retrieval import UNKNOWN
-from draftwood_strategies.trie.sequence import SequenceArrays
+from draftwood_strategies.trie.sequence import SequenceArrays, TrieDraft
 from draftwood_strategies.trie.weights import (
     AGREEING_AT,
     COUNT_BINS,
@@ -35,7 +35,6 @@ from draftwood_strategies.trie.weights import (
     trust_of,
     weight_of,
 )
-from draftwood_strategies.trie.workspace import TrieDraft
 
 _RATE = 0.02
 """Step of features and escapes. Half of it changes acceptance lengths by -0.2%, twice by +0.2% (docs/decisions, "The
