@@ -21,9 +21,10 @@ from draftwood_strategies.native import compiled, sizes_between
 from draftwood_strategies.tree_index import LINKED_NODE, NO_NODE, TreeIndex, insert
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class DraftTree:
-    """Guessed continuations of a sequence, as a tree under its last committed token.
+    """Guessed continuations of a sequence, as a tree under its last committed token. Nobody changes it; a frozen one
+    would take three times as long to make.
 
     Attributes:
         tokens: int32[n], the token at each node.
@@ -95,9 +96,9 @@ class DraftTree:
 EMPTY_TREE = DraftTree(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class DraftTrees:
-    """The draft trees of several sequences in flat arrays, one tree after the other.
+    """The draft trees of several sequences in flat arrays, one tree after the other. Nobody changes them.
 
     Attributes:
         tokens, parents, scores: int32[n], int32[n] and float32[n], as in `DraftTree`; parents are counted from the

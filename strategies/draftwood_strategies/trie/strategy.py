@@ -237,7 +237,8 @@ class TrieDrafter:
             self._state["drafted"] = self._state["roots"] = 0
 
     def propose(self, budget: int) -> DraftTree:
-        return self._strategy.propose_all([self], np.array([budget], np.int32))[0]
+        trees = self._strategy.propose_all([self], np.array([budget], np.int32))
+        return DraftTree(trees.tokens, trees.parents, trees.scores)
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
         self._strategy.observe_all([self], accepted, np.array([0, accepted.shape[0]], np.int32))
