@@ -22,6 +22,7 @@ from draftwood_strategies.trie.candidates import (
     recent_bin,
     side_of,
 )
+from draftwood_strategies.trie.novel import DRAFTED, novel_chance
 from draftwood_strategies.trie.odds import chance, rival_bin, with_match, with_rival
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following
 from draftwood_strategies.trie.retrieval import (
@@ -86,10 +87,12 @@ def expand(
                     workspace.path[CONTEXT + depth - 1 - back] = draft.tokens[node]
                     node = draft.parents[node]
                 first, count = _widen(one, memory, weights, workspace, depth, first, count)
-            if first >= 0 and depth < branch_length:
+            if (first >= 0 or depth == 0) and depth < branch_length:
                 before = made
-                made = _vote(one.own, memory, weights, workspace, one.writer[0].at, first, parent, depth, made)
                 least = frontier[end - 1].score if full else np.float32(0.0)
+                made = _vote(
+                    one.own, memory, weights, workspace, one.writer[0].at, first, parent, depth, score, least, made
+                )
                 last, second = _latest_two(draft.tokens, draft.parents, workspace.path, parent, depth)
                 _score(weights.odds, nodes, depth, last, second, score, least, before, made)
                 for new in range(before, made):
@@ -159,6 +162,8 @@ def _vote(
     first: Integer,
     parent: int,
     depth: Integer,
+    score: Real,
+    least: Real,
     made: int,
 ) -> int:
     """Moves the candidates from `first` on by one token and groups them into nodes from `made` on.
@@ -191,7 +196,16 @@ def _vote(
                 workspace.chain[j] = node.first
                 node.first = j
         j = rest
-    total += weights.escapes[longest, log2_bin(votes, COUNT_BINS)]
+    escape = weights.escapes[longest, log2_bin(votes, COUNT_BINS)]
+    total += escape
+    for rank in range(DRAFTED):
+        weight = escape * novel_chance(weights.novel, rank)
+        if weight <= 0.0 or score * weight * _MOST_GAINED < least * total:
+            break
+        voted = made
+        number, made = _node_for(own, workspace, own_at, weights.novel[rank].token, parent, depth, begin, made)
+        if made > voted:
+            nodes[number].share = weight
     for new in range(begin, made):
         nodes[new].share /= total
     return made
