@@ -47,7 +47,7 @@ def propose_all(
             if len(drafters) == 1 or isinstance(error, TimeoutError):
                 for i in range(len(drafters)):
                     failed(i, "propose", error)
-                return DraftTrees.with_space(len(drafters), 0)
+                return DraftTrees.empty(len(drafters))
         alone = [
             propose_all(strategy, [drafter], budgets[i : i + 1], vocab_size, *_alone(i, failed, timed))[0]
             for i, drafter in enumerate(drafters)

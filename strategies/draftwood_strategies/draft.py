@@ -21,9 +21,10 @@ from draftwood_strategies.native import compiled, sizes_between
 from draftwood_strategies.tree_index import LINKED_NODE, NO_NODE, TreeIndex, insert
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class DraftTree:
-    """Guessed continuations of a sequence, as a tree under its last committed token.
+    """Guessed continuations of a sequence, as a tree under its last committed token. Nobody changes it; a frozen one
+    would take three times as long to make.
 
     Attributes:
         tokens: int32[n], the token at each node.
@@ -95,9 +96,9 @@ class DraftTree:
 EMPTY_TREE = DraftTree(np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.float32))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class DraftTrees:
-    """The draft trees of several sequences in flat arrays, one tree after the other.
+    """The draft trees of several sequences in flat arrays, one tree after the other. Nobody changes them.
 
     Attributes:
         tokens, parents, scores: int32[n], int32[n] and float32[n], as in `DraftTree`; parents are counted from the
@@ -149,15 +150,15 @@ class DraftTrees:
         return made
 
     @classmethod
-    def with_space(cls, sequences: int, nodes: int) -> DraftTrees:
-        """For `sequences` trees of so many nodes together, which are to be written."""
-        tokens, parents = np.empty((2, nodes), np.int32)
-        return cls(tokens, parents, np.empty(nodes, np.float32), np.zeros(sequences + 1, np.int32))
+    def empty(cls, sequences: int) -> DraftTrees:
+        """A tree without nodes for each of so many sequences."""
+        return cls(*tree_arrays(sequences, 0))
 
-    def cut(self) -> DraftTrees:
-        """What was written of it."""
-        end = int(self.begins[-1])
-        return DraftTrees(self.tokens[:end], self.parents[:end], self.scores[:end], self.begins)
+    @classmethod
+    def written(cls, tokens: Int32Array, parents: Int32Array, scores: Float32Array, begins: Int32Array) -> DraftTrees:
+        """The trees that were written into the beginning of `tree_arrays`."""
+        end = begins.item(-1)
+        return cls(tokens[:end], parents[:end], scores[:end], begins)
 
     def __len__(self) -> int:
         return int(self.begins.shape[0]) - 1
@@ -165,6 +166,16 @@ class DraftTrees:
     def __getitem__(self, sequence: int) -> DraftTree:
         begin, end = self.begins[sequence : sequence + 2].tolist()
         return DraftTree(self.tokens[begin:end], self.parents[begin:end], self.scores[begin:end])
+
+
+def tree_arrays(sequences: int, nodes: int) -> tuple[Int32Array, Int32Array, Float32Array, Int32Array]:
+    """Tokens, parents, scores and begins, as in `DraftTrees`, with space for so many nodes; `begins` is 0."""
+    return (
+        np.empty(nodes, np.int32),
+        np.empty(nodes, np.int32),
+        np.empty(nodes, np.float32),
+        np.zeros(sequences + 1, np.int32),
+    )
 
 
 class TreeBuilder:

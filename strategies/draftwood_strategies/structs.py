@@ -7,7 +7,7 @@ record, says is there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -17,7 +17,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np import arrayobj, numpy_support
 
-from draftwood_strategies.native import Integer
+from draftwood_strategies.native import Int64Array, Integer
 
 Fields = TypeVar("Fields", bound=tuple[Any, ...])
 Number = TypeVar("Number", bound=np.generic)
@@ -36,6 +36,11 @@ def record_dtype(**fields: type[np.generic]) -> np.dtype[np.void]:
 def address_of(array: npt.NDArray[Any]) -> int:
     """Where the data of a contiguous array lies, which stays there while the array lives."""
     return int(array.__array_interface__["data"][0])
+
+
+def addresses_of(structs: Sequence[Struct[Any] | None]) -> Int64Array:
+    """int64[s], the addresses of some structs; 0 for None."""
+    return np.array([struct.address if struct else 0 for struct in structs], np.int64)
 
 
 class Struct(Generic[Fields]):

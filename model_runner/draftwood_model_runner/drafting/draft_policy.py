@@ -207,7 +207,7 @@ class DraftPolicy:
                 asked.append(row)
                 drafters.append(state.drafter)
                 budgets.append(nodes if row in reworked else min(nodes, limits.nodes))
-        trees = DraftTrees.with_space(len(work), 0)
+        trees = DraftTrees.empty(len(work))
         if asked:
             found = propose_all(drafters, np.array(budgets, np.int32))
             trees = DraftTrees.placed([(asked, found)], len(work))

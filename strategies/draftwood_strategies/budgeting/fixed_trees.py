@@ -43,7 +43,7 @@ def fixed_trees(last_tokens: Int64Array, nodes: int, rows: SequenceOf[int], tree
     return FixedTrees(tokens, mask)
 
 
-_NO_TREES = DraftTrees.with_space(0, 0)
+_NO_TREES = DraftTrees.empty(0)
 
 
 @compiled

@@ -156,7 +156,7 @@ class HybridStrategy:
     ) -> DraftTrees:
         """A part's checked trees, one for each drafter, empty for those that are not `asked`."""
         if not asked:
-            return DraftTrees.with_space(len(drafters), 0)
+            return DraftTrees.empty(len(drafters))
         having = [drafters[i] for i in asked]
         vocab_size, calls = having[0].vocab_size, self._calls(name, having)
         found = propose_all(self.parts[name], [one.parts[name] for one in having], budgets[asked], vocab_size, *calls)

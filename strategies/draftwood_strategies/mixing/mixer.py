@@ -11,7 +11,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 
 from draftwood_strategies.base import Feedback, StepFeedback, Successors
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees, tree_arrays
 from draftwood_strategies.mixing.batches import SourceDrafts, Verified, Workspaces, draft_all, learn_all
 from draftwood_strategies.mixing.candidates import workspace_for
 from draftwood_strategies.mixing.sequence import MixedSequence
@@ -106,7 +106,7 @@ class Mixer:
         for one in sequences:
             one.state.reserve(nodes, merged)
         self._reserve(nodes, int(sizes.max()) if trees else 0)
-        drafts = DraftTrees.with_space(len(sequences), int(budgets.sum()))
+        arrays = tree_arrays(len(sequences), int(budgets.sum()))
         draft_all(
             _addresses_of(sequences),
             budgets,
@@ -115,12 +115,9 @@ class Mixer:
             self._rows(),
             self.of_model,
             self._workspaces.address,
-            drafts.tokens,
-            drafts.parents,
-            drafts.scores,
-            drafts.begins,
+            *arrays,
         )
-        return drafts.cut()
+        return DraftTrees.written(*arrays)
 
     def observe_all(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from draftwood_strategies.frontier import offer
 from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.structs import copy_record
 from draftwood_strategies.trie.candidates import (
@@ -21,12 +22,13 @@ from draftwood_strategies.trie.candidates import (
     recent_bin,
     side_of,
 )
+from draftwood_strategies.trie.novel import DRAFTED, novel_chance
 from draftwood_strategies.trie.odds import chance, rival_bin, with_match, with_rival
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following
 from draftwood_strategies.trie.retrieval import (
     CONTEXT,
     fetch_heads,
-    fetch_newest,
+    fetch_occurrences,
     mark_start,
     read_context,
     resume,
@@ -43,7 +45,6 @@ from draftwood_strategies.trie.workspace import (
     WIDEN_TIMES,
     Nodes,
     Workspace,
-    offer,
 )
 
 _MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = 48, 96, 16
@@ -78,7 +79,7 @@ def expand(
     while True:
         # Of a node that scores less than all that there is space for, no child is drafted.
         full = end == budget
-        if not full or score > nodes[frontier[end - 1]].score:
+        if not full or score > frontier[end - 1].score:
             if 0 < depth < branch_length and score > WIDEN_SCORE and widened < widenings:
                 widened += 1
                 node: Integer = parent
@@ -86,17 +87,19 @@ def expand(
                     workspace.path[CONTEXT + depth - 1 - back] = draft.tokens[node]
                     node = draft.parents[node]
                 first, count = _widen(one, memory, weights, workspace, depth, first, count)
-            if first >= 0 and depth < branch_length:
+            if (first >= 0 or depth == 0) and depth < branch_length:
                 before = made
-                made = _vote(one.own, memory, weights, workspace, one.writer[0].at, first, parent, depth, made)
-                least = nodes[frontier[end - 1]].score if full else np.float32(0.0)
+                least = frontier[end - 1].score if full else np.float32(0.0)
+                made = _vote(
+                    one.own, memory, weights, workspace, one.writer[0].at, first, parent, depth, score, least, made
+                )
                 last, second = _latest_two(draft.tokens, draft.parents, workspace.path, parent, depth)
                 _score(weights.odds, nodes, depth, last, second, score, least, before, made)
                 for new in range(before, made):
-                    end = offer(frontier, drafted, end, budget - drafted, nodes, new)
+                    end = offer(frontier, drafted, end, budget - drafted, nodes[new].score, new)
         if drafted == end:
             break
-        best = nodes[frontier[drafted]]
+        best = nodes[frontier[drafted].node]
         score = best.score
         draft.tokens[drafted] = best.token
         draft.parents[drafted] = best.parent
@@ -132,8 +135,7 @@ def _retrieve(one: SequenceArrays, memory: IndexArrays, weights: Weights, worksp
     for replaced in range(3):
         fetch_heads(memory, marked, n - replaced)
     end = search(own, context, n, 0, NOWHERE, prompt, _MOST_OWN, seen, found, 0)
-    for replaced in range(3):
-        fetch_newest(memory, marked, n - replaced)
+    fetch_occurrences(memory, marked, n, seen)
     end = search(memory, marked, n, 0, mine, NOWHERE, _MOST_MEMORY, seen, found, end)
     for replaced in range(1, 3):
         end = search(own, context, n, replaced, NOWHERE, prompt, _MOST_SUBSTITUTED, seen, found, end)
@@ -160,6 +162,8 @@ def _vote(
     first: Integer,
     parent: int,
     depth: Integer,
+    score: Real,
+    least: Real,
     made: int,
 ) -> int:
     """Moves the candidates from `first` on by one token and groups them into nodes from `made` on.
@@ -192,7 +196,16 @@ def _vote(
                 workspace.chain[j] = node.first
                 node.first = j
         j = rest
-    total += weights.escapes[longest, log2_bin(votes, COUNT_BINS)]
+    escape = weights.escapes[longest, log2_bin(votes, COUNT_BINS)]
+    total += escape
+    for rank in range(DRAFTED):
+        weight = escape * novel_chance(weights.novel, rank)
+        if weight <= 0.0 or score * weight * _MOST_GAINED < least * total:
+            break
+        voted = made
+        number, made = _node_for(own, workspace, own_at, weights.novel[rank].token, parent, depth, begin, made)
+        if made > voted:
+            nodes[number].share = weight
     for new in range(begin, made):
         nodes[new].share /= total
     return made

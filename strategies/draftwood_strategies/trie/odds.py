@@ -113,7 +113,8 @@ def chance(
     logit += odds[alone] + odds[after_one] + odds[after_two]
     if _is_first(support):
         logit += odds[slot_of_first(last)]
-    rate: Real = np.float32(1.0 / (1.0 + math.exp(-logit)))
+    one = np.float32(1.0)
+    rate: Real = one / (one + math.exp(-logit))
     return rate
 
 
@@ -149,8 +150,8 @@ def _is_first(support: Integer) -> bool:
 @compiled
 def _stretched(share: Real) -> Real:
     """Log-odds of a share."""
-    bounded = min(max(share, _LEAST_SHARE), _GREATEST_SHARE)
-    return math.log(bounded / (1.0 - bounded))
+    bounded = min(max(share, np.float32(_LEAST_SHARE)), np.float32(_GREATEST_SHARE))
+    return math.log(bounded / (np.float32(1.0) - bounded))
 
 
 @compiled

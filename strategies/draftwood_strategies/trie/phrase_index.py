@@ -28,16 +28,17 @@ TOKENS_PER_BLOCK = 16
 LEAST_TOKENS = 4 * TOKENS_PER_BLOCK
 """The smallest capacity of an index."""
 START = 2**31 - 1
-"""The start mark, written before the first token of each sequence: its beginning is a context like any other."""
+"""The start mark, written before the first token of a sequence: its beginning is a context like any other."""
 NOWHERE = -1
 """No position, no block, no token."""
 
 BLOCK = record_dtype(next=np.int32, previous=np.int32, owner=np.int32)
 """The blocks after and before a block in its sequence, and the number of that; `NOWHERE` for none."""
-RING = record_dtype(cursor=np.int64, used=np.int64, tokens=np.int64)
-"""The block to claim next, how many blocks have ever been in use, and how many tokens are stored."""
-WRITER = record_dtype(at=np.int64, owner=np.int64)
-"""A sequence that is written: the position of its last token, and its number."""
+RING = record_dtype(cursor=np.int64, used=np.int64, most=np.int64, tokens=np.int64)
+"""The block to claim next, how many blocks have ever been in use, the most that there may be, and how many tokens are
+stored."""
+WRITER = record_dtype(at=np.int64, owner=np.int64, marked=np.int64)
+"""A sequence that is written: the position of its last token, its number, and 1 if it begins with a start mark."""
 Writer: TypeAlias = npt.NDArray[Any]
 """WRITER[1]."""
 
@@ -75,18 +76,18 @@ class PhraseIndex:
         """
         if capacity_tokens < LEAST_TOKENS:
             raise ValueError(f"capacity_tokens: {capacity_tokens} is not allowed; it must be at least {LEAST_TOKENS}")
-        self._most_blocks = capacity_tokens // TOKENS_PER_BLOCK
+        most = capacity_tokens // TOKENS_PER_BLOCK
         blocks = 4
-        while blocks * TOKENS_PER_BLOCK < expected_tokens and blocks < self._most_blocks:
+        while blocks * TOKENS_PER_BLOCK < expected_tokens and blocks < most:
             blocks *= 2
-        blocks = min(blocks, self._most_blocks)
+        blocks = min(blocks, most)
         self.struct = Struct(
             IndexArrays(
                 log=np.full(blocks * TOKENS_PER_BLOCK, NOWHERE, np.int32),
                 links=np.empty((blocks * TOKENS_PER_BLOCK, len(ORDERS)), np.int32),
                 heads=np.full((len(ORDERS), _buckets(blocks)), NOWHERE, np.int32),
                 blocks=np.full(blocks, _NO_BLOCK, BLOCK),
-                ring=np.zeros(1, RING),
+                ring=np.array([(0, 0, most, 0)], RING),
             )
         )
         self._owners = 0
@@ -106,20 +107,19 @@ class PhraseIndex:
         """The memory of all arrays, in bytes."""
         return sum(array.nbytes for array in self.arrays)
 
-    def writer(self) -> Writer:
-        """For a new sequence."""
+    def writer(self, marked: bool) -> Writer:
+        """For a new sequence, with a start mark or without."""
         self._owners = (self._owners + 1) % START
-        return np.array([(NOWHERE, self._owners)], WRITER)
+        return np.array([(NOWHERE, self._owners, marked)], WRITER)
 
     def reserve(self, tokens: int, sequences: int = 1) -> None:
         """Grows until so many sequences can go on by that many tokens together, so that `arrays` stays as it is."""
-        need = int(self.arrays.ring["used"][0]) + tokens // TOKENS_PER_BLOCK + sequences
-        while need > self.arrays.blocks.shape[0] < self._most_blocks:
+        while _lacks_space_at(self.struct.address, tokens, sequences):
             self._grow()
 
     def append(self, writer: Writer, tokens: Int32Array) -> None:
         """Goes on with the writer's sequence by `tokens`, int32[n]. Writers may be interleaved in any way."""
-        self.reserve(tokens.shape[0])
+        self.reserve(tokens.shape[0] + 1)
         _append_at(self.struct.address, address_of(writer), tokens)
 
     def sequences(self) -> Iterator[Int32Array]:
@@ -129,7 +129,7 @@ class PhraseIndex:
         """
         table = self.arrays.blocks
         blocks = table.shape[0]
-        cursor, used, _ = self.arrays.ring[0]
+        cursor, used, _, _ = self.arrays.ring[0]
         oldest = int(cursor) if used == blocks else 0
         for block in (np.arange(blocks) + oldest) % blocks:
             if table["owner"][block] >= 0 and table["previous"][block] < 0:
@@ -151,7 +151,7 @@ class PhraseIndex:
         """Doubles the arrays. A bucket's chain goes on in both halves of the table, so nothing is linked anew."""
         log, links, heads, blocks, ring = self.arrays
         old = blocks.shape[0]
-        new = min(2 * old, self._most_blocks)
+        new = min(2 * old, int(ring["most"][0]))
         self.struct.set(
             IndexArrays(
                 log=_extended(log, new * TOKENS_PER_BLOCK, NOWHERE),
@@ -180,9 +180,16 @@ def _extended(array: npt.NDArray[Any], length: int, fill: Any) -> npt.NDArray[An
 
 
 @compiled
-def lacks_space(index: IndexArrays, tokens: Integer) -> bool:
-    """Whether an index, unless it is full, must grow before a sequence goes on by that many tokens."""
-    return bool(index.ring[0].used + tokens // TOKENS_PER_BLOCK + 1 > index.blocks.shape[0])
+def lacks_space(index: IndexArrays, tokens: Integer, sequences: int) -> bool:
+    """Whether an index must grow, and can, before so many sequences go on by that many tokens together."""
+    ring, blocks = index.ring[0], index.blocks.shape[0]
+    return bool(ring.used + tokens // TOKENS_PER_BLOCK + sequences > blocks and blocks < ring.most)
+
+
+@compiled
+def _lacks_space_at(index: Integer, tokens: Integer, sequences: int) -> bool:
+    """`lacks_space`, with the address of the index."""
+    return lacks_space(arrays_at(IndexArrays, index), tokens, sequences)
 
 
 @compiled
@@ -231,18 +238,24 @@ def append(index: IndexArrays, writer: Any, tokens: Int32Array) -> None:
         index: has space for them.
         writer: a WRITER.
     """
-    at: Integer = writer.at
+    if writer.at < 0 and writer.marked and tokens.shape[0] > 0:
+        _write(index, writer, START)
     for i in range(tokens.shape[0]):
-        if at >= 0 and index.blocks[at // TOKENS_PER_BLOCK].owner != writer.owner:
-            at = NOWHERE
-        if at < 0 or (at + 1) & (TOKENS_PER_BLOCK - 1) == 0:
-            at = _claim_block(index, at, writer.owner)
-        else:
-            at += 1
-        index.log[at] = tokens[i]
-        if tokens[i] != START:
-            index.ring[0].tokens += 1
-        _link(index, at)
+        _write(index, writer, tokens[i])
+        index.ring[0].tokens += 1
+
+
+@compiled
+def _write(index: IndexArrays, writer: Any, token: Integer) -> None:
+    at: Integer = writer.at
+    if at >= 0 and index.blocks[at // TOKENS_PER_BLOCK].owner != writer.owner:
+        at = NOWHERE
+    if at < 0 or (at + 1) & (TOKENS_PER_BLOCK - 1) == 0:
+        at = _claim_block(index, at, writer.owner)
+    else:
+        at += 1
+    index.log[at] = token
+    _link(index, at)
     writer.at = at
 
 

@@ -26,6 +26,8 @@ _LEAST, _MISSES = 8, 8
 collisions) after which a search stops. Half of both changes acceptance lengths by -0.1%, twice by +0.3%."""
 SEEN = 256
 """Slots of the hash set of positions seen in one search; at least twice as many as a search finds."""
+_FETCHED = 8
+"""Occurrences of each phrase that are loaded ahead."""
 _BEHIND = 16
 """Tokens behind the match that are compared, with gaps allowed. 8 changes acceptance lengths by less than 0.1%."""
 CONTEXT = 40
@@ -89,26 +91,41 @@ def fetch_heads(index: IndexArrays, context: Int32Array, n: Integer) -> None:
 
 
 @compiled
-def fetch_newest(index: IndexArrays, context: Int32Array, n: Integer) -> None:
-    """Begins to load the newest occurrences of the end of `context[:n]`, whose heads are loaded."""
-    for order in range(len(ORDERS)):
-        at = index.heads[order, phrase_hash(context, n, ORDERS[order]) & (index.heads.shape[1] - 1)]
-        if at >= 0:
-            fetch(index, at)
+def fetch_occurrences(index: IndexArrays, context: Int32Array, n: Integer, latest: Int32Array) -> None:
+    """Begins to load the newest occurrences of the end of `context[:n]`, and of what precedes its last tokens: those of
+    all phrases side by side, as each one says where the next one is. The heads are loaded.
+
+    Args:
+        latest: int32[3 * len(ORDERS)] or more, workspace.
+    """
+    mask = index.heads.shape[1] - 1
+    for replaced in range(3):
+        for order in range(len(ORDERS)):
+            at = index.heads[order, phrase_hash(context, n - replaced, ORDERS[order]) & mask]
+            latest[replaced * len(ORDERS) + order] = at
+            if at >= 0:
+                fetch(index, at)
+    for _ in range(_FETCHED):
+        for phrase in range(3 * len(ORDERS)):
+            at = latest[phrase]
+            if at >= 0:
+                at = index.links[at, phrase % len(ORDERS)]
+                latest[phrase] = at
+                if at >= 0:
+                    fetch(index, at)
 
 
 @compiled
-def first_time(seen: Int32Array, at: Integer) -> bool:
-    """Whether `at` is not yet in the hash set `seen`; it is afterwards."""
-    slot = (at * 0x9E3779B1 >> 12) & (SEEN - 1)
+def free_slot(seen: Int32Array, at: Integer) -> Integer:
+    """Where `at` is to be put into the hash set `seen`; -1 if it is there, or if the set is full."""
+    slot: Integer = (at * 0x9E3779B1 >> 12) & (SEEN - 1)
     for _ in range(SEEN // 2):
-        if seen[slot] == at:
-            return False
         if seen[slot] == NOWHERE:
-            seen[slot] = at
-            return True
+            return slot
+        if seen[slot] == at:
+            return -1
         slot = (slot + 1) & (SEEN - 1)
-    return False
+    return -1
 
 
 @compiled
@@ -160,12 +177,14 @@ def search(
             end = _end_of_context(index, position, context, phrase, substituted)
             if end < 0:
                 continue
+            slot = free_slot(seen, position)
+            if slot < 0:
+                continue
             length, agreeing = compare(index, position, context, phrase)
             if length < ORDERS[order]:
                 misses += 1
                 continue
-            if not first_time(seen, position):
-                continue
+            seen[slot] = position
             kind = source_of(end, prompt) + (SUBSTITUTED if substituted else 0)
             write(candidates, count, end, length, kind, agreeing, found)
             count += 1

@@ -15,20 +15,26 @@ from typing import Annotated, Literal
 import numpy as np
 
 from draftwood_strategies.base import Feedback, StepFeedback
-from draftwood_strategies.draft import DraftTree, DraftTrees
-from draftwood_strategies.native import Int32Array, Int64Array
+from draftwood_strategies.draft import DraftTree, DraftTrees, tree_arrays
+from draftwood_strategies.native import Int32Array
 from draftwood_strategies.options import Range, check, read_options
 from draftwood_strategies.registry import register
-from draftwood_strategies.structs import Struct
-from draftwood_strategies.trie.batches import draft_all, learn_all, next_without_space
-from draftwood_strategies.trie.phrase_index import LEAST_TOKENS, START, PhraseIndex
-from draftwood_strategies.trie.sequence import TrieSequence
+from draftwood_strategies.structs import Struct, addresses_of
+from draftwood_strategies.trie.batches import draft_all, learn_all
+from draftwood_strategies.trie.candidates import CANDIDATE, FOLLOWED
+from draftwood_strategies.trie.phrase_index import LEAST_TOKENS, NOWHERE, PhraseIndex
+from draftwood_strategies.trie.sequence import STATE, SequenceArrays, empty_draft
 from draftwood_strategies.trie.weights import Weights, prior_weights
-from draftwood_strategies.trie.workspace import DEEPEST, Workspace, workspace_for
+from draftwood_strategies.trie.workspace import DEEPEST, MOST_ROOTS, Workspace, workspace_for
 
 _EVERYTHING = 1 << 40
-_START = np.array([START], np.int32)
 _NOTHING = np.empty(0, np.int32)
+_OWN_CAPACITY = 1 << 20
+"""Tokens of a sequence's own index; more than any context."""
+_EXPECTED = 256
+"""Tokens of an answer that its own index has space for at first."""
+_LEAST_NODES = 16
+"""Of a draft that there is space for."""
 _thread = threading.local()
 
 
@@ -94,9 +100,7 @@ class TrieStrategy:
 
     def learn(self, tokens: Int32Array) -> None:
         """Adds a whole recorded sequence, int32[n], to the memory."""
-        writer = self.memory.writer()
-        self.memory.append(writer, _START)
-        self.memory.append(writer, tokens)
+        self.memory.append(self.memory.writer(marked=True), tokens)
 
     def start(self, prompt: Int32Array) -> TrieDrafter:
         return TrieDrafter(self, prompt)
@@ -105,28 +109,20 @@ class TrieStrategy:
         return TrieDrafter(self, prompt, learns=False)
 
     def propose_all(self, drafters: SequenceOf[TrieDrafter], budgets: Int32Array) -> DraftTrees:
-        if len(drafters) > 1 and not all(drafter.learns for drafter in drafters):
-            return DraftTrees.of([drafter.propose(budget) for drafter, budget in zip(drafters, budgets, strict=True)])
         most = budgets.tolist()
         largest = max(most)
         for drafter in drafters:
-            if drafter.sequence.struct is None:
-                drafter.index_prompt(_EVERYTHING)
-            drafter.sequence.reserve_nodes(largest)
-        trees, workspace = DraftTrees.with_space(len(drafters), sum(most)), _workspace(largest)
+            drafter.reserve_nodes(largest)
+        arrays = tree_arrays(len(drafters), sum(most))
         draft_all(
-            _addresses_of(drafters),
+            addresses_of([drafter.struct for drafter in drafters]),
             budgets,
             self.memory.struct.address,
-            drafters[0].learned.address,
-            workspace.address,
+            _workspace(largest).address,
             self.branch_length,
-            trees.tokens,
-            trees.parents,
-            trees.scores,
-            trees.begins,
+            *arrays,
         )
-        return trees.cut()
+        return DraftTrees.written(*arrays)
 
     def observe_all(
         self,
@@ -136,86 +132,116 @@ class TrieStrategy:
         feedback: StepFeedback | None = None,
     ) -> None:
         """See `BatchStrategy`. The feedback is not needed."""
-        alike = all(drafter.learns and drafter.sequence.struct is not None for drafter in drafters)
-        if len(drafters) > 1 and not alike:
-            for i, drafter in enumerate(drafters):
-                drafter.observe(accepted[begins[i] : begins[i + 1]], None)
-            return
-        if drafters[0].sequence.struct is None:
-            drafters[0].keep(accepted)
-            return
-        sequences, short = _addresses_of(drafters), -1
-        while (short := next_without_space(sequences, begins, short + 1)) >= 0:
-            drafters[short].sequence.reserve(int(begins[short + 1] - begins[short]))
-        remember = drafters[0].learns and self.learns != "prompts"
-        if remember:
+        if any(drafter.remembered for drafter in drafters):
             self.memory.reserve(accepted.shape[0] + len(drafters), 2 * len(drafters))
-        learn_all(
-            sequences,
-            accepted,
-            begins,
-            self.memory.struct.address,
-            drafters[0].learned.address,
-            _workspace(1).address,
-            remember,
-            _START,
-            self.branch_length,
-        )
+        addresses, done = addresses_of([drafter.struct for drafter in drafters]), 0
+        memory, workspace = self.memory.struct.address, _workspace(1).address
+        while True:
+            done = learn_all(addresses, done, accepted, begins, memory, workspace, self.branch_length)
+            if done == len(drafters):
+                return
+            drafter, written = drafters[done], accepted[begins[done] : begins[done + 1]]
+            if drafter.struct is None:
+                drafter.keep(written)
+                done += 1
+            else:
+                drafter.reserve(written.shape[0])
 
 
 class TrieDrafter:
-    """Drafts for one sequence, and writes it into the tenant's memory as it grows, if it `learns`.
+    """One live sequence: its own index, and its latest draft. It is written into the tenant's memory as it grows, if it
+    `learns`.
+
+    The prompt is written into its index piece by piece (`index_prompt`), and then what the sequence wrote meanwhile.
+    Nothing can be drafted before.
 
     Attributes:
-        learned: the tenant's weights; a copy, unless it `learns`.
+        remembered: the memory learns what it writes.
+        struct: its arrays; None until the index holds the prompt and all that was written.
     """
 
     def __init__(self, strategy: TrieStrategy, prompt: Int32Array, learns: bool = True) -> None:
         self._strategy = strategy
-        self.learns = learns
-        self.learned = strategy.learned if learns else _copy_of(strategy.weights)
-        self._writer = strategy.memory.writer()
+        # What it learns without `learns` is forgotten with it.
+        self._weights = strategy.learned if learns else Struct(Weights(*(table.copy() for table in strategy.weights)))
+        self._memory_writer = strategy.memory.writer(marked=True)
         self._to_learn = prompt if learns and strategy.learns != "outputs" else _NOTHING
-        learned = {"outputs": 0, "prompts": _EVERYTHING, "both": prompt.shape[0]}[strategy.learns]
-        self.sequence = TrieSequence(prompt, self._writer, learned)
+        written = {"outputs": 0, "prompts": _EVERYTHING, "both": prompt.shape[0]}[strategy.learns]
+        self.remembered = learns and strategy.learns != "prompts"
+        self._state = np.array([(self._weights.address, self.remembered, NOWHERE, written, 0, 0)], STATE)
+        self._prompt, self._position = prompt, 0
+        self._kept: list[Int32Array] = []
+        self._index: PhraseIndex | None = None
+        self.struct: Struct[SequenceArrays] | None = None
 
     def index_prompt(self, most: int) -> int:
-        """See `PromptIndexer`. The memory comes first where it learns prompts."""
+        """See `PromptIndexer`. The memory comes first if it learns prompts."""
         learned = self._learn_prompt(most)
-        return learned + (self.sequence.index_prompt(most - learned) if learned < most else 0)
-
-    def keep(self, accepted: Int32Array) -> None:
-        """Takes what was written before the prompt was indexed."""
-        self._learn_prompt(_EVERYTHING)  # comes before the answer in the memory
-        if self.learns and self._strategy.learns != "prompts":
-            self._write(accepted)
-        self.sequence.keep(accepted)
+        return learned + (self._index_prompt(most - learned) if learned < most else 0)
 
     def _learn_prompt(self, most: int) -> int:
         piece, self._to_learn = self._to_learn[:most], self._to_learn[most:]
         if piece.shape[0]:
-            self._write(piece)
+            self._strategy.memory.append(self._memory_writer, piece)
         return int(piece.shape[0])
 
-    def _write(self, tokens: Int32Array) -> None:
-        """Goes on with the sequence in the memory."""
-        if self._writer["at"] < 0:
-            self._strategy.memory.append(self._writer, _START)
-        self._strategy.memory.append(self._writer, tokens)
+    def _index_prompt(self, most: int) -> int:
+        if self.struct is not None:
+            return 0
+        if self._index is None:
+            self._index = PhraseIndex(_OWN_CAPACITY, self._prompt.shape[0] + _EXPECTED)
+            self._writer = self._index.writer(marked=False)
+        piece = self._prompt[self._position : self._position + most]
+        self._index.append(self._writer, piece)
+        self._position += piece.shape[0]
+        if piece.shape[0] < most:
+            self._state["prompt_end"] = self._writer["at"] + 1
+            for written in self._kept:
+                self._index.append(self._writer, written)
+            self._prompt, self._kept = _NOTHING, []
+            self.struct = Struct(
+                SequenceArrays(
+                    own=self._index.arrays,
+                    writer=self._writer,
+                    memory_writer=self._memory_writer,
+                    state=self._state,
+                    followed=np.array([(NOWHERE, 0), (NOWHERE, 0)], FOLLOWED),
+                    roots=np.empty(MOST_ROOTS, CANDIDATE),
+                    draft=empty_draft(0),
+                )
+            )
+        return int(piece.shape[0])
+
+    def keep(self, written: Int32Array) -> None:
+        """Takes what was written before the prompt was indexed."""
+        self._learn_prompt(_EVERYTHING)  # comes before the answer in the memory
+        if self.remembered:
+            self._strategy.memory.append(self._memory_writer, written)
+        self._kept.append(written)
+        self._state["written"] += written.shape[0]
+
+    def reserve(self, tokens: int) -> None:
+        """Makes space in its own index, which holds the prompt, for so many more tokens."""
+        assert self._index is not None
+        assert self.struct is not None
+        self._index.reserve(tokens)
+        self.struct.set(self.struct.fields._replace(own=self._index.arrays))
+
+    def reserve_nodes(self, nodes: int) -> None:
+        """Makes space for drafts of so many nodes; if there was less, the latest draft is lost."""
+        if self.struct is None:
+            self.index_prompt(_EVERYTHING)
+            assert self.struct is not None
+        if self.struct.fields.draft.tokens.shape[0] < nodes:
+            self.struct.set(self.struct.fields._replace(draft=empty_draft(max(nodes, _LEAST_NODES))))
+            self._state["drafted"] = self._state["roots"] = 0
 
     def propose(self, budget: int) -> DraftTree:
-        return self._strategy.propose_all([self], np.array([budget], np.int32))[0]
+        trees = self._strategy.propose_all([self], np.array([budget], np.int32))
+        return DraftTree(trees.tokens, trees.parents, trees.scores)
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
         self._strategy.observe_all([self], accepted, np.array([0, accepted.shape[0]], np.int32))
 
     def close(self) -> None:
         """The memory keeps what was learned."""
-
-
-def _addresses_of(drafters: SequenceOf[TrieDrafter]) -> Int64Array:
-    return np.array([drafter.sequence.address for drafter in drafters], np.int64)
-
-
-def _copy_of(weights: Weights) -> Struct[Weights]:
-    return Struct(Weights(*(table.copy() for table in weights)))

@@ -30,6 +30,7 @@ from draftwood_strategies.trie.candidates import (
     SUBSTITUTED,
     Candidates,
 )
+from draftwood_strategies.trie.novel import Novel, no_novel
 from draftwood_strategies.trie.odds import ODDS, TOKENS_AT
 
 AGREEING_AT = LONGEST + 1
@@ -52,11 +53,13 @@ class Weights(NamedTuple):
         escapes: float32[LONGEST + 1, COUNT_BINS], the weight of "something else", by the longest match and the
             number of votes.
         odds: float32[ODDS], what turns a share of the votes into a probability.
+        novel: NOVEL[COUNTED + 1], the tokens that came where no candidate had them.
     """
 
     features: Annotated[Float32Array, 2]
     escapes: Annotated[Float32Array, 2]
     odds: Float32Array
+    novel: Novel
 
 
 _LENGTH_POINTS = (0, 1, 2, 4, 8, 12, 16)
@@ -141,7 +144,7 @@ def prior_weights(prompt_weight: float) -> Weights:
     escapes = few[:, None] + (many - few)[:, None] * np.linspace(0.0, 1.0, COUNT_BINS)
     odds = np.zeros(ODDS, np.float32)
     odds[:TOKENS_AT] = [*_SHARE, *itertools.chain(*_MATCH), *_RIVAL, *_DEPTH]
-    return Weights(np.exp(features).astype(np.float32), np.exp(escapes).astype(np.float32), odds)
+    return Weights(np.exp(features).astype(np.float32), np.exp(escapes).astype(np.float32), odds, no_novel())
 
 
 def _line(points: tuple[int, ...], values: tuple[float, ...], length: int) -> Float64Array:

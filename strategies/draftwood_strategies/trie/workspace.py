@@ -1,4 +1,4 @@
-"""The scratch arrays of a draft of the trie strategy, and the draft that is made in them."""
+"""The scratch arrays of a draft of the trie strategy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from draftwood_strategies.native import Float32Array, Int32Array, Integer, compiled
+from draftwood_strategies.frontier import FRONTIER_ENTRY, Frontier
+from draftwood_strategies.native import Float32Array, Int32Array
 from draftwood_strategies.structs import record_dtype
 from draftwood_strategies.trie.candidates import CANDIDATE, Candidates
 from draftwood_strategies.trie.retrieval import CONTEXT, SEEN
@@ -45,7 +46,7 @@ class Workspace(NamedTuple):
         trust: float32[m], each candidate's vote but for the factors of match length and token.
         chain: int32[m], the next candidate of the same node.
         nodes: NODE[k], the frontier and the draft.
-        frontier: int32[k], nodes that may be drafted next, from the number of drafted nodes on, the best first.
+        frontier: FRONTIER_ENTRY[b], nodes that may be drafted next, from the number of drafted nodes on.
         table: int32[t], t a power of two above m: nodes hashed by token.
         seen: int32[SEEN], positions found in one search.
         path: int32[CONTEXT + DEEPEST], the end of the sequence, and the path to a node after it.
@@ -56,7 +57,7 @@ class Workspace(NamedTuple):
     trust: Float32Array
     chain: Int32Array
     nodes: Nodes
-    frontier: Int32Array
+    frontier: Frontier
     table: Int32Array
     seen: Int32Array
     path: Int32Array
@@ -71,53 +72,9 @@ def workspace_for(budget: int) -> Workspace:
         trust=np.empty(candidates, np.float32),
         chain=np.empty(candidates, np.int32),
         nodes=np.empty(nodes, NODE),
-        frontier=np.empty(nodes, np.int32),
+        frontier=np.empty(budget + 1, FRONTIER_ENTRY),
         table=np.empty(1 << candidates.bit_length(), np.int32),
         seen=np.empty(SEEN, np.int32),
         path=np.empty(CONTEXT + DEEPEST, np.int32),
         marked=np.empty(CONTEXT, np.int32),
     )
-
-
-class TrieDraft(NamedTuple):
-    """A draft, and what the calibration of its scores learns from.
-
-    Attributes:
-        tokens, parents, scores: int32[n], int32[n] and float32[n], as in `DraftTree`.
-        shares, supports: float32[n] and int32[n], what `odds.chance` took for each node.
-    """
-
-    tokens: Int32Array
-    parents: Int32Array
-    scores: Float32Array
-    shares: Float32Array
-    supports: Int32Array
-
-
-def empty_draft(budget: int) -> TrieDraft:
-    """Space for a draft of `budget` nodes."""
-    tokens, parents, supports = np.empty((3, budget), np.int32)
-    scores, shares = np.empty((2, budget), np.float32)
-    return TrieDraft(tokens, parents, scores, shares, supports)
-
-
-@compiled
-def offer(frontier: Int32Array, begin: int, end: int, wanted: int, nodes: Nodes, node: Integer) -> int:
-    """Puts a node into the frontier if it is among the `wanted` best; returns the new end.
-
-    The frontier are the nodes that may be drafted next, the best score first.
-
-    Args:
-        frontier: int32[k]; the frontier is `frontier[begin:end]`.
-    """
-    score = nodes[node].score
-    if end - begin == wanted:
-        if score <= nodes[frontier[end - 1]].score:
-            return end
-        end -= 1
-    at = end
-    while at > begin and nodes[frontier[at - 1]].score < score:
-        frontier[at] = frontier[at - 1]
-        at -= 1
-    frontier[at] = node
-    return end + 1

@@ -40,7 +40,7 @@ def numbered(start: int, count: int) -> Int32Array:
 def test_a_writer_that_reuses_its_own_last_block_starts_a_new_sequence() -> None:
     """A's first block is the oldest of the full ring when A goes on: its new block is the old one."""
     index = PhraseIndex(4 * TOKENS_PER_BLOCK)
-    a, b = index.writer(), index.writer()
+    a, b = index.writer(marked=False), index.writer(marked=False)
     index.append(a, numbered(100, TOKENS_PER_BLOCK))
     index.append(b, numbered(200, 3 * TOKENS_PER_BLOCK))
     index.append(a, numbered(300, TOKENS_PER_BLOCK))
@@ -54,7 +54,7 @@ def test_interleaved_writers_leave_what_a_plain_ring_of_blocks_holds(
     blocks: int, writes: list[tuple[int, int]]
 ) -> None:
     index, ring = PhraseIndex(blocks * TOKENS_PER_BLOCK), PlainRing(blocks)
-    writers = [index.writer() for _ in range(5)]
+    writers = [index.writer(marked=False) for _ in range(5)]
     written = 0
     for writer, count in writes:
         index.append(writers[writer], numbered(written, count))

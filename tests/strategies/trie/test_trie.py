@@ -192,7 +192,7 @@ def test_the_newest_phrases_survive_when_the_memory_overflows() -> None:
 
 def test_writers_that_lose_their_blocks_to_others_go_on_apart() -> None:
     index = PhraseIndex(64)
-    writers = [index.writer() for _ in range(8)]
+    writers = [index.writer(marked=False) for _ in range(8)]
     for step in range(20):
         for i, writer in enumerate(writers):
             index.append(writer, np.full(5, 100 * i + step, np.int32))
