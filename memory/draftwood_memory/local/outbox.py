@@ -90,7 +90,7 @@ class Outbox:
             self._bound()
 
     def discard(self, name: MemoryName, stale: Callable[[Waiting], bool]) -> int:
-        """Drops the pending records of a memory that are stale, while none are taken; returns how many."""
+        """Drops the records of a memory that wait and are stale, but none that are taken; returns how many."""
         with self._lock:
             gone = [one for one in self._waiting if one.name == name and stale(one)]
             if gone:

@@ -95,7 +95,7 @@ class Residents:
     def evict(self, unsent: frozenset[MemoryName]) -> None:
         """Evicts idle memories, and of tenants with more than their share the least recently used until all fit.
 
-        Those that requests use or wait for stay, and the one that was used last.
+        Those that requests use or wait for stay, and the one that was used last, however large it is.
 
         Args:
             unsent: memories with records that the store does not have yet. They are not evicted for being idle: the

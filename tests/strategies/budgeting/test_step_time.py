@@ -57,6 +57,7 @@ def test_sizes_that_are_not_met_follow_a_machine_that_became_slower() -> None:
 def test_beyond_what_was_measured_a_step_costs_more_even_if_the_last_sizes_cost_the_same() -> None:
     curve = StepTimeCurve({1: 1.0, 32: 2.0, 64: 3.0, 128: 3.0})
     assert curve(256) == pytest.approx(3.0 + 128 * 2 / 127)
+    assert StepTimeCurve({1: 1.0, 64: 1.0, 128: 2.0})(256) == pytest.approx(4.0)  # as steep as from 64
     assert step_times({1: 1.0, 32: 2.0, 64: 3.0, 128: 3.0}).between(4000, 4000, 1)[0] > 40.0
 
 
@@ -158,4 +159,5 @@ def test_longer_contexts_cost_what_their_steps_show() -> None:
     for tokens, context in ((1, 64), (16, 128), (8, 4000), (16, 2000)):
         found = float(times.between(tokens, tokens, 1, context)[0])
         assert found == pytest.approx(took(tokens, context), rel=0.25)
+        assert found == pytest.approx(times.at(tokens, 1, context))
     assert times.between(1, 16, 1, 4000)[15] > times.between(1, 16, 1, 128)[15]
