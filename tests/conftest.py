@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.stages import FAST, stage_of
+from tests.stages import FAST, ONLY_FAST, is_never_fast, stage_of
 
 if TYPE_CHECKING:
     from tests.memory.servers import Valkey
@@ -22,6 +23,13 @@ settings.load_profile("untimed")
 # A shell that starts a job in the background lets it ignore Ctrl-C, which processes of tests would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The fast stage does not import files of other stages."""
+    if config.option.markexpr != ONLY_FAST or not collection_path.is_relative_to(config.rootpath):
+        return None
+    return is_never_fast(collection_path.relative_to(config.rootpath).as_posix()) or None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks

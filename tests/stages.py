@@ -53,6 +53,15 @@ FAST_FAMILIES = (("llama", "torch"), ("llama", "openvino"), ("qwen3", "openvino"
 """Values of the parameters `family` and `runner`, torch if there is none, whose tests are fast."""
 
 
+ONLY_FAST = " and ".join(f"not {mark}" for mark in TARGETS if mark != FAST)
+"""The expression of marks that pytest runs with unless told otherwise."""
+
+
+def is_never_fast(path: str) -> bool:
+    """Whether no test of a file can be fast, whatever its marks and parameters are."""
+    return _is_in(path, GPU_SIM) or _is_in(path, SYSTEM)
+
+
 def stage_of(path: str, marks: Collection[str], parameters: Mapping[str, object]) -> str:
     """The stage of a test.
 
