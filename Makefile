@@ -135,8 +135,10 @@ $(COMPILED): $(STAMP) $(shell find strategies/draftwood_strategies model_runner/
 	$(TEST_ENV) $(BIN)/python -m tools.fill_compiled
 	touch $@
 
+# Random inputs of the fast tests ten times as often.
 test-slow: $(STAMP)  ## What is random or long, as each night: random runs, half an hour of soak, rollouts of 1,000 requests; about an hour
 	$(PYTEST) -n 2 -m slow
+	$(PYTEST) -n 2 --hypothesis-profile nightly --timeout 900 -m "hypothesis and not system and not gpu_sim and not slow"
 
 check: $(STAMP)  ## Lint, types, import rules, protocol
 	$(BIN)/ruff check .

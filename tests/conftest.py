@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from tests.memory.servers import Valkey
 
 # A test fails for what the code does, never for how fast this machine is: pytest's timeout ends what hangs.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "untimed", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.register_profile("nightly", settings.get_profile("untimed"), max_examples=500)
 settings.load_profile("untimed")
 
 

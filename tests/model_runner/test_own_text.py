@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.own_text import own_text_successors
 from draftwood_model_runner.request import StopParams
 from draftwood_strategies import create
+from draftwood_strategies.native import Int32Array
 from draftwood_strategies.successors import WIDTH, has_layout
 from tests.model_runner.families import as_prompt, greedy, reference, served
 from tests.model_runner.sequences import make_sequence
 
-TOKENS = 2000
+TOKENS = 1200
 QUESTION = "How do I cancel my order?"
 NEW_TOKENS = 80
 
@@ -37,6 +39,14 @@ def answer(engine: Engine, name: str) -> tuple[list[int], int]:
     return list(sequence.output), sequence.stats.decode_steps
 
 
+@functools.cache
+def own_text() -> Int32Array:
+    engine = made_engine()
+    rows = own_text_successors(engine, TOKENS, None)
+    engine.check()
+    return rows
+
+
 def test_top_tokens_are_those_of_transformers() -> None:
     engine = made_engine()
     text = as_prompt([(7 * i) % 97 + 5 for i in range(70)])
@@ -48,10 +58,8 @@ def test_top_tokens_are_those_of_transformers() -> None:
 
 @pytest.mark.parametrize("name", ["recycling", "hybrid"])
 def test_first_answers_take_fewer_steps_and_are_those_of_generate(name: str) -> None:
-    engine = made_engine()
+    engine, rows = made_engine(), own_text()
     cold, steps = answer(engine, name)
-    rows = own_text_successors(engine, TOKENS, None)
-    engine.check()
     assert has_layout(rows)
     before = rows.copy()
     engine.draft_from(rows)
@@ -66,10 +74,10 @@ def test_a_file_is_read_again_and_a_damaged_one_is_written_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = made_engine()
-    rows = own_text_successors(engine, 300, tmp_path)
+    rows = own_text_successors(engine, 50, tmp_path)
     [file] = tmp_path.iterdir()
     steps = engine.counts.steps
-    np.testing.assert_array_equal(own_text_successors(engine, 300, tmp_path), rows)
+    np.testing.assert_array_equal(own_text_successors(engine, 50, tmp_path), rows)
     assert engine.counts.steps == steps
     outside = rows.copy()
     outside[0, 0] = engine.model.vocab_size
@@ -79,7 +87,7 @@ def test_a_file_is_read_again_and_a_damaged_one_is_written_anew(
                 np.save(file, outside)
             else:
                 file.write_bytes(damage)
-            np.testing.assert_array_equal(own_text_successors(engine, 300, tmp_path), rows)
+            np.testing.assert_array_equal(own_text_successors(engine, 50, tmp_path), rows)
             np.testing.assert_array_equal(np.load(file), rows)
     assert len(caplog.records) == 3
     assert [*tmp_path.iterdir()] == [file]
@@ -88,5 +96,5 @@ def test_a_file_is_read_again_and_a_damaged_one_is_written_anew(
 def test_a_folder_that_cannot_be_written_costs_the_file_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_bytes(b"")
     with caplog.at_level(logging.WARNING):
-        assert has_layout(own_text_successors(made_engine(), 100, tmp_path / "file" / "folder"))
+        assert has_layout(own_text_successors(made_engine(), 20, tmp_path / "file" / "folder"))
     assert "was not kept" in caplog.text
