@@ -36,6 +36,7 @@ SYSTEM = (
     "tests/memory/engines/test_metrics.py",
     "tests/memory/test_connections.py",
     "tests/memory/test_failover.py",
+    "tests/memory/test_stop.py",
     "tests/security/",
     "tests/service/audits/test_real_engine.py",
     "tests/service/engine/test_process.py",

@@ -136,11 +136,11 @@ def test_bundled_model_answers_questions(name: str, runner: str) -> None:
     model = served("bundled", runner)
     questions = ["where is my order", "i want a refund!!", "how do I change my adress"]
     batch = [tuple(model.tokenizer.encode_chat([{"role": "user", "content": q}]).tolist()) for q in questions]
-    expected = [greedy("bundled", prompt, 80) for prompt in batch]
+    expected = [greedy("bundled", prompt, 50) for prompt in batch]
     texts = [[*prompt[-4:], *answer] for prompt, answer in zip(batch, expected, strict=True)]
     engine, strategy = fixed_engine("bundled", runner), phrase_book.create(name, texts)
     for _ in range(2):
-        sequences = generate(engine, batch, strategy, 24, StopParams(80))
+        sequences = generate(engine, batch, strategy, 24, StopParams(50))
         assert [s.output for s in sequences] == expected
     if name != "none":
         assert sum(s.stats.accepted_tokens for s in sequences) > 0.5 * sum(map(len, expected))
@@ -190,7 +190,7 @@ def test_sequences_that_skip_steps_for_a_prompt(name: str) -> None:
 
 def test_min_tokens_suppresses_the_end() -> None:
     model = served("bundled")
-    prompt = tuple(model.tokenizer.encode_chat([{"role": "user", "content": "thanks"}]).tolist())
+    prompt = tuple(model.tokenizer.encode_chat([{"role": "user", "content": "?"}]).tolist())
     free = greedy("bundled", prompt, 200)
     least, longest = len(free) + 20, len(free) + 30
     expected = greedy("bundled", prompt, longest, min_new_tokens=least)

@@ -24,8 +24,8 @@ QUESTION = "How do I cancel my order?"
 NEW_TOKENS = 80
 
 
-def made_engine() -> Engine:
-    return Engine(served("bundled"), EngineConfig(max_draft_nodes=32, adaptive_budget=False, max_running=16))
+def made_engine(family: str = "bundled") -> Engine:
+    return Engine(served(family), EngineConfig(max_draft_nodes=32, adaptive_budget=False, max_running=16))
 
 
 def answer(engine: Engine, name: str) -> tuple[list[int], int]:
@@ -73,11 +73,11 @@ def test_first_answers_take_fewer_steps_and_are_those_of_generate(name: str) -> 
 def test_a_file_is_read_again_and_a_damaged_one_is_written_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = made_engine()
-    rows = own_text_successors(engine, 50, tmp_path)
+    engine = made_engine("llama")
+    rows = own_text_successors(engine, 300, tmp_path)
     [file] = tmp_path.iterdir()
     steps = engine.counts.steps
-    np.testing.assert_array_equal(own_text_successors(engine, 50, tmp_path), rows)
+    np.testing.assert_array_equal(own_text_successors(engine, 300, tmp_path), rows)
     assert engine.counts.steps == steps
     outside = rows.copy()
     outside[0, 0] = engine.model.vocab_size
@@ -87,14 +87,14 @@ def test_a_file_is_read_again_and_a_damaged_one_is_written_anew(
                 np.save(file, outside)
             else:
                 file.write_bytes(damage)
-            np.testing.assert_array_equal(own_text_successors(engine, 50, tmp_path), rows)
+            np.testing.assert_array_equal(own_text_successors(engine, 300, tmp_path), rows)
             np.testing.assert_array_equal(np.load(file), rows)
-    assert len(caplog.records) == 3
+    assert sum("is not used" in record.getMessage() for record in caplog.records) == 3
     assert [*tmp_path.iterdir()] == [file]
 
 
 def test_a_folder_that_cannot_be_written_costs_the_file_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_bytes(b"")
     with caplog.at_level(logging.WARNING):
-        assert has_layout(own_text_successors(made_engine(), 20, tmp_path / "file" / "folder"))
+        assert has_layout(own_text_successors(made_engine("llama"), 100, tmp_path / "file" / "folder"))
     assert "was not kept" in caplog.text
