@@ -7,6 +7,7 @@ DISTRIBUTIONS := strategies memory clients/python tenants model_runner service b
 NODE := build/node/.installed
 TYPESCRIPT := clients/typescript/node_modules/.installed
 HELM := build/helm/.installed
+COMPILED := build/.compiled
 STATISTICS := .venv/.statistics
 MUTANTS := build/mutants
 QUANTIZED := tests/model_runner/runners/cuda/test_quantized.py
@@ -14,7 +15,8 @@ QUANTIZED := tests/model_runner/runners/cuda/test_quantized.py
 # are interpreted.
 # Models that tests convert are kept in a folder of their own.
 TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 XDG_CACHE_HOME=$(CURDIR)/build/cache
-PYTEST := $(TEST_ENV) $(BIN)/python -m pytest
+# Bytecode is kept, whatever the environment says: to compile all tests takes each process ten seconds.
+PYTEST := $(TEST_ENV) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .PHONY: sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized mutants stream-cost peers clean image-test install-test screenshots
 
@@ -126,11 +128,17 @@ golden: $(STAMP)  ## Write the chart's schema and the golden files of its tests 
 	$(BIN)/python -m tools.chart_schema
 	$(BIN)/python -m tests.helm.chart
 
-compiled: $(STAMP)  ## Compile the strategies; what is compiled stays on disk
-	$(TEST_ENV) $(BIN)/python -m tools.fill_compiled
+compiled: $(COMPILED)  ## Compile the strategies; what is compiled stays on disk
 
+# Compiled functions are kept by the content of these packages.
+$(COMPILED): $(STAMP) $(shell find strategies/draftwood_strategies model_runner/draftwood_model_runner service/draftwood_service -name '*.py')
+	$(TEST_ENV) $(BIN)/python -m tools.fill_compiled
+	touch $@
+
+# Random inputs of the fast tests ten times as often.
 test-slow: $(STAMP)  ## What is random or long, as each night: random runs, half an hour of soak, rollouts of 1,000 requests; about an hour
 	$(PYTEST) -n 2 -m slow
+	$(PYTEST) -n 2 --hypothesis-profile nightly --timeout 900 -m "hypothesis and not system and not gpu_sim and not slow"
 
 check: $(STAMP)  ## Lint, types, import rules, protocol
 	$(BIN)/ruff check .

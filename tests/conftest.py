@@ -5,18 +5,22 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.stages import FAST, stage_of
+from tests.stages import FAST, ONLY_FAST, is_never_fast, stage_of
 
 if TYPE_CHECKING:
     from tests.memory.servers import Valkey
 
 # A test fails for what the code does, never for how fast this machine is: pytest's timeout ends what hangs.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "untimed", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.register_profile("nightly", settings.get_profile("untimed"), max_examples=500)
 settings.load_profile("untimed")
 
 
@@ -26,6 +30,13 @@ os.environ.setdefault("DRAFTWOOD_OWN_TEXT_TOKENS", "0")
 # A shell that starts a job in the background lets it ignore Ctrl-C, which processes of tests would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The fast stage does not import files of other stages."""
+    if config.option.markexpr != ONLY_FAST or not collection_path.is_relative_to(config.rootpath):
+        return None
+    return is_never_fast(collection_path.relative_to(config.rootpath).as_posix()) or None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks

@@ -22,6 +22,7 @@ GPU_SIM = ("tests/model_runner/runners/cuda/", "tests/benchmarks/test_kernels.py
 SYSTEM = (
     "tests/benchmarks/load/test_command.py",
     "tests/benchmarks/speed/test_command.py",
+    "tests/benchmarks/speed/test_never_slower.py",
     "tests/benchmarks/test_lossless.py",
     "tests/benchmarks/test_quality.py",
     "tests/benchmarks/test_step.py",
@@ -35,12 +36,15 @@ SYSTEM = (
     "tests/memory/engines/test_metrics.py",
     "tests/memory/test_connections.py",
     "tests/memory/test_failover.py",
+    "tests/memory/test_stop.py",
     "tests/security/",
+    "tests/service/audits/test_real_engine.py",
     "tests/service/engine/test_process.py",
     "tests/service/gateway/test_langchain.py",
     "tests/service/gateway/test_page.py",
     "tests/service/gateway/test_tools.py",
     "tests/service/experiments/statistics/test_error_rates.py",
+    "tests/service/experiments/test_lossless.py",
     "tests/service/test_any_user.py",
     "tests/service/test_commands.py",
     "tests/service/test_store_faults.py",
@@ -51,6 +55,15 @@ SYSTEM = (
 
 FAST_FAMILIES = (("llama", "torch"), ("llama", "openvino"), ("qwen3", "openvino"))
 """Values of the parameters `family` and `runner`, torch if there is none, whose tests are fast."""
+
+
+ONLY_FAST = " and ".join(f"not {mark}" for mark in TARGETS if mark != FAST)
+"""The expression of marks that pytest runs with unless told otherwise."""
+
+
+def is_never_fast(path: str) -> bool:
+    """Whether no test of a file can be fast, whatever its marks and parameters are."""
+    return _is_in(path, GPU_SIM) or _is_in(path, SYSTEM)
 
 
 def stage_of(path: str, marks: Collection[str], parameters: Mapping[str, object]) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import torch
 
 from draftwood_benchmarks.demo import demo
@@ -61,15 +62,25 @@ class Serving:
         assert (self.engine.running, self.engine.waiting) == (0, 0)
 
 
+TENANTS = """
+tenants:
+- {name: tenants/short, drafting: {strategy: trie, options: {branch_length: 2}, maxNodes: 6}}
+- {name: tenants/small, drafting: {options: {capacity_tokens: 64}}, learning: {maxTokens: 2048}}
+- {name: tenants/prompts, learning: {scope: LEARNING_SCOPE_PROMPTS_AND_OUTPUTS}}
+- {name: tenants/silent, drafting: {strategy: jacobi, options: {window: 4}}, learning: {scope: LEARNING_SCOPE_NOTHING}}
+- {name: tenants/shaped, streaming: {cadence: 0.02s, paddingBytes: 300}, weight: 3, quotas: {requestsPerMinute: 99}}
+"""
+
+
 @asynccontextmanager
-async def serving(adaptive: bool = True, **settings: Any) -> AsyncIterator[tuple[Serving, AsyncClient]]:
-    """`adaptive`: a busy machine may find that drafts do not pay."""
+async def serving(**settings: Any) -> AsyncIterator[tuple[Serving, AsyncClient]]:
     torch.set_num_threads(1)
     model = served("bundled")
     engines: list[Engine] = []
 
     def make_engine() -> Engine:
-        engines.append(Engine(model, EngineConfig(max_running=4, max_draft_nodes=32, adaptive_budget=adaptive)))
+        # A busy machine may find that drafts do not pay.
+        engines.append(Engine(model, EngineConfig(max_running=4, max_draft_nodes=32, adaptive_budget=False)))
         return engines[0]
 
     limits = Settings(port=0, max_draft_nodes=32, drain_grace=0.1, **settings)
@@ -82,6 +93,22 @@ async def serving(adaptive: bool = True, **settings: Any) -> AsyncIterator[tuple
     engines[0].check()
 
 
+on_shared_server = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Serving, AsyncClient]]:
+    """A server for tests that leave it as it was, each with tenants of its own."""
+    file = tmp_path_factory.mktemp("end_to_end") / "tenants.yaml"
+    file.write_text(TENANTS)
+    with pytest.MonkeyPatch.context() as patch:
+        # Else measured times decide how often drafts are tried.
+        patch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
+        patch.setattr(draft_account, "TRIED_SHARE", math.inf)
+        async with serving(tenants_file=file) as running:
+            yield running
+
+
 def ask(question: str) -> list[ChatMessage]:
     return [ChatMessage("user", question)]
 
@@ -91,164 +118,152 @@ def expected(question: str, tokens: int) -> tuple[int, ...]:
     return tuple(greedy("bundled", tuple(prompt.tolist()), tokens))
 
 
+SOURCES = {"hybrid": {"trie", "recycling"}, "none": set[str]()}
+"""What a strategy's drafts are counted by, if not by its own name."""
+
+
+@on_shared_server
 @pytest.mark.parametrize("strategy", strategy_names())
-async def test_answers_are_those_of_transformers_generate(strategy: str) -> None:
+async def test_answers_are_those_of_transformers_generate(shared: tuple[Serving, AsyncClient], strategy: str) -> None:
     """All questions at once, twice: the second time most tokens are drafted."""
-    async with serving(adaptive=False) as (server, client):
-        for _ in range(2):
-            answers = await asyncio.gather(
-                *(client.generate(ask(q), max_tokens=60, strategy=strategy, tenant="acme") for q in QUESTIONS)
-            )
-            for question, answer in zip(QUESTIONS, answers, strict=True):
-                assert answer.token_ids == expected(question, 60)
-                assert answer.text == served("bundled").tokenizer.decode(list(answer.token_ids))
-                assert answer.finish_reason is FinishReason.LENGTH
+    server, client = shared
+    for _ in range(2):
+        answers = await asyncio.gather(
+            *(client.generate(ask(q), max_tokens=40, strategy=strategy, tenant=strategy) for q in QUESTIONS)
+        )
+        for question, answer in zip(QUESTIONS, answers, strict=True):
+            assert answer.token_ids == expected(question, 40)
+            assert answer.text == served("bundled").tokenizer.decode(list(answer.token_ids))
+            assert answer.finish_reason is FinishReason.LENGTH
+    for drafting in (answer.drafting for answer in answers):
+        counts = drafting.by_source.values()
+        assert sum(source.draft_tokens for source in counts) == drafting.draft_tokens
+        assert sum(source.accepted_tokens for source in counts) == drafting.accepted_tokens
         if strategy != "none":
-            assert all(answer.drafting.mean_acceptance_length > 1.1 for answer in answers)
-            assert all(0 < a.drafting.model_time < a.drafting.step_time for a in answers)
-        await server.settled()
+            assert drafting.mean_acceptance_length > 1.1
+            assert 0 < drafting.model_time < drafting.step_time
+    assert {name for answer in answers for name in answer.drafting.by_source} == SOURCES.get(strategy, {strategy})
+    await server.settled()
 
 
-TENANTS = """
-tenants:
-- {name: tenants/short, drafting: {strategy: trie, options: {branch_length: 2}, maxNodes: 6}}
-- {name: tenants/small, drafting: {options: {capacity_tokens: 64}}, learning: {maxTokens: 2048}}
-- {name: tenants/prompts, learning: {scope: LEARNING_SCOPE_PROMPTS_AND_OUTPUTS}}
-- {name: tenants/silent, drafting: {strategy: jacobi, options: {window: 4}}, learning: {scope: LEARNING_SCOPE_NOTHING}}
-- {name: tenants/shaped, streaming: {cadence: 0.02s, paddingBytes: 300}, weight: 3, quotas: {requestsPerMinute: 99}}
-"""
+@on_shared_server
+async def test_no_configuration_of_a_tenant_changes_a_token(shared: tuple[Serving, AsyncClient]) -> None:
+    server, client = shared
+    tenants = ("short", "small", "prompts", "silent", "shaped")
+    questions = QUESTIONS[:2]
+    for _ in range(2):
+        answers = await asyncio.gather(
+            *(client.generate(ask(q), max_tokens=40, tenant=one) for one in tenants for q in questions)
+        )
+        assert [answer.token_ids for answer in answers] == [expected(q, 40) for _ in tenants for q in questions]
+    for start in range(0, len(answers), len(questions)):
+        assert any(answer.drafting.accepted_tokens for answer in answers[start : start + len(questions)])
+    await server.settled()
 
 
-@pytest.mark.parametrize("tenant", ["short", "small", "prompts", "silent", "shaped"])
-async def test_no_configuration_of_a_tenant_changes_a_token(tenant: str, tmp_path: Path) -> None:
-    file = tmp_path / "tenants.yaml"
-    file.write_text(TENANTS)
-    async with serving(adaptive=False, tenants_file=file) as (server, client):
-        for _ in range(2):
-            answers = await asyncio.gather(*(client.generate(ask(q), max_tokens=60, tenant=tenant) for q in QUESTIONS))
-            assert [answer.token_ids for answer in answers] == [expected(question, 60) for question in QUESTIONS]
-        assert any(answer.drafting.accepted_tokens for answer in answers)
-        await server.settled()
+@on_shared_server
+async def test_counts_by_source_add_up_over_samples_and_a_format_is_a_source(
+    shared: tuple[Serving, AsyncClient],
+) -> None:
+    _, client = shared
+    options: dict[str, Any] = {"strategy": "hybrid", "max_tokens": 40}
+    several = (await client.generate(ask(QUESTIONS[0]), n=2, temperature=0.7, **options)).drafting
+    assert sum(source.accepted_tokens for source in several.by_source.values()) == several.accepted_tokens
+    forced = (await client.generate(ask(QUESTIONS[0]), regex="(aye aye, captain ){4}", **options)).drafting
+    assert forced.by_source["format"].accepted_tokens > 0
+    assert sum(source.accepted_tokens for source in forced.by_source.values()) == forced.accepted_tokens
 
 
-@pytest.mark.parametrize(
-    ("strategy", "sources"),
-    [
-        pytest.param("trie", {"trie"}, marks=pytest.mark.system),
-        pytest.param("recycling", {"recycling"}, marks=pytest.mark.system),
-        ("hybrid", {"trie", "recycling"}),
-    ],
-)
-async def test_drafts_and_acceptance_are_reported_for_each_source(strategy: str, sources: set[str]) -> None:
-    async with serving(adaptive=False) as (_, client):
-        for _ in range(2):
-            answers = [
-                await client.generate(ask(q), max_tokens=60, strategy=strategy, tenant="acme") for q in QUESTIONS
-            ]
-        for drafting in (answer.drafting for answer in answers):
-            counts = drafting.by_source.values()
-            assert drafting.by_source.keys() <= sources
-            assert sum(source.draft_tokens for source in counts) == drafting.draft_tokens
-            assert sum(source.accepted_tokens for source in counts) == drafting.accepted_tokens > 0
-        assert {name for answer in answers for name in answer.drafting.by_source} == sources
+@on_shared_server
+async def test_one_tenants_answers_do_not_draft_for_another(shared: tuple[Serving, AsyncClient]) -> None:
+    _, client = shared
+    options: dict[str, Any] = {"max_tokens": 60, "strategy": "trie"}
+    first = await client.generate(ask(QUESTIONS[0]), tenant="a", **options)
+    again = await client.generate(ask(QUESTIONS[0]), tenant="a", **options)
+    other = await client.generate(ask(QUESTIONS[0]), tenant="b", **options)
+    assert again.drafting.accepted_tokens > first.drafting.accepted_tokens
+    assert other.drafting.accepted_by_depth == first.drafting.accepted_by_depth
 
 
-async def test_counts_by_source_add_up_over_samples_and_a_format_is_a_source() -> None:
-    async with serving() as (_, client):
-        options: dict[str, Any] = {"strategy": "hybrid", "max_tokens": 40}
-        several = (await client.generate(ask(QUESTIONS[0]), n=2, temperature=0.7, **options)).drafting
-        assert sum(source.accepted_tokens for source in several.by_source.values()) == several.accepted_tokens
-        forced = (await client.generate(ask(QUESTIONS[0]), regex="(aye aye, captain ){4}", **options)).drafting
-        assert forced.by_source["format"].accepted_tokens > 0
-        assert sum(source.accepted_tokens for source in forced.by_source.values()) == forced.accepted_tokens
+@on_shared_server
+async def test_samples_equal_the_answers_to_requests_with_their_seeds(shared: tuple[Serving, AsyncClient]) -> None:
+    server, client = shared
+    options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "max_tokens": 30}
+    several = await client.generate(ask(QUESTIONS[0]), n=3, seed=2**64 - 2, **options)
+    assert [sample.seed for sample in several.samples] == [2**64 - 2, 2**64 - 1, 0]
+    assert len({sample.token_ids for sample in several.samples}) == 3
+    for sample in several.samples:
+        alone = await client.generate(ask(QUESTIONS[0]), seed=sample.seed, **options)
+        assert (alone.token_ids, alone.text, alone.samples) == (sample.token_ids, sample.text, ())
+    assert several.text == several.samples[0].text
+    assert several.usage.completion_tokens == sum(len(sample.token_ids) for sample in several.samples)
+    drawn = await client.generate(ask(QUESTIONS[0]), **options)
+    again = await client.generate(ask(QUESTIONS[0]), seed=drawn.seed, drafting=False, **options)
+    assert drawn.seed != 0
+    assert again.token_ids == drawn.token_ids
+    await server.settled()
 
 
-async def test_one_tenants_answers_do_not_draft_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        draft_account, "LONGEST_PAUSES", (0, 0)
-    )  # else measured times decide how often drafts are tried
-    monkeypatch.setattr(draft_account, "TRIED_SHARE", math.inf)
-    async with serving() as (_, client):
-        options: dict[str, Any] = {"max_tokens": 60, "strategy": "trie"}
-        first = await client.generate(ask(QUESTIONS[0]), tenant="a", **options)
-        again = await client.generate(ask(QUESTIONS[0]), tenant="a", **options)
-        other = await client.generate(ask(QUESTIONS[0]), tenant="b", **options)
-        assert again.drafting.accepted_tokens > first.drafting.accepted_tokens
-        assert other.drafting.accepted_by_depth == first.drafting.accepted_by_depth
-
-
-async def test_samples_equal_the_answers_to_requests_with_their_seeds() -> None:
-    async with serving() as (server, client):
-        options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "max_tokens": 30}
-        several = await client.generate(ask(QUESTIONS[0]), n=3, seed=2**64 - 2, **options)
-        assert [sample.seed for sample in several.samples] == [2**64 - 2, 2**64 - 1, 0]
-        assert len({sample.token_ids for sample in several.samples}) == 3
-        for sample in several.samples:
-            alone = await client.generate(ask(QUESTIONS[0]), seed=sample.seed, **options)
-            assert (alone.token_ids, alone.text, alone.samples) == (sample.token_ids, sample.text, ())
-        assert several.text == several.samples[0].text
-        assert several.usage.completion_tokens == sum(len(sample.token_ids) for sample in several.samples)
-        drawn = await client.generate(ask(QUESTIONS[0]), **options)
-        again = await client.generate(ask(QUESTIONS[0]), seed=drawn.seed, drafting=False, **options)
-        assert drawn.seed != 0
-        assert again.token_ids == drawn.token_ids
-        await server.settled()
-
-
-async def test_formats_and_log_probabilities() -> None:
+@on_shared_server
+async def test_formats_and_log_probabilities(shared: tuple[Serving, AsyncClient]) -> None:
     schema = {"type": "object", "properties": {"urgent": {"type": "boolean"}}, "required": ["urgent"]}
-    async with serving() as (server, client):
-        for drafting in (True, False):
-            answer = await client.generate(
-                ask(QUESTIONS[0]), json_schema={**schema, "additionalProperties": False}, drafting=drafting
-            )
-            assert json.loads(answer.text).keys() == {"urgent"}
-            assert answer.finish_reason is FinishReason.STOP
-            code = await client.generate(ask(QUESTIONS[0]), regex="[A-Z]{3}-[0-9]{4}", drafting=drafting)
-            assert re.fullmatch("[A-Z]{3}-[0-9]{4}", code.text)
-        with pytest.raises(InvalidRequestError, match=r"format\.regex.*not a valid regular expression"):
-            await client.generate("x", regex="(")
-        detailed = await client.generate(ask(QUESTIONS[0]), max_tokens=10, top_logprobs=2, logit_bias={5: -100.0})
-        assert len(detailed.details) == 10
-        for token, detail in zip(detailed.token_ids, detailed.details, strict=True):
-            assert detail.logprob is not None
-            best, logprob = detail.top_logprobs[0]
-            assert best == token
-            assert logprob == pytest.approx(detail.logprob)
-            assert detail.top_logprobs[0][1] >= detail.top_logprobs[1][1]
-        await server.settled()
+    server, client = shared
+    for drafting in (True, False):
+        answer = await client.generate(
+            ask(QUESTIONS[0]), json_schema={**schema, "additionalProperties": False}, drafting=drafting
+        )
+        assert json.loads(answer.text).keys() == {"urgent"}
+        assert answer.finish_reason is FinishReason.STOP
+        code = await client.generate(ask(QUESTIONS[0]), regex="[A-Z]{3}-[0-9]{4}", drafting=drafting)
+        assert re.fullmatch("[A-Z]{3}-[0-9]{4}", code.text)
+    with pytest.raises(InvalidRequestError, match=r"format\.regex.*not a valid regular expression"):
+        await client.generate("x", regex="(")
+    detailed = await client.generate(ask(QUESTIONS[0]), max_tokens=10, top_logprobs=2, logit_bias={5: -100.0})
+    assert len(detailed.details) == 10
+    for token, detail in zip(detailed.token_ids, detailed.details, strict=True):
+        assert detail.logprob is not None
+        best, logprob = detail.top_logprobs[0]
+        assert best == token
+        assert logprob == pytest.approx(detail.logprob)
+        assert detail.top_logprobs[0][1] >= detail.top_logprobs[1][1]
+    await server.settled()
 
 
-async def test_drafting_off_verifies_no_drafts() -> None:
-    async with serving() as (_, client):
-        for options in ({"drafting": False}, {"max_draft_nodes": 0}, {"strategy": "none"}):
-            for _ in range(2):
-                answer = await client.generate(ask(QUESTIONS[0]), max_tokens=20, **options)
-                assert answer.drafting.draft_tokens == 0
-                assert answer.token_ids == expected(QUESTIONS[0], 20)
+@on_shared_server
+async def test_drafting_off_verifies_no_drafts(shared: tuple[Serving, AsyncClient]) -> None:
+    _, client = shared
+    for options in ({"drafting": False}, {"max_draft_nodes": 0}, {"strategy": "none"}):
+        for _ in range(2):
+            answer = await client.generate(ask(QUESTIONS[0]), max_tokens=20, **options)
+            assert answer.drafting.draft_tokens == 0
+            assert answer.token_ids == expected(QUESTIONS[0], 20)
 
 
-async def test_a_cancelled_stream_and_a_missed_deadline_free_their_slots() -> None:
-    async with serving() as (server, client):
-        async with client.stream(ask(QUESTIONS[0])) as stream:
-            await anext(stream)
-        await server.settled()
-        with pytest.raises(DeadlineError):
-            await client.generate("and", ignore_eos=True, timeout=0.3)
-        await server.settled()
-        assert (await client.generate(ask(QUESTIONS[1]), max_tokens=20)).token_ids == expected(QUESTIONS[1], 20)
+@on_shared_server
+async def test_a_cancelled_stream_and_a_missed_deadline_free_their_slots(shared: tuple[Serving, AsyncClient]) -> None:
+    server, client = shared
+    async with client.stream(ask(QUESTIONS[0])) as stream:
+        await anext(stream)
+    await server.settled()
+    with pytest.raises(DeadlineError):
+        await client.generate("and", ignore_eos=True, timeout=0.3)
+    await server.settled()
+    assert (await client.generate(ask(QUESTIONS[1]), max_tokens=20)).token_ids == expected(QUESTIONS[1], 20)
 
 
-async def test_a_broken_model_ends_requests_and_not_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving() as (server, client):
-        with monkeypatch.context() as patch:
-            patch.setattr(torch_factory(server.engine.model).module, "forward", lambda **_: 1 / 0)
-            results = await asyncio.gather(
-                *(client.generate(ask(q), max_tokens=20) for q in QUESTIONS), return_exceptions=True
-            )
-            assert [type(result) for result in results] == [InternalError] * len(QUESTIONS)
-        await server.settled()
-        assert (await client.generate(ask(QUESTIONS[0]), max_tokens=20)).token_ids == expected(QUESTIONS[0], 20)
+@on_shared_server
+async def test_a_broken_model_ends_requests_and_not_the_service(
+    shared: tuple[Serving, AsyncClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = shared
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_factory(server.engine.model).module, "forward", lambda **_: 1 / 0)
+        results = await asyncio.gather(
+            *(client.generate(ask(q), max_tokens=20) for q in QUESTIONS), return_exceptions=True
+        )
+        assert [type(result) for result in results] == [InternalError] * len(QUESTIONS)
+    await server.settled()
+    assert (await client.generate(ask(QUESTIONS[0]), max_tokens=20)).token_ids == expected(QUESTIONS[0], 20)
 
 
 async def test_a_strategy_that_raises_slows_its_request_down_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,8 +117,10 @@ def test_what_grows_is_measured_against_what_it_grows_with(tmp_path: Path) -> No
         (["step", "--model", "/no/such/model"], 1, "no such folder"),
         (["step", "--json", "/no/such/folder/x.json"], 2, "--json /no/such/folder/x.json: its folder does not exist"),
         (["speed", "--strategy", "magic"], 2, "strategy: 'magic' is not allowed; it must be one of"),
-        (["speed", "--prompts", "/no/such/file"], 1, "/no/such/file"),
-        (["speed", "--limit", "100", "--warm", "100"], 1, "but only 140 fit the model"),
+        pytest.param(["speed", "--prompts", "/no/such/file"], 1, "/no/such/file", marks=pytest.mark.system),
+        pytest.param(
+            ["speed", "--limit", "100", "--warm", "100"], 1, "but only 140 fit the model", marks=pytest.mark.system
+        ),
         (["speed", "--peer", "openvino-genai", "--text", "random"], 2, "peers decode greedily"),
         (
             ["speed", "--peer", "openvino-genai", "--peer-drafts", "suffix"],

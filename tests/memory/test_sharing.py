@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName, RedisClient
+from draftwood_memory.replication import memory_thread
 from draftwood_memory.store.encryption import read_keys
 from draftwood_memory.store.naming import memories_key
 from draftwood_service.quotas import RateLimits
@@ -197,7 +198,8 @@ async def test_what_no_process_uses_expires(server: Valkey) -> None:
         assert server.client.pttl(key) == -1
 
 
-async def test_a_restricted_user_is_enough(server: Valkey) -> None:
+async def test_a_restricted_user_is_enough(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_thread, "_LAST_ROUND_SECONDS", 0.1)
     rights = (
         "xadd xread xrange xrevrange xlen xtrim info hset hsetnx hget hmget hgetall hdel zadd zrange zrem zscore unlink"
     )

@@ -106,7 +106,7 @@ def test_answers_with_drafts_are_those_of_plain_decoding(runner: str) -> None:
     engine = made_engine(runner)
     compared = 0
     for sampling, stop in CASES.values():
-        for start in range(3):
+        for start in range(2):
             answer = drafted(engine, sampling, stop, PROMPT[start:])
             redecoding = engine.redecode(answer)
             decoded(redecoding)
@@ -114,7 +114,7 @@ def test_answers_with_drafts_are_those_of_plain_decoding(runner: str) -> None:
             assert redecoding.sequence.output == [*answer.output]
             engine.check()
             compared += len(answer.output)
-    assert compared > 400
+    assert compared > 250
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

@@ -40,6 +40,7 @@ def test_rows_compare_with_the_first_arm() -> None:
     assert second.high == pytest.approx(1.0)
 
 
+@pytest.mark.system
 def test_intervals_cover_the_true_change() -> None:
     """95% of 100; 84 or fewer have a probability of 0.0001 at 95% and of 0.01 at 92%."""
     random = np.random.default_rng(1)

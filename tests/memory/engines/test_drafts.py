@@ -19,6 +19,7 @@ from draftwood_memory.engines.drafts import MOST_FAILURES, EngineDrafts
 from draftwood_memory.engines.forms.chains import ChainForm
 from draftwood_memory.engines.policy import SettingsPolicy
 from draftwood_memory.engines.session import Row
+from draftwood_memory.replication import memory_thread
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_strategies import Strategy
 from draftwood_strategies.budgeting import timed_calls
@@ -218,7 +219,8 @@ def _again(made: ToyEngine, tenant: str) -> int:
     return drafted(made, "again", TEXT[:4], draftwood_tenant=tenant)
 
 
-def test_a_store_that_is_down_delays_nothing(server: Valkey) -> None:
+def test_a_store_that_is_down_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_thread, "_LAST_ROUND_SECONDS", 0.1)
     with engine("redis://127.0.0.1:9") as made:
         drafted(made, "1", TEXT[:4], draftwood_tenant="acme")  # completes, whether or not it waited for its memory
         wait_for(lambda: not made.drafts.memory.healthy, "the store to be missed", 5.0)

@@ -10,6 +10,7 @@ import pytest
 from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.engines import figures
 from draftwood_memory.engines.figures import ARM, STRATEGY, Kind, Point
+from draftwood_memory.replication import memory_thread
 from draftwood_strategies import TrieStrategy
 from tests.memory.engines.test_drafts import TEXT, drafted, engine, rested
 from tests.memory.engines.toy_engine import ToyEngine
@@ -83,7 +84,8 @@ def test_a_strategy_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) -> No
         assert values(made, "trie")["draftwood_draft_disabled"] == 1
 
 
-def test_memory_and_store() -> None:
+def test_memory_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_thread, "_LAST_ROUND_SECONDS", 0.1)
     with engine("redis://127.0.0.1:9", tenant="acme") as made:
         drafted(made, "1", TEXT[:4])
         rested(made)

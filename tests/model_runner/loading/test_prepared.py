@@ -70,9 +70,9 @@ def entry(cache: Path) -> Path:
     ("dtype", "weights"),
     [
         ("float32", "as-is"),
-        pytest.param("bfloat16", "as-is", marks=needs_bfloat16),
+        pytest.param("bfloat16", "as-is", marks=[needs_bfloat16, pytest.mark.system]),
         ("float32", "int8"),
-        ("float32", "int4"),
+        pytest.param("float32", "int4", marks=pytest.mark.system),
     ],
 )
 def test_the_second_start_has_the_same_model_without_the_checkpoint(
@@ -98,7 +98,12 @@ def test_a_model_in_the_cache_needs_no_modelling_code(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "damage"),
-    [("model.bin", "flipped"), ("facts.json", "flipped"), ("model.xml", "cut"), ("trial.npy", "missing")],
+    [
+        ("model.bin", "flipped"),
+        pytest.param("facts.json", "flipped", marks=pytest.mark.system),
+        pytest.param("model.xml", "cut", marks=pytest.mark.system),
+        ("trial.npy", "missing"),
+    ],
 )
 def test_a_damaged_entry_is_written_anew(
     file: str,
@@ -186,6 +191,7 @@ def test_what_a_folder_does_not_hold_whole_is_not_kept(tmp_path: Path) -> None:
     assert prepared_model(tmp_path / "cache", "org/name") is None
 
 
+@pytest.mark.system
 def test_the_oldest_entries_are_removed(tmp_path: Path) -> None:
     model = load_model(runner="openvino")
     for number in range(6):
@@ -193,6 +199,7 @@ def test_the_oldest_entries_are_removed(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"2", "3", "4", "5"}
 
 
+@pytest.mark.system
 def test_the_model_is_compiled_once_for_the_number_of_threads_that_is_served_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,10 @@ def plain(family: str, dtype: torch.dtype, temperature: float) -> list[Written]:
     return [write(alone, [prompt], None, temperature)[0] for prompt in prompts(family)]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(torch.bfloat16, id="bfloat16"), pytest.param(torch.float32, id="float32", marks=pytest.mark.system)],
+)
 @pytest.mark.parametrize("family", [*RANDOM_FAMILIES, "bundled"])
 def test_the_same_bits_with_any_draft_in_any_batch(family: str, dtype: torch.dtype) -> None:
     assert model(family, dtype).exact
@@ -156,6 +159,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.mark.system
 def test_without_exact_mode_bfloat16_depends_on_the_batch() -> None:
     """What exact mode is for; where this fails it is not needed."""
     loose = load_model(BUNDLED_MODEL, dtype="bfloat16", exact=False, runner="torch")

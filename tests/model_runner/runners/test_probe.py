@@ -113,6 +113,7 @@ def test_latent_attention_keeps_its_latents() -> None:
     assert set(layout.shapes) == {KVShape(1, 32 + 8, 0)}
 
 
+@pytest.mark.system
 def test_keys_and_values_of_other_shapes_in_other_layers_are_served() -> None:
     kinds = ["sliding_attention", "full_attention"]
     sizes: dict[str, Any] = {**TINY, "head_dim": 16, "global_head_dim": 32, "num_key_value_heads": 2}
@@ -120,6 +121,7 @@ def test_keys_and_values_of_other_shapes_in_other_layers_are_served() -> None:
     assert probed(config).shapes == (KVShape(2, 16, 16), KVShape(2, 32, 32))
 
 
+@pytest.mark.system
 def test_layers_that_use_the_keys_and_values_of_others_are_served() -> None:
     kinds = ["sliding_attention", "full_attention"] * 2
     sizes: dict[str, Any] = {**TINY, "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 16}

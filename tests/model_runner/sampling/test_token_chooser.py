@@ -54,7 +54,7 @@ stops = st.builds(
     StopParams, max_tokens=st.just(NEW_TOKENS), min_tokens=st.sampled_from([0, 5]), token_ids=st.just(frozenset({END}))
 )
 few_examples = settings(
-    max_examples=6,
+    max_examples=4,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.differing_executors],
 )

@@ -101,7 +101,7 @@ class SharesMachine(RuleBasedStateMachine):
 
 
 TestShares = SharesMachine.TestCase
-TestShares.settings = settings(max_examples=150, stateful_step_count=40)
+TestShares.settings = settings(stateful_step_count=40)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["add", "remove", "serve"]), st.integers(1, 5))))

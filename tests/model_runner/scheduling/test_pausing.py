@@ -18,9 +18,10 @@ NEW_TOKENS = 60
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, seed=3)
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED])
 @pytest.mark.parametrize(("family", "runner"), with_runners(["llama", "gemma2"], ["llama"]))
-@pytest.mark.parametrize(("kv_cache_tokens", "prefix_cache"), [(264, True), (464, False)])
+@pytest.mark.parametrize(
+    ("sampling", "kv_cache_tokens", "prefix_cache"), [(SamplingParams(), 264, True), (SAMPLED, 464, False)]
+)
 def test_pauses_change_no_token(
     family: str, runner: str, sampling: SamplingParams, kv_cache_tokens: int, prefix_cache: bool
 ) -> None:

@@ -23,8 +23,6 @@ from tests.model_runner.sequences import make_sequence
 CONTEXT, NODES = 256, 24
 """The random families' context, and a cap on drafts: with both, the least memory that an engine takes."""
 
-few_examples = settings(max_examples=4, derandomize=True)
-
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
@@ -100,10 +98,22 @@ def test_preempted_sequences_whose_prefill_others_skip_steps_for(family: str) ->
     assert sum(s.stats.preemptions > 0 for s in sequences) >= 2
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@given(data=st.data())
+@settings(max_examples=50)
+def test_arrivals_and_cancellations_at_many_times(data: st.DataObject) -> None:
+    check_arrivals_and_cancellations("llama", "torch", data)
+
+
 @pytest.mark.parametrize(("family", "runner"), with_runners(["llama", "gemma2"], ["llama"]))
 @given(data=st.data())
-@few_examples
+@settings(max_examples=2, derandomize=True)
 def test_arrivals_and_cancellations_at_any_time(family: str, runner: str, data: st.DataObject) -> None:
+    check_arrivals_and_cancellations(family, runner, data)
+
+
+def check_arrivals_and_cancellations(family: str, runner: str, data: st.DataObject) -> None:
     kv_cache_tokens = CONTEXT + NODES + data.draw(st.integers(0, 200))
     engine = engine_of(family, runner, kv_cache_tokens=kv_cache_tokens, prefill_chunk=40)
     strategy = draftwood_strategies.create("trie")

@@ -475,4 +475,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduling = SchedulerMachine.TestCase
-TestScheduling.settings = settings(max_examples=150, stateful_step_count=30)
+TestScheduling.settings = settings(stateful_step_count=30)

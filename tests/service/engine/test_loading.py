@@ -17,7 +17,7 @@ from draftwood_strategies import create, registry
 from draftwood_strategies.mixing.hybrid import HybridStrategy
 from tests.model_runner.sequences import make_sequence
 
-TOKENS = 300
+TOKENS = 40
 
 
 def test_strategies_draft_from_the_text_that_the_model_wrote(tmp_path: Path) -> None:

@@ -451,6 +451,7 @@ async def replica(store: str) -> AsyncIterator[tuple[asyncio.subprocess.Process,
         await process.wait()
 
 
+@pytest.mark.system
 async def test_a_killed_server_loses_at_most_its_last_second(server: Valkey) -> None:
     async def ask(stub: Any, numbers: range) -> None:
         for number in numbers:

@@ -100,6 +100,7 @@ async def test_counts_never_become_negative(server: Valkey) -> None:
         assert len(await admitted(limiter, limits, 3, tokens=50)) == 2
 
 
+@pytest.mark.system
 async def test_places_of_a_killed_replica_come_free(server: Valkey) -> None:
     limits = RateLimits(concurrency=2)
     async with limiters(server.url) as [killed, other]:
@@ -200,6 +201,7 @@ async def test_a_hiccup_concerns_the_tenants_that_met_it(server: Valkey) -> None
         assert not second.outages
 
 
+@pytest.mark.system
 async def test_one_tenant_whose_refresh_fails_does_not_end_the_leases_of_others(server: Valkey) -> None:
     limits = RateLimits(concurrency=2)
     async with limiters(server.url) as [holder, other]:
@@ -224,6 +226,7 @@ async def test_tokens_above_a_replicas_share_run_alone(server: Valkey) -> None:
         assert refused.value.retry_seconds is None
 
 
+@pytest.mark.system
 async def test_replicas_that_end_are_forgotten(server: Valkey) -> None:
     async with limiters(server.url, 1) as [stays]:
         async with limiters(server.url, 2):
@@ -234,6 +237,7 @@ async def test_replicas_that_end_are_forgotten(server: Valkey) -> None:
         assert stays.replicas == 1
 
 
+@pytest.mark.system
 async def test_a_cluster_counts_as_well() -> None:
     with cluster() as nodes:
         url = "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in nodes)

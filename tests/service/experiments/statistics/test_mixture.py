@@ -43,6 +43,7 @@ def test_the_mixture_is_a_martingale() -> None:
     assert float(likelihood @ np.exp(log_evidence(counts, probabilities, 10.0))) == pytest.approx(1.0, abs=1e-12)
 
 
+@pytest.mark.system
 def test_a_share_that_is_off_is_found_and_a_right_one_is_not_peeking_at_every_unit() -> None:
     random = np.random.default_rng(1)
     size = np.arange(1, 3001)
@@ -56,6 +57,7 @@ def histogram_of(values: np.ndarray) -> np.ndarray:
     return np.bincount([bin_of(value) for value in values], minlength=BINS).astype(float)
 
 
+@pytest.mark.system
 def test_quantile_bounds_hold_at_all_looks_and_become_narrow() -> None:
     random = np.random.default_rng(2)
     true = 0.02 * math.exp(0.4 * 1.2815515655)  # p90 of the log-normal below

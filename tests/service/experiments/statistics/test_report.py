@@ -126,6 +126,7 @@ def test_better_arms_are_not_stopped() -> None:
     assert violations(SPLIT, Counts.zero(2)) == []
 
 
+@pytest.mark.system
 def test_guardrails_looked_at_often_stop_few_equal_arms() -> None:
     """Errors at one percent in both arms, 60 looks each, 200 experiments: at most alpha of them are stopped."""
     random = np.random.default_rng(9)
