@@ -8,11 +8,13 @@ without gRPC.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, chose
 from draftwood_benchmarks.harness.prompts import ContextOption, lengthened, positions_of, read_prompts
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console
 from draftwood_benchmarks.harness.sampled import SAMPLED
-from draftwood_benchmarks.harness.server_process import server_process
+from draftwood_benchmarks.harness.server_process import ServerProcess, log_tail, server_process
 from draftwood_benchmarks.load.closed_loop import Window, closed_loop
 from draftwood_benchmarks.load.peers import MeasuredPeers
 from draftwood_benchmarks.load.questions import Questions, fitting, take_from
@@ -42,6 +44,8 @@ before and one after them."""
 _FASTER = 2
 """Questions prepared for a window with drafting, relative to those answered without. Where drafting answers more, the
 window ends early."""
+_OWN_TEXT_SECONDS = 1800.0
+"""For the model to write its own text."""
 _SPARE_SLOTS = 8
 """Request slots of the service beyond the number of clients, so that none is refused."""
 
@@ -85,6 +89,10 @@ class LoadOptions:
             show_default=False,
         ),
     ] = None
+    own_text: Annotated[
+        int,
+        typer.Option(min=0, help="Tokens that the model writes by itself first, as the setting own_text_tokens."),
+    ] = 0
 
     @property
     def levels(self) -> list[int]:
@@ -125,8 +133,14 @@ def load(model: ModelOptions, output: OutputOptions, options: LoadOptions) -> No
     positions = positions_of(model, options.context, options.max_tokens)
     with chosen_model(model, out, positions) as chosen, ExitStack() as stack:
         on_engine, process = server_on(options.engine, chosen)
+        if options.own_text:
+            folder = stack.enter_context(TemporaryDirectory(prefix="draftwood-"))
+            flags += ["--own-text-tokens", str(options.own_text), "--model-cache-folder", folder]
         with out.status("Starting the service"):
             server = stack.enter_context(server_process(*on_engine, *flags, **process))
+        if options.own_text:
+            with out.status("Writing the model's own text"):
+                _await_own_text(Path(folder), server)
         start = partial(_start, stack, out, chosen, options)
         other_load = OtherLoad()
         info, measured, peers = uvloop.run(_measure(server.target, texts, options, out, start))
@@ -135,6 +149,15 @@ def load(model: ModelOptions, output: OutputOptions, options: LoadOptions) -> No
     errors = [result.error for window in measured.values() for result in window.results if result.error is not None]
     if errors:
         raise BenchmarkError(f"{len(errors)} requests failed; the first: {errors[0]}")
+
+
+def _await_own_text(folder: Path, server: ServerProcess) -> None:
+    """Waits until the service has written its file. Raises BenchmarkError."""
+    deadline = time.monotonic() + _OWN_TEXT_SECONDS
+    while not any(folder.glob("own-text-*.npy")):
+        if time.monotonic() > deadline:
+            raise BenchmarkError(f"no own text within {_OWN_TEXT_SECONDS:.0f} s\n{log_tail(server.log)}")
+        time.sleep(0.2)
 
 
 def _described(chosen: ChosenModel, info: ModelInfo) -> str:
@@ -161,6 +184,7 @@ def _report(
     strategy = f"{info.default_strategy} after {options.warm} other prompts"
     title = f"{name}\n{strategy}; at most {options.running} requests decode together"
     title += "" if options.context is None else f"; prompts of {options.context:,} tokens"
+    title += f"; after {options.own_text:,} tokens of the model's own" if options.own_text else ""
     title += f"{'; sampled' * options.sampled}{warning(busy)}"
     out.print(table_of(rows, title))
     out.print(first_tokens(rows))
@@ -174,6 +198,7 @@ def _report(
         vocabulary=info.vocab_size,
         context=options.context,
         sampled=options.sampled,
+        own_text=options.own_text,
         busy=busy,
     )
 
