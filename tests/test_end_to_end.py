@@ -312,11 +312,8 @@ def cli(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.system
 def test_the_command_line_from_serve_to_sigterm(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    server = subprocess.Popen(
-        [sys.executable, "-m", "draftwood_client", "serve", "--port", "0", "--ready-file", str(ready)]
-        + ["--model-cache", "false"],  # so that the engine's process imports Triton
-        stderr=subprocess.PIPE,
-    )
+    flags = ["--port", "0", "--ready-file", str(ready), "--model-cache", "false"]  # so that Triton is imported
+    server = subprocess.Popen([sys.executable, "-m", "draftwood_client", "serve", *flags], stderr=subprocess.PIPE)
     try:
         for _ in range(600):
             if ready.exists() or server.poll() is not None:

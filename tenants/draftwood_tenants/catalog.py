@@ -21,7 +21,7 @@ from draftwood_tenants.experiments.reading import STATES, read_experiment
 from draftwood_tenants.file import FileContent
 from draftwood_tenants.followed_file import FollowedFile
 from draftwood_tenants.reading import ServerLimits, read_tenant
-from draftwood_tenants.resources.base import EXPERIMENTS, STOPS, TENANTS, Resource
+from draftwood_tenants.resources.base import EXPERIMENTS, STOPS, TENANTS, Resource, Write
 from draftwood_tenants.resources.errors import ConfigurationUnknownError
 from draftwood_tenants.resources.follower import ResourceFollower
 
@@ -167,6 +167,16 @@ def message_of(resource: Resource, kind: type[MessageT]) -> MessageT:
     message: Any = kind.FromString(resource.value)
     message.etag = f"{resource.revision:x}"
     return message  # type: ignore[no-any-return]
+
+
+def write_of(message: tenants_pb2.Tenant | experiments_pb2.Experiment) -> Write:
+    """The write of a changed resource over the revision of its etag, without which it is new. Takes off its etag, and
+    sets its update time."""
+    kind, _, name = message.name.partition("/")
+    expected = int(message.etag or "0", 16)
+    message.ClearField("etag")
+    message.update_time.GetCurrentTime()
+    return Write(kind, name, message.SerializeToString(), expected)
 
 
 def _lenient(resource: Resource, limits: ServerLimits) -> TenantConfig:

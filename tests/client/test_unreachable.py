@@ -79,7 +79,7 @@ def test_what_went_wrong_is_one_sentence_with_the_words_of_grpc(
     certificates: tuple[tuple[Path, Path], tuple[Path, Path]],
 ) -> None:
     (trusted, _), (other, _) = certificates
-    configs = {
+    configs: dict[str | None, TlsConfig | bool] = {
         None: False,
         "server": TlsConfig.from_files(trusted),
         "other": TlsConfig.from_files(other),

@@ -9,7 +9,7 @@ import typer
 import yaml
 
 from draftwood_client.cli import build_app
-from draftwood_service.gateway.command import build_app as gateway_app
+from draftwood_service.gateway.command import app as gateway_app
 from draftwood_service.settings import Settings
 from tests.docs.pages import ROOT
 
@@ -35,7 +35,7 @@ def test_a_server_has_settings_that_exist(name: str) -> None:
 def test_the_gateway_has_options_that_exist() -> None:
     program, *words = SERVICES["gateway"]["command"]
     assert program == "gateway"
-    typer.main.get_command(gateway_app()).make_context("gateway", words)
+    typer.main.get_command(gateway_app).make_context("gateway", words)
 
 
 def test_what_is_named_is_in_the_file() -> None:

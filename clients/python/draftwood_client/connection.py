@@ -18,8 +18,8 @@ from draftwood_client.errors import ArgumentTypeError, ArgumentValueError, Statu
 from draftwood_client.options import UNSET, CallOptions, GenerateOptions, Timeout
 from draftwood_client.protocol.request import Prompt, generate_request, seconds
 from draftwood_client.protocol.status import status_error
+from draftwood_client.protocol.target import DEFAULT_TARGET, check_target, is_local
 from draftwood_client.retry import NO_RETRY, RetryPolicy
-from draftwood_client.target import DEFAULT_TARGET, check_target, is_local
 from draftwood_client.tls import TlsConfig
 
 DEFAULT_TIMEOUT = 600.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood_service.experiments.reading import Reading
@@ -18,7 +18,8 @@ def report_message(
     experiment: pb.Experiment, reading: Reading, found: Report, history: Iterable[pb.ReportPoint]
 ) -> pb.ExperimentReport:
     """The answer of GetExperimentReport."""
-    message = pb.ExperimentReport(
+    return pb.ExperimentReport(
+        time=datetime.now(UTC),
         experiment=experiment,
         servers=reading.servers,
         arms=map(_row, found.arms),
@@ -30,23 +31,19 @@ def report_message(
         findings=map(_finding, found.conclusions),
         better_arm=found.winner or "",
     )
-    message.time.GetCurrentTime()
-    return message
 
 
 def point(found: Report, now: float) -> pb.ReportPoint:
     """A look at the deciding metric; `now` in seconds since the epoch."""
     deciding = [one for one in found.comparisons if one.metric == TIME_PER_TOKEN.title]
-    message = pb.ReportPoint(comparisons=map(_comparison, deciding))
-    message.time.FromNanoseconds(round(now * 1e9))
-    return message
+    return pb.ReportPoint(comparisons=map(_comparison, deciding), time=datetime.fromtimestamp(now, UTC))
 
 
 def stopped_arm(violation: Violation) -> pb.StoppedArm:
     """As of now."""
-    message = pb.StoppedArm(arm=violation.arm, guardrail=violation.guardrail, reason=violation.reason)
-    message.stop_time.FromNanoseconds(time.time_ns())
-    return message
+    return pb.StoppedArm(
+        arm=violation.arm, guardrail=violation.guardrail, reason=violation.reason, stop_time=datetime.now(UTC)
+    )
 
 
 def _row(row: ArmRow) -> pb.ArmRow:

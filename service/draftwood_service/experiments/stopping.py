@@ -8,9 +8,9 @@ from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood.admin.v1 import tenants_pb2
 from draftwood_service.experiments.messages import stopped_arm
 from draftwood_service.experiments.statistics.guardrails import Violation
-from draftwood_tenants.catalog import Catalog
+from draftwood_tenants.catalog import Catalog, write_of
 from draftwood_tenants.experiments.placement import Running
-from draftwood_tenants.resources.base import EXPERIMENTS, STOPS, ConflictError, Write
+from draftwood_tenants.resources.base import STOPS, ConflictError, Write
 from draftwood_tenants.resources.follower import ResourceFollower
 
 _audit = structlog.get_logger("draftwood.audit")
@@ -65,10 +65,7 @@ class GuardrailStops:
     def _write(self, experiment: Running, changed: pb.Experiment) -> Write:
         name = experiment.config.name
         if changed.origin != tenants_pb2.RESOURCE_ORIGIN_FILE:
-            expected = int(changed.etag, 16)
-            changed.ClearField("etag")
-            changed.update_time.GetCurrentTime()
-            return Write(EXPERIMENTS, name, changed.SerializeToString(), expected)
+            return write_of(changed)
         stop = pb.Experiment(salt=experiment.config.digest, stopped_arms=changed.stopped_arms)
         if changed.state == pb.EXPERIMENT_STATE_STOPPED:
             stop.state = changed.state

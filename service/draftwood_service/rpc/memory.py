@@ -6,9 +6,9 @@ Translates between messages and the operations of `draftwood_memory.operations`.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
@@ -151,10 +151,8 @@ class MemoryServicer:
             audit |= {"memories": purged.memories, "tokens": purged.tokens}
             if not (was_known or purged.tokens):
                 self._require_configured(tenant, call.principal)
-        response = pb.PurgeMemoryResponse(memories=purged.memories, tokens=purged.tokens)
-        if purged.final_in:
-            response.final_time.FromMilliseconds(round(1000 * (time.time() + purged.final_in)))
-        return response
+        final = datetime.now(UTC) + timedelta(seconds=purged.final_in) if purged.final_in else None
+        return pb.PurgeMemoryResponse(memories=purged.memories, tokens=purged.tokens, final_time=final)
 
     async def list_orphaned_memories(
         self, request: pb.ListOrphanedMemoriesRequest, call: Call
@@ -234,18 +232,20 @@ def _page_of(size: int, token: str) -> tuple[int, int]:
 
 def _orphaned_memory(memory: OrphanedMemory) -> pb.OrphanedMemory:
     stored, name = memory.stored, memory.name
-    message = pb.OrphanedMemory(
-        tag=stored.tag, fingerprint=memory.fingerprint, tokens=stored.tokens, stored_bytes=stored.bytes
+    return pb.OrphanedMemory(
+        tag=stored.tag,
+        fingerprint=memory.fingerprint,
+        tokens=stored.tokens,
+        stored_bytes=stored.bytes,
+        tenant=name.tenant if name else "",
+        arm=name.arm if name else "",
+        unserved=timedelta(seconds=round(memory.unserved)),
     )
-    if name is not None:
-        message.tenant, message.arm = name.tenant, name.arm
-    message.unserved.FromSeconds(round(memory.unserved))
-    return message
 
 
 def _tenant_statistics(memory: MemoryStatistics) -> pb.TenantMemoryStatistics:
     stored = memory.stored
-    message = pb.TenantMemoryStatistics(
+    return pb.TenantMemoryStatistics(
         tenant=memory.name.tenant,
         arm=memory.name.arm,
         tokens=stored.tokens,
@@ -256,12 +256,11 @@ def _tenant_statistics(memory: MemoryStatistics) -> pb.TenantMemoryStatistics:
         resident=memory.resident,
         index_bytes=memory.index_bytes,
     )
-    return message
 
 
 def _store_statistics(report: StatisticsReport, store: str) -> pb.MemoryStoreStatistics:
     counters = report.counters
-    message = pb.MemoryStoreStatistics(
+    return pb.MemoryStoreStatistics(
         store=store,
         healthy=report.healthy,
         outbox_records=counters.outbox_records,
@@ -283,6 +282,5 @@ def _store_statistics(report: StatisticsReport, store: str) -> pb.MemoryStoreSta
         late_memories=counters.late,
         read_only_memories=counters.newer_memories,
         read_only_records=counters.newer_records,
+        last_lag=timedelta(seconds=counters.last_lag),
     )
-    message.last_lag.FromNanoseconds(round(counters.last_lag * 1e9))
-    return message

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from draftwood_client.target import DEFAULT_TARGET
+from draftwood_client.protocol.target import DEFAULT_TARGET
 from tests.service.fakes import Served, serving
 
 BUF = Path(sys.executable).with_name("buf")

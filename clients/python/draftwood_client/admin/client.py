@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -111,6 +112,4 @@ class AsyncAdminClient:
 
 
 def _watch(interval: float) -> status_pb2.WatchStatusRequest:
-    request = status_pb2.WatchStatusRequest()
-    request.interval.FromNanoseconds(round(interval * 1e9))
-    return request
+    return status_pb2.WatchStatusRequest(interval=timedelta(seconds=interval))

@@ -24,7 +24,7 @@ from draftwood_client.errors import (
 )
 from draftwood_client.memory import MemoryClient
 from draftwood_client.options import UNSET, GenerateOptions
-from draftwood_client.target import DEFAULT_TARGET
+from draftwood_client.protocol.target import DEFAULT_TARGET
 from draftwood_client.tls import TlsConfig
 
 USAGE_ERROR = 2

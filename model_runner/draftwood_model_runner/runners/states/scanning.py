@@ -21,6 +21,22 @@ FINAL = torch.empty(0)
 """In place of the last state, which the scan keeps itself."""
 
 
+class Convolution(NamedTuple):
+    """What a mixer's convolution is called with.
+
+    Attributes:
+        number: among those of the mixer.
+        inputs: [1, C, tokens].
+        weight: [C, K]; bias: [C].
+    """
+
+    number: int
+    inputs: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    activation: str | None
+
+
 class StateSpace(NamedTuple):
     """What Mamba 2's recurrence is called with.
 
@@ -84,7 +100,7 @@ class Scan(ABC):
         if self._pending is None or self._pending[1] is not hidden_states:
             raise ValueError("the mixer convolves something else than what it keeps")
         number, self._pending = self._pending[0], None
-        return self.convolution(number, hidden_states, weight, bias, activation)
+        return self.convolve_inputs(Convolution(number, hidden_states, weight, bias, activation))
 
     def delta_rule(
         self,
@@ -132,15 +148,8 @@ class Scan(ABC):
         return (output, FINAL) if return_final_states else output
 
     @abstractmethod
-    def convolution(
-        self,
-        number: int,
-        inputs: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: str | None,
-    ) -> torch.Tensor:
-        """The mixer's convolution of this number, [1, C, tokens] by weights [C, K]."""
+    def convolve_inputs(self, call: Convolution) -> torch.Tensor:
+        """Outputs [1, C, tokens]."""
 
     @abstractmethod
     def scan_deltas(

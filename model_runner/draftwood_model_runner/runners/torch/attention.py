@@ -111,37 +111,26 @@ def _attend_row(
         keys, values = latent.expanded(keys)
     attend = _attend if plain else _attend_by_hand
     return [
-        attend(query[:, :, run], keys[None], values[None], batch.mask(row, window, run), *scores)[0].transpose(0, 1)
+        attend(query[:, :, run], keys[None], values[None], batch.mask(row, window, run), scores)[0].transpose(0, 1)
         for run in runs
     ]
 
 
 def _attend(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scores: _Scores
 ) -> torch.Tensor:
     """[1, head, q, value_dim]; without softcap and sinks, which the fused kernel lacks."""
-    assert softcap is None
-    assert sinks is None
+    assert scores.softcap is None
+    assert scores.sinks is None
     grouped = query.shape[1] != keys.shape[1]
-    return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling, enable_gqa=grouped)
+    return scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scores.scaling, enable_gqa=grouped)
 
 
 def _attend_by_hand(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, how: _Scores
 ) -> torch.Tensor:
     """As `_attend`, for what the fused kernel lacks: capped scores, and sinks that take part in the softmax only."""
+    scaling, softcap, sinks = how
     groups = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
     scores = query @ keys.transpose(2, 3) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)

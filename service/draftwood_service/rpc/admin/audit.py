@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 from draftwood.admin.v1 import audit_pb2 as pb
 from draftwood_service.audits.ledger import MARGIN_BOUNDS, AuditLedger
@@ -40,7 +41,8 @@ class AuditServicer:
 
     def _difference(self, result: AuditResult) -> pb.AuditDifference:
         assert result.difference is not None
-        message = pb.AuditDifference(
+        return pb.AuditDifference(
+            time=datetime.fromtimestamp(result.at, UTC),
             tenant=result.tenant,
             request_id=result.request_id,
             strategy=result.strategy,
@@ -49,5 +51,3 @@ class AuditServicer:
             margin=result.difference.margin,
             tie=self._ledger.is_tie(result.difference),
         )
-        message.time.FromNanoseconds(round(result.at * 1e9))
-        return message

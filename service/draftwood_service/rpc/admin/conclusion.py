@@ -5,9 +5,9 @@ from __future__ import annotations
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood.admin.v1 import tenants_pb2
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_tenants.catalog import Catalog
+from draftwood_tenants.catalog import Catalog, write_of
 from draftwood_tenants.reading import PREFIX
-from draftwood_tenants.resources.base import TENANTS, Write
+from draftwood_tenants.resources.base import Write
 from draftwood_tenants.resources.errors import NotAllowedNowError
 
 _NAMED = 5
@@ -40,12 +40,8 @@ def tenant_writes(experiment: pb.Experiment, winner: str, keep_tenants: bool, ca
 
 def _write(tenant: str, drafting: tenants_pb2.DraftConfig, current: tenants_pb2.Tenant | None) -> Write:
     changed = tenants_pb2.Tenant(name=PREFIX + tenant, origin=tenants_pb2.RESOURCE_ORIGIN_API)
-    expected = 0
     changed.create_time.GetCurrentTime()
     if current is not None:
         changed.CopyFrom(current)
-        changed.ClearField("etag")
-        expected = int(current.etag, 16)
-    changed.update_time.GetCurrentTime()
     changed.drafting.CopyFrom(drafting)
-    return Write(TENANTS, tenant, changed.SerializeToString(), expected)
+    return write_of(changed)

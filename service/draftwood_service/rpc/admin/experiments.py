@@ -20,7 +20,7 @@ from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.rpc.admin.conclusion import tenant_writes
 from draftwood_service.rpc.admin.messages import apply_mask, change_audited, page_of, require_etag
 from draftwood_service.rpc.calls import Call
-from draftwood_tenants.catalog import Catalog
+from draftwood_tenants.catalog import Catalog, write_of
 from draftwood_tenants.experiments.assignment import ExperimentError
 from draftwood_tenants.experiments.definition import (
     ExperimentConfig,
@@ -97,7 +97,7 @@ class ExperimentServicer:
                 state=pb.EXPERIMENT_STATE_DRAFT,
                 salt=secrets.token_hex(_SALT_BYTES),
             )
-            apply_mask(made, request.experiment, _all_set(request.experiment), _OUTPUT_ONLY)
+            apply_mask(made, request.experiment, FieldMask(), _OUTPUT_ONLY)
             made.create_time.GetCurrentTime()
             self._read(made, "experiment")
             try:
@@ -261,18 +261,8 @@ class ExperimentServicer:
         self, experiment: pb.Experiment, validate_only: bool, since: int | None = None, writes: SequenceOf[Write] = ()
     ) -> pb.Experiment:
         """Raises ConflictError."""
-        expected = int(experiment.etag or "0", 16)
-        experiment.ClearField("etag")
-        experiment.update_time.GetCurrentTime()
+        write = write_of(experiment)
         if not validate_only:
-            name = experiment.name.removeprefix(PREFIX)
-            write = Write(EXPERIMENTS, name, experiment.SerializeToString(), expected)
             revision, *_ = await self._stored.write([write, *writes], since)
             experiment.etag = f"{revision:x}"
         return experiment
-
-
-def _all_set(given: pb.Experiment) -> FieldMask:
-    """A mask of the fields that a creation takes from what is given; output-only ones are ignored, as AIP-203 says."""
-    fixed = _OUTPUT_ONLY | {"name", "etag", "create_time", "update_time", "origin"}
-    return FieldMask(paths=[field.name for field, _ in given.ListFields() if field.name not in fixed])

@@ -7,9 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
-
-from google.protobuf.duration_pb2 import Duration
 
 from draftwood.admin.v1 import status_pb2 as pb
 from draftwood_memory.counters import MemoryCounters
@@ -84,14 +83,14 @@ class StatusServicer:
         reports, model = self._bridge.reports, self._ledger.model
         age = time.monotonic() - max(reports.at, self._started_at)
         status = pb.ServerStatus(
+            time=datetime.now(UTC) - timedelta(seconds=age),
             server_version=self._version,
             model=model.name,
             dtype=model.dtype,
             runner=model.runner_name,
             state=self._state(),
+            uptime=timedelta(seconds=max(reports.at - self._started_at, 0.0)),
         )
-        status.time.FromNanoseconds(round((time.time() - age) * 1e9))
-        status.uptime.CopyFrom(_duration(max(reports.at - self._started_at, 0.0)))
         tenants = reports.latest.tenants
         if principal.role is Role.OPERATOR:
             listed = [*tenants][-_LISTED_TENANTS:]
@@ -122,7 +121,7 @@ class StatusServicer:
             kv_pages_cached=report.kv.cached,
             kv_pages=report.kv.total,
             steps=report.engine.steps,
-            busy=_duration(report.engine.step_seconds),
+            busy=timedelta(seconds=report.engine.step_seconds),
             prompt_tokens=work.prompt_tokens - work.cached_prompt_tokens,
             cached_prompt_tokens=work.cached_prompt_tokens,
             tokens=work.written_tokens,
@@ -166,7 +165,7 @@ def _drafting(key: WorkKey, counts: WorkCounts) -> pb.DraftingStatus:
         decode_steps=counts.decode_steps,
         draft_tokens=counts.draft_tokens,
         accepted_tokens=counts.accepted_tokens,
-        draft_time=_duration(counts.draft_seconds),
+        draft_time=timedelta(seconds=counts.draft_seconds),
         disabled=counts.disabled,
     )
 
@@ -174,7 +173,7 @@ def _drafting(key: WorkKey, counts: WorkCounts) -> pb.DraftingStatus:
 def _store(counters: MemoryCounters, healthy: bool) -> pb.StoreStatus:
     return pb.StoreStatus(
         up=healthy,
-        lag=_duration(counters.last_lag),
+        lag=timedelta(seconds=counters.last_lag),
         pending_records=counters.outbox_records,
         dropped_records=counters.dropped,
         late_memories=counters.late,
@@ -193,9 +192,3 @@ def _seconds(request: pb.WatchStatusRequest) -> float:
         problem = f"must be {_LEAST_INTERVAL:g} to {_MOST_INTERVAL:g} seconds"
         raise InvalidInputError("interval", f"{seconds:g} s", problem)
     return seconds
-
-
-def _duration(seconds: float) -> Duration:
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration

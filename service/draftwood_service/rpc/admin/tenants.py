@@ -8,7 +8,7 @@ from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.rpc.admin.messages import apply_mask, change_audited, page_of, require_etag
 from draftwood_service.rpc.calls import Call
-from draftwood_tenants.catalog import Catalog
+from draftwood_tenants.catalog import Catalog, write_of
 from draftwood_tenants.identifiers import check_identifier
 from draftwood_tenants.reading import PREFIX, ServerLimits, read_tenant, tenant_of, under
 from draftwood_tenants.resources.base import TENANTS, ConflictError, Write
@@ -106,12 +106,13 @@ class TenantServicer:
         message = pb.Tenant()
         message.CopyFrom(given)
         message.name, message.origin = PREFIX + tenant, pb.RESOURCE_ORIGIN_API
-        message.ClearField("etag")
-        message.update_time.GetCurrentTime()
-        message.create_time.CopyFrom(message.update_time if current is None else current.create_time)
-        if validate_only:
-            return message
-        expected = 0 if current is None else int(current.etag, 16)
-        [revision] = await self._stored.write([Write(TENANTS, tenant, message.SerializeToString(), expected)])
-        message.etag = f"{revision:x}"
+        message.etag = "" if current is None else current.etag
+        if current is None:
+            message.create_time.GetCurrentTime()
+        else:
+            message.create_time.CopyFrom(current.create_time)
+        write = write_of(message)
+        if not validate_only:
+            [revision] = await self._stored.write([write])
+            message.etag = f"{revision:x}"
         return message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from typing import Any
+from datetime import timedelta
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.output import Finish, FinishReason
@@ -67,6 +67,14 @@ def finished(samples: SequenceOf[Sample], finishes: SequenceOf[Finish]) -> pb.Ge
             accepted_tokens=stats.accepted_tokens,
             accepted_by_depth=stats.accepted_by_depth,
             disabled_reason=stats.drafting_disabled_reason,
+            draft_time=timedelta(seconds=stats.draft_seconds),
+            step_time=timedelta(seconds=stats.step_seconds),
+            model_time=timedelta(seconds=stats.model_seconds),
+        ),
+        timings=pb.Timings(
+            queue=_between(stats.arrived_at, stats.first_scheduled_at),
+            prefill=_between(stats.first_scheduled_at, stats.first_token_at),
+            decode=_between(stats.first_token_at, stats.finished_at),
         ),
     )
     if len(samples) > 1:
@@ -74,12 +82,6 @@ def finished(samples: SequenceOf[Sample], finishes: SequenceOf[Finish]) -> pb.Ge
     for name, counts in stats.sources(request.strategy_name).items():
         source = message.drafting.by_source[name]
         source.draft_tokens, source.accepted_tokens = counts.verified, counts.accepted
-    _set_seconds(message.timings.queue, stats.first_scheduled_at - stats.arrived_at)
-    _set_seconds(message.timings.prefill, stats.first_token_at - stats.first_scheduled_at)
-    _set_seconds(message.timings.decode, stats.finished_at - stats.first_token_at)
-    _set_seconds(message.drafting.draft_time, stats.draft_seconds)
-    _set_seconds(message.drafting.step_time, stats.step_seconds)
-    _set_seconds(message.drafting.model_time, stats.model_seconds)
     return pb.GenerateResponse(finished=message)
 
 
@@ -93,5 +95,5 @@ def _sample_result(sample: Sample, finish: Finish) -> pb.SampleResult:
     )
 
 
-def _set_seconds(duration: Any, seconds: float) -> None:
-    duration.FromNanoseconds(max(0, round(seconds * 1e9)))
+def _between(start: float, end: float) -> timedelta:
+    return timedelta(seconds=max(0.0, end - start))

@@ -16,7 +16,7 @@ from draftwood_model_runner.runners.cuda.states.memory import MixerStates
 from draftwood_model_runner.runners.cuda.states.shapes import STATE_NODES
 from draftwood_model_runner.runners.cuda.steps.attention import power_of_2
 from draftwood_model_runner.runners.states.mixers import STEP, Mixer, MixerCall
-from draftwood_model_runner.runners.states.scanning import Scan, StateSpace, time_steps
+from draftwood_model_runner.runners.states.scanning import Convolution, Scan, StateSpace, time_steps
 
 _PROGRAMS = 2
 """Programs of a recurrence for each one of attention that runs side by side. Not tuned."""
@@ -34,14 +34,8 @@ class DeviceScan(Scan):
         super().__init__()
         self._states, self._arrays, self._machine = states, arrays, machine
 
-    def convolution(
-        self,
-        number: int,
-        inputs: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: str | None,
-    ) -> torch.Tensor:
+    def convolve_inputs(self, call: Convolution) -> torch.Tensor:
+        number, inputs, weight, bias, activation = call
         memory, arrays, tokens = self._states.convolutions[number], self._arrays, inputs.shape[2]
         channels, width = weight.shape
         output = inputs.new_empty(tokens, channels)

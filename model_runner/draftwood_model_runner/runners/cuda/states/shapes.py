@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from draftwood_model_runner.runners.states.mixers import STEP, Mixer, MixerCall
-from draftwood_model_runner.runners.states.scanning import Scan, StateSpace
+from draftwood_model_runner.runners.states.scanning import Convolution, Scan, StateSpace
 
 STATE_NODES = 32
 """Nodes of a draft tree whose inputs are kept for the next step: the largest tree of a sequence. Not tuned."""
@@ -90,14 +90,8 @@ class _Noting(Scan):
         convolutions = tuple(self._convolutions[number] for number in range(len(self._convolutions)))
         return MixerShape(convolutions, self._recurrence)
 
-    def convolution(
-        self,
-        number: int,
-        inputs: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: str | None,
-    ) -> torch.Tensor:
+    def convolve_inputs(self, call: Convolution) -> torch.Tensor:
+        number, inputs, weight, _, activation = call
         if number in self._convolutions or (activation is not None and activation not in _SILU):
             raise ValueError(f"its convolution {number} has activation {activation}, or is computed twice")
         if weight.shape[1] < 2:

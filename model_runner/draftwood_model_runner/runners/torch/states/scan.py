@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers.activations import ACT2FN
 
-from draftwood_model_runner.runners.states.scanning import Scan, StateSpace, time_steps
+from draftwood_model_runner.runners.states.scanning import Convolution, Scan, StateSpace, time_steps
 from draftwood_model_runner.runners.torch.states.kernels import ancestors, delta_rule, state_space
 from draftwood_model_runner.sampling.host.row_threads import in_threads, parts
 from draftwood_strategies.draft import Int32Array
@@ -107,14 +107,8 @@ class HostScan(Scan):
         self.ends: dict[tuple[str, int], torch.Tensor] = {}
         self.inputs: list[torch.Tensor] = []
 
-    def convolution(
-        self,
-        number: int,
-        inputs: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        activation: str | None,
-    ) -> torch.Tensor:
+    def convolve_inputs(self, call: Convolution) -> torch.Tensor:
+        number, inputs, weight, bias, activation = call
         kind, width, tokens = ("conv", number), weight.shape[1], inputs[0].t()
         mine = tokens[: self._step.size].to(weight.dtype)
         if width - 1:
