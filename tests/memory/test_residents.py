@@ -34,6 +34,7 @@ def opened(config: MemoryConfig, stored: bool = True) -> tuple[Residents, Reside
         ("idle", True),
         ("used lately", False),
         ("pinned", False),
+        ("unpinned again", True),
         ("not loaded yet", False),
         ("strategies without the records", False),
         ("records that the store lacks", False),
@@ -43,7 +44,11 @@ def opened(config: MemoryConfig, stored: bool = True) -> tuple[Residents, Reside
 def test_an_idle_memory_is_evicted_if_the_store_can_give_it_back(case: str, evicted: bool) -> None:
     config = MemoryConfig(idle_seconds=60.0 if case == "used lately" else 9.0)
     residents, resident = opened(config, stored=case != "no store")
-    resident.pins = int(case == "pinned")
+    if "pinned" in case:
+        residents.pin(T)
+    if case == "unpinned again":
+        residents.unpin(resident)
+    resident.used_at -= 10.0
     resident.loaded = case != "not loaded yet"
     if case == "strategies without the records":
         resident.unbuilt[StrategyKey("trie")] = Future()
@@ -64,9 +69,10 @@ def test_of_too_many_one_that_a_request_waits_for_stays_for_a_moment(waited: flo
 
 
 def test_the_memory_that_was_used_last_stays_even_if_it_is_too_large() -> None:
-    residents, first = opened(MemoryConfig(max_bytes=1))
-    last = residents.open(MemoryName("t", "x/a"))
-    for resident in (first, last):
+    residents, _ = opened(MemoryConfig(max_bytes=1))
+    residents.open(MemoryName("t", "x/a"))
+    last = residents.open(MemoryName("t", "x/b"))
+    for resident in residents.all():
         resident.add(Held(Record(Kind.OUTPUT, tokens_of(*numbers(9)), 1)))
     residents.evict(frozenset())
     assert residents.all() == [last]

@@ -15,8 +15,20 @@ from draftwood_memory.fair_share import surplus
 from draftwood_memory.operations import ExportMemory, FillMemory, FillProgress
 from draftwood_memory.records import Kind
 from draftwood_memory.store.clock import StoreClock
+from draftwood_memory.store.eviction import make_room
+from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import memories_key
-from tests.memory.helpers import FINGERPRINT, agreed, learn_output, log_of, numbers, perform, replicas, until
+from tests.memory.helpers import (
+    FINGERPRINT,
+    agreed,
+    learn_output,
+    log_of,
+    numbers,
+    perform,
+    replicas,
+    stream_of,
+    until,
+)
 from tests.memory.servers import Valkey
 
 DAY = 24 * 3600.0
@@ -134,6 +146,41 @@ async def test_a_year_of_tenants_in_a_small_store(monkeypatch: pytest.MonkeyPatc
             assert server.client.zcard(memories_key(FINGERPRINT)) < 3 * 100
         async with replicas(1, server.url) as [later]:
             assert len(await perform(ExportMemory(MemoryName("reader")), later)) == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_full", "gone"),
+    [
+        (0.05, False, 0),  # the store is not nearly full
+        (0.5, False, 1),
+        (1.5, False, 2),
+        (2.5, False, 3),
+        (0.0, True, 1),  # a tenth of all, if the limit is not known
+    ],
+)
+async def test_who_was_not_used_for_a_day_gives_way_and_then_who_has_most(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch, wanted: float, is_full: bool, gone: int
+) -> None:
+    """Memories of the same size in the order in which they go, with the hours since they were used."""
+    in_turn = {"older:": 72.0, "old:": 25.0, "loud:x": 23.0, "small:": 23.9, "loud:y": 2.0, "loud:": 1.0}
+    async with replicas(1, server.url) as [memory]:
+        for name in in_turn:
+            tenant, arm = name.split(":")
+            await learn_output(memory, tenant, numbers(1000), arm)
+        await until(lambda: not memory.outbox.pending)
+        used = {f"{FINGERPRINT}:{name}": time.time() - 3600 * hours for name, hours in in_turn.items()}
+        server.client.zadd(memories_key(FINGERPRINT), used)
+        size = server.client.memory_usage(stream_of(memory, "small"))
+
+        async def fill(_: Memories) -> tuple[float, float]:
+            return (0.0, 0.0) if is_full else ((0.75 + wanted) * size, size)
+
+        monkeypatch.setattr(Memories, "fill", fill)
+        assert memory.memories is not None
+        await asyncio.wrap_future(memory.thread.submit(make_room(memory.memories, FINGERPRINT, is_full)))
+        keys = {stream_of(memory, *name.split(":")): name for name in in_turn}
+        left = [name for key, name in keys.items() if server.client.exists(key)]
+        assert left == [*in_turn][gone:]
 
 
 async def test_the_list_of_memories_does_not_grow_for_ever(server: Valkey) -> None:

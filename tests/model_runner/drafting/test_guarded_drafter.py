@@ -222,7 +222,8 @@ def test_a_strategy_gets_a_prompt_of_its_own() -> None:
         return plugin
 
     plugin.start = start  # type: ignore[method-assign]
-    _, sequence = guarded(plugin)
+    drafter, sequence = guarded(plugin)
+    assert len(drafter.propose(4)) == 2
     assert sequence.request.prompt.tolist() == [1, 2, 3]
 
 
