@@ -163,6 +163,7 @@ def test_pings_of_the_client_are_within_what_the_server_accepts() -> None:
     assert server["grpc.keepalive_permit_without_calls"] == 1
 
 
+@pytest.mark.system
 async def test_new_addresses_of_a_name_are_found_though_they_change_every_few_seconds() -> None:
     hosts = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
     names, port = NameServer([]), free_port(hosts)

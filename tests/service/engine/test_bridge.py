@@ -179,7 +179,7 @@ async def test_a_reader_that_stops_is_paused_until_it_has_caught_up() -> None:
     engine = FakeEngine(max_running=1)
     async with running(engine) as bridge:
         stream, other = bridge.admit(), bridge.admit()
-        stream.submit(sample(10_000))
+        stream.submit(sample(2_000))
         await until(lambda: engine.paused == 1)
         assert stream.paused
         other.submit(sample(4))
@@ -189,7 +189,7 @@ async def test_a_reader_that_stops_is_paused_until_it_has_caught_up() -> None:
         await asyncio.sleep(0.01)
         assert (engine.steps, engine.paused) == (steps, 1)
         rest = await drained(stream)
-        assert missed.token_ids + rest.token_ids == [97 + i % 26 for i in range(10_000)]
+        assert missed.token_ids + rest.token_ids == [97 + i % 26 for i in range(2_000)]
         assert stream.samples[0].stats.pauses >= 1
         stream.close()
         other.close()

@@ -216,6 +216,7 @@ async def test_routes_that_are_not_served_are_errors_of_the_package(client: Asyn
     assert (refused.value.status_code, refused.value.code) == (405, "method_not_supported")
 
 
+@pytest.mark.system
 async def test_more_prompts_than_there_are_places(client: AsyncOpenAI) -> None:
     prompts = [f"Order {number}" for number in range(128)]
     answer = await client.completions.create(model=MODEL, prompt=prompts, max_tokens=4, temperature=0, n=1)
