@@ -170,7 +170,7 @@ async def test_who_was_not_used_for_a_day_gives_way_and_then_who_has_most(
         await until(lambda: not memory.outbox.pending)
         used = {f"{FINGERPRINT}:{name}": time.time() - 3600 * hours for name, hours in in_turn.items()}
         server.client.zadd(memories_key(FINGERPRINT), used)
-        size = server.client.memory_usage(stream_of(memory, "small"))
+        size = server.client.memory_usage(stream_of(memory, "small")) or 0
 
         async def fill(_: Memories) -> tuple[float, float]:
             return (0.0, 0.0) if is_full else ((0.75 + wanted) * size, size)
