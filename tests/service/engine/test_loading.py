@@ -20,6 +20,7 @@ from tests.model_runner.sequences import make_sequence
 TOKENS = 40
 
 
+@pytest.mark.system
 def test_strategies_draft_from_the_text_that_the_model_wrote(tmp_path: Path) -> None:
     settings = Settings(own_text_tokens=TOKENS, model_cache_folder=tmp_path)
     with loaded(settings, lambda: None, "") as found:
