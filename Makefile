@@ -18,7 +18,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF
 # Bytecode is kept, whatever the environment says: to compile all tests takes each process ten seconds.
 PYTEST := $(TEST_ENV) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized mutants stream-cost peers clean image-test install-test screenshots
+.PHONY: coverage sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized mutants stream-cost peers clean image-test install-test screenshots
 
 
 help:  ## List the targets
@@ -206,6 +206,16 @@ test-quantized: $(STAMP) build/quantized  ## Checkpoints with quantized weights,
 build/quantized:
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@ \
 		torchao==0.18.0 compressed-tensors==0.20.0 loguru==0.7.3 bitsandbytes==0.50.2
+
+# Coverage has a folder of its own. It sees neither what numba compiles nor processes that tests start.
+coverage: $(STAMP) build/coverage/packages  ## Lines and branches that the fast tests run, in build/coverage/report; STAGE=system adds those of another stage
+	PYTHONPATH=build/coverage/packages $(PYTEST) -n 2 --dist worksteal $(if $(STAGE),-m $(STAGE) --cov-append) --cov --cov-report html:build/coverage/report
+	PYTHONPATH=build/coverage/packages $(BIN)/python -m coverage report >build/coverage/report.txt
+	tail -1 build/coverage/report.txt
+
+build/coverage/packages: pyproject.toml
+	$(PIP) --no-deps --group coverage --target $@ --upgrade
+	touch $@
 
 # Cosmic Ray has an environment of its own. It changes the file in place, and puts it back; what the mutants compile is kept
 # apart.

@@ -20,14 +20,16 @@ TARGETS = {
 
 GPU_SIM = ("tests/model_runner/runners/cuda/", "tests/benchmarks/test_kernels.py")
 SYSTEM = (
+    "tests/benchmarks/harness/test_models.py",
+    "tests/benchmarks/harness/test_widen.py",
     "tests/benchmarks/load/test_command.py",
     "tests/benchmarks/speed/test_command.py",
     "tests/benchmarks/speed/test_never_slower.py",
     "tests/benchmarks/test_lossless.py",
     "tests/benchmarks/test_quality.py",
     "tests/benchmarks/test_step.py",
-    "tests/client/test_console_script.py",
     "tests/client/languages/",
+    "tests/client/test_console_script.py",
     "tests/distributions/test_client.py",
     "tests/distributions/test_core.py",
     "tests/distributions/test_extras.py",
@@ -37,21 +39,27 @@ SYSTEM = (
     "tests/memory/test_connections.py",
     "tests/memory/test_failover.py",
     "tests/memory/test_stop.py",
+    "tests/model_runner/runners/test_own_attention.py",
+    "tests/model_runner/sampling/test_grammar_tokenizers.py",
+    "tests/model_runner/test_latents.py",
+    "tests/model_runner/test_own_text.py",
+    "tests/model_runner/test_windows.py",
     "tests/security/",
     "tests/service/audits/test_real_engine.py",
     "tests/service/engine/test_process.py",
+    "tests/service/experiments/statistics/test_error_rates.py",
+    "tests/service/experiments/test_lossless.py",
     "tests/service/gateway/test_langchain.py",
     "tests/service/gateway/test_page.py",
     "tests/service/gateway/test_tools.py",
-    "tests/service/experiments/statistics/test_error_rates.py",
-    "tests/service/experiments/test_lossless.py",
     "tests/service/test_any_user.py",
     "tests/service/test_commands.py",
     "tests/service/test_store_faults.py",
     "tests/system/",
+    "tests/tenants/resources/test_lost.py",
     "tests/tools/test_sweep_models.py",
 )
-"""Folders, with a slash at the end, and files of real processes and faults."""
+"""Folders, with a slash at the end, and files of real processes and faults, and of what few models have."""
 
 FAST_FAMILIES = (("llama", "torch"), ("llama", "openvino"), ("qwen3", "openvino"))
 """Values of the parameters `family` and `runner`, torch if there is none, whose tests are fast."""

@@ -146,6 +146,7 @@ def test_a_server_that_cannot_be_reached() -> None:
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED])
+@pytest.mark.system
 def test_a_caller_who_may_not_watch(code: grpc.StatusCode) -> None:
     with FakeStatus(error=(code, "not for you")) as server:
         result = run("--once", "--target", server.target)
@@ -223,6 +224,7 @@ def test_a_sparkline() -> None:
     assert sparkline([]) == ""
 
 
+@pytest.mark.system
 def test_the_live_screen_takes_keys_and_ends() -> None:
     with FakeStatus(sample(1), sample(2)) as server:
         with Terminal("top", target=server.target) as terminal:
@@ -240,6 +242,7 @@ def test_the_live_screen_takes_keys_and_ends() -> None:
             assert "Traceback" not in terminal.shown
 
 
+@pytest.mark.system
 def test_lines_of_json_until_the_reader_ends() -> None:
     arguments = ("top", "--json", "--interval", "0.5")
     with FakeStatus(sample(1), sample(2)) as server, Terminal(*arguments, target=server.target) as terminal:

@@ -72,6 +72,7 @@ async def test_what_was_learned_before_the_store_was_reached_has_its_age_by_the_
         assert abs(record.learned_at - right()) < 60
 
 
+@pytest.mark.system
 async def test_what_is_too_old_by_the_stores_clock_goes(server: Valkey) -> None:
     config = MemoryConfig(max_age=3.0)
     async with replicas(1, server.url, config=config) as [memory]:

@@ -201,7 +201,8 @@ def test_min_tokens_suppresses_the_end() -> None:
         assert sequence.output == expected
 
 
-@pytest.mark.parametrize("runner", ["torch", pytest.param("openvino", marks=pytest.mark.system)])
+@pytest.mark.system
+@pytest.mark.parametrize("runner", ["torch", "openvino"])
 def test_adaptive_budget_changes_no_token(runner: str) -> None:
     model = served("bundled", runner)
     engine = Engine(model, EngineConfig(max_draft_nodes=32))

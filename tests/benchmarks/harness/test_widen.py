@@ -41,7 +41,7 @@ def difference(small: Any, large: Any) -> float:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.system)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_added_tokens_are_never_among_the_most_probable(small: Any, dtype: torch.dtype) -> None:
     """Nor among the 20 of which default sampling chooses: text, drafts and drawn tokens stay those of the model."""
     large = widen(small, Shape(320, 7, 5, 768), dtype, vocabulary=20_000)

@@ -71,7 +71,7 @@ def entry(cache: Path) -> Path:
     [
         ("float32", "as-is"),
         pytest.param("bfloat16", "as-is", marks=[needs_bfloat16, pytest.mark.system]),
-        ("float32", "int8"),
+        pytest.param("float32", "int8", marks=pytest.mark.system),
         pytest.param("float32", "int4", marks=pytest.mark.system),
     ],
 )
@@ -99,7 +99,7 @@ def test_a_model_in_the_cache_needs_no_modelling_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "damage"),
     [
-        ("model.bin", "flipped"),
+        pytest.param("model.bin", "flipped", marks=pytest.mark.system),
         pytest.param("facts.json", "flipped", marks=pytest.mark.system),
         pytest.param("model.xml", "cut", marks=pytest.mark.system),
         ("trial.npy", "missing"),
@@ -131,6 +131,7 @@ def test_a_damaged_entry_is_written_anew(
     assert len(conversions) == 1
 
 
+@pytest.mark.system
 def test_an_entry_that_computes_something_else_is_not_used(
     tmp_path: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.model_runner.sequences import make_sequence
 TOKENS = 40
 
 
+@pytest.mark.system
 def test_strategies_draft_from_the_text_that_the_model_wrote(tmp_path: Path) -> None:
     settings = Settings(own_text_tokens=TOKENS, model_cache_folder=tmp_path)
     with loaded(settings, lambda: None, "") as found:
@@ -37,6 +39,7 @@ def test_strategies_draft_from_the_text_that_the_model_wrote(tmp_path: Path) -> 
         assert strategy.mixer.of_model.shape[0] > 0
         engine.close()
     assert [file.name for file in tmp_path.glob("own-text-*")] == [f"own-text-{found.info.fingerprint}-{TOKENS}.npy"]
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # else the engine's watchdog has it for all tests of this process
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.3])

@@ -6,9 +6,11 @@ import asyncio
 import json
 import socket
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from draftwood_client.cli.options import ServerOptions
 from draftwood_service.gateway.command import _opener
@@ -18,6 +20,12 @@ from tests.service.gateway.listening import Listening, listening, post
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LONG: dict[str, Any] = {"prompt": "Hi", "max_tokens": 2000}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_gateway() -> AsyncIterator[Listening]:
+    async with serving() as served, listening(served.server.address) as gateway:
+        yield gateway
 
 
 def slow_engine(step_seconds: float = 0.01, max_running: int = 4) -> FakeEngine:
@@ -270,11 +278,11 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
         (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, None, "messages[0].content", "messages[0]"),
     ],
 )  # fmt: skip
+@pytest.mark.asyncio(loop_scope="module")
 async def test_errors_name_what_the_caller_wrote(
-    path: str, fields: dict[str, Any], code: str | None, param: str, begins: str
+    shared_gateway: Listening, path: str, fields: dict[str, Any], code: str | None, param: str, begins: str
 ) -> None:
-    async with serving() as served, listening(served.server.address) as gateway:
-        status, answer = await gateway.posted(path, {"max_tokens": 4, **fields})
+    status, answer = await shared_gateway.posted(path, {"max_tokens": 4, **fields})
     error = answer["error"]
     assert (status, error["code"], error["param"]) == (400, code, param)
     assert error["message"].startswith(begins)

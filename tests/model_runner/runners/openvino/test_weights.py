@@ -106,6 +106,7 @@ def check_same(sequences: list[Sequence], kind: Kind, expected: list[list[int]])
         assert redecoding.difference is None or redecoding.difference.margin < 2.0**-6  # as audits judge
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_change_no_token(kind: Kind, sampling: SamplingParams) -> None:
