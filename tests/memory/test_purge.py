@@ -103,6 +103,15 @@ async def test_a_store_that_went_back_behind_a_purge_is_purged_again(
         assert await agreed([later], "t") == [numbers(5)]
 
 
+async def test_a_purge_holds_in_a_store_whose_clock_went_back(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        await learn_output(memory, "t", numbers(20))
+        await agreed([memory], "t")
+        ahead = resident(memory, "t").generation = 10**17  # of a purge that the store has lost since
+        await perform(PurgeMemory("t"), memory)
+        assert (log_of(memory, "t"), resident(memory, "t").generation) == ([], ahead + 1)
+
+
 async def test_a_purge_makes_room_in_a_full_store(server: Valkey) -> None:
     async with replicas(1, server.url) as [memory]:
         for start in range(30):

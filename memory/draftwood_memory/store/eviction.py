@@ -24,8 +24,8 @@ _RECENT_SECONDS = 24 * 3600.0
 """A memory that was used since then is deleted only if its tenant has more than its share. Not tuned."""
 
 
-async def make_room(memories: Memories, fingerprint: str, is_full: bool) -> int:
-    """Deletes memories of all models if the store is nearly full; returns how many. Raises MemoryStoreError.
+async def make_room(memories: Memories, fingerprint: str, is_full: bool) -> None:
+    """Deletes memories of all models if the store is nearly full. Raises MemoryStoreError.
 
     Args:
         fingerprint: of a model that this process serves.
@@ -33,7 +33,7 @@ async def make_room(memories: Memories, fingerprint: str, is_full: bool) -> int:
     """
     used, limit = await memories.fill()
     if not is_full and used <= _NEARLY_FULL * limit:
-        return 0
+        return
     models = {fingerprint, *map(fingerprint_of, await memories.catalogue.kinds())}
     used_at = dict(await memories.catalogue.by_use(models))
     stored = [one for one in await memories.info([*used_at]) if not one.newer]
@@ -45,7 +45,6 @@ async def make_room(memories: Memories, fingerprint: str, is_full: bool) -> int:
     freed = sum(one.bytes for one in chosen)
     text = "the store is nearly full: %d of %d memories were deleted, those used longest ago first; %.1f of %.1f MiB"
     _log.warning(text, len(chosen), len(stored), freed / 2**20, total / 2**20)
-    return len(chosen)
 
 
 def _chosen(stored: list[StoredMemory], used_at: dict[str, float], recent: float, wanted: int) -> list[StoredMemory]:

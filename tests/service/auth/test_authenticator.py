@@ -81,6 +81,8 @@ async def test_each_kind_alone_refuses_the_others(key: str, auth_file: Path, iss
 async def test_alternative_names_count_before_common_ones(auth_file: Path) -> None:
     keys = Authenticator(AuthSettings(auth_file=auth_file))
     assert keys.uses_certificates
+    auth_file.with_name("none.yaml").write_text("keys: []")
+    assert not Authenticator(AuthSettings(auth_file=auth_file.with_name("none.yaml"))).uses_certificates
     assert (await keys.principal(None, CERTIFICATE)).role is Role.CALLER
     assert (await keys.principal(None, CertificateNames((), CERTIFICATE.common))).role is Role.OPERATOR
 

@@ -60,7 +60,7 @@ async def test_a_request_reserves_in_two_parts_and_counts_once(kind: str, server
         await quota.settled()
         assert await used(limiter, LIMITS) == {"requests_per_minute": 1, "tokens_per_minute": 50}
         other = RequestQuota(limiter, "t", LIMITS)
-        await other.enter(2)
+        await other.enter(49)
         with pytest.raises(QuotaExceededError) as caught:
             await other.reserve_tokens(51)
         assert (caught.value.limit, caught.value.used, caught.value.needed) == ("tokens_per_minute", 50, 51)
@@ -69,6 +69,7 @@ async def test_a_request_reserves_in_two_parts_and_counts_once(kind: str, server
             await other.reserve_tokens(101)  # more than the whole limit, with what is reserved already
         assert caught.value.retry_seconds is None
         await other.reserve_tokens(50)
+        assert (await used(limiter, LIMITS))["tokens_per_minute"] == 100
 
 
 async def test_a_request_that_is_not_queued_is_not_counted(kind: str, server: Valkey) -> None:
