@@ -1,4 +1,5 @@
-"""The children of the nodes of a tree: looked up by token, and trees merged by shared prefix.
+"""The children of the nodes of a tree: looked up by token, and trees merged by shared prefix; and the frontier of a
+draft: the nodes that may be drafted next.
 
 Trees come as `tokens` and `parents`, int32[n] each, a parent before its children; `NO_NODE` is the parent of the first
 level. Children are chained as in any trie of first-child and next-sibling links.
@@ -10,8 +11,8 @@ from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
-from draftwood_strategies.native import Int32Array, Integer, compiled
-from draftwood_strategies.structs import record_dtype
+from draftwood_strategies.native import Int32Array, Integer, Real, compiled
+from draftwood_strategies.structs import copy_record, record_dtype
 
 NO_NODE = -1
 """The parent of a node of the first level; the child of a node that has none."""
@@ -95,3 +96,31 @@ def insert(index: TreeIndex, size: int, tokens: Int32Array, parents: Int32Array,
             link(index, node, above)
         located[i] = node
     return size
+
+
+FRONTIER_ENTRY = record_dtype(score=np.float32, node=np.int32)
+"""A node's score and its number."""
+Frontier: TypeAlias = Annotated[Any, FRONTIER_ENTRY]
+"""FRONTIER_ENTRY[k]; the frontier are those from `begin` to `end`, the best score first."""
+
+
+@compiled
+def takes(frontier: Frontier, begin: int, end: int, wanted: Integer, score: Real) -> bool:
+    """Whether a node of this score is among the `wanted` best."""
+    return bool(end - begin < wanted or score > frontier[end - 1].score)
+
+
+@compiled
+def offer(frontier: Frontier, begin: int, end: int, wanted: Integer, score: Real, node: Integer) -> int:
+    """Puts a node into the frontier if it is among the `wanted` best; returns the new end."""
+    if not takes(frontier, begin, end, wanted, score):
+        return end
+    if end - begin == wanted:
+        end -= 1
+    at = end
+    while at > begin and frontier[at - 1].score < score:
+        copy_record(frontier[at], frontier[at - 1])
+        at -= 1
+    frontier[at].score = score
+    frontier[at].node = node
+    return end + 1

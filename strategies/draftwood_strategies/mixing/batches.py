@@ -68,7 +68,6 @@ def draft_all(
     source_scores: Float32Array,
     source_begins: Int32Array,
     take_part: Int32Array,
-    weights_address: Integer,
     table: Int32Array,
     of_model: Int32Array,
     workspaces_address: Integer,
@@ -83,16 +82,16 @@ def draft_all(
         sequences: int64[s], the addresses of their `SequenceArrays`, which have space.
         budgets: int32[s], the most nodes of each draft.
         source_tokens to take_part: as in `SourceDrafts`.
-        weights_address, workspaces_address: of `Weights` and `Workspaces`.
+        workspaces_address: of `Workspaces`.
         table, of_model: int32[r, COLUMNS], the tenant's successor table and the model's; without rows, none.
         tokens, parents, scores, begins: as in `DraftTrees`, with space for all budgets.
     """
     sources = SourceDrafts(source_tokens, source_parents, source_scores, source_begins, take_part)
-    weights, workspaces = arrays_at(Weights, weights_address), arrays_at(Workspaces, workspaces_address)
+    workspaces = arrays_at(Workspaces, workspaces_address)
     end = 0
     for s in range(sequences.shape[0]):
         one = arrays_at(SequenceArrays, sequences[s])
-        n, draft = _draft(one, s, budgets[s], sources, weights, table, of_model, workspaces), one.draft
+        n, draft = _draft(one, s, budgets[s], sources, table, of_model, workspaces), one.draft
         for node in range(n):
             tokens[end + node], parents[end + node] = draft.tokens[node], draft.parents[node]
             scores[end + node] = draft.scores[node]
@@ -106,7 +105,6 @@ def _draft(
     s: int,
     budget: Integer,
     sources: SourceDrafts,
-    weights: Weights,
     table: Int32Array,
     of_model: Int32Array,
     workspaces: Workspaces,
@@ -121,6 +119,7 @@ def _draft(
         tokens, parents, scores = sources.tokens[first:last], sources.parents[first:last], sources.scores[first:last]
         size = add_source(trees, size, source, tokens, parents, scores, workspaces.draft.located)
     rows, model_rows = (table, of_model) if active[TABLE] else (table[:0], of_model[:0])
+    weights = arrays_at(Weights, one.state[0].weights)
     n = expand(trees, weights, workspaces.draft, rows, model_rows, one.tail, one.draft, budget)
     if active[TABLE] and one.state[0].tops >= 0 and n < budget:
         n = fill(one.top[: one.state[0].tops], one.draft, n, budget, workspaces.fill)
@@ -140,7 +139,6 @@ def learn_all(
     verified_parents: Int32Array,
     top_tokens: Int32Array,
     verified_begins: Int32Array,
-    weights_address: Integer,
     table_address: Integer,
     of_model: Int32Array,
     notes: bool,
@@ -151,14 +149,14 @@ def learn_all(
     Args:
         sequences: as in `draft_all`, with space for `top_tokens`.
         accepted to verified_begins: as in `Verified`.
-        weights_address, table_address, workspaces_address: of `Weights`, `TableArrays` and `Workspaces`.
+        table_address, workspaces_address: of `TableArrays` and `Workspaces`.
         of_model: int32[r, COLUMNS], the model's successor table, from which nothing is changed.
-        notes: the tenant's table learns here, too.
+        notes: the table is that of the tenant, and learns here, too.
 
     Returns:
         The sequence to go on with after the table has grown; s after the last one.
     """
-    weights, table = arrays_at(Weights, weights_address), arrays_at(TableArrays, table_address)
+    table = arrays_at(TableArrays, table_address)
     workspace = arrays_at(Workspaces, workspaces_address).draft
     for s in range(first, sequences.shape[0]):
         one = arrays_at(SequenceArrays, sequences[s])
@@ -166,10 +164,10 @@ def learn_all(
         begin, end = verified_begins[s], verified_begins[s + 1]
         tokens, parents = verified_tokens[begin:end], verified_parents[begin:end]
         if one.state[0].drafted >= 0:
-            _learn(one, known, tokens, parents, written, weights, table.rows, of_model, workspace)
+            _learn(one, known, tokens, parents, written, table.rows, of_model, workspace)
         tops = top_tokens[begin:end] if with_top else top_tokens[:0]
         _keep_top(one, with_top, tops)
-        if notes:
+        if notes and one.state[0].learns:
             note(table, one.tail, tokens[: tops.shape[0]], parents, tops)
         _move_on(one.tail, written)
         if notes and wants_growth(table):
@@ -184,7 +182,6 @@ def _learn(
     tokens: Int32Array,
     parents: Int32Array,
     written: Int32Array,
-    weights: Weights,
     table: Int32Array,
     of_model: Int32Array,
     workspace: Workspace,
@@ -199,6 +196,7 @@ def _learn(
     else:
         attribute_all(one.draft, one.state[0].drafted, written, one.counts)
     rows, model_rows = (table, of_model) if one.active[TABLE] else (table[:0], of_model[:0])
+    weights = arrays_at(Weights, one.state[0].weights)
     learn(one.trees, weights, workspace, rows, model_rows, one.tail, written, one.active)
 
 

@@ -22,7 +22,7 @@ from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights, chance_
 from draftwood_strategies.native import Float32Array, Float64Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.structs import record_dtype
 from draftwood_strategies.successors import ORDERS, STEADY, STEADY_BINS, WIDTH, extended, find
-from draftwood_strategies.tree_index import NO_NODE
+from draftwood_strategies.tree_index import FRONTIER_ENTRY, NO_NODE, Frontier
 
 NONE_OF_THESE = -1
 """The token of candidate 0."""
@@ -55,8 +55,7 @@ class Workspace(NamedTuple):
         levels: int32[SOURCES], each source's confidence level.
         left: float64[SOURCES], the logarithm of what each source leaves over.
         items: ITEM[k].
-        frontier: int32[budget + 1], items that may be drafted next, from the number of drafted nodes on, the best
-            first.
+        frontier: FRONTIER_ENTRY[budget + 1], items that may be drafted next, from the number of drafted nodes on.
         located: int32[n], where the nodes of another tree are.
     """
 
@@ -72,7 +71,7 @@ class Workspace(NamedTuple):
     levels: Int32Array
     left: Float64Array
     items: Annotated[Any, ITEM]
-    frontier: Int32Array
+    frontier: Frontier
     located: Int32Array
 
 
@@ -91,7 +90,7 @@ def workspace_for(budget: int, largest: int) -> Workspace:
         levels=np.empty(SOURCES, np.int32),
         left=np.empty(SOURCES, np.float64),
         items=np.empty(64 * budget + _MOST_CANDIDATES, ITEM),
-        frontier=np.empty(budget + 1, np.int32),
+        frontier=np.empty(budget + 1, FRONTIER_ENTRY),
         located=np.empty(largest, np.int32),
     )
 

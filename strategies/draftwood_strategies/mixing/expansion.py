@@ -14,7 +14,7 @@ from draftwood_strategies.mixing.sources.source_trees import SourceTrees
 from draftwood_strategies.mixing.weights import Weights
 from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.successors import read_context
-from draftwood_strategies.tree_index import NO_NODE
+from draftwood_strategies.tree_index import NO_NODE, offer, takes
 
 
 class MixedDraft(NamedTuple):
@@ -54,18 +54,25 @@ def expand(
     node: Integer = NO_NODE
     score: Real = 1.0
     for drafted in range(budget):
-        begin, wanted = drafted, budget - drafted
-        if end - begin < wanted or score > items[frontier[end - 1]].score:
+        wanted = budget - drafted
+        if takes(frontier, drafted, end, wanted, score):
             read_context(tail, draft.tokens, draft.parents, parent, 0, workspace.context)
             n, _, _ = collect(trees, weights, workspace, rows, of_model, node)
             to_probabilities(workspace.logits, n, workspace.probabilities)
             for i in range(1, n):
-                made, end = _offer(
-                    trees, workspace, i, parent, score * workspace.probabilities[i], wanted, made, begin, end
-                )
-        if begin == end:
+                new_score = score * workspace.probabilities[i]
+                if made < items.shape[0] and takes(frontier, drafted, end, wanted, new_score):
+                    item, tree_node = items[made], workspace.nodes[i]
+                    item.token = workspace.tokens[i]
+                    item.parent = parent
+                    item.node = tree_node if tree_node >= 0 else OUTSIDE
+                    item.source = dominant_source(trees, workspace, i)
+                    item.score = new_score
+                    end = offer(frontier, drafted, end, wanted, new_score, made)
+                    made += 1
+        if drafted == end:
             return drafted
-        best = items[frontier[begin]]
+        best = items[frontier[drafted].node]
         draft.tokens[drafted] = best.token
         draft.parents[drafted] = best.parent
         draft.sources[drafted] = best.source
@@ -73,37 +80,3 @@ def expand(
         draft.scores[drafted] = score
         parent, node = drafted, best.node
     return int(budget)
-
-
-@compiled
-def _offer(
-    trees: SourceTrees,
-    workspace: Workspace,
-    i: int,
-    parent: int,
-    score: Real,
-    wanted: int,
-    made: int,
-    begin: int,
-    end: int,
-) -> tuple[int, int]:
-    """Puts candidate i into the frontier if it is among the `wanted` best; returns the new `made` and `end`."""
-    items, frontier = workspace.items, workspace.frontier
-    if end - begin == wanted:
-        if score <= items[frontier[end - 1]].score:
-            return made, end
-        end -= 1
-    if made == items.shape[0]:
-        return made, end
-    item, node = items[made], workspace.nodes[i]
-    item.token = workspace.tokens[i]
-    item.parent = parent
-    item.node = node if node >= 0 else OUTSIDE
-    item.source = dominant_source(trees, workspace, i)
-    item.score = score
-    at = end
-    while at > begin and items[frontier[at - 1]].score < score:
-        frontier[at] = frontier[at - 1]
-        at -= 1
-    frontier[at] = made
-    return made + 1, end + 1

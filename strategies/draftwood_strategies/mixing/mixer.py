@@ -14,11 +14,11 @@ from draftwood_strategies.base import Feedback, StepFeedback, Successors
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees, tree_arrays
 from draftwood_strategies.mixing.batches import SourceDrafts, Verified, Workspaces, draft_all, learn_all
 from draftwood_strategies.mixing.candidates import workspace_for
-from draftwood_strategies.mixing.sequence import MixedSequence
+from draftwood_strategies.mixing.sequence import UNKNOWN, empty_draft, empty_trees, new_sequence
 from draftwood_strategies.mixing.unused_nodes import fill_workspace_for
 from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights, prior_weights
 from draftwood_strategies.native import Int32Array, Int64Array, sizes_between
-from draftwood_strategies.structs import Struct
+from draftwood_strategies.structs import Struct, addresses_of
 from draftwood_strategies.successors import COLUMNS, WIDTH, SuccessorTable, has_layout, table_arrays
 
 NO_ROWS = np.empty((0, COLUMNS), np.int32)
@@ -26,6 +26,8 @@ _NO_NODES = np.empty(0, np.int32)
 _NO_TOP_TOKENS = np.empty((0, WIDTH), np.int32)
 _LEAST = 64
 """Nodes that workspaces have space for."""
+_LEAST_NODES, _LEAST_TOPS = 16, 17
+"""Of a draft, and of a verified tree, that a sequence has space for once it has any."""
 
 
 def checked_rows(table: Successors) -> Int32Array:
@@ -89,29 +91,17 @@ class Mixer:
             take_part: int32[SOURCES + 1, s], 1 where a source, the table last, takes part in a draft.
             budgets: int32[s], the most nodes of each draft.
         """
-        if len(sequences) > 1 and not all(one.learns for one in sequences):
-            return DraftTrees.of(
-                [
-                    one.draft(
-                        [source[i] if take_part[number, i] else None for number, source in enumerate(trees)],
-                        bool(take_part[TABLE, i]),
-                        int(budgets[i]),
-                    )
-                    for i, one in enumerate(sequences)
-                ]
-            )
         sources = _source_drafts(trees, take_part, len(sequences))
         sizes = sources.begins[:, 1:] - sources.begins[:, :-1]
         nodes, merged = int(budgets.max()), int(sizes.sum(axis=0).max()) if trees else 0
         for one in sequences:
-            one.state.reserve(nodes, merged)
+            one.reserve(nodes, merged)
         self._reserve(nodes, int(sizes.max()) if trees else 0)
         arrays = tree_arrays(len(sequences), int(budgets.sum()))
         draft_all(
-            _addresses_of(sequences),
+            addresses_of([one.struct for one in sequences]),
             budgets,
             *sources,
-            sequences[0].learned.address,
             self._rows(),
             self.of_model,
             self._workspaces.address,
@@ -132,41 +122,39 @@ class Mixer:
             accepted, begins: as in `BatchStrategy.observe_all`.
             feedback: None where all of each draft was verified and the predictions are not known.
         """
-        foreign = self.table is not None and not isinstance(self.table, SuccessorTable)
-        if len(sequences) > 1 and (foreign or not all(one.learns for one in sequences)):
-            for i, one in enumerate(sequences):
-                own = None if feedback is None else feedback.feedback(i, WIDTH)
-                one.observe(accepted[begins[i] : begins[i + 1]], own)
-            return
         verified = _verified(accepted, begins, feedback)
         if verified.known:
             largest = int(sizes_between(verified.begins).max())
             self._reserve(1, largest)
             for one in sequences:
-                one.state.reserve_tops(largest if verified.with_top else 0)
-        learns, tail = sequences[0].learns, sequences[0].state.tail.copy()
+                one.reserve_tops(largest if verified.with_top else 0)
         ours = self.table if isinstance(self.table, SuccessorTable) else None
+        tails = [one.tail.copy() for one in sequences] if ours is None else []
         table = Struct(table_arrays(self._rows(), 0)) if ours is None else ours.struct
-        addresses, done = _addresses_of(sequences), 0
+        addresses, done = addresses_of([one.struct for one in sequences]), 0
         while done < len(sequences):
             done = learn_all(
-                addresses,
-                done,
-                *verified,
-                sequences[0].learned.address,
-                table.address,
-                self.of_model,
-                learns and ours is not None,
-                self._workspaces.address,
+                addresses, done, *verified, table.address, self.of_model, ours is not None, self._workspaces.address
             )
             if ours is not None:
                 ours.grow()
-        if foreign and learns and self.table is not None:
-            nodes = slice(None if verified.with_top else 0)
-            try:
-                self.table.note(tail, verified.tokens[nodes], verified.parents[nodes], verified.top_tokens)
-            except Exception as error:
-                self._drop_table("note", error)
+        if ours is None:
+            self._note(sequences, tails, feedback)
+
+    def _note(
+        self, sequences: SequenceOf[SequenceMixer], tails: SequenceOf[Int32Array], feedback: StepFeedback | None
+    ) -> None:
+        """Passes the verified trees on to a plug-in's table, if there is one."""
+        for i, one in enumerate(sequences):
+            own = None if feedback is None else feedback.feedback(i, WIDTH)
+            if self.table is not None and one.learns:
+                try:
+                    if own is None or own.top_tokens is None:
+                        self.table.note(tails[i], _NO_NODES, _NO_NODES, _NO_TOP_TOKENS)
+                    else:
+                        self.table.note(tails[i], own.tokens, own.parents, own.top_tokens)
+                except Exception as error:
+                    self._drop_table("note", error)
 
     def _rows(self) -> Int32Array:
         """The table's rows, which compiled code can read."""
@@ -190,26 +178,31 @@ class Mixer:
 
 
 class SequenceMixer:
-    """One live sequence of a mixer.
+    """One live sequence of a mixer. Its arrays grow with the drafts that are asked for.
 
     Args:
         learns: false to change nothing that the tenant's sequences share.
 
     Attributes:
-        learned: the tenant's weights; a copy, unless it `learns`.
-        state: its arrays.
+        struct: its arrays.
     """
 
     def __init__(self, mixer: Mixer, prompt: Int32Array, learns: bool = True) -> None:
         self._mixer = mixer
         self.learns = learns
-        self.learned = mixer.learned if learns else _copy_of(mixer.weights)
-        self.state = MixedSequence(prompt)
+        # What it learns without `learns` is forgotten with it.
+        self._weights = mixer.learned if learns else Struct(Weights(*(table.copy() for table in mixer.weights)))
+        self.struct = Struct(new_sequence(prompt, self._weights.address, learns))
 
     @property
     def counts(self) -> Int64Array:
         """int64[2, SOURCES + 1], how many nodes of each source, the table last, were verified and accepted."""
-        return self.state.counts
+        return self.struct.fields.counts
+
+    @property
+    def tail(self) -> Int32Array:
+        """int32[ORDERS], its last tokens, the newest last; `NOWHERE` before its first one."""
+        return self.struct.fields.tail
 
     def draft(self, trees: SequenceOf[DraftTree | None], with_table: bool, budget: int) -> DraftTree:
         """As `Mixer.draft_all`, for this sequence alone; None for a source that does not take part."""
@@ -224,13 +217,21 @@ class SequenceMixer:
         begins = np.array([0, accepted.shape[0]], np.int32)
         self._mixer.observe_all([self], accepted, begins, None if feedback is None else StepFeedback.of(feedback))
 
+    def reserve(self, nodes: int, merged: int) -> None:
+        """Makes space for a draft, and for the sources' trees; if there was less, the latest ones are lost."""
+        arrays = self.struct.fields
+        if arrays.draft.tokens.shape[0] < nodes:
+            arrays = arrays._replace(draft=empty_draft(max(nodes, _LEAST_NODES)))
+        if arrays.trees.chances.shape[0] < max(merged, 1):
+            arrays = arrays._replace(trees=empty_trees(max(merged, _LEAST_NODES)))
+        if arrays is not self.struct.fields:
+            self.struct.set(arrays)
 
-def _addresses_of(sequences: SequenceOf[SequenceMixer]) -> Int64Array:
-    return np.array([one.state.struct.address for one in sequences], np.int64)
-
-
-def _copy_of(weights: Weights) -> Struct[Weights]:
-    return Struct(Weights(*(table.copy() for table in weights)))
+    def reserve_tops(self, rows: int) -> None:
+        """Makes space for `top_tokens` of so many nodes; if there was less, the latest ones are lost."""
+        if self.struct.fields.top.shape[0] < rows:
+            self.struct.set(self.struct.fields._replace(top=np.empty((max(rows, _LEAST_TOPS), WIDTH), np.int32)))
+            self.struct.fields.state["tops"] = UNKNOWN
 
 
 def _workspaces_for(nodes: int, largest: int) -> Workspaces:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from draftwood_strategies.native import Float32Array, Int32Array, Int64Array, Integer, compiled
 from draftwood_strategies.structs import arrays_at
+from draftwood_strategies.trie.arrays import SequenceArrays, Workspace
 from draftwood_strategies.trie.expansion import expand
 from draftwood_strategies.trie.learning import Votes, learn
 from draftwood_strategies.trie.phrase_index import IndexArrays, append, lacks_space
-from draftwood_strategies.trie.sequence import SequenceArrays
 from draftwood_strategies.trie.weights import Weights
-from draftwood_strategies.trie.workspace import Workspace
 
 
 @compiled
@@ -61,10 +60,10 @@ def learn_all(
     Args:
         sequences: as in `draft_all`; 0 for a sequence that has none yet.
         accepted, begins: as in `BatchStrategy.observe_all`.
-        memory_address, workspace_address: as in `draft_all`; the memory has space.
+        memory_address, workspace_address: as in `draft_all`.
 
     Returns:
-        The sequence that has no arrays, or whose own index must grow first; s after the last one.
+        The sequence that has no arrays, or for which an index must grow first; s after the last one.
     """
     memory, workspace = arrays_at(IndexArrays, memory_address), arrays_at(Workspace, workspace_address)
     votes = Votes(workspace.trust, workspace.chain, workspace.table)
@@ -73,12 +72,13 @@ def learn_all(
             return s
         one = arrays_at(SequenceArrays, sequences[s])
         state, written = one.state[0], accepted[begins[s] : begins[s + 1]]
-        if lacks_space(one.own, written.shape[0], 1):
+        n = written.shape[0]
+        if lacks_space(one.own, n, 1) or (state.remembered and lacks_space(memory, n + 1, 2)):
             return s
         learn(one, memory, arrays_at(Weights, state.weights), written, branch_length, votes)
         append(one.own, one.writer[0], written)
         if state.remembered:
             append(memory, one.memory_writer[0], written)
         state.drafted = state.roots = 0
-        state.written += written.shape[0]
+        state.written += n
     return int(sequences.shape[0])

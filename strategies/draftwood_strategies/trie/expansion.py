@@ -8,9 +8,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftwood_strategies.frontier import offer
 from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.structs import copy_record
+from draftwood_strategies.tree_index import offer
+from draftwood_strategies.trie.arrays import (
+    MOST_ROOTS,
+    NODES_PER_WIDENING,
+    NOVEL_NODES,
+    WIDEN_BY,
+    WIDEN_SCORE,
+    WIDEN_TIMES,
+    Nodes,
+    SequenceArrays,
+    Workspace,
+)
 from draftwood_strategies.trie.candidates import (
     MEMORY_SIDE,
     OWN_SIDE,
@@ -22,7 +33,7 @@ from draftwood_strategies.trie.candidates import (
     recent_bin,
     side_of,
 )
-from draftwood_strategies.trie.novel import DRAFTED, novel_chance
+from draftwood_strategies.trie.novel import Novel, novel_chance
 from draftwood_strategies.trie.odds import chance, rival_bin, with_match, with_rival
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following
 from draftwood_strategies.trie.retrieval import (
@@ -35,17 +46,7 @@ from draftwood_strategies.trie.retrieval import (
     search,
     search_token,
 )
-from draftwood_strategies.trie.sequence import SequenceArrays
 from draftwood_strategies.trie.weights import COUNT_BINS, Weights, length_at, trust_of, weight_of
-from draftwood_strategies.trie.workspace import (
-    MOST_ROOTS,
-    NODES_PER_WIDENING,
-    WIDEN_BY,
-    WIDEN_SCORE,
-    WIDEN_TIMES,
-    Nodes,
-    Workspace,
-)
 
 _MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = 48, 96, 16
 """Candidates of a search in the own index, in the memory, and with the last token replaced. Half of them change
@@ -75,6 +76,7 @@ def expand(
     depth: Integer = 0
     score: Real = np.float32(1.0)
     widenings = min(WIDEN_TIMES, budget // NODES_PER_WIDENING)
+    novel_nodes = min(NOVEL_NODES, budget)
     made, end, drafted, widened = 0, 0, 0, 0
     while True:
         # Of a node that scores less than all that there is space for, no child is drafted.
@@ -88,10 +90,22 @@ def expand(
                     node = draft.parents[node]
                 first, count = _widen(one, memory, weights, workspace, depth, first, count)
             if (first >= 0 or depth == 0) and depth < branch_length:
-                before = made
+                before, own_at = made, one.writer[0].at
                 least = frontier[end - 1].score if full else np.float32(0.0)
-                made = _vote(
-                    one.own, memory, weights, workspace, one.writer[0].at, first, parent, depth, score, least, made
+                made, escape = _vote(one.own, memory, weights, workspace, own_at, first, parent, depth, made)
+                least_share = least / (max(score, np.float32(1e-30)) * _MOST_GAINED)
+                made = _add_novel(
+                    one.own,
+                    weights.novel,
+                    workspace,
+                    own_at,
+                    parent,
+                    depth,
+                    before,
+                    made,
+                    escape,
+                    least_share,
+                    novel_nodes,
                 )
                 last, second = _latest_two(draft.tokens, draft.parents, workspace.path, parent, depth)
                 _score(weights.odds, nodes, depth, last, second, score, least, before, made)
@@ -162,13 +176,12 @@ def _vote(
     first: Integer,
     parent: int,
     depth: Integer,
-    score: Real,
-    least: Real,
     made: int,
-) -> int:
+) -> tuple[int, Real]:
     """Moves the candidates from `first` on by one token and groups them into nodes from `made` on.
 
-    Returns how many nodes are made then; their chains are disjoint parts of the one from `first`.
+    Returns how many nodes are made then, and the share of the votes for "something else". The nodes' chains are
+    disjoint parts of the one from `first`.
     """
     candidates, nodes = workspace.candidates, workspace.nodes
     begin = made
@@ -196,18 +209,37 @@ def _vote(
                 workspace.chain[j] = node.first
                 node.first = j
         j = rest
-    escape = weights.escapes[longest, log2_bin(votes, COUNT_BINS)]
+    escape: Real = weights.escapes[longest, log2_bin(votes, COUNT_BINS)]
     total += escape
-    for rank in range(DRAFTED):
-        weight = escape * novel_chance(weights.novel, rank)
-        if weight <= 0.0 or score * weight * _MOST_GAINED < least * total:
-            break
-        voted = made
-        number, made = _node_for(own, workspace, own_at, weights.novel[rank].token, parent, depth, begin, made)
-        if made > voted:
-            nodes[number].share = weight
     for new in range(begin, made):
         nodes[new].share /= total
+    return made, escape / total
+
+
+@compiled
+def _add_novel(
+    own: IndexArrays,
+    novel: Novel,
+    workspace: Workspace,
+    own_at: Integer,
+    parent: int,
+    depth: Integer,
+    begin: int,
+    made: int,
+    escape: Real,
+    least: Real,
+    most: int,
+) -> int:
+    """Divides the share `escape` of the votes among the novel tokens that are not among the nodes from `begin` on, at
+    most `most`, as long as they get `least`; returns how many nodes are made then."""
+    for rank in range(most):
+        share = escape * novel_chance(novel, rank)
+        if share <= 0.0 or share < least:
+            break
+        number, end = _node_for(own, workspace, own_at, novel[rank].token, parent, depth, begin, made)
+        if end > made:
+            workspace.nodes[number].share = share
+            made = end
     return made
 
 

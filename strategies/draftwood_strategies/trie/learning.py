@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.structs import copy_record
+from draftwood_strategies.trie.arrays import SequenceArrays, TrieDraft
 from draftwood_strategies.trie.candidates import (
     MEMORY_SIDE,
     OWN_SIDE,
@@ -19,11 +20,10 @@ from draftwood_strategies.trie.candidates import (
     log2_bin,
     recent_bin,
 )
-from draftwood_strategies.trie.novel import count_novel
+from draftwood_strategies.trie.novel import count_miss
 from draftwood_strategies.trie.odds import correct
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following, preceding
 from draftwood_strategies.trie.retrieval import UNKNOWN
-from draftwood_strategies.trie.sequence import SequenceArrays, TrieDraft
 from draftwood_strategies.trie.weights import (
     AGREEING_AT,
     COUNT_BINS,
@@ -107,7 +107,7 @@ def _learn_votes(
     for depth in range(min(accepted.shape[0], branch_length)):
         alive, longest, total = _advance(own, memory, features, own_at, candidates, alive, depth, votes)
         if alive == 0:
-            count_novel(weights.novel, accepted[depth])
+            count_miss(weights.novel, accepted[depth])
             break
         right: Real = 0.0
         own_heaviest: Real = 0.0
@@ -127,7 +127,7 @@ def _learn_votes(
         escapes[longest, few] *= 1.0 + _RATE * ((1.0 if right == 0.0 else 0.0) - escapes[longest, few] / total)
         alive = _correct(features, candidates, alive, depth, votes, accepted[depth], right, total)
         if alive == 0:
-            count_novel(weights.novel, accepted[depth])
+            count_miss(weights.novel, accepted[depth])
             break
     _follow(own, followed[OWN_SIDE], own_best, accepted.shape[0] - own_reached)
     _follow(memory, followed[MEMORY_SIDE], memory_best, accepted.shape[0] - memory_reached)

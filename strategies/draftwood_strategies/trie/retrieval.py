@@ -177,14 +177,14 @@ def search(
             end = _end_of_context(index, position, context, phrase, substituted)
             if end < 0:
                 continue
-            slot = free_slot(seen, position)
-            if slot < 0:
+            empty = free_slot(seen, position)
+            if empty < 0:
                 continue
             length, agreeing = compare(index, position, context, phrase)
             if length < ORDERS[order]:
                 misses += 1
                 continue
-            seen[slot] = position
+            seen[empty] = position
             kind = source_of(end, prompt) + (SUBSTITUTED if substituted else 0)
             write(candidates, count, end, length, kind, agreeing, found)
             count += 1

@@ -20,12 +20,19 @@ from draftwood_strategies.native import Int32Array
 from draftwood_strategies.options import Range, check, read_options
 from draftwood_strategies.registry import register
 from draftwood_strategies.structs import Struct, addresses_of
+from draftwood_strategies.trie.arrays import (
+    DEEPEST,
+    MOST_ROOTS,
+    STATE,
+    SequenceArrays,
+    Workspace,
+    empty_draft,
+    workspace_for,
+)
 from draftwood_strategies.trie.batches import draft_all, learn_all
 from draftwood_strategies.trie.candidates import CANDIDATE, FOLLOWED
 from draftwood_strategies.trie.phrase_index import LEAST_TOKENS, NOWHERE, PhraseIndex
-from draftwood_strategies.trie.sequence import STATE, SequenceArrays, empty_draft
 from draftwood_strategies.trie.weights import Weights, prior_weights
-from draftwood_strategies.trie.workspace import DEEPEST, MOST_ROOTS, Workspace, workspace_for
 
 _EVERYTHING = 1 << 40
 _NOTHING = np.empty(0, np.int32)
@@ -132,8 +139,6 @@ class TrieStrategy:
         feedback: StepFeedback | None = None,
     ) -> None:
         """See `BatchStrategy`. The feedback is not needed."""
-        if any(drafter.remembered for drafter in drafters):
-            self.memory.reserve(accepted.shape[0] + len(drafters), 2 * len(drafters))
         addresses, done = addresses_of([drafter.struct for drafter in drafters]), 0
         memory, workspace = self.memory.struct.address, _workspace(1).address
         while True:
@@ -146,6 +151,7 @@ class TrieStrategy:
                 done += 1
             else:
                 drafter.reserve(written.shape[0])
+                self.memory.reserve(written.shape[0] + 1, 2)
 
 
 class TrieDrafter:

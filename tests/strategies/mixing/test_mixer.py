@@ -54,7 +54,7 @@ def test_one_step_of_learning_goes_up_the_gradient_of_the_log_probability() -> N
     trees = [some_tree(random), some_tree(random)]
     draft = sequence.draft(trees, True, BUDGET)
     target = int(draft.tokens[(draft.parents == -1)][1])
-    tail = sequence.state.tail.copy()
+    tail = sequence.tail.copy()
     before = Weights(*(weights.copy() for weights in mixer.weights))
     sequence.observe(ids(target), None)
     moved = Weights(*(weights.copy() for weights in mixer.weights))
@@ -62,7 +62,7 @@ def test_one_step_of_learning_goes_up_the_gradient_of_the_log_probability() -> N
     def log_probability() -> float:
         return float(np.log(chance_of(sequence.draft(trees, True, BUDGET), target)))
 
-    sequence.state.tail[:] = tail
+    sequence.tail[:] = tail
     for name, rate in (("ranks", 0.03), ("escapes", 0.03), ("trust", 0.003), ("bias", 0.03)):
         old, new, live = getattr(before, name), getattr(moved, name), getattr(mixer.weights, name)
         for weights, source in zip(mixer.weights, before, strict=True):
