@@ -233,6 +233,14 @@ class SuccessorSource(Protocol):
 
 
 @runtime_checkable
+class Guesses(Protocol):
+    """What a strategy offers besides that drafts something even where it knows nothing of the context."""
+
+    guesses: bool
+    """A hybrid sets it to False if a successor table, which knows more there, is among its sources."""
+
+
+@runtime_checkable
 class TakesModelRows(Protocol):
     """What a strategy offers besides to draft from what the model itself wrote for no tenant (`own_text`)."""
 

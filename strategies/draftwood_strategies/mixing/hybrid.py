@@ -20,6 +20,7 @@ from draftwood_strategies.asking import Failed, Timed, observe_all, propose_all
 from draftwood_strategies.base import (
     Drafter,
     Feedback,
+    Guesses,
     PromptIndexer,
     Readable,
     SourceCounts,
@@ -76,6 +77,9 @@ class HybridStrategy:
         if len(self.parts) > SOURCES:
             raise ValueError(f"sources: {sources!r} names more than {SOURCES} strategies that draft trees")
         self.table_name = next(iter(tables), "")
+        for part in self.parts.values():
+            if tables and isinstance(part, Guesses):
+                part.guesses = False
         table = checked_table(self.table_name, tables[self.table_name]) if tables else None
         self.mixer = Mixer(table, self._table_failed)
         self.top_k = max(int(part.top_k) for part in made.values())

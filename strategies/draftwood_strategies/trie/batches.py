@@ -18,6 +18,7 @@ def draft_all(
     memory_address: Integer,
     workspace_address: Integer,
     branch_length: int,
+    novel_nodes: int,
     tokens: Int32Array,
     parents: Int32Array,
     scores: Float32Array,
@@ -29,6 +30,7 @@ def draft_all(
         sequences: int64[s], the addresses of their `SequenceArrays`, which have space for their budgets.
         budgets: int32[s], the most nodes of each draft.
         memory_address, workspace_address: of `IndexArrays` and `Workspace`.
+        branch_length, novel_nodes: as in `expand`.
         tokens, parents, scores, begins: as in `DraftTrees`, with space for all budgets.
     """
     memory, workspace = arrays_at(IndexArrays, memory_address), arrays_at(Workspace, workspace_address)
@@ -36,7 +38,7 @@ def draft_all(
     for s in range(sequences.shape[0]):
         one = arrays_at(SequenceArrays, sequences[s])
         weights, draft = arrays_at(Weights, one.state[0].weights), one.draft
-        n = expand(one, memory, weights, workspace, branch_length, budgets[s])
+        n = expand(one, memory, weights, workspace, branch_length, novel_nodes, budgets[s])
         for node in range(n):
             tokens[end + node], parents[end + node] = draft.tokens[node], draft.parents[node]
             scores[end + node] = draft.scores[node]

@@ -14,7 +14,6 @@ from draftwood_strategies.tree_index import offer
 from draftwood_strategies.trie.arrays import (
     MOST_ROOTS,
     NODES_PER_WIDENING,
-    NOVEL_NODES,
     WIDEN_BY,
     WIDEN_SCORE,
     WIDEN_TIMES,
@@ -59,13 +58,20 @@ lengths by less than 0.05%."""
 
 @compiled
 def expand(
-    one: SequenceArrays, memory: IndexArrays, weights: Weights, workspace: Workspace, branch_length: int, budget: int
+    one: SequenceArrays,
+    memory: IndexArrays,
+    weights: Weights,
+    workspace: Workspace,
+    branch_length: int,
+    novel_nodes: int,
+    budget: int,
 ) -> int:
     """Writes a sequence's draft, and the candidates at its root; returns how many nodes it has.
 
     Args:
         one: the sequence, with space for `budget` nodes.
         memory: the index of its tenant.
+        novel_nodes: how many novel tokens are drafted below a node at most, or the budget if that is less.
     """
     nodes, frontier, draft = workspace.nodes, workspace.frontier, one.draft
     count = _retrieve(one, memory, weights, workspace)
@@ -76,7 +82,7 @@ def expand(
     depth: Integer = 0
     score: Real = np.float32(1.0)
     widenings = min(WIDEN_TIMES, budget // NODES_PER_WIDENING)
-    novel_nodes = min(NOVEL_NODES, budget)
+    most_novel = min(novel_nodes, budget)
     made, end, drafted, widened = 0, 0, 0, 0
     while True:
         # Of a node that scores less than all that there is space for, no child is drafted.
@@ -105,7 +111,7 @@ def expand(
                     made,
                     escape,
                     least_share,
-                    novel_nodes,
+                    most_novel,
                 )
                 last, second = _latest_two(draft.tokens, draft.parents, workspace.path, parent, depth)
                 _score(weights.odds, nodes, depth, last, second, score, least, before, made)

@@ -23,6 +23,7 @@ from draftwood_strategies.structs import Struct, addresses_of
 from draftwood_strategies.trie.arrays import (
     DEEPEST,
     MOST_ROOTS,
+    NOVEL_NODES,
     STATE,
     SequenceArrays,
     Workspace,
@@ -65,6 +66,9 @@ class TrieStrategy:
             (0, 1000).
         capacity_tokens: how many tokens the memory holds; the oldest leave first. At least 64.
 
+    Attributes:
+        guesses: draft novel tokens, see `novel`.
+
     Raises:
         ValueError: an option's value is not allowed.
     """
@@ -82,6 +86,7 @@ class TrieStrategy:
         given = {"branch_length": branch_length, "learn": learn, "prompt_weight": prompt_weight}
         check(read_options(TrieStrategy), given | {"capacity_tokens": capacity_tokens})
         self.branch_length = branch_length
+        self.guesses = True
         self.learns = learn
         self.memory = PhraseIndex(capacity_tokens)
         self.learned = Struct(prior_weights(prompt_weight))
@@ -127,6 +132,7 @@ class TrieStrategy:
             self.memory.struct.address,
             _workspace(largest).address,
             self.branch_length,
+            NOVEL_NODES if self.guesses else 0,
             *arrays,
         )
         return DraftTrees.written(*arrays)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_strategies import TrieStrategy
+from draftwood_strategies import TrieStrategy, create
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.trie.novel import COUNTED, count_miss, no_novel, novel_chance
 
@@ -66,3 +66,8 @@ def test_a_drafter_that_only_reads_counts_no_misses() -> None:
     drafter.propose(8)
     drafter.observe(ids(7), None)
     assert strategy.weights.novel["count"].sum() == 0
+
+
+def test_a_hybrid_with_a_successor_table_leaves_the_guessing_to_it() -> None:
+    parts = [create("hybrid", sources=sources).parts["trie"] for sources in ("trie,recycling", "trie")]  # type: ignore[attr-defined]
+    assert [part.guesses for part in parts] == [False, True]
