@@ -32,7 +32,7 @@ from draftwood_strategies.trie.candidates import (
     recent_bin,
     side_of,
 )
-from draftwood_strategies.trie.novel import Novel, novel_chance
+from draftwood_strategies.trie.novel import NO_VOTES, Novel, novel_chance
 from draftwood_strategies.trie.odds import chance, rival_bin, with_match, with_rival
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following
 from draftwood_strategies.trie.retrieval import (
@@ -245,6 +245,7 @@ def _add_novel(
         number, end = _node_for(own, workspace, own_at, novel[rank].token, parent, depth, begin, made)
         if end > made:
             workspace.nodes[number].share = share
+            workspace.nodes[number].support = NO_VOTES
             made = end
     return made
 
@@ -278,7 +279,7 @@ def _score(
     for number in range(begin, end):
         node = nodes[number]
         rate = node.share
-        if score * rate * _MOST_GAINED >= least:
+        if node.support != NO_VOTES and score * rate * _MOST_GAINED >= least:
             rival = rival_bin(node.share, second if number == best else first)
             node.support = with_rival(node.support, rival)
             rate = chance(odds, node.share, node.support, depth, node.token, last, before)

@@ -20,7 +20,7 @@ from draftwood_strategies.trie.candidates import (
     log2_bin,
     recent_bin,
 )
-from draftwood_strategies.trie.novel import count_miss
+from draftwood_strategies.trie.novel import NO_VOTES, count_miss
 from draftwood_strategies.trie.odds import correct
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following, preceding
 from draftwood_strategies.trie.retrieval import UNKNOWN
@@ -238,7 +238,8 @@ def _learn_odds(
             hit = token == accepted[depth]
             if hit:
                 taken = i
-            correct(odds, draft.shares[i], draft.supports[i], depth, token, last, before, hit)
+            if draft.supports[i] != NO_VOTES:
+                correct(odds, draft.shares[i], draft.supports[i], depth, token, last, before, hit)
         if taken < 0:
             break
         node, before, last = taken, last, accepted[depth]

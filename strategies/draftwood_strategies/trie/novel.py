@@ -19,6 +19,10 @@ NOVEL = record_dtype(token=np.int32, count=np.float32)
 Novel: TypeAlias = Annotated[Any, NOVEL]
 """NOVEL[COUNTED + 1], the highest count first; the last entry has the sum of all counts."""
 
+NO_VOTES = -1
+"""What speaks for a novel token, in place of what `odds.with_match` returns: it has no odds, its share of the votes is
+its probability. With odds acceptance lengths are the same within 0.4%, and a draft of 64 nodes takes 2.4 us longer."""
+
 COUNTED = 256
 """How many tokens are counted at a time."""
 _DECAY, _UNSEEN = 0.999, 20.0

@@ -103,7 +103,7 @@ def chance(
     Args:
         odds: float32[ODDS].
         share: its share of the votes.
-        support: see `with_match` and `with_rival`.
+        support: see `with_match` and `with_rival`; never `novel.NO_VOTES`.
         depth: of its parent, 0 for the root.
     """
     alone, after_one, after_two = slots_of(token, last, before)
