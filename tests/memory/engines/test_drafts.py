@@ -57,7 +57,7 @@ def engine(
         made.drafts.close()
 
 
-GUESSED = 1
+GUESSED = 10
 """Tokens that a request drafts at most which knows nothing but its own text."""
 
 
