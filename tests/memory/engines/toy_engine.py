@@ -72,6 +72,7 @@ class Running:
     paused: bool = False
     draft: list[int] = field(default_factory=list)
     drafted: int = 0
+    accepted: int = 0
 
     @property
     def output(self) -> list[int]:
@@ -121,6 +122,7 @@ class ToyEngine:
             for token in [*one.draft, None]:
                 right = self.model(one.tokens)
                 one.tokens.append(right)
+                one.accepted += right == token
                 if right != token or len(one.output) >= one.most:
                     break
         room = one.most - len(one.output) - 1
