@@ -154,11 +154,14 @@ class Engine:
 
     def own_text(self, tokens: int, cache: Path | None) -> OwnText:
         """What the model writes by itself, in steps that the caller makes while the engine has no work; drafts begin
-        from it (`draft_from`). `step` pauses it, so that its pages are free for what the engine runs.
+        from it (`draft_from`). `step` pauses it, so that its pages are free for what the engine runs. One at a time: it
+        ends the one before.
 
         Args:
             tokens, cache: as for `OwnText`.
         """
+        if self._own_text is not None:
+            self._own_text.close()
         at_once = self._scheduler.max_running
         self._own_text = OwnText(self.model, self._runner, self._pool, at_once, tokens, cache, self.draft_from)
         return self._own_text

@@ -114,9 +114,9 @@ class OwnText:
             return
         self._release(keep=False)
         self._writing = []
-        self._show(self._table.rows.copy())
-        if self._begun == self._texts:
-            self.done = True
+        self.done = self._begun == self._texts
+        self._show(self._table.rows if self.done else self._table.rows.copy())
+        if self.done:
             self._keep()
 
     def pause(self) -> None:
@@ -202,7 +202,7 @@ class OwnText:
         if self._file is None:
             return
         try:
-            _save(self._file, self._table.rows)
+            _save(self._file, self.rows)
         except OSError as error:
             _log.warning("the model's own text was not kept: %s", error)
 

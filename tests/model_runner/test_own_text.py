@@ -146,9 +146,14 @@ def test_closed_before_its_end_it_holds_nothing() -> None:
     for _ in range(5):
         own_text.step()
     assert own_text.with_pages
-    engine.close()
+    another = engine.own_text(TOKENS, None)  # ends the one before
     assert own_text.done
     assert not own_text.with_pages
+    another.step()
+    assert another.with_pages
+    engine.close()
+    assert another.done
+    assert not another.with_pages
     engine.check()
 
 

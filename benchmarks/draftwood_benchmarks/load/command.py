@@ -25,6 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from draftwood_benchmarks.harness.engines import EngineName, server_on
 from draftwood_benchmarks.harness.machine import OtherLoad, warning
 from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, chosen_model, precision
+from draftwood_benchmarks.harness.own_text import OwnTextOption, own_text_title
 from draftwood_benchmarks.harness.prompts import ContextOption, lengthened, positions_of, read_prompts
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console
 from draftwood_benchmarks.harness.sampled import SAMPLED
@@ -89,10 +90,7 @@ class LoadOptions:
             show_default=False,
         ),
     ] = None
-    own_text: Annotated[
-        int,
-        typer.Option(min=0, help="Tokens that the model writes by itself first, as the setting own_text_tokens."),
-    ] = 0
+    own_text: OwnTextOption = 0
 
     @property
     def levels(self) -> list[int]:
@@ -184,7 +182,7 @@ def _report(
     strategy = f"{info.default_strategy} after {options.warm} other prompts"
     title = f"{name}\n{strategy}; at most {options.running} requests decode together"
     title += "" if options.context is None else f"; prompts of {options.context:,} tokens"
-    title += f"; after {options.own_text:,} tokens of the model's own" if options.own_text else ""
+    title += own_text_title(options.own_text)
     title += f"{'; sampled' * options.sampled}{warning(busy)}"
     out.print(table_of(rows, title))
     out.print(first_tokens(rows))

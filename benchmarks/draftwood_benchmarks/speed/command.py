@@ -17,6 +17,7 @@ from rich.console import Console
 
 from draftwood_benchmarks.harness.machine import OtherLoad, warning
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe
+from draftwood_benchmarks.harness.own_text import OwnTextOption, own_text_title
 from draftwood_benchmarks.harness.prompts import ContextOption, positions_of
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console
 from draftwood_benchmarks.harness.sampled import SAMPLED
@@ -103,10 +104,7 @@ class SpeedOptions:
             show_default=False,
         ),
     ] = None
-    own_text: Annotated[
-        int,
-        typer.Option(min=0, help="Tokens that the model writes by itself first, as the setting own_text_tokens."),
-    ] = 0
+    own_text: OwnTextOption = 0
 
     @property
     def random(self) -> bool:
@@ -167,7 +165,7 @@ def _report(run: _Measured, options: SpeedOptions, output: OutputOptions, out: C
     warm = f"warm: after {options.warm} others"
     title = f"{run.name}\n{options.limit} prompts, {options.rounds} rounds; {warm}{warning(run.busy)}"
     title += "" if options.budget is None else f"; always {options.budget} draft nodes"
-    title += f"; after {options.own_text:,} tokens of the model's own" if options.own_text else ""
+    title += own_text_title(options.own_text)
     title += "" if options.context is None else f"; prompts of {options.context:,} tokens"
     out.print(table_of(rows, title))
     output.write(

@@ -143,7 +143,7 @@ async def test_a_stopped_arm_is_drafted_for_as_the_control_and_not_counted(serve
             await until(lambda: bool(known(made)[0].stopped))
             assert time.perf_counter() - began < 1.0
             after = [await asyncio.to_thread(ask, made, unit, tenant="acme") for unit in units[4:]]
-            drafted = [*dropwhile(lambda count: count == 0, after)]  # until the memory of the control is there
+            drafted = [*dropwhile(lambda count: count <= 10, after)]  # until the control's memory is there
             assert len(drafted) >= 3
             assert min(drafted) > 10
             await asyncio.sleep(0.3)
