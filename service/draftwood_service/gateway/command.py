@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import structlog
 import typer
 
 from draftwood_client import AsyncClient
@@ -17,6 +18,8 @@ from draftwood_client.cli.options import ServerOptions, command
 from draftwood_service.starting.extras import MissingExtraError, needs_extra
 
 app = new_app()
+
+_log = structlog.get_logger(__name__)
 
 
 def gateway(args: list[str]) -> int:
@@ -86,6 +89,9 @@ def _tls(certificate: Path, key: Path | None) -> ssl.SSLContext:
 
 
 def _opener(server: ServerOptions) -> Callable[[Callable[[], str] | None], AsyncClient]:
+    if server.api_key is not None or server.token is not None:
+        _log.warning("the gateway has a credential: requests without a key of their own call with it")
+
     def open_client(credential: Callable[[], str] | None) -> AsyncClient:
         # The tenant is that of each request's credential, whatever the environment names for the command line.
         arguments: dict[str, Any] = {**server.arguments(), "tenant": ""}

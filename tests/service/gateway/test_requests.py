@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 import pytest_asyncio
 
 from draftwood_client.cli.options import ServerOptions
@@ -316,6 +317,13 @@ async def test_a_system_message_reaches_a_model_whose_template_has_no_such_role(
         status, _ = await gateway.posted(CHAT, {"messages": messages, "max_tokens": 2})
     assert status == 200
     assert model.tokenizer.messages == [{"role": "user", "content": "Be brief.\n\nHi"}]
+
+
+@pytest.mark.parametrize("credential", [{}, {"api_key": "k"}, {"token": "t"}])
+def test_the_log_tells_that_requests_without_a_key_have_that_of_the_gateway(credential: dict[str, str]) -> None:
+    with capture_logs() as logs:
+        _opener(ServerOptions(**credential))
+    assert ["requests without a key" in one["event"] for one in logs] == [True] * len(credential)
 
 
 async def test_the_tenant_of_the_environment_is_not_that_of_the_gateways_callers(
