@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from draftwood_client.cli.options import ServerOptions
 from draftwood_service.gateway.command import _opener
@@ -320,7 +320,7 @@ async def test_a_system_message_reaches_a_model_whose_template_has_no_such_role(
 
 
 @pytest.mark.parametrize("credential", [{}, {"api_key": "k"}, {"token": "t"}])
-def test_the_log_tells_that_requests_without_a_key_have_that_of_the_gateway(credential: dict[str, str]) -> None:
+def test_the_log_tells_that_requests_without_a_key_have_that_of_the_gateway(credential: dict[str, Any]) -> None:
     with capture_logs() as logs:
         _opener(ServerOptions(**credential))
     assert ["requests without a key" in one["event"] for one in logs] == [True] * len(credential)
