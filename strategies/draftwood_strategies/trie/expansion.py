@@ -39,7 +39,7 @@ from draftwood_strategies.trie.retrieval import (
     search,
     search_token,
 )
-from draftwood_strategies.trie.weights import Weights, trust_of
+from draftwood_strategies.trie.learned.weights import Weights, trust_of
 
 _MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = 48, 96, 16
 """Candidates of a search in the own index, in the memory, and with the last token replaced. Half of them change

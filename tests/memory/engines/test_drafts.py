@@ -71,7 +71,7 @@ def drafted(made: ToyEngine, request_id: str, prompt: list[int], most: int = 24,
 
 def accepted(made: ToyEngine, request_id: str, prompt: list[int], **options: Any) -> int:
     """As `drafted`, but how many of these tokens were right: none where the text is not known. Those that a request
-    guesses by its own text alone (`trie.novel`) are wrong, as no token comes twice in it."""
+    guesses by its own text alone (`trie.learned.novel`) are wrong, as no token comes twice in it."""
     drafted(made, request_id, prompt, **options)
     return made.finished[request_id].accepted
 

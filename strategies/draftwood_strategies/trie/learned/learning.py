@@ -20,11 +20,11 @@ from draftwood_strategies.trie.candidates import (
     log2_bin,
     recent_bin,
 )
-from draftwood_strategies.trie.novel import NO_VOTES, count_miss
-from draftwood_strategies.trie.odds import correct
+from draftwood_strategies.trie.learned.novel import NO_VOTES, count_miss
+from draftwood_strategies.trie.learned.odds import correct
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following, preceding
 from draftwood_strategies.trie.retrieval import UNKNOWN
-from draftwood_strategies.trie.weights import (
+from draftwood_strategies.trie.learned.weights import (
     AGREEING_AT,
     COUNT_BINS,
     NEAR_AT,

@@ -30,8 +30,8 @@ from draftwood_strategies.trie.candidates import (
     SUBSTITUTED,
     Candidates,
 )
-from draftwood_strategies.trie.novel import Novel, no_novel
-from draftwood_strategies.trie.odds import ODDS, TOKENS_AT
+from draftwood_strategies.trie.learned.novel import Novel, no_novel
+from draftwood_strategies.trie.learned.odds import ODDS, TOKENS_AT
 
 AGREEING_AT = LONGEST + 1
 NEWER_AT = AGREEING_AT + AGREEING_BINS
