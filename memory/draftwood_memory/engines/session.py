@@ -127,6 +127,7 @@ class Session:
         self.seen += written.shape[0]
         self.stats.decode_steps += 1
         self.stats.drafts += len(self.chain) > 0
+        self.stats.drafted += len(self.chain)
         if not self.chain:
             return 0
         chain, self.chain = self.chain, []

@@ -66,7 +66,6 @@ class ChainForm:
         found = worthwhile_chains(trees, longest, rows, partial(self._times.between, sequences=rows))
         for (one, _), chain in zip(asked, found.lists(), strict=True):
             chains[one.number], one.session.chain = chain, [*chain]  # the engine may shorten its own
-            one.session.stats.drafted += len(chain)
         return chains
 
     def ending(self, session: Session) -> None:
