@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +96,7 @@ def running_server(
     with tempfile.TemporaryDirectory(prefix="draftwood-vllm-") as folder:
         log = Path(folder, "log")
         with log.open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+            process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
         try:
             server, deadline = Server(port), time.monotonic() + 400
             while True:
@@ -109,5 +111,6 @@ def running_server(
             process.terminate()
             process.wait(60)
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):  # its engine may outlive it
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
