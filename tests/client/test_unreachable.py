@@ -115,8 +115,9 @@ def test_an_address_that_refuses_does_not_hide_what_another_says(
     server: str, tls: bool, problem: str, ports: dict[str, int]
 ) -> None:
     target = f"ipv4:127.0.0.1:{ports['closed']},127.0.0.1:{ports[server]}"
-    reason = f"last error: UNKNOWN: ipv4:127.0.0.1:{ports['closed']}: Failed to connect to remote host: Connection refused"
-    assert unreachable(target, tls, reason).startswith(f"cannot connect to {target}: {problem} (gRPC: ")
+    refused = f"ipv4:127.0.0.1:{ports['closed']}: Failed to connect to remote host: Connection refused"
+    said = unreachable(target, tls, f"last error: UNKNOWN: {refused}")
+    assert said == f"cannot connect to {target}: {problem} (gRPC: {refused})"
 
 
 def test_a_server_without_the_method(ports: dict[str, int]) -> None:
