@@ -167,9 +167,7 @@ def test_a_bad_setting_is_one_line_and_status_two() -> None:
     result = run("--port", "many")
     assert result.returncode == 2
     assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert "port many: must be an integer" in result.stderr
-    assert "(from --port)" in result.stderr
+    assert result.stderr == "draftwood serve: --port many: must be an integer\n"
 
 
 def test_help_needs_no_model() -> None:
