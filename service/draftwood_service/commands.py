@@ -62,7 +62,7 @@ def _fail(error: DraftwoodError, status: int) -> int:
 
 
 async def _serve(settings: Settings) -> int:
-    require_free(settings)
+    require_free(settings.host, settings.port)
     require_engine(settings.engine)
     require_driver(settings.device)
     require_folder(settings.model_path)
