@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LOADING = {"draftwood": "draftwood_service.engine.loading", "vllm": "draftwood_service.engine.vllm.loading"}
 """By engine, the module with the function `loaded`, which loads it."""
 _LOOK_SECONDS = 0.5
-"""Between two looks at whether the service is still there, while the engine loads."""
+"""Between two looks at whether the engine has been loaded, while the service's end is watched."""
 _END_SECONDS = 30.0
 """For an engine that loads to end once the service has."""
 
@@ -68,23 +68,25 @@ def _until_loaded(loading: AbstractContextManager[LoadedEngine], loaded: threadi
 
 
 def _end_with_service(connection: socket.socket) -> threading.Event:
-    """Until the event is set, raises EOFError in the main thread when the service has ended.
+    """Until the event is set, raises ServiceEnded in the main thread when the service has ended.
 
     An engine that runs reads the link; one that loads does not, and vLLM loads for minutes.
     """
+    from draftwood_service.engine.link import ServiceEnded
+
     loaded = threading.Event()
     gone = select.poll()
     gone.register(connection, select.POLLRDHUP)
 
     def stop(*signal_and_frame: object) -> None:
         if not loaded.is_set():
-            raise EOFError
+            raise ServiceEnded
 
     signal.signal(signal.SIGUSR1, stop)
 
     def watch() -> None:
-        while not loaded.wait(_LOOK_SECONDS):
-            if gone.poll(0):
+        while not loaded.is_set():
+            if gone.poll(1000 * _LOOK_SECONDS):
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
                 if not loaded.wait(_END_SECONDS):
                     os.killpg(0, signal.SIGKILL)
