@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,7 @@ def _end_with_service(connection: socket.socket) -> threading.Event:
     """
     from draftwood_service.engine.link import ServiceEnded
 
-    loaded = threading.Event()
+    loaded, due = threading.Event(), threading.Event()
     gone = select.poll()
     gone.register(connection, select.POLLRDHUP)
 
@@ -82,15 +83,28 @@ def _end_with_service(connection: socket.socket) -> threading.Event:
         if not loaded.is_set():
             raise ServiceEnded
 
+    def ignored(raised: sys.UnraisableHookArgs) -> None:
+        """It met a destructor or callback, which cannot raise."""
+        if issubclass(raised.exc_type, ServiceEnded):
+            due.set()
+        else:
+            sys.__unraisablehook__(raised)
+
     signal.signal(signal.SIGUSR1, stop)
+    sys.unraisablehook = ignored
 
     def watch() -> None:
-        while not loaded.is_set():
-            if gone.poll(1000 * _LOOK_SECONDS):
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-                if not loaded.wait(_END_SECONDS):
-                    os.killpg(0, signal.SIGKILL)
+        while not gone.poll(1000 * _LOOK_SECONDS):
+            if loaded.is_set():
                 return
+        due.set()
+        kill_at = time.monotonic() + _END_SECONDS
+        while not loaded.is_set():
+            if due.wait(_LOOK_SECONDS):
+                due.clear()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            elif time.monotonic() > kill_at:
+                os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="draftwood-service", daemon=True).start()
     return loaded

@@ -63,8 +63,15 @@ SWALLOWS = """
 import socket, sys, time
 from draftwood_service.engine import main
 from draftwood_service.engine.link import ServiceEnded
+
+class Slow:
+    def __del__(self):
+        time.sleep(1.0)
+
 main._end_with_service(socket.socket(fileno=int(sys.argv[1])))
+print("began", flush=True)
 try:
+    Slow()
     while True:
         try:
             time.sleep(0.01)
@@ -79,11 +86,14 @@ main._leave()
 def test_what_loads_does_not_take_the_end_of_the_service_for_an_error_of_its_own() -> None:
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-c", SWALLOWS, str(theirs.fileno())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=[theirs.fileno()]) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=[theirs.fileno()]
+    ) as process:
         theirs.close()
-        time.sleep(0.5)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "began\n"
         ours.close()
-        assert process.communicate(timeout=30)[0] == "ended\n"
+        assert process.communicate(timeout=30) == ("ended\n", "")
 
 
 def engine_of(process: psutil.Process) -> psutil.Process:
