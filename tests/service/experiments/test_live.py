@@ -173,7 +173,7 @@ async def test_a_stop_keeps_what_was_counted_last_in_the_embedded_store(
 ) -> None:
     monkeypatch.setattr(counting, "SECONDS", 60.0)  # the stop alone writes
     monkeypatch.setattr(follower, "SECONDS", 0.01)  # a look at a store that has gone is a warning
-    settings = {"store": "embedded", "store_folder": tmp_path / "s"}
+    settings: dict[str, Any] = {"store": "embedded", "store_folder": tmp_path / "s"}
     async with serving(**settings) as one:
         await started(one)
         await all_asked(one, ["1", "2", "3"])
