@@ -1,4 +1,4 @@
-"""The console script `draftwood`: quiet at Ctrl-C and never silent for long, from its first moment on.
+"""The console script `draftwood`: quiet at Ctrl-C, and never silent for long on a terminal, from its first moment on.
 
 A module of its own, so that both hold while `draftwood_client` and what it needs are imported.
 """
@@ -19,8 +19,9 @@ from typing import NoReturn
 INTERRUPTED = 130
 _EXTRA = ("rich", "typer", "yaml")
 """What the extra `cli` of draftwood-client brings."""
-_FIRST_SECONDS, _NEXT_SECONDS = 1.5, 10.0
-"""Until the first sign of life, and between further ones. Not tuned: people wonder after two seconds."""
+_SILENT_SECONDS = 3.0
+"""Until the first sign of life, and between further ones. Not tuned."""
+_ERASE_LINE = "\r\x1b[K"
 
 
 def main() -> NoReturn:
@@ -89,13 +90,60 @@ def _is_of_interrupt(error: BaseException) -> bool:
 
 
 def _leave(*signal_and_frame: object) -> NoReturn:
+    if _sign is not None:
+        _sign.interrupted()
     os._exit(INTERRUPTED)
 
 
-class _Output(TextIOWrapper):
-    """stdout or stderr; tells when something is written. A terminal that is not UTF-8 shows escapes."""
+class _SignOfLife:
+    """A line on the terminal that says that the command runs. It is erased as soon as the command writes something."""
 
-    def __init__(self, stream: TextIOWrapper, written: threading.Event) -> None:
+    def __init__(self, terminal: TextIOWrapper) -> None:
+        self._terminal = terminal
+        self._lock = threading.RLock()  # a signal's handler may come while its thread holds it
+        self._shown = False
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, name="sign of life", daemon=True).start()
+
+    def end(self) -> None:
+        """The command writes, or has ended."""
+        if self._ended.is_set():
+            return
+        with self._lock:
+            self._ended.set()
+            self._erase()
+
+    def interrupted(self) -> None:
+        """As `end`, without waiting for a thread that may never go on."""
+        self._ended.set()
+        self._erase()
+
+    def _erase(self) -> None:
+        if self._shown:
+            self._shown = False
+            self._show("")
+
+    def _show(self, text: str) -> None:
+        with suppress(OSError):
+            os.write(self._terminal.fileno(), (_ERASE_LINE + text).encode())
+
+    def _watch(self) -> None:
+        silent = 0.0
+        while not self._ended.wait(_SILENT_SECONDS):
+            silent += _SILENT_SECONDS
+            with self._lock:
+                if not self._ended.is_set():
+                    self._shown = True
+                    self._show(f"draftwood: working, no output yet ({silent:g} s)")
+
+
+_sign: _SignOfLife | None = None
+
+
+class _Output(TextIOWrapper):
+    """stdout or stderr; ends the sign of life. A terminal that is not UTF-8 shows escapes."""
+
+    def __init__(self, stream: TextIOWrapper) -> None:
         super().__init__(
             stream.buffer,
             stream.encoding,
@@ -103,30 +151,23 @@ class _Output(TextIOWrapper):
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )
-        self._written = written
 
     def write(self, text: str) -> int:
-        self._written.set()
+        if _sign is not None:
+            _sign.end()
         return super().write(text)
 
 
 def _watch_silence() -> None:
     """Says on stderr that the command runs, until it writes something itself."""
-    written = threading.Event()
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout = _Output(sys.stdout, written)
-    to = sys.stderr
-    if isinstance(to, TextIOWrapper):
-        sys.stderr = _Output(to, written)
-
-    def watch() -> None:
-        wait, silent = _FIRST_SECONDS, 0.0
-        while not written.wait(wait):
-            silent += wait
-            print(f"draftwood: working, no output yet ({silent:g} s)", file=to, flush=True)
-            wait = _NEXT_SECONDS
-
-    threading.Thread(target=watch, name="sign of life", daemon=True).start()
+    global _sign
+    if isinstance(sys.stderr, TextIOWrapper) and sys.stderr.isatty():
+        _sign = _SignOfLife(sys.stderr)
+        atexit.register(_sign.end)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, TextIOWrapper):
+            setattr(sys, name, _Output(stream))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import shutil
 import signal
 import socket
 import sys
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,8 @@ _log = structlog.get_logger("draftwood")
 
 _USAGE_ERROR = 2
 _FAILURE = 1
+_LEAVE_SECONDS = 2.0
+"""For an engine that loads to end, before it is killed. Not tuned: mostly under a second."""
 
 
 def serve(args: list[str]) -> int | None:
@@ -62,7 +64,7 @@ def _fail(error: DraftwoodError, status: int) -> int:
 
 
 async def _serve(settings: Settings) -> int:
-    require_free(settings)
+    require_free(settings.host, settings.port)
     require_engine(settings.engine)
     require_driver(settings.device)
     require_folder(settings.model_path)
@@ -142,9 +144,16 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
     connection, theirs = socket.socketpair()
     runner.start(theirs)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # There is nothing to drain yet; the engine's process ends with the link.
+    def leave(number: int, frame: object) -> None:
+        """There is nothing to drain yet. Waits for the engine, which would go on to write to the terminal."""
         signal.signal(number, lambda number, frame: os._exit(128 + number))
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        runner.join(_LEAVE_SECONDS)
+        os._exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, leave)
     try:
         await asyncio.sleep(0)
         await asyncio.to_thread(_prepare, settings)  # health checks are answered meanwhile

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -43,15 +44,17 @@ _PROBLEMS = {
 
 
 class SettingsError(DraftwoodError):
-    """A setting is unknown or wrong; the text is one line.
+    """A setting is unknown or wrong; the text is one line, and names settings as they were given.
 
     Attributes:
         field, allowed: of `error`.
         source: of the value: a flag, an environment variable or a file; "" for a default.
+        shown: `error` with other names in its text.
     """
 
-    def __init__(self, error: InvalidValueError, source: str) -> None:
-        super().__init__(f"{error} (from {source})" if source else str(error))
+    def __init__(self, error: InvalidValueError, source: str, shown: InvalidValueError | None = None) -> None:
+        text = str(shown or error)
+        super().__init__(text if source in text else f"{text} (from {source})")
         self.field = error.field
         self.allowed = error.allowed
         self.source = source
@@ -170,11 +173,28 @@ def _first_error(error: ValidationError, sources: Mapping[str, str]) -> Settings
     details = error.errors(include_url=False)[0]
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, InvalidValueError):
-        return SettingsError(cause, sources.get(cause.field.partition("[")[0], ""))
+        return _as_given(cause, sources)
     key, value = str(details["loc"][0]), details["input"]
     if details["type"] in _RANGE_ERRORS:
         allowed = str(cause) if cause else details["msg"].replace("Input should be", "it must be", 1)
-        return SettingsError(InvalidValueError(key, value, allowed), sources.get(key, ""))
+        return _as_given(InvalidValueError(key, value, allowed), sources)
     theirs = details["msg"].replace("Input should be", "must be", 1).partition(",")[0]
-    problem = _PROBLEMS.get(details["type"], theirs)
-    return SettingsError(InvalidInputError(key, value, problem), sources.get(key, ""))
+    return _as_given(InvalidInputError(key, value, _PROBLEMS.get(details["type"], theirs)), sources)
+
+
+def _as_given(error: InvalidValueError, sources: Mapping[str, str]) -> SettingsError:
+    """Names settings as flags, as environment variables, or as keys of the file: as the wrong one was given. One that
+    is missing is named as one that the error mentions."""
+    key, bracket, rest = error.field.partition("[")
+    mentioned = {name for name in re.findall(r"\w+_\w+", error.allowed) if name in Settings.model_fields}
+    source = next((sources[name] for name in (key, *sorted(mentioned)) if name in sources), "")
+    in_file = bool(source) and not source.startswith(("--", ENV_PREFIX))
+
+    def name(key: str) -> str:
+        if in_file:
+            return key
+        return ENV_PREFIX + key.upper() if source.startswith(ENV_PREFIX) else flag(key)
+
+    allowed = re.sub(r"\w+_\w+", lambda found: name(found[0]) if found[0] in mentioned else found[0], error.allowed)
+    shown = type(error)(name(key) + bracket + rest, error.value, allowed)
+    return SettingsError(error, source if in_file else sources.get(key, ""), shown)

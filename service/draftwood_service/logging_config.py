@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from typing import Literal, TextIO
 
@@ -19,6 +20,7 @@ def configure_logging(level: str, style: Literal["console", "json"], stream: Tex
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    colors = stream.isatty() and not os.environ.get("NO_COLOR")
     # Tracebacks without local variables, which may contain prompts.
     renderer: list[structlog.typing.Processor] = (
         [
@@ -26,7 +28,7 @@ def configure_logging(level: str, style: Literal["console", "json"], stream: Tex
             structlog.processors.JSONRenderer(),
         ]
         if style == "json"
-        else [structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback)]
+        else [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
     )
     structlog.configure(
         processors=[

@@ -27,6 +27,7 @@ from draftwood_errors import InvalidInputError, InvalidValueError
 from draftwood_tenants.experiments.definition import ExperimentConfig, ExperimentState, StateError, require_no_overlap
 from draftwood_tenants.experiments.reading import experiment_of, invalid, read_experiment
 from draftwood_tenants.fields import check_fields
+from draftwood_tenants.followed_file import of_file
 from draftwood_tenants.reading import ServerLimits, read_tenant, tenant_of, under
 from draftwood_tenants.resources.base import EXPERIMENTS, TENANTS, Resource
 
@@ -50,11 +51,12 @@ class FileContent:
 
 
 def read_file(path: Path, limits: ServerLimits) -> FileContent:
-    """The content of a file. Raises InvalidInputError, which names the field, such as "tenants[2].weight"."""
-    try:
-        return read_content(path.read_bytes(), limits)
-    except OSError as error:
-        raise InvalidInputError(SETTING, path, f"cannot be read: {error.strerror}") from None
+    """The content of a file. Raises InvalidInputError, which names file and field, such as "tenants[2].weight"."""
+    with of_file(SETTING, path):
+        try:
+            return read_content(path.read_bytes(), limits)
+        except OSError as error:
+            raise InvalidInputError(SETTING, None, f"cannot be read: {error.strerror}") from None
 
 
 def read_content(content: bytes, limits: ServerLimits) -> FileContent:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from draftwood_errors import InvalidInputError
+from draftwood_errors import InvalidInputError, InvalidValueError
 
 T = TypeVar("T")
 
@@ -16,6 +17,15 @@ _log = logging.getLogger(__name__)
 
 SECONDS = 1.0
 """Between two looks. Kubernetes itself takes up to a minute until a changed secret is in the pod."""
+
+
+@contextmanager
+def of_file(setting: str, path: Path) -> Iterator[None]:
+    """Errors of a file's content name the file. Raises InvalidInputError."""
+    try:
+        yield
+    except InvalidValueError as error:
+        raise InvalidInputError(setting, path, error.allowed if error.field == setting else str(error)) from None
 
 
 class FollowedFile(Generic[T]):
@@ -34,7 +44,8 @@ class FollowedFile(Generic[T]):
         self._path = path
         self._read = read
         self._bytes = self._content()
-        self.value = read(self._bytes)
+        with of_file(setting, path):
+            self.value = read(self._bytes)
 
     async def follow(self) -> None:
         """Looks every `SECONDS`, for ever. A version that cannot be read is logged once, and the one before stays."""

@@ -38,7 +38,8 @@ class Terminal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.process.kill()
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
         os.close(self._fd)
 
@@ -46,7 +47,8 @@ class Terminal:
         os.write(self._fd, text.encode())
 
     def interrupt(self) -> None:
-        os.kill(self.process.pid, signal.SIGINT)
+        """Presses Ctrl-C."""
+        os.killpg(self.process.pid, signal.SIGINT)
 
     def interrupt_until(self, text: str) -> None:
         """Presses Ctrl-C until `text` is shown: readline ignores one that comes between its prompt and its wait."""
@@ -70,6 +72,11 @@ class Terminal:
                 pytest.fail(f"{text!r} did not come before the end; there is {self.shown!r}")
         self.shown = self.shown.partition(text)[2]
 
+    def wait_for_output(self, seconds: float) -> bool:
+        """Whether anything is shown in time."""
+        ready, _, _ = select.select([self._fd], [], [], seconds)
+        return bool(ready)
+
     def read_rest(self) -> None:
         """Reads what an ended command has written."""
         try:
@@ -78,6 +85,6 @@ class Terminal:
         except OSError:  # the end of a pseudo-terminal
             pass
 
-    def end(self) -> int:
+    def end(self, seconds: float = 10) -> int:
         """The exit status."""
-        return self.process.wait(10)
+        return self.process.wait(seconds)

@@ -189,6 +189,11 @@ def test_unavailable_is_retried_after_what_the_server_asks_for(ask: Ask, server:
     assert len(server.requests) == 3
 
 
+def test_a_request_that_is_too_large_is_told_with_both_sizes(ask: Ask, server: FakeServer) -> None:
+    with pytest.raises(StatusError, match=r": the request has 5000\d\d\d bytes, and the server takes at most 4194304$"):
+        ask(server.target, "x" * 5_000_000)
+
+
 def test_retries_end(ask: Ask, server: FakeServer) -> None:
     server.script = [fails(UNAVAILABLE, "full", reason("QUEUE_FULL"), retry_in(20))]
     with pytest.raises(UnavailableError, match="full") as caught:

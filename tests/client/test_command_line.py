@@ -54,7 +54,7 @@ def test_the_api_key_comes_from_a_flag_or_the_environment(cli: Cli, server: Fake
     assert [one["authorization"] for one in server.metadata] == ["Bearer one", "Bearer two", "Bearer three"]
     refused = cli("chat", "x", "--target", "example.org:1", env={"DRAFTWOOD_API_KEY": "hush"})
     assert refused.exit_code == 2
-    assert refused.stderr.startswith("error: api_key: would be sent to example.org:1 in clear text; use TLS")
+    assert refused.stderr.startswith("error: --api-key: would be sent to example.org:1 in clear text; use TLS")
     assert "hush" not in refused.output
 
 
@@ -126,7 +126,8 @@ def test_errors_are_one_line_and_status_1(cli: Cli, server: FakeServer) -> None:
     assert (result.stderr.count("\n"), result.exit_code) == (1, 1)
     server.script = [fails(grpc.StatusCode.UNAUTHENTICATED, "no valid credential", reason("UNAUTHENTICATED"))]
     result = cli("chat", "x")
-    assert result.stderr == "error: no valid credential; set DRAFTWOOD_API_KEY or DRAFTWOOD_TOKEN\n"
+    given = "a key is given by --api-key or DRAFTWOOD_API_KEY, a token by --token or DRAFTWOOD_TOKEN"
+    assert result.stderr == f"error: no valid credential; {given}\n"
     server.script = [hangs("begun")]
     result = cli("chat", "x", "--timeout", "0.3")
     assert result.stdout == "begun"
@@ -153,14 +154,21 @@ def test_a_schema_or_grammar_may_come_from_a_file(cli: Cli, server: FakeServer, 
 @pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [
-        (["chat", "x", "--timeout", "-1"], None, "error: timeout: -1.0 is not allowed"),
-        (["chat", "x", "--temperature", "nan"], None, "error: temperature: nan is not allowed"),
+        (["chat", "x", "--timeout", "-1"], None, "error: --timeout: -1.0 is not allowed"),
+        (["chat", "x", "--temperature", "nan"], None, "error: --temperature: nan is not allowed"),
         (["chat", "a\udcff"], None, "error: messages[0].content: character 1 is the unpaired surrogate"),
         (["complete"], b"\xff", "error: TEXT: byte 0 of stdin is not UTF-8"),
         (["complete", "x", "--system", "y"], None, "No such option"),
         (["chat", "--json"], None, "error: --json: needs a question: draftwood chat"),
         (["chat", "--samples", "2"], None, "error: --samples: needs a question"),
-        (["chat", "x", "--tls-ca", "/no/such"], None, "error: tls.root_certificates: cannot read '/no/such'"),
+        (["chat", "x", "--tls-ca", "/no/such"], None, "error: --tls-ca: cannot read '/no/such'"),
+        (["chat", "x", "--tls-cert", "c"], None, "error: --tls-key: must be set, since --tls-cert is set\n"),
+        (["chat", "x", "--tls-key", "k"], None, "error: --tls-cert: must be set, since --tls-key is set\n"),
+        (["chat", "x", "--target", "host"], None, "error: --target: 'host' has no valid port"),
+        (["chat", "x", "--tenant", ""], None, "error: --tenant: must not be empty; leave it out for"),
+        (["memory", "purge", "--yes", "--tenant", ""], None, "error: --tenant: must not be empty; leave it out for"),
+        (["chat", ""], None, "error: QUESTION: is empty\n"),
+        (["chat", "-"], b" \n", "error: QUESTION: is empty\n"),
         (["detokenize", "1", "x"], None, "error: IDS: 'x' is not a token id"),
         (["chat", "x", "--no-such-option"], None, "No such option"),
         (["no-such-command"], None, "No such command"),

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import select
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,29 +32,6 @@ def silent() -> Iterator[str]:
         yield f"127.0.0.1:{listening.getsockname()[1]}"
 
 
-@contextmanager
-def started(*arguments: str, target: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A command in a process group of its own, which is killed in the end."""
-    command = [sys.executable, "-m", "draftwood_command", *arguments]
-    env = {**os.environ, "DRAFTWOOD_TARGET": target}
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, process_group=0
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def seconds_to_first_byte(process: subprocess.Popen[bytes]) -> float:
-    began = time.monotonic()
-    assert process.stdout is not None
-    assert process.stderr is not None
-    ready, _, _ = select.select([process.stdout, process.stderr], [], [], 4 * _SECONDS)
-    return time.monotonic() - began if ready else float("inf")
-
-
 def all_commands() -> list[list[str]]:
     """Every subcommand, with arguments where it would otherwise only say that they are missing."""
 
@@ -76,9 +49,9 @@ def all_commands() -> list[list[str]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("names", [SOME, pytest.param(None, marks=pytest.mark.slow)])
 def test_commands_give_a_sign_of_life(names: set[str] | None, silent: str) -> None:
-    def measured(arguments: list[str]) -> tuple[str, float]:
-        with started(*arguments, target=silent) as process:
-            return " ".join(arguments), seconds_to_first_byte(process)
+    def measured(arguments: list[str]) -> tuple[str, bool]:
+        with Terminal(*arguments, target=silent) as terminal:
+            return " ".join(arguments), terminal.wait_for_output(_SECONDS)
 
     commands = all_commands()
     assert ["memory", "stats"] in commands
@@ -86,19 +59,32 @@ def test_commands_give_a_sign_of_life(names: set[str] | None, silent: str) -> No
     if names:
         commands = [one for one in commands if {one[0], " ".join(one[:2])} & names]
     with ThreadPoolExecutor(2) as pool:
-        slow = {name: seconds for name, seconds in pool.map(measured, commands) if seconds > _SECONDS}
+        slow = [name for name, in_time in pool.map(measured, commands) if not in_time]
     assert not slow
+
+
+def test_a_sign_of_life_is_erased_by_what_follows_it(silent: str) -> None:
+    with Terminal("info", "--timeout", "8", target=silent) as terminal:
+        terminal.wait_for("draftwood: working, no output yet (3 s)")
+        terminal.wait_for("\r\x1b[Kerror: ")
+        assert terminal.end() == 1
+
+
+def test_a_sign_of_life_is_for_terminals(silent: str) -> None:
+    arguments = [sys.executable, "-m", "draftwood_command", "info", "--timeout", "5", "--target", silent]
+    done = subprocess.run(arguments, capture_output=True, timeout=60, check=False)
+    assert done.stderr.startswith(b"error: ")
 
 
 @pytest.mark.parametrize("arguments", [["info"], ["demo"], ["bench", "step"], ["serve", "--port", "0"]])
 def test_ctrl_c_is_quiet_while_a_command_works(arguments: list[str], silent: str) -> None:
-    with started(*arguments, target=silent) as process:
-        seconds_to_first_byte(process)
-        os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert b"Traceback" not in errors
-    assert b"Abort" not in errors
+    with Terminal(*arguments, target=silent) as terminal:
+        terminal.wait_for_output(4 * _SECONDS)
+        terminal.interrupt()
+        assert terminal.end(60) == 130
+        terminal.read_rest()
+    assert "Traceback" not in terminal.shown
+    assert "Abort" not in terminal.shown
 
 
 def test_ctrl_c_is_quiet_while_the_client_is_imported() -> None:

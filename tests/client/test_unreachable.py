@@ -13,6 +13,7 @@ import pytest
 
 from draftwood_client import NO_RETRY, Client, StatusError, TlsConfig, UnimplementedError
 from draftwood_client.errors import ArgumentValueError
+from draftwood_client.protocol.unreachable import unreachable
 from tests.certificates import make_certificate
 
 
@@ -96,6 +97,27 @@ def test_what_went_wrong_is_one_sentence_with_the_words_of_grpc(
     assert str(ports[server]) in detail
     assert detail.endswith(")")
     assert "\n" not in str(caught.value)
+
+
+REFUSED = [
+    # the server behind the second address, whether the client uses TLS, what it says; nothing listens at the first
+    ("plain", True, "what listens there does not use TLS; leave out TLS, or check the port"),
+    ("web", True, "what listens there does not use TLS; leave out TLS, or check the port"),
+    ("tls", False, "the server closed the connection; if it requires TLS, use --tls or --tls-ca (`tls`)"),
+    ("tls", True, "nothing listens at one of its addresses; connect to 127.0.0.1, which answers"),
+    ("plain", False, "nothing listens at one of its addresses; connect to 127.0.0.1, which answers"),
+    ("closed", True, "nothing listens there; check host and port, and that the server runs"),
+]
+
+
+@pytest.mark.parametrize(("server", "tls", "problem"), REFUSED)
+def test_an_address_that_refuses_does_not_hide_what_another_says(
+    server: str, tls: bool, problem: str, ports: dict[str, int]
+) -> None:
+    target = f"ipv4:127.0.0.1:{ports['closed']},127.0.0.1:{ports[server]}"
+    refused = f"ipv4:127.0.0.1:{ports['closed']}: Failed to connect to remote host: Connection refused"
+    said = unreachable(target, tls, f"last error: UNKNOWN: {refused}")
+    assert said == f"cannot connect to {target}: {problem} (gRPC: {refused})"
 
 
 def test_a_server_without_the_method(ports: dict[str, int]) -> None:

@@ -167,9 +167,7 @@ def test_a_bad_setting_is_one_line_and_status_two() -> None:
     result = run("--port", "many")
     assert result.returncode == 2
     assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert "port many: must be an integer" in result.stderr
-    assert "(from --port)" in result.stderr
+    assert result.stderr == "draftwood serve: --port many: must be an integer\n"
 
 
 def test_help_needs_no_model() -> None:
@@ -214,11 +212,17 @@ def test_the_service_beside_the_engine_imports_no_torch() -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test_a_missing_model_is_one_line() -> None:
-    result = run("--port", "0", "--model", "/no/such/model")
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        ("/no/such/model", "no such folder; give a folder or a hub id such as org/name"),
+        (__file__, "is a file; give the folder that has config.json and the weights"),
+    ],
+)
+def test_a_missing_model_is_one_line(model: str, problem: str) -> None:
+    result = run("--port", "0", "--model", model)
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1].startswith("draftwood serve: model '/no/such/model'")
-    assert "Traceback" not in result.stderr
+    assert result.stderr == f"draftwood serve: model {model!r}: {problem}\n"
 
 
 def test_compiled_functions_are_copied_to_where_numba_looks_for_them(

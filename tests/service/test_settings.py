@@ -166,6 +166,34 @@ def test_refused_in_yaml(name: str, tmp_path: Path) -> None:
     assert str(path) in str(error)
 
 
+@pytest.mark.parametrize(
+    ("args", "environ", "content", "text"),
+    [
+        (["--tls-cert", "c"], {}, "", "--tls-key: must be set, since --tls-cert is set"),
+        ([], {"DRAFTWOOD_TLS_CERT": "c"}, "", "DRAFTWOOD_TLS_KEY: must be set, since DRAFTWOOD_TLS_CERT is set"),
+        ([], {}, "tls_cert: c", "tls_key: must be set, since tls_cert is set (from {file})"),
+        (["--auth-file", "/no"], {}, "", "--auth-file /no: no such file"),
+        (["--max-running", "0"], {"DRAFTWOOD_PORT": "1"}, "", "--max-running: 0 is not allowed; it must be at least 1"),
+        ([], {}, "max_running: 0", "max_running: 0 is not allowed; it must be at least 1 (from {file})"),
+        (["--tenant-weights", "a=0"], {}, "", "--tenant-weights['a']: 0.0 is not allowed; it must be above 0"),
+        (
+            ["--host", "::"],
+            {},
+            "",
+            "--host ::: is not a loopback address, and without authentication anyone could call: set --auth-file (API"
+            " keys, made by `draftwood key create`, or client certificates) or --jwt-jwks (tokens), or ask for it with"
+            " --auth open",
+        ),
+    ],
+)
+def test_settings_are_named_as_they_were_given(
+    args: list[str], environ: dict[str, str], content: str, text: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(content)
+    assert str(error_of(["--config", str(path), *args], environ)) == text.format(file=path)
+
+
 def test_the_network_is_let_in_with_credentials_or_when_asked_for(tmp_path: Path) -> None:
     keys = tmp_path / "auth.yaml"
     keys.touch()
@@ -193,13 +221,13 @@ def test_help_has_every_setting(capsys: pytest.CaptureFixture[str], monkeypatch:
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["--exact", "true"], "exact True: is not a setting of engine vllm: vLLM has no exact mode (from --exact)"),
-        (["--runner", "torch"], "runner torch: is not a setting of engine vllm"),
-        (["--weights", "int8"], "weights int8: is not a setting of engine vllm"),
-        (["--own-text-tokens", "9"], "own_text_tokens 9: is not a setting of engine vllm"),
-        (["--engine-args", '{"max_num_seqs": 3}'], "engine_args[max_num_seqs]: is set by --max-running"),
-        (["--engine-args", "[1]"], "engine_args [1]: must be a JSON object"),
-        (["--engine-args", "{x"], "engine_args {x: must be a JSON object"),
+        (["--exact", "true"], "--exact True: is not a setting of engine vllm: vLLM has no exact mode"),
+        (["--runner", "torch"], "--runner torch: is not a setting of engine vllm"),
+        (["--weights", "int8"], "--weights int8: is not a setting of engine vllm"),
+        (["--own-text-tokens", "9"], "--own-text-tokens 9: is not a setting of engine vllm"),
+        (["--engine-args", '{"max_num_seqs": 3}'], "--engine-args[max_num_seqs]: is set by --max-running"),
+        (["--engine-args", "[1]"], "--engine-args [1]: must be a JSON object"),
+        (["--engine-args", "{x"], "--engine-args {x: must be a JSON object"),
     ],
 )
 def test_settings_that_vllm_does_not_have(args: list[str], text: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from draftwood_service.auth import auth_file
 from draftwood_service.auth.api_keys import PREFIX, ApiKeys
-from draftwood_service.auth.errors import UnauthenticatedError
+from draftwood_service.auth.errors import NoCredentialError, UnauthenticatedError
 from draftwood_service.auth.principal import ANYONE, Principal
 from draftwood_service.settings.network import AuthSettings
 from draftwood_tenants.followed_file import FollowedFile
@@ -93,7 +93,7 @@ class Authenticator:
             if principal is None:
                 raise UnauthenticatedError("unknown certificate")
             return principal
-        raise UnauthenticatedError("no credential")
+        raise NoCredentialError
 
     def start(self) -> None:
         """Follows changes of files and keys from now on."""

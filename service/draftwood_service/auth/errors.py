@@ -2,6 +2,7 @@
 
 DraftwoodError
 ├── UnauthenticatedError      the call has no valid credential
+│   └── NoCredentialError     it has none
 ├── PermissionDeniedError     its credential does not allow what it asks for
 └── IssuerUnavailableError    tokens cannot be verified, since the issuer's keys were never read
 """
@@ -10,18 +11,31 @@ from __future__ import annotations
 
 from draftwood_model_runner.errors import DraftwoodError
 
+_NOT_VALID = (
+    "the call has no valid credential: its API key or token (as 'authorization: Bearer ...'), or client certificate, is"
+    " unknown, revoked or expired"
+)
+_NONE = "the call has no credential: send an API key or a token as 'authorization: Bearer ...', or a client certificate"
+
 
 class UnauthenticatedError(DraftwoodError):
-    """The call has no valid credential. The text is the same for all causes, so that it is no hint to who guesses one.
+    """The call has no valid credential. The text says whether it has one at all, and is the same for all other causes:
+    it is no hint to who guesses one.
 
     Attributes:
         cause: for the server's log.
     """
 
-    def __init__(self, cause: str) -> None:
-        accepted = "an API key or a token as 'authorization: Bearer ...', or a client certificate"
-        super().__init__(f"the call has no valid credential: {accepted}")
+    def __init__(self, cause: str, text: str = _NOT_VALID) -> None:
+        super().__init__(text)
         self.cause = cause
+
+
+class NoCredentialError(UnauthenticatedError):
+    """The call has no credential."""
+
+    def __init__(self) -> None:
+        super().__init__("no credential", _NONE)
 
 
 class PermissionDeniedError(DraftwoodError):

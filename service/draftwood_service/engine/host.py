@@ -31,6 +31,7 @@ from draftwood_service.engine.link import (
     MemoryResponse,
     Ready,
     Reported,
+    ServiceEnded,
     Stepped,
     portable,
 )
@@ -58,7 +59,7 @@ def run_engine(end: EngineEnd, load: Callable[[], AbstractContextManager[LoadedE
     try:
         with load() as loaded:
             EngineHost(end, loaded, interval).serve()
-    except EOFError:
+    except (EOFError, ServiceEnded):
         pass
     except BaseException as error:
         try:

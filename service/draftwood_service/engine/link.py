@@ -30,6 +30,10 @@ _CHUNK = 1 << 18
 """Bytes per read; an ordinary message has a few hundred."""
 
 
+class ServiceEnded(BaseException):
+    """The service has ended while the engine loads. No `Exception`: what loads would take it for its own, and go on."""
+
+
 class Add(NamedTuple):
     """To the engine: the samples of one request, its id on the link, and the weight of its tenant."""
 

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _LOADING = {"draftwood": "draftwood_service.engine.loading", "vllm": "draftwood_service.engine.vllm.loading"}
 """By engine, the module with the function `loaded`, which loads it."""
 _LOOK_SECONDS = 0.5
-"""Between two looks at whether the service is still there, while the engine loads."""
+"""Between two looks at whether the engine has been loaded, while the service's end is watched."""
 _END_SECONDS = 30.0
 """For an engine that loads to end once the service has."""
 
@@ -68,27 +69,42 @@ def _until_loaded(loading: AbstractContextManager[LoadedEngine], loaded: threadi
 
 
 def _end_with_service(connection: socket.socket) -> threading.Event:
-    """Until the event is set, raises EOFError in the main thread when the service has ended.
+    """Until the event is set, raises ServiceEnded in the main thread when the service has ended.
 
     An engine that runs reads the link; one that loads does not, and vLLM loads for minutes.
     """
-    loaded = threading.Event()
+    from draftwood_service.engine.link import ServiceEnded
+
+    loaded, due = threading.Event(), threading.Event()
     gone = select.poll()
     gone.register(connection, select.POLLRDHUP)
 
     def stop(*signal_and_frame: object) -> None:
         if not loaded.is_set():
-            raise EOFError
+            raise ServiceEnded
+
+    def ignored(raised: sys.UnraisableHookArgs) -> None:
+        """It met a destructor or callback, which cannot raise."""
+        if issubclass(raised.exc_type, ServiceEnded):
+            due.set()
+        else:
+            sys.__unraisablehook__(raised)
 
     signal.signal(signal.SIGUSR1, stop)
+    sys.unraisablehook = ignored
 
     def watch() -> None:
-        while not loaded.wait(_LOOK_SECONDS):
-            if gone.poll(0):
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-                if not loaded.wait(_END_SECONDS):
-                    os.killpg(0, signal.SIGKILL)
+        while not gone.poll(1000 * _LOOK_SECONDS):
+            if loaded.is_set():
                 return
+        due.set()
+        kill_at = time.monotonic() + _END_SECONDS
+        while not loaded.is_set():
+            if due.wait(_LOOK_SECONDS):
+                due.clear()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            elif time.monotonic() > kill_at:
+                os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="draftwood-service", daemon=True).start()
     return loaded

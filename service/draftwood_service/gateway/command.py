@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import structlog
 import typer
@@ -15,7 +15,10 @@ import typer
 from draftwood_client import AsyncClient
 from draftwood_client.cli.apps import new_app, run
 from draftwood_client.cli.options import ServerOptions, command
+from draftwood_client.errors import ArgumentValueError
+from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.starting.extras import MissingExtraError, needs_extra
+from draftwood_service.starting.listening import is_loopback, require_free
 
 app = new_app()
 
@@ -41,14 +44,24 @@ def _gateway(
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Maximum size of a request in bytes.")] = 4 * 2**20,
     http_tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain; makes it HTTPS.")] = None,
     http_tls_key: Annotated[Path | None, typer.Option(help="PEM private key of that certificate.")] = None,
+    share_credential: Annotated[
+        bool,
+        typer.Option(
+            "--share-credential", help="Let callers from other machines who have no key call with the gateway's own."
+        ),
+    ] = False,
     drain_grace: Annotated[int, typer.Option(min=1, help="Seconds for streams to end after SIGTERM.")] = 25,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged.")] = "info",
 ) -> None:
     """The API of OpenAI over HTTP, in front of a Draftwood service.
 
     A request's key (Authorization: Bearer) goes on to the service, which knows its tenant by it. A request without one
-    has the gateway's own credential, if it has one.
+    has the gateway's own credential, if it has one: on an address that other machines reach, only with
+    --share-credential.
     """
+    shares = _shares_credential(server, host, share_credential)
+    _check_address(host, port)
+    context = _tls(http_tls_cert, http_tls_key)
     # Imported here: --help need not wait for them.
     from draftwood_service.logging_config import configure_logging
 
@@ -63,9 +76,10 @@ def _gateway(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
     configure_logging(log_level, "console")
+    if shares:
+        _log.warning("the gateway has a credential: requests without a key of their own call with it")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn handles it, and raises it again when it has ended
     made = Gateway(_opener(server), page, max_body_bytes)
-    context = None if http_tls_cert is None else _tls(http_tls_cert, http_tls_key)
     connections = Connections(connection_limit(), ended=made.metrics.connection_ended)
     uvicorn.run(
         made.app(cors_origin or []),
@@ -82,16 +96,47 @@ def _gateway(
     )
 
 
-def _tls(certificate: Path, key: Path | None) -> ssl.SSLContext:
+def _shares_credential(server: ServerOptions, host: str, allowed: bool) -> bool:
+    """Whether callers without a key call with the gateway's own. Raises `ArgumentValueError` if it is not allowed."""
+    credentials = {"--api-key": server.api_key, "--token": server.token, "--tls-cert": server.tls_cert}
+    given = [flag for flag, value in credentials.items() if value is not None]
+    if given and not (allowed or is_loopback(host)):
+        problem = (
+            f"{host} is not a loopback address, and whoever reaches it without a key would call with the gateway's own:"
+            f" leave out {given[0]} (or its environment variable), or allow it with --share-credential"
+        )
+        raise ArgumentValueError("--host", problem)
+    return bool(given)
+
+
+def _check_address(host: str, port: int) -> None:
+    """Ends the command if the gateway cannot listen there."""
+    try:
+        require_free(host, port)
+    except InvalidInputError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """None for plain HTTP. Raises `ArgumentValueError`."""
+    if certificate is None:
+        if key is not None:
+            raise ArgumentValueError("--http-tls-cert", "must be set, since --http-tls-key is set")
+        return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
+    try:
+        context.load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        problem = f"{str(certificate)!r} is no PEM certificate with that private key ({error.reason or error})"
+        raise ArgumentValueError("--http-tls-cert", problem) from None
+    except OSError as error:
+        named = certificate if key is None else f"{certificate}' or '{key}"
+        raise ArgumentValueError("--http-tls-cert", f"cannot read '{named}': {error.strerror}") from None
     return context
 
 
 def _opener(server: ServerOptions) -> Callable[[Callable[[], str] | None], AsyncClient]:
-    if server.api_key is not None or server.token is not None:
-        _log.warning("the gateway has a credential: requests without a key of their own call with it")
-
     def open_client(credential: Callable[[], str] | None) -> AsyncClient:
         # The tenant is that of each request's credential, whatever the environment names for the command line.
         arguments: dict[str, Any] = {**server.arguments(), "tenant": ""}

@@ -119,8 +119,8 @@ class RunningServer:
 
         Health becomes NOT_SERVING, requests that wait and new ones end with UNAVAILABLE, and a little later the port is
         closed and clients are told to go elsewhere (GOAWAY). Requests that run, and calls to MemoryService, may finish
-        or end so as well; then the engine is closed. All of it takes `grace` seconds at most (None: the settings'
-        `drain_grace`), and one more for an engine that does not end.
+        or end so as well; then what is counted is written, and the engine is closed. All of it takes `grace` seconds at
+        most (None: the settings' `drain_grace`), and one more for an engine that does not end.
         """
         if self._stopping is None:
             seconds = self._settings.drain_grace if grace is None else grace
@@ -148,10 +148,10 @@ class RunningServer:
             await self.bridge.wait_idle(_STATUS_SECONDS)
         await asyncio.gather(self._bound.close(), closing)
         await self._liveness.close()
-        await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))
         await self._administration.close()
-        self._servicer.close()
         await self.limiter.close()
+        await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))  # ends an embedded store
+        self._servicer.close()
         await self._bound.telemetry.close()
         _log.info("stopped")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 
 import grpc
@@ -16,14 +17,30 @@ def server_credentials(settings: ListenSettings) -> grpc.ServerCredentials | Non
     With `tls_client_ca` only clients with a certificate of one of these authorities are served.
 
     Raises:
-        InvalidInputError: a file cannot be read.
+        InvalidInputError: a file cannot be read, or has no PEM, or the key is not that of the certificate.
     """
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     files = _Files(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    _check(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     return grpc.dynamic_ssl_server_credentials(
         files.configuration(), files.current, require_client_authentication=settings.tls_client_ca is not None
     )
+
+
+def _check(cert: Path, key: Path, client_ca: Path | None) -> None:
+    """gRPC itself would only say that it cannot listen."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key, password="")  # gRPC takes no encrypted key
+    except ssl.SSLError:
+        problem = f"is no PEM certificate chain, or {key} is not its private key"
+        raise InvalidInputError("tls_cert", cert, problem) from None
+    try:
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+    except ssl.SSLError:
+        raise InvalidInputError("tls_client_ca", client_ca, "has no PEM certificate") from None
 
 
 class _Files:

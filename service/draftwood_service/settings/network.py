@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -10,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.settings.group import Items, SettingsGroup
+from draftwood_service.starting.listening import is_loopback
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 """Signatures by key pairs. With an HMAC (HS256), whoever knows the public key could sign."""
@@ -48,10 +48,7 @@ class ListenSettings(SettingsGroup):
     @property
     def is_local(self) -> bool:
         """Whether only this machine reaches the port."""
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:

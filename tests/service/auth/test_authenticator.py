@@ -26,7 +26,7 @@ CERTIFICATE = CertificateNames(("spiffe://acme/billing",), ("ops.example",))
 
 async def cause(authenticator: Authenticator, bearer: str | None, certificate: CertificateNames | None = None) -> str:
     """What the log says of a refusal."""
-    with pytest.raises(UnauthenticatedError, match="the call has no valid credential") as refused:
+    with pytest.raises(UnauthenticatedError, match=r"the call has no (valid )?credential: ") as refused:
         await authenticator.principal(bearer, certificate)
     return refused.value.cause
 
@@ -110,6 +110,16 @@ def test_a_key_ends_at_its_time_and_refusals_differ_in_the_log_alone() -> None:
             keys.principal(bad, now)
         assert refused.value.cause == said
         assert str(refused.value) == str(UnauthenticatedError(""))
+
+
+async def test_a_call_without_a_credential_is_told_so(auth_file: Path) -> None:
+    keys = Authenticator(AuthSettings(auth_file=auth_file))
+    for bearer, told in (
+        (None, "the call has no credential: send an API key"),
+        (new_key().key, "the call has no valid"),
+    ):
+        with pytest.raises(UnauthenticatedError, match=f"^{told}"):
+            await keys.principal(bearer, None)
 
 
 async def test_a_remembered_token_is_verified_again_when_it_expires(tmp_path: Path) -> None:

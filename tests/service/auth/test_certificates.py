@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from draftwood.v1.generation_pb2 import GetModelInfoRequest
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
 from draftwood_client import NO_RETRY, AsyncClient, PermissionDeniedError, TlsConfig, UnauthenticatedError
+from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth.api_keys import new_key
 from tests.certificates import make_certificate
 from tests.service.fakes import serving
@@ -59,3 +60,22 @@ async def test_a_certificate_names_its_principal(tmp_path: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await GenerationServiceStub(channel).GetModelInfo(GetModelInfoRequest())
             assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"tls_key": "other.key"}, "tls_cert .*: is no PEM certificate chain, or .*other.key is not its private key"),
+        ({"tls_cert": "text"}, "tls_cert .*text: is no PEM certificate chain, or "),
+        ({"tls_client_ca": "text"}, "tls_client_ca .*text: has no PEM certificate"),
+    ],
+)
+async def test_wrong_pem_files_are_named(wrong: dict[str, str], problem: str, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "server")
+    _, other = make_certificate(tmp_path, "other")
+    other.rename(tmp_path / "other.key")
+    (tmp_path / "text").write_text("text")
+    tls: dict[str, Any] = {"tls_cert": certificate, "tls_key": key}
+    with pytest.raises(InvalidInputError, match=f"^{problem}"):
+        async with serving(**tls | {name: tmp_path / file for name, file in wrong.items()}):
+            pass

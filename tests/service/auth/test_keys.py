@@ -168,7 +168,7 @@ async def test_a_server_follows_the_file(capsys: pytest.CaptureFixture[str], fil
 
 async def test_a_bad_file_keeps_a_server_from_starting(file: Path) -> None:
     file.write_text("keys: 3")
-    with pytest.raises(InvalidInputError, match="auth_file"):
+    with pytest.raises(InvalidInputError, match=f"^auth_file {file}: keys: "):
         async with serving(auth_file=file):
             pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -38,6 +39,61 @@ def wait(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("after", ["finished=strategies", "finished=model"])
+def test_ctrl_c_while_the_model_loads_ends_the_engine_before_the_service(after: str) -> None:
+    command = [sys.executable, "-m", "draftwood_service", "--port", "0", "--threads", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                if after in line:
+                    break
+            [engine] = psutil.Process(process.pid).children()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+            assert not engine.is_running()
+            assert "not used" not in process.stderr.read()
+        finally:
+            process.kill()
+
+
+SWALLOWS = """
+import socket, sys, time
+from draftwood_service.engine import main
+from draftwood_service.engine.link import ServiceEnded
+
+class Slow:
+    def __del__(self):
+        time.sleep(1.0)
+
+main._end_with_service(socket.socket(fileno=int(sys.argv[1])))
+print("began", flush=True)
+try:
+    Slow()
+    while True:
+        try:
+            time.sleep(0.01)
+        except Exception:
+            print("went on")
+except ServiceEnded:
+    print("ended")
+main._leave()
+"""
+
+
+def test_what_loads_does_not_take_the_end_of_the_service_for_an_error_of_its_own() -> None:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", SWALLOWS, str(theirs.fileno())]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, pass_fds=[theirs.fileno()]
+    ) as process:
+        theirs.close()
+        assert process.stdout is not None
+        assert process.stdout.readline() == "began\n"
+        ours.close()
+        assert process.communicate(timeout=30) == ("ended\n", "")
 
 
 def engine_of(process: psutil.Process) -> psutil.Process:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -33,6 +34,7 @@ from draftwood_tenants.experiments.counters import total
 from draftwood_tenants.experiments.placement import target_of
 from draftwood_tenants.experiments.store.encoding import decode
 from draftwood_tenants.experiments.store.redis_counts import RedisCounts
+from draftwood_tenants.resources import follower
 from draftwood_tenants.resources.encryption import ResourceCipher
 from tests.memory.helpers import log_of
 from tests.memory.servers import Valkey
@@ -164,6 +166,20 @@ async def test_two_servers_assign_alike_and_count_together(server: Valkey) -> No
     async with serving(store=server.url) as three:  # started again, with a new boot id
         assert [one.arm for one in await all_asked(three, ids[:10])] == [one.arm for one in first[:10]]
         assert sum(await requests_counted(three, 0)) == len(inside) + 2 * again
+
+
+async def test_a_stop_keeps_what_was_counted_last_in_the_embedded_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(counting, "SECONDS", 60.0)  # the stop alone writes
+    monkeypatch.setattr(follower, "SECONDS", 0.01)  # a look at a store that has gone is a warning
+    settings: dict[str, Any] = {"store": "embedded", "store_folder": tmp_path / "s"}
+    async with serving(**settings) as one:
+        await started(one)
+        await all_asked(one, ["1", "2", "3"])
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    async with serving(**settings) as two:
+        assert sum(row.requests for row in (await read(two)).arms) == 3
 
 
 async def pure_report(served: Served, split: Split) -> Report:

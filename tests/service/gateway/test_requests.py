@@ -7,14 +7,17 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from structlog.testing import capture_logs
 
 from draftwood_client.cli.options import ServerOptions
-from draftwood_service.gateway.command import _opener
+from draftwood_client.errors import ArgumentValueError
+from draftwood_service.gateway.command import _opener, _shares_credential
+from draftwood_service.gateway.command import gateway as run_gateway
 from draftwood_service.rpc.parsing.tool_format import NoToolFormatError
 from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving, until
 from tests.service.gateway.listening import Listening, listening, post
@@ -319,11 +322,39 @@ async def test_a_system_message_reaches_a_model_whose_template_has_no_such_role(
     assert model.tokenizer.messages == [{"role": "user", "content": "Be brief.\n\nHi"}]
 
 
-@pytest.mark.parametrize("credential", [{}, {"api_key": "k"}, {"token": "t"}])
-def test_the_log_tells_that_requests_without_a_key_have_that_of_the_gateway(credential: dict[str, Any]) -> None:
-    with capture_logs() as logs:
-        _opener(ServerOptions(**credential))
-    assert ["requests without a key" in one["event"] for one in logs] == [True] * len(credential)
+@pytest.mark.parametrize("credential", [{}, {"api_key": "k"}, {"token": "t"}, {"tls_cert": Path("c")}])
+def test_requests_without_a_key_have_that_of_the_gateway_on_this_machine_or_when_asked_for(
+    credential: dict[str, Any],
+) -> None:
+    server = ServerOptions(**credential)
+    for host, allowed in (("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)):
+        assert _shares_credential(server, host, allowed) == bool(credential)
+    for host in ("0.0.0.0", "::", "gateway.example"):
+        with pytest.raises(ArgumentValueError, match="--share-credential") if credential else nullcontext():
+            _shares_credential(server, host, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--port", "{taken}"], "error: port {taken}: address already in use\n"),
+        (["--host", "no-such-host.invalid"], "error: host no-such-host.invalid: "),
+        (["--host", "0.0.0.0", "--api-key", "k"], "error: --host: 0.0.0.0 is not a loopback address, and whoever"),
+        (["--http-tls-key", "{file}"], "error: --http-tls-cert: must be set, since --http-tls-key is set\n"),
+        (["--http-tls-cert", "{file}"], "error: --http-tls-cert: '{file}' is no PEM certificate with that private key"),
+        (["--http-tls-cert", "/no"], "error: --http-tls-cert: cannot read '/no': No such file or directory\n"),
+    ],
+)
+def test_a_wrong_option_of_the_command_is_one_line(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        words = {"taken": listening.getsockname()[1], "file": tmp_path / "file"}
+        assert run_gateway(["--port", "0", *(one.format(**words) for one in arguments)]) in (1, 2)
+    error = capsys.readouterr().err
+    assert error.startswith(said.format(**words))
+    assert error.count("\n") == 1
 
 
 async def test_the_tenant_of_the_environment_is_not_that_of_the_gateways_callers(

@@ -201,7 +201,7 @@ async def test_what_the_file_names_is_the_files(tmp_path: Path) -> None:
         await until(lambda: config_of(served, "b").weight == 7)
         assert config_of(served, "a") == TenantConfig()
     path.write_text("tenants:\n- {name: tenants/b}\n- {name: tenants/c, drafting: {options: {x: 1}}}\n")
-    with pytest.raises(InvalidInputError, match=r"tenants\[1\]\.drafting\.options\.x"):
+    with pytest.raises(InvalidInputError, match=rf"^tenants_file {path}: tenants\[1\]\.drafting\.options\.x: "):
         read_file(path, ServerLimits("hybrid", 48, 1_000_000, 2**24, DeltaShaping()))
 
 

@@ -55,7 +55,10 @@ def chat(
         with connection.client() as client:
             _hold(Conversation(client, flags.options(), opening, show_drafts, stats), client.model_info())
         return
-    messages = [*opening, ChatMessage("user", read_text(question, "QUESTION"))]
+    asked = read_text(question, "QUESTION")
+    if not asked.strip():
+        raise ArgumentValueError("QUESTION", "is empty")
+    messages = [*opening, ChatMessage("user", asked)]
     functions = None if tools is None else read_tools(or_content("--tools", tools))
     with connection.client() as client:
         calls = None if functions is None else Calls(client, functions)

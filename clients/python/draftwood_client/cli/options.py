@@ -32,6 +32,19 @@ FAILURE = 1
 INTERRUPTED = 130
 
 
+_FLAGS = {
+    "n": "--samples",
+    "tls.root_certificates": "--tls-ca",
+    "tls.certificate_chain": "--tls-cert",
+    "tls.private_key": "--tls-key",
+}
+"""By the client's name of an argument, where it is another one."""
+
+
+def _flag(argument: str) -> str:
+    return _FLAGS.get(argument) or "--" + argument.replace("_", "-")
+
+
 def _option(panel: str, help: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, **{"show_default": False, **settings})
 
@@ -79,6 +92,9 @@ class CredentialOptions:
         }
 
     def _tls(self) -> bool | TlsConfig:
+        for missing, given in (("tls_key", "tls_cert"), ("tls_cert", "tls_key")):
+            if getattr(self, missing) is None and getattr(self, given) is not None:
+                raise ArgumentValueError(_flag(missing), f"must be set, since {_flag(given)} is set")
         files = (self.tls_ca, self.tls_cert, self.tls_key)
         use_tls = self.tls or self.tls_server_name is not None or any(files)
         return TlsConfig.from_files(*files, server_name=self.tls_server_name) if use_tls else False
@@ -147,6 +163,8 @@ class ConnectionOptions(ServerOptions):
         return MemoryClient(**self.arguments())
 
     def arguments(self) -> dict[str, Any]:
+        if self.tenant == "":
+            raise ArgumentValueError("--tenant", "must not be empty; leave it out for the tenant of the credential")
         return {**ServerOptions.arguments(self), "tenant": self.tenant}
 
 
@@ -242,7 +260,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-        with one_line_errors():
+        with one_line_errors(), _named_flags({field.name for group in groups.values() for field in fields(group)}):
             function(**values)
 
     run.__name__ = function.__name__
@@ -250,6 +268,17 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
+
+
+@contextmanager
+def _named_flags(options: set[str]) -> Iterator[None]:
+    """Errors of arguments that options stand for name the option."""
+    try:
+        yield
+    except ArgumentError as error:
+        if error.argument in options or error.argument in _FLAGS:
+            raise type(error)(_flag(error.argument), error.args[1]) from error
+        raise
 
 
 def _group_parameters(group: Any) -> list[inspect.Parameter]:
@@ -293,5 +322,5 @@ def error_line(error: DraftwoodError) -> str:
         unnamed = [one for one in error.violations if one.description not in text]
         text = "; ".join([text, *(f"{one.field}: {one.description}" for one in unnamed)])
     if isinstance(error, UnauthenticatedError):
-        text += f"; set {environment.API_KEY} or {environment.TOKEN}"
+        text += f"; a key is given by --api-key or {environment.API_KEY}, a token by --token or {environment.TOKEN}"
     return " ".join(text.split())

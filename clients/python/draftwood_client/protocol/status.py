@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ from draftwood_client.protocol.unreachable import unreachable
 
 DETAILS_KEY = "grpc-status-details-bin"
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
+
+_TOO_LARGE = re.compile(r"^SERVER: Received message larger than max \((\d+) vs\. (\d+)\)$")
 
 Trailer = Iterable[tuple[str, str | bytes]]
 
@@ -66,6 +69,8 @@ def _message_of_grpc(found: ErrorDetails, target: str, tls: bool, timeout: float
         return "the request was cancelled"
     if found.message == "Method not found!":
         return f"{target} is no Draftwood server, or an older one that lacks this method (gRPC: {found.message})"
+    if too_large := _TOO_LARGE.search(found.message):
+        return f"{target}: the request has {too_large[1]} bytes, and the server takes at most {too_large[2]}"
     if found.code is grpc.StatusCode.UNAVAILABLE and "backend unhealthy" in found.message:
         return f"no server of {target} is ready"
     if found.code is grpc.StatusCode.UNAVAILABLE:

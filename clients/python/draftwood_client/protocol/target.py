@@ -22,7 +22,7 @@ def check_target(target: str) -> None:
         raise ArgumentTypeError("target", f"must be a str, not {type(target).__name__}")
     if not target:
         raise ArgumentValueError("target", f"is empty; it must name a server, such as {DEFAULT_TARGET!r}")
-    for address in _addresses(target):
+    for address in addresses(target):
         if "://" in address:
             raise ArgumentValueError("target", f"{target!r} is a URL; write it as host:port, and use TLS for https")
         found = _HOST_AND_PORT.fullmatch(address)
@@ -37,11 +37,11 @@ def is_local(target: str) -> bool:
         return True
     if re.match("dns://[^/]", target):  # the name server on another machine says where it is
         return False
-    addresses = _addresses(target)
-    return bool(addresses) and all(_is_loopback(address) for address in addresses)
+    found = addresses(target)
+    return bool(found) and all(_is_loopback(address) for address in found)
 
 
-def _addresses(target: str) -> list[str]:
+def addresses(target: str) -> list[str]:
     """Every "host:port" of a target; empty if its scheme has no ports."""
     scheme, _, rest = target.partition(":")
     if scheme in _WITHOUT_PORT:

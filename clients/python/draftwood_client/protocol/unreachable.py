@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+
+from draftwood_client.protocol.target import addresses, is_local
+
+_REFUSED = "Connection refused"
+_PLAINTEXT = "what listens there does not use TLS; leave out TLS, or check the port"
 _CAUSES = {
-    "Connection refused": "nothing listens there; check host and port, and that the server runs",
+    _REFUSED: "nothing listens there; check host and port, and that the server runs",
     "address lookup failed": "the host's name cannot be resolved; check it",
     "Failed parsing HTTP/2": "what listens there does not speak gRPC; check the port",
-    "WRONG_VERSION_NUMBER": "what listens there does not use TLS; leave out TLS, or check the port",
+    "WRONG_VERSION_NUMBER": _PLAINTEXT,
     "has expired": "the server's certificate has expired",
     "CERTIFICATE_VERIFY_FAILED": "the server's certificate is of an authority that this client does not trust; name the"
     " authority's PEM file with --tls-ca (`TlsConfig.root_certificates`)",
@@ -20,6 +27,8 @@ _CLOSED_TLS = (
     "the server closed the connection; if it requires a client certificate, name one that it trusts with --tls-cert and"
     " --tls-key (`TlsConfig`)"
 )
+_PROBE_SECONDS = 0.5
+"""For a connection to an address of this machine, and for its answer. Not tuned: it takes some milliseconds."""
 
 
 def unreachable(target: str, tls: bool, text: str) -> str:
@@ -34,6 +43,34 @@ def unreachable(target: str, tls: bool, text: str) -> str:
     causes = [cause for part, cause in _CAUSES.items() if part in reason]
     if connecting and reason.endswith("Socket closed"):
         causes.append(_CLOSED_TLS if tls else _CLOSED)
+    if _REFUSED in reason and is_local(target):
+        causes.insert(0, _why_refused(target, tls))
     if causes:
         return f"cannot connect to {target}: {causes[0]} (gRPC: {reason})"
     return f"cannot connect to {target} ({reason})" if connecting else f"{target}: {text or 'UNAVAILABLE'}"
+
+
+def _why_refused(target: str, tls: bool) -> str:
+    """gRPC names the error of one address only: `localhost` is ::1 too, where nothing may listen."""
+    for address in addresses(target):
+        host, _, port = address.rpartition(":")
+        try:
+            connection = socket.create_connection((host.strip("[]"), int(port)), _PROBE_SECONDS)
+        except OSError:
+            continue
+        with connection:
+            reached, *_ = connection.getpeername()
+            if _speaks_tls(connection) != tls:
+                return _PLAINTEXT if tls else _CLOSED
+            return f"nothing listens at one of its addresses; connect to {reached}, which answers"
+    return _CAUSES[_REFUSED]
+
+
+def _speaks_tls(connection: socket.socket) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent
+    try:
+        context.wrap_socket(connection).close()
+    except OSError as error:
+        return "ALERT" in (getattr(error, "reason", None) or "")
+    return True
