@@ -7,8 +7,8 @@ from draftwood_strategies.structs import arrays_at
 from draftwood_strategies.trie.arrays import SequenceArrays, Workspace
 from draftwood_strategies.trie.expansion import expand
 from draftwood_strategies.trie.learned.learning import Votes, learn
-from draftwood_strategies.trie.phrase_index import IndexArrays, append, lacks_space
 from draftwood_strategies.trie.learned.weights import Weights
+from draftwood_strategies.trie.phrase_index import IndexArrays, append, lacks_space
 
 
 @compiled

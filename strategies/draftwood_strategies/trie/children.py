@@ -11,9 +11,9 @@ from draftwood_strategies.trie.arrays import Nodes, SequenceArrays, Workspace
 from draftwood_strategies.trie.candidates import SUBSTITUTED, in_memory, log2_bin, recent_bin
 from draftwood_strategies.trie.learned.novel import NO_VOTES, Novel, novel_chance
 from draftwood_strategies.trie.learned.odds import chance, rival_bin, with_match, with_rival
+from draftwood_strategies.trie.learned.weights import COUNT_BINS, Weights, length_at, weight_of
 from draftwood_strategies.trie.phrase_index import IndexArrays, following
 from draftwood_strategies.trie.retrieval import CONTEXT
-from draftwood_strategies.trie.learned.weights import COUNT_BINS, Weights, length_at, weight_of
 
 _MOST_GAINED = 3.0
 """A node whose share times this is too little for the draft is not looked up in the odds, which changes acceptance

@@ -28,6 +28,7 @@ from draftwood_strategies.trie.candidates import (
     side_of,
 )
 from draftwood_strategies.trie.children import add_children
+from draftwood_strategies.trie.learned.weights import Weights, trust_of
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays
 from draftwood_strategies.trie.retrieval import (
     CONTEXT,
@@ -39,7 +40,6 @@ from draftwood_strategies.trie.retrieval import (
     search,
     search_token,
 )
-from draftwood_strategies.trie.learned.weights import Weights, trust_of
 
 _MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = 48, 96, 16
 """Candidates of a search in the own index, in the memory, and with the last token replaced. Half of them change

@@ -32,8 +32,8 @@ from draftwood_strategies.trie.arrays import (
 )
 from draftwood_strategies.trie.batches import draft_all, learn_all
 from draftwood_strategies.trie.candidates import CANDIDATE, FOLLOWED
-from draftwood_strategies.trie.phrase_index import LEAST_TOKENS, NOWHERE, PhraseIndex
 from draftwood_strategies.trie.learned.weights import Weights, prior_weights
+from draftwood_strategies.trie.phrase_index import LEAST_TOKENS, NOWHERE, PhraseIndex
 
 _EVERYTHING = 1 << 40
 _NOTHING = np.empty(0, np.int32)

@@ -22,8 +22,6 @@ from draftwood_strategies.trie.candidates import (
 )
 from draftwood_strategies.trie.learned.novel import NO_VOTES, count_miss
 from draftwood_strategies.trie.learned.odds import correct
-from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following, preceding
-from draftwood_strategies.trie.retrieval import UNKNOWN
 from draftwood_strategies.trie.learned.weights import (
     AGREEING_AT,
     COUNT_BINS,
@@ -36,6 +34,8 @@ from draftwood_strategies.trie.learned.weights import (
     trust_of,
     weight_of,
 )
+from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays, following, preceding
+from draftwood_strategies.trie.retrieval import UNKNOWN
 
 _RATE = 0.02
 """Step of features and escapes. Half of it changes acceptance lengths by -0.2%, twice by +0.2% (docs/decisions, "The
