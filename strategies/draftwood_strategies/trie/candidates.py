@@ -30,9 +30,7 @@ Candidates: TypeAlias = Annotated[Any, CANDIDATE]
 
 PROMPT, OUTPUT, MEMORY = range(3)
 """Kinds, by the source: the sequence's own prompt and output, and the tenant's memory."""
-SUBSTITUTED = 3
-"""Added to the kind: the context's last token differs there, those before it match."""
-KINDS = 6
+KINDS = 3
 
 LONGEST = 16
 """Matches are compared up to this length."""
@@ -116,8 +114,7 @@ def complete(candidates: Candidates, count: int, followed: Followed) -> None:
     """Sets the fields that depend on all candidates, or on the positions that the sequence follows."""
     longest: Integer = 0
     for j in range(count):
-        if candidates[j].kind < SUBSTITUTED:
-            longest = max(longest, candidates[j].length)
+        longest = max(longest, candidates[j].length)
     for j in range(count):
         candidates[j].near = near_bin(candidates[j].position, followed[side_of(candidates, j)].position)
         candidates[j].shorter = 1 if candidates[j].length < longest else 0
@@ -126,7 +123,7 @@ def complete(candidates: Candidates, count: int, followed: Followed) -> None:
 @compiled
 def in_memory(candidates: Candidates, j: Integer) -> bool:
     """Whether candidate j is a position in the memory, not in the sequence's own index."""
-    return bool(candidates[j].kind % SUBSTITUTED == MEMORY)
+    return bool(candidates[j].kind == MEMORY)
 
 
 @compiled

@@ -8,7 +8,7 @@ import numpy as np
 
 from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.trie.arrays import Nodes, SequenceArrays, Workspace
-from draftwood_strategies.trie.candidates import SUBSTITUTED, in_memory, log2_bin, recent_bin
+from draftwood_strategies.trie.candidates import in_memory, log2_bin, recent_bin
 from draftwood_strategies.trie.learned.novel import NO_VOTES, Novel, novel_chance
 from draftwood_strategies.trie.learned.odds import chance, rival_bin, with_match, with_rival
 from draftwood_strategies.trie.learned.weights import COUNT_BINS, Weights, length_at, weight_of
@@ -97,8 +97,7 @@ def _vote(
                 weight = weight_of(candidates, j, workspace.trust[j], depth, node.recent, weights.features)
                 length = length_at(candidates, j, depth)
                 longest = max(longest, length)
-                if candidates[j].kind < SUBSTITUTED:
-                    node.support = with_match(node.support, candidates[j].kind, length)
+                node.support = with_match(node.support, candidates[j].kind, length)
                 votes += 1
                 total += weight
                 node.share += weight

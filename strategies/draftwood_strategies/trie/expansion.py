@@ -41,9 +41,9 @@ from draftwood_strategies.trie.retrieval import (
     search_token,
 )
 
-_MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = 48, 96, 16
-"""Candidates of a search in the own index, in the memory, and with the last token replaced. Half of them change
-acceptance lengths by -0.3%, twice by +0.2% (docs/decisions, "The trie's constants are flat")."""
+_MOST_OWN, _MOST_MEMORY = 48, 96
+"""Candidates of a search in the own index and in the memory. Half of them change acceptance lengths by -0.3%, twice by
++0.2% (docs/decisions, "The trie's constants are flat")."""
 
 
 @compiled
@@ -116,14 +116,10 @@ def _retrieve(one: SequenceArrays, memory: IndexArrays, weights: Weights, worksp
     own, prompt, mine, n = one.own, one.state[0].prompt_end, one.memory_writer[0].owner, CONTEXT
     read_context(own, one.writer[0].at, context)
     mark_start(context, one.state[0].written, marked)
-    for replaced in range(3):
-        fetch_heads(memory, marked, n - replaced)
-    end = search(own, context, n, 0, NOWHERE, prompt, _MOST_OWN, seen, found, 0)
+    fetch_heads(memory, marked, n)
+    end = search(own, context, n, NOWHERE, prompt, _MOST_OWN, seen, found, 0)
     fetch_occurrences(memory, marked, n, seen)
-    end = search(memory, marked, n, 0, mine, NOWHERE, _MOST_MEMORY, seen, found, end)
-    for replaced in range(1, 3):
-        end = search(own, context, n, replaced, NOWHERE, prompt, _MOST_SUBSTITUTED, seen, found, end)
-        end = search(memory, marked, n, replaced, mine, NOWHERE, _MOST_SUBSTITUTED, seen, found, end)
+    end = search(memory, marked, n, mine, NOWHERE, _MOST_MEMORY, seen, found, end)
     end = resume(own, context, n, one.followed[OWN_SIDE].position, prompt, found, end)
     end = resume(memory, marked, n, one.followed[MEMORY_SIDE].position, NOWHERE, found, end)
     end = min(end, MOST_ROOTS)

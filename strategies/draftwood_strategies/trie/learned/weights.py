@@ -27,7 +27,6 @@ from draftwood_strategies.trie.candidates import (
     PROMPT,
     RECENT_BINS,
     SHORTER_BINS,
-    SUBSTITUTED,
     Candidates,
 )
 from draftwood_strategies.trie.learned.novel import Novel, no_novel
@@ -66,50 +65,35 @@ _LENGTH_POINTS = (0, 1, 2, 4, 8, 12, 16)
 _AGREEING_POINTS = (0, 4, 12)
 _NEWER_POINTS = (0, 3, 6)
 
-# One line for each kind: own prompt, own output, memory, and the same after a substituted token.
+# One line for each kind: own prompt, own output, memory.
 _LENGTH = (
     (0.1, 3.8, 4.5, 5.2, 6.5, 7.3, 7.9),
     (1.2, 4.5, 4.9, 4.9, 6.0, 7.4, 7.7),
     (-0.6, 1.9, 3.0, 3.4, 4.7, 5.8, 6.2),
-    (-2.0, -1.3, -0.4, 0.9, 3.4, 4.8, 4.5),
-    (-2.0, -1.3, 0.4, 1.8, 3.2, 4.2, 4.5),
-    (-2.1, -1.4, 0.5, 0.8, 3.2, 4.6, 4.5),
 )
 _AGREEING = (
     (-1.0, -0.7, 0.0),
     (-1.2, -0.7, -0.1),
     (-1.4, -0.4, 0.4),
-    (-1.0, 0.0, 0.0),
-    (-0.5, -0.1, 0.1),
-    (-0.9, -0.1, 0.2),
 )
 _NEWER = (
     (0.0, -1.0, -1.5),
     (-0.4, -1.2, -1.3),
     (0.6, -0.3, -1.2),
-    (-0.8, -0.3, 0.0),
-    (0.1, -0.6, -0.6),
-    (-0.5, -0.5, -0.5),
 )
 # No occurrence is followed; it is this one; within 2, 8, 32, 128 tokens of it; further away.
 _NEAR = (
     (-0.6, -0.6, -0.1, -0.8, -1.4, -1.4, -1.7),
     (-1.3, -1.0, -0.6, -0.8, -1.2, -1.2, -1.3),
     (-0.8, -0.8, 0.7, 0.1, -0.5, -1.3, -1.2),
-    (0.2, -1.6, 0.0, 0.2, -0.2, -0.4, -0.4),
-    (-0.1, -0.8, 0.0, 0.2, -0.1, -0.3, -0.3),
-    (-0.6, -1.2, 0.2, 0.2, 0.1, -0.3, -0.4),
 )
 # The longest match of all, or a shorter one.
-_SHORTER = ((0.6, -0.1), (0.4, -0.2), (0.7, 0.1), (-0.1, -0.1), (-0.1, 0.0), (0.2, 0.1))
+_SHORTER = ((0.6, -0.1), (0.4, -0.2), (0.7, 0.1))
 # How long ago the sequence had the predicted token: never; within 4, 16, 64, 256, 1024 tokens; longer.
 _RECENT = (
     (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
     (-0.1, 0.0, 0.1, 0.1, -0.1, -0.1, 0.0),
     (-1.2, 0.3, 0.5, 0.5, 0.1, 0.1, 0.0),
-    (0.0, 0.0, 0.1, 0.0, -0.1, 0.0, 0.0),
-    (-0.1, 0.2, 0.3, -0.1, -0.3, -0.1, 0.0),
-    (-0.9, 0.1, 0.5, 0.3, 0.1, -0.1, 0.0),
 )
 
 _ESCAPE_POINTS = (0, 1, 2, 5, 10, 16)
@@ -139,7 +123,7 @@ def prior_weights(prompt_weight: float) -> Weights:
         row[NEAR_AT:SHORTER_AT] = _NEAR[kind]
         row[SHORTER_AT:RECENT_AT] = _SHORTER[kind]
         row[RECENT_AT:] = _RECENT[kind]
-    features[[PROMPT, PROMPT + SUBSTITUTED], :AGREEING_AT] += np.log(prompt_weight)
+    features[PROMPT, :AGREEING_AT] += np.log(prompt_weight)
     few, many = (_line(_ESCAPE_POINTS, values, LONGEST + 1) for values in (_ESCAPE_OF_FEW, _ESCAPE_OF_MANY))
     escapes = few[:, None] + (many - few)[:, None] * np.linspace(0.0, 1.0, COUNT_BINS)
     odds = np.zeros(ODDS, np.float32)
