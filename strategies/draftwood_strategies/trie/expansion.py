@@ -20,7 +20,13 @@ from draftwood_strategies.trie.arrays import (
     SequenceArrays,
     Workspace,
 )
-from draftwood_strategies.trie.candidates import in_memory
+from draftwood_strategies.trie.candidates import (
+    MEMORY_SIDE,
+    OWN_SIDE,
+    complete,
+    near_bin,
+    side_of,
+)
 from draftwood_strategies.trie.children import add_children
 from draftwood_strategies.trie.learned.weights import Weights, trust_of
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays
@@ -30,6 +36,7 @@ from draftwood_strategies.trie.retrieval import (
     fetch_occurrences,
     mark_start,
     read_context,
+    resume,
     search,
     search_token,
 )
@@ -113,7 +120,10 @@ def _retrieve(one: SequenceArrays, memory: IndexArrays, weights: Weights, worksp
     end = search(own, context, n, NOWHERE, prompt, _MOST_OWN, seen, found, 0)
     fetch_occurrences(memory, marked, n, seen)
     end = search(memory, marked, n, mine, NOWHERE, _MOST_MEMORY, seen, found, end)
+    end = resume(own, context, n, one.followed[OWN_SIDE].position, prompt, found, end)
+    end = resume(memory, marked, n, one.followed[MEMORY_SIDE].position, NOWHERE, found, end)
     end = min(end, MOST_ROOTS)
+    complete(found, end, one.followed)
     for j in range(end):
         copy_record(one.roots[j], found[j])
         workspace.trust[j] = trust_of(found, j, weights.features)
@@ -142,17 +152,19 @@ def _widen(
     end = search_token(memory, workspace.path, n, mine, NOWHERE, WIDEN_BY, candidates, end)
     kept = count
     for found in range(count, end):
+        side = side_of(candidates, found)
         known = False
         j = first
         while j >= 0 and not known:
-            same = in_memory(candidates, j) == in_memory(candidates, found)
-            known = same and candidates[j].position == candidates[found].position
+            known = candidates[j].position == candidates[found].position and side_of(candidates, j) == side
             j = chain[j]
         if known:
             continue
         copy_record(candidates[kept], candidates[found])
         added = candidates[kept]
         added.length -= depth
+        added.near = near_bin(added.position - depth, one.followed[side].position)
+        added.shorter = 1
         workspace.trust[kept] = trust_of(candidates, kept, weights.features)
         chain[kept] = first
         first = kept

@@ -16,6 +16,7 @@ from draftwood_strategies.trie.phrase_index import (
     START,
     TOKENS_PER_BLOCK,
     IndexArrays,
+    following,
     phrase_hash,
     preceding,
 )
@@ -211,6 +212,27 @@ def search_token(
         count += 1
         found += 1
     return count
+
+
+@compiled
+def resume(
+    index: IndexArrays,
+    context: Int32Array,
+    n: Integer,
+    followed: Integer,
+    prompt: Integer,
+    candidates: Candidates,
+    count: int,
+) -> int:
+    """Adds the position that the sequence was following, if its last token is another one there: the text may have
+    replaced one word and go on as before (the recovery of match models in lossless compressors)."""
+    if followed < 0 or count == candidates.shape[0]:
+        return count
+    if index.log[followed] < 0 or index.log[followed] == context[n - 1]:
+        return count
+    _, agreeing = compare(index, followed, context, n)
+    write(candidates, count, followed, 0, source_of(followed, prompt), agreeing, 0)
+    return count + 1
 
 
 @compiled
