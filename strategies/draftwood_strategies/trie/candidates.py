@@ -19,13 +19,10 @@ CANDIDATE = record_dtype(
     kind=np.int8,
     agreeing=np.int8,
     newer=np.int8,
-    near=np.int8,
-    shorter=np.int8,
 )
 """The position that corresponds to the last token of the context, and the features of the candidate's vote: how many
 tokens up to there are those of the context (at most `LONGEST`), its kind, and the bins of how many tokens further back
-agree, how many newer candidates there are, how far it is from the occurrence that the sequence has been following, and
-whether another candidate's match is longer."""
+agree and how many newer candidates there are."""
 Candidates: TypeAlias = Annotated[Any, CANDIDATE]
 
 PROMPT, OUTPUT, MEMORY = range(3)
@@ -34,7 +31,7 @@ KINDS = 3
 
 LONGEST = 16
 """Matches are compared up to this length."""
-AGREEING_BINS, NEWER_BINS, NEAR_BINS, SHORTER_BINS, RECENT_BINS = 13, 8, 7, 2, 7
+AGREEING_BINS, NEWER_BINS, RECENT_BINS = 13, 8, 7
 """Bins of the features, and of how recently the sequence had a token."""
 
 FOLLOWED = record_dtype(position=np.int64, misses=np.int64)
@@ -52,21 +49,6 @@ def log2_bin(n: Integer, bins: int) -> int:
         n >>= 1
         b += 1
     return b
-
-
-@compiled
-def near_bin(at: Integer, followed: Integer) -> int:
-    """How close a candidate is to the position that the sequence has been following; 0 where there is none."""
-    if followed < 0:
-        return 0
-    distance = abs(at - followed)
-    if distance <= 2:
-        return 1 if distance == 0 else 2
-    if distance <= 8:
-        return 3
-    if distance <= 32:
-        return 4
-    return 5 if distance <= 128 else 6
 
 
 @compiled
@@ -100,7 +82,7 @@ def source_of(at: Integer, prompt: Integer) -> int:
 def write(
     candidates: Candidates, j: int, at: Integer, length: Integer, kind: int, agreeing: Integer, newer: int
 ) -> None:
-    """Sets the fields of candidate j but for those that `complete` sets."""
+    """Sets the fields of candidate j."""
     candidate = candidates[j]
     candidate.position = at
     candidate.length = length
@@ -110,23 +92,6 @@ def write(
 
 
 @compiled
-def complete(candidates: Candidates, count: int, followed: Followed) -> None:
-    """Sets the fields that depend on all candidates, or on the positions that the sequence follows."""
-    longest: Integer = 0
-    for j in range(count):
-        longest = max(longest, candidates[j].length)
-    for j in range(count):
-        candidates[j].near = near_bin(candidates[j].position, followed[side_of(candidates, j)].position)
-        candidates[j].shorter = 1 if candidates[j].length < longest else 0
-
-
-@compiled
 def in_memory(candidates: Candidates, j: Integer) -> bool:
     """Whether candidate j is a position in the memory, not in the sequence's own index."""
     return bool(candidates[j].kind == MEMORY)
-
-
-@compiled
-def side_of(candidates: Candidates, j: Integer) -> int:
-    """The index that candidate j is a position in."""
-    return MEMORY_SIDE if in_memory(candidates, j) else OWN_SIDE

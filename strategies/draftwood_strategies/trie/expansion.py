@@ -20,13 +20,7 @@ from draftwood_strategies.trie.arrays import (
     SequenceArrays,
     Workspace,
 )
-from draftwood_strategies.trie.candidates import (
-    MEMORY_SIDE,
-    OWN_SIDE,
-    complete,
-    near_bin,
-    side_of,
-)
+from draftwood_strategies.trie.candidates import MEMORY_SIDE, OWN_SIDE, in_memory
 from draftwood_strategies.trie.children import add_children
 from draftwood_strategies.trie.learned.weights import Weights, trust_of
 from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays
@@ -123,7 +117,6 @@ def _retrieve(one: SequenceArrays, memory: IndexArrays, weights: Weights, worksp
     end = resume(own, context, n, one.followed[OWN_SIDE].position, prompt, found, end)
     end = resume(memory, marked, n, one.followed[MEMORY_SIDE].position, NOWHERE, found, end)
     end = min(end, MOST_ROOTS)
-    complete(found, end, one.followed)
     for j in range(end):
         copy_record(one.roots[j], found[j])
         workspace.trust[j] = trust_of(found, j, weights.features)
@@ -152,19 +145,16 @@ def _widen(
     end = search_token(memory, workspace.path, n, mine, NOWHERE, WIDEN_BY, candidates, end)
     kept = count
     for found in range(count, end):
-        side = side_of(candidates, found)
         known = False
         j = first
         while j >= 0 and not known:
-            known = candidates[j].position == candidates[found].position and side_of(candidates, j) == side
+            same = in_memory(candidates, j) == in_memory(candidates, found)
+            known = same and candidates[j].position == candidates[found].position
             j = chain[j]
         if known:
             continue
         copy_record(candidates[kept], candidates[found])
-        added = candidates[kept]
-        added.length -= depth
-        added.near = near_bin(added.position - depth, one.followed[side].position)
-        added.shorter = 1
+        candidates[kept].length -= depth
         workspace.trust[kept] = trust_of(candidates, kept, weights.features)
         chain[kept] = first
         first = kept

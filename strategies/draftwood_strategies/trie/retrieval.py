@@ -16,7 +16,6 @@ from draftwood_strategies.trie.phrase_index import (
     START,
     TOKENS_PER_BLOCK,
     IndexArrays,
-    following,
     phrase_hash,
     preceding,
 )

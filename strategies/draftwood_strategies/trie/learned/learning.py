@@ -25,10 +25,8 @@ from draftwood_strategies.trie.learned.odds import correct
 from draftwood_strategies.trie.learned.weights import (
     AGREEING_AT,
     COUNT_BINS,
-    NEAR_AT,
     NEWER_AT,
     RECENT_AT,
-    SHORTER_AT,
     Weights,
     length_at,
     trust_of,
@@ -190,8 +188,6 @@ def _correct(
         _scale(features, kind, length_at(candidates, j, depth), factor)
         _scale(features, kind, AGREEING_AT + one.agreeing, factor)
         _scale(features, kind, NEWER_AT + one.newer, factor)
-        _scale(features, kind, NEAR_AT + one.near, factor)
-        _scale(features, kind, SHORTER_AT + one.shorter, factor)
         _scale(features, kind, RECENT_AT + votes.recent[j], factor)
         if votes.tokens[j] == token:
             copy_record(candidates[kept], one)
