@@ -8,10 +8,10 @@ import numpy as np
 
 from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.trie.arrays import Nodes, SequenceArrays, Workspace
-from draftwood_strategies.trie.candidates import in_memory, log2_bin, recent_bin
+from draftwood_strategies.trie.candidates import in_memory, recent_bin
 from draftwood_strategies.trie.learned.novel import NO_VOTES, Novel, novel_chance
 from draftwood_strategies.trie.learned.odds import chance, rival_bin, with_match, with_rival
-from draftwood_strategies.trie.learned.weights import COUNT_BINS, Weights, length_at, weight_of
+from draftwood_strategies.trie.learned.weights import Weights, length_at, weight_of
 from draftwood_strategies.trie.phrase_index import IndexArrays, following
 from draftwood_strategies.trie.retrieval import CONTEXT
 
@@ -83,7 +83,6 @@ def _vote(
     begin = made
     total: Real = np.float32(0.0)
     longest: Integer = 0
-    votes = 0
     j: Integer = first
     while j >= 0:
         rest = workspace.chain[j]
@@ -98,13 +97,12 @@ def _vote(
                 length = length_at(candidates, j, depth)
                 longest = max(longest, length)
                 node.support = with_match(node.support, candidates[j].kind, length)
-                votes += 1
                 total += weight
                 node.share += weight
                 workspace.chain[j] = node.first
                 node.first = j
         j = rest
-    escape: Real = weights.escapes[longest, log2_bin(votes, COUNT_BINS)]
+    escape: Real = weights.escapes[longest]
     total += escape
     for new in range(begin, made):
         nodes[new].share /= total

@@ -17,14 +17,12 @@ from draftwood_strategies.trie.candidates import (
     Candidates,
     Followed,
     in_memory,
-    log2_bin,
     recent_bin,
 )
 from draftwood_strategies.trie.learned.novel import NO_VOTES, count_miss
 from draftwood_strategies.trie.learned.odds import correct
 from draftwood_strategies.trie.learned.weights import (
     AGREEING_AT,
-    COUNT_BINS,
     NEWER_AT,
     RECENT_AT,
     Weights,
@@ -120,9 +118,8 @@ def _learn_votes(
                     memory_heaviest, memory_best, memory_reached = vote, candidates[j].position, depth + 1
             elif vote > own_heaviest:
                 own_heaviest, own_best, own_reached = vote, candidates[j].position, depth + 1
-        few = log2_bin(alive, COUNT_BINS)
-        total += escapes[longest, few]
-        escapes[longest, few] *= 1.0 + _RATE * ((1.0 if right == 0.0 else 0.0) - escapes[longest, few] / total)
+        total += escapes[longest]
+        escapes[longest] *= 1.0 + _RATE * ((1.0 if right == 0.0 else 0.0) - escapes[longest] / total)
         alive = _correct(features, candidates, alive, depth, votes, accepted[depth], right, total)
         if alive == 0:
             count_miss(weights.novel, accepted[depth])

@@ -77,12 +77,6 @@ def slots_of(token: Integer, last: Integer, before: Integer) -> tuple[Integer, I
 
 
 @compiled
-def slot_of_first(last: Integer) -> Integer:
-    """Where the table has the bias of the most probable token after another one, whatever it is."""
-    return TOKENS_AT + (mixed(np.int64(1), last) & (SLOTS - 1))
-
-
-@compiled
 def bins_of(support: Integer, depth: Integer) -> tuple[Integer, Integer, Integer, Integer, Integer]:
     """Where the odds have the biases of a token's lengths, rival and depth."""
     return (
@@ -111,8 +105,6 @@ def chance(
     logit: Real = odds[SCALE] * _stretched(share) + odds[BIAS]
     logit += odds[prompt] + odds[output] + odds[memory] + odds[rival] + odds[deep]
     logit += odds[alone] + odds[after_one] + odds[after_two]
-    if _is_first(support):
-        logit += odds[slot_of_first(last)]
     one = np.float32(1.0)
     rate: Real = one / (one + math.exp(-logit))
     return rate
@@ -137,14 +129,6 @@ def correct(
         _step(odds, at, _RATE * error)
     for at in slots_of(token, last, before):
         _step(odds, at, _TOKEN_RATE * error)
-    if _is_first(support):
-        _step(odds, slot_of_first(last), _TOKEN_RATE * error)
-
-
-@compiled
-def _is_first(support: Integer) -> bool:
-    """Whether the token has more votes than any other."""
-    return bool(support >> 15 < RIVALS // 2)
 
 
 @compiled

@@ -36,23 +36,19 @@ RECENT_AT = NEWER_AT + NEWER_BINS
 FEATURES = RECENT_AT + RECENT_BINS
 """Columns of the features, after those of the match length; `FEATURES` is their number."""
 
-COUNT_BINS = 6
-"""Bins of the number of votes."""
-
 
 class Weights(NamedTuple):
     """The weights that were learned from a tenant's traffic.
 
     Attributes:
         features: float32[KINDS, FEATURES], the factors of a vote.
-        escapes: float32[LONGEST + 1, COUNT_BINS], the weight of "something else", by the longest match and the
-            number of votes.
+        escapes: float32[LONGEST + 1], the weight of "something else" by the longest match.
         odds: float32[ODDS], what turns a share of the votes into a probability.
         novel: NOVEL[COUNTED + 1], the tokens that came where no candidate had them.
     """
 
     features: Annotated[Float32Array, 2]
-    escapes: Annotated[Float32Array, 2]
+    escapes: Float32Array
     odds: Float32Array
     novel: Novel
 
@@ -85,8 +81,7 @@ _RECENT = (
 )
 
 _ESCAPE_POINTS = (0, 1, 2, 5, 10, 16)
-_ESCAPE_OF_FEW = (2.3, 2.1, 1.6, 1.9, 3.5, 3.4)
-_ESCAPE_OF_MANY = (2.3, 2.7, 2.5, 2.5, 2.6, 2.4)
+_ESCAPE = (2.3, 2.5, 2.1, 2.3, 3.0, 2.8)
 
 # Log-odds of acceptance: scale and bias of the share; by the longest match in the own prompt, the own output and the
 # memory, none at first; by the share of the strongest rival; by depth.
@@ -110,8 +105,7 @@ def prior_weights(prompt_weight: float) -> Weights:
         row[NEWER_AT:RECENT_AT] = _line(_NEWER_POINTS, _NEWER[kind], RECENT_AT - NEWER_AT)
         row[RECENT_AT:] = _RECENT[kind]
     features[PROMPT, :AGREEING_AT] += np.log(prompt_weight)
-    few, many = (_line(_ESCAPE_POINTS, values, LONGEST + 1) for values in (_ESCAPE_OF_FEW, _ESCAPE_OF_MANY))
-    escapes = few[:, None] + (many - few)[:, None] * np.linspace(0.0, 1.0, COUNT_BINS)
+    escapes = _line(_ESCAPE_POINTS, _ESCAPE, LONGEST + 1)
     odds = np.zeros(ODDS, np.float32)
     odds[:TOKENS_AT] = [*_SHARE, *itertools.chain(*_MATCH), *_RIVAL, *_DEPTH]
     return Weights(np.exp(features).astype(np.float32), np.exp(escapes).astype(np.float32), odds, no_novel())
