@@ -34,11 +34,8 @@ LONGEST = 16
 AGREEING_BINS, NEWER_BINS, RECENT_BINS = 13, 8, 7
 """Bins of the features, and of how recently the sequence had a token."""
 
-FOLLOWED = record_dtype(position=np.int64, misses=np.int64)
-"""The position that a sequence follows in one index, `NOWHERE` for none, and for how many steps it was wrong there."""
-Followed: TypeAlias = Annotated[Any, FOLLOWED]
-"""FOLLOWED[2], in the sequence's own index and in the memory."""
 OWN_SIDE, MEMORY_SIDE = range(2)
+"""The indexes that a sequence follows a position in: its own and the memory."""
 
 
 @compiled
@@ -95,3 +92,9 @@ def write(
 def in_memory(candidates: Candidates, j: Integer) -> bool:
     """Whether candidate j is a position in the memory, not in the sequence's own index."""
     return bool(candidates[j].kind == MEMORY)
+
+
+@compiled
+def side_of(candidates: Candidates, j: Integer) -> int:
+    """The index that candidate j is a position in."""
+    return MEMORY_SIDE if in_memory(candidates, j) else OWN_SIDE

@@ -114,8 +114,8 @@ def _retrieve(one: SequenceArrays, memory: IndexArrays, weights: Weights, worksp
     end = search(own, context, n, NOWHERE, prompt, _MOST_OWN, seen, found, 0)
     fetch_occurrences(memory, marked, n, seen)
     end = search(memory, marked, n, mine, NOWHERE, _MOST_MEMORY, seen, found, end)
-    end = resume(own, context, n, one.followed[OWN_SIDE].position, prompt, found, end)
-    end = resume(memory, marked, n, one.followed[MEMORY_SIDE].position, NOWHERE, found, end)
+    end = resume(own, context, n, one.followed[OWN_SIDE], prompt, found, end)
+    end = resume(memory, marked, n, one.followed[MEMORY_SIDE], NOWHERE, found, end)
     end = min(end, MOST_ROOTS)
     for j in range(end):
         copy_record(one.roots[j], found[j])
