@@ -23,7 +23,7 @@ from draftwood_strategies.trie.arrays import (
 from draftwood_strategies.trie.candidates import MEMORY_SIDE, OWN_SIDE, in_memory
 from draftwood_strategies.trie.children import add_children
 from draftwood_strategies.trie.learned.weights import Weights, trust_of
-from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays
+from draftwood_strategies.trie.phrase_index import NOWHERE, ORDERS, IndexArrays
 from draftwood_strategies.trie.retrieval import (
     CONTEXT,
     fetch_heads,
@@ -32,12 +32,12 @@ from draftwood_strategies.trie.retrieval import (
     read_context,
     resume,
     search,
-    search_token,
 )
 
-_MOST_OWN, _MOST_MEMORY = 48, 96
-"""Candidates of a search in the own index and in the memory. Half of them change acceptance lengths by -0.3%, twice by
-+0.2% (docs/decisions, "The trie's constants are flat")."""
+_LEAST, _MOST_OWN, _MOST_MEMORY = 8, 48, 96
+"""Candidates that each order may add to a search, and those of a search in the own index and in the memory. Half of the
+former and of `retrieval._MISSES` changes acceptance lengths by -0.1%, twice by +0.3%, of the latter by -0.3% and +0.2%
+(docs/decisions, "The trie's constants are flat")."""
 
 
 @compiled
@@ -111,9 +111,9 @@ def _retrieve(one: SequenceArrays, memory: IndexArrays, weights: Weights, worksp
     read_context(own, one.writer[0].at, context)
     mark_start(context, one.state[0].written, marked)
     fetch_heads(memory, marked, n)
-    end = search(own, context, n, NOWHERE, prompt, _MOST_OWN, seen, found, 0)
+    end = search(own, context, n, len(ORDERS), _LEAST, _MOST_OWN, NOWHERE, prompt, seen, found, 0)
     fetch_occurrences(memory, marked, n, seen)
-    end = search(memory, marked, n, mine, NOWHERE, _MOST_MEMORY, seen, found, end)
+    end = search(memory, marked, n, len(ORDERS), _LEAST, _MOST_MEMORY, mine, NOWHERE, seen, found, end)
     end = resume(own, context, n, one.followed[OWN_SIDE], prompt, found, end)
     end = resume(memory, marked, n, one.followed[MEMORY_SIDE], NOWHERE, found, end)
     end = min(end, MOST_ROOTS)
@@ -141,8 +141,9 @@ def _widen(
     """
     candidates, chain, n = workspace.candidates, workspace.chain, CONTEXT + depth
     mine, prompt = one.memory_writer[0].owner, one.state[0].prompt_end
-    end = search_token(one.own, workspace.path, n, NOWHERE, prompt, WIDEN_BY, candidates, count)
-    end = search_token(memory, workspace.path, n, mine, NOWHERE, WIDEN_BY, candidates, end)
+    path, seen = workspace.path, workspace.seen
+    end = search(one.own, path, n, 1, WIDEN_BY, WIDEN_BY, NOWHERE, prompt, seen, candidates, count)
+    end = search(memory, path, n, 1, WIDEN_BY, WIDEN_BY, mine, NOWHERE, seen, candidates, end)
     kept = count
     for found in range(count, end):
         known = False

@@ -20,9 +20,8 @@ from draftwood_strategies.trie.phrase_index import (
     preceding,
 )
 
-_LEAST, _MISSES = 8, 8
-"""Candidates that each order may add, however many longer ones were found, and occurrences with other tokens (hash
-collisions) after which a search stops. Half of both changes acceptance lengths by -0.1%, twice by +0.3%."""
+_MISSES = 8
+"""Occurrences with other tokens (hash collisions) after which a search stops."""
 SEEN = 256
 """Slots of the hash set of positions seen in one search; at least twice as many as a search finds."""
 _FETCHED = 8
@@ -130,17 +129,22 @@ def search(
     index: IndexArrays,
     context: Int32Array,
     n: Integer,
+    orders: int,
+    least: int,
+    most: int,
     own: Integer,
     prompt: Integer,
-    most: int,
     seen: Int32Array,
     candidates: Candidates,
     count: int,
 ) -> int:
-    """Adds the newest occurrences of the end of `context[:n]`, the longest first, at most `most` of each order.
+    """Adds the newest occurrences of the end of `context[:n]`, the longest first.
 
     Args:
         context: int32[CONTEXT or more].
+        orders: how many of `ORDERS` are looked up, the shortest ones.
+        least, most: candidates that each order may add however many longer ones were found, and all orders together
+            otherwise.
         own: the owner number of the sequence itself, which is left out; `NOWHERE` in its own index.
         prompt: in the sequence's own index, the position where its output begins; `NOWHERE` in the memory.
         seen: int32[SEEN], workspace.
@@ -153,13 +157,13 @@ def search(
         seen[slot] = NOWHERE
     mask = index.heads.shape[1] - 1
     before = count
-    for order in range(len(ORDERS) - 1, -1, -1):
+    for order in range(orders - 1, -1, -1):
         if context[n - ORDERS[order]] == UNKNOWN:
             continue
         at: Integer = index.heads[order, phrase_hash(context, n, ORDERS[order]) & mask]
         misses = 0
         found = 0
-        enough = max(_LEAST, min(most - (count - before), most >> max(order, 1)))
+        enough = max(least, min(most - (count - before), most >> max(order, 1)))
         for _ in range(2 * enough):
             if at < 0 or found == enough or misses > _MISSES or count == candidates.shape[0]:
                 break
@@ -179,37 +183,6 @@ def search(
             write(candidates, count, position, length, source_of(position, prompt), agreeing, found)
             count += 1
             found += 1
-    return count
-
-
-@compiled
-def search_token(
-    index: IndexArrays,
-    context: Int32Array,
-    n: Integer,
-    own: Integer,
-    prompt: Integer,
-    most: int,
-    candidates: Candidates,
-    count: int,
-) -> int:
-    """Like `search`, for the last token alone and at most `most` steps: cheap enough for every node of a draft."""
-    at: Integer = index.heads[0, phrase_hash(context, n, 1) & (index.heads.shape[1] - 1)]
-    found = 0
-    for _ in range(2 * most):
-        if at < 0 or found == most or count == candidates.shape[0]:
-            break
-        position: Integer = at
-        at = index.links[position, 0]
-        fetch(index, at)
-        if index.blocks[position // TOKENS_PER_BLOCK].owner == own:
-            continue
-        length, agreeing = compare(index, position, context, n)
-        if length == 0:
-            continue
-        write(candidates, count, position, length, source_of(position, prompt), agreeing, found)
-        count += 1
-        found += 1
     return count
 
 
