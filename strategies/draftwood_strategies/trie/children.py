@@ -47,7 +47,7 @@ def add_children(
     share = least / (max(score, np.float32(1e-30)) * _MOST_GAINED)
     made = _add_novel(one.own, weights.novel, workspace, own_at, parent, depth, begin, made, escape, share, most_novel)
     last, second = _latest_two(draft.tokens, draft.parents, workspace.path, parent, depth)
-    _score(weights.odds, workspace.nodes, depth, last, second, score, least, begin, made)
+    _score(weights.odds, workspace.nodes, last, second, score, least, begin, made)
     return made
 
 
@@ -141,7 +141,6 @@ def _add_novel(
 def _score(
     odds: Float32Array,
     nodes: Nodes,
-    depth: Integer,
     last: Integer,
     before: Integer,
     score: Real,
@@ -152,7 +151,7 @@ def _score(
     """Sets the scores of the nodes from `begin` to `end` from their shares of the votes.
 
     Args:
-        depth, last, before, score: of their parent: its depth, its token, the one before it and its score.
+        last, before, score: of their parent: its token, the one before it and its score.
         least: nodes that will hardly score above it have their share for their probability.
     """
     best, first, second = -1, np.float32(0.0), np.float32(0.0)
@@ -169,7 +168,7 @@ def _score(
         if node.support != NO_VOTES and score * rate * _MOST_GAINED >= least:
             rival = rival_bin(node.share, second if number == best else first)
             node.support = with_rival(node.support, rival)
-            rate = chance(odds, node.share, node.support, depth, node.token, last, before)
+            rate = chance(odds, node.share, node.support, node.token, last, before)
         node.score = rate
         total += rate
     factor = score / max(total, np.float32(1.0))

@@ -209,7 +209,7 @@ def _learn_odds(
             if hit:
                 taken = i
             if draft.supports[i] != NO_VOTES:
-                correct(odds, draft.shares[i], draft.supports[i], depth, token, last, before, hit)
+                correct(odds, draft.shares[i], draft.supports[i], token, last, before, hit)
         if taken < 0:
             break
         node, before, last = taken, last, accepted[depth]

@@ -18,20 +18,19 @@ from draftwood_strategies.native import Float32Array, Integer, Real, compiled
 from draftwood_strategies.trie.candidates import LONGEST
 from draftwood_strategies.trie.phrase_index import mixed
 
-LENGTHS, RIVALS, DEPTHS = LONGEST + 2, 8, 8
-"""Bins of the longest match with a token in one source (0 for none), of its strongest rival and of its depth."""
+LENGTHS, RIVALS = LONGEST + 2, 8
+"""Bins of the longest match with a token in one source (0 for none), and of its strongest rival."""
 SLOTS = 1 << 14
 """Of the hashed table, 64 kB. Sixteen times as many lessen the loss by 0.6 to 0.9% (docs/decisions, "Scores know the
 tokens")."""
 SCALE, BIAS = 0, 1
 LENGTH_AT = 2
 RIVAL_AT = LENGTH_AT + 3 * LENGTHS
-DEPTH_AT = RIVAL_AT + RIVALS
-TOKENS_AT = DEPTH_AT + DEPTHS
+TOKENS_AT = RIVAL_AT + RIVALS
 ODDS = TOKENS_AT + SLOTS
 """Entries of the odds, float32[ODDS]: what the log-odds of the share are multiplied by, and what is added to them. Then
-where biases begin: of the lengths in the own prompt, the own output and the memory, of rival and depth, and the table;
-and the number of all."""
+where biases begin: of the lengths in the own prompt, the own output and the memory, of the rival, and the table; and
+the number of all."""
 
 _LEAST_SHARE, _GREATEST_SHARE = 1e-3, 0.9995
 """Bounds of a share."""
@@ -77,33 +76,29 @@ def slots_of(token: Integer, last: Integer, before: Integer) -> tuple[Integer, I
 
 
 @compiled
-def bins_of(support: Integer, depth: Integer) -> tuple[Integer, Integer, Integer, Integer, Integer]:
-    """Where the odds have the biases of a token's lengths, rival and depth."""
+def bins_of(support: Integer) -> tuple[Integer, Integer, Integer, Integer]:
+    """Where the odds have the biases of a token's lengths and rival."""
     return (
         LENGTH_AT + (support & 31),
         LENGTH_AT + LENGTHS + (support >> 5 & 31),
         LENGTH_AT + 2 * LENGTHS + (support >> 10 & 31),
         RIVAL_AT + (support >> 15),
-        DEPTH_AT + min(depth, DEPTHS - 1),
     )
 
 
 @compiled
-def chance(
-    odds: Float32Array, share: Real, support: Integer, depth: Integer, token: Integer, last: Integer, before: Integer
-) -> Real:
+def chance(odds: Float32Array, share: Real, support: Integer, token: Integer, last: Integer, before: Integer) -> Real:
     """The probability that `token` is accepted after `before` and `last`, if its parent is.
 
     Args:
         odds: float32[ODDS].
         share: its share of the votes.
         support: see `with_match` and `with_rival`; never `novel.NO_VOTES`.
-        depth: of its parent, 0 for the root.
     """
     alone, after_one, after_two = slots_of(token, last, before)
-    prompt, output, memory, rival, deep = bins_of(support, depth)
+    prompt, output, memory, rival = bins_of(support)
     logit: Real = odds[SCALE] * _stretched(share) + odds[BIAS]
-    logit += odds[prompt] + odds[output] + odds[memory] + odds[rival] + odds[deep]
+    logit += odds[prompt] + odds[output] + odds[memory] + odds[rival]
     logit += odds[alone] + odds[after_one] + odds[after_two]
     one = np.float32(1.0)
     rate: Real = one / (one + math.exp(-logit))
@@ -115,17 +110,16 @@ def correct(
     odds: Float32Array,
     share: Real,
     support: Integer,
-    depth: Integer,
     token: Integer,
     last: Integer,
     before: Integer,
     accepted: bool,
 ) -> None:
     """One gradient step for a token whose parent was accepted; the other arguments are those of `chance`."""
-    error = (1.0 if accepted else 0.0) - chance(odds, share, support, depth, token, last, before)
+    error = (1.0 if accepted else 0.0) - chance(odds, share, support, token, last, before)
     _step(odds, SCALE, _SCALE_RATE * error * _stretched(share))
     _step(odds, BIAS, _RATE * error)
-    for at in bins_of(support, depth):
+    for at in bins_of(support):
         _step(odds, at, _RATE * error)
     for at in slots_of(token, last, before):
         _step(odds, at, _TOKEN_RATE * error)
