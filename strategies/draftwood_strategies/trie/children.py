@@ -10,7 +10,7 @@ from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real,
 from draftwood_strategies.trie.arrays import Nodes, SequenceArrays, Workspace
 from draftwood_strategies.trie.candidates import in_memory, recent_bin
 from draftwood_strategies.trie.learned.novel import NO_VOTES, Novel, novel_chance
-from draftwood_strategies.trie.learned.odds import chance, rival_bin, with_match, with_rival
+from draftwood_strategies.trie.learned.odds import chance, with_match
 from draftwood_strategies.trie.learned.weights import Weights, length_at, weight_of
 from draftwood_strategies.trie.phrase_index import IndexArrays, following
 from draftwood_strategies.trie.retrieval import CONTEXT
@@ -154,20 +154,11 @@ def _score(
         last, before, score: of their parent: its token, the one before it and its score.
         least: nodes that will hardly score above it have their share for their probability.
     """
-    best, first, second = -1, np.float32(0.0), np.float32(0.0)
-    for number in range(begin, end):
-        share = nodes[number].share
-        if share > first:
-            best, first, second = number, share, first
-        elif share > second:
-            second = share
     total: Real = np.float32(0.0)
     for number in range(begin, end):
         node = nodes[number]
         rate = node.share
         if node.support != NO_VOTES and score * rate * _MOST_GAINED >= least:
-            rival = rival_bin(node.share, second if number == best else first)
-            node.support = with_rival(node.support, rival)
             rate = chance(odds, node.share, node.support, node.token, last, before)
         node.score = rate
         total += rate

@@ -34,10 +34,10 @@ from draftwood_strategies.trie.retrieval import (
     search,
 )
 
-_LEAST, _MOST_OWN, _MOST_MEMORY = 8, 48, 96
-"""Candidates that each order may add to a search, and those of a search in the own index and in the memory. Half of the
-former and of `retrieval._MISSES` changes acceptance lengths by -0.1%, twice by +0.3%, of the latter by -0.3% and +0.2%
-(docs/decisions, "The trie's constants are flat")."""
+_LEAST, _MOST_OWN, _MOST_MEMORY = 8, 96, 192
+"""Candidates that each order may add to a search however many others there are, and those of a search in the own index
+and in the memory. Half of the latter two change acceptance lengths by -0.2 and -0.4% with 16 and 64 nodes, 16 in place
+of 8 by nothing (docs/decisions, "What the trie can do without")."""
 
 
 @compiled

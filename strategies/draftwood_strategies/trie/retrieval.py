@@ -22,14 +22,14 @@ from draftwood_strategies.trie.phrase_index import (
 
 _MISSES = 8
 """Occurrences with other tokens (hash collisions) after which a search stops."""
-SEEN = 256
+SEEN = 512
 """Slots of the hash set of positions seen in one search; at least twice as many as a search finds."""
 _FETCHED = 8
 """Occurrences of each phrase that are loaded ahead."""
 _BEHIND = 16
 """Tokens behind the match that are compared, with gaps allowed. 8 changes acceptance lengths by less than 0.1%."""
-CONTEXT = 40
-"""Tokens at the end of the sequence that are compared; at least `LONGEST`, `_BEHIND` and the break between them."""
+CONTEXT = LONGEST + 1 + _BEHIND
+"""Tokens at the end of the sequence that are compared: those of a match, the break and those behind it."""
 UNKNOWN = -2
 """Fills a context where there is no token; equals none."""
 

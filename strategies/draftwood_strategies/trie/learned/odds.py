@@ -18,19 +18,18 @@ from draftwood_strategies.native import Float32Array, Integer, Real, compiled
 from draftwood_strategies.trie.candidates import LONGEST
 from draftwood_strategies.trie.phrase_index import mixed
 
-LENGTHS, RIVALS = LONGEST + 2, 8
-"""Bins of the longest match with a token in one source (0 for none), and of its strongest rival."""
+LENGTHS = LONGEST + 2
+"""Bins of the longest match with a token in one source, 0 for none."""
 SLOTS = 1 << 14
 """Of the hashed table, 64 kB. Sixteen times as many lessen the loss by 0.6 to 0.9% (docs/decisions, "Scores know the
 tokens")."""
 SCALE, BIAS = 0, 1
 LENGTH_AT = 2
-RIVAL_AT = LENGTH_AT + 3 * LENGTHS
-TOKENS_AT = RIVAL_AT + RIVALS
+TOKENS_AT = LENGTH_AT + 3 * LENGTHS
 ODDS = TOKENS_AT + SLOTS
 """Entries of the odds, float32[ODDS]: what the log-odds of the share are multiplied by, and what is added to them. Then
-where biases begin: of the lengths in the own prompt, the own output and the memory, of the rival, and the table; and
-the number of all."""
+where biases begin: of the lengths in the own prompt, the own output and the memory, and the table; and the number of
+all."""
 
 _LEAST_SHARE, _GREATEST_SHARE = 1e-3, 0.9995
 """Bounds of a share."""
@@ -43,26 +42,14 @@ _GREATEST = 8.0
 
 
 @compiled
-def rival_bin(share: Real, rival: Real) -> int:
-    """How strong the strongest other token is beside one with this share of the votes."""
-    return min(int(rival / (share + rival) * RIVALS), RIVALS - 1)
-
-
-@compiled
 def with_match(support: Integer, source: Integer, length: Integer) -> Integer:
     """What speaks for a token, 0 at first, and a match of so many tokens in one source, if it is the longest there.
 
-    It is one number: for each source 5 bits of the longest match with 1 added, and the rival's bin above them.
+    It is one number: for each source 5 bits of the longest match with 1 added.
     """
     shift = 5 * source
     more: Integer = max(length + 1 - (support >> shift & 31), 0)
     return support + (more << shift)
-
-
-@compiled
-def with_rival(support: Integer, rival: Integer) -> Integer:
-    """What speaks for a token, and the bin of its strongest rival."""
-    return support + (rival << 15)
 
 
 @compiled
@@ -76,13 +63,12 @@ def slots_of(token: Integer, last: Integer, before: Integer) -> tuple[Integer, I
 
 
 @compiled
-def bins_of(support: Integer) -> tuple[Integer, Integer, Integer, Integer]:
-    """Where the odds have the biases of a token's lengths and rival."""
+def bins_of(support: Integer) -> tuple[Integer, Integer, Integer]:
+    """Where the odds have the biases of a token's lengths."""
     return (
         LENGTH_AT + (support & 31),
         LENGTH_AT + LENGTHS + (support >> 5 & 31),
-        LENGTH_AT + 2 * LENGTHS + (support >> 10 & 31),
-        RIVAL_AT + (support >> 15),
+        LENGTH_AT + 2 * LENGTHS + (support >> 10),
     )
 
 
@@ -93,12 +79,12 @@ def chance(odds: Float32Array, share: Real, support: Integer, token: Integer, la
     Args:
         odds: float32[ODDS].
         share: its share of the votes.
-        support: see `with_match` and `with_rival`; never `novel.NO_VOTES`.
+        support: see `with_match`; never `novel.NO_VOTES`.
     """
     alone, after_one, after_two = slots_of(token, last, before)
-    prompt, output, memory, rival = bins_of(support)
+    prompt, output, memory = bins_of(support)
     logit: Real = odds[SCALE] * _stretched(share) + odds[BIAS]
-    logit += odds[prompt] + odds[output] + odds[memory] + odds[rival]
+    logit += odds[prompt] + odds[output] + odds[memory]
     logit += odds[alone] + odds[after_one] + odds[after_two]
     one = np.float32(1.0)
     rate: Real = one / (one + math.exp(-logit))

@@ -84,14 +84,13 @@ _ESCAPE_POINTS = (0, 1, 2, 5, 10, 16)
 _ESCAPE = (2.3, 2.5, 2.1, 2.3, 3.0, 2.8)
 
 # Log-odds of acceptance: scale and bias of the share; by the longest match in the own prompt, the own output and the
-# memory, none at first; by the share of the strongest rival.
+# memory, none at first.
 _SHARE = (0.95, 0.25)
 _MATCH = (
     (-0.35, -0.5, -0.3, 0.0, 0.25, 0.35, 0.25, 0.2, 0.15, 0.15, 0.05, 0.05, 0.05, 0.05, 0.0, 0.0, 0.0, 0.0),
     (-0.25, -0.25, -0.2, 0.1, 0.2, 0.15, 0.2, 0.1, 0.05, 0.1, 0.0, 0.0, 0.0, 0.0, -0.05, 0.0, -0.05, -0.05),
     (-0.15, -0.35, -0.25, -0.1, 0.15, 0.3, 0.2, 0.2, 0.1, 0.1, 0.1, 0.0, 0.0, -0.05, -0.1, 0.0, 0.0, -0.1),
 )
-_RIVAL = (0.65, 0.25, 0.0, 0.0, -0.15, -0.15, -0.25, -0.25)
 
 
 def prior_weights(prompt_weight: float) -> Weights:
@@ -106,7 +105,7 @@ def prior_weights(prompt_weight: float) -> Weights:
     features[PROMPT, :AGREEING_AT] += np.log(prompt_weight)
     escapes = _line(_ESCAPE_POINTS, _ESCAPE, LONGEST + 1)
     odds = np.zeros(ODDS, np.float32)
-    odds[:TOKENS_AT] = [*_SHARE, *itertools.chain(*_MATCH), *_RIVAL]
+    odds[:TOKENS_AT] = [*_SHARE, *itertools.chain(*_MATCH)]
     return Weights(np.exp(features).astype(np.float32), np.exp(escapes).astype(np.float32), odds, no_novel())
 
 
