@@ -13,13 +13,7 @@ from draftwood_strategies.native import Integer, compiled
 from draftwood_strategies.structs import record_dtype
 from draftwood_strategies.trie.phrase_index import IndexArrays, mixed
 
-CANDIDATE = record_dtype(
-    position=np.int32,
-    length=np.int16,
-    kind=np.int8,
-    agreeing=np.int8,
-    newer=np.int8,
-)
+CANDIDATE = record_dtype(position=np.int32, length=np.int16, kind=np.int8, agreeing=np.int8, newer=np.int8)
 """The position that corresponds to the last token of the context, and the features of the candidate's vote: how many
 tokens up to there are those of the context (at most `LONGEST`), its kind, and the bins of how many tokens further back
 agree and how many newer candidates there are."""
