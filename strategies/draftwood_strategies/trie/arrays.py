@@ -89,7 +89,7 @@ candidates from a score of 0.005 on, for 6 nodes of every draft, change them by 
 NOVEL_NODES = 32
 """Novel tokens that are drafted below a node at most, or the budget if that is less. 16 shorten acceptance lengths by
 0.5% with 64 nodes, 64 change them by less than 0.1%."""
-MOST_ROOTS = 512
+MOST_ROOTS = 256
 """Bounds the candidates at the root: more than the searches find."""
 
 

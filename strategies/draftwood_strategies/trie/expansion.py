@@ -34,10 +34,11 @@ from draftwood_strategies.trie.retrieval import (
     search,
 )
 
-_LEAST, _MOST_OWN, _MOST_MEMORY = 8, 96, 192
+_LEAST, _MOST_OWN, _MOST_MEMORY = 8, 64, 128
 """Candidates that each order may add to a search however many others there are, and those of a search in the own index
-and in the memory. Half of the latter two change acceptance lengths by -0.2 and -0.4% with 16 and 64 nodes, 16 in place
-of 8 by nothing (docs/decisions, "What the trie can do without")."""
+and in the memory. With half as many more of the latter two acceptance lengths grow by 0.1 to 0.2%, and a draft takes 15%
+longer with a million tokens in memory; 16 in place of 8 change nothing (docs/decisions, "What the trie can do
+without")."""
 
 
 @compiled
