@@ -36,7 +36,7 @@ from draftwood_strategies.trie.retrieval import (
 
 _LEAST, _MOST_OWN, _MOST_MEMORY = 8, 64, 128
 """Candidates that each order may add to a search however many others there are, and those of a search in the own index
-and in the memory. With half as many more of the latter two acceptance lengths grow by 0.1 to 0.2%, and a draft takes 15%
+and in the memory. With half as many more of the latter two acceptance lengths grow by 0.2%, and a draft takes 15%
 longer with a million tokens in memory; 16 in place of 8 change nothing (docs/decisions, "What the trie can do
 without")."""
 
