@@ -14,6 +14,7 @@ import numpy as np
 
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.native import Int32Array, runs_in
+from draftwood_strategies.successors import SuccessorTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,36 +200,15 @@ class Readable(Protocol):
         """As `Strategy.start`, of a drafter that changes nothing of what sequences share."""
 
 
-class Successors(Protocol):
-    """The model's most probable next tokens by context, as `successors.SuccessorTable` keeps them."""
-
-    @property
-    def rows(self) -> Int32Array:
-        """int32[r, COLUMNS], the hash table as `draftwood_strategies.successors` lays it out; read at every draft, and
-        checked before. A table that has another layout then is used no more."""
-
-    @property
-    def nbytes(self) -> int:
-        """Its memory, in bytes."""
-
-    def note(self, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array) -> None:
-        """Learns from a verified tree, after each step.
-
-        Args:
-            tail: int32[ORDERS], the last tokens of the sequence, the newest last; -1 before its first one.
-            tokens, parents, top_tokens: as in `Feedback`, empty where there was none.
-        """
-
-
 @runtime_checkable
-class SuccessorSource(Protocol):
+class SuccessorSource(Strategy, Protocol):
     """What a strategy offers besides to be a hybrid's successor table, looked up at every node of the mixed tree.
 
     Its drafters are not started there. Its `top_k` is at least `draftwood_strategies.successors.WIDTH`.
     """
 
     @property
-    def successors(self) -> Successors:
+    def successors(self) -> SuccessorTable:
         """The tenant's table, the same object for the strategy's whole life."""
 
 
@@ -248,6 +228,6 @@ class TakesModelRows(Protocol):
         """Called before its first drafter is started.
 
         Args:
-            rows: int32[r, COLUMNS], a successor table as in `Successors.rows`. All tenants read the same one, so that
+            rows: int32[r, COLUMNS], as `SuccessorTable.rows`. All tenants read the same one, so that
                 nobody may write to it.
         """

@@ -30,7 +30,7 @@ from draftwood_strategies.base import (
 )
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
-from draftwood_strategies.mixing.sources.parts import checked_table, names_in, parts_of
+from draftwood_strategies.mixing.sources.parts import names_in, parts_of, table_of
 from draftwood_strategies.mixing.sources.schedule import SourceSchedule
 from draftwood_strategies.mixing.weights import SOURCES, TABLE
 from draftwood_strategies.native import Int32Array
@@ -80,8 +80,7 @@ class HybridStrategy:
         for part in self.parts.values():
             if tables and isinstance(part, Guesses):
                 part.guesses = False
-        table = checked_table(self.table_name, tables[self.table_name]) if tables else None
-        self.mixer = Mixer(table, self._table_failed)
+        self.mixer = Mixer(table_of(self.table_name, tables[self.table_name]) if tables else None)
         self.top_k = max(int(part.top_k) for part in made.values())
         self.failures: Counter[str] = Counter()
         self.schedule = SourceSchedule()
@@ -192,10 +191,6 @@ class HybridStrategy:
                 self.schedule.charge(name, (time.perf_counter() - started) / len(sequences))
 
         return failed, timed
-
-    def _table_failed(self, method: str, error: Exception) -> None:
-        self.failures[self.table_name] += 1
-        _log.error("source %r is dropped: %s raised %r", self.table_name, method, error, exc_info=error)
 
 
 class HybridDrafter:

@@ -5,12 +5,11 @@ Knows token ids only; nothing of tenants and strategies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
 
-from draftwood_strategies.base import Feedback, StepFeedback, Successors
+from draftwood_strategies.base import Feedback, StepFeedback
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees, tree_arrays
 from draftwood_strategies.mixing.batches import SourceDrafts, Verified, Workspaces, draft_all, learn_all
 from draftwood_strategies.mixing.candidates import workspace_for
@@ -19,7 +18,7 @@ from draftwood_strategies.mixing.unused_nodes import fill_workspace_for
 from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights, prior_weights
 from draftwood_strategies.native import Int32Array, Int64Array, sizes_between
 from draftwood_strategies.structs import Struct, addresses_of
-from draftwood_strategies.successors import COLUMNS, WIDTH, SuccessorTable, has_layout, table_arrays
+from draftwood_strategies.successors import COLUMNS, WIDTH, SuccessorTable, table_arrays
 
 NO_ROWS = np.empty((0, COLUMNS), np.int32)
 _NO_NODES = np.empty(0, np.int32)
@@ -30,38 +29,20 @@ _LEAST_NODES, _LEAST_TOPS = 16, 17
 """Of a draft, and of a verified tree, that a sequence has space for once it has any."""
 
 
-def checked_rows(table: Successors) -> Int32Array:
-    """The rows of a table.
-
-    Raises:
-        ValueError: they do not have the layout that compiled code relies on.
-    """
-    rows = table.rows
-    if not has_layout(rows):
-        found = f"{rows.dtype}{[*rows.shape]}" if isinstance(rows, np.ndarray) else type(rows).__name__
-        raise ValueError(f"rows must be int32[2^k, {COLUMNS}], contiguous, k at least 2, not {found}")
-    return rows
-
-
-def _ignore(method: str, error: Exception) -> None:
-    """Nobody counts the faults."""
-
-
 class Mixer:
     """What a tenant's sequences share: the weights of the sources, and the successor table if it is one of them.
 
     Attributes:
         learned: the weights, where compiled code finds them.
-        table: None once it was at fault: a plug-in's methods may raise, and its rows may change.
+        table: None if it is none of the sources.
         of_model: int32[r, COLUMNS], rows for contexts that are not in `table`: the same for all tenants, never written;
             without rows, none.
     """
 
-    def __init__(self, table: Successors | None, table_failed: Callable[[str, Exception], None] = _ignore) -> None:
-        """`table_failed` is called with the method that the table failed in, and what was wrong."""
+    def __init__(self, table: SuccessorTable | None) -> None:
         self.table = table
         self.of_model = NO_ROWS
-        self._table_failed = table_failed
+        self._no_table = Struct(table_arrays(NO_ROWS, 0))
         self.learned = Struct(prior_weights())
         self._nodes = self._largest = 0
         self._workspaces = Struct(_workspaces_for(0, 0))
@@ -102,7 +83,7 @@ class Mixer:
             addresses_of([one.struct for one in sequences]),
             budgets,
             *sources,
-            self._rows(),
+            NO_ROWS if self.table is None else self.table.rows,
             self.of_model,
             self._workspaces.address,
             *arrays,
@@ -128,47 +109,20 @@ class Mixer:
             self._reserve(1, largest)
             for one in sequences:
                 one.reserve_tops(largest if verified.with_top else 0)
-        ours = self.table if isinstance(self.table, SuccessorTable) else None
-        tails = [one.tail.copy() for one in sequences] if ours is None else []
-        table = Struct(table_arrays(self._rows(), 0)) if ours is None else ours.struct
+        table = self._no_table if self.table is None else self.table.struct
         addresses, done = addresses_of([one.struct for one in sequences]), 0
         while done < len(sequences):
             done = learn_all(
-                addresses, done, *verified, table.address, self.of_model, ours is not None, self._workspaces.address
+                addresses,
+                done,
+                *verified,
+                table.address,
+                self.of_model,
+                self.table is not None,
+                self._workspaces.address,
             )
-            if ours is not None:
-                ours.grow()
-        if ours is None:
-            self._note(sequences, tails, feedback)
-
-    def _note(
-        self, sequences: SequenceOf[SequenceMixer], tails: SequenceOf[Int32Array], feedback: StepFeedback | None
-    ) -> None:
-        """Passes the verified trees on to a plug-in's table, if there is one."""
-        for i, one in enumerate(sequences):
-            own = None if feedback is None else feedback.feedback(i, WIDTH)
-            if self.table is not None and one.learns:
-                try:
-                    if own is None or own.top_tokens is None:
-                        self.table.note(tails[i], _NO_NODES, _NO_NODES, _NO_TOP_TOKENS)
-                    else:
-                        self.table.note(tails[i], own.tokens, own.parents, own.top_tokens)
-                except Exception as error:
-                    self._drop_table("note", error)
-
-    def _rows(self) -> Int32Array:
-        """The table's rows, which compiled code can read."""
-        if self.table is None or isinstance(self.table, SuccessorTable):
-            return NO_ROWS if self.table is None else self.table.rows
-        try:
-            return checked_rows(self.table)
-        except Exception as error:
-            self._drop_table("rows", error)
-            return NO_ROWS
-
-    def _drop_table(self, method: str, error: Exception) -> None:
-        self.table = None
-        self._table_failed(method, error)
+            if self.table is not None:
+                self.table.grow()
 
     def _reserve(self, nodes: int, located: int) -> None:
         """Makes the workspaces large enough for drafts of so many nodes, and trees of so many."""

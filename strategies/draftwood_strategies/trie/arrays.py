@@ -6,10 +6,10 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from draftwood_strategies.native import Float32Array, Int32Array
+from draftwood_strategies.native import Float32Array, Int32Array, Int64Array
 from draftwood_strategies.structs import record_dtype
 from draftwood_strategies.tree_index import FRONTIER_ENTRY, Frontier
-from draftwood_strategies.trie.candidates import CANDIDATE, Candidates, Followed
+from draftwood_strategies.trie.candidates import CANDIDATE, Candidates
 from draftwood_strategies.trie.phrase_index import WRITER, IndexArrays
 from draftwood_strategies.trie.retrieval import CONTEXT, SEEN
 
@@ -50,7 +50,7 @@ class SequenceArrays(NamedTuple):
         own, writer: its own index, and WRITER[1] there.
         memory_writer: WRITER[1] in the tenant's memory.
         state: STATE[1].
-        followed: FOLLOWED[2], the positions that it follows in its own index and in the memory.
+        followed: int64[2], the positions that it follows in its own index and in the memory, `NOWHERE` for none.
         roots: CANDIDATE[MOST_ROOTS], the candidates at the root of its latest draft.
         draft: space for its drafts.
     """
@@ -59,7 +59,7 @@ class SequenceArrays(NamedTuple):
     writer: Annotated[Any, WRITER]
     memory_writer: Annotated[Any, WRITER]
     state: Annotated[Any, STATE]
-    followed: Followed
+    followed: Int64Array
     roots: Candidates
     draft: TrieDraft
 
@@ -89,7 +89,7 @@ candidates from a score of 0.005 on, for 6 nodes of every draft, change them by 
 NOVEL_NODES = 32
 """Novel tokens that are drafted below a node at most, or the budget if that is less. 16 shorten acceptance lengths by
 0.5% with 64 nodes, 64 change them by less than 0.1%."""
-MOST_ROOTS = 768
+MOST_ROOTS = 256
 """Bounds the candidates at the root: more than the searches find."""
 
 

@@ -13,37 +13,23 @@ from draftwood_strategies.native import Integer, compiled
 from draftwood_strategies.structs import record_dtype
 from draftwood_strategies.trie.phrase_index import IndexArrays, mixed
 
-CANDIDATE = record_dtype(
-    position=np.int32,
-    length=np.int16,
-    kind=np.int8,
-    agreeing=np.int8,
-    newer=np.int8,
-    near=np.int8,
-    shorter=np.int8,
-)
+CANDIDATE = record_dtype(position=np.int32, length=np.int16, kind=np.int8, agreeing=np.int8, newer=np.int8)
 """The position that corresponds to the last token of the context, and the features of the candidate's vote: how many
 tokens up to there are those of the context (at most `LONGEST`), its kind, and the bins of how many tokens further back
-agree, how many newer candidates there are, how far it is from the occurrence that the sequence has been following, and
-whether another candidate's match is longer."""
+agree and how many newer candidates there are."""
 Candidates: TypeAlias = Annotated[Any, CANDIDATE]
 
 PROMPT, OUTPUT, MEMORY = range(3)
 """Kinds, by the source: the sequence's own prompt and output, and the tenant's memory."""
-SUBSTITUTED = 3
-"""Added to the kind: the context's last token differs there, those before it match."""
-KINDS = 6
+KINDS = 3
 
 LONGEST = 16
 """Matches are compared up to this length."""
-AGREEING_BINS, NEWER_BINS, NEAR_BINS, SHORTER_BINS, RECENT_BINS = 13, 8, 7, 2, 7
+AGREEING_BINS, NEWER_BINS, RECENT_BINS = 13, 8, 7
 """Bins of the features, and of how recently the sequence had a token."""
 
-FOLLOWED = record_dtype(position=np.int64, misses=np.int64)
-"""The position that a sequence follows in one index, `NOWHERE` for none, and for how many steps it was wrong there."""
-Followed: TypeAlias = Annotated[Any, FOLLOWED]
-"""FOLLOWED[2], in the sequence's own index and in the memory."""
 OWN_SIDE, MEMORY_SIDE = range(2)
+"""The indexes that a sequence follows a position in: its own and the memory."""
 
 
 @compiled
@@ -54,21 +40,6 @@ def log2_bin(n: Integer, bins: int) -> int:
         n >>= 1
         b += 1
     return b
-
-
-@compiled
-def near_bin(at: Integer, followed: Integer) -> int:
-    """How close a candidate is to the position that the sequence has been following; 0 where there is none."""
-    if followed < 0:
-        return 0
-    distance = abs(at - followed)
-    if distance <= 2:
-        return 1 if distance == 0 else 2
-    if distance <= 8:
-        return 3
-    if distance <= 32:
-        return 4
-    return 5 if distance <= 128 else 6
 
 
 @compiled
@@ -102,7 +73,7 @@ def source_of(at: Integer, prompt: Integer) -> int:
 def write(
     candidates: Candidates, j: int, at: Integer, length: Integer, kind: int, agreeing: Integer, newer: int
 ) -> None:
-    """Sets the fields of candidate j but for those that `complete` sets."""
+    """Sets the fields of candidate j."""
     candidate = candidates[j]
     candidate.position = at
     candidate.length = length
@@ -112,21 +83,9 @@ def write(
 
 
 @compiled
-def complete(candidates: Candidates, count: int, followed: Followed) -> None:
-    """Sets the fields that depend on all candidates, or on the positions that the sequence follows."""
-    longest: Integer = 0
-    for j in range(count):
-        if candidates[j].kind < SUBSTITUTED:
-            longest = max(longest, candidates[j].length)
-    for j in range(count):
-        candidates[j].near = near_bin(candidates[j].position, followed[side_of(candidates, j)].position)
-        candidates[j].shorter = 1 if candidates[j].length < longest else 0
-
-
-@compiled
 def in_memory(candidates: Candidates, j: Integer) -> bool:
     """Whether candidate j is a position in the memory, not in the sequence's own index."""
-    return bool(candidates[j].kind % SUBSTITUTED == MEMORY)
+    return bool(candidates[j].kind == MEMORY)
 
 
 @compiled

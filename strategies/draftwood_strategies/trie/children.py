@@ -8,10 +8,10 @@ import numpy as np
 
 from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
 from draftwood_strategies.trie.arrays import Nodes, SequenceArrays, Workspace
-from draftwood_strategies.trie.candidates import SUBSTITUTED, in_memory, log2_bin, recent_bin
+from draftwood_strategies.trie.candidates import in_memory, recent_bin
 from draftwood_strategies.trie.learned.novel import NO_VOTES, Novel, novel_chance
-from draftwood_strategies.trie.learned.odds import chance, rival_bin, with_match, with_rival
-from draftwood_strategies.trie.learned.weights import COUNT_BINS, Weights, length_at, weight_of
+from draftwood_strategies.trie.learned.odds import chance, with_match
+from draftwood_strategies.trie.learned.weights import Weights, length_at, weight_of
 from draftwood_strategies.trie.phrase_index import IndexArrays, following
 from draftwood_strategies.trie.retrieval import CONTEXT
 
@@ -47,7 +47,7 @@ def add_children(
     share = least / (max(score, np.float32(1e-30)) * _MOST_GAINED)
     made = _add_novel(one.own, weights.novel, workspace, own_at, parent, depth, begin, made, escape, share, most_novel)
     last, second = _latest_two(draft.tokens, draft.parents, workspace.path, parent, depth)
-    _score(weights.odds, workspace.nodes, depth, last, second, score, least, begin, made)
+    _score(weights.odds, workspace.nodes, last, second, score, least, begin, made)
     return made
 
 
@@ -83,7 +83,6 @@ def _vote(
     begin = made
     total: Real = np.float32(0.0)
     longest: Integer = 0
-    votes = 0
     j: Integer = first
     while j >= 0:
         rest = workspace.chain[j]
@@ -97,15 +96,13 @@ def _vote(
                 weight = weight_of(candidates, j, workspace.trust[j], depth, node.recent, weights.features)
                 length = length_at(candidates, j, depth)
                 longest = max(longest, length)
-                if candidates[j].kind < SUBSTITUTED:
-                    node.support = with_match(node.support, candidates[j].kind, length)
-                votes += 1
+                node.support = with_match(node.support, candidates[j].kind, length)
                 total += weight
                 node.share += weight
                 workspace.chain[j] = node.first
                 node.first = j
         j = rest
-    escape: Real = weights.escapes[longest, log2_bin(votes, COUNT_BINS)]
+    escape: Real = weights.escapes[longest]
     total += escape
     for new in range(begin, made):
         nodes[new].share /= total
@@ -144,7 +141,6 @@ def _add_novel(
 def _score(
     odds: Float32Array,
     nodes: Nodes,
-    depth: Integer,
     last: Integer,
     before: Integer,
     score: Real,
@@ -155,24 +151,15 @@ def _score(
     """Sets the scores of the nodes from `begin` to `end` from their shares of the votes.
 
     Args:
-        depth, last, before, score: of their parent: its depth, its token, the one before it and its score.
+        last, before, score: of their parent: its token, the one before it and its score.
         least: nodes that will hardly score above it have their share for their probability.
     """
-    best, first, second = -1, np.float32(0.0), np.float32(0.0)
-    for number in range(begin, end):
-        share = nodes[number].share
-        if share > first:
-            best, first, second = number, share, first
-        elif share > second:
-            second = share
     total: Real = np.float32(0.0)
     for number in range(begin, end):
         node = nodes[number]
         rate = node.share
         if node.support != NO_VOTES and score * rate * _MOST_GAINED >= least:
-            rival = rival_bin(node.share, second if number == best else first)
-            node.support = with_rival(node.support, rival)
-            rate = chance(odds, node.share, node.support, depth, node.token, last, before)
+            rate = chance(odds, node.share, node.support, node.token, last, before)
         node.score = rate
         total += rate
     factor = score / max(total, np.float32(1.0))

@@ -20,16 +20,10 @@ from draftwood_strategies.trie.arrays import (
     SequenceArrays,
     Workspace,
 )
-from draftwood_strategies.trie.candidates import (
-    MEMORY_SIDE,
-    OWN_SIDE,
-    complete,
-    near_bin,
-    side_of,
-)
+from draftwood_strategies.trie.candidates import MEMORY_SIDE, OWN_SIDE, in_memory
 from draftwood_strategies.trie.children import add_children
 from draftwood_strategies.trie.learned.weights import Weights, trust_of
-from draftwood_strategies.trie.phrase_index import NOWHERE, IndexArrays
+from draftwood_strategies.trie.phrase_index import NOWHERE, ORDERS, IndexArrays
 from draftwood_strategies.trie.retrieval import (
     CONTEXT,
     fetch_heads,
@@ -38,12 +32,13 @@ from draftwood_strategies.trie.retrieval import (
     read_context,
     resume,
     search,
-    search_token,
 )
 
-_MOST_OWN, _MOST_MEMORY, _MOST_SUBSTITUTED = 48, 96, 16
-"""Candidates of a search in the own index, in the memory, and with the last token replaced. Half of them change
-acceptance lengths by -0.3%, twice by +0.2% (docs/decisions, "The trie's constants are flat")."""
+_LEAST, _MOST_OWN, _MOST_MEMORY = 8, 64, 128
+"""Candidates that each order may add to a search however many others there are, and those of a search in the own index
+and in the memory. With half as many more of the latter two acceptance lengths grow by 0.2%, and a draft takes 15%
+longer with a million tokens in memory; 16 in place of 8 change nothing (docs/decisions, "What the trie can do
+without")."""
 
 
 @compiled
@@ -116,18 +111,13 @@ def _retrieve(one: SequenceArrays, memory: IndexArrays, weights: Weights, worksp
     own, prompt, mine, n = one.own, one.state[0].prompt_end, one.memory_writer[0].owner, CONTEXT
     read_context(own, one.writer[0].at, context)
     mark_start(context, one.state[0].written, marked)
-    for replaced in range(3):
-        fetch_heads(memory, marked, n - replaced)
-    end = search(own, context, n, 0, NOWHERE, prompt, _MOST_OWN, seen, found, 0)
+    fetch_heads(memory, marked, n)
+    end = search(own, context, n, len(ORDERS), _LEAST, _MOST_OWN, NOWHERE, prompt, seen, found, 0)
     fetch_occurrences(memory, marked, n, seen)
-    end = search(memory, marked, n, 0, mine, NOWHERE, _MOST_MEMORY, seen, found, end)
-    for replaced in range(1, 3):
-        end = search(own, context, n, replaced, NOWHERE, prompt, _MOST_SUBSTITUTED, seen, found, end)
-        end = search(memory, marked, n, replaced, mine, NOWHERE, _MOST_SUBSTITUTED, seen, found, end)
-    end = resume(own, context, n, one.followed[OWN_SIDE].position, prompt, found, end)
-    end = resume(memory, marked, n, one.followed[MEMORY_SIDE].position, NOWHERE, found, end)
+    end = search(memory, marked, n, len(ORDERS), _LEAST, _MOST_MEMORY, mine, NOWHERE, seen, found, end)
+    end = resume(own, context, n, one.followed[OWN_SIDE], prompt, found, end)
+    end = resume(memory, marked, n, one.followed[MEMORY_SIDE], NOWHERE, found, end)
     end = min(end, MOST_ROOTS)
-    complete(found, end, one.followed)
     for j in range(end):
         copy_record(one.roots[j], found[j])
         workspace.trust[j] = trust_of(found, j, weights.features)
@@ -152,23 +142,21 @@ def _widen(
     """
     candidates, chain, n = workspace.candidates, workspace.chain, CONTEXT + depth
     mine, prompt = one.memory_writer[0].owner, one.state[0].prompt_end
-    end = search_token(one.own, workspace.path, n, NOWHERE, prompt, WIDEN_BY, candidates, count)
-    end = search_token(memory, workspace.path, n, mine, NOWHERE, WIDEN_BY, candidates, end)
+    path, seen = workspace.path, workspace.seen
+    end = search(one.own, path, n, 1, WIDEN_BY, WIDEN_BY, NOWHERE, prompt, seen, candidates, count)
+    end = search(memory, path, n, 1, WIDEN_BY, WIDEN_BY, mine, NOWHERE, seen, candidates, end)
     kept = count
     for found in range(count, end):
-        side = side_of(candidates, found)
         known = False
         j = first
         while j >= 0 and not known:
-            known = candidates[j].position == candidates[found].position and side_of(candidates, j) == side
+            same = in_memory(candidates, j) == in_memory(candidates, found)
+            known = same and candidates[j].position == candidates[found].position
             j = chain[j]
         if known:
             continue
         copy_record(candidates[kept], candidates[found])
-        added = candidates[kept]
-        added.length -= depth
-        added.near = near_bin(added.position - depth, one.followed[side].position)
-        added.shorter = 1
+        candidates[kept].length -= depth
         workspace.trust[kept] = trust_of(candidates, kept, weights.features)
         chain[kept] = first
         first = kept

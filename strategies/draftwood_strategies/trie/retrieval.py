@@ -9,30 +9,27 @@ import numpy as np
 
 from draftwood_strategies.native import Int32Array, Integer, compiled
 from draftwood_strategies.structs import prefetch
-from draftwood_strategies.trie.candidates import AGREEING_BINS, LONGEST, SUBSTITUTED, Candidates, source_of, write
+from draftwood_strategies.trie.candidates import AGREEING_BINS, LONGEST, Candidates, source_of, write
 from draftwood_strategies.trie.phrase_index import (
     NOWHERE,
     ORDERS,
     START,
     TOKENS_PER_BLOCK,
     IndexArrays,
-    following,
     phrase_hash,
     preceding,
 )
 
-_LEAST, _MISSES = 8, 8
-"""Candidates that each order may add, however many longer ones were found, and occurrences with other tokens (hash
-collisions) after which a search stops. Half of both changes acceptance lengths by -0.1%, twice by +0.3%."""
-SEEN = 256
+_MISSES = 8
+"""Occurrences with other tokens (hash collisions) after which a search stops."""
+SEEN = 512
 """Slots of the hash set of positions seen in one search; at least twice as many as a search finds."""
 _FETCHED = 8
 """Occurrences of each phrase that are loaded ahead."""
 _BEHIND = 16
 """Tokens behind the match that are compared, with gaps allowed. 8 changes acceptance lengths by less than 0.1%."""
-CONTEXT = 40
-"""Tokens at the end of the sequence that are compared; at least `LONGEST` and `_BEHIND`, the break between them and two
-substituted tokens."""
+CONTEXT = LONGEST + 1 + _BEHIND
+"""Tokens at the end of the sequence that are compared: those of a match, the break and those behind it."""
 UNKNOWN = -2
 """Fills a context where there is no token; equals none."""
 
@@ -92,25 +89,24 @@ def fetch_heads(index: IndexArrays, context: Int32Array, n: Integer) -> None:
 
 @compiled
 def fetch_occurrences(index: IndexArrays, context: Int32Array, n: Integer, latest: Int32Array) -> None:
-    """Begins to load the newest occurrences of the end of `context[:n]`, and of what precedes its last tokens: those of
-    all phrases side by side, as each one says where the next one is. The heads are loaded.
+    """Begins to load the newest occurrences of the end of `context[:n]`: those of all phrases side by side, as each one
+    says where the next one is. The heads are loaded.
 
     Args:
-        latest: int32[3 * len(ORDERS)] or more, workspace.
+        latest: int32[len(ORDERS)] or more, workspace.
     """
     mask = index.heads.shape[1] - 1
-    for replaced in range(3):
-        for order in range(len(ORDERS)):
-            at = index.heads[order, phrase_hash(context, n - replaced, ORDERS[order]) & mask]
-            latest[replaced * len(ORDERS) + order] = at
-            if at >= 0:
-                fetch(index, at)
+    for order in range(len(ORDERS)):
+        at = index.heads[order, phrase_hash(context, n, ORDERS[order]) & mask]
+        latest[order] = at
+        if at >= 0:
+            fetch(index, at)
     for _ in range(_FETCHED):
-        for phrase in range(3 * len(ORDERS)):
-            at = latest[phrase]
+        for order in range(len(ORDERS)):
+            at = latest[order]
             if at >= 0:
-                at = index.links[at, phrase % len(ORDERS)]
-                latest[phrase] = at
+                at = index.links[at, order]
+                latest[order] = at
                 if at >= 0:
                     fetch(index, at)
 
@@ -133,19 +129,22 @@ def search(
     index: IndexArrays,
     context: Int32Array,
     n: Integer,
-    substituted: int,
+    orders: int,
+    least: int,
+    most: int,
     own: Integer,
     prompt: Integer,
-    most: int,
     seen: Int32Array,
     candidates: Candidates,
     count: int,
 ) -> int:
-    """Adds the newest occurrences of the end of `context[:n]`, the longest first, at most `most` of each order.
+    """Adds the newest occurrences of the end of `context[:n]`, the longest first.
 
     Args:
         context: int32[CONTEXT or more].
-        substituted: look for what precedes the last token, followed by another token.
+        orders: how many of `ORDERS` are looked up, the shortest ones.
+        least, most: candidates that each order may add however many longer ones were found, and all orders together
+            otherwise.
         own: the owner number of the sequence itself, which is left out; `NOWHERE` in its own index.
         prompt: in the sequence's own index, the position where its output begins; `NOWHERE` in the memory.
         seen: int32[SEEN], workspace.
@@ -154,18 +153,17 @@ def search(
     Returns:
         The new count.
     """
-    phrase = n - substituted
     for slot in range(SEEN):
         seen[slot] = NOWHERE
     mask = index.heads.shape[1] - 1
     before = count
-    for order in range(len(ORDERS) - 1, 0 if substituted else -1, -1):
-        if context[phrase - ORDERS[order]] == UNKNOWN:
+    for order in range(orders - 1, -1, -1):
+        if context[n - ORDERS[order]] == UNKNOWN:
             continue
-        at: Integer = index.heads[order, phrase_hash(context, phrase, ORDERS[order]) & mask]
+        at: Integer = index.heads[order, phrase_hash(context, n, ORDERS[order]) & mask]
         misses = 0
         found = 0
-        enough = max(_LEAST, min(most - (count - before), most >> max(order, 1)))
+        enough = max(least, min(most - (count - before), most >> max(order, 1)))
         for _ in range(2 * enough):
             if at < 0 or found == enough or misses > _MISSES or count == candidates.shape[0]:
                 break
@@ -174,68 +172,17 @@ def search(
             fetch(index, at)
             if index.blocks[position // TOKENS_PER_BLOCK].owner == own:
                 continue
-            end = _end_of_context(index, position, context, phrase, substituted)
-            if end < 0:
-                continue
             empty = free_slot(seen, position)
             if empty < 0:
                 continue
-            length, agreeing = compare(index, position, context, phrase)
+            length, agreeing = compare(index, position, context, n)
             if length < ORDERS[order]:
                 misses += 1
                 continue
             seen[empty] = position
-            kind = source_of(end, prompt) + (SUBSTITUTED if substituted else 0)
-            write(candidates, count, end, length, kind, agreeing, found)
+            write(candidates, count, position, length, source_of(position, prompt), agreeing, found)
             count += 1
             found += 1
-    return count
-
-
-@compiled
-def _end_of_context(
-    index: IndexArrays, position: Integer, context: Int32Array, phrase: Integer, substituted: int
-) -> Integer:
-    """The position that corresponds to the last token of the context, for an occurrence of `context[:phrase]` at
-    `position`; `NOWHERE` where it has no such position, or no other token than the context there."""
-    if substituted == 0:
-        return position
-    end = following(index, position)
-    if end < 0 or index.log[end] == context[phrase]:
-        return NOWHERE
-    if substituted == 2:
-        end = following(index, end)
-    return end if end >= 0 and index.log[end] >= 0 else NOWHERE
-
-
-@compiled
-def search_token(
-    index: IndexArrays,
-    context: Int32Array,
-    n: Integer,
-    own: Integer,
-    prompt: Integer,
-    most: int,
-    candidates: Candidates,
-    count: int,
-) -> int:
-    """Like `search`, for the last token alone and at most `most` steps: cheap enough for every node of a draft."""
-    at: Integer = index.heads[0, phrase_hash(context, n, 1) & (index.heads.shape[1] - 1)]
-    found = 0
-    for _ in range(2 * most):
-        if at < 0 or found == most or count == candidates.shape[0]:
-            break
-        position: Integer = at
-        at = index.links[position, 0]
-        fetch(index, at)
-        if index.blocks[position // TOKENS_PER_BLOCK].owner == own:
-            continue
-        length, agreeing = compare(index, position, context, n)
-        if length == 0:
-            continue
-        write(candidates, count, position, length, source_of(position, prompt), agreeing, found)
-        count += 1
-        found += 1
     return count
 
 

@@ -31,7 +31,7 @@ from draftwood_strategies.trie.arrays import (
     workspace_for,
 )
 from draftwood_strategies.trie.batches import draft_all, learn_all
-from draftwood_strategies.trie.candidates import CANDIDATE, FOLLOWED
+from draftwood_strategies.trie.candidates import CANDIDATE
 from draftwood_strategies.trie.learned.weights import Weights, prior_weights
 from draftwood_strategies.trie.phrase_index import LEAST_TOKENS, NOWHERE, PhraseIndex
 
@@ -217,7 +217,7 @@ class TrieDrafter:
                     writer=self._writer,
                     memory_writer=self._memory_writer,
                     state=self._state,
-                    followed=np.array([(NOWHERE, 0), (NOWHERE, 0)], FOLLOWED),
+                    followed=np.array([NOWHERE, NOWHERE], np.int64),
                     roots=np.empty(MOST_ROOTS, CANDIDATE),
                     draft=empty_draft(0),
                 )

@@ -78,16 +78,6 @@ def test_the_prompt_is_drafted_without_any_memory() -> None:
     assert best_path(drafter.propose(8)) == prompt[12:20].tolist()
 
 
-def test_a_substituted_token_does_not_end_a_draft() -> None:
-    strategy = TrieStrategy()
-    text = np.arange(100, 140, dtype=np.int32)
-    strategy.learn(text)
-    changed = text[:10].copy()
-    changed[-1] = 7
-    drafter = written(strategy, ids(5), changed)
-    assert int(text[10]) in drafter.propose(4).tokens
-
-
 def test_a_tree_holds_both_continuations_of_a_phrase_the_frequent_one_first() -> None:
     strategy = TrieStrategy()
     for last in (8, 8, 9, 8):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from draftwood_strategies.base import Strategy, Successors, SuccessorSource
-from draftwood_strategies.mixing.mixer import checked_rows
+from draftwood_strategies.base import Strategy, SuccessorSource
 from draftwood_strategies.registry import create, options_of
-from draftwood_strategies.successors import WIDTH
+from draftwood_strategies.successors import WIDTH, SuccessorTable
 
 
 def names_in(sources: str) -> list[str]:
@@ -41,17 +38,14 @@ def parts_of(sources: str, options: dict[str, object]) -> dict[str, Strategy]:
     return {name: create(name, **{k: v for k, v in options.items() if k in known[name]}) for name in names}
 
 
-def checked_table(name: str, part: Strategy) -> Successors:
-    """The successor table of a part; compiled code relies on its layout.
+def table_of(name: str, part: SuccessorSource) -> SuccessorTable:
+    """The successor table of a part.
 
     Raises:
-        ValueError: the part's `top_k` or the layout of the table does not fit.
+        ValueError: the part's `top_k` does not fit, or it is another kind of table.
     """
     if part.top_k < WIDTH:
         raise ValueError(f"sources: {name!r} has a successor table, so its top_k must be at least {WIDTH}")
-    table = cast(SuccessorSource, part).successors
-    try:
-        checked_rows(table)
-    except ValueError as error:
-        raise ValueError(f"sources: {name!r}: {error}") from error
-    return table
+    if not isinstance(part.successors, SuccessorTable):
+        raise ValueError(f"sources: {name!r}: its successors must be a SuccessorTable")
+    return part.successors

@@ -6,29 +6,25 @@ mixing weights of PAQ compressors are learned; multiplicative updates keep the w
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
+from draftwood_strategies.native import Float32Array, Int32Array, Int64Array, Integer, Real, compiled
 from draftwood_strategies.structs import copy_record
 from draftwood_strategies.trie.arrays import SequenceArrays, TrieDraft
 from draftwood_strategies.trie.candidates import (
     MEMORY_SIDE,
     OWN_SIDE,
     Candidates,
-    Followed,
     in_memory,
-    log2_bin,
     recent_bin,
+    side_of,
 )
 from draftwood_strategies.trie.learned.novel import NO_VOTES, count_miss
 from draftwood_strategies.trie.learned.odds import correct
 from draftwood_strategies.trie.learned.weights import (
     AGREEING_AT,
-    COUNT_BINS,
-    NEAR_AT,
     NEWER_AT,
     RECENT_AT,
-    SHORTER_AT,
     Weights,
     length_at,
     trust_of,
@@ -42,8 +38,6 @@ _RATE = 0.02
 trie's constants are flat")."""
 _LEAST, _GREATEST = 1e-4, 1e5
 """Bounds of every factor of a vote."""
-_PATIENCE = 16
-"""Steps until a followed position is given up. 4 and 64 change acceptance lengths by less than 0.1%."""
 
 
 class Votes(NamedTuple):
@@ -86,7 +80,7 @@ def _learn_votes(
     memory: IndexArrays,
     weights: Weights,
     own_at: Integer,
-    followed: Followed,
+    followed: Int64Array,
     candidates: Candidates,
     accepted: Int32Array,
     branch_length: int,
@@ -96,41 +90,35 @@ def _learn_votes(
 
     Args:
         own_at: the sequence's last position in its own index, before the accepted tokens.
-        followed: the position is set to the heaviest of each index that predicted an accepted token, moved on to the
-            last accepted one.
+        followed: moved on by the accepted tokens, each position from the first candidate that predicted one of them.
     """
     features, escapes = weights.features, weights.escapes
-    alive = candidates.shape[0]
-    own_best: Integer = -1
-    memory_best: Integer = -1
-    own_reached, memory_reached = 0, 0
-    for depth in range(min(accepted.shape[0], branch_length)):
+    alive, voting = candidates.shape[0], True
+    for depth in range(accepted.shape[0]):
+        _move_on(own, followed, OWN_SIDE)
+        _move_on(memory, followed, MEMORY_SIDE)
+        if not voting or depth >= branch_length:
+            continue
         alive, longest, total = _advance(own, memory, features, own_at, candidates, alive, depth, votes)
+        if alive > 0:
+            right: Real = 0.0
+            for j in range(alive - 1, -1, -1):
+                if votes.tokens[j] == accepted[depth]:
+                    right += votes.weights[j]
+                    followed[side_of(candidates, j)] = candidates[j].position
+            total += escapes[longest]
+            escapes[longest] *= 1.0 + _RATE * ((1.0 if right == 0.0 else 0.0) - escapes[longest] / total)
+            alive = _correct(features, candidates, alive, depth, votes, accepted[depth], right, total)
         if alive == 0:
             count_miss(weights.novel, accepted[depth])
-            break
-        right: Real = 0.0
-        own_heaviest: Real = 0.0
-        memory_heaviest: Real = 0.0
-        for j in range(alive):
-            if votes.tokens[j] != accepted[depth]:
-                continue
-            vote = votes.weights[j]
-            right += vote
-            if in_memory(candidates, j):
-                if vote > memory_heaviest:
-                    memory_heaviest, memory_best, memory_reached = vote, candidates[j].position, depth + 1
-            elif vote > own_heaviest:
-                own_heaviest, own_best, own_reached = vote, candidates[j].position, depth + 1
-        few = log2_bin(alive, COUNT_BINS)
-        total += escapes[longest, few]
-        escapes[longest, few] *= 1.0 + _RATE * ((1.0 if right == 0.0 else 0.0) - escapes[longest, few] / total)
-        alive = _correct(features, candidates, alive, depth, votes, accepted[depth], right, total)
-        if alive == 0:
-            count_miss(weights.novel, accepted[depth])
-            break
-    _follow(own, followed[OWN_SIDE], own_best, accepted.shape[0] - own_reached)
-    _follow(memory, followed[MEMORY_SIDE], memory_best, accepted.shape[0] - memory_reached)
+            voting = False
+
+
+@compiled
+def _move_on(index: IndexArrays, followed: Int64Array, side: int) -> None:
+    """Moves the position that is followed in one index on by one token."""
+    if followed[side] >= 0:
+        followed[side] = following(index, followed[side])
 
 
 @compiled
@@ -190,8 +178,6 @@ def _correct(
         _scale(features, kind, length_at(candidates, j, depth), factor)
         _scale(features, kind, AGREEING_AT + one.agreeing, factor)
         _scale(features, kind, NEWER_AT + one.newer, factor)
-        _scale(features, kind, NEAR_AT + one.near, factor)
-        _scale(features, kind, SHORTER_AT + one.shorter, factor)
         _scale(features, kind, RECENT_AT + votes.recent[j], factor)
         if votes.tokens[j] == token:
             copy_record(candidates[kept], one)
@@ -202,22 +188,6 @@ def _correct(
 @compiled
 def _scale(features: Float32Array, kind: Integer, column: Integer, factor: Real) -> None:
     features[kind, column] = min(max(features[kind, column] * factor, _LEAST), _GREATEST)
-
-
-@compiled
-def _follow(index: IndexArrays, followed: Any, best: Integer, behind: int) -> None:
-    """Sets the position that is followed in one index: `best`, if any, moved on by the `behind` tokens after it. A
-    position that predicted no accepted token for `_PATIENCE` steps is given up."""
-    if best >= 0:
-        followed.position = best
-        followed.misses = 0
-    elif followed.position >= 0:
-        followed.misses += 1
-        if followed.misses > _PATIENCE:
-            followed.position = NOWHERE
-    for _ in range(behind):
-        if followed.position >= 0:
-            followed.position = following(index, followed.position)
 
 
 @compiled
@@ -239,7 +209,7 @@ def _learn_odds(
             if hit:
                 taken = i
             if draft.supports[i] != NO_VOTES:
-                correct(odds, draft.shares[i], draft.supports[i], depth, token, last, before, hit)
+                correct(odds, draft.shares[i], draft.supports[i], token, last, before, hit)
         if taken < 0:
             break
         node, before, last = taken, last, accepted[depth]

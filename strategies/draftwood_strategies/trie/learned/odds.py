@@ -18,20 +18,18 @@ from draftwood_strategies.native import Float32Array, Integer, Real, compiled
 from draftwood_strategies.trie.candidates import LONGEST
 from draftwood_strategies.trie.phrase_index import mixed
 
-LENGTHS, RIVALS, DEPTHS = LONGEST + 2, 8, 8
-"""Bins of the longest match with a token in one source (0 for none), of its strongest rival and of its depth."""
+LENGTHS = LONGEST + 2
+"""Bins of the longest match with a token in one source, 0 for none."""
 SLOTS = 1 << 14
 """Of the hashed table, 64 kB. Sixteen times as many lessen the loss by 0.6 to 0.9% (docs/decisions, "Scores know the
 tokens")."""
 SCALE, BIAS = 0, 1
 LENGTH_AT = 2
-RIVAL_AT = LENGTH_AT + 3 * LENGTHS
-DEPTH_AT = RIVAL_AT + RIVALS
-TOKENS_AT = DEPTH_AT + DEPTHS
+TOKENS_AT = LENGTH_AT + 3 * LENGTHS
 ODDS = TOKENS_AT + SLOTS
 """Entries of the odds, float32[ODDS]: what the log-odds of the share are multiplied by, and what is added to them. Then
-where biases begin: of the lengths in the own prompt, the own output and the memory, of rival and depth, and the table;
-and the number of all."""
+where biases begin: of the lengths in the own prompt, the own output and the memory, and the table; and the number of
+all."""
 
 _LEAST_SHARE, _GREATEST_SHARE = 1e-3, 0.9995
 """Bounds of a share."""
@@ -44,26 +42,14 @@ _GREATEST = 8.0
 
 
 @compiled
-def rival_bin(share: Real, rival: Real) -> int:
-    """How strong the strongest other token is beside one with this share of the votes."""
-    return min(int(rival / (share + rival) * RIVALS), RIVALS - 1)
-
-
-@compiled
 def with_match(support: Integer, source: Integer, length: Integer) -> Integer:
     """What speaks for a token, 0 at first, and a match of so many tokens in one source, if it is the longest there.
 
-    It is one number: for each source 5 bits of the longest match with 1 added, and the rival's bin above them.
+    It is one number: for each source 5 bits of the longest match with 1 added.
     """
     shift = 5 * source
     more: Integer = max(length + 1 - (support >> shift & 31), 0)
     return support + (more << shift)
-
-
-@compiled
-def with_rival(support: Integer, rival: Integer) -> Integer:
-    """What speaks for a token, and the bin of its strongest rival."""
-    return support + (rival << 15)
 
 
 @compiled
@@ -77,42 +63,29 @@ def slots_of(token: Integer, last: Integer, before: Integer) -> tuple[Integer, I
 
 
 @compiled
-def slot_of_first(last: Integer) -> Integer:
-    """Where the table has the bias of the most probable token after another one, whatever it is."""
-    return TOKENS_AT + (mixed(np.int64(1), last) & (SLOTS - 1))
-
-
-@compiled
-def bins_of(support: Integer, depth: Integer) -> tuple[Integer, Integer, Integer, Integer, Integer]:
-    """Where the odds have the biases of a token's lengths, rival and depth."""
+def bins_of(support: Integer) -> tuple[Integer, Integer, Integer]:
+    """Where the odds have the biases of a token's lengths."""
     return (
         LENGTH_AT + (support & 31),
         LENGTH_AT + LENGTHS + (support >> 5 & 31),
-        LENGTH_AT + 2 * LENGTHS + (support >> 10 & 31),
-        RIVAL_AT + (support >> 15),
-        DEPTH_AT + min(depth, DEPTHS - 1),
+        LENGTH_AT + 2 * LENGTHS + (support >> 10),
     )
 
 
 @compiled
-def chance(
-    odds: Float32Array, share: Real, support: Integer, depth: Integer, token: Integer, last: Integer, before: Integer
-) -> Real:
+def chance(odds: Float32Array, share: Real, support: Integer, token: Integer, last: Integer, before: Integer) -> Real:
     """The probability that `token` is accepted after `before` and `last`, if its parent is.
 
     Args:
         odds: float32[ODDS].
         share: its share of the votes.
-        support: see `with_match` and `with_rival`; never `novel.NO_VOTES`.
-        depth: of its parent, 0 for the root.
+        support: see `with_match`; never `novel.NO_VOTES`.
     """
     alone, after_one, after_two = slots_of(token, last, before)
-    prompt, output, memory, rival, deep = bins_of(support, depth)
+    prompt, output, memory = bins_of(support)
     logit: Real = odds[SCALE] * _stretched(share) + odds[BIAS]
-    logit += odds[prompt] + odds[output] + odds[memory] + odds[rival] + odds[deep]
+    logit += odds[prompt] + odds[output] + odds[memory]
     logit += odds[alone] + odds[after_one] + odds[after_two]
-    if _is_first(support):
-        logit += odds[slot_of_first(last)]
     one = np.float32(1.0)
     rate: Real = one / (one + math.exp(-logit))
     return rate
@@ -123,28 +96,19 @@ def correct(
     odds: Float32Array,
     share: Real,
     support: Integer,
-    depth: Integer,
     token: Integer,
     last: Integer,
     before: Integer,
     accepted: bool,
 ) -> None:
     """One gradient step for a token whose parent was accepted; the other arguments are those of `chance`."""
-    error = (1.0 if accepted else 0.0) - chance(odds, share, support, depth, token, last, before)
+    error = (1.0 if accepted else 0.0) - chance(odds, share, support, token, last, before)
     _step(odds, SCALE, _SCALE_RATE * error * _stretched(share))
     _step(odds, BIAS, _RATE * error)
-    for at in bins_of(support, depth):
+    for at in bins_of(support):
         _step(odds, at, _RATE * error)
     for at in slots_of(token, last, before):
         _step(odds, at, _TOKEN_RATE * error)
-    if _is_first(support):
-        _step(odds, slot_of_first(last), _TOKEN_RATE * error)
-
-
-@compiled
-def _is_first(support: Integer) -> bool:
-    """Whether the token has more votes than any other."""
-    return bool(support >> 15 < RIVALS // 2)
 
 
 @compiled

@@ -22,12 +22,9 @@ from draftwood_strategies.trie.candidates import (
     AGREEING_BINS,
     KINDS,
     LONGEST,
-    NEAR_BINS,
     NEWER_BINS,
     PROMPT,
     RECENT_BINS,
-    SHORTER_BINS,
-    SUBSTITUTED,
     Candidates,
 )
 from draftwood_strategies.trie.learned.novel import Novel, no_novel
@@ -35,14 +32,9 @@ from draftwood_strategies.trie.learned.odds import ODDS, TOKENS_AT
 
 AGREEING_AT = LONGEST + 1
 NEWER_AT = AGREEING_AT + AGREEING_BINS
-NEAR_AT = NEWER_AT + NEWER_BINS
-SHORTER_AT = NEAR_AT + NEAR_BINS
-RECENT_AT = SHORTER_AT + SHORTER_BINS
+RECENT_AT = NEWER_AT + NEWER_BINS
 FEATURES = RECENT_AT + RECENT_BINS
 """Columns of the features, after those of the match length; `FEATURES` is their number."""
-
-COUNT_BINS = 6
-"""Bins of the number of votes."""
 
 
 class Weights(NamedTuple):
@@ -50,14 +42,13 @@ class Weights(NamedTuple):
 
     Attributes:
         features: float32[KINDS, FEATURES], the factors of a vote.
-        escapes: float32[LONGEST + 1, COUNT_BINS], the weight of "something else", by the longest match and the
-            number of votes.
+        escapes: float32[LONGEST + 1], the weight of "something else" by the longest match.
         odds: float32[ODDS], what turns a share of the votes into a probability.
         novel: NOVEL[COUNTED + 1], the tokens that came where no candidate had them.
     """
 
     features: Annotated[Float32Array, 2]
-    escapes: Annotated[Float32Array, 2]
+    escapes: Float32Array
     odds: Float32Array
     novel: Novel
 
@@ -66,66 +57,40 @@ _LENGTH_POINTS = (0, 1, 2, 4, 8, 12, 16)
 _AGREEING_POINTS = (0, 4, 12)
 _NEWER_POINTS = (0, 3, 6)
 
-# One line for each kind: own prompt, own output, memory, and the same after a substituted token.
+# One line for each kind: own prompt, own output, memory.
 _LENGTH = (
-    (0.1, 3.8, 4.5, 5.2, 6.5, 7.3, 7.9),
-    (1.2, 4.5, 4.9, 4.9, 6.0, 7.4, 7.7),
-    (-0.6, 1.9, 3.0, 3.4, 4.7, 5.8, 6.2),
-    (-2.0, -1.3, -0.4, 0.9, 3.4, 4.8, 4.5),
-    (-2.0, -1.3, 0.4, 1.8, 3.2, 4.2, 4.5),
-    (-2.1, -1.4, 0.5, 0.8, 3.2, 4.6, 4.5),
+    (-0.8, 2.9, 3.6, 4.3, 5.6, 6.4, 7.0),
+    (0.2, 3.5, 3.9, 3.9, 5.0, 6.4, 6.7),
+    (-0.4, 2.1, 3.2, 3.6, 4.9, 6.0, 6.4),
 )
 _AGREEING = (
     (-1.0, -0.7, 0.0),
     (-1.2, -0.7, -0.1),
     (-1.4, -0.4, 0.4),
-    (-1.0, 0.0, 0.0),
-    (-0.5, -0.1, 0.1),
-    (-0.9, -0.1, 0.2),
 )
 _NEWER = (
     (0.0, -1.0, -1.5),
     (-0.4, -1.2, -1.3),
     (0.6, -0.3, -1.2),
-    (-0.8, -0.3, 0.0),
-    (0.1, -0.6, -0.6),
-    (-0.5, -0.5, -0.5),
 )
-# No occurrence is followed; it is this one; within 2, 8, 32, 128 tokens of it; further away.
-_NEAR = (
-    (-0.6, -0.6, -0.1, -0.8, -1.4, -1.4, -1.7),
-    (-1.3, -1.0, -0.6, -0.8, -1.2, -1.2, -1.3),
-    (-0.8, -0.8, 0.7, 0.1, -0.5, -1.3, -1.2),
-    (0.2, -1.6, 0.0, 0.2, -0.2, -0.4, -0.4),
-    (-0.1, -0.8, 0.0, 0.2, -0.1, -0.3, -0.3),
-    (-0.6, -1.2, 0.2, 0.2, 0.1, -0.3, -0.4),
-)
-# The longest match of all, or a shorter one.
-_SHORTER = ((0.6, -0.1), (0.4, -0.2), (0.7, 0.1), (-0.1, -0.1), (-0.1, 0.0), (0.2, 0.1))
 # How long ago the sequence had the predicted token: never; within 4, 16, 64, 256, 1024 tokens; longer.
 _RECENT = (
     (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
     (-0.1, 0.0, 0.1, 0.1, -0.1, -0.1, 0.0),
     (-1.2, 0.3, 0.5, 0.5, 0.1, 0.1, 0.0),
-    (0.0, 0.0, 0.1, 0.0, -0.1, 0.0, 0.0),
-    (-0.1, 0.2, 0.3, -0.1, -0.3, -0.1, 0.0),
-    (-0.9, 0.1, 0.5, 0.3, 0.1, -0.1, 0.0),
 )
 
 _ESCAPE_POINTS = (0, 1, 2, 5, 10, 16)
-_ESCAPE_OF_FEW = (2.3, 2.1, 1.6, 1.9, 3.5, 3.4)
-_ESCAPE_OF_MANY = (2.3, 2.7, 2.5, 2.5, 2.6, 2.4)
+_ESCAPE = (2.3, 2.5, 2.1, 2.3, 3.0, 2.8)
 
 # Log-odds of acceptance: scale and bias of the share; by the longest match in the own prompt, the own output and the
-# memory, none at first; by the share of the strongest rival; by depth.
-_SHARE = (0.95, 0.1)
+# memory, none at first.
+_SHARE = (0.95, 0.25)
 _MATCH = (
     (-0.35, -0.5, -0.3, 0.0, 0.25, 0.35, 0.25, 0.2, 0.15, 0.15, 0.05, 0.05, 0.05, 0.05, 0.0, 0.0, 0.0, 0.0),
     (-0.25, -0.25, -0.2, 0.1, 0.2, 0.15, 0.2, 0.1, 0.05, 0.1, 0.0, 0.0, 0.0, 0.0, -0.05, 0.0, -0.05, -0.05),
     (-0.15, -0.35, -0.25, -0.1, 0.15, 0.3, 0.2, 0.2, 0.1, 0.1, 0.1, 0.0, 0.0, -0.05, -0.1, 0.0, 0.0, -0.1),
 )
-_RIVAL = (0.65, 0.25, 0.0, 0.0, -0.15, -0.15, -0.25, -0.25)
-_DEPTH = (0.35, 0.15, 0.0, -0.1, -0.05, -0.05, -0.1, -0.1)
 
 
 def prior_weights(prompt_weight: float) -> Weights:
@@ -135,15 +100,12 @@ def prior_weights(prompt_weight: float) -> Weights:
         row = features[kind]
         row[:AGREEING_AT] = _line(_LENGTH_POINTS, _LENGTH[kind], AGREEING_AT)
         row[AGREEING_AT:NEWER_AT] = _line(_AGREEING_POINTS, _AGREEING[kind], NEWER_AT - AGREEING_AT)
-        row[NEWER_AT:NEAR_AT] = _line(_NEWER_POINTS, _NEWER[kind], NEAR_AT - NEWER_AT)
-        row[NEAR_AT:SHORTER_AT] = _NEAR[kind]
-        row[SHORTER_AT:RECENT_AT] = _SHORTER[kind]
+        row[NEWER_AT:RECENT_AT] = _line(_NEWER_POINTS, _NEWER[kind], RECENT_AT - NEWER_AT)
         row[RECENT_AT:] = _RECENT[kind]
-    features[[PROMPT, PROMPT + SUBSTITUTED], :AGREEING_AT] += np.log(prompt_weight)
-    few, many = (_line(_ESCAPE_POINTS, values, LONGEST + 1) for values in (_ESCAPE_OF_FEW, _ESCAPE_OF_MANY))
-    escapes = few[:, None] + (many - few)[:, None] * np.linspace(0.0, 1.0, COUNT_BINS)
+    features[PROMPT, :AGREEING_AT] += np.log(prompt_weight)
+    escapes = _line(_ESCAPE_POINTS, _ESCAPE, LONGEST + 1)
     odds = np.zeros(ODDS, np.float32)
-    odds[:TOKENS_AT] = [*_SHARE, *itertools.chain(*_MATCH), *_RIVAL, *_DEPTH]
+    odds[:TOKENS_AT] = [*_SHARE, *itertools.chain(*_MATCH)]
     return Weights(np.exp(features).astype(np.float32), np.exp(escapes).astype(np.float32), odds, no_novel())
 
 
@@ -155,12 +117,7 @@ def _line(points: tuple[int, ...], values: tuple[float, ...], length: int) -> Fl
 def trust_of(candidates: Candidates, j: Integer, features: Float32Array) -> Real:
     """The factors of candidate j's vote that are the same along a path and for every token."""
     one = candidates[j]
-    trust: Real = (
-        features[one.kind, AGREEING_AT + one.agreeing]
-        * features[one.kind, NEWER_AT + one.newer]
-        * features[one.kind, NEAR_AT + one.near]
-        * features[one.kind, SHORTER_AT + one.shorter]
-    )
+    trust: Real = features[one.kind, AGREEING_AT + one.agreeing] * features[one.kind, NEWER_AT + one.newer]
     return trust
 
 
