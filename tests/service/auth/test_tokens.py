@@ -64,7 +64,8 @@ async def test_a_key_is_for_each_allowed_algorithm_of_its_kind(tmp_path: Path) -
     source = JwksFile(write_keys(tmp_path / "jwks.json", public_keys("rsa")), allowed)
     verifier = TokenVerifier(source, rules(jwt_algorithms=allowed))
     for algorithm in allowed:
-        assert await verifier.principal(token(algorithm=algorithm), time.time())
+        for kid in ("rsa", None):
+            assert await verifier.principal(token(algorithm=algorithm, kid=kid), time.time())
     with pytest.raises(UnauthenticatedError):
         await verifier.principal(token(algorithm="PS512"), time.time())
 
@@ -108,9 +109,11 @@ async def test_a_key_that_is_taken_back_ends_its_tokens(
     assert await verifier.principal(of_ec, time.time())
 
 
-async def test_the_only_key_needs_no_id(tmp_path: Path) -> None:
-    source = JwksFile(write_keys(tmp_path / "jwks.json", public_keys("rsa")), ALGORITHMS)
-    assert await TokenVerifier(source, rules()).principal(token(kid=None), time.time())
+async def test_the_only_key_needs_no_id_but_not_another_one(tmp_path: Path) -> None:
+    verifier = TokenVerifier(JwksFile(write_keys(tmp_path / "jwks.json", public_keys("rsa")), ALGORITHMS), rules())
+    assert await verifier.principal(token(kid=None), time.time())
+    with pytest.raises(UnauthenticatedError):
+        await verifier.principal(token(kid="other"), time.time())
 
 
 def test_unusable_keys_are_left_out() -> None:
@@ -118,7 +121,7 @@ def test_unusable_keys_are_left_out() -> None:
     secret = {"kty": "oct", "k": "c2VjcmV0", "kid": "oct"}
     for bad in (secret, {**rsa, "use": "enc"}, {**rsa, "alg": "RS512"}, {**rsa, "n": "!"}, "x", {**rsa, "kid": 3}):
         with pytest.raises(InvalidInputError, match="has no key for signatures by"):
-            KeySet(json.dumps({"keys": [bad]}).encode(), ALGORITHMS)
+            KeySet(json.dumps({"keys": [bad]}).encode(), (*ALGORITHMS, "HS256"))
         assert KeySet(json.dumps({"keys": [bad, rsa]}).encode(), ALGORITHMS).find("rsa", "RS256")
     for bad_set in (b"", b"[]", b'{"keys": 1}', b"[" * 100_000, json.dumps({"keys": [rsa] * 101}).encode()):
         with pytest.raises(InvalidInputError, match='must be a JSON object with "keys"'):
