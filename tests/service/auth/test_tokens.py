@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import IssuerUnavailableError, Role, UnauthenticatedError
@@ -194,7 +195,7 @@ async def test_a_new_key_is_found(web: Web, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("draftwood_service.auth.jwks._RETRY_SECONDS", 0.0)
     verifier = TokenVerifier(JwksUrl(web.url, ALGORITHMS), rules())
     await verifier.principal(token(), time.time())
-    web.body = write_keys(tmp_path / "keys", public_keys("rsa", "ec")).read_bytes()
+    web.body = write_keys(tmp_path / "keys", public_keys("rsa", "ec")).read_bytes().ljust(2**20)
     calls = [verifier.principal(token(EC_KEY, "ES256", "ec", sub=str(i)), time.time()) for i in range(20)]
     assert {one.tenant for one in await asyncio.gather(*calls)} == {"acme"}
     assert web.asked == 2  # for all of them together
@@ -204,7 +205,10 @@ async def test_a_new_key_is_found(web: Web, tmp_path: Path, monkeypatch: pytest.
     assert await verifier.principal(token(), time.time())
 
 
-@pytest.mark.parametrize("body", [None, b"x" * (2**20 + 1), b"{}"], ids=["redirect", "too long", "no keys"])
+LONG = json.dumps({"keys": public_keys("rsa")}).encode().ljust(2**20 + 1)
+
+
+@pytest.mark.parametrize("body", [None, LONG, b"{}"], ids=["redirect", "too long", "no keys"])
 async def test_without_keys_a_call_may_be_repeated(web: Web, body: bytes | None) -> None:
     web.body = body
     with pytest.raises(IssuerUnavailableError):
@@ -217,10 +221,6 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(web: Web, monkey
     with pytest.raises(IssuerUnavailableError):
         await TokenVerifier(JwksUrl(web.url, ALGORITHMS), rules()).principal(token(), time.time())
     assert web.asked == 0
-
-
-def _has_ec(source: JwksUrl) -> bool:
-    return source.keys is not None and source.keys.find("ec", "ES256") is not None
 
 
 @asynccontextmanager
@@ -238,18 +238,21 @@ async def test_keys_are_followed_and_expire(web: Web, tmp_path: Path, monkeypatc
         monkeypatch.setattr(f"draftwood_service.auth.jwks.{name}", seconds)
     source = JwksUrl(web.url, ALGORITHMS)
     good, web.body = web.body, b"{}"
-    async with followed(source):
-        await until(lambda: web.asked >= 3)
-        web.body = good
-        await until(lambda: source.keys is not None)
-        asked = web.asked
-        await asyncio.sleep(0.1)
-        assert web.asked == asked  # not again for an hour
+    with capture_logs() as logs:
+        async with followed(source):
+            await until(lambda: web.asked >= 3)
+            web.body = good
+            await until(lambda: source.keys is not None)
+            asked, keys = web.asked, source.keys
+            await asyncio.sleep(0.1)
+            assert web.asked == asked  # not again for an hour
+    assert [one["event"] for one in logs] == ["keys of the issuer cannot be read", "keys of the issuer read"]
     monkeypatch.setattr("draftwood_service.auth.jwks._REFRESH_SECONDS", 0.01)
     async with followed(source):
         await until(lambda: web.asked >= asked + 3)
-        assert not _has_ec(source)
+        assert source.keys is keys  # by which verified tokens are remembered
         web.body = write_keys(tmp_path / "keys", public_keys()).read_bytes()
-        await until(lambda: _has_ec(source))
+        await until(lambda: source.keys is not keys)
+        assert await TokenVerifier(source, rules()).principal(token(EC_KEY, "ES256", "ec"), time.time())
     monkeypatch.setattr("draftwood_service.auth.jwks._STALE_SECONDS", 0.0)
     assert source.keys is None
