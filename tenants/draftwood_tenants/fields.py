@@ -69,7 +69,7 @@ def _check_scalar(value: Any, field: Any, where: str) -> None:
     wanted, types = _WANTED.get(names.get(field.type, ""), ("", ()))
     if isinstance(value, float) and value.is_integer() and types == (int,):
         return
-    if isinstance(value, str) and str not in types and bool not in types:
+    if isinstance(value, str) and bool not in types:
         with suppress(ValueError):  # JSON's form of 64 bits, and "NaN"
             float(value)
             return

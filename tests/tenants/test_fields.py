@@ -21,7 +21,7 @@ LIMITS = ServerLimits("hybrid", 64, 1_000_000, 0)
         ("weight: [2]", "tenants[0].weight [2]: must be a number"),
         ("drafting: trie", "tenants[0].drafting trie: must be a mapping"),
         ("drafting: {stratgy: trie}", "tenants[0].drafting.stratgy: there is no such field; did you mean strategy"),
-        ("drafting: {strategy: 5}", "tenants[0].drafting.strategy 5: must be a text"),
+        ("drafting: {strategy: 5.0}", "tenants[0].drafting.strategy 5.0: must be a text"),
         ("quota: {}", "tenants[0].quota: there is no such field"),
         ("zzzz: 1", "tenants[0].zzzz: there is no such field; there are name, description, etag"),
         ("weight: true", "tenants[0].weight True: must be a number"),
@@ -54,10 +54,11 @@ def test_what_is_right_is_taken() -> None:
   learning: {scope: LEARNING_SCOPE_NOTHING, max_tokens: '4096', maxAge: 60s}
   quotas: {requestsPerMinute: 5.0}
   streaming: null
+  allowDraftOverride: false
 - {name: tenants/other, learning: {scope: 1}}
 """
     tenants = read_content(text, LIMITS).tenants
     acme, other = (Tenant.FromString(tenants[name].value) for name in ("acme", "other"))
     assert (acme.weight, acme.learning.max_tokens, acme.quotas.requests_per_minute) == (2.5, 4096, 5)
     assert acme.learning.scope == other.learning.scope == LEARNING_SCOPE_NOTHING
-    assert not acme.HasField("streaming")
+    assert (acme.HasField("allow_draft_override"), acme.HasField("streaming")) == (True, False)
