@@ -80,13 +80,12 @@ async def test_changes_are_those_after_the_cursor(store: ResourceStore) -> None:
     [_, second] = await store.write([Write("tenants", "a", b"1", 0), Write("tenants", odd, b"\x00\xff", 0)])
     first = await store.changes(Cursor())
     assert {(one.name, one.value) for one in first.changes.values() if one} == {("a", b"1"), (odd, b"\x00\xff")}
-    assert first.cursor.revision == second
-    nothing = await store.changes(first.cursor)
-    assert (nothing.changes, nothing.anew, nothing.more) == ({}, False, False)
+    assert (first.anew, first.cursor.revision) == (True, second)
     await store.write([Write("tenants", odd, None, second)])
     last = await store.changes(first.cursor)
-    assert [*last.changes.values()] == [None]
-    assert not last.anew
+    assert ([*last.changes.values()], last.anew) == ([None], False)
+    nothing = await store.changes(last.cursor)
+    assert (nothing.changes, nothing.anew, nothing.more) == ({}, False, False)
 
 
 async def test_followers_read_pages_and_what_they_missed(store: ResourceStore, monkeypatch: pytest.MonkeyPatch) -> None:
