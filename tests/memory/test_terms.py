@@ -67,21 +67,24 @@ async def test_options_make_instances_of_their_own_over_one_memory(server: Valke
 
 async def test_few_instances_are_kept_and_those_in_use_go_on(server: Valkey) -> None:
     async with replicas(1, server.url) as [memory]:
-        first = await instance(memory, options=(("branch_length", 1),))
-        for length in range(2, 20):
-            await instance(memory, options=(("branch_length", length),))
-        assert len(resident(memory, "t").strategies) == 8
-        assert not resident(memory, "t").unbuilt
+        shortest: Options = (("branch_length", 1),)
+        first = await instance(memory, options=shortest)
+        others = (instance(memory, options=(("branch_length", length),)) for length in range(2, 20))
+        await asyncio.gather(*others)  # at once, so that some are dropped before they have learned the records
+        found = resident(memory, "t")
+        found.build([StrategyKey("trie", shortest)], replace_empty=True)  # it was dropped while that went on
+        assert (len(found.strategies), found.unbuilt) == (8, {})
         assert len(first.start(np.arange(4, dtype=np.int32)).propose(4)) == 0
-        assert await instance(memory, options=(("branch_length", 1),)) is not first
+        assert await instance(memory, options=shortest) is not first
 
 
 def test_no_option_exceeds_the_memorys_capacity() -> None:
     capacity = MemoryConfig(tokens=2000, bytes=1 << 20).capacity
-    for options in ((), (("capacity_tokens", 10**9),)):
-        trie: Any = make(StrategyKey("trie", options), capacity)
-        trie.learn(np.arange(5000, dtype=np.int32))
-        assert trie.tokens <= 2000
+    for limits in (capacity, replace(capacity, tokens=10**9, bytes=8000)):
+        for options in ((), (("capacity_tokens", 10**9),)):
+            trie: Any = make(StrategyKey("trie", options), limits)
+            trie.learn(np.arange(5000, dtype=np.int32))
+            assert trie.tokens <= 2000
     small: Any = make(StrategyKey("hybrid", (("capacity_tokens", 500),)), capacity)
     small.parts["trie"].learn(np.arange(5000, dtype=np.int32))
     assert small.parts["trie"].tokens <= 500
