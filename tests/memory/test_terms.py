@@ -65,17 +65,16 @@ async def test_options_make_instances_of_their_own_over_one_memory(server: Valke
             await instance(memory, options=(("branch_length", 0),))
 
 
-async def test_few_instances_are_kept_and_those_in_use_go_on(server: Valkey) -> None:
-    async with replicas(1, server.url) as [memory]:
-        shortest: Options = (("branch_length", 1),)
-        first = await instance(memory, options=shortest)
-        others = (instance(memory, options=(("branch_length", length),)) for length in range(2, 20))
-        await asyncio.gather(*others)  # at once, so that some are dropped before they have learned the records
-        found = resident(memory, "t")
-        found.build([StrategyKey("trie", shortest)], replace_empty=True)  # it was dropped while that went on
-        assert (len(found.strategies), found.unbuilt) == (8, {})
+async def test_few_instances_are_kept_and_those_in_use_go_on(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood_memory.memory._FIRST_WAIT", 30.0)  # no request waits for it
+    async with replicas(1, server.url) as [memory], asyncio.timeout(20.0):
+        first = await instance(memory, options=(("branch_length", 1),))
+        for length in range(2, 20):
+            await instance(memory, options=(("branch_length", length),))
+        assert len(resident(memory, "t").strategies) == 8
+        assert not resident(memory, "t").unbuilt
         assert len(first.start(np.arange(4, dtype=np.int32)).propose(4)) == 0
-        assert await instance(memory, options=shortest) is not first
+        assert await instance(memory, options=(("branch_length", 1),)) is not first
 
 
 def test_no_option_exceeds_the_memorys_capacity() -> None:
