@@ -15,6 +15,7 @@ from draftwood_memory import Memory, MemoryConfig, MemoryName, StrategyKey, Stra
 from draftwood_memory.local.resident import make
 from draftwood_memory.operations import FillMemory, FillProgress, GetStatistics, PurgeArms, PurgeMemory
 from draftwood_memory.records import Kind
+from draftwood_memory.store.clock import StoreClock
 from draftwood_strategies import Strategy
 from draftwood_strategies.options import Options
 from tests.memory.helpers import (
@@ -168,7 +169,7 @@ def _knows(memory: Memory, expected: list[list[int]]) -> bool:
     return known_to(memory, "t", "x/a") == expected
 
 
-async def test_records_are_dropped_when_they_are_too_old(server: Valkey) -> None:
+async def test_records_are_dropped_when_they_are_too_old(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the drafts, from the store, and for a process that reads it later."""
     async with replicas(1, server.url) as [memory]:
         for number in range(3):
@@ -183,3 +184,9 @@ async def test_records_are_dropped_when_they_are_too_old(server: Valkey) -> None
         await until(lambda: known_to(memory, "t") == [numbers(40, 5000)])
         assert log_of(memory, "t") == [numbers(40, 5000)]
         assert 0 < server.client.pttl(stream_of(memory, "t")) <= 100_000
+        at = StoreClock.at
+        monkeypatch.setattr(StoreClock, "at", lambda clock, monotonic: at(clock, monotonic) + 150.0)
+        found.aged_at = 0.0
+        memory.thread.wake()
+        await until(lambda: server.client.xlen(stream_of(memory, "t")) == 0)
+        assert log_of(memory, "t") == []
