@@ -58,7 +58,7 @@ def _check_value(value: Any, field: Any, where: str) -> None:
         check_fields(value, field.message_type, where)
     elif field.enum_type is not None:
         names = [one.name for one in field.enum_type.values]
-        if value not in names and value not in field.enum_type.values_by_number:
+        if type(value) not in (str, int) or value not in (*names, *field.enum_type.values_by_number):
             raise InvalidInputError(where, value, f"must be one of {', '.join(names[1:])}")
     else:
         _check_scalar(value, field, where)
@@ -69,7 +69,7 @@ def _check_scalar(value: Any, field: Any, where: str) -> None:
     wanted, types = _WANTED.get(names.get(field.type, ""), ("", ()))
     if isinstance(value, float) and value.is_integer() and types == (int,):
         return
-    if isinstance(value, str) and str not in types and bool not in types:
+    if isinstance(value, str) and bool not in types:
         with suppress(ValueError):  # JSON's form of 64 bits, and "NaN"
             float(value)
             return

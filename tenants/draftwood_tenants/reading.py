@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -135,7 +134,7 @@ def require_description(text: str) -> None:
 
 def require_range(field: str, value: float, low: float, high: float) -> None:
     """Raises InvalidValueError."""
-    if not (math.isfinite(value) and low <= value <= high):
+    if not low <= value <= high:
         raise InvalidValueError(field, value, f"it must lie in [{low:,g}, {high:,.10g}]")
 
 

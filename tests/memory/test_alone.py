@@ -106,7 +106,7 @@ async def test_a_memory_expires_after_its_last_record() -> None:
         await learn_output(memory, "t", numbers(10))
         await asyncio.sleep(0.25)
         memory.thread.wake()
-        await until(lambda: log_of(memory, "t") == [])
+        await until(lambda: log_of(memory, "t") == [] and resident(memory, "t").loaded)
 
 
 async def test_surplus_tenants_are_evicted_and_loaded_again(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,3 +76,12 @@ def test_the_memory_that_was_used_last_stays_even_if_it_is_too_large() -> None:
         resident.add(Held(Record(Kind.OUTPUT, tokens_of(*numbers(9)), 1)))
     residents.evict(frozenset())
     assert residents.all() == [last]
+
+
+def test_an_instance_that_is_dropped_before_it_was_built_lets_its_request_begin_and_does_not_come_back() -> None:
+    _, resident = opened(MemoryConfig())
+    keys = [StrategyKey("trie", (("branch_length", length),)) for length in range(1, 10)]
+    waiting = [resident.instance(key)[1] for key in keys]
+    assert [one is None or one.done() for one in waiting] == [True] + [False] * 8
+    resident.build(keys, replace_empty=True)
+    assert ([*resident.strategies], resident.unbuilt) == (keys[1:], {})

@@ -215,7 +215,7 @@ async def test_a_store_without_a_limit_keeps_everything(
 async def test_a_store_that_is_full_of_other_things_is_left_alone(server: Valkey) -> None:
     async with replicas(1, server.url) as [memory]:
         server.client.set("other", b"x" * (8 << 20))
-        server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - 1)
+        server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - (1 << 16))
         try:
             await learn_output(memory, "t", numbers(100))
             await asyncio.sleep(0.5)

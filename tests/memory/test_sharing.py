@@ -73,7 +73,9 @@ async def test_a_returning_request_reads_on(server: Valkey, monkeypatch: pytest.
     monkeypatch.setattr("draftwood_memory.local.resident.LIVE_SECONDS", 0.1)
     async with replicas(2, server.url) as [first, second]:
         await strategy_of(second, "t")
+        unused = resident(second, "t")
         await asyncio.sleep(0.3)
+        assert not unused.live
         await learn_output(first, "t", numbers(10))
         await until(lambda: not first.outbox.pending)
         await asyncio.sleep(0.1)

@@ -15,6 +15,7 @@ from draftwood_memory import Memory, MemoryConfig, MemoryName, StrategyKey, Stra
 from draftwood_memory.local.resident import make
 from draftwood_memory.operations import FillMemory, FillProgress, GetStatistics, PurgeArms, PurgeMemory
 from draftwood_memory.records import Kind
+from draftwood_memory.store.clock import StoreClock
 from draftwood_strategies import Strategy
 from draftwood_strategies.options import Options
 from tests.memory.helpers import (
@@ -65,8 +66,9 @@ async def test_options_make_instances_of_their_own_over_one_memory(server: Valke
             await instance(memory, options=(("branch_length", 0),))
 
 
-async def test_few_instances_are_kept_and_those_in_use_go_on(server: Valkey) -> None:
-    async with replicas(1, server.url) as [memory]:
+async def test_few_instances_are_kept_and_those_in_use_go_on(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood_memory.memory._FIRST_WAIT", 30.0)  # no request waits for it
+    async with replicas(1, server.url) as [memory], asyncio.timeout(20.0):
         first = await instance(memory, options=(("branch_length", 1),))
         for length in range(2, 20):
             await instance(memory, options=(("branch_length", length),))
@@ -78,10 +80,11 @@ async def test_few_instances_are_kept_and_those_in_use_go_on(server: Valkey) -> 
 
 def test_no_option_exceeds_the_memorys_capacity() -> None:
     capacity = MemoryConfig(tokens=2000, bytes=1 << 20).capacity
-    for options in ((), (("capacity_tokens", 10**9),)):
-        trie: Any = make(StrategyKey("trie", options), capacity)
-        trie.learn(np.arange(5000, dtype=np.int32))
-        assert trie.tokens <= 2000
+    for limits in (capacity, replace(capacity, tokens=10**9, bytes=8000)):
+        for options in ((), (("capacity_tokens", 10**9),)):
+            trie: Any = make(StrategyKey("trie", options), limits)
+            trie.learn(np.arange(5000, dtype=np.int32))
+            assert trie.tokens <= 2000
     small: Any = make(StrategyKey("hybrid", (("capacity_tokens", 500),)), capacity)
     small.parts["trie"].learn(np.arange(5000, dtype=np.int32))
     assert small.parts["trie"].tokens <= 500
@@ -166,7 +169,7 @@ def _knows(memory: Memory, expected: list[list[int]]) -> bool:
     return known_to(memory, "t", "x/a") == expected
 
 
-async def test_records_are_dropped_when_they_are_too_old(server: Valkey) -> None:
+async def test_records_are_dropped_when_they_are_too_old(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the drafts, from the store, and for a process that reads it later."""
     async with replicas(1, server.url) as [memory]:
         for number in range(3):
@@ -181,3 +184,9 @@ async def test_records_are_dropped_when_they_are_too_old(server: Valkey) -> None
         await until(lambda: known_to(memory, "t") == [numbers(40, 5000)])
         assert log_of(memory, "t") == [numbers(40, 5000)]
         assert 0 < server.client.pttl(stream_of(memory, "t")) <= 100_000
+        at = StoreClock.at
+        monkeypatch.setattr(StoreClock, "at", lambda clock, monotonic: at(clock, monotonic) + 150.0)
+        found.aged_at = 0.0
+        memory.thread.wake()
+        await until(lambda: server.client.xlen(stream_of(memory, "t")) == 0)
+        assert log_of(memory, "t") == []

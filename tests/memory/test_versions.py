@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
 from draftwood_memory import Memory, MemoryName, Terms
 from draftwood_memory.errors import StoreRefusedError
-from draftwood_memory.operations import FillMemory, FillProgress, GetStatistics, PurgeArms, PurgeMemory
+from draftwood_memory.operations import (
+    FillMemory,
+    FillProgress,
+    GetStatistics,
+    ListOrphans,
+    PurgeArms,
+    PurgeMemory,
+    PurgeOrphans,
+    PurgeResult,
+)
 from draftwood_memory.records import Kind
-from draftwood_memory.store.naming import SCHEMA, tenant_key
+from draftwood_memory.store.naming import KINDS_KEY, SCHEMA, tenant_key
 from tests.memory.helpers import (
     agreed,
     learn_output,
@@ -64,6 +75,10 @@ async def test_operators_of_an_old_replica_are_told(server: Valkey) -> None:
             with pytest.raises(StoreRefusedError, match="newer version"):
                 await perform(operation, old)
         assert await perform(PurgeArms(("x/a",)), old) == 0
+        server.client.zadd(KINDS_KEY, {old.naming.kind: time.time() - 7200})
+        async with replicas(1, server.url, fingerprint="0" * 16) as [other]:
+            assert len(await perform(ListOrphans(), other)) == 2
+            assert await perform(PurgeOrphans(), other) == PurgeResult(0, 0)
         assert server.client.xlen(stream_of(old, "t")) == 1
 
 

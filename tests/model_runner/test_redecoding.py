@@ -249,18 +249,18 @@ def test_another_one_ends_the_one_before(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("sampling", "expected"),
     [
-        (SamplingParams(), 1.0),
+        (SamplingParams(), 0.1),
         (SamplingParams(temperature=0.5), None),
-        (SamplingParams(temperature=1.0, top_k=1), 1.0),
+        (SamplingParams(temperature=1.0, top_k=1), 0.1),
     ],
 )
 def test_margins(sampling: SamplingParams, expected: float | None) -> None:
     """Logits changed by the margin and a bit more choose the other token; by a bit less they do not."""
-    logits = np.array([4.0, 3.0, 1.0, -2.0], np.float32)
+    logits = np.array([0.4, 0.3, 0.1, -0.2], np.float32)
     chooser = TokenChooser(make_sequence("r", as_prompt((1,)), StopParams(4), sampling), frozenset(), 4)
     picked = chooser.pick(logits, [])
     other = 1 if picked != 1 else 0
-    margin = chooser.margin(logits, other) * 4.0
+    margin = chooser.margin(logits, other) * 0.4
     if expected is not None:
         assert margin == pytest.approx(expected)
     toward = np.zeros(4, np.float32)

@@ -4,34 +4,91 @@ from __future__ import annotations
 
 import pytest
 
-from draftwood.admin.v1.tenants_pb2 import Tenant
-from draftwood_errors import InvalidInputError
+from draftwood.admin.v1.tenants_pb2 import LEARNING_SCOPE_NOTHING, Tenant
+from draftwood_errors import InvalidValueError
 from draftwood_tenants.file import read_content
 from draftwood_tenants.reading import ServerLimits
 
-LIMITS = ServerLimits("hybrid", 64, 1_000_000, 0)
+X = "weight: 2\nexperiments:\n- {name: experiments/x"
+LIMITS = ServerLimits("hybrid", 64, 1_000_000, 2**24)
+TRIE = "drafting: {strategy: trie, options: {"
 
 
 @pytest.mark.parametrize(
-    ("entry", "problem"),
+    ("entry", "problem"),  # of the first tenant, unless it says another place
     [
-        ("wieght: 2", "tenants[0].wieght: there is no such field; did you mean weight"),
-        ("weight: heavy", "tenants[0].weight heavy: must be a number"),
-        ("weight: [2]", "tenants[0].weight [2]: must be a number"),
-        ("drafting: trie", "tenants[0].drafting trie: must be a mapping"),
-        ("drafting: {stratgy: trie}", "tenants[0].drafting.stratgy: there is no such field; did you mean strategy"),
-        ("drafting: {strategy: 5}", "tenants[0].drafting.strategy 5: must be a text"),
-        ("quota: {}", "tenants[0].quota: there is no such field"),
+        ("wieght: 2", "wieght: there is no such field; did you mean weight"),
+        ("weight: heavy", "weight heavy: must be a number"),
+        ("weight: [2]", "weight [2]: must be a number"),
+        ("drafting: trie", "drafting trie: must be a mapping"),
+        ("drafting: {stratgy: trie}", "drafting.stratgy: there is no such field; did you mean strategy"),
+        ("drafting: {strategy: 5.0}", "drafting.strategy 5.0: must be a text"),
+        ("quota: {}", "quota: there is no such field"),
+        ("zzzz: 1", "zzzz: there is no such field; there are name, description, etag"),
+        ("weight: true", "weight True: must be a number"),
+        ("allowDraftOverride: 1", "allowDraftOverride 1: must be true or false"),
+        ("allowDraftOverride: '1'", "allowDraftOverride 1: must be true or false"),
+        ("drafting: {maxNodes: 2.5}", "drafting.maxNodes 2.5: must be a whole number"),
+        ("learning: {scope: ALL}", "learning.scope ALL: must be one of LEARNING_SCOPE_NOTHING,"),
+        ("learning: {scope: 7}", "learning.scope 7: must be one of LEARNING_SCOPE_NOTHING,"),
+        ("learning: {scope: true}", "learning.scope True: must be one of LEARNING_SCOPE_NOTHING,"),
+        ("learning: {scope: [1]}", "learning.scope [1]: must be one of LEARNING_SCOPE_NOTHING,"),
+        (f"description: {'x' * 1001}", "description: has 1001 characters; at most 1000"),
+        ("weight: 100.5", "weight: 100.5 is not allowed; it must lie in [0.01, 100]"),
+        ("weight: 'NaN'", "weight: nan is not allowed"),
+        ("drafting: {strategy: x}", "drafting.strategy: 'x' is not allowed; it must be one of"),
+        ("drafting: {maxNodes: 65}", "drafting.max_nodes: 65 is not allowed; it must lie in [0, 64]"),
+        (TRIE + "x: 1}}", "drafting.options.x: there is no such option; there are: branch_length,"),
+        (TRIE + "branch_length: 0}}", "drafting.options.branch_length: 0 is not allowed; it must lie in"),
+        (
+            TRIE + "branch_length: 2.5}}",
+            "drafting.options.branch_length: 2.5 is not allowed; it must be a whole number",
+        ),
+        (TRIE + "branch_length: true}}", "drafting.options.branch_length: True is not allowed"),
+        (TRIE + "branch_length: '8'}}", "drafting.options.branch_length: '8' is not allowed"),
+        (TRIE + "branch_length: [8]}}", "drafting.options.branch_length: must be a number, a text, true or"),
+        (TRIE + "learn: both}}", "drafting.options.learn: follows from learning.scope of the tenant"),
+        ("drafting: {options: {sources: a}}", "drafting.options: no strategy is named 'a'"),
+        ("learning: {idleTtl: 0.9s}", "learning.idle_ttl: 0.9 is not allowed; it must lie in [1, 316,224,000]"),
+        ("learning: {idleTtl: 316224001s}", "learning.idle_ttl: 316224001.0 is not allowed"),
+        ("learning: {maxAge: 59s}", "learning.max_age: 59.0 is not allowed; it must lie in [60,"),
+        ("learning: {maxTokens: 1000001}", "learning.max_tokens: 1000001 is not allowed; it must lie in [1,024,"),
+        ("learning: {maxBytes: 65535}", "learning.max_bytes: 65535 is not allowed; it must lie in [65,536,"),
+        ("streaming: {cadence: 3600s}", "streaming.cadence: 3600.0 is not allowed"),
+        ("sampling: {logitBias: {3: 1}}", "sampling.logit_bias: cannot be a default"),
+        ("weight: 2\n- name: acme", 'tenants[1].name acme: must be "tenants/" and the tenant'),
+        ("weight: 2\n- name: tenants/", 'tenants[1].name tenants/: must be "tenants/" and the tenant'),
+        (f"{X}, arms: 3}}", "experiments[0].arms 3: must be a list"),
+        (f"{X}, arms: [{{id: control}}, {{id: 5}}]}}", "experiments[0].arms[1].id 5: must be a text"),
     ],
 )
 def test_the_place_the_value_and_what_is_wanted(entry: str, problem: str) -> None:
     text = f"tenants:\n- name: tenants/acme\n  {entry}\n"
-    with pytest.raises(InvalidInputError) as raised:
+    with pytest.raises(InvalidValueError) as raised:
         read_content(text.encode(), LIMITS)
-    assert str(raised.value).startswith(problem)
+    place = "" if problem.startswith(("tenants[", "experiments[")) else "tenants[0]."
+    assert str(raised.value).startswith(place + problem)
     assert "draftwood.v1" not in str(raised.value)
 
 
 def test_what_is_right_is_taken() -> None:
-    text = b"tenants:\n- name: tenants/acme\n  weight: 2\n  drafting: {strategy: trie, options: {branch_length: 8}}\n"
-    assert Tenant.FromString(read_content(text, LIMITS).tenants["acme"].value).weight == 2
+    """Also what only JSON, or only YAML, writes in such a form."""
+    text = b"""tenants:
+- name: tenants/acme
+  weight: '2.5'
+  drafting: {strategy: trie, options: {branch_length: 8}}
+  learning: {scope: LEARNING_SCOPE_NOTHING, max_tokens: '4096', maxAge: 60s}
+  quotas: {requestsPerMinute: 5.0}
+  streaming: null
+  allowDraftOverride: false
+- name: tenants/other
+  weight: 100
+  description: %s
+  drafting: {maxNodes: 64}
+  learning: {scope: 1, idleTtl: 1s, maxTokens: 1000000, maxBytes: 65536}
+""" % (b"x" * 1000)
+    tenants = read_content(text, LIMITS).tenants
+    acme, other = (Tenant.FromString(tenants[name].value) for name in ("acme", "other"))
+    assert (acme.weight, acme.learning.max_tokens, acme.quotas.requests_per_minute) == (2.5, 4096, 5)
+    assert acme.learning.scope == other.learning.scope == LEARNING_SCOPE_NOTHING
+    assert (acme.HasField("allow_draft_override"), acme.HasField("streaming")) == (True, False)

@@ -92,7 +92,7 @@ class Resident:
     tag: str
     config: MemoryConfig
     clock: StoreClock
-    loaded: bool = False
+    loaded: bool
     log: RecordLog = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
     forked: bool = False
@@ -151,7 +151,6 @@ class Resident:
             ValueError, TypeError: it does not accept the options.
         """
         with self.lock:
-            self.used_at = time.monotonic()
             strategy = self.strategies.pop(key, None)
             if strategy is None:
                 strategy = make(key, self.config.capacity)

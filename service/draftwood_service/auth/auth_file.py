@@ -195,15 +195,11 @@ def updated(path: Path) -> Iterator[list[KeyEntry]]:
         content = read(path) if path.exists() else AuthFile()
         keys = [*content.keys]
         yield keys
-        entries = AuthFile(keys=tuple(keys), certificates=content.certificates).model_dump(exclude_none=True)
-        _write(path, yaml.safe_dump(_listed(entries), sort_keys=False, allow_unicode=True))
+        entries = AuthFile(keys=tuple(keys), certificates=content.certificates)
+        listed = entries.model_dump(mode="json", exclude_none=True)  # with lists for tuples, which YAML would tag
+        _write(path, yaml.safe_dump(listed, sort_keys=False, allow_unicode=True))
     finally:
         os.close(folder)
-
-
-def _listed(entries: dict[str, object]) -> dict[str, object]:
-    """With lists in place of tuples, which YAML would tag."""
-    return {name: [*some] if isinstance(some, tuple) else some for name, some in entries.items()}
 
 
 def _write(path: Path, text: str) -> None:

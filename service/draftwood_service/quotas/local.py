@@ -32,7 +32,7 @@ class Windows:
         """An id for a request's lease."""
         return next(self._ids)
 
-    def admit(self, tenant: str, limits: RateLimits, tokens: int, lease: int, requests: int = 1) -> Entry:
+    def admit(self, tenant: str, limits: RateLimits, tokens: int, lease: int, requests: int) -> Entry:
         """Counts a request without a check."""
         window = self.of(tenant)
         entry = Entry(window, lease, window.add(tokens, self.clock(), requests), tokens, requests)

@@ -80,19 +80,23 @@ def test_trees_of_a_step_are_followed_as_if_each_were_alone(drafts: list[DraftTr
         assert (path.token_ids, path.nodes) == (alone.token_ids, alone.nodes)
 
 
-def test_log_probabilities_are_those_after_the_node_before_the_token() -> None:
+@pytest.mark.parametrize("wanted", [0, 1, 20])
+def test_log_probabilities_are_those_after_the_node_before_the_token(wanted: int) -> None:
     """For a row whose tokens are the predicted ones, behind another row: 1 and 2 are accepted, and 5 is not."""
     drafts = [DraftTree.of([9]), DraftTree.of([5, 1, 2], [-1, -1, 1])]
     batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, LAST, tree, logits_from=0) for tree in drafts])
     logits = np.random.default_rng(0).normal(size=(6, VOCAB)).astype(np.float32)
     logits[[2, 4, 5], [1, 2, 3]] = 9.0
+    logits += 90.0  # the exponentials of twice as much are beyond float32
     feedback = batch.feedback(logits.argmax(1).astype(np.int32), None)
-    chooser = TokenChooser(make_sequence("a", LAST, StopParams(9), SamplingParams(logprobs=1)), frozenset(), VOCAB)
+    chooser = TokenChooser(make_sequence("a", LAST, StopParams(9), SamplingParams(logprobs=wanted)), frozenset(), VOCAB)
     [path] = verify([None, chooser], feedback, logits, [1], threads=1)
     assert (path.token_ids, path.nodes) == ([1, 2, 3], [1, 2])
     for one, node, token in zip(path.logprobs, [2, 4, 5], [1, 2, 3], strict=True):
-        assert one.top_token_ids == [token]
-        assert one.logprob == pytest.approx(9.0 - np.log(np.exp(logits[node].astype(np.float64)).sum()), abs=1e-5)
+        law = logits[node] - np.log(np.exp(logits[node].astype(np.float64)).sum())
+        assert one.top_token_ids == np.argsort(-law)[:wanted].tolist()
+        assert one.top_logprobs == pytest.approx(np.sort(law)[::-1][:wanted].tolist(), abs=1e-4)
+        assert one.logprob == pytest.approx(law[token], abs=1e-4)
 
 
 def test_a_forbidden_end_is_replaced_by_the_second_most_probable_token() -> None:

@@ -83,8 +83,10 @@ async def test_alternative_names_count_before_common_ones(auth_file: Path) -> No
     assert keys.uses_certificates
     auth_file.with_name("none.yaml").write_text("keys: []")
     assert not Authenticator(AuthSettings(auth_file=auth_file.with_name("none.yaml"))).uses_certificates
-    assert (await keys.principal(None, CERTIFICATE)).role is Role.CALLER
-    assert (await keys.principal(None, CertificateNames((), CERTIFICATE.common))).role is Role.OPERATOR
+    by_name = await keys.principal(None, CERTIFICATE)
+    assert (by_name.name, by_name.role) == ("certificate:spiffe://acme/billing", Role.CALLER)
+    by_common_name = await keys.principal(None, CertificateNames((), CERTIFICATE.common))
+    assert (by_common_name.name, by_common_name.role) == ("certificate:ops.example", Role.OPERATOR)
 
 
 @pytest.mark.parametrize("missing", ["jwt_jwks", "jwt_issuer", "jwt_audience"])

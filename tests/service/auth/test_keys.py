@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from draftwood_client import AsyncClient, PermissionDeniedError, UnauthenticatedError
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.auth.auth_file import AuthFile, parse, read
+from draftwood_service.auth.auth_file import AuthFile, parse, read, updated
 from draftwood_service.auth.commands import key
 from draftwood_service.rpc.bound import BoundServer
 from draftwood_service.settings import Settings
@@ -100,7 +101,7 @@ BAD = {
     "keys: [": "not valid YAML",
     "- a": "",
     "kees: []": "kees: there is no such field",
-    f"keys: [{KEY}, {KEY}]": "key:aaaaaaaaaaaa occurs twice",
+    f"keys: [{KEY}, {KEY}]": "auth_file: key:aaaaaaaaaaaa occurs twice",
     "keys: [{id: x}]": "keys[0].id: is not what `draftwood key create` writes",
     "keys: [{id: aaaaaaaaaaaa}]": "keys[0].sha256: is missing",
     f"keys: [{{id: aaaaaaaaaaaa, sha256: '{HASH}', created: 2026-01-01}}]": "must be set for the role caller",
@@ -120,10 +121,32 @@ def test_a_bad_file_is_refused_with_the_place(text: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_an_empty_file_and_times_without_a_zone() -> None:
+def test_a_file_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    file.with_name("auth.yaml.part").mkdir()
+    for path in (file, file.parent / "missing" / "auth.yaml"):
+        said = run(capsys, "create", "--file", str(path), "--tenant", "acme", status=2)
+        assert "cannot be written" in said
+        assert not path.exists()
+
+
+@pytest.fixture
+def in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_new_york")
+def test_an_empty_file_and_times_with_and_without_a_zone(file: Path) -> None:
     assert parse(b"") == AuthFile()
-    [entry] = parse(f"keys: [{KEY}]".encode()).keys
-    assert entry.created == datetime(2026, 1, 1, tzinfo=UTC)
+    for created in ("2026-01-01", "2026-01-01 00:00:00", "2026-01-01T02:00:00+02:00"):
+        file.write_text(f"keys: [{KEY.replace('2026-01-01', created)}]")
+        with updated(file) as entries:
+            assert entries[0].created == datetime(2026, 1, 1, tzinfo=UTC)
+            assert HASH not in repr(entries)
+        assert "created: '2026-01-01T00:00:00Z'" in file.read_text()
 
 
 async def changed(path: Path, text: str, client: AsyncClient, works: bool) -> None:

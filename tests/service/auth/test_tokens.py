@@ -7,13 +7,14 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import IssuerUnavailableError, Role, UnauthenticatedError
@@ -64,7 +65,8 @@ async def test_a_key_is_for_each_allowed_algorithm_of_its_kind(tmp_path: Path) -
     source = JwksFile(write_keys(tmp_path / "jwks.json", public_keys("rsa")), allowed)
     verifier = TokenVerifier(source, rules(jwt_algorithms=allowed))
     for algorithm in allowed:
-        assert await verifier.principal(token(algorithm=algorithm), time.time())
+        for kid in ("rsa", None):
+            assert await verifier.principal(token(algorithm=algorithm, kid=kid), time.time())
     with pytest.raises(UnauthenticatedError):
         await verifier.principal(token(algorithm="PS512"), time.time())
 
@@ -108,9 +110,11 @@ async def test_a_key_that_is_taken_back_ends_its_tokens(
     assert await verifier.principal(of_ec, time.time())
 
 
-async def test_the_only_key_needs_no_id(tmp_path: Path) -> None:
-    source = JwksFile(write_keys(tmp_path / "jwks.json", public_keys("rsa")), ALGORITHMS)
-    assert await TokenVerifier(source, rules()).principal(token(kid=None), time.time())
+async def test_the_only_key_needs_no_id_but_not_another_one(tmp_path: Path) -> None:
+    verifier = TokenVerifier(JwksFile(write_keys(tmp_path / "jwks.json", public_keys("rsa")), ALGORITHMS), rules())
+    assert await verifier.principal(token(kid=None), time.time())
+    with pytest.raises(UnauthenticatedError):
+        await verifier.principal(token(kid="other"), time.time())
 
 
 def test_unusable_keys_are_left_out() -> None:
@@ -118,8 +122,8 @@ def test_unusable_keys_are_left_out() -> None:
     secret = {"kty": "oct", "k": "c2VjcmV0", "kid": "oct"}
     for bad in (secret, {**rsa, "use": "enc"}, {**rsa, "alg": "RS512"}, {**rsa, "n": "!"}, "x", {**rsa, "kid": 3}):
         with pytest.raises(InvalidInputError, match="has no key for signatures by"):
-            KeySet(json.dumps({"keys": [bad]}).encode(), ALGORITHMS)
-        assert KeySet(json.dumps({"keys": [bad, rsa]}).encode(), ALGORITHMS).find("rsa", "RS256")
+            KeySet(json.dumps({"keys": [bad]}).encode(), (*ALGORITHMS, "HS256"))
+        assert KeySet(json.dumps({"keys": [*[bad] * 99, rsa]}).encode(), ALGORITHMS).find("rsa", "RS256")
     for bad_set in (b"", b"[]", b'{"keys": 1}', b"[" * 100_000, json.dumps({"keys": [rsa] * 101}).encode()):
         with pytest.raises(InvalidInputError, match='must be a JSON object with "keys"'):
             KeySet(bad_set, ALGORITHMS)
@@ -191,7 +195,7 @@ async def test_a_new_key_is_found(web: Web, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("draftwood_service.auth.jwks._RETRY_SECONDS", 0.0)
     verifier = TokenVerifier(JwksUrl(web.url, ALGORITHMS), rules())
     await verifier.principal(token(), time.time())
-    web.body = write_keys(tmp_path / "keys", public_keys("rsa", "ec")).read_bytes()
+    web.body = write_keys(tmp_path / "keys", public_keys("rsa", "ec")).read_bytes().ljust(2**20)
     calls = [verifier.principal(token(EC_KEY, "ES256", "ec", sub=str(i)), time.time()) for i in range(20)]
     assert {one.tenant for one in await asyncio.gather(*calls)} == {"acme"}
     assert web.asked == 2  # for all of them together
@@ -201,7 +205,10 @@ async def test_a_new_key_is_found(web: Web, tmp_path: Path, monkeypatch: pytest.
     assert await verifier.principal(token(), time.time())
 
 
-@pytest.mark.parametrize("body", [None, b"x" * (2**20 + 1), b"{}"], ids=["redirect", "too long", "no keys"])
+LONG = json.dumps({"keys": public_keys("rsa")}).encode().ljust(2**20 + 1)
+
+
+@pytest.mark.parametrize("body", [None, LONG, b"{}"], ids=["redirect", "too long", "no keys"])
 async def test_without_keys_a_call_may_be_repeated(web: Web, body: bytes | None) -> None:
     web.body = body
     with pytest.raises(IssuerUnavailableError):
@@ -216,22 +223,36 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(web: Web, monkey
     assert web.asked == 0
 
 
-def _has_ec(source: JwksUrl) -> bool:
-    return source.keys is not None and source.keys.find("ec", "ES256") is not None
-
-
-async def test_keys_are_followed_and_expire(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_service.auth.jwks._REFRESH_SECONDS", 0.01)
-    monkeypatch.setattr("draftwood_service.auth.jwks._RETRY_SECONDS", 0.0)
-    source = JwksUrl(web.url, ALGORITHMS)
+@asynccontextmanager
+async def followed(source: JwksUrl) -> AsyncIterator[None]:
     following = asyncio.create_task(source.follow())
     try:
-        await until(lambda: web.asked >= 3 and source.keys is not None)
-        assert not _has_ec(source)
-        web.body = write_keys(tmp_path / "keys", public_keys()).read_bytes()
-        await until(lambda: _has_ec(source))
+        yield
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_keys_are_followed_and_expire(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("_REFRESH_SECONDS", 3600.0), ("_RETRY_SECONDS", 0.0), ("_STALE_SECONDS", 60.0)):
+        monkeypatch.setattr(f"draftwood_service.auth.jwks.{name}", seconds)
+    source = JwksUrl(web.url, ALGORITHMS)
+    good, web.body = web.body, b"{}"
+    with capture_logs() as logs:
+        async with followed(source):
+            await until(lambda: web.asked >= 3)
+            web.body = good
+            await until(lambda: source.keys is not None)
+            asked, keys = web.asked, source.keys
+            await asyncio.sleep(0.1)
+            assert web.asked == asked  # not again for an hour
+    assert [one["event"] for one in logs] == ["keys of the issuer cannot be read", "keys of the issuer read"]
+    monkeypatch.setattr("draftwood_service.auth.jwks._REFRESH_SECONDS", 0.01)
+    async with followed(source):
+        await until(lambda: web.asked >= asked + 3)
+        assert source.keys is keys  # by which verified tokens are remembered
+        web.body = write_keys(tmp_path / "keys", public_keys()).read_bytes()
+        await until(lambda: source.keys is not keys)
+        assert await TokenVerifier(source, rules()).principal(token(EC_KEY, "ES256", "ec"), time.time())
     monkeypatch.setattr("draftwood_service.auth.jwks._STALE_SECONDS", 0.0)
     assert source.keys is None

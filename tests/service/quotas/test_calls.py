@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 from google.rpc import error_details_pb2
@@ -9,6 +11,7 @@ from grpc_status import rpc_status
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client import AsyncClient, QuotaExceededError
+from tests.memory.servers import Valkey
 from tests.service.fakes import answer, serving
 
 
@@ -62,3 +65,10 @@ async def test_ended_requests_give_back_their_place_and_tokens() -> None:
         assert (await answer(served.stub.Generate(ask(800)))).status.code() is grpc.StatusCode.INTERNAL
         served.engine.sequence_error = None
         assert (await answer(served.stub.Generate(ask(800)))).finished
+
+
+async def test_servers_of_one_store_share_the_limits(server: Valkey) -> None:
+    settings: dict[str, Any] = {"store": server.url, "requests_per_minute": 1}
+    async with serving(**settings) as one, serving(**settings) as two:
+        assert (await answer(one.stub.Generate(ask()))).finished
+        assert (await answer(two.stub.Generate(ask()))).status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

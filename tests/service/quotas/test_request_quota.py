@@ -124,11 +124,13 @@ def test_calls_on_text_have_a_window_of_their_own() -> None:
         quota.admit("t", limits)
     assert (caught.value.limit, caught.value.value, caught.value.used) == ("text_calls_per_minute", 20, 20)
     quota.admit("other", limits)
-    clock.now += 61
-    quota.admit("t", limits)
-    quota.count("t", limits, 10**6)  # one long text is never refused, those after it are
-    with pytest.raises(QuotaExceededError, match="text_tokens_per_minute"):
-        quota.admit("t", limits)
+    for texts in ((499, 1), (10**6,)):  # one that is too long is never refused, those after it are
+        clock.now += 61
+        for tokens in texts:
+            quota.admit("t", limits)
+            quota.count("t", limits, tokens)
+        with pytest.raises(QuotaExceededError, match=f"text_tokens_per_minute: {sum(texts)} of 500 are used"):
+            quota.admit("t", limits)
     clock.now += 61
     quota.admit("t", limits)
 

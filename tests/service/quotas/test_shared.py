@@ -69,7 +69,7 @@ async def test_two_replicas_let_no_more_than_the_limit_through(server: Valkey) -
 async def test_nothing_is_stored_without_limits_and_names_are_hidden_with_a_key(server: Valkey) -> None:
     async with limiters(server.url, 1, b"x" * 32) as [limiter]:
         await limiter.reserve("secret-name", NO_LIMITS, 5)
-        assert server.client.keys("*") == [b"dw:{quota}:replicas"]
+        assert (server.client.keys("*"), limiter.windows.by_tenant) == ([b"dw:{quota}:replicas"], {})
         await limiter.reserve("secret-name", RateLimits(requests_per_minute=5, concurrency=5), 5)
         keys = server.client.keys("dw:{quota:*")
         assert len(keys) == 2
@@ -86,7 +86,12 @@ async def test_settle_gives_back_to_all_replicas(server: Valkey) -> None:
         await one.settled()
         with pytest.raises(QuotaExceededError, match="40 of 100"):
             await second.reserve("t", limits, 61)
-        assert len(await admitted(second, limits, 1, tokens=60)) == 1
+        [last] = await admitted(second, limits, 1, tokens=60)
+        last.settle(60)
+        await last.settled()
+        with pytest.raises(QuotaExceededError, match="100 of 100"):
+            await first.reserve("t", limits, 1)
+        assert first._settling == second._settling == set()
 
 
 async def test_counts_never_become_negative(server: Valkey) -> None:
@@ -142,8 +147,9 @@ async def test_each_replica_goes_on_with_its_share_while_the_store_is_away(serve
         # What was admitted without the server is added once. One that was killed has forgotten the first four; one that
         # was stopped may also run the scripts that nobody waits for any more, up to the limit.
         [key] = server.client.keys("dw:*:used")
-        counted = sum(int(value.split()[0]) for value in server.client.hvals(key))
-        assert counted in ([6] if fault == "killed" else range(10, 17))
+        requests, tokens = (sum(int(one.split()[i]) for one in server.client.hvals(key)) for i in range(2))
+        assert requests in ([6] if fault == "killed" else range(10, 17))
+        assert tokens == 5 or fault != "killed"  # one of the six used none
 
 
 @pytest.mark.parametrize("fault", ["killed", "refuses writes"])
@@ -217,13 +223,23 @@ async def test_one_tenant_whose_refresh_fails_does_not_end_the_leases_of_others(
 
 async def test_tokens_above_a_replicas_share_run_alone(server: Valkey) -> None:
     limits = RateLimits(tokens_per_minute=100)
-    async with limiters(server.url) as [first, _]:
+    async with limiters(server.url) as [first, second]:
         server.kill()
+        await until(lambda: second.degraded)  # found by a refresh, so that no tenant's request waits for the store
+        assert len(await admitted(second, limits, 1)) == 1
+        assert not second._alone
         assert len(await admitted(first, limits, 3, tokens=80)) == 1  # the share is 50
         assert not await admitted(first, limits, 1, tokens=1)
         with pytest.raises(QuotaExceededError, match="101 tokens, and 100 are allowed") as refused:
             await first.reserve("t", limits, 101)
         assert refused.value.retry_seconds is None
+
+
+async def test_a_replica_whose_store_never_answered_has_the_whole_limit() -> None:
+    limiter = SharedLimiter(RedisClient("redis://127.0.0.1:1", timeout=1.0))
+    assert len(await admitted(limiter, RateLimits(requests_per_minute=5), 9)) == 5
+    assert (limiter.degraded, limiter.replicas, limiter.outages, limiter.admitted_alone) == (True, 0, 1, 5)
+    await limiter.close()
 
 
 @pytest.mark.system

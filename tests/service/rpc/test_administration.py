@@ -116,15 +116,10 @@ async def test_a_tenants_weight_replaces_that_of_the_settings() -> None:
 async def test_errors_name_the_field() -> None:
     bad: dict[str, dict[str, Any]] = {
         "tenant.weight": {"weight": 1000},
-        "tenant.drafting.strategy": {"drafting": {"strategy": "x"}},
         "tenant.drafting.options.x": {"drafting": {"strategy": "trie", "options": {"x": 1}}},
-        "tenant.drafting.max_nodes": {"drafting": {"maxNodes": 100000}},
         "tenant.sampling.seed": {"sampling": {"seed": 1}},
         "tenant.sampling.top_p": {"sampling": {"topP": 2}},
         "tenant.quotas.concurrency": {"quotas": {"concurrency": 0}},
-        "tenant.learning.idle_ttl": {"learning": {"idleTtl": "0.1s"}},
-        "tenant.drafting.options.learn": {"drafting": {"strategy": "trie", "options": {"learn": "both"}}},
-        "tenant.learning.max_tokens": {"learning": {"maxTokens": 10**12}},
         "tenant.streaming.padding_bytes": {"streaming": {"paddingBytes": 70000}},
     }
     async with serving() as served:

@@ -76,17 +76,16 @@ async def test_a_write_needs_the_revision_that_is_there(store: ResourceStore) ->
 
 
 async def test_changes_are_those_after_the_cursor(store: ResourceStore) -> None:
-    odd = "\u00fc/ \x1f:{}" * 20
+    odd = "\u00fc/ \x1f:{}" * 40
     [_, second] = await store.write([Write("tenants", "a", b"1", 0), Write("tenants", odd, b"\x00\xff", 0)])
     first = await store.changes(Cursor())
     assert {(one.name, one.value) for one in first.changes.values() if one} == {("a", b"1"), (odd, b"\x00\xff")}
-    assert first.cursor.revision == second
-    nothing = await store.changes(first.cursor)
-    assert (nothing.changes, nothing.anew, nothing.more) == ({}, False, False)
+    assert (first.anew, first.cursor.revision) == (True, second)
     await store.write([Write("tenants", odd, None, second)])
     last = await store.changes(first.cursor)
-    assert [*last.changes.values()] == [None]
-    assert not last.anew
+    assert ([*last.changes.values()], last.anew) == ([None], False)
+    nothing = await store.changes(last.cursor)
+    assert (nothing.changes, nothing.anew, nothing.more) == ({}, False, False)
 
 
 async def test_followers_read_pages_and_what_they_missed(store: ResourceStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +121,14 @@ async def test_names_and_values_are_hidden_with_keys(valkey: Valkey) -> None:
     assert page.unreadable == {first.decode()}
     assert not page.foreign
     await store.close()
+    valkey.client.flushall()
+    plain = on(valkey)
+    await plain.write([Write("tenants", "a", b"1", 0)])
+    valkey.client.hset("dw:{resources}:values", "tenants:a:", "damaged")
+    page = await plain.changes(Cursor())
+    assert page.unreadable == {"tenants:a:"}
+    assert not page.foreign
+    await plain.close()
 
 
 async def test_an_older_server_does_not_overwrite(valkey: Valkey) -> None:
