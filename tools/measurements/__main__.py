@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tools.measurements.page import PAGE, page
 from tools.measurements.plot import PLOT, plot
-from tools.measurements.suite import FOLDER, MEASUREMENTS
+from tools.measurements.suite import DOCS, FOLDER, MEASUREMENTS
 
 
 def measure(names: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ def measure(names: Sequence[str]) -> None:
         for measurement in wanted:
             command = ["draftwood", "bench", *shlex.split(measurement.arguments)]
             print("$", shlex.join(command), flush=True)
-            subprocess.run([*command, "--json", f"{folder}/{measurement.file.name}"], check=True)
+            subprocess.run([*command, "--json", f"{folder}/{measurement.file.name}"], cwd=DOCS.parent, check=True)
         FOLDER.mkdir(exist_ok=True)
         for measurement in wanted:
             shutil.copy(Path(folder) / measurement.file.name, measurement.file)

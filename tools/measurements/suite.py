@@ -90,13 +90,11 @@ MEASUREMENTS = (
         f"speed {_PEER} --strategy hybrid --strategy trie --warm 80 {_OWN}",
         _speed,
     ),
-    Measurement(
-        "peer-drafts",
-        "With the peer's own drafts",
-        f"load --shape 110m --dtype bfloat16 {_PEER} --peer-drafts none --peer-drafts prompt-lookup --concurrency 1,8 "
-        f"--duration 16 {_OWN}",
-        _load,
-    ),
     Measurement("choosing-a-token", "Choosing a token", "overhead --sampling", _sampling),
-    Measurement("host-work", "The host's work by what it may grow with", "overhead --growth --rounds 5", _growth),
+    Measurement(
+        "host-work",
+        "The host's work by what it may grow with",
+        "overhead --growth --rounds 5 --plot docs/images/growth.svg",
+        _growth,
+    ),
 )
