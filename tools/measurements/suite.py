@@ -12,6 +12,7 @@ from rich.table import Table
 from draftwood_benchmarks.load import rows as load
 from draftwood_benchmarks.overhead.growth import GrowthRow, growth_table
 from draftwood_benchmarks.overhead.sampling import SamplingRow, sampling_table
+from draftwood_benchmarks.replay import memory
 from draftwood_benchmarks.speed import never_slower
 from draftwood_benchmarks.speed import rows as speed
 
@@ -60,6 +61,10 @@ def _growth(rows: Rows) -> list[Table]:
     return [growth_table([GrowthRow(**row) for row in rows], "")]
 
 
+def _memory(rows: Rows) -> list[Table]:
+    return [memory.table_of([memory.Row(**row) for row in rows])]
+
+
 _REAL = "--shape 110m --vocabulary 151936 --dtype bfloat16"
 _OWN = "--own-text 20000"
 _PEER = "--peer openvino-genai"
@@ -90,6 +95,7 @@ MEASUREMENTS = (
         f"speed {_PEER} --strategy hybrid --strategy trie --warm 80 {_OWN}",
         _speed,
     ),
+    Measurement("memory", "A draft by the tokens in memory", "memory", _memory),
     Measurement("choosing-a-token", "Choosing a token", "overhead --sampling", _sampling),
     Measurement(
         "host-work",
