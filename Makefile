@@ -18,7 +18,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TRITON_INTERPRET=1 TOKENIZERS_PARALLELISM=false HF
 # Bytecode is kept, whatever the environment says: to compile all tests takes each process ten seconds.
 PYTEST := $(TEST_ENV) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: coverage sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized mutants stream-cost peers clean image-test install-test screenshots
+.PHONY: coverage sweep lock hosts wheels compiled test-gpu test-vllm test-sglang help setup demo docs reference serve bench test test-system test-gpu-sim test-slow check format protos baseline dashboards golden test-monitoring test-quantized mutants stream-cost peers clean image-test install-test measurements screenshots
 
 
 help:  ## List the targets
@@ -175,6 +175,9 @@ image-test: $(STAMP)  ## Build the image and run it; needs root and: apt-get ins
 reference: $(STAMP)  ## Write the generated pages of docs/reference anew, from protos/ and the settings
 	$(BIN)/python -m tools.protocol_reference
 	$(BIN)/python -m tools.settings_reference
+
+measurements: $(STAMP) .venv-peers/openvino-genai/.installed  ## Measure the tables of docs/measurements.md anew, on an otherwise idle machine
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m tools.measurements run $(NAMES)
 
 docs: $(STAMP)  ## Build the documentation's site into build/site; broken links and anchors are errors
 	$(BIN)/zensical build --strict

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from draftwood_benchmarks.harness.run_facts import run_facts
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 
 Item = TypeVar("Item")
@@ -47,9 +48,12 @@ class OutputOptions:
             require("matplotlib", "--plot")
 
     def write(self, rows: Sequence[object], draw: Callable[[Any], None], **more: object) -> None:
-        """Writes `{"rows": rows, **more}` as JSON, and the picture that `draw` makes on a matplotlib Axes."""
+        """Writes `{"run": run_facts(), "rows": rows, **more}` as JSON, and the picture that `draw` makes on a
+        matplotlib Axes.
+        """
         if self.json_file is not None:
-            self.json_file.write_text(json.dumps({"rows": rows, **more}, indent=1) + "\n", encoding="utf-8")
+            report = {"run": run_facts(), "rows": rows, **more}
+            self.json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         if self.plot is not None:
             from matplotlib.figure import Figure
 

@@ -70,7 +70,7 @@ def memory(
     output.check()
     traces = _read(files or [], measured, max(tokens or SIZES))
     rows = [row_of(strategy, size, budget, traces, measured) for size in progress(tokens or SIZES, "measuring", out)]
-    out.print(_table(rows))
+    out.print(table_of(rows))
     output.write([asdict(row) for row in rows], lambda axes: _draw(rows, axes))
 
 
@@ -149,7 +149,7 @@ def _tokens(strategy: Any) -> int:
     return int(strategy.tokens)
 
 
-def _table(rows: list[Row]) -> Table:
+def table_of(rows: list[Row]) -> Table:
     table = Table(title="Cost of a memory by its size")
     for heading in ("tokens in memory", "strategy", "nodes", "draft us", "learn us/token", "bytes/token"):
         table.add_column(heading, justify="left" if heading == "strategy" else "right")

@@ -91,7 +91,7 @@ def never_slower(
         load = OtherLoad()
         rows = [_measured(engine, case, strategy, rounds, out) for case in cases]
         busy, title = load.share(), describe(chosen, loaded)
-    out.print(_table(rows, f"{title}, {strategy}{warning(busy)}"))
+    out.print(table_of(rows, f"{title}, {strategy}{warning(busy)}"))
     output.write([asdict(row) for row in rows], lambda axes: _draw(axes, rows), model=title, other_load=busy)
 
 
@@ -146,7 +146,7 @@ def _window(engine: Engine, case: Case, strategy_name: str, seed: int) -> tuple[
     return written / (time.perf_counter() - began), drafted / written
 
 
-def _table(rows: list[Row], title: str) -> Table:
+def table_of(rows: list[Row], title: str) -> Table:
     table = Table(title=f"Drafts that bring nothing\n{title}", title_justify="left")
     table.add_column("")
     for heading in ("streams", "off tok/s", "tok/s", "x off", "target", "drafted a token"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, percentile, require, shown
+from draftwood_benchmarks.harness.run_facts import command, run_facts
 from draftwood_model_runner.errors import InvalidValueError
 
 
@@ -44,7 +46,8 @@ def test_rows_and_more_are_written_and_drawn(tmp_path: Path) -> None:
         drawn.append(axes)
 
     output.write([{"a": 1}], draw, unit="ms")
-    assert json.loads((tmp_path / "figures.json").read_text()) == {"rows": [{"a": 1}], "unit": "ms"}
+    report = json.loads((tmp_path / "figures.json").read_text())
+    assert report == {"run": run_facts(), "rows": [{"a": 1}], "unit": "ms"}
     assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
     assert len(drawn) == 1
 
@@ -71,3 +74,12 @@ def test_a_missing_package_is_named_with_what_installs_it() -> None:
     require("json", "--plot")
     with pytest.raises(BenchmarkError, match=r"draftwood\[benchmarks\]"):
         require("no_such_package_at_all", "--plot")
+
+
+def test_a_run_is_named_by_its_command_without_its_output_files_and_by_the_commit() -> None:
+    arguments = ["bench", "speed", "--json", "a.json", "--shape", "110m", "--plot=a.svg", "--prompts", "my file"]
+    assert command(arguments) == "draftwood bench speed --shape 110m --prompts 'my file'"
+    facts = run_facts()
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert head.stdout.startswith(str(facts["commit"]).removesuffix("-dirty"))
+    assert facts["cores"] >= 1

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+from tools.measurements import suite
+from tools.measurements.__main__ import measure
+from tools.measurements.page import markdown, section
+
+
+def test_a_table_is_shown_with_its_caption() -> None:
+    table = Table("engine", "tokens/s", caption="half the range")
+    table.add_row("ours", "12.0")
+    assert markdown(table) == "| engine | tokens/s |\n| --- | --- |\n| ours | 12.0 |\n\nhalf the range.\n"
+
+
+@pytest.mark.parametrize(("busy", "warned"), [(0.02, False), (0.5, True)])
+def test_a_section_says_how_and_where_it_was_measured(
+    busy: float, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "FOLDER", tmp_path)
+    (one,) = (one for one in suite.MEASUREMENTS if one.name == "choosing-a-token")
+    run = {"command": "draftwood bench x", "date": "2026-01-02", "commit": "abc", "cores": 2, "processor": "a CPU"}
+    row = {"vocabulary": 4096, "top_k": 20, "top_p": 1.0, "choose_ms": 0.5, "flat_ms": 0.6, "most_probable_ms": 0.7}
+    one.file.write_text(json.dumps({"run": run, "rows": [row], "busy": busy}))
+    shown = section(one)
+    assert f"2026-01-02, commit `abc`, 2 cores of a CPU; other processes took {busy:.0%} of the CPU time." in shown
+    assert ("**Too much" in shown) == warned
+    assert "draftwood bench x" in shown
+    assert "| 4,096 | 20 | 1 | 0.500 |" in shown
+
+
+def test_an_unknown_measurement_is_named_before_anything_runs() -> None:
+    with pytest.raises(SystemExit, match="no measurement nothing; there are one-stream, "):
+        measure(["one-stream", "nothing"])

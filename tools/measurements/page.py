@@ -1,0 +1,41 @@
+"""The page of measurements, from the JSON files of `docs/measurements`."""
+
+from __future__ import annotations
+
+import json
+
+from rich.table import Table
+
+from draftwood_benchmarks.harness.machine import BUSY
+from tools.measurements.suite import DOCS, MEASUREMENTS, Measurement
+
+PAGE = DOCS / "measurements.md"
+_HEAD = """# Measurements
+
+Generated from `docs/measurements/*.json`, which `draftwood bench` wrote: each with its command, date, commit and
+machine. `make measurements` measures all of it again and writes this page. [The comparison](comparison.md) explains how
+the figures are made, and what they mean.
+"""
+
+
+def markdown(table: Table) -> str:
+    """The table and its caption."""
+    headings = [str(column.header) for column in table.columns]
+    lines = [headings, ["---"] * len(headings), *zip(*(column.cells for column in table.columns), strict=True)]
+    shown = "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+    return f"{shown}\n\n{str(table.caption).strip()}.\n" if table.caption else f"{shown}\n"
+
+
+def page() -> str:
+    """The page, from the JSON files."""
+    return "\n".join([_HEAD, *map(section, MEASUREMENTS)])
+
+
+def section(measurement: Measurement) -> str:
+    report = json.loads(measurement.file.read_text(encoding="utf-8"))
+    run, busy = report["run"], report.get("busy", report.get("other_load"))
+    load = "" if busy is None else f"; other processes took {busy:.0%} of the CPU time"
+    warning = " **Too much for figures to rely on.**" if busy is not None and busy >= BUSY else ""
+    facts = f"{run['date']}, commit `{run['commit']}`, {run['cores']} cores of {run['processor']}{load}.{warning}"
+    tables = map(markdown, measurement.tables(report["rows"]))
+    return "\n".join([f"## {measurement.heading}\n", f"```sh\n{run['command']}\n```\n", f"{facts}\n", *tables])
