@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 from google.protobuf.empty_pb2 import Empty
@@ -19,7 +18,7 @@ from draftwood.admin.v1.experiments_pb2_grpc import (
     add_ExperimentServiceServicer_to_server,
 )
 from draftwood.admin.v1.tenants_pb2_grpc import TenantServiceServicer, add_TenantServiceServicer_to_server
-from tests.client.fake_server import abort, reason, violation
+from tests.client.fake_server import Running, abort, reason, violation
 
 CODE = grpc.StatusCode
 OF_THE_SERVER = {
@@ -111,7 +110,7 @@ class Shelf:
             interfere()
 
 
-class FakeAdmin(TenantServiceServicer, ExperimentServiceServicer):
+class FakeAdmin(Running, TenantServiceServicer, ExperimentServiceServicer):
     """A server on port 0.
 
     Attributes:
@@ -130,15 +129,6 @@ class FakeAdmin(TenantServiceServicer, ExperimentServiceServicer):
         add_TenantServiceServicer_to_server(self, self._server)
         add_ExperimentServiceServicer_to_server(self, self._server)
         self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-
-    def __enter__(self) -> Self:
-        self._server.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._server.stop(None).wait(5)
 
     def GetTenant(self, request: pb.GetTenantRequest, context: Any) -> pb.Tenant:
         self.metadata.append(dict(context.invocation_metadata()))

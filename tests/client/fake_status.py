@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 
 from draftwood.admin.v1 import status_pb2 as pb
 from draftwood.admin.v1.status_pb2_grpc import StatusServiceServicer, add_StatusServiceServicer_to_server
+from tests.client.fake_server import Running
 
 SECONDS = 1_000_000_000
 
@@ -86,7 +86,7 @@ def _load(seconds: float, tenants: tuple[pb.TenantStatus, ...]) -> pb.LoadStatus
     return load
 
 
-class FakeStatus(StatusServiceServicer):
+class FakeStatus(Running, StatusServiceServicer):
     """A server on port 0. Each call of WatchStatus gets the samples, one after another, and stays open.
 
     Attributes:
@@ -109,18 +109,9 @@ class FakeStatus(StatusServiceServicer):
     def target(self) -> str:
         return f"127.0.0.1:{self._port}"
 
-    def __enter__(self) -> Self:
-        self._server.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
     def stop(self) -> None:
         self._ending.set()
-        self._server.stop(None).wait(5)
+        super().stop()
 
     def restart(self) -> None:
         """On the same port."""

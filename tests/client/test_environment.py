@@ -10,7 +10,6 @@ import pytest
 
 from draftwood_client import (
     AdminClient,
-    ArgumentTypeError,
     ArgumentValueError,
     AsyncClient,
     Client,
@@ -123,9 +122,3 @@ def test_a_call_has_headers_of_its_own(server: FakeServer) -> None:
     first, second = server.metadata
     assert (first["x-a"], first["x-b"], first["authorization"]) == ("client", "call", "Bearer t")
     assert (second["x-b"], second["authorization"]) == ("client", "Basic own")
-
-
-def test_an_unknown_option_of_a_call_is_refused(server: FakeServer) -> None:
-    wrong: Any = {"tiemout": 3}
-    with Client(server.target) as client, pytest.raises(ArgumentTypeError, match="tiemout: there is no such option"):
-        client.model_info(**wrong)
