@@ -197,14 +197,13 @@ async def test_two_servers_never_share_a_port() -> None:
         assert (error.value.field, error.value.value) == ("port", served.server.port)
 
 
-async def test_host_that_is_not_ours() -> None:
-    with pytest.raises(InvalidValueError, match=r"^host 203\.0\.113\.1: cannot assign requested address$"):
-        BoundServer(Settings(host="203.0.113.1", port=0, auth="open"))
-
-
-async def test_host_that_does_not_resolve() -> None:
-    with pytest.raises(InvalidValueError, match=r"^host no\.such\.host\.invalid: .*name") as error:
-        BoundServer(Settings(host="no.such.host.invalid", port=0, auth="open"))
+@pytest.mark.parametrize(
+    ("host", "problem"),
+    [("203.0.113.1", "cannot assign requested address$"), ("no.such.host.invalid", r".*name")],
+)
+async def test_hosts_that_are_not_ours_or_do_not_resolve(host: str, problem: str) -> None:
+    with pytest.raises(InvalidValueError, match=rf"^host {host}: {problem}") as error:
+        BoundServer(Settings(host=host, port=0, auth="open"))
     assert error.value.field == "host"
 
 

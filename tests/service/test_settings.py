@@ -27,10 +27,6 @@ def yaml_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_defaults() -> None:
-    assert read_settings([], {}) == Settings()
-
-
 def test_flags_win_over_environment_over_yaml_over_defaults(yaml_file: Path) -> None:
     environ = {"DRAFTWOOD_PORT": "1002", "DRAFTWOOD_MAX_RUNNING": "12", "DRAFTWOOD_HOST": "", "HOME": "/"}
     settings = read_settings(["--config", str(yaml_file), "--port", "1003"], environ)
@@ -43,23 +39,20 @@ def test_config_file_from_the_environment(yaml_file: Path) -> None:
     assert read_settings(["--config", str(yaml_file)], {"DRAFTWOOD_CONFIG": "/nowhere"}).port == 1001
 
 
-def test_tenant_weights_from_any_source(tmp_path: Path) -> None:
-    path = tmp_path / "weights.yaml"
-    path.write_text("tenant_weights: {acme: 2, 'a=b': 0.5}\n")
-    wanted = {"acme": 2.0, "a=b": 0.5}
-    assert read_settings(["--config", str(path)], {}).tenant_weights == wanted
-    assert read_settings(["--tenant-weights", "acme=2, a=b=0.5"], {}).tenant_weights == wanted
-    assert read_settings([], {"DRAFTWOOD_TENANT_WEIGHTS": "acme=2,a=b=0.5"}).tenant_weights == wanted
-    assert Settings().tenant_weights == {}
-
-
-def test_weights_from_any_source(tmp_path: Path) -> None:
-    path = tmp_path / "weights.yaml"
-    path.write_text("weights: int8\n")
-    assert read_settings(["--config", str(path)], {}).weights == "int8"
-    assert read_settings(["--config", str(path), "--weights", "as-is"], {}).weights == "as-is"
-    assert read_settings([], {"DRAFTWOOD_WEIGHTS": "int8"}).weights == "int8"
-    assert "'as-is', 'int8' or 'int4'" in str(error_of(["--weights", "int2"]))
+@pytest.mark.parametrize(
+    ("name", "in_yaml", "in_text", "value"),
+    [
+        ("tenant_weights", "{acme: 2, 'a=b': 0.5}", "acme=2, a=b=0.5", {"acme": 2.0, "a=b": 0.5}),
+        ("weights", "int8", "int8", "int8"),
+    ],
+)
+def test_values_that_are_no_plain_numbers_come_from_any_source(
+    name: str, in_yaml: str, in_text: str, value: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(f"{name}: {in_yaml}\n")
+    sources = (["--config", str(path)], {}), ([flag(name), in_text], {}), ([], {ENV_PREFIX + name.upper(): in_text})
+    assert [getattr(read_settings(*source), name) for source in sources] == [value] * 3
 
 
 def test_sizes_may_have_a_suffix(tmp_path: Path) -> None:
@@ -74,11 +67,6 @@ def test_sizes_may_have_a_suffix(tmp_path: Path) -> None:
     assert "greater than" in str(error_of(["--memory-max-bytes", "1M"]))
 
 
-def test_settings_are_frozen() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        Settings().port = 1
-
-
 def test_variables_of_the_client_are_left_alone() -> None:
     assert read_settings([], dict.fromkeys(environment.ALL, "x")) == Settings()
 
@@ -88,6 +76,7 @@ BAD: dict[str, tuple[list[str], dict[str, str], str, str, str]] = {
     "flag": (["--port", "70000"], {}, "port", "less than or equal to 65535", "--port"),
     "flag with an equals sign": (["--port=many"], {}, "port", "an integer", "--port"),
     "environment": ([], {"DRAFTWOOD_MAX_RUNNING": "0"}, "max_running", "at least 1", "MAX_RUNNING"),
+    "quantized": (["--weights", "int2"], {}, "weights", "'as-is', 'int8' or 'int4'", "--weights"),
     "choice": (["--dtype", "int8"], {}, "dtype", "'auto', 'float32', 'bfloat16' or 'float16'", "--dtype"),
     "strategy": (["--strategy", "tri"], {}, "strategy", "none, recycling, trie", "--strategy"),
     "nan": (["--stall-timeout", "nan"], {}, "stall_timeout", "greater than 0", "--stall-timeout"),

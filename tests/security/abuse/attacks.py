@@ -31,6 +31,8 @@ _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_le
 
 
 def _one_after_another(method: str, payload: bytes) -> Traffic:
+    assert len(payload) < MAX_MESSAGE_BYTES
+
     async def attack(target: str, seconds: float, statuses: Statuses) -> None:
         end = time.monotonic() + seconds
         async with grpc.aio.insecure_channel(target, options=_OPTIONS) as channel:
@@ -118,25 +120,15 @@ def _optional(count: int) -> Traffic:
     return _formatted({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(count)}})
 
 
-def _chat(message: bytes, count: int, last: bytes = b"") -> Traffic:
-    """A chat of equal messages; `last` follows them."""
-    one = b"\x0a" + _varint(len(message)) + message
-    chat = one * count + last
-    return _one_after_another("Generate", b"\x1a" + _varint(len(chat)) + chat + b"\x22\x08attacker")
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 128:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
+def _many_messages(count: int, last: bytes = b"") -> Traffic:
+    """A chat of empty messages; `last` follows it."""
+    request = _request(chat=pb.Chat(messages=[pb.ChatMessage(role="user")] * count))
+    return _one_after_another("Generate", request.SerializeToString() + last)
 
 
 def _stop_strings(count: int) -> Traffic:
-    stop = b"\x1a\x00" * count
-    payload = _request(text="Hello").SerializeToString() + b"\x3a" + _varint(len(stop)) + stop
-    return _one_after_another("Generate", payload)
+    request = _request(text="Hello", stop=pb.StopOptions(strings=[""] * count))
+    return _one_after_another("Generate", request.SerializeToString())
 
 
 def _long_role() -> Traffic:
@@ -157,10 +149,8 @@ ATTACKS = [
         "a well-behaved tenant instead of an attack: its share of the slots",
         partial(_streams, FAIR, FAIR_STREAMS),
     ),
-    Attack("many-messages", "a chat of a million empty messages", partial(_chat, b"\x0a\x04user", 1_000_000)),
-    Attack(
-        "malformed", "12 MB of chat messages, and one bad byte", partial(_chat, b"\x0a\x04user", 1_500_000, b"\x0f")
-    ),
+    Attack("many-messages", "a chat of a million empty messages", partial(_many_messages, 1_000_000)),
+    Attack("malformed", "12 MB of chat messages, and one bad byte", partial(_many_messages, 1_500_000, b"\x0f")),
     Attack("stop-strings", "five million empty stop strings", partial(_stop_strings, 5_000_000)),
     Attack("long-role", "a role of 15 MB", _long_role),
     Attack("long-text", "a prompt of 15 MB", partial(_long_text, "Generate")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,12 +11,6 @@ from draftwood_memory.local.resident import OVERLAP
 from tests.memory.helpers import known_to, log_of
 from tests.memory.servers import Valkey
 from tests.service.fakes import Served, answer, serving, until
-
-
-@pytest.fixture
-def server() -> Iterator[Valkey]:
-    with Valkey() as server:
-        yield server
 
 
 async def learned(served: Served, *requests: dict[str, Any]) -> int:
@@ -41,6 +34,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], int]] = {
     "to be learned the second time": ([{**FIRST, "drafting": pb.DraftOptions(learn=False)}, FIRST], 1),
     "to be learned": ([{**FIRST, "drafting": pb.DraftOptions(learn=True)}], 1),
     "drafting off": ([{**FIRST, "drafting": pb.DraftOptions(enabled=False)}], 0),
+    "several samples": ([{**FIRST, "sampling": pb.SamplingOptions(n=3, temperature=1.0)}] * 2, 3),
 }
 
 
@@ -51,17 +45,10 @@ async def test_what_is_learned(case: str) -> None:
         assert await learned(served, *requests) == expected
 
 
-async def test_several_samples_are_one_request() -> None:
-    async with serving() as served:
-        sampling = pb.SamplingOptions(n=3, temperature=1.0)
-        assert await learned(served, {**FIRST, "sampling": sampling}, {**FIRST, "sampling": sampling}) == 3
-
-
 async def test_a_cancelled_attempt_keeps_nothing_from_being_learned() -> None:
     async with serving() as served:
         message = pb.GenerateRequest(stop=pb.StopOptions(max_tokens=40), **FIRST)
-        drafting = pb.DraftOptions(strategy="trie")
-        message.drafting.CopyFrom(drafting)
+        message.drafting.strategy = "trie"
         call = served.stub.Generate(message)
         async for event in call:
             if event.HasField("delta"):

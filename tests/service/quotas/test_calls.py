@@ -33,7 +33,6 @@ async def test_status_and_details() -> None:
         assert info.reason == "QUOTA_EXCEEDED"
         assert 50 < retry.retry_delay.seconds <= 61
         assert [one.subject for one in quota.violations] == ["requests_per_minute"]
-        await served.settled()
 
 
 async def test_the_client_raises_a_typed_error_and_does_not_retry() -> None:

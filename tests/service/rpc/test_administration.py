@@ -15,13 +15,8 @@ from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import experiments_pb2_grpc, tenants_pb2_grpc
 from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.v1 import generation_pb2
-from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.request import MemoryTerms
 from draftwood_tenants.config import TenantConfig
-from draftwood_tenants.file import read_file
-from draftwood_tenants.reading import ServerLimits
-from draftwood_tenants.shaping import DeltaShaping
-from tests.memory.servers import Valkey
 from tests.service.fakes import Served, serving, until
 from tests.service.rpc.test_endings import reason
 
@@ -168,21 +163,6 @@ async def test_requests_use_the_tenants_configuration() -> None:
             assert f"drafting.{name}" in str(error.value.details())
 
 
-async def test_two_servers_share_tenants_and_one_of_two_updates_wins(server: Valkey) -> None:
-    async with serving(store=server.url) as one, serving(store=server.url) as two:
-        made = await tenants(one).CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=tenant(weight=2)))
-        await until(lambda: config_of(two, "a").weight == 2)
-        calls = [
-            tenants(served).UpdateTenant(
-                pb.UpdateTenantRequest(tenant=tenant(name="tenants/a", weight=number + 3, etag=made.etag))
-            )
-            for number, served in enumerate((one, two) * 4)
-        ]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        codes = [one.code() for one in results if isinstance(one, grpc.aio.AioRpcError)]
-        assert codes == [CODE.ABORTED] * 7
-
-
 async def test_what_the_file_names_is_the_files(tmp_path: Path) -> None:
     path = tmp_path / "tenants.yaml"
     path.write_text("tenants:\n- {name: tenants/a, weight: 2}\n")
@@ -200,9 +180,6 @@ async def test_what_the_file_names_is_the_files(tmp_path: Path) -> None:
         path.write_text("tenants:\n- {name: tenants/b, weight: 7}\n")
         await until(lambda: config_of(served, "b").weight == 7)
         assert config_of(served, "a") == TenantConfig()
-    path.write_text("tenants:\n- {name: tenants/b}\n- {name: tenants/c, drafting: {options: {x: 1}}}\n")
-    with pytest.raises(InvalidInputError, match=r"tenants\[1\]\.drafting\.options\.x"):
-        read_file(path, ServerLimits("hybrid", 48, 1_000_000, 2**24, DeltaShaping()))
 
 
 async def test_the_life_of_an_experiment() -> None:

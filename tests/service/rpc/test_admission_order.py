@@ -53,7 +53,6 @@ async def test_invalid_requests_end_nobody_elses() -> None:
         refused = [one for one in ended if one.error is not None]
         assert [reason(one.error) for one in refused if one.error is not None] == ["QUEUE_FULL"]
         assert (await answer(valid)).finished
-        await served.settled()
 
 
 async def test_requests_above_a_limit_end_nobody_elses() -> None:
@@ -66,7 +65,6 @@ async def test_requests_above_a_limit_end_nobody_elses() -> None:
                 assert reason(error) == "QUOTA_EXCEEDED"
         served.engine.gate.set()
         assert [(await answer(call)).error for call in calls] == [None] * PLACES
-        await served.settled()
 
 
 class CountingGrammars(FakeGrammars):
@@ -102,7 +100,6 @@ async def test_nothing_is_read_for_a_tenant_above_its_limit(
             assert reason((await answer(served.stub.Generate(request_))).status) == "QUOTA_EXCEEDED"
         assert len(served.model.tokenizer.encoded_on) == read
         assert grammars.tried == 0
-        await served.settled()
 
 
 async def test_nothing_is_read_above_the_concurrency() -> None:

@@ -162,22 +162,3 @@ async def test_a_drain_is_shown_and_does_not_wait_for_watches() -> None:
         assert (await answer(call)).finished
         await stopping
         assert time.monotonic() - began < 15
-
-
-async def test_counts_go_on_when_the_engine_is_restarted() -> None:
-    engines = [FakeEngine(), FakeEngine()]
-    left = iter(engines)
-    async with serving(engines[-1], make_engine=lambda: next(left)) as served:
-        await answered(served, OWN)
-        await reported(served, TOKENS)
-        engines[0].step_error = RuntimeError("broken")
-        await answer(served.stub.Generate(generation_pb2.GenerateRequest(text="x", tenant=OWN)))
-        stream = watch(served)
-        while (await stream.read()).status.state != pb.SERVING_STATE_SERVING:
-            pass
-        stream.cancel()
-        await answered(served, OWN)
-        await reported(served, 2 * TOKENS)
-        seen = await status_of(served)
-        assert (seen.load.tokens, seen.load.engine_restarts) == (2 * TOKENS, 1)
-        assert [(one.tenant, one.tokens) for one in seen.tenants] == [(OWN, 2 * TOKENS)]

@@ -60,20 +60,6 @@ def outcome(**values: object) -> Outcome:
     return Outcome(**{**defaults, **values})  # type: ignore[arg-type]
 
 
-def test_two_replicas_one_of_which_is_killed() -> None:
-    first, other = Recorder(Origin("a", "boot1"), 2), Recorder(Origin("b", "boot1"), 2)
-    for unit in range(10):
-        first.record(Assignment(0, unit), "acme", f"a{unit}", outcome())
-        other.record(Assignment(1, unit), "acme", f"b{unit}", outcome())
-    stored = merge({one.origin: one for one in (first.snapshot(), other.snapshot())})
-    first.record(Assignment(0, 0), "acme", "lost", outcome())  # killed before it writes again
-    restarted = Recorder(Origin("a", "boot2"), 2)
-    restarted.record(Assignment(0, 5), "acme", "new", outcome())
-    stored = merge(stored, {restarted.origin: restarted.snapshot()}, stored)
-    requests = total(stored.values(), 2).sums[:, :, column("requests")].sum(1)
-    assert requests.tolist() == [11.0, 10.0]
-
-
 def test_a_snapshot_does_not_change_when_more_is_counted() -> None:
     recorder = Recorder(Origin("a", "1"), 1)
     recorder.record(Assignment(0, 0), "acme", "u", outcome())
