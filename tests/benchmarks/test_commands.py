@@ -156,13 +156,3 @@ def test_errors_are_one_line_with_a_status(
 )
 def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
     assert bench(arguments) == 2
-
-
-def test_replay_is_a_subcommand(tmp_path: Path) -> None:
-    trace, figures = tmp_path / "mine.jsonl", tmp_path / "figures.json"
-    row = json.dumps({"prompt_ids": [1, 2], "output_ids": list(range(10, 40))})
-    trace.write_text(f"{row}\n{row}\n")
-    assert bench(["replay", str(trace), "--budget", "16", "--json", str(figures)]) == 0
-    (found,) = json.loads(figures.read_text())["rows"]
-    assert (found["trace"], found["strategy"], found["budget"]) == ("mine", "trie", 16)
-    assert found["acceptance_length"] > 1.5

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributions.workspace import Wheel, environment, run
+from tests.distributions.workspace import Wheel, environment, present, run
 from tools.distributions.lock import ROOT
 
 STUBS = {
@@ -16,7 +16,6 @@ STUBS = {
 }
 MAIN = "from draftwood_command import main; main()"
 OF_THE_EXTRA = ["rich", "typer", "yaml"]
-FIND = "import importlib.util as u, sys; print([name for name in sys.argv[1:] if u.find_spec(name)])"
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def test_it_runs_with_its_dependencies_alone(bare: Path) -> None:
         "print(sorted({name.partition('.')[0] for name in sys.modules} & set(sys.argv[1:])))"
     )
     absent = ["draftwood_service", "draftwood_strategies", "numpy", "torch", *OF_THE_EXTRA]
-    assert run(bare, FIND, *absent) == "[]\n"
+    assert present(bare, *absent) == []
     assert run(bare, code, *absent) == "[]\n"
 
 
@@ -58,7 +57,7 @@ def test_without_the_extra_the_command_names_it(bare: Path) -> None:
 
 
 def test_with_the_extra_the_command_shows_the_clients_commands(with_cli: Path) -> None:
-    assert run(with_cli, FIND, *OF_THE_EXTRA) == f"{OF_THE_EXTRA}\n"
+    assert present(with_cli, *OF_THE_EXTRA) == OF_THE_EXTRA
     shown = run(with_cli, MAIN, "--help")
     assert "complete" in shown
     assert "Serve a model" not in shown

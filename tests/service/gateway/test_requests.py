@@ -204,8 +204,8 @@ def filled(piece: str, begin: str = '{"prompt":[', end: str = "]}", size: int = 
         (b'{"prompt":"' + b'\\"' * 400_000, "not JSON"),  # a text that does not end
         (b'"' * 900_000, "more than 100000"),
         (b"", "JSON"),
-        (b"[]", "JSON"),
-        (b"null", "JSON"),
+        (b"[]", "must be an object"),
+        (b"null", "must be an object"),
         (b"[" * 90_000, "nested too deeply"),
         (filled("7"), "tokens"),
         ((b'{"prompt":"' + b'[{\\",' * 150_000 + b'"}'), "characters"),  # brackets of a text count for nothing
@@ -276,7 +276,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type":
             "ignore_eos",
         ),
         (CHAT, {"messages": MESSAGES, "temperature": -1}, "invalid_value", "temperature", "temperature: -1"),
-        (CHAT, {"messages": []}, "invalid_value", "messages", "messages"),
+        (CHAT, {"messages": []}, None, "messages", "messages"),
         (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, None, "messages[0].content[0].type", ""),
         (CHAT, {"messages": MESSAGES, "functions": [{"name": "f"}]}, None, "functions", "functions"),
         (CHAT, {"messages": MESSAGES, "response_format": {"type": "xml"}}, None, "response_format.type", ""),
