@@ -13,10 +13,7 @@ from google.rpc import error_details_pb2
 
 from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import tenants_pb2 as pb
-from draftwood.admin.v1.experiments_pb2_grpc import (
-    ExperimentServiceServicer,
-    add_ExperimentServiceServicer_to_server,
-)
+from draftwood.admin.v1.experiments_pb2_grpc import ExperimentServiceServicer, add_ExperimentServiceServicer_to_server
 from draftwood.admin.v1.tenants_pb2_grpc import TenantServiceServicer, add_TenantServiceServicer_to_server
 from tests.client.fake_server import Running, abort, reason, violation
 

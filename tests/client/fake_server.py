@@ -34,11 +34,7 @@ def answers(*texts: str, drafted: Sequence[bool] = (), stop_string: str = "", pa
 
 
 def fails(
-    code: grpc.StatusCode,
-    text: str,
-    *details: message.Message,
-    pushback: str | None = None,
-    after: Sequence[str] = (),
+    code: grpc.StatusCode, text: str, *details: message.Message, pushback: str | None = None, after: Sequence[str] = ()
 ) -> Behaviour:
     """Ends with an error status, after Started and a delta per text of `after`, if there are any."""
 

@@ -177,8 +177,7 @@ def filled(kind: type[Any], message: Message) -> Message:
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"),
-    [(Tenant, pb.Tenant), (Experiment, xp.Experiment), (ExperimentReport, xp.ExperimentReport)],
+    ("kind", "message"), [(Tenant, pb.Tenant), (Experiment, xp.Experiment), (ExperimentReport, xp.ExperimentReport)]
 )
 def test_plain_values_lose_nothing(kind: type[Any], message: type[Message]) -> None:
     full = filled(kind, message())

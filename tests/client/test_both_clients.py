@@ -34,17 +34,7 @@ from draftwood_client import (
     Usage,
 )
 from tests.client.conftest import Ask
-from tests.client.fake_server import (
-    FakeServer,
-    answers,
-    fails,
-    hangs,
-    reason,
-    retry_in,
-    silent,
-    unfinished,
-    violation,
-)
+from tests.client.fake_server import FakeServer, answers, fails, hangs, reason, retry_in, silent, unfinished, violation
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -243,13 +233,6 @@ def test_details_that_cannot_be_read_do_not_hide_the_error(ask: Ask, server: Fak
     server.script = [garbled]  # type: ignore[list-item]
     with pytest.raises(NotFoundError, match="no such thing"):
         ask(server.target)
-
-
-def test_no_server_is_one_readable_line(ask: Ask) -> None:
-    with pytest.raises(UnavailableError) as caught:
-        ask("127.0.0.1:1")
-    assert str(caught.value).startswith("cannot connect to 127.0.0.1:1: nothing listens there")
-    assert "\n" not in str(caught.value)
 
 
 def test_errors_survive_pickling(ask: Ask, server: FakeServer) -> None:

@@ -9,15 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwood_client import (
-    AsyncClient,
-    Client,
-    ClientClosedError,
-    DeadlineError,
-    RetryPolicy,
-    TlsConfig,
-    Tokenization,
-)
+from draftwood_client import AsyncClient, Client, ClientClosedError, DeadlineError, RetryPolicy, TlsConfig, Tokenization
 from tests.client.conftest import QUICK, Connect
 from tests.client.fake_server import FakeServer, answers
 

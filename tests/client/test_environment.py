@@ -73,8 +73,7 @@ def test_certificates_of_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("DRAFTWOOD_TIMEOUT", "soon"), ("DRAFTWOOD_TIMEOUT", "-1"), ("DRAFTWOOD_TLS", "maybe")],
+    ("name", "value"), [("DRAFTWOOD_TIMEOUT", "soon"), ("DRAFTWOOD_TIMEOUT", "-1"), ("DRAFTWOOD_TLS", "maybe")]
 )
 def test_wrong_variables_are_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)

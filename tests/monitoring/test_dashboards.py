@@ -33,14 +33,3 @@ def test_panels_have_unique_titles_descriptions_and_units(name: str) -> None:
         for target in panel["targets"]:
             assert 'namespace=~"$namespace", pod=~"$pod"' in target["expr"]
             assert target["legendFormat"]
-
-
-@pytest.mark.parametrize("name", dashboards())
-def test_replicas_are_chosen_by_namespace_model_and_pod(name: str) -> None:
-    source, namespace, model, pod = dashboards()[name]["templating"]["list"]
-    assert (source["type"], source["query"], source["name"]) == ("datasource", "prometheus", "datasource")
-    assert namespace["query"] == "label_values(draftwood_build{}, namespace)"
-    assert model["query"] == 'label_values(draftwood_build{namespace=~"$namespace"}, gen_ai_request_model)'
-    both = 'namespace=~"$namespace", gen_ai_request_model=~"$model"'
-    assert pod["query"] == f"label_values(draftwood_build{{{both}}}, pod)"
-    assert [one.get("allValue") for one in (namespace, model, pod)] == [".*", ".*", None]

@@ -37,8 +37,3 @@ def test_all_metrics_and_labels_are_those_of_a_running_service() -> None:
 )
 def test_what_is_missing_is_found(expression: str, expected: list[str]) -> None:
     assert [*problems(expression, exposed(PAGE))] == expected
-
-
-def test_what_is_no_promql_is_found() -> None:
-    with pytest.raises(ValueError, match="unclosed left parenthesis"):
-        [*problems("sum by (a (b)", {})]

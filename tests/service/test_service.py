@@ -198,8 +198,7 @@ async def test_two_servers_never_share_a_port() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "problem"),
-    [("203.0.113.1", "cannot assign requested address$"), ("no.such.host.invalid", r".*name")],
+    ("host", "problem"), [("203.0.113.1", "cannot assign requested address$"), ("no.such.host.invalid", r".*name")]
 )
 async def test_hosts_that_are_not_ours_or_do_not_resolve(host: str, problem: str) -> None:
     with pytest.raises(InvalidValueError, match=rf"^host {host}: {problem}") as error:

@@ -12,9 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from draftwood.admin.v1 import audit_pb2
+from draftwood.admin.v1 import audit_pb2, audit_pb2_grpc
 from draftwood.v1 import generation_pb2 as pb
-from draftwood.v1 import memory_pb2 as memory_pb
+from draftwood.v1 import memory_pb2, memory_pb2_grpc
 from draftwood_client import AdminClient
 from draftwood_client.cli import build_app
 from draftwood_memory import MemoryName
@@ -144,11 +144,8 @@ async def test_the_queue_is_bounded(bound: str, monkeypatch: pytest.MonkeyPatch)
 
 
 async def purge(served: Served, tenant: str) -> None:
-    await served.channel.unary_unary(
-        "/draftwood.v1.MemoryService/PurgeMemory",
-        request_serializer=memory_pb.PurgeMemoryRequest.SerializeToString,
-        response_deserializer=memory_pb.PurgeMemoryResponse.FromString,
-    )(memory_pb.PurgeMemoryRequest(tenant=tenant))
+    stub: Any = memory_pb2_grpc.MemoryServiceStub(served.channel)
+    await stub.PurgeMemory(memory_pb2.PurgeMemoryRequest(tenant=tenant))
 
 
 async def test_a_purge_drops_the_audits_of_the_tenant() -> None:
@@ -270,11 +267,8 @@ async def test_differences_are_reported(margin: float, exact: bool, tie: bool) -
         assert (line["tenant"], line["request_id"], line["position"], line["margin"]) == ("acme", "r", 7, margin)
         assert (line["model"], line["dtype"], line["runner"]) == ("fake", "float32", "torch")
         assert [(one.tenant, one.arm, one.difference) for one in heard] == [("acme", "", Difference(7, margin))]
-        report = await served.channel.unary_unary(
-            "/draftwood.admin.v1.AuditService/GetAuditReport",
-            request_serializer=audit_pb2.GetAuditReportRequest.SerializeToString,
-            response_deserializer=audit_pb2.GetAuditReportResponse.FromString,
-        )(audit_pb2.GetAuditReportRequest())
+        stub: Any = audit_pb2_grpc.AuditServiceStub(served.channel)
+        report = await stub.GetAuditReport(audit_pb2.GetAuditReportRequest())
         [counts], [found] = report.counts, report.differences
         assert (counts.strategy, counts.audited, counts.tokens) == ("hybrid", 1, 7)
         assert (counts.differing, counts.ties, counts.largest_margin) == (1, int(tie), margin)

@@ -84,13 +84,6 @@ async def test_alternative_names_count_before_common_ones(auth_file: Path) -> No
     assert (await keys.principal(None, CertificateNames((), CERTIFICATE.common))).role is Role.OPERATOR
 
 
-@pytest.mark.parametrize("missing", ["jwt_jwks", "jwt_issuer", "jwt_audience"])
-def test_tokens_need_keys_issuer_and_audience(issuer: dict[str, Any], missing: str) -> None:
-    del issuer[missing]
-    with pytest.raises(ValueError, match=f"{missing}: must be set"):
-        AuthSettings(**issuer)
-
-
 def test_a_key_ends_at_its_time_and_refusals_differ_in_the_log_alone() -> None:
     new, other = new_key(), new_key()
     entry = KeyEntry(id=new.id, tenant="a", sha256=new.sha256, created=EXPIRES, expires=EXPIRES)

@@ -380,8 +380,7 @@ async def test_draft_trees_are_for_those_who_may_export(guarded_by: tuple[Served
     served, keys = guarded_by
     for role in Role:
         answering: Any = served.stub.Generate(
-            pb.GenerateRequest(text="x", output=pb.OutputOptions(draft_trees=True)),
-            metadata=bearer(keys.of_role[role]),
+            pb.GenerateRequest(text="x", output=pb.OutputOptions(draft_trees=True)), metadata=bearer(keys.of_role[role])
         )
         if role >= Role.TENANT_ADMIN:
             assert (await answering.read()).started.tenant

@@ -175,32 +175,6 @@ async def test_a_model_whose_template_has_no_tools_refuses_them(gateway: str) ->
         assert answer.choices[0].message.content
 
 
-async def test_an_answer_without_a_call_keeps_to_its_format(client: AsyncOpenAI) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"late": {"type": "boolean"}},
-        "required": ["late"],
-        "additionalProperties": False,
-    }
-    form = {"type": "json_schema", "json_schema": {"name": "parcel", "schema": schema}}
-    options = {**OPTIONS, "response_format": form}
-    answers = []
-    for own in ({"drafting": False}, {"strategy": "trie"}, {"strategy": "hybrid"}):
-        answer = (await client.chat.completions.create(**options, extra_body={"draftwood": own})).choices[0]
-        answers.append(answer.message.content)
-        if answer.message.tool_calls is None:  # the model may do either
-            assert json.loads(answer.message.content or "").keys() == {"late"}
-        else:
-            checked(answer.message)
-    assert len({*answers}) == 1
-    called = (await client.chat.completions.create(**options, tool_choice="required")).choices[0]
-    assert checked(called.message)
-    none = (await client.chat.completions.create(**options, tool_choice="none")).choices[0].message
-    assert json.loads(none.content or "").keys() == {"late"}
-    free = {**OPTIONS, "response_format": {"type": "text"}}
-    assert (await client.chat.completions.create(**free)).choices[0].message.content
-
-
 def matches(lark: str, text: str) -> bool:
     """Whether a whole text is what a grammar allows."""
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), lark)

@@ -7,11 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from draftwood_service.experiments.statistics.mixture import (
-    log_evidence,
-    quantile_change,
-    quantile_sequence,
-)
+from draftwood_service.experiments.statistics.mixture import log_evidence, quantile_change, quantile_sequence
 from draftwood_tenants.experiments.latencies import BINS, EDGES, bin_of
 
 CONFSEQ = [
