@@ -170,23 +170,22 @@ async def counts_written(served: Served, requests: int) -> None:
     raise AssertionError(f"the store has no counts of {requests} requests")
 
 
-async def test_overrides_other_tenants_and_requests_without_a_session_are_in_no_arm() -> None:
-    async with serving() as served:
-        experiment = await started(served, tenants=["acme"], unit="EXPERIMENT_UNIT_SESSION")
-        split = split_of(experiment)
-        for overridden in ({"strategy": "trie"}, {"max_nodes": 3}, {"enabled": False}):
-            assert not (await asked(served, session="s", drafting=pb.DraftOptions(**overridden))).experiment
-        assert not (await asked(served, "id")).experiment
-        assert not (await asked(served, "id", "umbrella", session="s")).experiment
-        for session in ("a", "b", "c", "d"):
-            arms = {(await asked(served, str(number), session=session)).arm for number in range(2)}
-            assert arms == {arm_of(split, session)}
-        assert (await asked(served, session="s", drafting=pb.DraftOptions(learn=False))).arm
-        assert sum(await requests_counted(served, 9)) == 9
-        assert sum(row.units for row in (await read(served)).arms) == 5
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await asked(served, session="x" * 300)
-        assert "session" in str(error.value.details())
+async def test_overrides_other_tenants_and_requests_without_a_session_are_in_no_arm(served: Served) -> None:
+    experiment = await started(served, tenants=["acme"], unit="EXPERIMENT_UNIT_SESSION")
+    split = split_of(experiment)
+    for overridden in ({"strategy": "trie"}, {"max_nodes": 3}, {"enabled": False}):
+        assert not (await asked(served, session="s", drafting=pb.DraftOptions(**overridden))).experiment
+    assert not (await asked(served, "id")).experiment
+    assert not (await asked(served, "id", "umbrella", session="s")).experiment
+    for session in ("a", "b", "c", "d"):
+        arms = {(await asked(served, str(number), session=session)).arm for number in range(2)}
+        assert arms == {arm_of(split, session)}
+    assert (await asked(served, session="s", drafting=pb.DraftOptions(learn=False))).arm
+    assert sum(await requests_counted(served, 9)) == 9
+    assert sum(row.units for row in (await read(served)).arms) == 5
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await asked(served, session="x" * 300)
+    assert "session" in str(error.value.details())
 
 
 async def test_an_arms_drafting_replaces_the_tenants() -> None:

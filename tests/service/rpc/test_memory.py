@@ -150,13 +150,12 @@ async def test_without_a_store_operators_get_an_error_and_requests_are_served() 
             assert served.memory.outbox.pending >= 1
 
 
-async def test_a_malformed_message_is_named() -> None:
-    async with serving() as served:
-        method: Any = served.channel.stream_stream("/draftwood.v1.MemoryService/WarmMemory")
-        call = method(iter([b"\x0a\xff\xff"]))
-        with pytest.raises(grpc.aio.AioRpcError) as raised:
-            [one async for one in call]
-        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+async def test_a_malformed_message_is_named(served: Served) -> None:
+    method: Any = served.channel.stream_stream("/draftwood.v1.MemoryService/WarmMemory")
+    call = method(iter([b"\x0a\xff\xff"]))
+    with pytest.raises(grpc.aio.AioRpcError) as raised:
+        [one async for one in call]
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def _holds_one(memory: Memory, tenant: str) -> bool:

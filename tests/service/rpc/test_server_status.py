@@ -112,12 +112,11 @@ async def test_running_and_waiting_are_shown_while_they_last() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 0.49, 60.5, -1])
-async def test_a_bad_interval_is_refused_by_name(seconds: float) -> None:
-    async with serving() as served:
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await watch(served, seconds).read()
-        assert error.value.code() is CODE.INVALID_ARGUMENT
-        assert error.value.details() == f"interval {seconds:g} s: must be 0.5 to 60 seconds"
+async def test_a_bad_interval_is_refused_by_name(seconds: float, served: Served) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await watch(served, seconds).read()
+    assert error.value.code() is CODE.INVALID_ARGUMENT
+    assert error.value.details() == f"interval {seconds:g} s: must be 0.5 to 60 seconds"
 
 
 async def test_too_many_watches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
