@@ -300,7 +300,8 @@ async def test_memory_streams_whose_client_stalls_are_ended() -> None:
         await asyncio.sleep(1.0)  # reads nothing
         with pytest.raises(grpc.aio.AioRpcError, match="read or sent nothing"):
             [message async for message in export]
-        for stream, make in ((stub.WarmMemory(), pb.WarmMemoryRequest), (stub.ImportMemory(), pb.ImportMemoryRequest)):
+        for method, make in ((stub.WarmMemory, pb.WarmMemoryRequest), (stub.ImportMemory, pb.ImportMemoryRequest)):
+            stream = method()
             await stream.write(make(tenant="t"))
             await stream.read()
             assert await asyncio.wait_for(stream.code(), 10.0) is grpc.StatusCode.ABORTED  # sends nothing more
