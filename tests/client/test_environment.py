@@ -18,7 +18,6 @@ from draftwood_client import (
     environment,
 )
 from draftwood_client.connection import DEFAULT_TIMEOUT, Connection
-from tests.client.fake_admin import FakeAdmin
 from tests.client.fake_server import FakeServer, hangs
 
 
@@ -37,16 +36,6 @@ def test_address_tenant_and_key_come_from_the_environment(server: FakeServer, mo
     with Client(metadata={"Authorization": "Basic b"}) as client:
         client.chat("x")
     assert [one["authorization"] for one in server.metadata] == ["Bearer secret", "Bearer mine", "Basic b"]
-
-
-def test_the_operators_clients_read_it_too(admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTWOOD_TARGET", admin.target)
-    monkeypatch.setenv("DRAFTWOOD_TOKEN", "t")
-    with AdminClient() as client:
-        assert [*client.tenants.list()] == []
-        with pytest.raises(Exception, match="does not exist"):
-            client.tenants.get("none")
-    assert admin.metadata[-1]["authorization"] == "Bearer t"
 
 
 def test_a_key_of_the_environment_is_not_sent_in_clear_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,6 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client import AsyncClient, QuotaExceededError
@@ -108,18 +106,6 @@ async def test_nothing_is_read_for_a_tenant_above_its_limit(
         assert grammars.tried == 0
 
 
-async def test_nothing_is_read_above_the_concurrency() -> None:
-    async with serving(concurrency=1) as served:
-        served.engine.gate.clear()
-        running: Any = served.stub.Generate(ask())
-        await running.read()
-        read = len(served.model.tokenizer.encoded_on)
-        assert reason((await answer(served.stub.Generate(ask(text=LONG)))).status) == "QUOTA_EXCEEDED"
-        assert len(served.model.tokenizer.encoded_on) == read
-        served.engine.gate.set()
-        assert (await answer(running)).finished
-
-
 async def test_what_is_invalid_or_finds_no_place_does_not_count() -> None:
     engine = FakeEngine()
     async with serving(engine, max_running=1, max_waiting=0, requests_per_minute=2, tokens_per_minute=100) as served:
@@ -179,24 +165,6 @@ async def test_tokenize_and_detokenize_are_limited_apart_from_requests() -> None
         # a single token's text is always told: the gateway asks for those of log-probabilities
         assert (await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[97]))).text == "a"
         assert (await answer(served.stub.Generate(ask()))).finished
-
-
-async def test_status_and_details() -> None:
-    async with serving(requests_per_minute=1) as served:
-        assert (await answer(served.stub.Generate(ask()))).finished
-        error = (await answer(served.stub.Generate(ask()))).status
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        info, retry, quota = (
-            error_details_pb2.ErrorInfo(),
-            error_details_pb2.RetryInfo(),
-            error_details_pb2.QuotaFailure(),
-        )
-        for detail in rpc_status.from_call(error).details:
-            for message in (info, retry, quota):
-                detail.Unpack(message)
-        assert info.reason == "QUOTA_EXCEEDED"
-        assert 50 < retry.retry_delay.seconds <= 61
-        assert [one.subject for one in quota.violations] == ["requests_per_minute"]
 
 
 async def test_the_client_raises_a_typed_error_and_does_not_retry() -> None:

@@ -16,7 +16,7 @@ from draftwood_client import AsyncClient
 from draftwood_model_runner.errors import InvalidValueError, ModelError
 from draftwood_service.rpc.streaming.writer import pad
 from draftwood_tenants.shaping import DeltaShaping
-from tests.service.fakes import Answer, FakeEngine, Served, answer, serving, until
+from tests.service.fakes import Answer, FakeEngine, answer, serving, until
 from tests.service.rpc.test_endings import ask, reason
 
 CADENCE, PADDING = 0.02, 1024
@@ -184,13 +184,6 @@ async def test_messages_are_not_compressed_for_a_client_that_could_read_it() -> 
         assert received >= sum(sizes(result)) == 8192 * len(result.events)
 
 
-async def begun(served: Served) -> Any:
-    call = served.stub.Generate(ask())
-    for _ in range(3):
-        await call.read()
-    return call
-
-
 async def test_an_error_ends_the_answer_at_once() -> None:
     async with serving(delta_cadence=5.0, delta_padding=PADDING) as served:
         call = served.stub.Generate(ask())
@@ -200,12 +193,6 @@ async def test_an_error_ends_the_answer_at_once() -> None:
         served.engine.sequence_error = ModelError("broken")
         assert reason((await answer(call)).status) == "MODEL_FAILED"
         assert time.perf_counter() - began < 4.0
-
-
-async def test_cancellation_frees_the_slot() -> None:
-    async with serving(**SHAPED) as served:
-        call = await begun(served)
-        call.cancel()
 
 
 @pytest.mark.parametrize("own_deadline", [0.2, None])
@@ -231,20 +218,6 @@ async def test_a_cadence_longer_than_the_pause_of_slow_readers_pauses_nobody(cap
         assert result.text == "".join(chr(97 + i % 26) for i in range(40))
         assert len(result.events) <= 8
         assert "pauses" not in caplog.text
-
-
-async def test_readers_that_stop_are_paused_until_they_read_on() -> None:
-    large = [("grpc.max_receive_message_length", -1)]
-    async with (
-        serving(delta_cadence=0.01) as served,
-        grpc.aio.insecure_channel(served.server.address, large) as channel,
-    ):
-        served.engine.text, served.engine.step_seconds = "x" * 50_000, 0.005
-        call = pb_grpc.GenerationServiceStub(channel).Generate(ask(max_tokens=1000))
-        await call.read()
-        await until(lambda: served.engine.paused == 1)
-        result = await answer(call)
-        assert result.token_ids == [97 + i % 26 for i in range(1000)]
 
 
 @pytest.mark.parametrize("shaped", [{"delta_padding": PADDING}, {"delta_cadence": CADENCE}])

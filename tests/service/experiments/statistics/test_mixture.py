@@ -30,14 +30,6 @@ def test_two_categories_are_the_beta_binomial_mixture_of_confseq(counted: tuple[
     assert found == pytest.approx(expected, abs=1e-8)
 
 
-def test_the_mixture_is_a_martingale() -> None:
-    """Its expectation after n draws is 1: the sum over all outcomes of probability times ratio."""
-    probabilities, n = np.array([0.3, 0.7]), 25
-    counts = np.array([[k, n - k] for k in range(n + 1)], float)
-    likelihood = np.array([math.comb(n, k) * 0.3**k * 0.7 ** (n - k) for k in range(n + 1)])
-    assert float(likelihood @ np.exp(log_evidence(counts, probabilities, 10.0))) == pytest.approx(1.0, abs=1e-12)
-
-
 def histogram_of(values: np.ndarray) -> np.ndarray:
     return np.bincount([bin_of(value) for value in values], minlength=BINS).astype(float)
 
