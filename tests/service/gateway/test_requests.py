@@ -227,74 +227,59 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 3}}}
 
 
+LONG_CONTEXT, WRONG = "context_length_exceeded", "invalid_value"
+
+
+def said(text: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
 @pytest.mark.parametrize(
-    ("path", "fields", "code", "param", "begins"),
+    ("fields", "code", "param", "begins"),
     [
-        (COMPLETIONS, {"prompt": "x" * 5000}, "context_length_exceeded", "prompt", "prompt: the prompt has 5000"),
-        (COMPLETIONS, {"prompt": [7] * 5000}, "context_length_exceeded", "prompt", "prompt: the prompt has 5000"),
-        (COMPLETIONS, {"prompt": "x" * 70_000}, "context_length_exceeded", "prompt", "prompt: must have at most"),
-        (CHAT, {"messages": [{"role": "user", "content": "x" * 5000}]}, "context_length_exceeded", "messages", ""),
-        (CHAT, {"messages": [{"role": "user", "content": "x" * 70_000}]}, "context_length_exceeded", "messages", ""),
-        (CHAT, {"messages": MESSAGES, "max_tokens": 5000}, "context_length_exceeded", "max_tokens", "max_tokens: 5000"),
-        (
-            CHAT,
-            {"messages": MESSAGES, "max_completion_tokens": 5000},
-            "context_length_exceeded",
-            "max_completion_tokens",
-            "max_completion_tokens: 5000",
-        ),
-        (CHAT, {"messages": MESSAGES, "max_tokens": 0}, "invalid_value", "max_tokens", "max_tokens: 0"),
-        (CHAT, {"messages": MESSAGES, "stop": [""]}, "invalid_value", "stop[0]", "stop[0]: must"),
-        (CHAT, {"messages": MESSAGES, "stop": ["x"] * 17}, "invalid_value", "stop", "stop: has 17"),
-        (CHAT, {"messages": MESSAGES, "stop_token_ids": [300]}, "invalid_value", "stop_token_ids[0]", "stop_token_ids"),
-        (CHAT, {"messages": MESSAGES, "stop_token_ids": ["x"]}, None, "stop_token_ids[0]", "stop_token_ids[0]"),
-        (CHAT, {"messages": MESSAGES, "logit_bias": {"300": 1}}, "invalid_value", "logit_bias[300]", "logit_bias[300]"),
-        (CHAT, {"messages": MESSAGES, "top_p": 3}, "invalid_value", "top_p", "top_p: 3"),
-        (CHAT, {"messages": MESSAGES, "n": 99, "temperature": 1}, "invalid_value", "n", "n: 99"),
-        (CHAT, {"messages": MESSAGES, "user": "x" * 300}, "invalid_value", "user", "user"),
-        (CHAT, {"messages": MESSAGES, "draftwood": {"session": "x" * 300}}, "invalid_value", "draftwood.session", ""),
-        (CHAT, {"messages": MESSAGES, "draftwood": {"strategy": 3}}, None, "draftwood.strategy", "draftwood.strategy"),
-        (
-            CHAT,
-            {"messages": MESSAGES, "draftwood": {"max_draft_nodes": -1}},
-            "invalid_value",
-            "draftwood.max_draft_nodes",
-            "draftwood.max_draft_nodes",
-        ),
-        (
-            CHAT,
-            {"messages": MESSAGES, "response_format": {"type": "regex", "pattern": "("}},
-            "invalid_value",
-            "response_format.pattern",
-            "response_format.pattern",
-        ),
-        (
-            CHAT,
-            {"messages": MESSAGES, "response_format": {"type": "json_object"}, "ignore_eos": True},
-            "invalid_value",
-            "ignore_eos",
-            "ignore_eos",
-        ),
-        (CHAT, {"messages": MESSAGES, "temperature": -1}, "invalid_value", "temperature", "temperature: -1"),
-        (CHAT, {"messages": []}, None, "messages", "messages"),
-        (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, None, "messages[0].content[0].type", ""),
-        (CHAT, {"messages": MESSAGES, "functions": [{"name": "f"}]}, None, "functions", "functions"),
-        (CHAT, {"messages": MESSAGES, "response_format": {"type": "xml"}}, None, "response_format.type", ""),
-        (CHAT, {"messages": MESSAGES, "response_format": SCHEMA}, "invalid_value", "response_format.json_schema", ""),
-        (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, None, "top_logprobs", "top_logprobs"),
-        (CHAT, {"messages": MESSAGES, "tempreature": 1}, None, "tempreature", "tempreature"),
-        (CHAT, {"messages": MESSAGES, "draftwood": {"stragety": "trie"}}, None, "draftwood.stragety", ""),
-        (CHAT, {"messages": MESSAGES, "draftwood": {"strategy": "x"}}, "invalid_value", "draftwood.strategy", ""),
-        (COMPLETIONS, {"prompt": ["x"] * 129}, None, "prompt", "prompt: "),
-        (CHAT, {"messages": [{"role": "x" * 99, "content": ""}]}, "invalid_value", "messages[0].role", "messages[0]."),
-        (CHAT, {"messages": [{"role": "user", "content": "\ud800"}]}, None, "messages[0].content", "messages[0]"),
+        # those without a prompt are of chats, MESSAGES if they have no own
+        ({"prompt": "x" * 5000}, LONG_CONTEXT, "prompt", "prompt: the prompt has 5000"),
+        ({"prompt": [7] * 5000}, LONG_CONTEXT, "prompt", "prompt: the prompt has 5000"),
+        ({"prompt": "x" * 70_000}, LONG_CONTEXT, "prompt", "prompt: must have at most"),
+        ({"prompt": ["x"] * 129}, None, "prompt", "prompt: "),
+        (said("x" * 5000), LONG_CONTEXT, "messages", ""),
+        (said("x" * 70_000), LONG_CONTEXT, "messages", ""),
+        (said([IMAGE]), None, "messages[0].content[0].type", ""),
+        (said("\ud800"), None, "messages[0].content", "messages[0]"),
+        ({"messages": [{"role": "x" * 99, "content": ""}]}, WRONG, "messages[0].role", "messages[0]."),
+        ({"messages": []}, None, "messages", "messages"),
+        ({"max_tokens": 5000}, LONG_CONTEXT, "max_tokens", "max_tokens: 5000"),
+        ({"max_completion_tokens": 5000}, LONG_CONTEXT, "max_completion_tokens", "max_completion_tokens: 5000"),
+        ({"max_tokens": 0}, WRONG, "max_tokens", "max_tokens: 0"),
+        ({"stop": [""]}, WRONG, "stop[0]", "stop[0]: must"),
+        ({"stop": ["x"] * 17}, WRONG, "stop", "stop: has 17"),
+        ({"stop_token_ids": [300]}, WRONG, "stop_token_ids[0]", "stop_token_ids"),
+        ({"stop_token_ids": ["x"]}, None, "stop_token_ids[0]", "stop_token_ids[0]"),
+        ({"logit_bias": {"300": 1}}, WRONG, "logit_bias[300]", "logit_bias[300]"),
+        ({"top_p": 3}, WRONG, "top_p", "top_p: 3"),
+        ({"temperature": -1}, WRONG, "temperature", "temperature: -1"),
+        ({"n": 99, "temperature": 1}, WRONG, "n", "n: 99"),
+        ({"user": "x" * 300}, WRONG, "user", "user"),
+        ({"top_logprobs": 2}, None, "top_logprobs", "top_logprobs"),
+        ({"functions": [{"name": "f"}]}, None, "functions", "functions"),
+        ({"tempreature": 1}, None, "tempreature", "tempreature"),
+        ({"draftwood": {"session": "x" * 300}}, WRONG, "draftwood.session", ""),
+        ({"draftwood": {"strategy": 3}}, None, "draftwood.strategy", "draftwood.strategy"),
+        ({"draftwood": {"strategy": "x"}}, WRONG, "draftwood.strategy", ""),
+        ({"draftwood": {"stragety": "trie"}}, None, "draftwood.stragety", ""),
+        ({"draftwood": {"max_draft_nodes": -1}}, WRONG, "draftwood.max_draft_nodes", "draftwood.max_draft_nodes"),
+        ({"response_format": {"type": "regex", "pattern": "("}}, WRONG, "response_format.pattern", "response_format."),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, WRONG, "ignore_eos", "ignore_eos"),
+        ({"response_format": {"type": "xml"}}, None, "response_format.type", ""),
+        ({"response_format": SCHEMA}, WRONG, "response_format.json_schema", ""),
     ],
-)  # fmt: skip
+)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_errors_name_what_the_caller_wrote(
-    shared_gateway: Listening, path: str, fields: dict[str, Any], code: str | None, param: str, begins: str
+    shared_gateway: Listening, fields: dict[str, Any], code: str | None, param: str, begins: str
 ) -> None:
-    status, answer = await shared_gateway.posted(path, {"max_tokens": 4, **fields})
+    path, given = (COMPLETIONS, {}) if "prompt" in fields else (CHAT, {"messages": MESSAGES})
+    status, answer = await shared_gateway.posted(path, {"max_tokens": 4, **given, **fields})
     error = answer["error"]
     assert (status, error["code"], error["param"]) == (400, code, param)
     assert error["message"].startswith(begins)

@@ -23,25 +23,6 @@ class Clock:
         return self.now
 
 
-async def test_requests_are_refused_until_the_oldest_is_a_minute_ago() -> None:
-    clock = Clock(1000.5)
-    limiter = Limiter(clock)
-    limits = RateLimits(requests_per_minute=2)
-    await limiter.reserve("t", limits, 1)
-    clock.now = 1030.0
-    await limiter.reserve("t", limits, 1)
-    with pytest.raises(QuotaExceededError) as caught:
-        await limiter.reserve("t", limits, 1)
-    assert (caught.value.limit, caught.value.value, caught.value.used) == ("requests_per_minute", 2, 2)
-    assert caught.value.retry_seconds == pytest.approx(31.0)
-    await limiter.reserve("other", limits, 1)
-    clock.now += 30.9
-    with pytest.raises(QuotaExceededError):
-        await limiter.reserve("t", limits, 1)
-    clock.now += 0.1
-    await limiter.reserve("t", limits, 1)
-
-
 async def test_a_settle_after_the_window_changes_nothing() -> None:
     clock = Clock()
     limiter = Limiter(clock)

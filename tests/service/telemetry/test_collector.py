@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import logging
 import socket
 import time
@@ -18,7 +17,6 @@ from draftwood_client import AsyncClient
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_service.settings import Settings
 from draftwood_service.telemetry import names, opened_telemetry
-from draftwood_service.telemetry.logs import Complaints
 from tests.service.fakes import answer, serving, until
 from tests.service.rpc.test_endings import ask
 from tests.service.telemetry.collector import Collector, attributes, running_collector
@@ -124,18 +122,6 @@ def until_logged(logged: io.StringIO, event: str) -> None:
     while event not in logged.getvalue():
         assert time.monotonic() < deadline, f"{event!r} was not logged"
         time.sleep(0.01)
-
-
-def test_complaints_come_once_a_minute(logged: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    complaints = Complaints()
-    record = logging.LogRecord("opentelemetry", logging.WARNING, "", 0, "away", (), None)
-    for _ in range(5):
-        complaints.emit(record)
-    now += 61
-    complaints.emit(record)
-    assert [json.loads(line)["unlogged_before"] for line in logged.getvalue().splitlines()] == [0, 4]
 
 
 def test_an_unknown_protocol_is_refused_and_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
