@@ -33,14 +33,8 @@ def tenant(name: str, seconds: float, rate: int = 100, running: int = 1, waiting
 def sample(seconds: float, *tenants: pb.TenantStatus, operator: bool = True) -> pb.ServerStatus:
     """Of a server that has worked for so long, at steady rates."""
     tenants = tenants or (tenant("acme", seconds), tenant("globex", seconds, rate=20))
-    status = pb.ServerStatus(
-        server_version="1.2.3",
-        model="demo",
-        dtype="float32",
-        runner="torch",
-        state=pb.SERVING_STATE_SERVING,
-        tenants=tenants,
-    )
+    about = {"server_version": "1.2.3", "model": "demo", "dtype": "float32", "runner": "torch"}
+    status = pb.ServerStatus(**about, state=pb.SERVING_STATE_SERVING, tenants=tenants)  # type: ignore[arg-type]
     status.time.FromSeconds(1_800_000_000)
     status.uptime.FromNanoseconds(round(seconds * SECONDS))
     if operator:
@@ -49,33 +43,21 @@ def sample(seconds: float, *tenants: pb.TenantStatus, operator: bool = True) -> 
 
 
 def _load(seconds: float, tenants: tuple[pb.TenantStatus, ...]) -> pb.LoadStatus:
-    tokens = sum(one.tokens for one in tenants)
+    def after(**rates: float) -> dict[str, Any]:
+        return {name: round(rate * seconds) for name, rate in rates.items()}
+
+    def total(name: str) -> int:
+        return sum(getattr(one, name) for one in tenants)
+
+    drafting = after(tokens=40, decode_steps=10, draft_tokens=200, accepted_tokens=30)
+    bounds = {"max_running": 16, "max_waiting": 64, "kv_pages_used": 30, "kv_pages_cached": 20, "kv_pages": 100}
     load = pb.LoadStatus(
-        running=sum(one.running for one in tenants),
-        waiting=sum(one.waiting for one in tenants),
-        max_running=16,
-        max_waiting=64,
-        kv_pages_used=30,
-        kv_pages_cached=20,
-        kv_pages=100,
-        steps=round(50 * seconds),
-        prompt_tokens=round(300 * seconds),
-        cached_prompt_tokens=round(100 * seconds),
-        tokens=tokens,
-        decode_steps=tokens // 4,
-        draft_tokens=sum(one.draft_tokens for one in tenants),
-        drafting=[
-            pb.DraftingStatus(
-                strategy="hybrid",
-                tokens=round(40 * seconds),
-                decode_steps=round(10 * seconds),
-                draft_tokens=round(200 * seconds),
-                accepted_tokens=round(30 * seconds),
-            )
-        ],
-        sources=[
-            pb.SourceStatus(source="trie", draft_tokens=round(100 * seconds), accepted_tokens=round(25 * seconds))
-        ],
+        **bounds,
+        **after(steps=50, prompt_tokens=300, cached_prompt_tokens=100),
+        **{name: total(name) for name in ("running", "waiting", "tokens", "draft_tokens")},
+        decode_steps=total("tokens") // 4,
+        drafting=[pb.DraftingStatus(strategy="hybrid", **drafting)],
+        sources=[pb.SourceStatus(source="trie", **after(draft_tokens=100, accepted_tokens=25))],
         accepted_by_depth=[30, 20, 10],
         store=pb.StoreStatus(up=True, pending_records=3, memories=2, memory_tokens=5000, memory_bytes=2**20),
         audits=pb.AuditStatus(audited=40, differing=2, ties=2),
