@@ -189,33 +189,26 @@ def test_a_gateway_calls_the_servers_with_their_names_and_certificates() -> None
     assert server_of(beside)["ports"][0]["containerPort"] == 50051
 
 
+SIDECAR, DEPLOYMENT = {"mode": "sidecar"}, {"mode": "deployment"}
+ROUTE, POOL = {"httpRoute": {"enabled": True}}, {"enabled": True}
+NO_POLICY, TLS = {"enabled": False}, {"existingSecret": "a"}
+SCALED = {"enabled": True, "minReplicas": 9}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"routing": {"inferencePool": {"enabled": True, "picker": {"name": "a"}}}}, "gateway.mode: must be sidecar"),
-        ({"routing": {"inferencePool": {"enabled": True}}, "gateway": {"mode": "sidecar"}}, "picker.name: must be set"),
+        ({"routing": {"inferencePool": POOL | {"picker": {"name": "a"}}}}, "gateway.mode: must be sidecar"),
+        ({"routing": {"inferencePool": POOL}, "gateway": SIDECAR}, "picker.name: must be set"),
         ({"routing": {"labels": "aibrix"}}, "routing.vllmNames: must be true"),
         ({"routing": {"labels": "aibrix", "vllmNames": True}}, "gateway.mode: must be sidecar"),
         ({"routing": {"vllmNames": True}, "metrics": {"enabled": False}}, "metrics.enabled: must be true"),
-        ({"routing": {"httpRoute": {"enabled": True}}, "networkPolicy": {"enabled": False}}, "must be deployment or"),
-        (
-            {
-                "routing": {"httpRoute": {"enabled": True}},
-                "gateway": {"mode": "deployment"},
-                "networkPolicy": {"enabled": False},
-            },
-            "routing.httpRoute.parentRefs",
-        ),
-        ({"gateway": {"mode": "deployment"}, "tls": {"existingSecret": "a"}}, "gateway.server.tlsSecret"),
-        (
-            {"gateway": {"mode": "sidecar", "server": {"tlsSecret": "b"}}, "tls": {"existingSecret": "a"}},
-            "gateway.server.name",
-        ),
-        (
-            {"gateway": {"mode": "deployment", "autoscaling": {"enabled": True, "minReplicas": 9}}},
-            "gateway.autoscaling.minReplicas",
-        ),
-        ({"gateway": {"mode": "deployment", "service": {"type": "LoadBalancer"}}}, "networkPolicy.callers"),
+        ({"routing": ROUTE, "networkPolicy": NO_POLICY}, "must be deployment or"),
+        ({"routing": ROUTE, "gateway": DEPLOYMENT, "networkPolicy": NO_POLICY}, "routing.httpRoute.parentRefs"),
+        ({"gateway": DEPLOYMENT, "tls": TLS}, "gateway.server.tlsSecret"),
+        ({"gateway": SIDECAR | {"server": {"tlsSecret": "b"}}, "tls": TLS}, "gateway.server.name"),
+        ({"gateway": DEPLOYMENT | {"autoscaling": SCALED}}, "gateway.autoscaling.minReplicas"),
+        ({"gateway": DEPLOYMENT | {"service": {"type": "LoadBalancer"}}}, "networkPolicy.callers"),
     ],
 )
 def test_contradictions_are_refused(changes: Document, message: str) -> None:

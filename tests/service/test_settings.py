@@ -71,64 +71,59 @@ def test_variables_of_the_client_are_left_alone() -> None:
     assert read_settings([], dict.fromkeys(environment.ALL, "x")) == Settings()
 
 
-BAD: dict[str, tuple[list[str], dict[str, str], str, str, str]] = {
-    # flags, environment; then the error's field, allowed and source
-    "flag": (["--port", "70000"], {}, "port", "less than or equal to 65535", "--port"),
-    "flag with an equals sign": (["--port=many"], {}, "port", "an integer", "--port"),
-    "environment": ([], {"DRAFTWOOD_MAX_RUNNING": "0"}, "max_running", "at least 1", "MAX_RUNNING"),
-    "quantized": (["--weights", "int2"], {}, "weights", "'as-is', 'int8' or 'int4'", "--weights"),
-    "choice": (["--dtype", "int8"], {}, "dtype", "'auto', 'float32', 'bfloat16' or 'float16'", "--dtype"),
-    "strategy": (["--strategy", "tri"], {}, "strategy", "none, recycling, trie", "--strategy"),
-    "nan": (["--stall-timeout", "nan"], {}, "stall_timeout", "greater than 0", "--stall-timeout"),
-    "unknown flag": (["--max-runing", "4"], {}, "--max-runing", "did you mean --max-running?", "command line"),
-    "stray argument": (["model"], {}, "model", "no such flag", "command line"),
-    "flag without a value": (["--port"], {}, "arguments", "see draftwood serve --help", "command line"),
-    "unknown variable": ([], {"DRAFTWOOD_PROT": "1"}, "DRAFTWOOD_PROT", "did you mean DRAFTWOOD_PORT?", "environment"),
-    "timeouts": (["--max-timeout", "5"], {}, "default_timeout", "at most max_timeout = 5", ""),
-    "key without certificate": (["--tls-key", "k.pem"], {}, "tls_cert", "since tls_key is", ""),
-    "missing certificate": (["--tls-cert", "/no", "--tls-key", "/no"], {}, "tls_cert", "no such file", "--tls-cert"),
-    "both kinds of keys": (
-        ["--store-keys", "a", "--store-key-file", "b"],
-        {},
-        "store_key_file",
-        "store_keys",
-        "--store",
-    ),
-    "weights": (["--tenant-weights", "acme"], {}, "tenant_weights", "acme=2,beta=0.5", "--tenant-weights"),
-    "weight": (["--tenant-weights", "acme=x"], {}, "tenant_weights", "a number", "--tenant-weights"),
-    "no weight": (["--tenant-weights", "acme=0"], {}, "tenant_weights['acme']", "above 0", "--tenant-weights"),
-    "open to the network": (["--host", "0.0.0.0"], {}, "host", "draftwood key create", "--host"),
-    "open with keys": (["--auth", "open", "--auth-file", "x"], {}, "auth", "combined with auth_file", "--auth"),
+JWT = "--jwt-issuer i --jwt-audience a"
+BAD: dict[str, tuple[str, str, str, str]] = {
+    # variables and flags; then the error's field, allowed and source
+    "flag": ("--port 70000", "port", "less than or equal to 65535", "--port"),
+    "flag with an equals sign": ("--port=many", "port", "an integer", "--port"),
+    "environment": ("DRAFTWOOD_MAX_RUNNING=0", "max_running", "at least 1", "MAX_RUNNING"),
+    "quantized": ("--weights int2", "weights", "'as-is', 'int8' or 'int4'", "--weights"),
+    "choice": ("--dtype int8", "dtype", "'auto', 'float32', 'bfloat16' or 'float16'", "--dtype"),
+    "strategy": ("--strategy tri", "strategy", "none, recycling, trie", "--strategy"),
+    "nan": ("--stall-timeout nan", "stall_timeout", "greater than 0", "--stall-timeout"),
+    "unknown flag": ("--max-runing 4", "--max-runing", "did you mean --max-running?", "command line"),
+    "stray argument": ("model", "model", "no such flag", "command line"),
+    "flag without a value": ("--port", "arguments", "see draftwood serve --help", "command line"),
+    "unknown variable": ("DRAFTWOOD_PROT=1", "DRAFTWOOD_PROT", "did you mean DRAFTWOOD_PORT?", "environment"),
+    "timeouts": ("--max-timeout 5", "default_timeout", "at most max_timeout = 5", ""),
+    "key without certificate": ("--tls-key k.pem", "tls_cert", "since tls_key is", ""),
+    "missing certificate": ("--tls-cert /no --tls-key /no", "tls_cert", "no such file", "--tls-cert"),
+    "both kinds of keys": ("--store-keys a --store-key-file b", "store_key_file", "store_keys", "--store"),
+    "weights": ("--tenant-weights acme", "tenant_weights", "acme=2,beta=0.5", "--tenant-weights"),
+    "weight": ("--tenant-weights acme=x", "tenant_weights", "a number", "--tenant-weights"),
+    "no weight": ("--tenant-weights acme=0", "tenant_weights['acme']", "above 0", "--tenant-weights"),
+    "open to the network": ("--host 0.0.0.0", "host", "draftwood key create", "--host"),
+    "open with keys": ("--auth open --auth-file x", "auth", "combined with auth_file", "--auth"),
     "open with tokens": (
-        ["--auth", "open", "--jwt-jwks", "x", "--jwt-issuer", "i", "--jwt-audience", "a"],
-        {},
+        f"--auth open --jwt-jwks x {JWT}",
         "auth",
         "combined with jwt_jwks",
         "--auth",
     ),
-    "cadence": (["--delta-cadence", "0.001"], {}, "delta_cadence", "from 0.01 to 60 seconds", "--delta-cadence"),
-    "rounding": (["--delta-rounding", "4"], {}, "delta_rounding", "1 without a cadence", "--delta-rounding"),
-    "padding": ([], {"DRAFTWOOD_DELTA_PADDING": "128K"}, "delta_padding", "from 0 to 65536 bytes", "DELTA_PADDING"),
-    "no file of keys": (["--auth-file", "/no"], {}, "auth_file", "no such file", "--auth-file"),
-    "tokens for anyone": (["--jwt-jwks", "x", "--jwt-issuer", "i"], {}, "jwt_audience", "since jwt_jwks is", ""),
-    "audience without keys": (["--jwt-audience", "a"], {}, "jwt_jwks", "must be set", ""),
+    "cadence": ("--delta-cadence 0.001", "delta_cadence", "from 0.01 to 60 seconds", "--delta-cadence"),
+    "rounding": ("--delta-rounding 4", "delta_rounding", "1 without a cadence", "--delta-rounding"),
+    "padding": ("DRAFTWOOD_DELTA_PADDING=128K", "delta_padding", "from 0 to 65536 bytes", "DELTA_PADDING"),
+    "no file of keys": ("--auth-file /no", "auth_file", "no such file", "--auth-file"),
+    "tokens for anyone": ("--jwt-jwks x --jwt-issuer i", "jwt_audience", "since jwt_jwks is", ""),
+    "audience without keys": ("--jwt-audience a", "jwt_jwks", "must be set", ""),
     "keys in clear text": (
-        ["--jwt-jwks", "http://x/jwks", "--jwt-issuer", "i", "--jwt-audience", "a"],
-        {},
+        f"--jwt-jwks http://x/jwks {JWT}",
         "jwt_jwks",
         "https URL",
         "--jwt-jwks",
     ),
-    "symmetric signatures": (["--jwt-algorithms", "RS256,HS256"], {}, "jwt_algorithms", "'EdDSA'", "--jwt-algorithms"),
-    "no signatures": (["--jwt-algorithms", "none"], {}, "jwt_algorithms", "'RS256'", "--jwt-algorithms"),
-    "missing file": (["--config", "/no/such.yaml"], {}, "config", "no such file", ""),
+    "symmetric signatures": ("--jwt-algorithms RS256,HS256", "jwt_algorithms", "'EdDSA'", "--jwt-algorithms"),
+    "no signatures": ("--jwt-algorithms none", "jwt_algorithms", "'RS256'", "--jwt-algorithms"),
+    "missing file": ("--config /no/such.yaml", "config", "no such file", ""),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_refused(name: str) -> None:
-    args, environ, field, allowed, source = BAD[name]
-    error = error_of(args, environ)
+    given, field, allowed, source = BAD[name]
+    variables = [word for word in given.split() if word.startswith(ENV_PREFIX)]
+    args = [word for word in given.split() if word not in variables]
+    error = error_of(args, dict(word.split("=") for word in variables))
     assert error.field == field
     assert allowed in error.allowed
     assert source in error.source
