@@ -33,8 +33,8 @@ def tenant(name: str, seconds: float, rate: int = 100, running: int = 1, waiting
 def sample(seconds: float, *tenants: pb.TenantStatus, operator: bool = True) -> pb.ServerStatus:
     """Of a server that has worked for so long, at steady rates."""
     tenants = tenants or (tenant("acme", seconds), tenant("globex", seconds, rate=20))
-    about = {"server_version": "1.2.3", "model": "demo", "dtype": "float32", "runner": "torch"}
-    status = pb.ServerStatus(**about, state=pb.SERVING_STATE_SERVING, tenants=tenants)  # type: ignore[arg-type]
+    about: Any = {"server_version": "1.2.3", "model": "demo", "dtype": "float32", "runner": "torch"}
+    status = pb.ServerStatus(**about, state=pb.SERVING_STATE_SERVING, tenants=tenants)
     status.time.FromSeconds(1_800_000_000)
     status.uptime.FromNanoseconds(round(seconds * SECONDS))
     if operator:
@@ -43,18 +43,19 @@ def sample(seconds: float, *tenants: pb.TenantStatus, operator: bool = True) -> 
 
 
 def _load(seconds: float, tenants: tuple[pb.TenantStatus, ...]) -> pb.LoadStatus:
-    def after(**rates: float) -> dict[str, Any]:
+    def after(**rates: float) -> Any:
         return {name: round(rate * seconds) for name, rate in rates.items()}
 
     def total(name: str) -> int:
         return sum(getattr(one, name) for one in tenants)
 
     drafting = after(tokens=40, decode_steps=10, draft_tokens=200, accepted_tokens=30)
-    bounds = {"max_running": 16, "max_waiting": 64, "kv_pages_used": 30, "kv_pages_cached": 20, "kv_pages": 100}
+    bounds: Any = {"max_running": 16, "max_waiting": 64, "kv_pages_used": 30, "kv_pages_cached": 20, "kv_pages": 100}
+    totals: Any = {name: total(name) for name in ("running", "waiting", "tokens", "draft_tokens")}
     load = pb.LoadStatus(
         **bounds,
         **after(steps=50, prompt_tokens=300, cached_prompt_tokens=100),
-        **{name: total(name) for name in ("running", "waiting", "tokens", "draft_tokens")},
+        **totals,
         decode_steps=total("tokens") // 4,
         drafting=[pb.DraftingStatus(strategy="hybrid", **drafting)],
         sources=[pb.SourceStatus(source="trie", **after(draft_tokens=100, accepted_tokens=25))],

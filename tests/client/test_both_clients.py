@@ -64,7 +64,7 @@ SAMPLING: dict[str, Any] = {
     **{"temperature": 0.5, "top_k": 5, "top_p": 0.75, "min_p": 0.25, "seed": 2**64 - 1},
     **{"repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.25},
 }
-OUTPUT = {"token_details": True, "include_special_tokens": True}
+OUTPUT: dict[str, Any] = {"token_details": True, "include_special_tokens": True}
 LIMITS: dict[str, Any] = {"max_tokens": 9, "min_tokens": 1, "ignore_eos": True}
 
 
@@ -72,7 +72,7 @@ def test_every_option_reaches_its_field(ask: Ask, server: FakeServer) -> None:
     messages: Messages = [ChatMessage("system", "Be brief."), {"role": "user", "content": "Why?"}]
     stops: dict[str, Any] = {"stop": ["a", "b"], "stop_token_ids": [7, 8], **LIMITS}
     drafts: dict[str, Any] = {"drafting": False, "strategy": "trie", "max_draft_nodes": 0}
-    ids = {"tenant": "acme", "request_id": "r", "session": "s"}
+    ids: dict[str, Any] = {"tenant": "acme", "request_id": "r", "session": "s"}
     ask(server.target, messages, **ids, **SAMPLING, **stops, **drafts, **OUTPUT)
     [request] = server.requests
     turns = [pb.ChatMessage(role="system", content="Be brief."), pb.ChatMessage(role="user", content="Why?")]

@@ -36,7 +36,8 @@ def at(path: tuple[str, ...], value: object) -> dict[str, Any]:
     made: Any = value
     for key in reversed(path):
         made = {key: made}
-    return OPEN | made
+    values: dict[str, Any] = OPEN | made
+    return values
 
 
 def misspelt(path: tuple[str, ...]) -> tuple[dict[str, Any], str]:

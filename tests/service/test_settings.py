@@ -51,7 +51,11 @@ def test_values_that_are_no_plain_numbers_come_from_any_source(
 ) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text(f"{name}: {in_yaml}\n")
-    sources = (["--config", str(path)], {}), ([flag(name), in_text], {}), ([], {ENV_PREFIX + name.upper(): in_text})
+    sources: Any = (
+        (["--config", str(path)], {}),
+        ([flag(name), in_text], {}),
+        ([], {ENV_PREFIX + name.upper(): in_text}),
+    )
     assert [getattr(read_settings(*source), name) for source in sources] == [value] * 3
 
 

@@ -274,7 +274,8 @@ async def test_the_tenant_is_the_credentials(guarded_by: tuple[Served, Keys]) ->
         (keys.of_role[Role.OPERATOR], OTHER, OTHER),
         (token(tenant="gamma"), "", "gamma"),
     ):
-        stream: Any = served.stub.Generate(request_of(METHODS["Generate"], named), metadata=bearer(credential))
+        request: Any = request_of(METHODS["Generate"], named)
+        stream: Any = served.stub.Generate(request, metadata=bearer(credential))
         assert (await stream.read()).started.tenant == tenant
         stream.cancel()
     await served.settled()

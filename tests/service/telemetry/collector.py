@@ -65,9 +65,12 @@ def running_collector() -> Iterator[Collector]:
             return logs_service_pb2.ExportLogsServiceResponse()
 
     server: Any = grpc.server(ThreadPoolExecutor(4))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Traces(), server)
-    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(Metrics(), server)
-    logs_service_pb2_grpc.add_LogsServiceServicer_to_server(Logs(), server)
+    register: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+    register(Traces(), server)
+    register = metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server
+    register(Metrics(), server)
+    register = logs_service_pb2_grpc.add_LogsServiceServicer_to_server
+    register(Logs(), server)
     got.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
