@@ -51,12 +51,9 @@ def test_values_that_are_no_plain_numbers_come_from_any_source(
 ) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text(f"{name}: {in_yaml}\n")
-    sources: Any = (
-        (["--config", str(path)], {}),
-        ([flag(name), in_text], {}),
-        ([], {ENV_PREFIX + name.upper(): in_text}),
-    )
-    assert [getattr(read_settings(*source), name) for source in sources] == [value] * 3
+    variables = {ENV_PREFIX + name.upper(): in_text}
+    for args, environ in ((["--config", str(path)], {}), ([flag(name), in_text], {}), ([], variables)):
+        assert getattr(read_settings(args, environ), name) == value
 
 
 def test_sizes_may_have_a_suffix(tmp_path: Path) -> None:
