@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
@@ -171,15 +170,6 @@ async def test_what_waits_is_refused_at_once_when_a_drain_begins(served: Served)
     assert [reason(one.error) for one in answers if one.error is not None] == ["SHUTTING_DOWN"] * 3
     assert [one.finished.usage.completion_tokens for one in answers if one.error is None] == [50] * 4
     await stopping
-
-
-async def test_reflection_lists_the_services(served: Served) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)
-    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-    response = await call.read()
-    names = {service.name for service in response.list_services_response.service}
-    assert {SERVICE, "grpc.health.v1.Health"} <= names
-    call.cancel()
 
 
 async def test_two_servers_never_share_a_port(served: Served) -> None:

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from draftwood.admin.v1 import audit_pb2, audit_pb2_grpc
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import memory_pb2, memory_pb2_grpc
-from draftwood_client import AdminClient
 from draftwood_client.cli import build_app
 from draftwood_memory import MemoryName
 from draftwood_model_runner.answer import Difference
@@ -298,23 +297,3 @@ async def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
         assert values["counts"][0]["differing"] == 1
         assert values["differences"][0]["margin"] is None
         assert values["differences"][0]["position"] == 7
-
-
-async def test_counts_are_kept_when_the_engine_restarts() -> None:
-    engines = [FakeEngine(), FakeEngine()]
-    engines[1].difference = Difference(3, 0.5)
-    started = iter(engines)
-    async with serving(engines[0], make_engine=lambda: next(started), audit_share=1.0) as served:
-        await answered(served, request())
-        await audited(served, 1)
-        engines[0].step_error = RuntimeError("dead")
-        assert (await answer(served.stub.Generate(request(request_id="s")))).status
-        await until(lambda: served.server.recovery.restarts == 1 and not served.server.bridge.stopped)
-        await answered(served, request(request_id="t"))
-        assert (await audited(served, 2)).differing == 1
-
-        def restarts() -> int:
-            with AdminClient(served.server.address) as client:
-                return client.audit_report().engine_restarts
-
-        assert await asyncio.to_thread(restarts) == 1
