@@ -17,6 +17,7 @@ from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.v1 import generation_pb2
 from draftwood_model_runner.request import MemoryTerms
 from draftwood_tenants.config import TenantConfig
+from tests.memory.servers import Valkey
 from tests.service.fakes import Served, serving, until
 from tests.service.rpc.test_endings import reason
 
@@ -158,6 +159,21 @@ async def test_requests_use_the_tenants_configuration(served: Served) -> None:
             [_ async for _ in served.stub.Generate(override)]
         assert reason(error.value) == "PERMISSION_DENIED"
         assert f"drafting.{name}" in str(error.value.details())
+
+
+async def test_two_servers_share_tenants_and_one_of_two_updates_wins(server: Valkey) -> None:
+    async with serving(store=server.url) as one, serving(store=server.url) as two:
+        made = await tenants(one).CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=tenant(weight=2)))
+        await until(lambda: config_of(two, "a").weight == 2)
+        calls = [
+            tenants(served).UpdateTenant(
+                pb.UpdateTenantRequest(tenant=tenant(name="tenants/a", weight=number + 3, etag=made.etag))
+            )
+            for number, served in enumerate((one, two) * 4)
+        ]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        codes = [one.code() for one in results if isinstance(one, grpc.aio.AioRpcError)]
+        assert codes == [CODE.ABORTED] * 7
 
 
 async def test_what_the_file_names_is_the_files(tmp_path: Path) -> None:

@@ -89,6 +89,8 @@ async def test_from_warming_to_purging(server: Valkey, with_redis: bool) -> None
                 await asyncio.to_thread(call)
         assert (await asyncio.to_thread(client.statistics, "default")).tenants == ()
 
+        with pytest.raises(NotFoundError, match="tenants/a/arms/x/y: does not exist"):
+            await export_of(client, tenant="a", arm="x/y")
         records, fingerprint = await export_of(client, tenant="a")
         assert [record.text for record in records][:2] == ["first document", "second"]
         assert {record.kind for record in records} == {"corpus"}

@@ -161,3 +161,13 @@ async def test_a_drain_is_shown_and_does_not_wait_for_watches() -> None:
         assert (await answer(call)).finished
         await stopping
         assert time.monotonic() - began < 15
+
+
+async def test_a_restart_of_the_engine_is_shown(served: Served) -> None:
+    served.engine.step_error = RuntimeError("broken")
+    await answer(served.stub.Generate(generation_pb2.GenerateRequest(text="x", tenant=OWN)))
+    await until(lambda: not served.server.serving)
+    assert (await status_of(served)).state == pb.SERVING_STATE_RESTARTING
+    served.engine.step_error = None
+    await until(lambda: served.server.serving)
+    assert (await status_of(served)).load.engine_restarts == 1
