@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 
+import grpc
+
 from draftwood_benchmarks.load.closed_loop import RequestResult, closed_loop
 from draftwood_benchmarks.load.questions import Questions, take_from
-from tests.benchmarks.load.results import failed
+from draftwood_client import UnavailableError
+from draftwood_client.errors import ErrorDetails
 from tests.client.fake_server import FakeServer
+
+
+def failed() -> RequestResult:
+    return RequestResult(5.0, error=UnavailableError(ErrorDetails(grpc.StatusCode.UNAVAILABLE, "gone")))
 
 
 def test_latencies_are_those_of_the_first_tokens_and_of_each_later_one() -> None:
