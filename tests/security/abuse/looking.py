@@ -1,7 +1,7 @@
 """Looks at a service while it is attacked.
 
-The attack runs in a process of its own: `python -m tests.security.abuse.looking NAME TARGET SECONDS` prints "ready" when
-its payload is made, begins when a line comes on standard input, and prints the statuses as JSON.
+The attack runs in a process of its own: `python -m tests.security.abuse.looking NAME TARGET SECONDS`. It prints "ready"
+when its payload is made, begins when a line comes on standard input, and prints the statuses as JSON.
 """
 
 from __future__ import annotations
