@@ -201,6 +201,8 @@ async def test_the_life_of_an_experiment(served: Served) -> None:
         request = xp.CreateExperimentRequest(experiment_id=name, experiment=experiment(tenants=scope, coverage=0.5))
         made = await stub.CreateExperiment(request)
         assert (made.state, len(made.salt)) == (xp.EXPERIMENT_STATE_DRAFT, 32)
+        draft = xp.Experiment(name=made.name, alpha=0.04)
+        assert (await stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=draft))).alpha == 0.04
     started = await stub.StartExperiment(xp.StartExperimentRequest(name="experiments/one"))
     assert started.state == xp.EXPERIMENT_STATE_RUNNING
     refuse = CODE.FAILED_PRECONDITION
