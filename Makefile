@@ -105,8 +105,8 @@ $(STATISTICS): $(STAMP)
 	$(PIP) --group statistics
 	touch $@
 
-# For tests/client/languages/test_node.py, which is skipped where npm is not there.
-$(NODE): tests/client/languages/node/package.json
+# For tests/service/gateway/test_openai.py, a part of which is skipped where npm is not there.
+$(NODE): tests/service/gateway/package.json
 	mkdir -p $(@D)
 	cp $< $(@D)/
 	if command -v npm; then cd $(@D) && timeout 300 npm install --silent --ignore-scripts --no-audit --no-fund; fi

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,46 @@ def _ask_async(target: str, prompt: Prompt = "hi", *, retry: RetryPolicy = QUICK
             return await client.generate(prompt, **options)
 
     return asyncio.run(ask())
+
+
+Connect = Callable[..., Any]
+"""A client of a target and options, with the interface of asyncio."""
+
+
+class OnThreads:
+    """A blocking client, a part of it or one of its streams with the interface of asyncio: its calls run on threads."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name in ("tenants", "experiments"):
+            return OnThreads(found)
+        if name in ("stream", "list"):
+            return lambda *args, **options: OnThreads(found(*args, **options))
+        return partial(asyncio.to_thread, found) if callable(found) and name != "cancel" else found
+
+    async def __aenter__(self) -> OnThreads:
+        return OnThreads(await asyncio.to_thread(self._inner.__enter__))
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self._inner.__exit__, *error)
+
+    def __aiter__(self) -> OnThreads:
+        return self
+
+    async def __anext__(self) -> Any:
+        if (item := await asyncio.to_thread(next, self._inner, None)) is None:
+            raise StopAsyncIteration
+        return item
+
+
+@pytest.fixture(params=["sync", "async"])
+def connect(request: pytest.FixtureRequest) -> Connect:
+    if request.param == "async":
+        return AsyncClient
+    return lambda target, **options: OnThreads(Client(target, **options))
 
 
 @pytest.fixture

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 from google.protobuf.empty_pb2 import Empty
+from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
 from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import tenants_pb2 as pb
-from draftwood.admin.v1.experiments_pb2_grpc import (
-    ExperimentServiceServicer,
-    add_ExperimentServiceServicer_to_server,
-)
+from draftwood.admin.v1.experiments_pb2_grpc import ExperimentServiceServicer, add_ExperimentServiceServicer_to_server
 from draftwood.admin.v1.tenants_pb2_grpc import TenantServiceServicer, add_TenantServiceServicer_to_server
-from tests.client.fake_server import abort, reason, violation
+from draftwood_errors import InvalidInputError
+from draftwood_service.rpc.admin.messages import apply_mask
+from tests.client.fake_server import Running, abort, reason, violation
 
 CODE = grpc.StatusCode
-OF_THE_SERVER = {
-    *("name", "etag", "create_time", "update_time", "origin"),
-    *("state", "start_time", "end_time", "salt", "winner", "stopped_arms"),
-}
+OF_THE_SERVER = frozenset(
+    {
+        *("name", "etag", "create_time", "update_time", "origin"),
+        *("state", "start_time", "end_time", "salt", "winner", "stopped_arms"),
+    }
+)
 
 
 class Shelf:
@@ -61,9 +62,7 @@ class Shelf:
         if name in self.held:
             fail(context, CODE.ALREADY_EXISTS, f"{name}: exists already", name)
         made = self.kind(name=name)
-        mask = [field.name for field, _ in given.ListFields() if field.name not in OF_THE_SERVER]
-        for path in mask:
-            copy_field(made, given, path, context)
+        mask = masked(made, given, [], context)
         if self.kind is xp.Experiment:
             made.state, made.salt = xp.EXPERIMENT_STATE_DRAFT, "0a1b"
         made.create_time.GetCurrentTime()
@@ -72,10 +71,7 @@ class Shelf:
     def update(self, given: Any, paths: list[str], validate_only: bool, context: Any) -> Any:
         self.interfere(validate_only)
         current = self.changeable(given.name, given.etag, context)
-        mask = paths or [field.name for field, _ in given.ListFields() if field.name not in OF_THE_SERVER]
-        for path in mask:
-            copy_field(current, given, path, context)
-        return self.put("update", current, mask, validate_only, context)
+        return self.put("update", current, masked(current, given, paths, context), validate_only, context)
 
     def changeable(self, name: str, etag: str, context: Any) -> Any:
         current = self.found(name, context)
@@ -111,7 +107,7 @@ class Shelf:
             interfere()
 
 
-class FakeAdmin(TenantServiceServicer, ExperimentServiceServicer):
+class FakeAdmin(Running, TenantServiceServicer, ExperimentServiceServicer):
     """A server on port 0.
 
     Attributes:
@@ -130,15 +126,6 @@ class FakeAdmin(TenantServiceServicer, ExperimentServiceServicer):
         add_TenantServiceServicer_to_server(self, self._server)
         add_ExperimentServiceServicer_to_server(self, self._server)
         self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-
-    def __enter__(self) -> Self:
-        self._server.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._server.stop(None).wait(5)
 
     def GetTenant(self, request: pb.GetTenantRequest, context: Any) -> pb.Tenant:
         self.metadata.append(dict(context.invocation_metadata()))
@@ -227,25 +214,14 @@ def check(message: Any, context: Any) -> None:
         bad(context, "experiment.arms", f"{len(message.arms)} of them; 2 to 8 are needed")
 
 
-def copy_field(current: Any, given: Any, path: str, context: Any) -> None:
-    """Copies a field of a mask, as the server does."""
-    name, _, rest = path.partition(".")
-    field = current.DESCRIPTOR.fields_by_name.get(name)
-    if field is None or name in OF_THE_SERVER:
-        bad(context, "update_mask", f"{path} cannot be changed")
-    if rest and (field.is_repeated or field.message_type.file.name.startswith("google/protobuf/")):
-        bad(context, "update_mask", f"the parts of {name} can only be changed together")
-    if rest:
-        copy_field(getattr(current, name), getattr(given, name), rest, context)
-        return
-    current.ClearField(name)
-    if field.is_repeated:
-        getattr(current, name).MergeFrom(getattr(given, name))
-    elif field.message_type is not None:
-        if given.HasField(name):
-            getattr(current, name).CopyFrom(getattr(given, name))
-    elif not field.has_presence or given.HasField(name):
-        setattr(current, name, getattr(given, name))
+def masked(current: Any, given: Any, paths: list[str], context: Any) -> list[str]:
+    """Copies the fields of a mask as the server does, those that are set if it is empty. Their paths."""
+    mask = paths or [field.name for field, _ in given.ListFields() if field.name not in OF_THE_SERVER]
+    try:
+        apply_mask(current, given, FieldMask(paths=mask), OF_THE_SERVER)
+    except InvalidInputError as error:
+        bad(context, "update_mask", str(error))
+    return mask
 
 
 def bad(context: Any, field: str, problem: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -35,11 +34,7 @@ def answers(*texts: str, drafted: Sequence[bool] = (), stop_string: str = "", pa
 
 
 def fails(
-    code: grpc.StatusCode,
-    text: str,
-    *details: message.Message,
-    pushback: str | None = None,
-    after: Sequence[str] = (),
+    code: grpc.StatusCode, text: str, *details: message.Message, pushback: str | None = None, after: Sequence[str] = ()
 ) -> Behaviour:
     """Ends with an error status, after Started and a delta per text of `after`, if there are any."""
 
@@ -154,7 +149,23 @@ def finished(tokens: int, stop_string: str) -> pb.GenerateResponse:
     return pb.GenerateResponse(finished=event)
 
 
-class FakeServer(GenerationServiceServicer):
+class Running:
+    """A server of gRPC that runs while its context lasts."""
+
+    _server: grpc.Server
+
+    def __enter__(self) -> Self:
+        self._server.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._server.stop(None).wait(5)
+
+
+class FakeServer(Running, GenerationServiceServicer):
     """Attempt n gets behaviour `script[n]`; attempts beyond the script get its last behaviour.
 
     Attributes:
@@ -198,15 +209,6 @@ class FakeServer(GenerationServiceServicer):
         else:
             self.port = self._server.add_secure_port(address, credentials)
         self.target = f"{address.partition(':')[0]}:{self.port}"
-
-    def __enter__(self) -> Self:
-        self._server.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._server.stop(None).wait(5)
 
     def set_ready(self, ready: bool) -> None:
         """What its health service reports."""

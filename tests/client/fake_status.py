@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 
 from draftwood.admin.v1 import status_pb2 as pb
 from draftwood.admin.v1.status_pb2_grpc import StatusServiceServicer, add_StatusServiceServicer_to_server
+from tests.client.fake_server import Running
 
 SECONDS = 1_000_000_000
 
@@ -33,14 +33,8 @@ def tenant(name: str, seconds: float, rate: int = 100, running: int = 1, waiting
 def sample(seconds: float, *tenants: pb.TenantStatus, operator: bool = True) -> pb.ServerStatus:
     """Of a server that has worked for so long, at steady rates."""
     tenants = tenants or (tenant("acme", seconds), tenant("globex", seconds, rate=20))
-    status = pb.ServerStatus(
-        server_version="1.2.3",
-        model="demo",
-        dtype="float32",
-        runner="torch",
-        state=pb.SERVING_STATE_SERVING,
-        tenants=tenants,
-    )
+    about: Any = {"server_version": "1.2.3", "model": "demo", "dtype": "float32", "runner": "torch"}
+    status = pb.ServerStatus(**about, state=pb.SERVING_STATE_SERVING, tenants=tenants)
     status.time.FromSeconds(1_800_000_000)
     status.uptime.FromNanoseconds(round(seconds * SECONDS))
     if operator:
@@ -49,33 +43,22 @@ def sample(seconds: float, *tenants: pb.TenantStatus, operator: bool = True) -> 
 
 
 def _load(seconds: float, tenants: tuple[pb.TenantStatus, ...]) -> pb.LoadStatus:
-    tokens = sum(one.tokens for one in tenants)
+    def after(**rates: float) -> Any:
+        return {name: round(rate * seconds) for name, rate in rates.items()}
+
+    def total(name: str) -> int:
+        return sum(getattr(one, name) for one in tenants)
+
+    drafting = after(tokens=40, decode_steps=10, draft_tokens=200, accepted_tokens=30)
+    bounds: Any = {"max_running": 16, "max_waiting": 64, "kv_pages_used": 30, "kv_pages_cached": 20, "kv_pages": 100}
+    totals: Any = {name: total(name) for name in ("running", "waiting", "tokens", "draft_tokens")}
     load = pb.LoadStatus(
-        running=sum(one.running for one in tenants),
-        waiting=sum(one.waiting for one in tenants),
-        max_running=16,
-        max_waiting=64,
-        kv_pages_used=30,
-        kv_pages_cached=20,
-        kv_pages=100,
-        steps=round(50 * seconds),
-        prompt_tokens=round(300 * seconds),
-        cached_prompt_tokens=round(100 * seconds),
-        tokens=tokens,
-        decode_steps=tokens // 4,
-        draft_tokens=sum(one.draft_tokens for one in tenants),
-        drafting=[
-            pb.DraftingStatus(
-                strategy="hybrid",
-                tokens=round(40 * seconds),
-                decode_steps=round(10 * seconds),
-                draft_tokens=round(200 * seconds),
-                accepted_tokens=round(30 * seconds),
-            )
-        ],
-        sources=[
-            pb.SourceStatus(source="trie", draft_tokens=round(100 * seconds), accepted_tokens=round(25 * seconds))
-        ],
+        **bounds,
+        **after(steps=50, prompt_tokens=300, cached_prompt_tokens=100),
+        **totals,
+        decode_steps=total("tokens") // 4,
+        drafting=[pb.DraftingStatus(strategy="hybrid", **drafting)],
+        sources=[pb.SourceStatus(source="trie", **after(draft_tokens=100, accepted_tokens=25))],
         accepted_by_depth=[30, 20, 10],
         store=pb.StoreStatus(up=True, pending_records=3, memories=2, memory_tokens=5000, memory_bytes=2**20),
         audits=pb.AuditStatus(audited=40, differing=2, ties=2),
@@ -86,7 +69,7 @@ def _load(seconds: float, tenants: tuple[pb.TenantStatus, ...]) -> pb.LoadStatus
     return load
 
 
-class FakeStatus(StatusServiceServicer):
+class FakeStatus(Running, StatusServiceServicer):
     """A server on port 0. Each call of WatchStatus gets the samples, one after another, and stays open.
 
     Attributes:
@@ -109,18 +92,9 @@ class FakeStatus(StatusServiceServicer):
     def target(self) -> str:
         return f"127.0.0.1:{self._port}"
 
-    def __enter__(self) -> Self:
-        self._server.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
     def stop(self) -> None:
         self._ending.set()
-        self._server.stop(None).wait(5)
+        super().stop()
 
     def restart(self) -> None:
         """On the same port."""

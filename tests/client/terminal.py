@@ -12,7 +12,6 @@ import subprocess
 import sys
 import termios
 import time
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -35,9 +34,7 @@ class Terminal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)

@@ -13,9 +13,11 @@ import pytest
 
 import draftwood_client
 from draftwood_client import (
+    AdminClient,
     ArgumentError,
     ArgumentTypeError,
     ArgumentValueError,
+    AsyncAdminClient,
     AsyncClient,
     ChatMessage,
     Client,
@@ -91,8 +93,8 @@ def test_bad_connections(tmp_path: Path) -> None:
         TlsConfig(certificate_chain=b"x")
     with pytest.raises(ArgumentValueError, match=r"tls\.root_certificates: cannot read .*No such file"):
         TlsConfig.from_files(tmp_path / "nothing.pem")
-    with pytest.raises(ArgumentValueError, match=r"retry\.multiplier: 0\.5 is not allowed; it must be at least 1"):
-        RetryPolicy(multiplier=0.5)
+    with pytest.raises(ArgumentTypeError, match="api_kye: there is no such argument"):
+        AdminClient(api_kye="x")  # type: ignore[call-arg]
 
 
 def test_secrets_stay_out_of_reprs() -> None:
@@ -123,7 +125,7 @@ def test_a_credential_may_go_to_this_machine_in_clear_text(target: str) -> None:
 
 @pytest.mark.parametrize("target", ELSEWHERE)
 def test_no_credential_leaves_this_machine_in_clear_text(target: str) -> None:
-    for kind in (Client, AsyncClient, MemoryClient):
+    for kind in (Client, AsyncClient, MemoryClient, AdminClient, AsyncAdminClient):
         with pytest.raises(ArgumentValueError, match=r"^api_key: would be sent to .* in clear text; use TLS"):
             kind(target, api_key="k")
     with pytest.raises(ArgumentValueError, match=r"^token: would"):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from draftwood_client import NO_RETRY, AsyncClient, Client, UnavailableError
+from draftwood_client import AsyncClient, Client, UnavailableError
 from draftwood_client.connection import Connection
 from draftwood_service.rpc.bound import options
 from draftwood_service.settings import Settings
@@ -142,20 +142,7 @@ def test_a_silently_broken_connection_is_noticed_after_a_long_silence() -> None:
 
 
 def test_pings_of_the_client_are_within_what_the_server_accepts() -> None:
-    client = dict(
-        Connection.of(
-            "a:1",
-            tenant=None,
-            timeout=None,
-            retry=NO_RETRY,
-            tls=False,
-            api_key=None,
-            token=None,
-            plaintext_credentials=False,
-            metadata=None,
-            channel_options=None,
-        ).options()
-    )
+    client = dict(Connection.of("a:1").options())
     server = dict(options(Settings(port=0)))
     assert client["grpc.keepalive_time_ms"] > server["grpc.http2.min_ping_interval_without_data_ms"]
     assert client["grpc.http2.max_pings_without_data"] == 0

@@ -12,8 +12,8 @@ import grpc
 import psutil
 import pytest
 
-from draftwood_client import NO_RETRY, AsyncClient, Client, DraftwoodError
-from tests.client.conftest import OWN_CONNECTION
+from draftwood_client import NO_RETRY, DraftwoodError
+from tests.client.conftest import OWN_CONNECTION, Connect
 from tests.client.fake_server import Behaviour, FakeServer, answers, fails, hangs, reason
 
 CLIENTS = 5
@@ -49,9 +49,9 @@ def assert_none_is_left(server: FakeServer) -> None:
 
 @pytest.mark.usefixtures("_no_collection")
 @pytest.mark.parametrize(("behaviour", "deadline"), ENDINGS)
-async def test_of_the_asyncio_client(server: FakeServer, behaviour: Behaviour, deadline: float | None) -> None:
+async def test_none_is_left(connect: Connect, server: FakeServer, behaviour: Behaviour, deadline: float | None) -> None:
     async def ask() -> None:
-        async with AsyncClient(server.target, retry=NO_RETRY, channel_options=OWN_CONNECTION) as client:
+        async with connect(server.target, retry=NO_RETRY, channel_options=OWN_CONNECTION) as client:
             with contextlib.suppress(DraftwoodError):
                 async with client.stream("x", timeout=deadline) as stream:
                     async for _ in stream:
@@ -63,22 +63,3 @@ async def test_of_the_asyncio_client(server: FakeServer, behaviour: Behaviour, d
     for _ in range(CLIENTS):
         await ask()
     await asyncio.to_thread(assert_none_is_left, server)
-
-
-@pytest.mark.usefixtures("_no_collection")
-@pytest.mark.parametrize(("behaviour", "deadline"), ENDINGS)
-def test_of_the_blocking_client(server: FakeServer, behaviour: Behaviour, deadline: float | None) -> None:
-    def ask() -> None:
-        with (
-            Client(server.target, retry=NO_RETRY, channel_options=OWN_CONNECTION) as client,
-            contextlib.suppress(DraftwoodError),
-            client.stream("x", timeout=deadline) as stream,
-        ):
-            for _ in stream:
-                if deadline is None:
-                    break
-
-    server.script = [behaviour]
-    for _ in range(CLIENTS):
-        ask()
-    assert_none_is_left(server)

@@ -96,11 +96,6 @@ def test_the_changed_fields_are_saved(admin: FakeAdmin, run_admin: Run, editor: 
     assert no_files_left(tmp_path)
 
 
-def test_visual_comes_before_editor(run_admin: Run, editor: Editor) -> None:
-    value = editor.script([[("weight: 2", "weight: 3")]])
-    assert run_admin("tenant", "edit", "acme", EDITOR="/no/such", VISUAL=value).exit_code == 0
-
-
 @pytest.mark.parametrize("edits", [[], [("weight: 2", "weight: 2  # two")], [("", "# nothing\n")]])
 def test_nothing_changed(admin: FakeAdmin, run_admin: Run, editor: Editor, edits: list[tuple[str, str]]) -> None:
     result = run_admin("tenant", "edit", "acme", VISUAL=editor.script([edits]))
@@ -158,28 +153,22 @@ def test_a_conflict_keeps_both_changes(admin: FakeAdmin, run_admin: Run, editor:
     assert no_files_left(tmp_path)
 
 
-def test_after_a_conflict_the_text_can_be_changed_again(admin: FakeAdmin, run_admin: Run, editor: Editor) -> None:
+@pytest.mark.parametrize(
+    ("answer", "again", "weight"), [("\n", [("weight: 3", "weight: 4")], 4), ("n\n", [], None)], ids=["edited", "left"]
+)
+def test_after_a_conflict_the_text_can_be_changed_again_or_left(
+    admin: FakeAdmin, run_admin: Run, editor: Editor, answer: str, again: list[tuple[str, str]], weight: int | None
+) -> None:
     def interfere() -> None:
         other = admin.tenants.held["tenants/acme"]
         other.etag, other.description = "b", "by another"
 
     admin.tenants.before_write = interfere
-    value = editor.script([[("weight: 2", "weight: 3")], [("weight: 3", "weight: 4")]])
-    assert run_admin("tenant", "edit", "acme", VISUAL=value, stdin="\n").exit_code == 0
+    value = editor.script([[("weight: 2", "weight: 3")], again])
+    assert run_admin("tenant", "edit", "acme", VISUAL=value, stdin=answer).exit_code == (weight is None)
     tenant = admin.tenants.held["tenants/acme"]
-    assert (tenant.weight, tenant.description) == (4, "by another")
-    assert admin.tenants.writes == [("update", "tenants/acme", ["weight"])]
-
-
-def test_a_conflict_can_be_left(admin: FakeAdmin, run_admin: Run, editor: Editor) -> None:
-    def interfere() -> None:
-        admin.tenants.held["tenants/acme"].etag = "b"
-
-    admin.tenants.before_write = interfere
-    value = editor.script([[("weight: 2", "weight: 3")]])
-    result = run_admin("tenant", "edit", "acme", VISUAL=value, stdin="n\n")
-    assert result.exit_code == 1
-    assert admin.tenants.writes == []
+    assert (tenant.weight, tenant.description) == (weight or 2, "by another")
+    assert admin.tenants.writes == ([("update", "tenants/acme", ["weight"])] if weight else [])
 
 
 def test_an_editor_that_fails(admin: FakeAdmin, run_admin: Run, editor: Editor, tmp_path: Path) -> None:
@@ -211,7 +200,7 @@ def test_an_experiment_is_edited_alike(admin: FakeAdmin, run_admin: Run, editor:
     made = xp.Experiment(name="experiments/x", etag="1", arms=arms, state=xp.EXPERIMENT_STATE_DRAFT, salt="00")
     admin.experiments.held["experiments/x"] = made
     value = editor.script([[("weight: 2", "weight: 3\nburnIn: 5m\nunit: session")]])
-    result = run_admin("experiment", "edit", "x", VISUAL=value)
+    result = run_admin("experiment", "edit", "x", VISUAL=value, EDITOR="/no/such")
     assert (result.stderr, result.exit_code) == ("", 0)
     found = admin.experiments.held["experiments/x"]
     assert (found.arms[1].weight, found.burn_in.seconds, found.unit) == (3, 300, xp.EXPERIMENT_UNIT_SESSION)

@@ -10,7 +10,6 @@ import pytest
 
 from draftwood_client import (
     AdminClient,
-    ArgumentTypeError,
     ArgumentValueError,
     AsyncClient,
     Client,
@@ -19,7 +18,6 @@ from draftwood_client import (
     environment,
 )
 from draftwood_client.connection import DEFAULT_TIMEOUT, Connection
-from tests.client.fake_admin import FakeAdmin
 from tests.client.fake_server import FakeServer, hangs
 
 
@@ -38,16 +36,6 @@ def test_address_tenant_and_key_come_from_the_environment(server: FakeServer, mo
     with Client(metadata={"Authorization": "Basic b"}) as client:
         client.chat("x")
     assert [one["authorization"] for one in server.metadata] == ["Bearer secret", "Bearer mine", "Basic b"]
-
-
-def test_the_operators_clients_read_it_too(admin: FakeAdmin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTWOOD_TARGET", admin.target)
-    monkeypatch.setenv("DRAFTWOOD_TOKEN", "t")
-    with AdminClient() as client:
-        assert [*client.tenants.list()] == []
-        with pytest.raises(Exception, match="does not exist"):
-            client.tenants.get("none")
-    assert admin.metadata[-1]["authorization"] == "Bearer t"
 
 
 def test_a_key_of_the_environment_is_not_sent_in_clear_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +62,7 @@ def test_certificates_of_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("DRAFTWOOD_TIMEOUT", "soon"), ("DRAFTWOOD_TIMEOUT", "-1"), ("DRAFTWOOD_TLS", "maybe")],
+    ("name", "value"), [("DRAFTWOOD_TIMEOUT", "soon"), ("DRAFTWOOD_TIMEOUT", "-1"), ("DRAFTWOOD_TLS", "maybe")]
 )
 def test_wrong_variables_are_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
@@ -123,9 +110,3 @@ def test_a_call_has_headers_of_its_own(server: FakeServer) -> None:
     first, second = server.metadata
     assert (first["x-a"], first["x-b"], first["authorization"]) == ("client", "call", "Bearer t")
     assert (second["x-b"], second["authorization"]) == ("client", "Basic own")
-
-
-def test_an_unknown_option_of_a_call_is_refused(server: FakeServer) -> None:
-    wrong: Any = {"tiemout": 3}
-    with Client(server.target) as client, pytest.raises(ArgumentTypeError, match="tiemout: there is no such option"):
-        client.model_info(**wrong)

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -205,26 +200,9 @@ def test_the_plot_as_a_file(reported: xp.ExperimentReport, run_admin: Run, tmp_p
     assert early.stderr == "error: --plot: there are no two looks with bounds yet\n"
 
 
-def test_watch_ends_with_ctrl_c(admin: FakeAdmin, reported: xp.ExperimentReport, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "draftwood_client", "experiment", "report", "trie-vs-hybrid", "--watch", "--json"]
-    env = {**os.environ, "DRAFTWOOD_TARGET": admin.target}
-    with subprocess.Popen(
-        [*command, "--interval", "0.1"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        first = json.loads(process.stdout.readline())
-        reported.servers = 3
-        deadline = time.monotonic() + 20
-        while json.loads(process.stdout.readline())["servers"] != 3:
-            assert time.monotonic() < deadline
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
-    assert first["servers"] == 2
-    assert (process.returncode, errors) == (0, "")
-
-
-def test_watch_shows_the_report_again(
-    reported: xp.ExperimentReport, run_admin: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_watch_shows_the_report_again_until_ctrl_c(
+    reported: xp.ExperimentReport, run_admin: Run, monkeypatch: pytest.MonkeyPatch, form: list[str]
 ) -> None:
     waits: list[float] = []
 
@@ -235,17 +213,16 @@ def test_watch_shows_the_report_again(
             raise KeyboardInterrupt
 
     monkeypatch.setattr("draftwood_client.cli.admin.report_command.time.sleep", wait)
-    result = run_admin("experiment", "report", "trie-vs-hybrid", "--watch")
+    result = run_admin("experiment", "report", "trie-vs-hybrid", "--watch", *form)
     assert (waits, result.exit_code, result.stderr) == ([3.0, 3.0], 0, "")
     assert result.stdout.index("hybrid is faster than control.") < result.stdout.index("hybrid is slower now.")
 
 
-def test_set_makes_no_experiment(admin: FakeAdmin, run_admin: Run) -> None:
+def test_set_makes_no_experiment_and_changes_none_of_the_file(
+    admin: FakeAdmin, made: xp.Experiment, run_admin: Run
+) -> None:
     assert run_admin("experiment", "set", "none", "coverage=1").stderr == "error: experiments/none: does not exist\n"
-    assert admin.experiments.held == {}
-
-
-def test_one_of_the_file_cannot_be_changed(admin: FakeAdmin, made: xp.Experiment, run_admin: Run) -> None:
+    assert [*admin.experiments.held.values()] == [made]
     made.origin = tenants_pb2.RESOURCE_ORIGIN_FILE
     result = run_admin("experiment", "set", "trie-vs-hybrid", "coverage=1")
     assert result.stderr == "error: experiments/trie-vs-hybrid: is defined in the servers' tenants file\n"

@@ -114,3 +114,9 @@ def run(python: Path, code: str, *arguments: str, status: int = 0) -> str:
     )
     assert done.returncode == status, done.stdout
     return done.stdout
+
+
+def present(python: Path, *modules: str) -> list[str]:
+    """Those of the modules that an environment has."""
+    code = "import importlib.util as u, sys; print(*[name for name in sys.argv[1:] if u.find_spec(name)])"
+    return run(python, code, *modules).split()

@@ -39,9 +39,7 @@ NOT_RUN = {
 }
 """Reason by regular expression of the whole command."""
 
-PARSED = {
-    r"draftwood bench (?!replay ).*": MINUTES,
-}
+PARSED = {r"draftwood bench (?!replay ).*": MINUTES}
 """The same of commands that are parsed instead."""
 
 

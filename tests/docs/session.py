@@ -14,7 +14,6 @@ import tomllib
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.request import urlopen
 
@@ -81,9 +80,7 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def write_files(self, blocks: list[Block]) -> None:

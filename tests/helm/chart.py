@@ -18,6 +18,8 @@ GOLDEN = Path(__file__).parent / "golden"
 HELM_3 = ROOT / "build" / "helm" / "node_modules" / ".bin" / "helm"
 """`make test-system` installs it where npm is there."""
 RELEASE, NAMESPACE = "demo", "serving"
+OPEN = {"auth": {"open": True}}
+"""The least values that render."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The faster one where libyaml is there."""
 _SECRET = re.compile(r"(?<=  password: )\S+")

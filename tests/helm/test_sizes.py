@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from helm_python.errors import HelmError
 
-from tests.helm.chart import HELM_3, VALUES, Document, read, render, render_3
+from tests.helm.chart import HELM_3, OPEN, VALUES, Document, read, render, render_3
 from tests.helm.test_renders import by_values, of_kind, pod_of, server_of, values
 
-OPEN = {"auth": {"open": True}}
 GIB = 2**30
 UNITS = {"": 1, "Mi": 2**20, "Gi": GIB}
 

@@ -16,7 +16,7 @@ import yaml
 
 from draftwood_client.cli import build_app
 from draftwood_service.settings import Settings
-from tests.helm.chart import render
+from tests.helm.chart import OPEN, render
 from tests.monitoring.expressions import ALERTS, REPOSITORY, RUNBOOKS, dashboards, rules
 
 RULES = {rule["alert"]: rule for rule in rules()}
@@ -87,7 +87,7 @@ def test_runbooks_quote_log_messages_that_exist() -> None:
 def test_the_chart_has_the_rules_and_puts_its_base_before_the_runbooks() -> None:
     rules_on = {"enabled": True, "runbookUrl": "https://runbooks.example/draftwood"}
     metrics = {"enabled": True, "rules": rules_on, "dashboards": {"enabled": True}}
-    documents = render({"auth": {"open": True}, "metrics": metrics})
+    documents = render(OPEN | {"metrics": metrics})
     [made] = [one for one in documents if one["kind"] == "PrometheusRule"]
     expected = ALERTS.read_text().replace("docs/runbooks/", "https://runbooks.example/draftwood/")
     assert made["spec"] == yaml.safe_load(expected)

@@ -1,4 +1,4 @@
-"""The dashboards are those that the tool writes, and say what they show."""
+"""The dashboards are those that the tool writes, and they and the alerts ask a real service for what is there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.monitoring.expressions import DASHBOARDS, dashboards, panels
+from tests.monitoring.expressions import DASHBOARDS, dashboards, exposed, expressions, panels, problems
+from tests.monitoring.service import watched_service
 from tools.monitoring import files
 
 UNITS = {"short", "s", "bytes", "reqps", "percentunit"}
@@ -35,12 +36,33 @@ def test_panels_have_unique_titles_descriptions_and_units(name: str) -> None:
             assert target["legendFormat"]
 
 
-@pytest.mark.parametrize("name", dashboards())
-def test_replicas_are_chosen_by_namespace_model_and_pod(name: str) -> None:
-    source, namespace, model, pod = dashboards()[name]["templating"]["list"]
-    assert (source["type"], source["query"], source["name"]) == ("datasource", "prometheus", "datasource")
-    assert namespace["query"] == "label_values(draftwood_build{}, namespace)"
-    assert model["query"] == 'label_values(draftwood_build{namespace=~"$namespace"}, gen_ai_request_model)'
-    both = 'namespace=~"$namespace", gen_ai_request_model=~"$model"'
-    assert pod["query"] == f"label_values(draftwood_build{{{both}}}, pod)"
-    assert [one.get("allValue") for one in (namespace, model, pod)] == [".*", ".*", None]
+PAGE = """
+# TYPE a histogram
+a_bucket{le="1",pod_name="x"} 1
+a_bucket{le="+Inf",pod_name="x"} 1
+a_count{pod_name="x"} 1
+a_sum{pod_name="x"} 1
+"""
+
+
+@pytest.mark.system
+def test_all_metrics_and_labels_are_those_of_a_running_service() -> None:
+    with watched_service() as service:
+        series = exposed(service.audited())
+    wrong = [f"{place}: {one}" for place, text in expressions().items() for one in problems(text, series)]
+    assert not wrong
+    assert len(expressions()) > 80
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("histogram_quantile(0.9, sum by (le) (rate(a_bucket[5m])))", []),
+        ('sum by (namespace, pod) (a_count{pod_name="x"})', []),
+        ("rate(b_total[5m])", ["there is no metric b_total"]),
+        ('a_count{le="1"} > 2 or a_sum', ["a_count has no label le"]),
+        ("sum by (other) (a_sum) / a_count", ["no metric of ['a_sum', 'a_count'] has the label other"]),
+    ],
+)
+def test_what_is_missing_is_found(expression: str, expected: list[str]) -> None:
+    assert [*problems(expression, exposed(PAGE))] == expected

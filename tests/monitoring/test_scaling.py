@@ -11,7 +11,7 @@ import promql_parser as promql
 import pytest
 
 from draftwood_service.gateway.metrics import Metrics
-from tests.helm.chart import render
+from tests.helm.chart import OPEN, render
 from tests.helm.test_renders import of_kind, values
 from tests.monitoring.expressions import exposed, problems
 from tests.monitoring.service import watched_service
@@ -20,7 +20,7 @@ from tests.monitoring.service import watched_service
 def queries(**autoscaling: Any) -> list[str]:
     """Of KEDA, with these values."""
     gateway = {"mode": "deployment"}
-    documents = render({"auth": {"open": True}, "gateway": gateway, "autoscaling": {"type": "keda"} | autoscaling})
+    documents = render(OPEN | {"gateway": gateway, "autoscaling": {"type": "keda"} | autoscaling})
     triggers = of_kind(documents, "ScaledObject")["spec"]["triggers"]
     return [one["metadata"]["query"] for one in triggers]
 

@@ -1,13 +1,32 @@
 from __future__ import annotations
 
+import io
 import sys
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from draftwood_service.logging_config import configure_logging
+from tests.service.fakes import Served, serving
 
 
 @pytest.fixture(autouse=True, scope="session")
 def logging_as_served() -> None:
     """Configures logging as the service does; loggers keep the configuration of their first use."""
+    configure_logging("info", "console", sys.__stderr__)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    """A server with the settings of its defaults."""
+    async with serving() as made:
+        yield made
+
+
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    """Lines of the log as JSON."""
+    stream = io.StringIO()
+    configure_logging("info", "json", stream)
+    yield stream
     configure_logging("info", "console", sys.__stderr__)

@@ -440,7 +440,7 @@ async def serving(
     make_engine: Callable[[], FakeEngine] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Served]:
-    """Serves on a free port; on exit, asserts that the engine was closed and nothing is held."""
+    """Serves on a free port. On exit, asserts that nothing is held, and that the engine was closed."""
     engine = FakeEngine() if engine is None else engine
     model = FakeModel() if model is None else model
     values: dict[str, object] = {"port": 0, "max_running": 4, "drain_grace": 0.05, "model_cache": False, **settings}
@@ -449,7 +449,10 @@ async def serving(
     server = await started_server(Settings.model_validate(values), model, make_engine, memories.append)
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
-            yield Served(server, engine, model, memories[0], channel, pb_grpc.GenerationServiceStub(channel))
+            served = Served(server, engine, model, memories[0], channel, pb_grpc.GenerationServiceStub(channel))
+            yield served
+            engine.gate.set()
+            await served.settled()
     finally:
         engine.gate.set()
         await server.stop()

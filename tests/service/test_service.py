@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
@@ -21,32 +20,30 @@ from draftwood_service.rpc.bound import LIVENESS, SERVICES, BoundServer
 from draftwood_service.rpc.server import RunningServer
 from draftwood_service.settings import Settings
 from tests.certificates import make_certificate
-from tests.service.fakes import FakeEngine, FakeModel, answer, serving, started_bridge, started_server, until
+from tests.service.fakes import FakeEngine, FakeModel, Served, answer, serving, started_bridge, started_server, until
 from tests.service.rpc.test_endings import ask, reason, started
 
 Status = health_pb2.HealthCheckResponse
 SERVICE = "draftwood.v1.GenerationService"
 
 
-async def test_tokenize_and_back() -> None:
-    async with serving() as served:
-        tokens = await served.stub.Tokenize(pb.TokenizeRequest(text="hé"))
-        assert list(tokens.token_ids) == [104, 0xC3, 0xA9]
-        assert list(tokens.tokens) == ["h", "\ufffd", "\ufffd"]
-        text = await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=tokens.token_ids))
-        assert text.text == "hé"
-        chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
-        assert bytes((await served.stub.Tokenize(pb.TokenizeRequest(chat=chat))).token_ids) == b"<user>x"
+async def test_tokenize_and_back(served: Served) -> None:
+    tokens = await served.stub.Tokenize(pb.TokenizeRequest(text="hé"))
+    assert list(tokens.token_ids) == [104, 0xC3, 0xA9]
+    assert list(tokens.tokens) == ["h", "\ufffd", "\ufffd"]
+    text = await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=tokens.token_ids))
+    assert text.text == "hé"
+    chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="x")])
+    assert bytes((await served.stub.Tokenize(pb.TokenizeRequest(chat=chat))).token_ids) == b"<user>x"
 
 
-async def test_long_texts_do_not_block_the_event_loop() -> None:
-    async with serving() as served:
-        tokenizer = served.model.tokenizer
-        response = await served.stub.Tokenize(pb.TokenizeRequest(text="x" * 9000))
-        assert len(response.tokens) == 9000
-        await served.stub.Tokenize(pb.TokenizeRequest(text="short"))
-        assert tokenizer.encoded_on[0] != "MainThread"
-        assert tokenizer.encoded_on[1] == "MainThread"
+async def test_long_texts_do_not_block_the_event_loop(served: Served) -> None:
+    tokenizer = served.model.tokenizer
+    response = await served.stub.Tokenize(pb.TokenizeRequest(text="x" * 9000))
+    assert len(response.tokens) == 9000
+    await served.stub.Tokenize(pb.TokenizeRequest(text="short"))
+    assert tokenizer.encoded_on[0] != "MainThread"
+    assert tokenizer.encoded_on[1] == "MainThread"
 
 
 async def test_model_info() -> None:
@@ -60,19 +57,18 @@ async def test_model_info() -> None:
         assert info.server_version
 
 
-async def test_health_watch_streams_the_change_at_drain() -> None:
-    async with serving() as served:
-        health = health_pb2_grpc.HealthStub(served.channel)
-        for name in ("", SERVICE):
-            checked = await health.Check(health_pb2.HealthCheckRequest(service=name))
-            assert checked.status == Status.SERVING
-        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
-        assert (await watch.read()).status == Status.SERVING
-        [call] = await started(served)
-        stopping = asyncio.create_task(served.server.stop(grace=5.0))
-        assert (await watch.read()).status == Status.NOT_SERVING
-        call.cancel()
-        await stopping
+async def test_health_watch_streams_the_change_at_drain(served: Served) -> None:
+    health = health_pb2_grpc.HealthStub(served.channel)
+    for name in ("", SERVICE):
+        checked = await health.Check(health_pb2.HealthCheckRequest(service=name))
+        assert checked.status == Status.SERVING
+    watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+    assert (await watch.read()).status == Status.SERVING
+    [call] = await started(served)
+    stopping = asyncio.create_task(served.server.stop(grace=5.0))
+    assert (await watch.read()).status == Status.NOT_SERVING
+    call.cancel()
+    await stopping
 
 
 async def test_liveness_fails_while_the_engine_hangs_and_not_during_a_drain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,55 +90,52 @@ async def test_liveness_fails_while_the_engine_hangs_and_not_during_a_drain(monk
         await stopping
 
 
-async def test_health_watch_streams_the_death_of_the_engine() -> None:
-    async with serving() as served:
-        watch = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest())
-        assert (await watch.read()).status == Status.SERVING
-        served.engine.step_error = RuntimeError("dead")
-        await answer(served.stub.Generate(ask()))
-        assert (await watch.read()).status == Status.NOT_SERVING
+async def test_health_watch_streams_the_death_of_the_engine(served: Served) -> None:
+    watch = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest())
+    assert (await watch.read()).status == Status.SERVING
+    served.engine.step_error = RuntimeError("dead")
+    await answer(served.stub.Generate(ask()))
+    assert (await watch.read()).status == Status.NOT_SERVING
 
 
-async def test_drain_lets_live_requests_finish_and_admits_none() -> None:
-    async with serving() as served:
-        served.engine.gate.clear()
-        live = asyncio.create_task(answer(served.stub.Generate(ask(max_tokens=50))))
-        await until(lambda: served.server.bridge.live == 1)
-        stopping = asyncio.create_task(served.server.stop(grace=10.0))
+async def test_drain_lets_live_requests_finish_and_admits_none(served: Served) -> None:
+    served.engine.gate.clear()
+    live = asyncio.create_task(answer(served.stub.Generate(ask(max_tokens=50))))
+    await until(lambda: served.server.bridge.live == 1)
+    stopping = asyncio.create_task(served.server.stop(grace=10.0))
+    await asyncio.sleep(0.01)
+    late = await answer(served.stub.Generate(ask()))
+    assert late.status.code() is grpc.StatusCode.UNAVAILABLE
+    assert reason(late.status) == "SHUTTING_DOWN"
+    served.engine.gate.set()
+    assert (await live).finished.usage.completion_tokens == 50
+    await stopping
+    await served.server.stop()
+    assert served.engine.closed
+
+
+async def test_a_drain_closes_the_port_first_and_waits_for_an_import(served: Served) -> None:
+    part = memory_pb.ImportMemoryRequest(tenant="a", records=[memory_pb.MemoryRecord(text="hello")])
+    call: Any = memory_pb_grpc.MemoryServiceStub(served.channel).ImportMemory()
+    await call.write(part)
+    assert (await call.read()).records == 1
+    stopping = asyncio.create_task(served.server.stop(grace=10.0))
+    for _ in range(500):
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
+        except (ConnectionRefusedError, ConnectionResetError):
+            break
+        writer.close()
         await asyncio.sleep(0.01)
-        late = await answer(served.stub.Generate(ask()))
-        assert late.status.code() is grpc.StatusCode.UNAVAILABLE
-        assert reason(late.status) == "SHUTTING_DOWN"
-        served.engine.gate.set()
-        assert (await live).finished.usage.completion_tokens == 50
-        await stopping
-        await served.server.stop()
-        assert served.engine.closed
-
-
-async def test_a_drain_closes_the_port_first_and_waits_for_an_import() -> None:
-    async with serving() as served:
-        part = memory_pb.ImportMemoryRequest(tenant="a", records=[memory_pb.MemoryRecord(text="hello")])
-        call: Any = memory_pb_grpc.MemoryServiceStub(served.channel).ImportMemory()
-        await call.write(part)
-        assert (await call.read()).records == 1
-        stopping = asyncio.create_task(served.server.stop(grace=10.0))
-        for _ in range(500):
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", served.server.port)
-            except (ConnectionRefusedError, ConnectionResetError):
-                break
-            writer.close()
-            await asyncio.sleep(0.01)
-        else:
-            raise AssertionError("the port is open")
-        await asyncio.sleep(0.05)
-        assert not stopping.done()
-        await call.write(part)
-        assert (await call.read()).records == 2
-        await call.done_writing()
-        assert await call.read() is grpc.aio.EOF
-        await stopping
+    else:
+        raise AssertionError("the port is open")
+    await asyncio.sleep(0.05)
+    assert not stopping.done()
+    await call.write(part)
+    assert (await call.read()).records == 2
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    await stopping
 
 
 async def test_calls_are_answered_while_the_model_is_loaded() -> None:
@@ -166,45 +159,31 @@ async def test_calls_are_answered_while_the_model_is_loaded() -> None:
     await server.stop()
 
 
-async def test_what_waits_is_refused_at_once_when_a_drain_begins() -> None:
-    async with serving() as served:
-        served.engine.gate.clear()
-        live = [asyncio.create_task(answer(served.stub.Generate(ask(max_tokens=50)))) for _ in range(7)]
-        await until(lambda: served.server.bridge.live == 7)
-        stopping = asyncio.create_task(served.server.stop(grace=10.0))
-        await until(lambda: sum(one.done() for one in live) == 3)
-        served.engine.gate.set()
-        answers = [await one for one in live]
-        assert [reason(one.error) for one in answers if one.error is not None] == ["SHUTTING_DOWN"] * 3
-        assert [one.finished.usage.completion_tokens for one in answers if one.error is None] == [50] * 4
-        await stopping
+async def test_what_waits_is_refused_at_once_when_a_drain_begins(served: Served) -> None:
+    served.engine.gate.clear()
+    live = [asyncio.create_task(answer(served.stub.Generate(ask(max_tokens=50)))) for _ in range(7)]
+    await until(lambda: served.server.bridge.live == 7)
+    stopping = asyncio.create_task(served.server.stop(grace=10.0))
+    await until(lambda: sum(one.done() for one in live) == 3)
+    served.engine.gate.set()
+    answers = [await one for one in live]
+    assert [reason(one.error) for one in answers if one.error is not None] == ["SHUTTING_DOWN"] * 3
+    assert [one.finished.usage.completion_tokens for one in answers if one.error is None] == [50] * 4
+    await stopping
 
 
-async def test_reflection_lists_the_services() -> None:
-    async with serving() as served:
-        stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)
-        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-        response = await call.read()
-        names = {service.name for service in response.list_services_response.service}
-        assert {SERVICE, "grpc.health.v1.Health"} <= names
-        call.cancel()
+async def test_two_servers_never_share_a_port(served: Served) -> None:
+    with pytest.raises(InvalidValueError, match=r"^port \d+: address already in use$") as error:
+        BoundServer(Settings(port=served.server.port))
+    assert (error.value.field, error.value.value) == ("port", served.server.port)
 
 
-async def test_two_servers_never_share_a_port() -> None:
-    async with serving() as served:
-        with pytest.raises(InvalidValueError, match=r"^port \d+: address already in use$") as error:
-            BoundServer(Settings(port=served.server.port))
-        assert (error.value.field, error.value.value) == ("port", served.server.port)
-
-
-async def test_host_that_is_not_ours() -> None:
-    with pytest.raises(InvalidValueError, match=r"^host 203\.0\.113\.1: cannot assign requested address$"):
-        BoundServer(Settings(host="203.0.113.1", port=0, auth="open"))
-
-
-async def test_host_that_does_not_resolve() -> None:
-    with pytest.raises(InvalidValueError, match=r"^host no\.such\.host\.invalid: .*name") as error:
-        BoundServer(Settings(host="no.such.host.invalid", port=0, auth="open"))
+@pytest.mark.parametrize(
+    ("host", "problem"), [("203.0.113.1", "cannot assign requested address$"), ("no.such.host.invalid", r".*name")]
+)
+async def test_hosts_that_are_not_ours_or_do_not_resolve(host: str, problem: str) -> None:
+    with pytest.raises(InvalidValueError, match=rf"^host {host}: {problem}") as error:
+        BoundServer(Settings(host=host, port=0, auth="open"))
     assert error.value.field == "host"
 
 

@@ -27,10 +27,6 @@ def yaml_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_defaults() -> None:
-    assert read_settings([], {}) == Settings()
-
-
 def test_flags_win_over_environment_over_yaml_over_defaults(yaml_file: Path) -> None:
     environ = {"DRAFTWOOD_PORT": "1002", "DRAFTWOOD_MAX_RUNNING": "12", "DRAFTWOOD_HOST": "", "HOME": "/"}
     settings = read_settings(["--config", str(yaml_file), "--port", "1003"], environ)
@@ -43,23 +39,21 @@ def test_config_file_from_the_environment(yaml_file: Path) -> None:
     assert read_settings(["--config", str(yaml_file)], {"DRAFTWOOD_CONFIG": "/nowhere"}).port == 1001
 
 
-def test_tenant_weights_from_any_source(tmp_path: Path) -> None:
-    path = tmp_path / "weights.yaml"
-    path.write_text("tenant_weights: {acme: 2, 'a=b': 0.5}\n")
-    wanted = {"acme": 2.0, "a=b": 0.5}
-    assert read_settings(["--config", str(path)], {}).tenant_weights == wanted
-    assert read_settings(["--tenant-weights", "acme=2, a=b=0.5"], {}).tenant_weights == wanted
-    assert read_settings([], {"DRAFTWOOD_TENANT_WEIGHTS": "acme=2,a=b=0.5"}).tenant_weights == wanted
-    assert Settings().tenant_weights == {}
-
-
-def test_weights_from_any_source(tmp_path: Path) -> None:
-    path = tmp_path / "weights.yaml"
-    path.write_text("weights: int8\n")
-    assert read_settings(["--config", str(path)], {}).weights == "int8"
-    assert read_settings(["--config", str(path), "--weights", "as-is"], {}).weights == "as-is"
-    assert read_settings([], {"DRAFTWOOD_WEIGHTS": "int8"}).weights == "int8"
-    assert "'as-is', 'int8' or 'int4'" in str(error_of(["--weights", "int2"]))
+@pytest.mark.parametrize(
+    ("name", "in_yaml", "in_text", "value"),
+    [
+        ("tenant_weights", "{acme: 2, 'a=b': 0.5}", "acme=2, a=b=0.5", {"acme": 2.0, "a=b": 0.5}),
+        ("weights", "int8", "int8", "int8"),
+    ],
+)
+def test_values_that_are_no_plain_numbers_come_from_any_source(
+    name: str, in_yaml: str, in_text: str, value: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(f"{name}: {in_yaml}\n")
+    variables = {ENV_PREFIX + name.upper(): in_text}
+    for args, environ in ((["--config", str(path)], {}), ([flag(name), in_text], {}), ([], variables)):
+        assert getattr(read_settings(args, environ), name) == value
 
 
 def test_sizes_may_have_a_suffix(tmp_path: Path) -> None:
@@ -74,72 +68,63 @@ def test_sizes_may_have_a_suffix(tmp_path: Path) -> None:
     assert "greater than" in str(error_of(["--memory-max-bytes", "1M"]))
 
 
-def test_settings_are_frozen() -> None:
-    with pytest.raises(ValueError, match="frozen"):
-        Settings().port = 1
-
-
 def test_variables_of_the_client_are_left_alone() -> None:
     assert read_settings([], dict.fromkeys(environment.ALL, "x")) == Settings()
 
 
-BAD: dict[str, tuple[list[str], dict[str, str], str, str, str]] = {
-    # flags, environment; then the error's field, allowed and source
-    "flag": (["--port", "70000"], {}, "port", "less than or equal to 65535", "--port"),
-    "flag with an equals sign": (["--port=many"], {}, "port", "an integer", "--port"),
-    "environment": ([], {"DRAFTWOOD_MAX_RUNNING": "0"}, "max_running", "at least 1", "MAX_RUNNING"),
-    "choice": (["--dtype", "int8"], {}, "dtype", "'auto', 'float32', 'bfloat16' or 'float16'", "--dtype"),
-    "strategy": (["--strategy", "tri"], {}, "strategy", "none, recycling, trie", "--strategy"),
-    "nan": (["--stall-timeout", "nan"], {}, "stall_timeout", "greater than 0", "--stall-timeout"),
-    "unknown flag": (["--max-runing", "4"], {}, "--max-runing", "did you mean --max-running?", "command line"),
-    "stray argument": (["model"], {}, "model", "no such flag", "command line"),
-    "flag without a value": (["--port"], {}, "arguments", "see draftwood serve --help", "command line"),
-    "unknown variable": ([], {"DRAFTWOOD_PROT": "1"}, "DRAFTWOOD_PROT", "did you mean DRAFTWOOD_PORT?", "environment"),
-    "timeouts": (["--max-timeout", "5"], {}, "default_timeout", "at most max_timeout = 5", ""),
-    "key without certificate": (["--tls-key", "k.pem"], {}, "tls_cert", "since tls_key is", ""),
-    "missing certificate": (["--tls-cert", "/no", "--tls-key", "/no"], {}, "tls_cert", "no such file", "--tls-cert"),
-    "both kinds of keys": (
-        ["--store-keys", "a", "--store-key-file", "b"],
-        {},
-        "store_key_file",
-        "store_keys",
-        "--store",
-    ),
-    "weights": (["--tenant-weights", "acme"], {}, "tenant_weights", "acme=2,beta=0.5", "--tenant-weights"),
-    "weight": (["--tenant-weights", "acme=x"], {}, "tenant_weights", "a number", "--tenant-weights"),
-    "no weight": (["--tenant-weights", "acme=0"], {}, "tenant_weights['acme']", "above 0", "--tenant-weights"),
-    "open to the network": (["--host", "0.0.0.0"], {}, "host", "draftwood key create", "--host"),
-    "open with keys": (["--auth", "open", "--auth-file", "x"], {}, "auth", "combined with auth_file", "--auth"),
+JWT = "--jwt-issuer i --jwt-audience a"
+BAD: dict[str, tuple[str, str, str, str]] = {
+    # variables and flags; then the error's field, allowed and source
+    "flag": ("--port 70000", "port", "less than or equal to 65535", "--port"),
+    "flag with an equals sign": ("--port=many", "port", "an integer", "--port"),
+    "environment": ("DRAFTWOOD_MAX_RUNNING=0", "max_running", "at least 1", "MAX_RUNNING"),
+    "quantized": ("--weights int2", "weights", "'as-is', 'int8' or 'int4'", "--weights"),
+    "choice": ("--dtype int8", "dtype", "'auto', 'float32', 'bfloat16' or 'float16'", "--dtype"),
+    "strategy": ("--strategy tri", "strategy", "none, recycling, trie", "--strategy"),
+    "nan": ("--stall-timeout nan", "stall_timeout", "greater than 0", "--stall-timeout"),
+    "unknown flag": ("--max-runing 4", "--max-runing", "did you mean --max-running?", "command line"),
+    "stray argument": ("model", "model", "no such flag", "command line"),
+    "flag without a value": ("--port", "arguments", "see draftwood serve --help", "command line"),
+    "unknown variable": ("DRAFTWOOD_PROT=1", "DRAFTWOOD_PROT", "did you mean DRAFTWOOD_PORT?", "environment"),
+    "timeouts": ("--max-timeout 5", "default_timeout", "at most max_timeout = 5", ""),
+    "key without certificate": ("--tls-key k.pem", "tls_cert", "since tls_key is", ""),
+    "missing certificate": ("--tls-cert /no --tls-key /no", "tls_cert", "no such file", "--tls-cert"),
+    "both kinds of keys": ("--store-keys a --store-key-file b", "store_key_file", "store_keys", "--store"),
+    "weights": ("--tenant-weights acme", "tenant_weights", "acme=2,beta=0.5", "--tenant-weights"),
+    "weight": ("--tenant-weights acme=x", "tenant_weights", "a number", "--tenant-weights"),
+    "no weight": ("--tenant-weights acme=0", "tenant_weights['acme']", "above 0", "--tenant-weights"),
+    "open to the network": ("--host 0.0.0.0", "host", "draftwood key create", "--host"),
+    "open with keys": ("--auth open --auth-file x", "auth", "combined with auth_file", "--auth"),
     "open with tokens": (
-        ["--auth", "open", "--jwt-jwks", "x", "--jwt-issuer", "i", "--jwt-audience", "a"],
-        {},
+        f"--auth open --jwt-jwks x {JWT}",
         "auth",
         "combined with jwt_jwks",
         "--auth",
     ),
-    "cadence": (["--delta-cadence", "0.001"], {}, "delta_cadence", "from 0.01 to 60 seconds", "--delta-cadence"),
-    "rounding": (["--delta-rounding", "4"], {}, "delta_rounding", "1 without a cadence", "--delta-rounding"),
-    "padding": ([], {"DRAFTWOOD_DELTA_PADDING": "128K"}, "delta_padding", "from 0 to 65536 bytes", "DELTA_PADDING"),
-    "no file of keys": (["--auth-file", "/no"], {}, "auth_file", "no such file", "--auth-file"),
-    "tokens for anyone": (["--jwt-jwks", "x", "--jwt-issuer", "i"], {}, "jwt_audience", "since jwt_jwks is", ""),
-    "audience without keys": (["--jwt-audience", "a"], {}, "jwt_jwks", "must be set", ""),
+    "cadence": ("--delta-cadence 0.001", "delta_cadence", "from 0.01 to 60 seconds", "--delta-cadence"),
+    "rounding": ("--delta-rounding 4", "delta_rounding", "1 without a cadence", "--delta-rounding"),
+    "padding": ("DRAFTWOOD_DELTA_PADDING=128K", "delta_padding", "from 0 to 65536 bytes", "DELTA_PADDING"),
+    "no file of keys": ("--auth-file /no", "auth_file", "no such file", "--auth-file"),
+    "tokens for anyone": ("--jwt-jwks x --jwt-issuer i", "jwt_audience", "since jwt_jwks is", ""),
+    "audience without keys": ("--jwt-audience a", "jwt_jwks", "must be set", ""),
     "keys in clear text": (
-        ["--jwt-jwks", "http://x/jwks", "--jwt-issuer", "i", "--jwt-audience", "a"],
-        {},
+        f"--jwt-jwks http://x/jwks {JWT}",
         "jwt_jwks",
         "https URL",
         "--jwt-jwks",
     ),
-    "symmetric signatures": (["--jwt-algorithms", "RS256,HS256"], {}, "jwt_algorithms", "'EdDSA'", "--jwt-algorithms"),
-    "no signatures": (["--jwt-algorithms", "none"], {}, "jwt_algorithms", "'RS256'", "--jwt-algorithms"),
-    "missing file": (["--config", "/no/such.yaml"], {}, "config", "no such file", ""),
+    "symmetric signatures": ("--jwt-algorithms RS256,HS256", "jwt_algorithms", "'EdDSA'", "--jwt-algorithms"),
+    "no signatures": ("--jwt-algorithms none", "jwt_algorithms", "'RS256'", "--jwt-algorithms"),
+    "missing file": ("--config /no/such.yaml", "config", "no such file", ""),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_refused(name: str) -> None:
-    args, environ, field, allowed, source = BAD[name]
-    error = error_of(args, environ)
+    given, field, allowed, source = BAD[name]
+    variables = [word for word in given.split() if word.startswith(ENV_PREFIX)]
+    args = [word for word in given.split() if word not in variables]
+    error = error_of(args, dict(word.split("=") for word in variables))
     assert error.field == field
     assert allowed in error.allowed
     assert source in error.source

@@ -20,6 +20,7 @@ def worthwhile_score(
     scores: Float32Array,
     base_tokens: int,
     step_times: StepSeconds,
+    exponent: float = 1.0,
 ) -> float:
     """The score below which a node is not worth its time in this step.
 
@@ -27,11 +28,12 @@ def worthwhile_score(
         scores: float32[n], of all nodes that the step's sequences propose.
         base_tokens: tokens that the step runs anyway.
         step_times: (n, m) -> seconds that the step takes with n, n + 1, ... m tokens, float64[m - n + 1].
+        exponent: a node counts as its score to this power.
     """
     if not scores.size:
         return 0.0
     seconds = step_times(base_tokens, base_tokens + scores.size)
-    return float(_least_worthwhile(np.sort(scores), base_tokens, seconds))
+    return float(_least_worthwhile(np.sort(scores), base_tokens, seconds, exponent))
 
 
 def with_drafts(step_times: StepSeconds, trees: DraftTrees, seconds: float) -> StepSeconds:
@@ -60,12 +62,14 @@ def with_change(step_times: StepSeconds, size: int, seconds: float) -> StepSecon
 
 
 @numba.njit(cache=True, nogil=True)
-def _least_worthwhile(scores: Float32Array, base_tokens: int, seconds: npt.NDArray[np.float64]) -> float:
+def _least_worthwhile(
+    scores: Float32Array, base_tokens: int, seconds: npt.NDArray[np.float64], exponent: float
+) -> float:
     """As `worthwhile_score`; `scores` grow."""
     tokens, best, least = float(base_tokens), base_tokens / seconds[0], np.inf
     for taken in range(1, seconds.shape[0]):
         score = scores[scores.shape[0] - taken]
-        tokens += score
+        tokens += score**exponent
         if tokens / seconds[taken] > best:
             best, least = tokens / seconds[taken], score
     return least

@@ -14,7 +14,7 @@ from draftwood_benchmarks.load.command import read_levels
 from draftwood_benchmarks.load.peers import PeerState
 from draftwood_benchmarks.load.rows import p_value, peer_row, row_of
 from draftwood_model_runner.errors import InvalidValueError
-from tests.benchmarks.load.results import failed
+from tests.benchmarks.load.test_closed_loop import failed
 from tests.benchmarks.peers.fake import ECHO, UsePeer
 
 KEYS = {

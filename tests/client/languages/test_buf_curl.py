@@ -56,17 +56,6 @@ async def test_reflection_has_both_of_its_names(reflection: str) -> None:
         assert {f"{SERVICE}/Generate", "draftwood.v1.MemoryService/PurgeMemory"} <= set(out.split())
 
 
-async def test_an_answer() -> None:
-    async with serving() as served:
-        request = json.dumps({"text": "hi", "requestId": "r", "stop": {"maxTokens": 3}})
-        out, err = await curl(served, f"/{SERVICE}/Generate", "--data", request)
-        assert err == ""
-        first, *deltas, last = messages(out)
-        assert first["started"]["requestId"] == "r"
-        assert sum(len(one["delta"]["tokenIds"]) for one in deltas) == 3
-        assert last["finished"]["usage"] == {"promptTokens": 2, "completionTokens": 3}
-
-
 async def test_the_command_of_the_readme() -> None:
     [command] = re.findall(r"^buf (curl (?:.*\\\n)*.*)$", README.read_text(encoding="utf-8"), re.MULTILINE)
     async with serving() as served:

@@ -46,11 +46,13 @@ class Attack:
     """Attributes:
     name: in reports.
     line: what it does.
+    allowed: statuses that its calls may end with.
     prepare: makes its traffic, payloads included, before the time is taken.
     gateway: its target is the gateway, and it is what others see through the gateway that counts.
     """
 
     name: str
     line: str
+    allowed: frozenset[str]
     prepare: Callable[[], Traffic]
     gateway: bool = False

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -28,7 +31,7 @@ class Seen:
     Attributes:
         health: of each health check.
         ttfts: of each request of the neighbour; one that failed counts as `PROBE_LIMIT`.
-        refused: the neighbour's requests that failed, with the reasons.
+        refused: what failed, with the reasons.
     """
 
     health: list[float] = field(default_factory=list)
@@ -36,42 +39,53 @@ class Seen:
     refused: list[str] = field(default_factory=list)
 
 
-async def probe(target: str, seconds: float) -> Seen:
-    """Measures for so long."""
+Look = Callable[[int], Awaitable[float]]
+"""One look, by its number: the seconds that it took. Raises if it was refused."""
+
+
+async def probe_by(health: Look, ask: Look, seconds: float) -> Seen:
+    """Looks for so long, both ways at once."""
     seen, end = Seen(), time.monotonic() + seconds
-    await asyncio.gather(_check_health(target, end, seen), _ask(target, end, seen))
+
+    async def keep_looking(look: Look, found: list[float], name: str) -> None:
+        for number in count(1):
+            try:
+                found.append(await look(number))
+            except Exception as error:
+                found.append(PROBE_LIMIT)
+                seen.refused.append(f"{name}: {type(error).__name__}: {error}")
+            await asyncio.sleep(PROBE_PAUSE)
+            if time.monotonic() >= end:
+                return
+
+    await asyncio.gather(keep_looking(health, seen.health, "health"), keep_looking(ask, seen.ttfts, "request"))
     return seen
 
 
-async def _check_health(target: str, end: float, seen: Seen) -> None:
-    request = health_pb2.HealthCheckRequest()
-    async with grpc.aio.insecure_channel(target, options=[*OWN_CONNECTION.items()]) as channel:
+async def probe(target: str, seconds: float) -> Seen:
+    """A service, over gRPC."""
+    async with (
+        grpc.aio.insecure_channel(target, options=[*OWN_CONNECTION.items()]) as channel,
+        AsyncClient(target, retry=NO_RETRY, channel_options=OWN_CONNECTION) as client,
+    ):
         stub = health_pb2_grpc.HealthStub(channel)
-        await stub.Check(request, timeout=PROBE_LIMIT)  # the first one connects
-        while (started := time.monotonic()) < end:
-            await stub.Check(request, timeout=PROBE_LIMIT)
-            seen.health.append(time.monotonic() - started)
-            await asyncio.sleep(PROBE_PAUSE)
 
+        async def health(number: int) -> float:
+            started = time.monotonic()
+            await stub.Check(health_pb2.HealthCheckRequest(), timeout=PROBE_LIMIT)
+            return time.monotonic() - started
 
-async def _ask(target: str, end: float, seen: Seen) -> None:
-    async with AsyncClient(target, retry=NO_RETRY, channel_options=OWN_CONNECTION) as client:
-        number = 0
-        while (started := time.monotonic()) < end:
-            number += 1
-            try:
-                prompt = f"Neighbour's question {number}"
-                options = {"max_tokens": PROBE_TOKENS, "tenant": NEIGHBOUR, "ignore_eos": True}
-                first = 0.0
-                async with client.stream(prompt, timeout=PROBE_LIMIT, **options) as stream:  # type: ignore[arg-type]
-                    async for delta in stream:
-                        if delta.token_ids and not first:
-                            first = time.monotonic() - started
-                seen.ttfts.append(first)
-            except Exception as error:
-                seen.ttfts.append(PROBE_LIMIT)
-                seen.refused.append(f"{type(error).__name__}: {error}")
-            await asyncio.sleep(PROBE_PAUSE)
+        async def ask(number: int) -> float:
+            options: Any = {"max_tokens": PROBE_TOKENS, "tenant": NEIGHBOUR, "ignore_eos": True, "timeout": PROBE_LIMIT}
+            started, first = time.monotonic(), 0.0
+            async with client.stream(f"Neighbour's question {number}", **options) as stream:
+                async for delta in stream:
+                    if delta.token_ids and not first:
+                        first = time.monotonic() - started
+            return first
+
+        await health(0)  # the first one connects
+        return await probe_by(health, ask, seconds)
 
 
 async def settled_mib(pid: int, seconds: float) -> float:

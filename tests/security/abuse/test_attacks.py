@@ -27,31 +27,6 @@ MOST_WAIT = 5.0
 """Seconds for a health check or a first token; most attacks once took longer from everybody."""
 MOST_GROWTH = 256.0
 """MiB that may be kept."""
-FORMAT = {"OK", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED"}
-"""Of a format that takes long to compile. The deadline is the attacker's own, of two seconds."""
-EXPECTED = {
-    "fair": {"OK"},
-    "many-messages": {"INVALID_ARGUMENT"},
-    "malformed": {"INVALID_ARGUMENT"},
-    "stop-strings": {"INVALID_ARGUMENT"},
-    "long-role": {"INVALID_ARGUMENT"},
-    "long-text": {"INVALID_ARGUMENT"},
-    "long-tokenize": {"INVALID_ARGUMENT"},
-    "multiple-of": FORMAT,
-    "many-properties": FORMAT,
-    "properties": FORMAT,
-    "ambiguous-grammar": FORMAT,
-    "10x-fair": {"OK", "UNAVAILABLE"},
-    "long-requests": {"OK", "UNAVAILABLE"},
-    "stalled-readers": {"CANCELLED", "UNAVAILABLE", "ABORTED"},
-    "http-fair": {"200"},
-    "http-endless-header": {"431", "CLOSED"},
-    "http-large-header": {"431", "CLOSED"},
-    "http-half-headers": {"408", "CLOSED"},
-    "http-half-bodies": {"408", "CLOSED"},
-    "http-many-values": {"400"},
-}
-"""CLOSED is a connection that the gateway ended while a client was still sending, or to make place for another."""
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +41,6 @@ def server() -> Iterator[ServerProcess]:
 def gateway(server: ServerProcess) -> Iterator[GatewayProcess]:
     with running_gateway(server.target, most_files=MOST_FILES) as running:
         yield running
-
-
-def test_every_attack_is_tried() -> None:
-    assert [attack.name for attack in ATTACKS] == [*EXPECTED]
 
 
 @pytest.mark.timeout(120)
@@ -93,6 +64,6 @@ def test_an_attack_ends_with_a_status_and_harms_nobody_else(
 
     statuses = asyncio.run(run())
     assert statuses.untyped == ""
-    assert {*statuses.counts} <= EXPECTED[attack.name]
+    assert statuses.counts.keys() <= attack.allowed
     lasts = ("fair", "10x-fair", "long-requests", "http-fair")
     assert statuses.counts or attack.name in lasts, "no call ended"

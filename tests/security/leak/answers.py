@@ -39,12 +39,7 @@ class Seen:
 
 
 async def ask_all(
-    target: str,
-    certificate: bytes,
-    prompts: Sequence[Text],
-    clients: int,
-    repetitions: int,
-    options: GenerateOptions,
+    target: str, certificate: bytes, prompts: Sequence[Text], clients: int, repetitions: int, options: GenerateOptions
 ) -> list[Seen]:
     """Asks each prompt `repetitions` times, in random order; each client waits for its answer before it asks again.
 

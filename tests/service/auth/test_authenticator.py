@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from draftwood_service.auth import Role, UnauthenticatedError
 from draftwood_service.auth.api_keys import ApiKeys, new_key
 from draftwood_service.auth.auth_file import KeyEntry
 from draftwood_service.auth.authenticator import Authenticator, CertificateNames
-from draftwood_service.auth.jwks import JwksFile
-from draftwood_service.auth.tokens import TokenVerifier
 from draftwood_service.settings.network import AuthSettings
 from tests.service.auth.issuer import AUDIENCE, ISSUER, public_keys, token, write_keys
 
@@ -89,13 +86,6 @@ async def test_alternative_names_count_before_common_ones(auth_file: Path) -> No
     assert (by_common_name.name, by_common_name.role) == ("certificate:ops.example", Role.OPERATOR)
 
 
-@pytest.mark.parametrize("missing", ["jwt_jwks", "jwt_issuer", "jwt_audience"])
-def test_tokens_need_keys_issuer_and_audience(issuer: dict[str, Any], missing: str) -> None:
-    del issuer[missing]
-    with pytest.raises(ValueError, match=f"{missing}: must be set"):
-        AuthSettings(**issuer)
-
-
 def test_a_key_ends_at_its_time_and_refusals_differ_in_the_log_alone() -> None:
     new, other = new_key(), new_key()
     entry = KeyEntry(id=new.id, tenant="a", sha256=new.sha256, created=EXPIRES, expires=EXPIRES)
@@ -122,23 +112,3 @@ async def test_a_call_without_a_credential_is_told_so(auth_file: Path) -> None:
     ):
         with pytest.raises(UnauthenticatedError, match=f"^{told}"):
             await keys.principal(bearer, None)
-
-
-async def test_a_remembered_token_is_verified_again_when_it_expires(tmp_path: Path) -> None:
-    source = JwksFile(write_keys(tmp_path / "jwks.json", public_keys()), ("RS256",))
-    verifier = TokenVerifier(source, AuthSettings(jwt_jwks="keys", jwt_issuer=ISSUER, jwt_audience=AUDIENCE))
-    now = time.time()
-    expires = int(now) + 600
-    one = token(exp=expires)
-    first = await verifier.principal(one, now)
-    assert await verifier.principal(one, expires + 29.9) is first  # the leeway is 30 s
-    assert await verifier.principal(one, expires + 30.0) is not first
-
-
-async def test_a_token_that_is_too_long_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    source = JwksFile(write_keys(tmp_path / "jwks.json", public_keys()), ("RS256",))
-    verifier = TokenVerifier(source, AuthSettings(jwt_jwks="keys", jwt_issuer=ISSUER, jwt_audience=AUDIENCE))
-    assert await verifier.principal(token(more="x" * 5000), time.time())
-    with pytest.raises(UnauthenticatedError) as refused:
-        await verifier.principal(token(more="x" * 8192), time.time())
-    assert refused.value.cause == "token too long"

@@ -196,11 +196,6 @@ async def test_a_bad_file_keeps_a_server_from_starting(file: Path) -> None:
             pass
 
 
-async def test_no_key_is_needed_without_a_file() -> None:
-    async with serving() as served, AsyncClient(served.server.address, tenant="anyone") as client:
-        assert (await client.generate("x", max_tokens=2)).tenant == "anyone"
-
-
 async def test_a_call_while_the_model_is_loaded_needs_a_key_too(capsys: pytest.CaptureFixture[str], file: Path) -> None:
     made = run(capsys, "create", "--file", str(file), "--json", "--tenant", "acme")["key"]
     bound = BoundServer(Settings(port=0, auth_file=file))

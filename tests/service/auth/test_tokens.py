@@ -86,15 +86,23 @@ async def test_roles_and_claims_by_other_names(source: JwksFile) -> None:
     assert (await verifier.principal(token(roles="operator"), time.time())).tenant is None
 
 
-async def test_a_token_is_remembered_until_it_expires(verifier: TokenVerifier) -> None:
-    one = token()
-    now = time.time()
-    assert await verifier.principal(one, now) is await verifier.principal(one, now)
-    assert await verifier.principal(one, now + 629) is not None
-    late = token(exp=int(now) - 20)  # within the leeway
+async def test_a_token_is_remembered_until_it_expires(source: JwksFile, verifier: TokenVerifier) -> None:
+    now = int(time.time())
+    one = token(exp=now + 600)
+    first = await verifier.principal(one, now)
+    assert await verifier.principal(one, now + 629.9) is first  # the leeway is 30 s
+    assert await verifier.principal(one, now + 630.0) is not first
+    late = token(exp=now - 20)
     assert await verifier.principal(late, now)
     with pytest.raises(UnauthenticatedError):
-        await TokenVerifier(verifier._source, rules(jwt_leeway=0)).principal(late, now)
+        await TokenVerifier(source, rules(jwt_leeway=0)).principal(late, now)
+
+
+async def test_a_token_that_is_too_long_is_refused_before_it_is_read(verifier: TokenVerifier) -> None:
+    assert await verifier.principal(token(more="x" * 5000), time.time())
+    with pytest.raises(UnauthenticatedError) as refused:
+        await verifier.principal(token(more="x" * 8192), time.time())
+    assert refused.value.cause == "token too long"
 
 
 async def test_a_key_that_is_taken_back_ends_its_tokens(

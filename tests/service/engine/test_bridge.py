@@ -47,8 +47,12 @@ def bridge_to(engine: FakeEngine, max_waiting: int = 2) -> EngineBridge:
 
 
 @asynccontextmanager
-async def running(engine: FakeEngine, max_waiting: int = 2) -> AsyncIterator[EngineBridge]:
+async def running(
+    engine: FakeEngine, max_waiting: int = 2, runner: EngineThread | None = None
+) -> AsyncIterator[EngineBridge]:
     bridge = bridge_to(engine, max_waiting)
+    if runner is not None:
+        bridge = EngineBridge(runner, max_running=engine.max_running, max_waiting=max_waiting)
     assert await bridge.start() == "info"
     try:
         yield bridge
@@ -86,26 +90,24 @@ async def test_outputs_that_were_not_taken_are_merged() -> None:
 async def test_only_the_first_output_the_last_and_a_new_request_do_not_wait_for_the_interval() -> None:
     engine = FakeEngine(max_running=2)
     runner = EngineThread(lambda: loaded_engine(Settings(), FakeModel(), lambda: engine), interval=3600.0)
-    bridge = EngineBridge(runner, max_running=2, max_waiting=0)
-    await bridge.start()
-    long, short = bridge.admit(), bridge.admit()
-    long.submit(sample(1_000_000))
-    [first] = await long.take()
-    assert len(first.token_ids) == engine.tokens_per_step
-    later = asyncio.create_task(long.take())
-    await until(lambda: engine.steps > 10)
-    await asyncio.sleep(0.02)
-    assert not later.done()
-    short.submit(sample(40))
-    [more] = await later
-    assert len(more.token_ids) >= 9 * engine.tokens_per_step
-    [begun] = await short.take()
-    [others] = await short.take()
-    assert len(begun.token_ids) == engine.tokens_per_step
-    assert (len(others.token_ids), others.finish) == (40 - engine.tokens_per_step, Finish(FinishReason.LENGTH))
-    long.close()
-    short.close()
-    assert await bridge.close()
+    async with running(engine, 0, runner) as bridge:
+        long, short = bridge.admit(), bridge.admit()
+        long.submit(sample(1_000_000))
+        [first] = await long.take()
+        assert len(first.token_ids) == engine.tokens_per_step
+        later = asyncio.create_task(long.take())
+        await until(lambda: engine.steps > 10)
+        await asyncio.sleep(0.02)
+        assert not later.done()
+        short.submit(sample(40))
+        [more] = await later
+        assert len(more.token_ids) >= 9 * engine.tokens_per_step
+        [begun] = await short.take()
+        [others] = await short.take()
+        assert len(begun.token_ids) == engine.tokens_per_step
+        assert (len(others.token_ids), others.finish) == (40 - engine.tokens_per_step, Finish(FinishReason.LENGTH))
+        long.close()
+        short.close()
 
 
 def test_parts_are_bounded_and_lose_nothing() -> None:
@@ -221,23 +223,19 @@ async def test_a_format_is_compiled_beside_the_steps_of_others() -> None:
 
     gate, engine = threading.Event(), FakeEngine()
     model = FakeModel(grammars=Grammars())
-    runner = EngineThread(lambda: loaded_engine(Settings(), model, lambda: engine))
-    bridge = EngineBridge(runner, max_running=4, max_waiting=2)
-    await bridge.start()
-    streams = [bridge.admit() for _ in range(3)]
-    for stream, chosen in zip(
-        streams, (Format(GrammarKind.REGEX, "x"), Format(GrammarKind.REGEX, "y"), None), strict=True
-    ):
-        stream.submit(Sample(replace(sample(40).request, format=chosen)))
-    assert len((await drained(streams[2])).token_ids) == 40
-    streams[0].close()
-    gate.set()
-    finish = (await drained(streams[1])).finish
-    assert finish is not None
-    assert isinstance(finish.error, InvalidValueError)
-    for stream in streams:
-        stream.close()
-    assert await bridge.close()
+    async with running(engine, 2, EngineThread(lambda: loaded_engine(Settings(), model, lambda: engine))) as bridge:
+        streams = [bridge.admit() for _ in range(3)]
+        formats = (Format(GrammarKind.REGEX, "x"), Format(GrammarKind.REGEX, "y"), None)
+        for stream, chosen in zip(streams, formats, strict=True):
+            stream.submit(Sample(replace(sample(40).request, format=chosen)))
+        assert len((await drained(streams[2])).token_ids) == 40
+        streams[0].close()
+        gate.set()
+        finish = (await drained(streams[1])).finish
+        assert finish is not None
+        assert isinstance(finish.error, InvalidValueError)
+        for stream in streams:
+            stream.close()
 
 
 async def test_who_is_not_submitted_takes_nothing_from_others() -> None:
@@ -280,20 +278,18 @@ async def test_slots_that_nobody_gives_up_any_more_are_refused_when_a_request_is
 
 
 async def test_slots_are_shared_out_by_weight() -> None:
-    bridge = EngineBridge(on_thread(FakeEngine()), max_running=2, max_waiting=6)
-    bridge.weight_of = {"a": 1.0, "b": 3.0}.__getitem__
-    await bridge.start()
-    first = [bridge.admit(tenant="a") for _ in range(8)]
-    second = [bridge.admit(tenant="b") for _ in range(6)]
-    assert not any(stream.failed for stream in first)
-    for stream in second:
-        stream.submit(sample(4))
-    assert sum(stream.failed for stream in first) == 6
-    with pytest.raises(QueueFullError):
-        bridge.admit(tenant="b")
-    for stream in (*first, *second):
-        stream.close()
-    await bridge.close()
+    async with running(FakeEngine(max_running=2), max_waiting=6) as bridge:
+        bridge.weight_of = {"a": 1.0, "b": 3.0}.__getitem__
+        first = [bridge.admit(tenant="a") for _ in range(8)]
+        second = [bridge.admit(tenant="b") for _ in range(6)]
+        assert not any(stream.failed for stream in first)
+        for stream in second:
+            stream.submit(sample(4))
+        assert sum(stream.failed for stream in first) == 6
+        with pytest.raises(QueueFullError):
+            bridge.admit(tenant="b")
+        for stream in (*first, *second):
+            stream.close()
 
 
 async def test_the_engine_learns_the_weight_of_a_tenant_with_its_requests() -> None:
@@ -304,29 +300,14 @@ async def test_the_engine_learns_the_weight_of_a_tenant_with_its_requests() -> N
         with loaded_engine(Settings(), FakeModel(), lambda: engine) as found:
             yield replace(found, weights=weights)
 
-    bridge = EngineBridge(EngineThread(loaded), max_running=2, max_waiting=2)
-    await bridge.start()
-    for weight, expected in ((2.5, {"a": 2.5}), (1.0, {})):
-        bridge.weight_of = {"a": weight}.__getitem__
-        stream = bridge.admit(tenant="a")
-        stream.submit(sample(4, tenant="a"))
-        await drained(stream)
-        stream.close()
-        assert weights == expected
-    assert await bridge.close()
-
-
-async def test_output_of_a_closed_stream_is_dropped() -> None:
-    engine = FakeEngine()
-    async with running(engine) as bridge:
-        stream = bridge.admit()
-        stream.submit(sample())
-        await stream.take()
-        stream.close()
-        await until(lambda: not engine.has_work)
-        steps = engine.steps
-        await asyncio.sleep(0.01)
-        assert engine.steps == steps
+    async with running(engine, 2, EngineThread(loaded)) as bridge:
+        for weight, expected in ((2.5, {"a": 2.5}), (1.0, {})):
+            bridge.weight_of = {"a": weight}.__getitem__
+            stream = bridge.admit(tenant="a")
+            stream.submit(sample(4, tenant="a"))
+            await drained(stream)
+            stream.close()
+            assert weights == expected
 
 
 async def test_an_idle_engine_does_not_step() -> None:
@@ -447,17 +428,15 @@ async def test_a_lost_connection_ends_all_streams() -> None:
 
     engine = FakeEngine()
     runner = Gone(lambda: loaded_engine(Settings(), FakeModel(), lambda: engine))
-    bridge = EngineBridge(runner, max_running=4, max_waiting=2)
-    await bridge.start()
-    stream = bridge.admit()
-    stream.submit(sample())
-    await stream.take()
-    runner.connection.shutdown(socket.SHUT_RDWR)
-    with pytest.raises(EngineStoppedError):
-        await drained(stream)
-    stream.close()
-    assert bridge.stopped
-    assert await bridge.close()
+    async with running(engine, 2, runner) as bridge:
+        stream = bridge.admit()
+        stream.submit(sample())
+        await stream.take()
+        runner.connection.shutdown(socket.SHUT_RDWR)
+        with pytest.raises(EngineStoppedError):
+            await drained(stream)
+        stream.close()
+        assert bridge.stopped
     runner.connection.close()
 
 
@@ -467,22 +446,19 @@ async def test_an_error_that_cannot_be_pickled_keeps_its_text() -> None:
 
     engine = FakeEngine()
     async with running(engine) as bridge:
-        engine.sequence_error = Local("here")
-        stream = bridge.admit()
-        stream.submit(sample())
-        finish = (await drained(stream)).finish
-        assert finish is not None
-        assert isinstance(finish.error, RuntimeError)
-        assert str(finish.error) == "Local: here"
-        engine.sequence_error = InvalidValueError("f", 1, "it must be 2")
-        other = bridge.admit()
-        other.submit(sample())
-        finish = (await drained(other)).finish
-        assert finish is not None
-        assert isinstance(finish.error, InvalidValueError)
-        assert (finish.error.field, finish.error.value, finish.error.allowed) == ("f", 1, "it must be 2")
-        for one in (stream, other):
-            one.close()
+        found = []
+        for engine.sequence_error in (Local("here"), InvalidValueError("f", 1, "it must be 2")):
+            stream = bridge.admit()
+            stream.submit(sample())
+            finish = (await drained(stream)).finish
+            assert finish is not None
+            found.append(finish.error)
+            stream.close()
+    unknown, typed = found
+    assert isinstance(unknown, RuntimeError)
+    assert str(unknown) == "Local: here"
+    assert isinstance(typed, InvalidValueError)
+    assert (typed.field, typed.value, typed.allowed) == ("f", 1, "it must be 2")
 
 
 async def test_an_unknown_strategy_disables_drafting_only() -> None:
@@ -505,9 +481,7 @@ async def test_requests_that_end_before_their_memory_is_loaded() -> None:
         memory.fetch = lambda use, later: callbacks.append(later)  # type: ignore[method-assign]
 
     runner = EngineThread(lambda: loaded_engine(Settings(), FakeModel(), lambda: engine, late))
-    bridge = EngineBridge(runner, max_running=2, max_waiting=2)
-    await bridge.start()
-    try:
+    async with running(engine, 2, runner) as bridge:
         left, stayed = bridge.admit(), bridge.admit()
         left.submit(sample(10))
         stayed.submit(sample(10))
@@ -518,5 +492,3 @@ async def test_requests_that_end_before_their_memory_is_loaded() -> None:
         assert len((await drained(stayed)).token_ids) == 10
         stayed.close()
         assert bridge.live == 0
-    finally:
-        assert await bridge.close()

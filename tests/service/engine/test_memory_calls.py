@@ -11,7 +11,7 @@ from draftwood_memory.errors import StoreFullError
 from draftwood_memory.memory import Memory
 from draftwood_model_runner.errors import EngineStoppedError
 from draftwood_service.errors import ShuttingDownError
-from tests.service.engine.test_bridge import bridge_to, running, sample
+from tests.service.engine.test_bridge import running, sample
 from tests.service.fakes import FakeEngine
 
 
@@ -58,26 +58,19 @@ async def test_operations_on_memories_return_or_raise_across_the_link() -> None:
         await bridge.run_operation(Reply(7))
 
 
-async def test_operations_end_with_the_engine() -> None:
+@pytest.mark.parametrize(("dies", "error"), [(True, EngineStoppedError), (False, ShuttingDownError)])
+async def test_operations_end_with_the_engine_or_the_bridge(dies: bool, error: type[Exception]) -> None:
     engine = FakeEngine()
-    bridge = bridge_to(engine)
-    await bridge.start()
-    waiting = asyncio.create_task(bridge.run_operation(Hang()))
-    await asyncio.sleep(0)
-    engine.step_error = RuntimeError("dead")
-    stream = bridge.admit()
-    stream.submit(sample())
-    with pytest.raises(EngineStoppedError):
-        await waiting
-    stream.close()
-    assert await bridge.close()
-
-
-async def test_operations_end_with_the_bridge() -> None:
-    bridge = bridge_to(FakeEngine())
-    await bridge.start()
-    waiting = asyncio.create_task(bridge.run_operation(Hang()))
-    await asyncio.sleep(0)
-    assert await bridge.close()
-    with pytest.raises(ShuttingDownError):
-        await waiting
+    async with running(engine) as bridge:
+        waiting = asyncio.create_task(bridge.run_operation(Hang()))
+        await asyncio.sleep(0)
+        if dies:
+            engine.step_error = RuntimeError("dead")
+            stream = bridge.admit()
+            stream.submit(sample())
+        else:
+            await bridge.close()
+        with pytest.raises(error):
+            await waiting
+        if dies:
+            stream.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -139,14 +138,3 @@ def test_a_killed_engine_that_is_not_restarted_ends_its_service(tmp_path: Path) 
         assert process.wait(20) == 1  # who runs the service starts it anew
         with pytest.raises(UnavailableError):
             client.generate([5], max_tokens=4, timeout=5)
-
-
-@pytest.mark.parametrize("busy", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_an_engine_does_not_outlive_its_service(tmp_path: Path, busy: bool) -> None:
-    with service(tmp_path) as (process, address), Client(address, retry=NO_RETRY) as client:
-        engine = engine_of(process)
-        if busy:
-            stream = client.stream([5], max_tokens=1500, ignore_eos=True, timeout=60)
-            next(iter(stream))
-        os.kill(process.pid, signal.SIGKILL)
-        wait(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, 10)

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_memory.local.resident import OVERLAP
-from tests.memory.helpers import known_to, log_of
-from tests.memory.servers import Valkey
-from tests.service.fakes import Served, answer, serving, until
-
-
-@pytest.fixture
-def server() -> Iterator[Valkey]:
-    with Valkey() as server:
-        yield server
+from tests.service.fakes import Served, answer, serving
 
 
 async def learned(served: Served, *requests: dict[str, Any]) -> int:
@@ -41,6 +31,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], int]] = {
     "to be learned the second time": ([{**FIRST, "drafting": pb.DraftOptions(learn=False)}, FIRST], 1),
     "to be learned": ([{**FIRST, "drafting": pb.DraftOptions(learn=True)}], 1),
     "drafting off": ([{**FIRST, "drafting": pb.DraftOptions(enabled=False)}], 0),
+    "several samples": ([{**FIRST, "sampling": pb.SamplingOptions(n=3, temperature=1.0)}] * 2, 3),
 }
 
 
@@ -49,42 +40,3 @@ async def test_what_is_learned(case: str) -> None:
     requests, expected = CASES[case]
     async with serving() as served:
         assert await learned(served, *requests) == expected
-
-
-async def test_several_samples_are_one_request() -> None:
-    async with serving() as served:
-        sampling = pb.SamplingOptions(n=3, temperature=1.0)
-        assert await learned(served, {**FIRST, "sampling": sampling}, {**FIRST, "sampling": sampling}) == 3
-
-
-async def test_a_cancelled_attempt_keeps_nothing_from_being_learned() -> None:
-    async with serving() as served:
-        message = pb.GenerateRequest(stop=pb.StopOptions(max_tokens=40), **FIRST)
-        drafting = pb.DraftOptions(strategy="trie")
-        message.drafting.CopyFrom(drafting)
-        call = served.stub.Generate(message)
-        async for event in call:
-            if event.HasField("delta"):
-                break
-        call.cancel()
-        await until(lambda: served.memory.counters().learned == 1)
-        [attempt] = log_of(served.memory, "acme")
-        assert 1 <= len(attempt) < 40
-        for _ in range(2):
-            finished = await answer(served.stub.Generate(message))
-            assert finished.finished.usage.completion_tokens == 40
-        whole = finished.token_ids
-        await served.settled()
-        _, rest = log_of(served.memory, "acme")
-        assert whole[len(whole) - len(rest) :] == rest
-        assert len(rest) == 40 - max(0, len(attempt) - OVERLAP)
-        await until(lambda: known_to(served.memory, "acme") == [rest])  # this engine asks no drafter, which would learn
-
-
-async def test_a_retry_on_another_server_is_learned_once(server: Valkey) -> None:
-    async with serving(store=server.url) as first, serving(store=server.url) as second:
-        await learned(first, FIRST)
-        await learned(second, {**FIRST, "request_id": "other"})
-        await until(lambda: len(log_of(second.memory, "acme")) == 2)
-        assert await learned(second, FIRST) == 1
-        assert len(log_of(second.memory, "acme")) == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.request import Request, StopParams
 from draftwood_model_runner.runners.base import StateUse
 from draftwood_model_runner.scheduling.kv_pool import KVUse
@@ -22,7 +21,7 @@ from draftwood_service.engine.reporting.report import (
 )
 from draftwood_service.engine.reporting.reporter import WorkLedger
 from draftwood_strategies.base import SourceCounts
-from tests.service.fakes import FakeEngine, serving, until
+from tests.service.fakes import FakeEngine
 
 
 def sequence(tenant: str, written: int, state: SequenceState = SequenceState.RUNNING) -> Sequence:
@@ -115,19 +114,3 @@ def test_counts_go_on_after_the_engine_was_restarted() -> None:
     history.add(EngineReport())
     assert history.latest.tenants["a"].load == Load()
     assert history.latest.work[WorkKey("trie", "")].written_tokens == 12
-
-
-async def test_the_service_has_the_reports_of_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "REPORT_SECONDS", 0.02)
-    async with serving() as served:
-        reports = served.server.bridge.reports
-        request = pb.GenerateRequest(text="hello", tenant="acme", stop=pb.StopOptions(max_tokens=400))
-        call = served.stub.Generate(request)
-        await until(lambda: reports.latest.load.running == 1)
-        assert reports.latest.tenants["acme"].load == Load(1, 0)
-        async for _ in call:
-            pass
-        await until(lambda: reports.latest.load == Load())
-        assert reports.latest.tenants["acme"].work.written_tokens == 400
-        assert reports.latest.engine.steps == served.engine.steps
-        assert reports.latest.store_healthy

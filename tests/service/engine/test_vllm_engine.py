@@ -214,8 +214,7 @@ def test_an_audit_runs_while_nothing_else_does_and_compares() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "again", "position", "margin"),
-    [((97, 99), b"ad", 1, 0.4 / 16), ((97, 98), b"ab", 2, ENDING_DIFFERS)],
+    ("written", "again", "position", "margin"), [((97, 99), b"ad", 1, 0.4 / 16), ((97, 98), b"ab", 2, ENDING_DIFFERS)]
 )
 def test_an_audit_finds_differences(written: tuple[int, ...], again: bytes, position: int, margin: float) -> None:
     """Another token, and an answer that goes on where the other one ended."""

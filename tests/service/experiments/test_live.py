@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -19,15 +18,12 @@ from google.protobuf.json_format import ParseDict
 from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import tenants_pb2
 from draftwood.v1 import generation_pb2 as pb
-from draftwood.v1 import generation_pb2_grpc
 from draftwood_memory import MemoryName
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_model_runner.errors import ModelError
 from draftwood_model_runner.output import StepOutput
-from draftwood_model_runner.request import Request
 from draftwood_model_runner.sequence import Sequence
 from draftwood_service.experiments import watch
-from draftwood_service.experiments.statistics.report import Report, report
 from draftwood_tenants.experiments import counting
 from draftwood_tenants.experiments.assignment import Split
 from draftwood_tenants.experiments.counters import total
@@ -50,18 +46,6 @@ NAME = "experiments/x"
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counting, "SECONDS", 0.05)
     monkeypatch.setattr(watch, "SECONDS", 0.05)
-
-
-class ListeningEngine(FakeEngine):
-    """Keeps the requests."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.requests: list[Request] = []
-
-    def add(self, sequence: Sequence) -> None:
-        self.requests.append(sequence.request)
-        super().add(sequence)
 
 
 class FailingEngine(FakeEngine):
@@ -154,15 +138,9 @@ async def test_two_servers_assign_alike_and_count_together(server: Valkey) -> No
         found = await read(one)
         assert found.servers == 2
         assert [row.arm for row in found.arms] == ["trie", "hybrid"]
-        expected = await pure_report(one, split)
-        assert [(row.units, row.requests) for row in found.arms] == [(row.units, row.requests) for row in expected.arms]
-        assert [dict(row.metrics) for row in found.arms] == [
-            {title: value for title, value in row.values.items() if value is not None} for row in expected.arms
-        ]
-        assert [*found.conclusions] == expected.words
+        assert len(inside) <= sum(row.units for row in found.arms) <= len(inside) + again  # each server has its own
+        assert sum(row.requests for row in found.arms) == len(inside) + again
         assert "Too early" in found.conclusions[0]
-        for mine, theirs in zip(found.comparisons, expected.comparisons, strict=True):
-            assert (mine.metric, mine.change if mine.HasField("change") else None) == (theirs.metric, theirs.change)
     async with serving(store=server.url) as three:  # started again, with a new boot id
         assert [one.arm for one in await all_asked(three, ids[:10])] == [one.arm for one in first[:10]]
         assert sum(await requests_counted(three, 0)) == len(inside) + 2 * again
@@ -182,51 +160,42 @@ async def test_a_stop_keeps_what_was_counted_last_in_the_embedded_store(
         assert sum(row.requests for row in (await read(two)).arms) == 3
 
 
-async def pure_report(served: Served, split: Split) -> Report:
-    """The report of what is in the store."""
-    client = RedisClient(served.server._settings.store, timeout=1.0)
-    [config] = catalog(served).experiments()
-    stored = await RedisCounts(client, ResourceCipher(None)).read(target_of(config), {})
-    await client.close()
-    return report(split, total([decode(one.origin, len(split.arms), one.data) for one in stored], len(split.arms)))
-
-
 async def counts_written(served: Served, requests: int) -> None:
-    """Waits until the store has so many requests."""
-    [config] = catalog(served).experiments()
+    """Waits until the store has so many requests; 5 s at most."""
     client = RedisClient(served.server._settings.store, timeout=1.0)
-    async with asyncio.timeout(5):
-        while True:
-            stored = await RedisCounts(client, ResourceCipher(None)).read(target_of(config), {})
-            counts = total([decode(one.origin, len(config.arms), one.data) for one in stored], len(config.arms))
-            if counts.sums[..., 0].sum() == requests:
-                break
-            await asyncio.sleep(0.02)
+    [config] = catalog(served).experiments()
+    for _ in range(250):
+        stored = await RedisCounts(client, ResourceCipher(None)).read(target_of(config), {})
+        arms = len(config.arms)
+        counts = total([decode(one.origin, arms, one.data) for one in stored], arms)
+        if counts.sums[..., 0].sum() == requests:
+            break
+        await asyncio.sleep(0.02)
+    else:
+        raise AssertionError(f"the store has no counts of {requests} requests")
     await client.close()
 
 
-async def test_overrides_other_tenants_and_requests_without_a_session_are_in_no_arm() -> None:
-    async with serving() as served:
-        experiment = await started(served, tenants=["acme"], unit="EXPERIMENT_UNIT_SESSION")
-        split = split_of(experiment)
-        for overridden in ({"strategy": "trie"}, {"max_nodes": 3}, {"enabled": False}):
-            assert not (await asked(served, session="s", drafting=pb.DraftOptions(**overridden))).experiment
-        assert not (await asked(served, "id")).experiment
-        assert not (await asked(served, "id", "umbrella", session="s")).experiment
-        for session in ("a", "b", "c", "d"):
-            arms = {(await asked(served, str(number), session=session)).arm for number in range(2)}
-            assert arms == {arm_of(split, session)}
-        assert (await asked(served, session="s", drafting=pb.DraftOptions(learn=False))).arm
-        assert sum(await requests_counted(served, 9)) == 9
-        assert sum(row.units for row in (await read(served)).arms) == 5
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await asked(served, session="x" * 300)
-        assert "session" in str(error.value.details())
+async def test_overrides_other_tenants_and_requests_without_a_session_are_in_no_arm(served: Served) -> None:
+    experiment = await started(served, tenants=["acme"], unit="EXPERIMENT_UNIT_SESSION")
+    split = split_of(experiment)
+    for overridden in ({"strategy": "trie"}, {"max_nodes": 3}, {"enabled": False}):
+        assert not (await asked(served, session="s", drafting=pb.DraftOptions(**overridden))).experiment
+    assert not (await asked(served, "id")).experiment
+    assert not (await asked(served, "id", "umbrella", session="s")).experiment
+    for session in ("a", "b", "c", "d"):
+        arms = {(await asked(served, str(number), session=session)).arm for number in range(2)}
+        assert arms == {arm_of(split, session)}
+    assert (await asked(served, session="s", drafting=pb.DraftOptions(learn=False))).arm
+    assert sum(await requests_counted(served, 9)) == 9
+    assert sum(row.units for row in (await read(served)).arms) == 5
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await asked(served, session="x" * 300)
+    assert "session" in str(error.value.details())
 
 
 async def test_an_arms_drafting_replaces_the_tenants() -> None:
-    engine = ListeningEngine()
-    async with serving(engine, max_draft_nodes=32) as served:
+    async with serving(max_draft_nodes=32) as served:
         given = tenants_pb2.Tenant(drafting=tenants_pb2.DraftConfig(strategy="jacobi", max_nodes=3))
         create = tenants_pb2.CreateTenantRequest(tenant_id="acme", tenant=given)
         await tenants(served).CreateTenant(create)
@@ -238,40 +207,13 @@ async def test_an_arms_drafting_replaces_the_tenants() -> None:
         await asked(served, "own", drafting=pb.DraftOptions(max_nodes=2))
     found = {
         (one.arm, one.strategy_name, one.strategy_options, one.max_draft_nodes, one.memory.forked)
-        for one in engine.requests
+        for one in (sequence.request for sequence in served.engine.added)
     }
     assert found == {
         ("x/off", "hybrid", (), 0, False),
         ("x/short", "trie", (("branch_length", 7),), 9, True),
         ("", "jacobi", (), 2, False),
     }
-
-
-async def test_the_burn_in_is_not_counted() -> None:
-    async with serving() as served:
-        await started(served, burn_in="3600s")
-        assert all(one.arm for one in await all_asked(served, [str(number) for number in range(8)]))
-        await served.server._administration.experiments.counting.write()
-        assert await requests_counted(served, 0) == [0, 0]
-
-
-async def test_callers_mistakes_and_cancellations_are_no_errors_of_an_arm() -> None:
-    async with serving() as served:
-        await started(served)
-        with pytest.raises(grpc.aio.AioRpcError):
-            await asked(served, sampling=pb.SamplingOptions(temperature=-1))
-        served.engine.gate.clear()
-        call = served.stub.Generate(pb.GenerateRequest(text="hello", tenant="acme"))
-        await call.read()
-        call.cancel()
-        served.engine.gate.set()
-        await served.settled()
-        served.engine.sequence_error = ModelError("the model failed")
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await asked(served)
-        assert error.value.code() is CODE.INTERNAL
-        rows = (await read(served)).arms
-        assert (sum(row.requests for row in rows), sum(row.errors for row in rows)) == (1, 1)
 
 
 @asynccontextmanager
@@ -446,47 +388,3 @@ def tags(server: Valkey, arm: str) -> list[str]:
     """The tenants with records in the memories of an arm."""
     parts = [key.decode().split(":") for key in server.client.scan_iter("dw:{t:*}:3:*")]
     return [tenant.removesuffix("}") for _, _, tenant, _, _, its_arm, _ in parts if its_arm == arm]
-
-
-@asynccontextmanager
-async def replica(store: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any]]:
-    """A server in a process of its own, and a stub of it."""
-    arguments = [sys.executable, "-m", "tests.service.experiments.replica", store]
-    process = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        address = b""
-        while b"127.0.0.1:" not in address[:12]:
-            address = await process.stdout.readline()
-            assert address
-        async with grpc.aio.insecure_channel(address.decode().strip()) as channel:
-            yield process, generation_pb2_grpc.GenerationServiceStub(channel)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-@pytest.mark.system
-async def test_a_killed_server_loses_at_most_its_last_second(server: Valkey) -> None:
-    async def ask(stub: Any, numbers: range) -> None:
-        for number in numbers:
-            message = pb.GenerateRequest(text="hello", request_id=str(number), stop=pb.StopOptions(max_tokens=6))
-            assert [event async for event in stub.Generate(message)][-1].finished.usage.completion_tokens == 6
-
-    async with serving(store=server.url) as served:
-        await started(served)
-        async with replica(server.url) as (process, stub):
-            await ask(stub, range(40))
-            await counts_written(served, 40)
-            await ask(stub, range(40, 50))
-            process.kill()
-            await process.wait()
-        counted = sum(await requests_counted(served, 40))
-        assert 40 <= counted <= 50
-        async with replica(server.url) as (_, stub):
-            await ask(stub, range(50, 90))
-            assert sum(await requests_counted(served, counted + 40)) == counted + 40
-        found = await read(served)
-        assert sum(row.units for row in found.arms) == counted + 40
-        assert found.servers == 2

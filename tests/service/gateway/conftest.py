@@ -1,4 +1,4 @@
-"""A real service with the bundled model and a real store, and `draftwood gateway` in front of it."""
+"""A real service with the bundled model, and `draftwood gateway` in front of it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,13 @@ import pytest
 from draftwood_benchmarks.harness.gateway_process import running_gateway
 from draftwood_benchmarks.harness.server_process import running_server
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from tests.memory.servers import Valkey
 from tests.model_runner.loading.templates import HERMES
 
 
 @pytest.fixture(scope="session")
-def gateway_store() -> Iterator[Valkey]:
-    """The store of the service."""
-    with Valkey() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def gateway(gateway_store: Valkey) -> Iterator[str]:
+def gateway() -> Iterator[str]:
     """Its URL."""
-    with _gateway("--store", gateway_store.url, "--max-running", "64", "--max-waiting", "128") as url:
+    with _gateway("--max-running", "64", "--max-waiting", "128") as url:
         yield url
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -45,13 +44,6 @@ def test_whole_streamed_and_in_a_batch_are_the_same(model: Any) -> None:
     assert [chunk.usage_metadata for chunk in chunks if chunk.usage_metadata][-1] == whole.usage_metadata
     batch = model.batch([QUESTION] * 8)
     assert len({answer.content for answer in batch}) == 1
-
-
-async def test_asyncio(model: Any) -> None:
-    answers = await asyncio.gather(*(model.ainvoke(QUESTION) for _ in range(4)))
-    assert len({answer.content for answer in answers}) == 1
-    streamed = [chunk.content async for chunk in model.astream(QUESTION)]
-    assert "".join(streamed) == answers[0].content
 
 
 def test_structured_output_stop_and_logprobs(model: Any) -> None:

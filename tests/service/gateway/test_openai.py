@@ -21,8 +21,6 @@ QUESTION: Any = [{"role": "user", "content": "Where is my parcel?"}]
 MODEL = "draftwood-demo"
 NODE = shutil.which("node")
 MODULES = Path(__file__).parents[3] / "build" / "node" / "node_modules"
-IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
-WRONG_SCHEMA = {"name": "x", "schema": {"type": 3}}
 
 
 @pytest.fixture
@@ -150,32 +148,6 @@ async def test_drafting_can_be_switched_per_request_and_tokens_say_how_they_came
     assert not any(drafted[2])
 
 
-@pytest.mark.parametrize(
-    ("change", "param"),
-    [
-        ({"temperature": -1}, "temperature"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema", "json_schema": WRONG_SCHEMA}}, "response_format.json_schema"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"extra_body": {"tempreature": 1}}, "tempreature"),
-        ({"extra_body": {"draftwood": {"stragety": "trie"}}}, "draftwood.stragety"),
-        ({"extra_body": {"draftwood": {"strategy": "none at all"}}}, "draftwood.strategy"),
-    ],
-)  # fmt: skip
-async def test_what_is_wrong_or_not_served_is_refused_by_name(
-    client: AsyncOpenAI, change: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        await client.chat.completions.create(**{"model": MODEL, "messages": QUESTION, **change})
-    body: Any = refused.value.body
-    assert body["param"] == param
-    assert body["type"] == "invalid_request_error"
-
-
 async def test_an_unknown_model_is_not_found(client: AsyncOpenAI) -> None:
     assert [model.id async for model in client.models.list()] == [MODEL]
     assert (await client.models.retrieve(MODEL)).id == MODEL
@@ -185,19 +157,6 @@ async def test_an_unknown_model_is_not_found(client: AsyncOpenAI) -> None:
         await client.chat.completions.create(model="gpt-9", messages=QUESTION)
 
 
-@pytest.mark.parametrize("role", ["system", "developer"])
-async def test_copied_examples_with_a_system_message_are_answered(client: AsyncOpenAI, role: Any) -> None:
-    """The template of the bundled model knows no system messages: they are the beginning of the user's."""
-    options: dict[str, Any] = {"model": MODEL, "max_tokens": 20, "temperature": 0}
-    first: Any = {"role": role, "content": "You are a helpful assistant."}
-    answer = await client.chat.completions.create(messages=[first, *QUESTION], **options)
-    joined: Any = [{"role": "user", "content": f"{first['content']}\n\n{QUESTION[0]['content']}"}]
-    same = await client.chat.completions.create(messages=joined, **options)
-    assert answer.choices[0].message.content == same.choices[0].message.content
-    assert answer.usage is not None
-    assert answer.usage == same.usage.model_copy(update={"prompt_tokens_details": answer.usage.prompt_tokens_details})
-
-
 async def test_a_prompt_that_is_too_long_has_the_code_that_callers_look_for(client: AsyncOpenAI) -> None:
     too_long: Any = [{"role": "user", "content": "parcel " * 9000}]
     for change in ({"messages": too_long}, {"max_tokens": 10**6}, {"max_completion_tokens": 10**6}):
@@ -205,44 +164,6 @@ async def test_a_prompt_that_is_too_long_has_the_code_that_callers_look_for(clie
             await client.chat.completions.create(**{"model": MODEL, "messages": QUESTION, **change})
         assert refused.value.code == "context_length_exceeded"
         assert refused.value.param == next(iter(change))
-
-
-async def test_routes_that_are_not_served_are_errors_of_the_package(client: AsyncOpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as unknown:
-        await client.embeddings.create(model=MODEL, input="x")
-    assert unknown.value.code == "unknown_url"
-    with pytest.raises(openai.APIStatusError) as refused:
-        await client.models.delete(MODEL)
-    assert (refused.value.status_code, refused.value.code) == (405, "method_not_supported")
-
-
-@pytest.mark.system
-async def test_more_prompts_than_there_are_places(client: AsyncOpenAI) -> None:
-    prompts = [f"Order {number}" for number in range(128)]
-    answer = await client.completions.create(model=MODEL, prompt=prompts, max_tokens=4, temperature=0, n=1)
-    assert [choice.index for choice in answer.choices] == [*range(128)]
-    with pytest.raises(openai.BadRequestError, match="at most 128"):
-        await client.completions.create(model=MODEL, prompt=[*prompts, "x"])
-
-
-async def test_a_stream_that_is_left_is_cancelled(client: AsyncOpenAI, gateway: str) -> None:
-    stream = await client.chat.completions.create(
-        model=MODEL, messages=QUESTION, stream=True, max_tokens=2000, extra_body={"ignore_eos": True}
-    )
-    async for chunk in stream:
-        if chunk.choices[0].delta.content:
-            break
-    await stream.close()
-
-    def live() -> bool:
-        with urllib.request.urlopen(f"{gateway}/metrics", timeout=5) as page:
-            return b"draftwood_gateway_requests_live 0.0" not in page.read()
-
-    for _ in range(200):
-        if not await asyncio.to_thread(live):
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("the request goes on")
 
 
 async def test_an_error_in_the_middle_of_a_stream_is_an_event(client: AsyncOpenAI) -> None:
@@ -274,22 +195,6 @@ async def test_64_at_once(client: AsyncOpenAI) -> None:
     answers = await asyncio.gather(*map(ask, range(64)))
     assert all(answers)
     assert len({*answers}) <= 4
-
-
-def raw(gateway: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
-    request = urllib.request.Request(gateway + path, body, {"content-type": "application/json", **headers})
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"null", b"[" * 100_000, b"x" * (5 << 20)])
-def test_bodies_that_are_no_requests_are_refused(gateway: str, body: bytes) -> None:
-    status, answer = raw(gateway, "/v1/chat/completions", body, {})
-    assert status == 400
-    assert answer["error"]["param"] in ("body", "messages")
 
 
 def test_the_page_is_served(gateway: str) -> None:

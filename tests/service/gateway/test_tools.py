@@ -175,32 +175,6 @@ async def test_a_model_whose_template_has_no_tools_refuses_them(gateway: str) ->
         assert answer.choices[0].message.content
 
 
-async def test_an_answer_without_a_call_keeps_to_its_format(client: AsyncOpenAI) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"late": {"type": "boolean"}},
-        "required": ["late"],
-        "additionalProperties": False,
-    }
-    form = {"type": "json_schema", "json_schema": {"name": "parcel", "schema": schema}}
-    options = {**OPTIONS, "response_format": form}
-    answers = []
-    for own in ({"drafting": False}, {"strategy": "trie"}, {"strategy": "hybrid"}):
-        answer = (await client.chat.completions.create(**options, extra_body={"draftwood": own})).choices[0]
-        answers.append(answer.message.content)
-        if answer.message.tool_calls is None:  # the model may do either
-            assert json.loads(answer.message.content or "").keys() == {"late"}
-        else:
-            checked(answer.message)
-    assert len({*answers}) == 1
-    called = (await client.chat.completions.create(**options, tool_choice="required")).choices[0]
-    assert checked(called.message)
-    none = (await client.chat.completions.create(**options, tool_choice="none")).choices[0].message
-    assert json.loads(none.content or "").keys() == {"late"}
-    free = {**OPTIONS, "response_format": {"type": "text"}}
-    assert (await client.chat.completions.create(**free)).choices[0].message.content
-
-
 def matches(lark: str, text: str) -> bool:
     """Whether a whole text is what a grammar allows."""
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), lark)
@@ -304,7 +278,6 @@ async def test_calls_that_a_model_writes_by_itself(cut: bool) -> None:
             }
             whole = (await client.chat.completions.create(**options)).choices
             chunks = [chunk async for chunk in await client.chat.completions.create(**options, stream=True)]
-        await served.settled()
     orders = [7] if cut else [7, 8]
     text = "Sure." + "\n" * cut + ONE.replace("7", "8")[:-4] * cut
     for sample in whole:
@@ -319,30 +292,6 @@ async def test_calls_that_a_model_writes_by_itself(cut: bool) -> None:
 
 def delta(text: str) -> Delta:
     return Delta(text=text, token_ids=(1,))
-
-
-async def test_a_stream_of_text_and_calls() -> None:
-    """What a model writes by itself."""
-
-    async def no_text(token: int) -> str:
-        return ""
-
-    asked = read_chat({**OPTIONS, "stream": True})
-    answers = Answers(asked, MODEL, no_text, HERMES)
-    written = f"Sure,\none moment.\n{ONE}\n{ONE}\n"
-    chunks = [
-        chunk for at in range(0, len(written), 3) for chunk in await answers.delta(0, delta(written[at : at + 3]))
-    ]
-    ended = answers.finished(0, 0, "stop")
-    deltas = [chunk["choices"][0]["delta"] for chunk in [*chunks, *ended]]
-    assert "".join(one.get("content") or "" for one in deltas) == "Sure,\none moment."
-    calls = [call for one in deltas for call in one.get("tool_calls", ())]
-    assert [(call["index"], call["function"]["arguments"]) for call in calls] == [
-        (0, '{"order": 7}'),
-        (1, '{"order": 7}'),
-    ]
-    assert len({call["id"] for call in calls}) == 2
-    assert (deltas[-1], ended[-1]["choices"][0]["finish_reason"]) == ({}, "tool_calls")
 
 
 async def test_parallel_calls_that_are_not_wanted_end_the_answer() -> None:

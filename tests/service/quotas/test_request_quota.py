@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,12 +12,7 @@ from draftwood_service.quotas.request_quota import RequestQuota
 from draftwood_service.quotas.text_calls import ALLOWANCE, TextCallQuota
 from tests.memory.servers import Valkey
 from tests.service.quotas.test_shared import limiters
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Valkey]:
-    with Valkey() as server:
-        yield server
+from tests.service.quotas.test_window import Clock
 
 
 @pytest.fixture(params=["local", "shared"])
@@ -27,7 +22,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @asynccontextmanager
 async def limiter_of(kind: str, server: Valkey) -> AsyncIterator[Limiter]:
-    server.client.flushall()
     if kind == "local":
         yield Limiter()
         return
@@ -65,7 +59,7 @@ async def test_a_request_reserves_in_two_parts_and_counts_once(kind: str, server
             await other.reserve_tokens(51)
         assert (caught.value.limit, caught.value.used, caught.value.needed) == ("tokens_per_minute", 50, 51)
         assert caught.value.retry_seconds is not None
-        with pytest.raises(QuotaExceededError) as caught:
+        with pytest.raises(QuotaExceededError, match="lower max_tokens") as caught:
             await other.reserve_tokens(101)  # more than the whole limit, with what is reserved already
         assert caught.value.retry_seconds is None
         await other.reserve_tokens(50)
@@ -105,13 +99,6 @@ async def test_without_a_limit_on_tokens_there_is_one_reservation() -> None:
     quota.queued()
     quota.settle(10**9)
     assert limiter.windows.of("t").buckets.popitem()[1].requests == 1
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_calls_on_text_have_a_window_of_their_own() -> None:

@@ -172,11 +172,7 @@ async def test_a_full_store_counts_on(server: Valkey) -> None:
     server.client.config_set("maxmemory-policy", "noeviction")
     server.client.config_set("maxmemory", 1)
     async with limiters(server.url, 3) as made:
-        for limits in (
-            RateLimits(requests_per_minute=5),
-            RateLimits(tokens_per_minute=50),
-            RateLimits(concurrency=5),
-        ):
+        for limits in (RateLimits(requests_per_minute=5), RateLimits(tokens_per_minute=50), RateLimits(concurrency=5)):
             tenant = str(limits)
             each = await asyncio.gather(*(admitted(one, limits, 5, tokens=10, tenant=tenant) for one in made))
             assert sum(map(len, each)) == 5

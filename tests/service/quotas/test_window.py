@@ -23,40 +23,6 @@ class Clock:
         return self.now
 
 
-async def test_requests_are_refused_until_the_oldest_is_a_minute_ago() -> None:
-    clock = Clock(1000.5)
-    limiter = Limiter(clock)
-    limits = RateLimits(requests_per_minute=2)
-    await limiter.reserve("t", limits, 1)
-    clock.now = 1030.0
-    await limiter.reserve("t", limits, 1)
-    with pytest.raises(QuotaExceededError) as caught:
-        await limiter.reserve("t", limits, 1)
-    assert (caught.value.limit, caught.value.value, caught.value.used) == ("requests_per_minute", 2, 2)
-    assert caught.value.retry_seconds == pytest.approx(31.0)
-    await limiter.reserve("other", limits, 1)
-    clock.now += 30.9
-    with pytest.raises(QuotaExceededError):
-        await limiter.reserve("t", limits, 1)
-    clock.now += 0.1
-    await limiter.reserve("t", limits, 1)
-
-
-async def test_unused_tokens_are_given_back_once() -> None:
-    clock = Clock()
-    limiter = Limiter(clock)
-    limits = RateLimits(tokens_per_minute=100)
-    first = await limiter.reserve("t", limits, 90)
-    with pytest.raises(QuotaExceededError, match="90 of 100"):
-        await limiter.reserve("t", limits, 20)
-    first.settle(30)
-    first.settle(0)
-    await first.settled()
-    (await limiter.reserve("t", limits, 70)).settle(71)
-    with pytest.raises(QuotaExceededError):
-        await limiter.reserve("t", limits, 1)
-
-
 async def test_a_settle_after_the_window_changes_nothing() -> None:
     clock = Clock()
     limiter = Limiter(clock)
@@ -69,20 +35,11 @@ async def test_a_settle_after_the_window_changes_nothing() -> None:
         await limiter.reserve("t", limits, 1)
 
 
-async def test_a_request_above_the_limit_is_told_that_it_never_fits() -> None:
-    with pytest.raises(QuotaExceededError, match="lower max_tokens") as caught:
-        await Limiter(Clock()).reserve("t", RateLimits(tokens_per_minute=100), 101)
-    assert caught.value.retry_seconds is None
-
-
-async def test_places_are_free_when_requests_end() -> None:
-    limiter = Limiter(Clock())
-    limits = RateLimits(concurrency=2)
-    first, _ = [await limiter.reserve("t", limits, 1) for _ in range(2)]
-    with pytest.raises(QuotaExceededError, match="concurrency: 2 of 2"):
+async def test_a_request_may_have_used_more_than_it_reserved() -> None:
+    limiter, limits = Limiter(Clock()), RateLimits(tokens_per_minute=100)
+    (await limiter.reserve("t", limits, 100)).settle(101)
+    with pytest.raises(QuotaExceededError):
         await limiter.reserve("t", limits, 1)
-    first.settle(1)
-    await limiter.reserve("t", limits, 1)
 
 
 async def test_idle_tenants_and_tenants_without_limits_are_not_kept() -> None:

@@ -56,38 +56,37 @@ def config_of(served: Served, name: str) -> TenantConfig:
     return served.server._administration.catalog.config_of(name)
 
 
-async def test_the_life_of_a_tenant() -> None:
-    async with serving() as served:
-        stub = tenants(served)
-        given = tenant(weight=2, drafting={"strategy": "trie", "maxNodes": 9}, quotas={"concurrency": 3})
-        dry = await stub.CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=given, validate_only=True))
-        assert (dry.name, dry.weight) == ("tenants/a", 2)
-        assert config_of(served, "a") == TenantConfig()
-        made = await stub.CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=given))
-        assert made == await stub.GetTenant(pb.GetTenantRequest(name="tenants/a"))
-        assert made.origin == pb.RESOURCE_ORIGIN_API
-        assert config_of(served, "a").drafting.max_nodes == 9
-        await refused(stub.CreateTenant(pb.CreateTenantRequest(tenant_id="a")), CODE.ALREADY_EXISTS)
-        change = tenant(name="tenants/a", drafting={"maxNodes": 4}, etag=made.etag)
-        mask = FieldMask(paths=["drafting.max_nodes", "weight"])
-        changed = await stub.UpdateTenant(pb.UpdateTenantRequest(tenant=change, update_mask=mask))
-        assert (changed.drafting.strategy, changed.drafting.max_nodes) == ("trie", 4)
-        assert not changed.HasField("weight")
-        assert changed.quotas.concurrency == 3
-        assert changed.create_time == made.create_time
-        await refused(stub.UpdateTenant(pb.UpdateTenantRequest(tenant=change)), CODE.ABORTED)
-        some = await stub.UpdateTenant(pb.UpdateTenantRequest(tenant=tenant(name="tenants/a", weight=5)))
-        assert (some.weight, some.drafting.max_nodes) == (5, 4)
-        whole = pb.UpdateTenantRequest(tenant=tenant(name="tenants/a", weight=3), update_mask=FieldMask(paths=["*"]))
-        replaced = await stub.UpdateTenant(whole)
-        assert (replaced.weight, replaced.HasField("drafting"), replaced.HasField("quotas")) == (3, False, False)
-        await refused(stub.DeleteTenant(pb.DeleteTenantRequest(name="tenants/a", etag=made.etag)), CODE.ABORTED)
-        await stub.DeleteTenant(pb.DeleteTenantRequest(name="tenants/a", etag=replaced.etag))
-        await refused(stub.GetTenant(pb.GetTenantRequest(name="tenants/a")), CODE.NOT_FOUND)
-        await refused(stub.DeleteTenant(pb.DeleteTenantRequest(name="tenants/a")), CODE.NOT_FOUND)
-        await stub.DeleteTenant(pb.DeleteTenantRequest(name="tenants/a", allow_missing=True))
-        await refused(stub.UpdateTenant(pb.UpdateTenantRequest(tenant=tenant(name="tenants/a"))), CODE.NOT_FOUND)
-        await stub.UpdateTenant(pb.UpdateTenantRequest(tenant=tenant(name="tenants/a"), allow_missing=True))
+async def test_the_life_of_a_tenant(served: Served) -> None:
+    stub = tenants(served)
+    given = tenant(weight=2, drafting={"strategy": "trie", "maxNodes": 9}, quotas={"concurrency": 3})
+    dry = await stub.CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=given, validate_only=True))
+    assert (dry.name, dry.weight) == ("tenants/a", 2)
+    assert config_of(served, "a") == TenantConfig()
+    made = await stub.CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=given))
+    assert made == await stub.GetTenant(pb.GetTenantRequest(name="tenants/a"))
+    assert made.origin == pb.RESOURCE_ORIGIN_API
+    assert config_of(served, "a").drafting.max_nodes == 9
+    await refused(stub.CreateTenant(pb.CreateTenantRequest(tenant_id="a")), CODE.ALREADY_EXISTS)
+    change = tenant(name="tenants/a", drafting={"maxNodes": 4}, etag=made.etag)
+    mask = FieldMask(paths=["drafting.max_nodes", "weight"])
+    changed = await stub.UpdateTenant(pb.UpdateTenantRequest(tenant=change, update_mask=mask))
+    assert (changed.drafting.strategy, changed.drafting.max_nodes) == ("trie", 4)
+    assert not changed.HasField("weight")
+    assert changed.quotas.concurrency == 3
+    assert changed.create_time == made.create_time
+    await refused(stub.UpdateTenant(pb.UpdateTenantRequest(tenant=change)), CODE.ABORTED)
+    some = await stub.UpdateTenant(pb.UpdateTenantRequest(tenant=tenant(name="tenants/a", weight=5)))
+    assert (some.weight, some.drafting.max_nodes) == (5, 4)
+    whole = pb.UpdateTenantRequest(tenant=tenant(name="tenants/a", weight=3), update_mask=FieldMask(paths=["*"]))
+    replaced = await stub.UpdateTenant(whole)
+    assert (replaced.weight, replaced.HasField("drafting"), replaced.HasField("quotas")) == (3, False, False)
+    await refused(stub.DeleteTenant(pb.DeleteTenantRequest(name="tenants/a", etag=made.etag)), CODE.ABORTED)
+    await stub.DeleteTenant(pb.DeleteTenantRequest(name="tenants/a", etag=replaced.etag))
+    await refused(stub.GetTenant(pb.GetTenantRequest(name="tenants/a")), CODE.NOT_FOUND)
+    await refused(stub.DeleteTenant(pb.DeleteTenantRequest(name="tenants/a")), CODE.NOT_FOUND)
+    await stub.DeleteTenant(pb.DeleteTenantRequest(name="tenants/a", allow_missing=True))
+    await refused(stub.UpdateTenant(pb.UpdateTenantRequest(tenant=tenant(name="tenants/a"))), CODE.NOT_FOUND)
+    await stub.UpdateTenant(pb.UpdateTenantRequest(tenant=tenant(name="tenants/a"), allow_missing=True))
 
 
 async def test_requests_follow_a_tenants_quotas_and_streaming() -> None:
@@ -132,35 +131,33 @@ async def test_errors_name_the_field() -> None:
             await refused(tenants(served).UpdateTenant(change), CODE.INVALID_ARGUMENT, "update_mask")
 
 
-async def test_pages() -> None:
-    async with serving() as served:
-        names = sorted(f"t{number}\u00fc" for number in range(7))
-        for name in reversed(names):
-            await tenants(served).CreateTenant(pb.CreateTenantRequest(tenant_id=name))
-        seen, token = [], ""
-        while True:
-            page = await tenants(served).ListTenants(pb.ListTenantsRequest(page_size=3, page_token=token))
-            seen += [one.name.removeprefix("tenants/") for one in page.tenants]
-            token = page.next_page_token
-            if not token:
-                break
-        assert seen == names
+async def test_pages(served: Served) -> None:
+    names = sorted(f"t{number}\u00fc" for number in range(7))
+    for name in reversed(names):
+        await tenants(served).CreateTenant(pb.CreateTenantRequest(tenant_id=name))
+    seen, token = [], ""
+    while True:
+        page = await tenants(served).ListTenants(pb.ListTenantsRequest(page_size=3, page_token=token))
+        seen += [one.name.removeprefix("tenants/") for one in page.tenants]
+        token = page.next_page_token
+        if not token:
+            break
+    assert seen == names
 
 
-async def test_requests_use_the_tenants_configuration() -> None:
-    async with serving() as served:
-        fields = {"allowDraftOverride": False, "drafting": {"strategy": "jacobi"}, "sampling": {"temperature": 5}}
-        await tenants(served).CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=tenant(**fields)))
-        request: dict[str, Any] = {"text": "x", "tenant": "a", "stop": {"max_tokens": 2}}
-        many = generation_pb2.GenerateRequest(**request, sampling={"n": 2})  # needs a temperature above 0
-        events = [event async for event in served.stub.Generate(many)]
-        assert events[-1].WhichOneof("event") == "finished"
-        for name, value in (("strategy", "trie"), ("max_nodes", 3), ("enabled", False)):
-            override = generation_pb2.GenerateRequest(**request, drafting={name: value})
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                [_ async for _ in served.stub.Generate(override)]
-            assert reason(error.value) == "PERMISSION_DENIED"
-            assert f"drafting.{name}" in str(error.value.details())
+async def test_requests_use_the_tenants_configuration(served: Served) -> None:
+    fields = {"allowDraftOverride": False, "drafting": {"strategy": "jacobi"}, "sampling": {"temperature": 5}}
+    await tenants(served).CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=tenant(**fields)))
+    request: dict[str, Any] = {"text": "x", "tenant": "a", "stop": {"max_tokens": 2}}
+    many = generation_pb2.GenerateRequest(**request, sampling={"n": 2})  # needs a temperature above 0
+    events = [event async for event in served.stub.Generate(many)]
+    assert events[-1].WhichOneof("event") == "finished"
+    for name, value in (("strategy", "trie"), ("max_nodes", 3), ("enabled", False)):
+        override = generation_pb2.GenerateRequest(**request, drafting={name: value})
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            [_ async for _ in served.stub.Generate(override)]
+        assert reason(error.value) == "PERMISSION_DENIED"
+        assert f"drafting.{name}" in str(error.value.details())
 
 
 async def test_two_servers_share_tenants_and_one_of_two_updates_wins(server: Valkey) -> None:
@@ -200,46 +197,45 @@ async def test_what_the_file_names_is_the_files(tmp_path: Path) -> None:
         read_file(path, ServerLimits("hybrid", 48, 1_000_000, 2**24, DeltaShaping()))
 
 
-async def test_the_life_of_an_experiment() -> None:
-    async with serving() as served:
-        stub = experiments(served)
-        for name, scope in (("one", ["a", "b"]), ("two", ["b", "c"])):
-            request = xp.CreateExperimentRequest(experiment_id=name, experiment=experiment(tenants=scope, coverage=0.5))
-            made = await stub.CreateExperiment(request)
-            assert (made.state, len(made.salt)) == (xp.EXPERIMENT_STATE_DRAFT, 32)
-        started = await stub.StartExperiment(xp.StartExperimentRequest(name="experiments/one"))
-        assert started.state == xp.EXPERIMENT_STATE_RUNNING
-        refuse = CODE.FAILED_PRECONDITION
-        await refused(stub.StartExperiment(xp.StartExperimentRequest(name="experiments/two")), refuse, "b is in one")
-        changes: tuple[tuple[dict[str, Any], bool], ...] = (
-            ({"coverage": 0.7}, True),
-            ({"coverage": 0.6}, False),
-            ({"alpha": 0.1}, False),
-        )
-        for fields, fine in changes:
-            change = xp.Experiment(name="experiments/one", **fields)
-            updating = stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=change))
-            await (updating if fine else refused(updating, refuse))
-        await refused(
-            stub.DeleteExperiment(xp.DeleteExperimentRequest(name="experiments/one")), refuse, "stop it first"
-        )
-        await stub.StopExperiment(xp.StopExperimentRequest(name="experiments/one"))
-        await refused(stub.StartExperiment(xp.StartExperimentRequest(name="experiments/one")), refuse)
-        await stub.StartExperiment(xp.StartExperimentRequest(name="experiments/two"))
-        await tenants(served).CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=tenant(weight=2)))
-        wrong = xp.ConcludeExperimentRequest(name="experiments/one", winner="x")
-        await refused(stub.ConcludeExperiment(wrong), CODE.INVALID_ARGUMENT, "winner")
-        conclude = xp.ConcludeExperimentRequest(name="experiments/one", winner="trie")
-        concluded = await stub.ConcludeExperiment(conclude)
-        assert (concluded.state, concluded.winner) == (xp.EXPERIMENT_STATE_CONCLUDED, "trie")
-        found = config_of(served, "a")
-        assert (found.weight, found.drafting.strategy, found.drafting.max_nodes) == (2, "trie", 7)
-        assert config_of(served, "b").drafting.strategy == "trie"
-        assert config_of(served, "c") == TenantConfig()
-        await stub.DeleteExperiment(xp.DeleteExperimentRequest(name="experiments/one"))
-        assert len((await stub.ListExperiments(xp.ListExperimentsRequest())).experiments) == 1
-        report = await stub.GetExperimentReport(xp.GetExperimentReportRequest(name="experiments/two"))
-        assert "Too early" in report.conclusions[0]
+async def test_the_life_of_an_experiment(served: Served) -> None:
+    stub = experiments(served)
+    for name, scope in (("one", ["a", "b"]), ("two", ["b", "c"])):
+        request = xp.CreateExperimentRequest(experiment_id=name, experiment=experiment(tenants=scope, coverage=0.5))
+        made = await stub.CreateExperiment(request)
+        assert (made.state, len(made.salt)) == (xp.EXPERIMENT_STATE_DRAFT, 32)
+        draft = xp.Experiment(name=made.name, alpha=0.04)
+        assert (await stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=draft))).alpha == 0.04
+    started = await stub.StartExperiment(xp.StartExperimentRequest(name="experiments/one"))
+    assert started.state == xp.EXPERIMENT_STATE_RUNNING
+    refuse = CODE.FAILED_PRECONDITION
+    await refused(stub.StartExperiment(xp.StartExperimentRequest(name="experiments/two")), refuse, "b is in one")
+    changes: tuple[tuple[dict[str, Any], bool], ...] = (
+        ({"coverage": 0.7}, True),
+        ({"coverage": 0.6}, False),
+        ({"alpha": 0.1}, False),
+    )
+    for fields, fine in changes:
+        change = xp.Experiment(name="experiments/one", **fields)
+        updating = stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=change))
+        await (updating if fine else refused(updating, refuse))
+    await refused(stub.DeleteExperiment(xp.DeleteExperimentRequest(name="experiments/one")), refuse, "stop it first")
+    await stub.StopExperiment(xp.StopExperimentRequest(name="experiments/one"))
+    await refused(stub.StartExperiment(xp.StartExperimentRequest(name="experiments/one")), refuse)
+    await stub.StartExperiment(xp.StartExperimentRequest(name="experiments/two"))
+    await tenants(served).CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=tenant(weight=2)))
+    wrong = xp.ConcludeExperimentRequest(name="experiments/one", winner="x")
+    await refused(stub.ConcludeExperiment(wrong), CODE.INVALID_ARGUMENT, "winner")
+    conclude = xp.ConcludeExperimentRequest(name="experiments/one", winner="trie")
+    concluded = await stub.ConcludeExperiment(conclude)
+    assert (concluded.state, concluded.winner) == (xp.EXPERIMENT_STATE_CONCLUDED, "trie")
+    found = config_of(served, "a")
+    assert (found.weight, found.drafting.strategy, found.drafting.max_nodes) == (2, "trie", 7)
+    assert config_of(served, "b").drafting.strategy == "trie"
+    assert config_of(served, "c") == TenantConfig()
+    await stub.DeleteExperiment(xp.DeleteExperimentRequest(name="experiments/one"))
+    assert len((await stub.ListExperiments(xp.ListExperimentsRequest())).experiments) == 1
+    report = await stub.GetExperimentReport(xp.GetExperimentReportRequest(name="experiments/two"))
+    assert "Too early" in report.conclusions[0]
 
 
 async def test_conclude_writes_no_tenant_of_the_file(tmp_path: Path) -> None:
@@ -269,29 +265,28 @@ async def test_tenants_in_the_embedded_store_survive_a_restart(tmp_path: Path) -
     assert made.update_time.ToNanoseconds() > made.create_time.ToNanoseconds()
 
 
-async def test_requests_carry_options_and_learning_of_their_tenant() -> None:
-    async with serving() as served:
-        stub = tenants(served)
-        drafting = {"strategy": "trie", "options": {"branch_length": 3}, "maxNodes": 5}
-        learning = {"scope": "LEARNING_SCOPE_PROMPTS_AND_OUTPUTS", "maxTokens": 2048, "idleTtl": "60s"}
-        made = tenant(drafting=drafting, learning=learning)
-        await stub.CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=made))
-        silent = tenant(learning={"scope": "LEARNING_SCOPE_NOTHING"})
-        await stub.CreateTenant(pb.CreateTenantRequest(tenant_id="b", tenant=silent))
-        asked = {
-            "usual": generation_pb2.GenerateRequest(tenant="a"),
-            "another strategy": generation_pb2.GenerateRequest(tenant="a", drafting={"strategy": "recycling"}),
-            "nothing learned": generation_pb2.GenerateRequest(tenant="b"),
-            "unknown tenant": generation_pb2.GenerateRequest(tenant="c"),
-        }
-        found = {}
-        for name, message in asked.items():
-            message.MergeFrom(generation_pb2.GenerateRequest(text="x", stop={"max_tokens": 2}))
-            [_ async for _ in served.stub.Generate(message)]
-            found[name] = served.engine.added[-1].request
-        usual, other = found["usual"], found["another strategy"]
-        assert usual.strategy_options == (("branch_length", 3), ("learn", "both"))
-        assert usual.memory == MemoryTerms(with_prompts=True, max_tokens=2048, idle_ttl=60.0)
-        assert (other.strategy_name, other.strategy_options) == ("recycling", ())  # the options are another strategy's
-        assert [request.learns for request in found.values()] == [True, True, False, True]
-        assert (found["unknown tenant"].strategy_options, found["unknown tenant"].memory) == ((), MemoryTerms())
+async def test_requests_carry_options_and_learning_of_their_tenant(served: Served) -> None:
+    stub = tenants(served)
+    drafting = {"strategy": "trie", "options": {"branch_length": 3}, "maxNodes": 5}
+    learning = {"scope": "LEARNING_SCOPE_PROMPTS_AND_OUTPUTS", "maxTokens": 2048, "idleTtl": "60s"}
+    made = tenant(drafting=drafting, learning=learning)
+    await stub.CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=made))
+    silent = tenant(learning={"scope": "LEARNING_SCOPE_NOTHING"})
+    await stub.CreateTenant(pb.CreateTenantRequest(tenant_id="b", tenant=silent))
+    asked = {
+        "usual": generation_pb2.GenerateRequest(tenant="a"),
+        "another strategy": generation_pb2.GenerateRequest(tenant="a", drafting={"strategy": "recycling"}),
+        "nothing learned": generation_pb2.GenerateRequest(tenant="b"),
+        "unknown tenant": generation_pb2.GenerateRequest(tenant="c"),
+    }
+    found = {}
+    for name, message in asked.items():
+        message.MergeFrom(generation_pb2.GenerateRequest(text="x", stop={"max_tokens": 2}))
+        [_ async for _ in served.stub.Generate(message)]
+        found[name] = served.engine.added[-1].request
+    usual, other = found["usual"], found["another strategy"]
+    assert usual.strategy_options == (("branch_length", 3), ("learn", "both"))
+    assert usual.memory == MemoryTerms(with_prompts=True, max_tokens=2048, idle_ttl=60.0)
+    assert (other.strategy_name, other.strategy_options) == ("recycling", ())  # the options are another strategy's
+    assert [request.learns for request in found.values()] == [True, True, False, True]
+    assert (found["unknown tenant"].strategy_options, found["unknown tenant"].memory) == ((), MemoryTerms())

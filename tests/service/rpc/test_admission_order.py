@@ -1,4 +1,7 @@
-"""Cheap limits, then reading, then all limits, then places that others lose: a request passes them in this order."""
+"""Cheap limits, then reading, then all limits, then places that others lose: a request passes them in this order.
+
+What a caller is told of a limit, and what is given back when a request ends.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ import grpc
 import pytest
 
 from draftwood.v1 import generation_pb2 as pb
+from draftwood_client import AsyncClient, QuotaExceededError
 from draftwood_model_runner.request import GrammarKind
 from draftwood_strategies.draft import Int32Array
+from tests.memory.servers import Valkey
 from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, Served, answer, serving, until
 from tests.service.rpc.test_endings import reason
 
@@ -53,7 +58,6 @@ async def test_invalid_requests_end_nobody_elses() -> None:
         refused = [one for one in ended if one.error is not None]
         assert [reason(one.error) for one in refused if one.error is not None] == ["QUEUE_FULL"]
         assert (await answer(valid)).finished
-        await served.settled()
 
 
 async def test_requests_above_a_limit_end_nobody_elses() -> None:
@@ -66,7 +70,6 @@ async def test_requests_above_a_limit_end_nobody_elses() -> None:
                 assert reason(error) == "QUOTA_EXCEEDED"
         served.engine.gate.set()
         assert [(await answer(call)).error for call in calls] == [None] * PLACES
-        await served.settled()
 
 
 class CountingGrammars(FakeGrammars):
@@ -102,19 +105,6 @@ async def test_nothing_is_read_for_a_tenant_above_its_limit(
             assert reason((await answer(served.stub.Generate(request_))).status) == "QUOTA_EXCEEDED"
         assert len(served.model.tokenizer.encoded_on) == read
         assert grammars.tried == 0
-        await served.settled()
-
-
-async def test_nothing_is_read_above_the_concurrency() -> None:
-    async with serving(concurrency=1) as served:
-        served.engine.gate.clear()
-        running: Any = served.stub.Generate(ask())
-        await running.read()
-        read = len(served.model.tokenizer.encoded_on)
-        assert reason((await answer(served.stub.Generate(ask(text=LONG)))).status) == "QUOTA_EXCEEDED"
-        assert len(served.model.tokenizer.encoded_on) == read
-        served.engine.gate.set()
-        assert (await answer(running)).finished
 
 
 async def test_what_is_invalid_or_finds_no_place_does_not_count() -> None:
@@ -176,3 +166,39 @@ async def test_tokenize_and_detokenize_are_limited_apart_from_requests() -> None
         # a single token's text is always told: the gateway asks for those of log-probabilities
         assert (await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[97]))).text == "a"
         assert (await answer(served.stub.Generate(ask()))).finished
+
+
+async def test_the_client_raises_a_typed_error_and_does_not_retry() -> None:
+    async with serving(tokens_per_minute=10) as served, AsyncClient(served.server.address) as client:
+        await client.generate("ab", max_tokens=8)
+        for tokens, retryable in ((1, True), (100, False)):
+            with pytest.raises(QuotaExceededError) as caught:
+                await client.generate("ab", max_tokens=tokens)
+            assert caught.value.violations[0].field == "tokens_per_minute"
+            assert caught.value.retryable is retryable
+            assert (caught.value.retry_after is not None) is retryable
+
+
+async def test_ended_requests_give_back_their_place_and_tokens() -> None:
+    async with serving(concurrency=1, tokens_per_minute=1000) as served:
+        for _ in range(5):
+            assert (await answer(served.stub.Generate(ask()))).finished
+        served.engine.gate.clear()
+        running = served.stub.Generate(ask(tokens=900))
+        await running.read()
+        assert (await answer(served.stub.Generate(ask()))).status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        running.cancel()
+        served.engine.gate.set()
+        await served.settled()
+        served.engine.sequence_error = ValueError("broken")
+        assert (await answer(served.stub.Generate(ask(tokens=800)))).status.code() is grpc.StatusCode.INTERNAL
+        served.engine.sequence_error = None
+        assert (await answer(served.stub.Generate(ask(tokens=800)))).finished
+
+
+async def test_servers_of_one_store_share_the_limits() -> None:
+    with Valkey() as store:
+        settings: dict[str, Any] = {"store": store.url, "requests_per_minute": 1}
+        async with serving(**settings) as one, serving(**settings) as two:
+            assert (await answer(one.stub.Generate(ask()))).finished
+            assert (await answer(two.stub.Generate(ask()))).status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -82,6 +82,13 @@ def with_call(**parts: str) -> pb.GenerateRequest:
     return pb.GenerateRequest(chat=pb.Chat(messages=[message]))
 
 
+def formatted(**options: Any) -> pb.GenerateRequest:
+    return request(format=pb.OutputFormat(regex="a"), stop=pb.StopOptions(**options))
+
+
+RESULT = pb.ChatMessage(role="tool", content="x", tool_call_id="1")
+WITH_RESULT = pb.GenerateRequest(chat=pb.Chat(messages=[RESULT]))
+LATER = pb.OutputFormat.FromString(b"\x32\x01a")
 BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "no prompt": (pb.GenerateRequest(), "prompt", "text, token_ids and chat"),
     "empty text": (request(""), "text", "must not be empty"),
@@ -94,11 +101,7 @@ BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "very long text": (request("x" * 20_000), "text", "20000 tokens.*at most 63"),
     "long token ids": (ids(*[1] * 64), "token_ids.ids", "64 tokens.*at most 63"),
     "long chat": (chat(("user", "x" * 64)), "chat.messages", "70 tokens.*at most 63"),
-    "max_tokens over the context": (
-        stop(max_tokens=63),
-        "stop.max_tokens",
-        "63 is not allowed.*at most 62.*2 of .* 64 ",
-    ),
+    "max_tokens over the context": (stop(max_tokens=63), "stop.max_tokens", "63 is .*at most 62.*2 of .* 64 "),
     "max_tokens zero": (stop(max_tokens=0), "stop.max_tokens", "0 is not allowed.*at least 1"),
     "max_tokens negative": (stop(max_tokens=-5), "stop.max_tokens", "-5 is not allowed"),
     "min_tokens over max_tokens": (stop(max_tokens=3, min_tokens=4), "stop.min_tokens", "4 is not allowed"),
@@ -133,28 +136,12 @@ BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "greedy samples": (sampling(n=2), "sampling.n", "n 2: .*temperature above 0"),
     "top logprobs": (request(output=pb.OutputOptions(top_logprobs=21)), "output.top_logprobs", r"21 .*\[0, 20\]"),
     "empty grammar": (request(format=pb.OutputFormat(regex="")), "format.regex", "1 to 65536 characters"),
-    "format with ignore_eos": (
-        request(format=pb.OutputFormat(regex="a"), stop=pb.StopOptions(ignore_eos=True)),
-        "stop.ignore_eos",
-        "cannot be combined with format",
-    ),
-    "format with min_tokens": (
-        request(format=pb.OutputFormat(regex="a"), stop=pb.StopOptions(min_tokens=1)),
-        "stop.min_tokens",
-        "cannot be combined with format",
-    ),
-    "format of a later version": (
-        request(format=pb.OutputFormat.FromString(b"\x32\x01a")),
-        "format",
-        "a kind that this server does not know",
-    ),
+    "format with ignore_eos": (formatted(ignore_eos=True), "stop.ignore_eos", "cannot be combined with format"),
+    "format with min_tokens": (formatted(min_tokens=1), "stop.min_tokens", "cannot be combined with format"),
+    "format of a later version": (request(format=LATER), "format", "a kind that this server does not know"),
     "not a grammar": (request(format=pb.OutputFormat(lark="start: (")), "format.lark", "not a valid grammar"),
     "tools that the template leaves out": (with_tool(), "chat.tools", "takes no tools: its chat template has no tools"),
-    "a result that the template leaves out": (
-        pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="tool", content="x", tool_call_id="1")])),
-        "chat.messages[0].tool_call_id",
-        "takes no tools",
-    ),
+    "a result that the template leaves out": (WITH_RESULT, "chat.messages[0].tool_call_id", "takes no tools"),
     "a role that needs tools": (chat(("user", "hi"), ("tool", "x")), "chat.messages[1].role", "takes no tools"),
     "priority": (request(priority=11), "priority", r"11 is not allowed.*\[-10, 10\]"),
     "long tenant": (request(tenant="ä" * 129), "tenant", "at most 256 bytes"),
@@ -216,31 +203,21 @@ def nested(levels: int, innermost: str = "") -> str:
     return '{"a":' * (levels - 1) + f"[{innermost}]" + "}" * (levels - 1)
 
 
+PARAMETERS, CALL = "chat.tools[0].parameters", "chat.messages[0].tool_calls[0]"
+LONG_LIST = nested(32, "1," * 2000 + "1")
 WRONG_TOOLS: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "no name": (with_tool(name=""), "chat.tools[0].name", "1 to 256 characters; it has 0"),
-    "no JSON": (with_tool(parameters="{"), "chat.tools[0].parameters", "is not JSON"),
-    "no object": (with_tool(parameters="[]"), "chat.tools[0].parameters", "must be a JSON object, not list"),
-    "deep": (with_tool(parameters="[" * 50_000), "chat.tools[0].parameters", "nested too deeply"),
-    "33 levels": (with_tool(parameters=nested(33)), "chat.tools[0].parameters", "nested too deeply; at most 32 levels"),
-    "half a surrogate pair": (
-        with_tool(parameters=r'{"x": "\ud83d"}'),
-        "chat.tools[0].parameters",
-        r"unpaired surrogate '\ud83d'",
-    ),
-    "not a number": (with_call(name="f", arguments='{"x": NaN}'), "chat.messages[0].tool_calls[0].arguments", "Out of"),
-    "long when it is indented": (
-        with_tool(parameters=nested(32, "1," * 2000 + "1")),
-        "chat.messages",
-        "with tools as indented JSON; it has 28",
-    ),
+    "no JSON": (with_tool(parameters="{"), PARAMETERS, "is not JSON"),
+    "no object": (with_tool(parameters="[]"), PARAMETERS, "must be a JSON object, not list"),
+    "deep": (with_tool(parameters="[" * 50_000), PARAMETERS, "nested too deeply"),
+    "33 levels": (with_tool(parameters=nested(33)), PARAMETERS, "nested too deeply; at most 32 levels"),
+    "half a surrogate pair": (with_tool(parameters=r'{"x": "\ud83d"}'), PARAMETERS, r"unpaired surrogate '\ud83d'"),
+    "not a number": (with_call(name="f", arguments='{"x": NaN}'), f"{CALL}.arguments", "Out of"),
+    "long when it is indented": (with_tool(parameters=LONG_LIST), "chat.messages", "as indented JSON; it has 28"),
     "many": (pb.GenerateRequest(chat=MANY), "chat.tools", "129 tools; at most"),
     "long": (with_tool(description="x" * 200_000), "chat.messages", "with tools as indented JSON; it has 200"),
-    "wrong arguments": (
-        with_call(name="f", arguments="7"),
-        "chat.messages[0].tool_calls[0].arguments",
-        "JSON object, not int",
-    ),
-    "call without name": (with_call(arguments="{}"), "chat.messages[0].tool_calls[0].name", "1 to 256"),
+    "wrong arguments": (with_call(name="f", arguments="7"), f"{CALL}.arguments", "JSON object, not int"),
+    "call without name": (with_call(arguments="{}"), f"{CALL}.name", "1 to 256"),
 }
 
 

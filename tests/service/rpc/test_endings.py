@@ -15,9 +15,8 @@ from grpc_status import rpc_status
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_model_runner.errors import ModelError
-from draftwood_service.engine.output import MAX_PART_TOKENS
 from draftwood_service.errors import ERROR_DOMAIN
-from tests.service.fakes import Answer, FakeEngine, FakeModel, Served, answer, serving, until
+from tests.service.fakes import Answer, FakeEngine, Served, answer, serving, until
 
 
 def ask(text: str = "hello", max_tokens: int = 3000, **fields: Any) -> pb.GenerateRequest:
@@ -46,72 +45,51 @@ async def started(
     return calls
 
 
-async def test_each_sample_tells_its_end_in_its_last_delta() -> None:
-    async with serving() as served:
-        sampling = pb.SamplingOptions(n=3, temperature=1.0, seed=5)
-        result = await answer(served.stub.Generate(ask(max_tokens=4, sampling=sampling)))
-        deltas = [event.delta for event in result.events if event.HasField("delta")]
-        last = {delta.sample: delta for delta in deltas}
-        assert [delta for delta in deltas if delta.HasField("finished")] == sorted(last.values(), key=deltas.index)
-        assert [last[sample].finished for sample in range(3)] == [*result.finished.samples]
-        assert [one.completion_tokens for one in result.finished.samples] == [4, 4, 4]
-        alone = await answer(served.stub.Generate(ask(max_tokens=4)))
-        assert not any(event.delta.HasField("finished") for event in alone.events)
-        await served.settled()
+async def test_each_sample_tells_its_end_in_its_last_delta(served: Served) -> None:
+    sampling = pb.SamplingOptions(n=3, temperature=1.0, seed=5)
+    result = await answer(served.stub.Generate(ask(max_tokens=4, sampling=sampling)))
+    deltas = [event.delta for event in result.events if event.HasField("delta")]
+    last = {delta.sample: delta for delta in deltas}
+    assert [delta for delta in deltas if delta.HasField("finished")] == sorted(last.values(), key=deltas.index)
+    assert [last[sample].finished for sample in range(3)] == [*result.finished.samples]
+    assert [one.completion_tokens for one in result.finished.samples] == [4, 4, 4]
+    alone = await answer(served.stub.Generate(ask(max_tokens=4)))
+    assert not any(event.delta.HasField("finished") for event in alone.events)
 
 
-async def test_normal_end() -> None:
-    async with serving() as served:
-        request = ask(max_tokens=7, request_id="mine", tenant="acme")
-        result = await answer(served.stub.Generate(request))
-        assert result.kinds == ["started", *["delta"] * (len(result.events) - 2), "finished"]
-        assert result.text == "abcdefg"
-        assert result.token_ids == list(range(97, 104))
-        head = result.events[0].started
-        assert (head.request_id, head.tenant, head.strategy) == ("mine", "acme", "hybrid")
-        assert (head.prompt_tokens, head.max_tokens, head.model) == (5, 7, "fake")
-        end = result.finished
-        assert end.reason == pb.FINISH_REASON_LENGTH
-        assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (5, 7)
-        assert (end.drafting.steps, end.drafting.draft_tokens, end.drafting.accepted_tokens) == (4, 6, 3)
-        assert end.drafting.mean_acceptance_length == 7 / 4
-        assert dict(end.drafting.by_source)["hybrid"].accepted_tokens == 3
-        assert end.timings.decode.ToNanoseconds() > 0
-        await served.settled()
+async def test_normal_end(served: Served) -> None:
+    result = await answer(served.stub.Generate(ask(max_tokens=7, request_id="mine", tenant="acme")))
+    assert result.kinds == ["started", *["delta"] * (len(result.events) - 2), "finished"]
+    assert result.text == "abcdefg"
+    assert result.token_ids == list(range(97, 104))
+    head = result.events[0].started
+    assert (head.request_id, head.tenant, head.strategy) == ("mine", "acme", "hybrid")
+    assert (head.prompt_tokens, head.max_tokens, head.model) == (5, 7, "fake")
+    end = result.finished
+    assert end.reason == pb.FINISH_REASON_LENGTH
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (5, 7)
+    assert (end.drafting.steps, end.drafting.draft_tokens, end.drafting.accepted_tokens) == (4, 6, 3)
+    assert end.drafting.mean_acceptance_length == 7 / 4
+    assert dict(end.drafting.by_source)["hybrid"].accepted_tokens == 3
+    assert end.timings.decode.ToNanoseconds() > 0
 
 
-async def test_details_of_each_token_on_request() -> None:
-    async with serving() as served:
-        request = ask(max_tokens=4, output=pb.OutputOptions(token_details=True))
-        result = await answer(served.stub.Generate(request))
-        details = [detail for event in result.events for detail in event.delta.details]
-        assert [(detail.text, detail.drafted) for detail in details] == [
-            ("a", True),
-            ("b", False),
-            ("c", True),
-            ("d", False),
-        ]
+async def test_requests_share_steps_and_all_are_answered(served: Served) -> None:
+    results = await asyncio.gather(*(answer(served.stub.Generate(ask(max_tokens=20))) for _ in range(12)))
+    assert {result.text for result in results} == {"abcdefghijklmnopqrst"}
+    assert all(result.finished.usage.completion_tokens == 20 for result in results)
+    assert served.engine.most_running == 4
+    assert len(served.engine.threads) == 1
 
 
-async def test_requests_share_steps_and_all_are_answered() -> None:
-    async with serving() as served:
-        results = await asyncio.gather(*(answer(served.stub.Generate(ask(max_tokens=20))) for _ in range(12)))
-        assert {result.text for result in results} == {"abcdefghijklmnopqrst"}
-        assert all(result.finished.usage.completion_tokens == 20 for result in results)
-        assert served.engine.most_running == 4
-        assert len(served.engine.threads) == 1
-        await served.settled()
-
-
-async def test_client_cancels() -> None:
-    async with serving() as served:
-        [call] = await started(served)
-        steps = served.engine.steps
-        call.cancel()
-        await served.settled()
-        assert await call.code() is grpc.StatusCode.CANCELLED
-        # It ended long before all of its tokens were generated, which would take 1500 steps.
-        assert served.engine.steps - steps < 100
+async def test_client_cancels(served: Served) -> None:
+    [call] = await started(served)
+    steps = served.engine.steps
+    call.cancel()
+    await served.settled()
+    assert await call.code() is grpc.StatusCode.CANCELLED
+    # It ended long before all of its tokens were generated, which would take 1500 steps.
+    assert served.engine.steps - steps < 100
 
 
 async def test_client_cancels_while_waiting() -> None:
@@ -124,27 +102,23 @@ async def test_client_cancels_while_waiting() -> None:
         await until(lambda: engine.waiting == 0)
         assert engine.running == 1
         first.cancel()
-        await served.settled()
 
 
-async def test_channel_closes() -> None:
-    async with serving() as served:
-        await started(served, 3)
-        assert served.engine.running == 3
-        await served.channel.close()
-        await served.settled()
-        assert served.engine.running == 0
+async def test_channel_closes(served: Served) -> None:
+    await started(served, 3)
+    assert served.engine.running == 3
+    await served.channel.close()
+    await served.settled()
+    assert served.engine.running == 0
 
 
-async def test_deadline_of_the_client(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving() as served:
-        result = await answer(served.stub.Generate(ask(), timeout=0.1))
-        steps = served.engine.steps
-        assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await served.settled()
-        assert served.engine.steps - steps < 50
-        assert "deadline_exceeded" in caplog.text
-        await served.settled()
+async def test_deadline_of_the_client(caplog: pytest.LogCaptureFixture, served: Served) -> None:
+    result = await answer(served.stub.Generate(ask(), timeout=0.1))
+    steps = served.engine.steps
+    assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await served.settled()
+    assert served.engine.steps - steps < 50
+    assert "deadline_exceeded" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -156,7 +130,6 @@ async def test_deadline_of_the_server(settings: dict[str, Any], own_deadline: fl
         result = await answer(served.stub.Generate(ask(), timeout=own_deadline))
         assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert reason(result.status) == "DEADLINE_EXCEEDED"
-        await served.settled()
 
 
 async def test_deadline_while_the_engine_is_in_a_long_step() -> None:
@@ -166,68 +139,38 @@ async def test_deadline_while_the_engine_is_in_a_long_step() -> None:
         assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert result.kinds == ["started"]
         served.engine.gate.set()
-        await served.settled()
 
 
-async def test_model_error_reveals_no_internals_to_the_client() -> None:
-    async with serving() as served:
-        calls = await started(served, 3)
-        served.engine.sequence_error = ModelError("CUDA error at 0x7f00 in /secret/path")
-        for result in [await answer(call) for call in calls]:
-            assert result.status.code() is grpc.StatusCode.INTERNAL
-            assert reason(result.status) == "MODEL_FAILED"
-            assert "secret" not in str(result.status.details())
-        await served.settled()
-        served.engine.sequence_error = None
-        assert (await answer(served.stub.Generate(ask(max_tokens=2)))).finished
-
-
-async def test_unknown_error_of_a_sequence_is_internal() -> None:
-    async with serving() as served:
-        served.engine.sequence_error = ZeroDivisionError("secret")
-        result = await answer(served.stub.Generate(ask()))
+@pytest.mark.parametrize(
+    ("error", "told"), [(ModelError("CUDA error in /secret/path"), "MODEL_FAILED"), (KeyError("secret"), "INTERNAL")]
+)
+async def test_an_error_of_sequences_reveals_no_internals(error: Exception, told: str, served: Served) -> None:
+    calls = await started(served, 3)
+    served.engine.sequence_error = error
+    for result in [await answer(call) for call in calls]:
         assert result.status.code() is grpc.StatusCode.INTERNAL
-        assert reason(result.status) == "INTERNAL"
+        assert reason(result.status) == told
         assert "secret" not in str(result.status.details())
-        await served.settled()
+    served.engine.sequence_error = None
+    assert (await answer(served.stub.Generate(ask(max_tokens=2)))).finished
 
 
-async def test_engine_that_refuses_a_sequence_goes_on() -> None:
-    async with serving() as served:
-        served.engine.add_error = MemoryError("no memory")
-        result = await answer(served.stub.Generate(ask()))
-        assert result.status.code() is grpc.StatusCode.INTERNAL
-        served.engine.add_error = None
-        assert (await answer(served.stub.Generate(ask(max_tokens=2)))).finished
-        await served.settled()
+async def test_engine_that_refuses_a_sequence_goes_on(served: Served) -> None:
+    served.engine.add_error = MemoryError("no memory")
+    result = await answer(served.stub.Generate(ask()))
+    assert result.status.code() is grpc.StatusCode.INTERNAL
+    served.engine.add_error = None
+    assert (await answer(served.stub.Generate(ask(max_tokens=2)))).finished
 
 
-async def test_engine_dies() -> None:
-    async with serving() as served:
-        calls = await started(served, 3)
-        served.engine.step_error = RuntimeError("secret")
-        for result in [await answer(call) for call in calls]:
-            assert result.status.code() is grpc.StatusCode.UNAVAILABLE
-            assert reason(result.status) == "ENGINE_STOPPED"
-        await until(lambda: served.engine.closed)
-        later = await answer(served.stub.Generate(ask()))
-        assert later.kinds == []
-        assert later.status.code() is grpc.StatusCode.UNAVAILABLE
-        assert reason(later.status) == "ENGINE_STOPPED"
-        assert "secret" not in str(later.status.details())
-        await served.settled()
-
-
-async def test_shutdown_in_mid_stream() -> None:
-    async with serving() as served:
-        calls = await started(served, 2)
-        answers = [asyncio.create_task(answer(call)) for call in calls]
-        await served.server.stop(grace=0.05)
-        for result in await asyncio.gather(*answers):
-            assert result.status.code() is grpc.StatusCode.UNAVAILABLE
-            assert reason(result.status) == "SHUTTING_DOWN"
-        assert served.engine.closed
-        await served.settled()
+async def test_shutdown_in_mid_stream(served: Served) -> None:
+    calls = await started(served, 2)
+    answers = [asyncio.create_task(answer(call)) for call in calls]
+    await served.server.stop(grace=0.05)
+    for result in await asyncio.gather(*answers):
+        assert result.status.code() is grpc.StatusCode.UNAVAILABLE
+        assert reason(result.status) == "SHUTTING_DOWN"
+    assert served.engine.closed
 
 
 async def test_shutdown_waits_for_no_reader() -> None:
@@ -241,40 +184,6 @@ async def test_shutdown_waits_for_no_reader() -> None:
         assert time.perf_counter() - began < 5.0
         assert served.engine.closed
         assert (await answer(call)).status.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-        await served.settled()
-
-
-async def test_full_queue_refuses_at_once_with_a_retry_delay() -> None:
-    engine = FakeEngine(max_running=1)
-    async with serving(engine, max_running=1, max_waiting=1) as served:
-        [first] = await started(served)
-        second = served.stub.Generate(ask(max_tokens=2))
-        await until(lambda: served.server.bridge.live == 2)
-        result = await answer(served.stub.Generate(ask()))
-        assert result.kinds == []
-        assert result.status.code() is grpc.StatusCode.UNAVAILABLE
-        assert reason(result.status) == "QUEUE_FULL"
-        pushback = dict(result.status.trailing_metadata())["grpc-retry-pushback-ms"]
-        assert 100 <= int(pushback) <= 10_000
-        first.cancel()
-        assert (await answer(second)).finished
-        await served.settled()
-
-
-async def test_slow_reader_gets_larger_deltas_and_delays_no_other() -> None:
-    async with serving(model=FakeModel(max_context=40_000)) as served:
-        served.engine.text = "x" * 2_000
-        served.engine.step_seconds = 0.001  # it does not end before a busy machine notices that nobody reads
-        slow = served.stub.Generate(ask(max_tokens=8_000))
-        await slow.read()
-        await until(lambda: served.engine.paused == 1)
-        served.engine.step_seconds = 0.0
-        assert (await answer(served.stub.Generate(ask(max_tokens=8)))).finished
-        sizes = [len(event.delta.token_ids) for event in (await answer(slow)).events]
-        assert sum(sizes) == 8_000
-        # Messages that fit the connection's buffers were sent step by step, all others merged into a few.
-        assert 10 * served.engine.tokens_per_step < max(sizes) <= MAX_PART_TOKENS
-        await served.settled()
 
 
 async def test_readers_that_stop_give_up_their_slots_until_they_read_on() -> None:
@@ -294,18 +203,16 @@ async def test_readers_that_stop_give_up_their_slots_until_they_read_on() -> Non
             call.cancel()
         result = await answer(reads_on)
         assert result.token_ids == [97 + i % 26 for i in range(2000)]
-        await served.settled()
 
 
-async def test_client_that_disconnects_while_a_message_waits() -> None:
-    async with serving() as served:
-        served.engine.text = "x" * 50_000
-        call = served.stub.Generate(ask())
-        await call.read()
-        await until(lambda: served.engine.paused == 1)
-        call.cancel()
-        await served.settled()
-        assert served.engine.running == 0
+async def test_client_that_disconnects_while_a_message_waits(served: Served) -> None:
+    served.engine.text = "x" * 50_000
+    call = served.stub.Generate(ask())
+    await call.read()
+    await until(lambda: served.engine.paused == 1)
+    call.cancel()
+    await served.settled()
+    assert served.engine.running == 0
 
 
 async def test_reader_that_stops_is_cut_off() -> None:

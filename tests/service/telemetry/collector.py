@@ -60,19 +60,17 @@ def running_collector() -> Iterator[Collector]:
 
     class Logs(logs_service_pb2_grpc.LogsServiceServicer):
         def Export(self, request: Any, context: Any) -> Any:
-            got.logs += [
-                line for part in request.resource_logs for scope in part.scope_logs for line in scope.log_records
-            ]
+            for part in request.resource_logs:
+                got.logs += [line for scope in part.scope_logs for line in scope.log_records]
             return logs_service_pb2.ExportLogsServiceResponse()
 
     server: Any = grpc.server(ThreadPoolExecutor(4))
-    register: list[Any] = [
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server,
-        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server,
-        logs_service_pb2_grpc.add_LogsServiceServicer_to_server,
-    ]
-    for add, servicer in zip(register, (Traces(), Metrics(), Logs()), strict=True):
-        add(servicer, server)
+    register: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+    register(Traces(), server)
+    register = metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server
+    register(Metrics(), server)
+    register = logs_service_pb2_grpc.add_LogsServiceServicer_to_server
+    register(Logs(), server)
     got.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:

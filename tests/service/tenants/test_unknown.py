@@ -1,19 +1,24 @@
-"""What a caller gets while a tenant's configuration is not known, and after a store lost it: never the default one."""
+"""What a caller gets while a tenant's configuration is not known, after a store lost it, and in a full store: never the
+default one.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.json_format import ParseDict
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draftwood.admin.v1 import status_pb2, status_pb2_grpc, tenants_pb2_grpc
 from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.v1 import generation_pb2
+from draftwood_client import MemoryClient
 from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.config import LearningScope
 from draftwood_tenants.resources.base import TENANTS, Write
@@ -168,3 +173,36 @@ async def test_a_part_that_is_not_valid_here_never_sets_a_tenant_free(valkey: Va
         await stored.write([Write(TENANTS, "acme", value, revision)])
         if outcome == "refused":
             assert catalog(served).config_of("acme") == known  # the last one that could be read
+
+
+@pytest.fixture
+def full() -> Iterator[Valkey]:
+    """Has a memory of the tenant "full", and no more memory to give."""
+    with Valkey("--maxmemory-policy", "noeviction") as server:
+        yield server
+
+
+async def test_configuration_purges_and_quotas_in_a_full_store(full: Valkey) -> None:
+    async with serving(store=full.url) as served, serving(store=full.url) as second:
+        await ask(served, "full")
+        await until(lambda: served.memory.counters().pushed > 0)
+        full.client.config_set("maxmemory", full.client.info("memory")["used_memory"] // 2)
+        await ask(served, "full")
+        await until(lambda: served.memory.outbox.pending > 0)  # records are refused
+        await configure(served)
+        await until(lambda: catalog(second).tenant_message("acme") is not None)
+        assert reasons(await ask(served, times=2) + await ask(second, times=2)) == ["", "", "", "QUOTA_EXCEEDED"]
+        stub = tenants_pb2_grpc.TenantServiceStub(second.channel)
+        change = pb.Tenant(name="tenants/acme", quotas=pb.QuotaConfig(requests_per_minute=4), description="x" * 1000)
+        mask = FieldMask(paths=["quotas", "description"])
+        await stub.UpdateTenant(pb.UpdateTenantRequest(tenant=change, update_mask=mask))
+        await until(lambda: catalog(served).config_of("acme").quotas.requests_per_minute == 4)
+        assert reasons(await ask(served, times=2)) == ["", "QUOTA_EXCEEDED"]
+        client = MemoryClient(served.server.address, timeout=10)
+        await asyncio.to_thread(client.purge, "full")
+        client.close()
+        assert not full.client.keys("dw:*full*:3:*")
+        await stub.DeleteTenant(pb.DeleteTenantRequest(name="tenants/acme"))
+        await until(lambda: catalog(served).tenant_message("acme") is None)
+        assert served.server.limiter.outages == second.server.limiter.outages == 0
+        assert learned(second) == 0

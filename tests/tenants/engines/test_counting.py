@@ -22,15 +22,7 @@ from draftwood_tenants.experiments.placement import Running
 from draftwood_tenants.resources import follower
 from tests.memory.engines.toy_engine import ToyEngine, let_drafting_pay
 from tests.memory.servers import Valkey
-from tests.service.experiments.test_live import (
-    all_asked,
-    arm_of,
-    catalog,
-    read,
-    requests_counted,
-    split_of,
-    started,
-)
+from tests.service.experiments.test_live import all_asked, arm_of, catalog, read, requests_counted, split_of, started
 from tests.service.fakes import serving, until
 from tests.tenants.engines.plugged import TEXT, ask, plugged
 
@@ -178,17 +170,3 @@ async def test_a_request_that_was_aborted_counts_with_what_it_wrote(server: Valk
             made.abort("never written to")
             assert sum(await requests_counted(served, 1)) == 1
             assert sum(row.errors for row in (await read(served)).arms) == 0
-
-
-async def test_a_store_that_is_away_delays_no_request_and_loses_no_count(server: Valkey) -> None:
-    async with serving(store=server.url, strategy="trie") as served:
-        await started(served, ARMS)
-        with plugged(store=server.url, store_timeout="0.5") as made:
-            await knows(made)
-            server.pause()
-            began = time.perf_counter()
-            for number in range(20):
-                ask(made, str(number), tenant="acme")
-            assert time.perf_counter() - began < 2.0
-            server.resume()
-            assert sum(await requests_counted(served, 20)) == 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ LIMIT = np.log(1e6)
 """Log-evidence that chance reaches once in a million times."""
 
 
+@cache
 def assigned(split: Split, units: int = UNITS) -> list[Assignment | None]:
     return [split.assign("acme", f"session-{unit}") for unit in range(units)]
 

@@ -1,18 +1,23 @@
-"""Counters that merge over replicas."""
+"""Counters that merge over replicas; as bytes all of them comes back, and nothing damaged, too large or newer does."""
 
 from __future__ import annotations
 
 import random
+import struct
+import zlib
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftwood_memory.errors import CorruptValueError, NewerFormatError
 from draftwood_tenants.experiments.assignment import Assignment
 from draftwood_tenants.experiments.counters import Counts, Origin, Recorder, Snapshot, merge, total
 from draftwood_tenants.experiments.latencies import BINS, EDGES, bin_of, quantile
-from draftwood_tenants.experiments.outcomes import Outcome, column
+from draftwood_tenants.experiments.outcomes import FIELDS, Outcome, column
+from draftwood_tenants.experiments.store import encoding
+from tests.service.experiments.statistics.test_report import run
 
 ORIGINS = [Origin("a", "1"), Origin("a", "2"), Origin("b", "1")]
 
@@ -58,20 +63,6 @@ def outcome(**values: object) -> Outcome:
         "decode_seconds": 0.3, "ttft_seconds": 0.02,
     }  # fmt: skip
     return Outcome(**{**defaults, **values})  # type: ignore[arg-type]
-
-
-def test_two_replicas_one_of_which_is_killed() -> None:
-    first, other = Recorder(Origin("a", "boot1"), 2), Recorder(Origin("b", "boot1"), 2)
-    for unit in range(10):
-        first.record(Assignment(0, unit), "acme", f"a{unit}", outcome())
-        other.record(Assignment(1, unit), "acme", f"b{unit}", outcome())
-    stored = merge({one.origin: one for one in (first.snapshot(), other.snapshot())})
-    first.record(Assignment(0, 0), "acme", "lost", outcome())  # killed before it writes again
-    restarted = Recorder(Origin("a", "boot2"), 2)
-    restarted.record(Assignment(0, 5), "acme", "new", outcome())
-    stored = merge(stored, {restarted.origin: restarted.snapshot()}, stored)
-    requests = total(stored.values(), 2).sums[:, :, column("requests")].sum(1)
-    assert requests.tolist() == [11.0, 10.0]
 
 
 def test_a_snapshot_does_not_change_when_more_is_counted() -> None:
@@ -129,3 +120,50 @@ def test_bins_have_their_edges_at_the_right() -> None:
     assert np.isnan(quantile(histogram, 0.5))
     histogram[[10, 20, 30]] = 1
     assert quantile(histogram, 0.5) == EDGES[20]
+
+
+ORIGIN = Origin("a", "1")
+
+
+def test_counts_come_back_as_they_were() -> None:
+    for counts in (run(300), Counts.zero(8)):
+        arms = len(counts.sums)
+        data = encoding.encode(Snapshot(ORIGIN, 7, counts))
+        found = encoding.decode(ORIGIN, arms, data)
+        assert (found.origin, found.sequence) == (ORIGIN, 7)
+        assert np.array_equal(found.counts.sums, counts.sums)
+        assert np.array_equal(found.counts.latencies, counts.latencies)
+        assert len(data) < (counts.sums.nbytes + counts.latencies.nbytes) / 1.9
+
+
+def test_counts_of_the_first_format_are_read() -> None:
+    """It had no count of the answers with a TTFT: all answers had one."""
+    counts = run(300)
+    values = np.concatenate([counts.sums[..., : len(FIELDS) - 1].ravel(), counts.latencies.ravel()])
+    planes = values.astype("<f8").view(np.uint8).reshape(-1, 8).T.tobytes()
+    data = struct.pack("<2sBQI", b"dx", 1, 7, zlib.crc32(planes)) + zlib.compress(planes)
+    found = encoding.decode(ORIGIN, 2, data).counts
+    assert np.array_equal(found.sums, counts.sums)
+    assert np.array_equal(found.latencies, counts.latencies)
+    assert found.sums[..., column("timed")].sum() > 250
+
+
+def test_what_cannot_be_read_is_refused() -> None:
+    data = encoding.encode(Snapshot(ORIGIN, 7, run(50)))
+    for at in range(0, len(data), 97):
+        damaged = bytearray(data)
+        damaged[at] ^= 0x55
+        if 3 <= at < 11:  # the sequence number, which the store has as well
+            continue
+        with pytest.raises(CorruptValueError):
+            encoding.decode(ORIGIN, 2, bytes(damaged))
+    for broken in (b"", data[:10], data[:-1], b"x" * 1000):
+        with pytest.raises(CorruptValueError):
+            encoding.decode(ORIGIN, 2, broken)
+    with pytest.raises(CorruptValueError, match="3 arms"):
+        encoding.decode(ORIGIN, 3, data)
+    bomb = struct.pack("<2sBQI", b"dx", 2, 1, 0) + zlib.compress(bytes(10**8))
+    with pytest.raises(CorruptValueError):
+        encoding.decode(ORIGIN, 2, bomb)
+    with pytest.raises(NewerFormatError, match="format 3"):
+        encoding.decode(ORIGIN, 2, data[:2] + b"\x03" + data[3:])

@@ -13,7 +13,7 @@ import pytest
 from draftwood_memory.errors import StoreRefusedError, StoreUnavailableError
 from draftwood_memory.store.encryption import KeyRing, read_keys
 from draftwood_memory.store.redis_client import RedisClient
-from draftwood_tenants.resources import base, redis_resources
+from draftwood_tenants.resources import base, ending, redis_resources
 from draftwood_tenants.resources.base import ConflictError, Cursor, ResourceStore, Write
 from draftwood_tenants.resources.encryption import ResourceCipher
 from draftwood_tenants.resources.follower import ResourceFollower
@@ -169,3 +169,22 @@ async def test_what_is_known_stays_while_the_store_is_away(valkey: Valkey) -> No
         wait_for(valkey.client.ping, "the server")
         await one.write([Write("tenants", "a", b"2", revision)])
         await until(lambda: two.of_kind("tenants")["a"].value == b"2")
+
+
+async def test_a_task_that_misses_a_cancellation_ends_at_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "_AGAIN_SECONDS", 0.01)
+    missed = 0
+
+    async def deaf() -> None:
+        nonlocal missed
+        while missed < 2:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                missed += 1
+
+    tasks = [asyncio.create_task(deaf()), asyncio.create_task(asyncio.sleep(60)), None]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(ending.end(tasks), 5)
+    assert missed == 2
+    assert all(task.done() for task in tasks if task is not None)

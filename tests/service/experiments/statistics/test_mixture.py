@@ -7,12 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from draftwood_service.experiments.statistics.mixture import (
-    is_rejected,
-    log_evidence,
-    quantile_change,
-    quantile_sequence,
-)
+from draftwood_service.experiments.statistics.mixture import log_evidence, quantile_change, quantile_sequence
 from draftwood_tenants.experiments.latencies import BINS, EDGES, bin_of
 
 CONFSEQ = [
@@ -33,24 +28,6 @@ def test_two_categories_are_the_beta_binomial_mixture_of_confseq(counted: tuple[
     rho, variance = 50.402243917025, 0.9 * 0.1  # its tuning for v_opt
     found = log_evidence(np.array([below, size - below], float), np.array([0.9, 0.1]), (rho - variance) / variance)
     assert found == pytest.approx(expected, abs=1e-8)
-
-
-def test_the_mixture_is_a_martingale() -> None:
-    """Its expectation after n draws is 1: the sum over all outcomes of probability times ratio."""
-    probabilities, n = np.array([0.3, 0.7]), 25
-    counts = np.array([[k, n - k] for k in range(n + 1)], float)
-    likelihood = np.array([math.comb(n, k) * 0.3**k * 0.7 ** (n - k) for k in range(n + 1)])
-    assert float(likelihood @ np.exp(log_evidence(counts, probabilities, 10.0))) == pytest.approx(1.0, abs=1e-12)
-
-
-@pytest.mark.system
-def test_a_share_that_is_off_is_found_and_a_right_one_is_not_peeking_at_every_unit() -> None:
-    random = np.random.default_rng(1)
-    size = np.arange(1, 3001)
-    for share, least, most in ((0.5, 0.0, 0.05), (0.55, 0.95, 1.0)):
-        first = np.cumsum(random.random((400, 3000)) < share, axis=1).astype(float)
-        rejected = is_rejected(np.stack([first, size - first], -1), np.array([0.5, 0.5]), 0.05).any(1).mean()
-        assert least <= rejected <= most
 
 
 def histogram_of(values: np.ndarray) -> np.ndarray:

@@ -80,30 +80,6 @@ def test_the_figures_of_tea_tasting_are_its_own(
     assert bounds == pytest.approx(expected, abs=1e-9)
 
 
-def test_covariates_take_out_noise_and_no_effect() -> None:
-    random = np.random.default_rng(6)
-    changes = [(requests(random, 400), requests(random, 400, slower=1.1)) for _ in range(60)]
-    plain = [compare(*one, TTFT, adjust=False) for one in changes]
-    adjusted = [compare(*one, TTFT) for one in changes]
-    assert np.mean([one.variance for one in adjusted]) < 0.4 * np.mean([one.variance for one in plain])
-    found = np.array([one.log_ratio for one in adjusted])
-    error = found.std() / 60**0.5
-    assert abs(found.mean() - np.log(1.1)) < 4 * error
-    assert found.var() == pytest.approx(np.mean([one.variance for one in adjusted]), rel=0.6)
-
-
-def test_sessions_in_buckets_give_the_variance_between_sessions() -> None:
-    """Ten equal requests of a session tell as much as one."""
-    random = np.random.default_rng(7)
-    sessions = [10.0 * requests(random, 2000), 10.0 * requests(random, 2000)]
-    bucket = random.integers(256, size=2000)
-    grouped = [np.stack([rows[bucket == one].sum(0) for one in range(256)]) for rows in sessions]
-    apart = compare(sessions[0], sessions[1], TIME_PER_TOKEN, adjust=False)
-    together = compare(grouped[0], grouped[1], TIME_PER_TOKEN, adjust=False)
-    assert together.log_ratio == pytest.approx(float(apart.log_ratio), abs=1e-12)
-    assert together.variance == pytest.approx(float(apart.variance), rel=0.35)
-
-
 def test_there_are_no_bounds_with_few_units_or_without_a_value(arms: Arms) -> None:
     few = compare(arms[0][: LEAST_UNITS - 1], arms[1][: LEAST_UNITS - 1], TTFT)
     assert [float(bound) for bound in few.sequence(0.05)] == [-np.inf, np.inf]

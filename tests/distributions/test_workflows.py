@@ -1,7 +1,11 @@
-"""The release: one version of everything, and a workflow that publishes all of it with few permissions."""
+"""Workflows: the one of every change runs what `.ci/run` does; that of a release publishes one version of everything.
+
+Both have few permissions.
+"""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +18,16 @@ from tools.distributions.lock import projects
 from tools.distributions.release_version import folders, versions
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-WORKFLOW: dict[Any, Any] = yaml.safe_load((REPOSITORY / ".github/workflows/release.yml").read_text())
-JOBS: dict[str, Any] = WORKFLOW["jobs"]
+CI, RELEASE = (yaml.safe_load((REPOSITORY / f".github/workflows/{name}.yml").read_text()) for name in ("ci", "release"))
+JOBS: dict[str, Any] = RELEASE["jobs"]
+
+
+def test_its_targets_are_those_of_the_local_run_and_exist() -> None:
+    [stages] = re.findall(r"^for stage in ([a-z -]+); do$", (REPOSITORY / ".ci" / "run").read_text(), re.MULTILINE)
+    run = stages.split()
+    known = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    assert set(CI["jobs"]["make"]["strategy"]["matrix"]["target"]) == set(run)
+    assert set(CI["jobs"]["nightly"]["strategy"]["matrix"]["target"]) | set(run) <= known
 
 
 def test_all_distributions_are_released_with_one_version() -> None:
@@ -32,23 +44,23 @@ def test_a_tag_of_another_version_is_refused_by_place(version: str, status: int)
     assert ("helm/draftwood/Chart.yaml appVersion" in done.stdout) == bool(status)
 
 
-def test_permissions_are_given_by_job_and_no_more_than_needed() -> None:
-    assert WORKFLOW["permissions"] == {}
-    assert JOBS["pypi"]["permissions"] == {"id-token": "write"}
-    assert JOBS["pypi"]["environment"] == "pypi"
-    for name, job in JOBS.items():
-        assert "permissions" in job, name
-        assert job["permissions"].get("contents", "read") == "read", name
-        assert "timeout-minutes" in job, name
-
-
-def test_no_step_writes_an_expression_into_a_script() -> None:
+@pytest.mark.parametrize("workflow", [CI, RELEASE], ids=["ci", "release"])
+def test_no_job_may_do_more_than_it_must_and_no_step_writes_an_expression_into_a_script(workflow: Any) -> None:
     """A tag's name would be run as a command."""
-    for name, job in JOBS.items():
+    assert workflow["permissions"] == {}
+    for name, job in workflow["jobs"].items():
+        assert "timeout-minutes" in job, name
+        if workflow is CI:
+            assert job["permissions"] == {"contents": "read"}, name
+        assert job["permissions"].get("contents", "read") == "read", name
         for step in job["steps"]:
             assert "${{" not in step.get("run", ""), name
-            if "uses" in step:
-                assert "@v" in step["uses"], step["uses"]
+            assert "@v" in step.get("uses", "@v"), name
+
+
+def test_packages_are_published_without_a_password() -> None:
+    assert JOBS["pypi"]["permissions"] == {"id-token": "write"}
+    assert JOBS["pypi"]["environment"] == "pypi"
 
 
 def test_images_of_every_variant_have_both_architectures_an_sbom_and_provenance() -> None:

@@ -1,14 +1,31 @@
-"""The tables of docs/sizing.md are what the chart renders and what the formulas give."""
+"""Tables of the documentation have what the code has: errors with their statuses, sizes of the chart, formulas."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import grpc
 import pytest
 
+from draftwood_client.errors import ErrorDetails, StatusError
+from draftwood_service.errors import INTERNAL, RULES
+from draftwood_service.gateway.errors import status_of
 from tests.docs.pages import ROOT
 from tests.helm.chart import render
 from tests.helm.test_renders import pod_of, server_of
+
+
+def test_the_table_has_every_reason_with_its_statuses() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text()
+    rows = re.findall(r"^\| `([A-Z_]+)` \| ([A-Z_]+) \| (\d+) \|", page, re.MULTILINE)
+    told = {reason: (grpc.StatusCode[status], int(http)) for reason, status, http in rows}
+    assert len(told) == len(rows)
+    assert told == {
+        rule.reason: (rule.code, status_of(StatusError(ErrorDetails(rule.code, "", reason=rule.reason))))
+        for rule in (*RULES.values(), INTERNAL)
+    }
+
 
 GIGABYTE = 1e9
 GPUS = (23.7, 47.7, 84.0, 150.0)

@@ -1,0 +1,85 @@
+"""Calls of both clients that are no streams of answers; headers, deadlines, TLS, and the end of a client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from draftwood_client import AsyncClient, Client, ClientClosedError, DeadlineError, RetryPolicy, TlsConfig, Tokenization
+from tests.client.conftest import QUICK, Connect
+from tests.client.fake_server import FakeServer, answers
+
+
+async def test_unary_calls(connect: Connect, server: FakeServer) -> None:
+    server.unavailable_calls = 1
+    async with connect(server.target, retry=QUICK) as client:
+        assert await client.tokenize("äb") == Tokenization((228, 98), ("ä", "b"))
+        assert (await client.tokenize([{"role": "user", "content": "b"}])).tokens[-1] == "b"
+        assert await client.detokenize([228, 98]) == "äb"
+        info = await client.model_info()
+    assert (info.model, info.strategies, info.eos_token_ids) == ("fake", ("none", "trie"), (2,))
+    assert (info.dtype, info.weights) == ("bfloat16", "int8")
+
+
+async def test_waits_until_the_server_is_ready(connect: Connect, server: FakeServer) -> None:
+    server.unavailable_calls = 3
+    async with connect(server.target, retry=RetryPolicy(max_attempts=1)) as client:
+        assert (await client.wait_until_ready(10)).model == "fake"
+        server.unavailable_calls = 10**6
+        with pytest.raises(DeadlineError, match=r"not ready within 2 s: the model is loading"):
+            await client.wait_until_ready(2)
+
+
+def test_waits_for_a_server_that_is_not_there_yet() -> None:
+    late = FakeServer()  # has its port, and does not listen before it is entered
+    with ThreadPoolExecutor(1) as pool, Client(late.target) as client:
+        waiting = pool.submit(client.wait_until_ready, 20)
+        time.sleep(0.3)
+        assert not waiting.done()
+        with late:
+            assert waiting.result(20).model == "fake"
+
+
+def test_can_be_made_outside_of_the_loop(server: FakeServer) -> None:
+    client = AsyncClient(server.target)
+
+    async def ask() -> str:
+        async with client:
+            return (await client.generate("x")).text
+
+    assert asyncio.run(ask()) == "Hello, wörld!"
+
+
+def test_headers_token_and_tenant_go_with_each_request(server: FakeServer) -> None:
+    tokens = iter(["one", "two"])
+    with Client(server.target, tenant="acme", token=lambda: next(tokens), metadata={"X-Trace": "t"}) as client:
+        client.generate("x")
+        client.generate("x", tenant="other")
+    assert [request.tenant for request in server.requests] == ["acme", "other"]
+    assert [one["authorization"] for one in server.metadata] == ["Bearer one", "Bearer two"]
+    assert {one["x-trace"] for one in server.metadata} == {"t"}
+    assert str(server.metadata[0]["user-agent"]).startswith("draftwood-python/")
+
+
+def test_a_closed_client_says_so(server: FakeServer) -> None:
+    client = Client(server.target)
+    client.close()
+    client.close()
+    with pytest.raises(ClientClosedError, match=f"Client\\('{server.target}'\\) is closed"):
+        client.generate("x")
+
+
+def test_messages_of_several_mebibytes_pass(server: FakeServer) -> None:
+    server.script = [answers("x" * 15 * 2**20)]
+    with Client(server.target) as client:
+        assert len(client.generate("x").text) == 15 * 2**20
+
+
+async def test_tls_on_both_sides(connect: Connect, tls_server: FakeServer, certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    async with connect(tls_server.target, tls=TlsConfig.from_files(cert, cert, key)) as client:
+        assert (await client.model_info(timeout=10)).model == "fake"

@@ -1,0 +1,143 @@
+"""Streams of both clients: deltas one by one, every way to cancel, and many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+
+import grpc
+import pytest
+
+from draftwood_client import (
+    AsyncClient,
+    ClientClosedError,
+    DraftTree,
+    InvalidRequestError,
+    RequestCancelledError,
+    RetryPolicy,
+)
+from tests.client.conftest import Connect
+from tests.client.fake_server import FakeServer, answers, fails, hangs
+
+
+async def saw_cancel(server: FakeServer) -> bool:
+    return await asyncio.to_thread(server.cancelled.wait, 5)
+
+
+async def test_deltas_come_one_by_one(connect: Connect, server: FakeServer) -> None:
+    server.script = [answers("a", "b", "c", pause=0.05)]
+    arrivals: list[float] = []
+    async with connect(server.target) as client, client.stream("x") as stream:
+        assert stream.started.request_id == server.requests[0].request_id
+        assert stream.finished is None
+        async for _ in stream:
+            arrivals.append(time.monotonic())
+        assert stream.finished is not None
+        assert (await stream.completion()).text == "abc"
+    assert arrivals[2] - arrivals[0] > 0.05
+    assert not server.cancelled.is_set()
+
+
+async def test_deltas_have_draft_trees_if_they_are_asked_for(connect: Connect, server: FakeServer) -> None:
+    server.script = [answers("x", "y"), answers("x")]
+    async with connect(server.target) as client:
+        trees = [delta.draft_trees async for delta in client.stream("?", draft_trees=True)]
+        assert [delta.draft_trees async for delta in client.stream("?")] == [()]
+    assert trees == [(DraftTree((7, 8), ("a", "x"), (-1, -1), ()),), (DraftTree((7, 8), ("a", "y"), (-1, -1), (1,)),)]
+
+
+async def test_leaving_the_with_cancels(connect: Connect, server: FakeServer) -> None:
+    server.script = [hangs("a")]
+    async with connect(server.target) as client:
+        async with client.stream("x") as stream:
+            async for delta in stream:
+                assert delta.text == "a"
+                break
+        assert await saw_cancel(server)
+        with pytest.raises(RequestCancelledError, match="the request was cancelled"):
+            await anext(stream)
+
+
+async def test_a_forgotten_stream_is_cancelled(connect: Connect, server: FakeServer) -> None:
+    server.script = [hangs("a")]
+    async with connect(server.target) as client:
+        stream = client.stream("x")
+        await anext(stream)
+        del stream
+        gc.collect()
+        assert await saw_cancel(server)
+
+
+async def test_another_can_cancel_the_stream_and_not_its_reader(connect: Connect, server: FakeServer) -> None:
+    server.script = [hangs("a")]
+    async with connect(server.target) as client, client.stream("x") as stream:
+        await anext(stream)
+        asyncio.get_running_loop().call_later(0.05, stream.cancel)
+        with pytest.raises(RequestCancelledError):
+            await anext(stream)
+    assert await saw_cancel(server)
+
+
+async def test_cancelling_ends_the_wait_for_a_retry(connect: Connect, server: FakeServer) -> None:
+    server.script = [fails(grpc.StatusCode.UNAVAILABLE, "full", pushback="20000")]
+    async with connect(server.target, retry=RetryPolicy()) as client:
+        stream = client.stream("x")
+        asyncio.get_running_loop().call_later(0.1, stream.cancel)
+        with pytest.raises(RequestCancelledError):
+            async with asyncio.timeout(5):
+                await anext(stream)
+    assert len(server.requests) == 1
+
+
+async def test_cancelling_the_task_cancels_the_request(server: FakeServer) -> None:
+    server.script = [hangs("a")]
+    async with AsyncClient(server.target) as client:
+        task = asyncio.create_task(client.generate("x"))
+        assert await asyncio.to_thread(server.arrived.wait, 5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await saw_cancel(server)
+
+
+async def test_asyncio_timeouts_stay_asyncio_timeouts(server: FakeServer) -> None:
+    server.script = [hangs("a")]
+    async with AsyncClient(server.target) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await client.generate("x")
+        assert await saw_cancel(server)
+
+
+async def test_closing_the_client_ends_its_streams(server: FakeServer) -> None:
+    server.script = [hangs("a")]
+    client = AsyncClient(server.target)
+    stream = client.stream("x")
+    await anext(stream)
+    asyncio.get_running_loop().call_later(0.05, lambda: tasks.append(asyncio.ensure_future(client.close())))
+    tasks: list[asyncio.Future[None]] = []
+    with pytest.raises(RequestCancelledError):
+        await anext(stream)
+    await asyncio.gather(*tasks)
+    with pytest.raises(ClientClosedError, match="is closed"):
+        await client.model_info()
+
+
+async def test_refusals_are_raised_where_the_stream_is_entered(connect: Connect, server: FakeServer) -> None:
+    server.script = [fails(grpc.StatusCode.INVALID_ARGUMENT, "stop.max_tokens: 0 is not allowed")]
+    async with connect(server.target) as client:
+        stream = client.stream("x", max_tokens=0)
+        assert server.requests == []
+        with pytest.raises(InvalidRequestError):
+            async with stream:
+                pytest.fail("entered")
+
+
+async def test_one_client_serves_many_at_once(connect: Connect, server: FakeServer) -> None:
+    server.script = [answers("a", "b", pause=0.01)]
+    async with connect(server.target, tenant="acme") as client:
+        completions = await asyncio.gather(*(client.generate(str(number)) for number in range(20)))
+    assert {completion.text for completion in completions} == {"ab"}
+    assert sorted(request.text for request in server.requests) == sorted(map(str, range(20)))
+    assert {request.tenant for request in server.requests} == {"acme"}
