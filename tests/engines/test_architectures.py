@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from draftwood_client import Client
 from draftwood_model_runner.loading.model import BUNDLED_MODEL
 from tests.engines.servers import served_by
-from tests.model_runner.families import tiny
+from tests.model_runner.families import generate, tiny
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 TOKENS = 40
-CHANGES: dict[str, dict[str, int]] = {
-    "qwen3": {},
-    "mistral": {"head_dim": 32},
-    "gpt-neox": {"hidden_size": 128},
-}
+CHANGES: dict[str, dict[str, int]] = {"qwen3": {}, "mistral": {"head_dim": 32}, "gpt-neox": {"hidden_size": 128}}
 """To heads of 32, which vLLM's kernels for CPUs have."""
 PROMPTS = [[7, 31, 5, 120, 66, 31, 5, 9], [200, 3, 14, 15, 92, 65, 35, 89, 79, 3, 23, 84]]
 
@@ -30,19 +24,9 @@ def test_greedy_answers_are_those_of_transformers_with_drafts(family: str, tmp_p
     module = tiny(family, vocab_size=4096, **CHANGES[family])
     module.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(BUNDLED_MODEL).save_pretrained(tmp_path)
-    expected = [plain(module, prompt) for prompt in PROMPTS]
+    expected = [generate(module, prompt, TOKENS) for prompt in PROMPTS]
     with served_by("vllm", model=str(tmp_path)) as served, Client(served.target, timeout=100) as client:
         for round_ in range(3):  # the later ones draft from the earlier
             answers = [client.generate(prompt, max_tokens=TOKENS, ignore_eos=True) for prompt in PROMPTS]
             assert [list(answer.token_ids) for answer in answers] == expected, round_
         assert sum(answer.drafting.accepted_tokens for answer in answers) > TOKENS
-
-
-def plain(module: Any, prompt: list[int]) -> list[int]:
-    """What transformers' own greedy `generate` writes after the prompt."""
-    with torch.inference_mode():
-        ids = torch.tensor([prompt])
-        mask = torch.ones_like(ids)
-        out = module.generate(ids, attention_mask=mask, max_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
-    written: list[int] = out[0, len(prompt) :].tolist()
-    return written

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -82,6 +82,31 @@ async def perform(operation: MemoryOperation[Result], memory: Memory) -> Result:
     return await asyncio.wrap_future(memory.submit(operation))
 
 
+@contextmanager
+def before_command(
+    memory: Memory, word: str, work: Callable[[], Coroutine[Any, Any, object]], of: str = ""
+) -> Iterator[None]:
+    """Runs something on this event loop in the midst of what a memory sends: before its first command with a word,
+    whose key begins with `of`."""
+    assert memory.memories is not None
+    client: Any = memory.memories.client
+    send, loop, pending = client.commands, asyncio.get_running_loop(), [work]
+
+    async def commands(words: Any) -> Any:
+        answers = []
+        for one in words:
+            if one[0] == word and one[1].startswith(of) and pending:
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pending.pop()(), loop))
+            answers += await send([one])
+        return answers
+
+    client.commands = commands
+    try:
+        yield
+    finally:
+        del client.commands
+
+
 async def strategy_of(memory: Memory, tenant: str, name: str = "trie", arm: str = "") -> Any:
     """What a request of the tenant drafts with."""
     return await asyncio.to_thread(memory.strategy, tenant, name, arm)
@@ -93,6 +118,12 @@ async def learn_output(memory: Memory, tenant: str, tokens: SequenceOf[int], arm
     strategy.learn(tokens_of(*tokens))
     with memory.learning(MemoryName(tenant, arm), strategy) as request:
         request.learn(tokens_of(*tokens))
+
+
+async def stored(memories: SequenceOf[Memory], tenant: str, tokens: SequenceOf[int]) -> list[list[int]]:
+    """The first process learns an output of the tenant; what all of them then know, as `agreed` returns it."""
+    await learn_output(memories[0], tenant, tokens)
+    return await agreed(memories, tenant)
 
 
 def resident(memory: Memory, tenant: str, arm: str = "") -> Resident:

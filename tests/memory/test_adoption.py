@@ -17,6 +17,7 @@ from tests.memory.helpers import (
     KEY_A,
     NAMES,
     agreed,
+    before_command,
     learn_output,
     log_of,
     numbers,
@@ -107,21 +108,15 @@ async def test_a_purge_meanwhile_is_final(server: Valkey, before: str) -> None:
         await learn_output(memory, "t", numbers(10))
         await learn_output(memory, "t", numbers(30), arm="x/a")
         await agreed([memory, operator], "t")
-        client = Failing(server.url)
+        client, purged = Failing(server.url), list[object]()
+
+        async def purge() -> None:
+            purged.append(await perform(PurgeMemory("t"), operator))
+
         adopting = Memory(client, FINGERPRINT)
-        sent, pending = client.commands, [PurgeMemory("t")]
-
-        async def commands(words: Any) -> Any:
-            answers: list[Any] = []
-            for one in words:
-                if one[0] == before and one[1].startswith("dw:{t:t}") and pending:
-                    await perform(pending.pop(), operator)
-                answers += await sent([one])
-            return answers
-
-        client.commands = commands  # type: ignore[method-assign, assignment]
-        await AdoptArm("x/a").run(adopting)
-        assert not pending
+        with before_command(adopting, before, purge, of="dw:{t:t}"):
+            await AdoptArm("x/a").run(adopting)
+        assert purged
         await client.close()
         assert await agreed([memory, operator], "t") == []
         assert server.client.keys("dw:{t:t}:3:*") == []

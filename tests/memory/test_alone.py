@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from draftwood_memory import Memory, MemoryConfig, MemoryName, StrategyKey, StrategyUse, Terms
+from draftwood_memory import MemoryConfig, MemoryName, StrategyKey, StrategyUse, Terms
 from draftwood_memory.config import default_max_bytes
+from draftwood_memory.errors import StoreUnavailableError
 from draftwood_memory.operations import ExportMemory, GetStatistics, ListOrphans, PurgeArms, PurgeMemory, PurgeResult
 from draftwood_strategies import UnknownStrategyError
 from tests.memory.helpers import (
@@ -90,17 +90,6 @@ async def test_an_arm_is_forked_in_the_process() -> None:
         assert log_of(memory, "t") == [numbers(30)]
 
 
-async def test_what_is_not_used_stays_and_what_is_too_much_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.replication.upkeep._EVICT_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.local.residents._WAITED_SECONDS", 0.0)
-    async with replicas(1, None, config=MemoryConfig(max_resident=2, idle_seconds=0.0)) as [memory]:
-        for tenant in "abcd":
-            await learn_output(memory, tenant, numbers(10))
-        memory.thread.wake()
-        await until(lambda: len(memory.residents) == 2)
-        assert (log_of(memory, "d"), log_of(memory, "a")) == ([numbers(10)], [])
-
-
 async def test_a_memory_expires_after_its_last_record() -> None:
     async with replicas(1, None, config=MemoryConfig(ttl=0.2)) as [memory]:
         await learn_output(memory, "t", numbers(10))
@@ -109,9 +98,8 @@ async def test_a_memory_expires_after_its_last_record() -> None:
         await until(lambda: log_of(memory, "t") == [] and resident(memory, "t").loaded)
 
 
-async def test_surplus_tenants_are_evicted_and_loaded_again(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.replication.upkeep._EVICT_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.local.residents._WAITED_SECONDS", 0.0)
+@pytest.mark.usefixtures("evicts_at_once")
+async def test_surplus_tenants_are_evicted_and_loaded_again(server: Valkey) -> None:
     async with replicas(1, server.url, config=MemoryConfig(max_resident=2)) as [memory]:
         used = memory.learning(MemoryName("used"))
         with used:
@@ -122,39 +110,9 @@ async def test_surplus_tenants_are_evicted_and_loaded_again(server: Valkey, monk
         assert [one.tolist() for one in (await strategy_of(memory, "a")).sequences()] == [numbers(100)]
 
 
-async def test_an_idle_tenant_is_evicted_and_loaded_again(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.replication.upkeep._EVICT_SECONDS", 0.0)
-    async with replicas(1, server.url, config=MemoryConfig(idle_seconds=0.1)) as [memory]:
-        await learn_output(memory, "t", numbers(40))
-        await until(lambda: MemoryName("t") not in memory.residents)
-        assert (await strategy_of(memory, "t")).tokens == 40
-        assert memory.counters().evicted == 1
-
-
-async def test_memories_fit_their_bytes(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.replication.upkeep._EVICT_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.local.residents._WAITED_SECONDS", 0.0)
-    budget = 1 << 20
-    async with replicas(1, server.url, config=MemoryConfig(max_bytes=budget)) as [memory]:
-        for number in range(40):
-            await learn_output(memory, f"t{number}", numbers(2000, 100 * number))
-        memory.thread.wake()
-        await until(lambda: memory.residents.evicted > 0 and memory.counters().resident_bytes <= budget)
-        assert memory.counters().dropped == 0
-        for number in range(0, 40, 7):
-            await strategy_of(memory, f"t{number}")
-            await until(partial(_knows, memory, number))
-
-
-def _knows(memory: Memory, number: int) -> bool:
-    return known_to(memory, f"t{number}") == [numbers(2000, 100 * number)]
-
-
 async def test_a_stopped_memory_runs_nothing() -> None:
     memory = memory_of(None)
     memory.stop()
-    from draftwood_memory.errors import StoreUnavailableError
-
     with pytest.raises(StoreUnavailableError):
         await perform(GetStatistics(None), memory)
 

@@ -19,6 +19,7 @@ from tests.memory.helpers import (
     perform,
     replicas,
     resident,
+    stored,
     tokens_of,
     until,
 )
@@ -34,8 +35,7 @@ async def test_a_wrong_clock_deletes_nothing_and_is_logged_once(
     config, right = MemoryConfig(max_age=HOUR, ttl=HOUR), time.time
     async with replicas(1, server.url, config=config) as [first]:
         for number in range(40):
-            await learn_output(first, "t", numbers(20, number))
-        await agreed([first], "t")
+            await stored([first], "t", numbers(20, number))
         monkeypatch.setattr(time, "time", lambda: right() + hours * HOUR)
         with caplog.at_level(logging.WARNING):
             async with replicas(1, server.url, config=config) as [wrong]:
@@ -76,6 +76,5 @@ async def test_what_was_learned_before_the_store_was_reached_has_its_age_by_the_
 async def test_what_is_too_old_by_the_stores_clock_goes(server: Valkey) -> None:
     config = MemoryConfig(max_age=3.0)
     async with replicas(1, server.url, config=config) as [memory]:
-        await learn_output(memory, "t", numbers(20))
-        await agreed([memory], "t")
+        await stored([memory], "t", numbers(20))
         await until(lambda: log_of(memory, "t") == [], 8.0)

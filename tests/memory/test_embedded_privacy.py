@@ -16,12 +16,9 @@ def mode(folder: Path) -> int:
     return stat.S_IMODE(folder.stat().st_mode)
 
 
-def test_a_new_folder_is_private(tmp_path: Path) -> None:
+def test_its_folder_is_private_whether_or_not_it_was_there(tmp_path: Path) -> None:
     EmbeddedServer(tmp_path / "a" / "store", 1 << 23)
     assert mode(tmp_path / "a" / "store") == 0o700
-
-
-def test_a_folder_that_was_there_is_made_private(tmp_path: Path) -> None:
     folder = tmp_path / "store"
     folder.mkdir()
     folder.chmod(0o755)

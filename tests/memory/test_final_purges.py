@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from draftwood_memory.store import processes
 from draftwood_memory.store.naming import KINDS_KEY, PROCESSES_KEY
 from tests.memory.helpers import (
     agreed,
+    before_command,
     known_to,
     learn_output,
     log_of,
@@ -22,6 +22,7 @@ from tests.memory.helpers import (
     numbers,
     perform,
     replicas,
+    stored,
     strategy_of,
     tokens_of,
     until,
@@ -32,8 +33,7 @@ from tests.memory.servers import Proxy, Valkey
 async def test_no_other_replica_drafts_from_it_once_the_call_has_returned(server: Valkey) -> None:
     async with replicas(4, server.url) as memories:
         for turn in range(2):
-            await learn_output(memories[0], "t", numbers(20, turn))
-            await agreed(memories, "t")
+            await stored(memories, "t", numbers(20, turn))
             began = time.monotonic()
             purged = await perform(PurgeMemory("t"), memories[turn])
             assert (purged.tokens, purged.final_in) == (20, 0.0)
@@ -45,8 +45,7 @@ async def test_no_other_replica_drafts_from_it_once_the_call_has_returned(server
 async def test_two_purges_at_once_do_not_wait_for_each_other(server: Valkey) -> None:
     async with replicas(2, server.url) as memories:
         for tenant in "ab":
-            await learn_output(memories[0], tenant, numbers(20))
-            await agreed(memories, tenant)
+            await stored(memories, tenant, numbers(20))
         async with asyncio.timeout(3.0):
             both = [perform(PurgeMemory(tenant), memory) for tenant, memory in zip("ab", memories, strict=True)]
             assert [one.tokens for one in await asyncio.gather(*both)] == [20, 20]
@@ -60,8 +59,7 @@ async def test_a_replica_without_the_store_is_told_of_and_forgets_in_time(
     monkeypatch.setattr(processes, "LEASE_SECONDS", 4.0)
     monkeypatch.setattr(processes, "_SILENT_SECONDS", 3.0)
     async with Proxy(server.port) as proxy, replicas(1, server.url) as [here], replicas(1, proxy.url) as [away]:
-        await learn_output(here, "t", numbers(20))
-        await agreed([here, away], "t")
+        await stored([here, away], "t", numbers(20))
         proxy.open.clear()
         await until(lambda: away.thread.failing)
         purged = await perform(PurgeMemory("t"), here)
@@ -77,8 +75,7 @@ async def test_a_replica_without_the_store_is_told_of_and_forgets_in_time(
         assert "nothing is drafted from memories" in caplog.text
         proxy.open.set()
         await until(lambda: away.thread.healthy)
-        await learn_output(here, "t", numbers(5))
-        assert await agreed([here, away], "t") == [numbers(5)]
+        assert await stored([here, away], "t", numbers(5)) == [numbers(5)]
 
 
 @pytest.mark.system
@@ -115,8 +112,7 @@ async def test_a_request_that_began_before_a_purge_teaches_nothing_after_it(serv
 
 async def test_an_evicted_memorys_records_from_before_a_purge_are_not_sent(server: Valkey) -> None:
     async with replicas(1, server.url) as [first]:
-        await learn_output(first, "t", numbers(20))
-        await agreed([first], "t")
+        await stored([first], "t", numbers(20))
         late = memory_of(server.url, config=MemoryConfig(max_resident=0))  # its thread does not run yet
         began = time.monotonic()
         await perform(PurgeMemory("t"), first)
@@ -132,50 +128,20 @@ async def test_an_evicted_memorys_records_from_before_a_purge_are_not_sent(serve
         assert await agreed([first], "t") == []
 
 
-class _Interleaved:
-    """Runs something in the middle of what a memory's thread sends: before the command that has a word."""
-
-    def __init__(self, memory: Memory, word: str, work: Any) -> None:
-        assert memory.memories is not None
-        self._client: Any = memory.memories.client
-        self._word, self._work = word, work
-
-    def __enter__(self) -> None:
-        send, client = self._client.commands, self._client
-        pending = [self._work]
-
-        async def commands(words: Any) -> Any:
-            answers = []
-            for one in words:
-                if one[0] == self._word and pending:
-                    await asyncio.to_thread(pending.pop())
-                answers += await send([one])
-            return answers
-
-        client.commands = commands
-
-    def __exit__(self, *error: object) -> None:
-        del self._client.commands
+async def writes(memory: Memory, arm: str, count: int) -> None:
+    """Another process of the tenant writes, and what it wrote is stored."""
+    await learn_output(memory, "t", numbers(count), arm=arm)
+    await until(lambda: not memory.outbox.pending)
 
 
 @pytest.mark.parametrize("word", ["HDEL", "UNLINK"])
 async def test_a_memory_that_is_written_to_while_it_is_deleted_stays_listed(server: Valkey, word: str) -> None:
     async with replicas(1, server.url, fingerprint="e" * 16) as [old], replicas(1, server.url) as [operator]:
-        await learn_output(old, "t", numbers(10), arm="x/a")
-        await until(lambda: not old.outbox.pending)
+        await writes(old, "x/a", 10)
         server.client.zadd(KINDS_KEY, {old.naming.kind: time.time() - 7200})
-        loop = asyncio.get_running_loop()
-
-        def write() -> None:
-            asyncio.run_coroutine_threadsafe(learn_output(old, "t", numbers(12), arm="x/a"), loop).result(5.0)
-            deadline = time.monotonic() + 5.0
-            while old.outbox.pending and time.monotonic() < deadline:
-                time.sleep(0.01)
-
-        with _Interleaved(operator, word, write):
+        with before_command(operator, word, lambda: writes(old, "x/a", 12)):
             await perform(PurgeOrphans(), operator)
-        await learn_output(old, "t", numbers(14), arm="x/a")
-        await until(lambda: not old.outbox.pending)
+        await writes(old, "x/a", 14)
         assert server.client.keys("dw:{t:t}:3:*")
         assert await perform(PurgeArms(("x/a",)), operator) == 1
         assert server.client.keys("dw:{t:t}:3:*") == []
@@ -183,17 +149,8 @@ async def test_a_memory_that_is_written_to_while_it_is_deleted_stays_listed(serv
 
 async def test_what_is_written_during_a_purge_is_deleted_by_it(server: Valkey) -> None:
     async with replicas(2, server.url) as [writer, operator]:
-        await learn_output(writer, "t", numbers(10))
-        await agreed([writer, operator], "t")
-        loop = asyncio.get_running_loop()
-
-        def write() -> None:
-            asyncio.run_coroutine_threadsafe(learn_output(writer, "t", numbers(12), arm="new"), loop).result(5.0)
-            deadline = time.monotonic() + 5.0
-            while writer.outbox.pending and time.monotonic() < deadline:
-                time.sleep(0.01)
-
-        with _Interleaved(operator, "HSET", write):  # which raises the generation
+        await stored([writer, operator], "t", numbers(10))
+        with before_command(operator, "HSET", lambda: writes(writer, "new", 12)):  # which raises the generation
             await perform(PurgeMemory("t"), operator)
         await until(lambda: server.client.keys("dw:{t:t}:3:*") == [])
         assert log_of(writer, "t", "new") == []

@@ -36,6 +36,7 @@ from tests.memory.helpers import (
     numbers,
     perform,
     replicas,
+    stored,
     strategy_of,
     until,
 )
@@ -116,8 +117,7 @@ async def test_operations_and_their_results_can_be_sent(server: Valkey, operatio
 async def leave(server: Valkey, tenant: str, tokens: int, **options: Any) -> None:
     """A process that learned something for a tenant, and ended."""
     async with replicas(1, server.url, **options) as [memory]:
-        await learn_output(memory, tenant, numbers(tokens))
-        await agreed([memory], tenant)
+        await stored([memory], tenant, numbers(tokens))
 
 
 async def test_a_purge_reaches_other_models_and_plain_names(server: Valkey) -> None:
@@ -126,8 +126,7 @@ async def test_a_purge_reaches_other_models_and_plain_names(server: Valkey) -> N
     await leave(server, "acme2", 13)
     await leave(server, "acme", 14, keys=KEYS, fingerprint=OLD)
     async with replicas(1, server.url, keys=KEYS) as [memory]:
-        await learn_output(memory, "acme", numbers(15))
-        await agreed([memory], "acme")
+        await stored([memory], "acme", numbers(15))
         assert await perform(PurgeMemory("acme"), memory) == PurgeResult(4, 11 + 12 + 14 + 15)
         assert log_of(memory, "acme") == []
     assert [b"acme2" in key for key in server.client.scan_iter("dw:*:3:*")] == [True]
@@ -135,8 +134,7 @@ async def test_a_purge_reaches_other_models_and_plain_names(server: Valkey) -> N
 
 async def test_a_running_server_of_another_model_hears_of_the_purge(server: Valkey) -> None:
     async with replicas(1, server.url) as [first], replicas(1, server.url, fingerprint=OLD) as [second]:
-        await learn_output(second, "t", numbers(10))
-        await agreed([second], "t")
+        await stored([second], "t", numbers(10))
         assert (await perform(PurgeMemory("t"), first)).tokens == 10
         await until(lambda: log_of(second, "t") == [])
 
@@ -145,8 +143,7 @@ async def test_orphans_are_listed_and_purged(server: Valkey) -> None:
     await leave(server, "acme", 11, fingerprint=OLD)
     await leave(server, "acme", 12, keys=KEYS)
     async with replicas(1, server.url) as [memory]:
-        await learn_output(memory, "live", numbers(20))
-        await agreed([memory], "live")
+        await stored([memory], "live", numbers(20))
         assert await perform(ListOrphans(), memory) == []  # they were used lately
         for kind in server.client.zrange(KINDS_KEY, 0, -1):
             assert isinstance(kind, bytes)

@@ -13,14 +13,9 @@ _FOREIGN = ("torch", "transformers", "grpc", "pydantic", "structlog", "valkeylit
 
 
 def test_it_brings_no_engine_and_no_service() -> None:
-    code = (
-        "import sys, time; began = time.perf_counter(); import draftwood_memory, draftwood_memory.operations;"
-        "print(time.perf_counter() - began, *sorted({name.partition('.')[0] for name in sys.modules}))"
-    )
+    code = "import sys, draftwood_memory.operations; print(*{name.partition('.')[0] for name in sys.modules})"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    seconds, *modules = ran.stdout.split()
-    assert not set(modules) & {*_FOREIGN, "draftwood_service", "draftwood_model_runner"}
-    assert float(seconds) < 5.0  # a fifth of it on an idle machine
+    assert not {*ran.stdout.split()} & {*_FOREIGN, "draftwood_service", "draftwood_model_runner"}
 
 
 def test_the_store_is_reached_through_one_file() -> None:

@@ -24,6 +24,7 @@ from tests.memory.helpers import (
     perform,
     replicas,
     resident,
+    stored,
     strategy_of,
     stream_of,
     tokens_of,
@@ -52,8 +53,7 @@ async def test_a_purge_is_final_everywhere(server: Valkey) -> None:
 @pytest.mark.parametrize("generation_known", [True, False])
 async def test_records_from_before_a_purge_do_not_come_from_an_outbox(server: Valkey, generation_known: bool) -> None:
     async with replicas(1, server.url) as [first]:
-        await learn_output(first, "t", numbers(20))
-        await agreed([first], "t")
+        await stored([first], "t", numbers(20))
         late = memory_of(server.url)  # its thread does not run yet: it learned something and has reached no store
         if generation_known:
             late.residents.open(MemoryName("t")).generation = 0
@@ -69,8 +69,7 @@ async def test_records_from_before_a_purge_do_not_come_from_an_outbox(server: Va
 
 async def test_a_writer_that_has_not_heard_of_a_purge_deletes_what_it_wrote(server: Valkey) -> None:
     async with replicas(2, server.url) as [first, second]:
-        await learn_output(first, "t", numbers(20))
-        await agreed([first, second], "t")
+        await stored([first, second], "t", numbers(20))
         old = stream_of(first, "t")
         server.client.hset(tenant_key("t"), "g", 10**15)  # a purge that died before it told anyone
         await learn_output(first, "t", numbers(33))
@@ -83,13 +82,12 @@ async def test_a_writer_that_has_not_heard_of_a_purge_deletes_what_it_wrote(serv
             assert await agreed([third], "t") == [numbers(34)]
 
 
-async def test_a_store_that_went_back_behind_a_purge_is_purged_again(
+async def test_a_store_that_went_behind_a_purge_is_purged_again(
     server: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.2)
     async with replicas(1, server.url) as [memory]:
-        await learn_output(memory, "t", numbers(20))
-        await agreed([memory], "t")
+        await stored([memory], "t", numbers(20))
         old = stream_of(memory, "t")
         saved = server.client.dump(old), server.client.dump(tenant_key("t"))
         await perform(PurgeMemory("t"), memory)
@@ -97,8 +95,7 @@ async def test_a_store_that_went_back_behind_a_purge_is_purged_again(
             assert isinstance(value, bytes)
             server.client.restore(key, 0, value, replace=True)
         await until(lambda: not server.client.exists(old))
-        await learn_output(memory, "t", numbers(5))
-        await agreed([memory], "t")
+        await stored([memory], "t", numbers(5))
     async with replicas(1, server.url) as [later]:
         assert await agreed([later], "t") == [numbers(5)]
 
@@ -130,8 +127,7 @@ async def test_a_purge_makes_room_in_a_full_store(server: Valkey) -> None:
             await asyncio.sleep(0.1)
             assert memory.outbox.pending == 1
             assert (await perform(PurgeMemory("t"), memory)).memories == 1
-            await learn_output(memory, "t", numbers(7))
-            assert await agreed([memory], "t") == [numbers(7)]
+            assert await stored([memory], "t", numbers(7)) == [numbers(7)]
         finally:
             server.client.config_set("maxmemory", 0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -37,20 +39,24 @@ async def test_after_a_cancelled_attempt_the_retry_is_learned_in_full(written: i
         assert (len(log_of(memory, "t")), memory.counters().learned) == (2, 2)
 
 
-async def test_three_attempts_each_add_what_is_new() -> None:
-    async with replicas(1, None) as [memory]:
-        answer = numbers(100)
-        for written in (30, 60, 40, 100, 100):
-            await attempt(memory, answer[:written])
-        assert log_of(memory, "t") == [answer[:30], answer[30 - OVERLAP : 60], answer[60 - OVERLAP :]]
+ANSWER, OTHER = numbers(100), [*numbers(40), *numbers(60, 5000)]
 
 
-async def test_an_answer_that_differs_is_learned_from_where_it_does() -> None:
+@pytest.mark.parametrize(
+    ("attempts", "learned"),
+    [
+        ([(ANSWER[:n],) for n in (30, 60, 40, 100, 100)],
+         [ANSWER[:30], ANSWER[30 - OVERLAP : 60], ANSWER[60 - OVERLAP :]]),
+        ([(ANSWER[:60],), (OTHER,)], [ANSWER[:60], OTHER[40 - OVERLAP :]]),
+        ([(ANSWER, *of) for of in (("r", 0), ("r", 1), ("s", 0), ("", 0), ("", 0))], [ANSWER] * 5),
+    ],
+    ids=["each adds what is new", "another answer from where it differs", "samples and other requests each"],
+)  # fmt: skip
+async def test_what_attempts_add(attempts: list[Any], learned: list[list[int]]) -> None:
     async with replicas(1, None) as [memory]:
-        first, second = numbers(60), [*numbers(40), *numbers(60, 5000)]
-        await attempt(memory, first)
-        await attempt(memory, second)
-        assert log_of(memory, "t") == [first, second[40 - OVERLAP :]]
+        for one in attempts:
+            await attempt(memory, *one)
+        assert log_of(memory, "t") == learned
 
 
 async def test_long_answers_are_compared_over_all_their_records() -> None:
@@ -59,13 +65,6 @@ async def test_long_answers_are_compared_over_all_their_records() -> None:
         await attempt(memory, answer[:17_000])
         await attempt(memory, answer)
         assert [len(one) for one in log_of(memory, "t")] == [8192, 8192, 17_000 - 2 * 8192, 3000 + OVERLAP]
-
-
-async def test_samples_and_other_requests_are_learned_each() -> None:
-    async with replicas(1, None) as [memory]:
-        for request, sample in (("r", 0), ("r", 1), ("s", 0), ("", 0), ("", 0)):
-            await attempt(memory, numbers(30), request, sample)
-        assert len(log_of(memory, "t")) == 5
 
 
 @pytest.mark.parametrize("written", [1, 40, 100])

@@ -18,17 +18,7 @@ from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.eviction import make_room
 from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import memories_key
-from tests.memory.helpers import (
-    FINGERPRINT,
-    agreed,
-    learn_output,
-    log_of,
-    numbers,
-    perform,
-    replicas,
-    stream_of,
-    until,
-)
+from tests.memory.helpers import FINGERPRINT, agreed, learn_output, log_of, numbers, perform, replicas, stream_of, until
 from tests.memory.servers import Valkey
 
 DAY = 24 * 3600.0
@@ -72,7 +62,7 @@ async def test_an_export_loads_nothing_either(server: Valkey) -> None:
 
 
 @pytest.mark.parametrize("stored", [True, False])
-async def test_one_tenants_arms_evict_no_other_tenants_memory(
+async def test_one_tenants_arms_evict_no_others_memory(
     server: Valkey, monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     monkeypatch.setattr("draftwood_memory.local.residents._WAITED_SECONDS", 0.0)
@@ -89,9 +79,8 @@ async def test_one_tenants_arms_evict_no_other_tenants_memory(
         assert most <= 30  # the memory thread evicts as soon as there is one too many
 
 
-async def test_one_tenants_bytes_evict_no_other_tenants_memory(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.replication.upkeep._EVICT_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.local.residents._WAITED_SECONDS", 0.0)
+@pytest.mark.usefixtures("evicts_at_once")
+async def test_one_tenants_bytes_evict_no_other_tenants_memory(server: Valkey) -> None:
     async with replicas(1, server.url, config=MemoryConfig(max_bytes=4 << 20)) as [memory]:
         for number in range(10):
             await learn_output(memory, f"t{number}", numbers(100))
@@ -99,6 +88,7 @@ async def test_one_tenants_bytes_evict_no_other_tenants_memory(server: Valkey, m
             await learn_output(memory, "loud", numbers(20_000), arm=f"x/{number}")
         memory.thread.wake()
         await until(lambda: memory.residents.evicted > 0 and memory.counters().resident_bytes <= 4 << 20)
+        assert memory.counters().dropped == 0
         assert all(log_of(memory, f"t{number}") for number in range(10))
 
 
@@ -215,7 +205,7 @@ async def test_a_store_without_a_limit_keeps_everything(
 async def test_a_store_that_is_full_of_other_things_is_left_alone(server: Valkey) -> None:
     async with replicas(1, server.url) as [memory]:
         server.client.set("other", b"x" * (8 << 20))
-        server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - (1 << 16))
+        server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - (1 << 20))
         try:
             await learn_output(memory, "t", numbers(100))
             await asyncio.sleep(0.5)

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName, RedisClient
+from draftwood_memory.operations import GetStatistics, PurgeMemory
 from draftwood_memory.replication import memory_thread
 from draftwood_memory.store.encryption import read_keys
 from draftwood_memory.store.naming import memories_key
@@ -25,8 +26,10 @@ from tests.memory.helpers import (
     log_of,
     memory_of,
     numbers,
+    perform,
     replicas,
     resident,
+    stored,
     strategy_of,
     stream_of,
     until,
@@ -112,8 +115,7 @@ async def test_the_stream_keeps_to_its_bytes(server: Valkey) -> None:
 
 async def test_another_model_reads_nothing(server: Valkey) -> None:
     async with replicas(1, server.url) as [first], replicas(1, server.url, fingerprint="e" * 16) as [other]:
-        await learn_output(first, "t", numbers(20))
-        await agreed([first], "t")
+        await stored([first], "t", numbers(20))
         await strategy_of(other, "t")
         await until(lambda: resident(other, "t").loaded)
         assert log_of(other, "t") == []
@@ -121,14 +123,12 @@ async def test_another_model_reads_nothing(server: Valkey) -> None:
 
 async def test_an_entry_that_cannot_be_read_costs_itself(server: Valkey) -> None:
     async with replicas(1, server.url) as [first]:
-        await learn_output(first, "t", numbers(20))
-        await agreed([first], "t")
+        await stored([first], "t", numbers(20))
         for value in (b"", b"\x00", b"\x00\x01" + bytes(40), b"\x07new", b"\x01\x01k" + bytes(60)):
             server.client.xadd(stream_of(first, "t"), {"e": value})
         server.client.xadd(stream_of(first, "t"), {"other": b"field"})
         await until(lambda: first.counters().unreadable == 5)
-        await learn_output(first, "t", numbers(21))
-        assert await agreed([first], "t") == [numbers(20), numbers(21)]
+        assert await stored([first], "t", numbers(21)) == [numbers(20), numbers(21)]
         assert first.healthy
     async with replicas(1, server.url) as [second]:
         assert await agreed([second], "t") == [numbers(20), numbers(21)]
@@ -139,8 +139,7 @@ async def test_nothing_in_the_store_can_be_read_without_a_key(server: Valkey) ->
     keys = read_keys(f"{NAMES}\nk1={KEY_A}", "keys")
     secret = [4242, 17] * 64
     async with replicas(1, server.url, keys=keys) as [first]:
-        await learn_output(first, "acme-secret", secret)
-        await agreed([first], "acme-secret")
+        await stored([first], "acme-secret", secret)
     dump = b"".join(server.client.dump(key) + key for key in server.client.scan_iter())
     assert b"acme" not in dump
     assert b"".join(token.to_bytes(2, "little") for token in secret[:2]) not in dump
@@ -155,12 +154,10 @@ async def test_keys_can_be_rotated_and_a_wrong_one_costs_the_entries(server: Val
     new = read_keys(f"{NAMES},k2={KEY_B},k1={KEY_A}", "keys")
     newest = read_keys(f"{NAMES},k2={KEY_B}", "keys")
     async with replicas(1, server.url, keys=old) as [first]:
-        await learn_output(first, "t", numbers(20))
-        await agreed([first], "t")
+        await stored([first], "t", numbers(20))
     async with replicas(1, server.url, keys=new) as [second]:
         assert await agreed([second], "t") == [numbers(20)]
-        await learn_output(second, "t", numbers(10))
-        await agreed([second], "t")
+        await stored([second], "t", numbers(10))
     async with replicas(1, server.url, keys=newest) as [third]:
         assert await agreed([third], "t") == [numbers(10)]
         assert (third.counters().unreadable, third.healthy) == (1, True)
@@ -168,8 +165,7 @@ async def test_keys_can_be_rotated_and_a_wrong_one_costs_the_entries(server: Val
 
 async def test_entries_moved_to_another_tenant_do_not_decrypt(server: Valkey) -> None:
     async with replicas(1, server.url, keys=read_keys(f"{NAMES},k1={KEY_A}", "keys")) as [memory]:
-        await learn_output(memory, "victim", numbers(50))
-        await agreed([memory], "victim")
+        await stored([memory], "victim", numbers(50))
         server.client.copy(stream_of(memory, "victim"), stream_of(memory, "thief"))
         server.client.delete(memories_key(FINGERPRINT))
         await strategy_of(memory, "thief")
@@ -179,24 +175,21 @@ async def test_entries_moved_to_another_tenant_do_not_decrypt(server: Valkey) ->
 
 async def test_time_to_live(server: Valkey) -> None:
     async with replicas(1, server.url, config=MemoryConfig(ttl=0.6)) as [memory]:
-        await learn_output(memory, "t", numbers(20))
-        await agreed([memory], "t")
+        await stored([memory], "t", numbers(20))
         assert 0 < server.client.pttl(stream_of(memory, "t")) <= 600
         await until(lambda: log_of(memory, "t") == [] == server.client.keys("dw:*:3:*"))
 
 
 async def test_what_no_process_uses_expires(server: Valkey) -> None:
     async with replicas(1, server.url, config=MemoryConfig(orphan_ttl=100.0)) as [memory]:
-        await learn_output(memory, "t", numbers(20))
-        await agreed([memory], "t")
+        await stored([memory], "t", numbers(20))
         key = stream_of(memory, "t")
         server.client.pexpire(key, 50_000)
     async with replicas(1, server.url, config=MemoryConfig(orphan_ttl=100.0)) as [memory]:
         await agreed([memory], "t")  # to load it is to use it
         await until(lambda: server.client.pttl(key) > 90_000)
     async with replicas(1, server.url, config=MemoryConfig(orphan_ttl=0.0)) as [memory]:
-        await learn_output(memory, "t", numbers(21))
-        await agreed([memory], "t")
+        await stored([memory], "t", numbers(21))
         assert server.client.pttl(key) == -1
 
 
@@ -210,12 +203,8 @@ async def test_a_restricted_user_is_enough(server: Valkey, monkeypatch: pytest.M
     granted = [f"+{one}" for one in rights.split()]
     server.client.execute_command("ACL", "SETUSER", "dw", "on", ">pw", "resetkeys", "~dw:*", "-@all", *granted)
     url = f"redis://dw:pw@127.0.0.1:{server.port}"
-    from draftwood_memory.operations import GetStatistics, PurgeMemory
-    from tests.memory.helpers import perform
-
     async with replicas(2, url) as memories:
-        await learn_output(memories[0], "t", numbers(12))
-        assert await agreed(memories, "t") == [numbers(12)]
+        assert await stored(memories, "t", numbers(12)) == [numbers(12)]
         assert (await perform(GetStatistics(None), memories[1])).memories
         assert (await perform(PurgeMemory("t"), memories[1])).tokens == 12
     limiter = SharedLimiter(RedisClient(url), answer_seconds=2.0)

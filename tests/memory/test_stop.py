@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-import pytest
-
 from tests.memory.helpers import agreed, learn_output, numbers, replicas, strategy_of
 from tests.memory.servers import Proxy, Valkey
 
@@ -18,11 +16,10 @@ async def assert_stored(server: Valkey) -> None:
         assert sorted(await agreed(later, "t")) == OUTPUTS
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.3])
-async def test_the_last_answers_reach_a_slow_store(server: Valkey, delay: float) -> None:
+async def test_the_last_answers_reach_a_slow_store(server: Valkey) -> None:
     async with Proxy(server.port) as proxy, replicas(1, proxy.url, timeout=3.0) as memories:
         await strategy_of(memories[0], "t")
-        proxy.delay = delay
+        proxy.delay = 0.3
         for output in OUTPUTS:
             await learn_output(memories[0], "t", output)
         await asyncio.to_thread(memories[0].stop)

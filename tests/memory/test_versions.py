@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from draftwood_memory import Memory, MemoryName, Terms
+from draftwood_memory import MemoryName, Terms
 from draftwood_memory.errors import StoreRefusedError
 from draftwood_memory.operations import (
     FillMemory,
@@ -21,17 +21,7 @@ from draftwood_memory.operations import (
 )
 from draftwood_memory.records import Kind
 from draftwood_memory.store.naming import KINDS_KEY, SCHEMA, tenant_key
-from tests.memory.helpers import (
-    agreed,
-    learn_output,
-    numbers,
-    perform,
-    replicas,
-    resident,
-    strategy_of,
-    stream_of,
-    until,
-)
+from tests.memory.helpers import agreed, learn_output, numbers, perform, replicas, stored, strategy_of, stream_of, until
 from tests.memory.servers import Valkey
 
 
@@ -44,8 +34,7 @@ async def test_an_old_replica_keeps_what_a_newer_one_wrote(server: Valkey, monke
     monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.1)
     async with replicas(1, server.url) as [old]:
         async with replicas(1, server.url) as [new]:
-            await learn_output(old, "t", numbers(10))
-            assert await agreed([old, new], "t") == [numbers(10)]
+            assert await stored([old, new], "t", numbers(10)) == [numbers(10)]
             await learn_output(new, "t", numbers(11))
             assert await agreed([old, new], "t") == [numbers(10), numbers(11)]
         _upgrade(server)
@@ -67,8 +56,7 @@ async def test_an_old_replica_keeps_what_a_newer_one_wrote(server: Valkey, monke
 async def test_operators_of_an_old_replica_are_told(server: Valkey) -> None:
     async with replicas(1, server.url) as [old]:
         await learn_output(old, "t", numbers(10), arm="x/a")
-        await learn_output(old, "t", numbers(10))
-        await agreed([old], "t")
+        await stored([old], "t", numbers(10))
         _upgrade(server)
         fill = FillMemory(MemoryName("t"), Kind.CORPUS, [np.arange(2, dtype=np.int32)], FillProgress(), Terms())
         for operation in (PurgeMemory("t"), fill):
@@ -80,25 +68,3 @@ async def test_operators_of_an_old_replica_are_told(server: Valkey) -> None:
             assert len(await perform(ListOrphans(), other)) == 2
             assert await perform(PurgeOrphans(), other) == PurgeResult(0, 0)
         assert server.client.xlen(stream_of(old, "t")) == 1
-
-
-async def test_both_versions_write_while_neither_is_newer(server: Valkey) -> None:
-    """A service and a worker of another release, with the same schema, share a memory."""
-    async with replicas(3, server.url) as memories:
-        for number in range(30):
-            await learn_output(memories[number % 3], "t", numbers(10, 20 * number))
-        assert len(await agreed(memories, "t")) == 30
-
-
-def _generation(memory: Memory) -> int | None:
-    return resident(memory, "t").generation
-
-
-async def test_generations_go_on_after_the_store_lost_everything(server: Valkey) -> None:
-    async with replicas(1, server.url) as [memory]:
-        await perform(PurgeMemory("t"), memory)
-        await strategy_of(memory, "t")
-        first = _generation(memory)
-        server.client.flushall()
-        await perform(PurgeMemory("t"), memory)
-        await until(lambda: (_generation(memory) or 0) > (first or 0))

@@ -5,8 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from draftwood_strategies.budgeting import draft_account
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Small models are faster on one thread, whatever the test before has set."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -113,8 +113,16 @@ def served(family: str, runner: str = "torch") -> LoadedModel:
 
 def adopted(family: str, dtype: torch.dtype, exact: bool | None = True, runner: str = "torch") -> LoadedModel:
     """A tiny random model of the family as Draftwood runs it."""
-    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    return adopt(_plain(family).to(dtype), tokenizer, name=family, exact=exact, runner=runner)
+    return taken_over(_plain(family).to(dtype), name=family, exact=exact, runner=runner)
+
+
+def bundled_tokenizer() -> Tokenizer:
+    return Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
+
+
+def taken_over(module: Any, **options: Any) -> LoadedModel:
+    """A model of transformers as Draftwood runs it, with the bundled model's tokenizer."""
+    return adopt(module, bundled_tokenizer(), **{"name": "tiny", **options})
 
 
 def torch_factory(model: LoadedModel) -> TorchRunnerFactory:
@@ -126,19 +134,16 @@ def torch_factory(model: LoadedModel) -> TorchRunnerFactory:
 @functools.cache
 def greedy(family: str, prompt: tuple[int, ...], new_tokens: int, min_new_tokens: int = 0) -> list[int]:
     """What transformers' own greedy `generate` writes after the prompt."""
-    module = reference(family)
-    with torch.inference_mode():
-        ids = torch.tensor([prompt])
-        out = module.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new_tokens,
-            min_new_tokens=min_new_tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )
-    written: list[int] = out[0, len(prompt) :].tolist()
-    return written
+    return generate(reference(family), prompt, new_tokens, min_new_tokens=min_new_tokens)
+
+
+@torch.inference_mode()
+def generate(module: Any, prompt: Iterable[int], new_tokens: int, **options: Any) -> list[int]:
+    """What transformers' own greedy `generate` writes after the prompt, under further options."""
+    ids = torch.tensor([[*map(int, prompt)]], device=module.device)
+    fixed: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False, "pad_token_id": 0}
+    written: list[int] = module.generate(ids, attention_mask=torch.ones_like(ids), **fixed, **options)[0].tolist()
+    return written[ids.shape[1] :]
 
 
 def as_prompt(tokens: tuple[int, ...] | list[int]) -> Int32Array:

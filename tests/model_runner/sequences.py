@@ -1,9 +1,15 @@
-"""Sequences for tests, made in one call of what a request asks and what the engine needs besides."""
+"""Sequences for tests, made in one call, and engines that run them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from typing import Any
 
+import numpy as np
+
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.loading.loaded import LoadedModel
+from draftwood_model_runner.output import Finish, StepOutput
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
 from draftwood_model_runner.sequence import Grammar, Sequence
 from draftwood_strategies import Strategy
@@ -14,7 +20,7 @@ GREEDY = SamplingParams()
 
 def make_sequence(
     request_id: str,
-    prompt: Int32Array,
+    prompt: SequenceOf[int] | Int32Array,
     stop: StopParams,
     sampling: SamplingParams = GREEDY,
     *,
@@ -23,5 +29,41 @@ def make_sequence(
     **options: Any,
 ) -> Sequence:
     """A sequence that waits; `options` are further fields of its `Request`."""
-    request = Request(request_id=request_id, prompt=prompt, stop=stop, sampling=sampling, **options)
+    tokens = np.asarray(prompt, np.int32)
+    request = Request(request_id=request_id, prompt=tokens, stop=stop, sampling=sampling, **options)
     return Sequence(request, strategy, grammar)
+
+
+def batch_of(
+    prompts: SequenceOf[SequenceOf[int] | Int32Array],
+    stop: StopParams,
+    sampling: SamplingParams = GREEDY,
+    **options: Any,
+) -> list[Sequence]:
+    """A sequence for each prompt, with the prompts' numbers as ids; `options` are those of `make_sequence`."""
+    return [make_sequence(str(i), prompt, stop, sampling, **options) for i, prompt in enumerate(prompts)]
+
+
+def engine_of(model: LoadedModel, max_draft_nodes: int, **config: Any) -> Engine:
+    """An engine that verifies as many nodes as a request allows, whatever they cost."""
+    return Engine(model, EngineConfig(**{"adaptive_budget": False, "max_draft_nodes": max_draft_nodes, **config}))
+
+
+def finish_of(outputs: SequenceOf[StepOutput]) -> Finish:
+    """How the sequence of the last output ended."""
+    finish = outputs[-1].finish
+    assert finish is not None
+    return finish
+
+
+def run(engine: Engine, *sequences: Sequence) -> list[StepOutput]:
+    """Runs these and what is in the engine already to the end; checks the engine after each step."""
+    for sequence in sequences:
+        engine.add(sequence)
+    outputs = list[StepOutput]()
+    for _ in range(10_000):
+        if not engine.has_work:
+            return outputs
+        outputs += engine.step()
+        engine.check()
+    raise AssertionError("the engine makes no progress")

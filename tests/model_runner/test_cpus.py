@@ -56,9 +56,7 @@ def test_a_quota_of_version_1(machine: int, tmp_path: Path, folder: str, quota: 
     assert usable_cpus(v1(tmp_path, quota, folder=folder)) == expected
 
 
-def test_no_control_group_and_fewer_allowed_cores(
-    machine: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_no_control_group_and_fewer_cores(machine: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert usable_cpus(tmp_path / "absent") == machine
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
     assert usable_cpus(v2(tmp_path, "400000 100000")) == 2

@@ -1,4 +1,4 @@
-"""Models with recurrent layers, alone or beside attention: their tokens are those of transformers' own `generate`.
+"""Models with recurrent layers, or attention of other kinds: their tokens are those of transformers' own `generate`.
 
 Whatever is drafted, joins, ends early, is preempted or begins with a cached prefix.
 """
@@ -12,20 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList
 
-from draftwood_model_runner.engine import Engine, EngineConfig
-from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
-from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.capacity.kv_capacity import StateCapacity
 from draftwood_model_runner.runners.torch import kv_cache
 from draftwood_model_runner.sampling.draws.noise import gumbel_noise
 from draftwood_model_runner.sequence import Sequence, SequenceState
-from tests.model_runner.attention_models import tiny_attention
-from tests.model_runner.families import as_prompt, torch_factory
+from tests.model_runner.families import taken_over, torch_factory
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import GREEDY, make_sequence
+from tests.model_runner.sequences import GREEDY, batch_of, engine_of, make_sequence
+from tests.model_runner.sequences import run as run_all
+from tests.model_runner.tiny import ATTENTION, tiny_attention
 from tools.model_sweep.hybrids import CONFIGS, VOCAB, tiny_hybrid
 
 CONTEXT, DRAFT = 128, 24
@@ -63,8 +62,7 @@ class Case(NamedTuple):
 
 @functools.cache
 def served(family: str) -> LoadedModel:
-    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    return adopt(hybrid(family), tokenizer, name=family, max_context=CONTEXT, defaults="greedy")
+    return taken_over(hybrid(family), name=family, max_context=CONTEXT, defaults="greedy")
 
 
 class Written(NamedTuple):
@@ -153,20 +151,11 @@ def run(family: str, cases: list[Case], answers: list[list[int]], seed: int) -> 
     random = np.random.default_rng(seed)
     capacity = CONTEXT + DRAFT + 16 * int(random.integers(1, 8))
     options: dict[str, Any] = {"prefill_chunk": int(random.choice([5, 16, 512])), "kv_cache_tokens": capacity}
-    engine = Engine(
-        served(family), EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=4, **options)
-    )
+    engine = engine_of(served(family), DRAFT, max_running=4, **options)
     oracle = OracleStrategy(dict(zip([case.prompt for case in cases], answers, strict=True)), VOCAB, seed)
     sequences = [
-        make_sequence(
-            str(number),
-            as_prompt(case.prompt),
-            StopParams(case.new),
-            case.sampling,
-            strategy=oracle,
-            max_draft_nodes=DRAFT,
-        )
-        for number, case in enumerate(cases)
+        make_sequence(str(i), case.prompt, StopParams(case.new), case.sampling, strategy=oracle, max_draft_nodes=DRAFT)
+        for i, case in enumerate(cases)
     ]
     waiting, joined = list(zip(sequences, cases, strict=True)), list[Sequence]()
     for step in range(2000):
@@ -191,7 +180,6 @@ def run(family: str, cases: list[Case], answers: list[list[int]], seed: int) -> 
 
 
 def assert_lossless(family: str, seeds: range) -> None:
-    torch.set_num_threads(1)
     accepted = cached = interrupted = 0
     written = Counter[int]()
     for seed in seeds:
@@ -212,7 +200,7 @@ def assert_lossless(family: str, seeds: range) -> None:
     assert max(written.values()) < sum(written.values()) / 4, "a wrong state would write the same tokens"
 
 
-@pytest.mark.parametrize("family", OFTEN)
+@pytest.mark.parametrize("family", [*OFTEN, *ATTENTION])
 def test_a_few_requests_of_every_kind(family: str) -> None:
     assert_lossless(family, range(4))
 
@@ -220,17 +208,17 @@ def test_a_few_requests_of_every_kind(family: str) -> None:
 def test_a_model_that_names_no_context_gets_one() -> None:
     module = tiny_hybrid("mamba")
     del module.config.max_position_embeddings
-    model = adopt(module, Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL)), name="mamba")
+    model = taken_over(module)
     assert model.max_context == 32_768
-    Engine(model, EngineConfig(max_running=2, adaptive_budget=False)).close()
+    engine_of(model, DRAFT, max_running=2).close()
 
 
 def test_sequences_beyond_the_memory_for_states_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     model = served("qwen3_next")
     monkeypatch.setattr(kv_cache, "state_capacity", lambda *_: StateCapacity(sequences=2, kept_bytes=0))
-    engine = Engine(model, EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=5))
+    engine = engine_of(model, DRAFT, max_running=5)
     prompts = [tuple(range(1, 10 + number)) for number in range(5)]
-    sequences = [make_sequence(str(n), as_prompt(prompt), StopParams(8)) for n, prompt in enumerate(prompts)]
+    sequences = batch_of(prompts, StopParams(8))
     for sequence in sequences:
         engine.add(sequence)
     while engine.has_work:
@@ -243,19 +231,18 @@ def test_the_memory_of_states_is_counted_and_logged(caplog: pytest.LogCaptureFix
     model, prompt = served("qwen3_next"), tuple(range(1, 50))
     per_sequence = torch_factory(model).layout.state_bytes
     with caplog.at_level("INFO"):
-        engine = Engine(model, EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=3))
+        engine = engine_of(model, DRAFT, max_running=3)
     assert f"states of 3 sequences, {6 * per_sequence / 1e9:.2f} GB" in caplog.text
     assert engine.state_use == (0, 0)
-    engine.add(make_sequence("r", as_prompt(prompt), StopParams(8)))
+    engine.add(make_sequence("r", prompt, StopParams(8)))
     engine.step()
     assert engine.state_use == (per_sequence, per_sequence), "its own, and one at the end of its third page"
-    while engine.has_work:
-        engine.step()
+    run_all(engine)
     assert engine.state_use == (0, per_sequence)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", [*CONFIGS, *ATTENTION])
 def test_two_hundred_random_requests(family: str) -> None:
     assert_lossless(family, range(40))

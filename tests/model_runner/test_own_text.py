@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.own_text import OwnText
 from draftwood_model_runner.request import StopParams
 from draftwood_strategies import create
@@ -18,7 +18,7 @@ from draftwood_strategies.native import Int32Array, Integer
 from draftwood_strategies.successors import ORDERS, WIDTH, WRITTEN, extended, find, has_layout
 from tests.model_runner import test_hybrids as hybrids
 from tests.model_runner.families import greedy, reference, served
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import engine_of, make_sequence, run
 
 TOKENS = 960
 QUESTION = "How do I cancel my order?"
@@ -26,7 +26,7 @@ NEW_TOKENS = 50
 
 
 def made_engine(**options: Any) -> Engine:
-    return Engine(served("bundled"), EngineConfig(max_draft_nodes=32, adaptive_budget=False, **options))
+    return engine_of(served("bundled"), 32, **options)
 
 
 def written(engine: Engine, tokens: int = TOKENS, cache: Path | None = None) -> Int32Array:
@@ -40,11 +40,8 @@ def written(engine: Engine, tokens: int = TOKENS, cache: Path | None = None) -> 
 def answer(engine: Engine, name: str) -> tuple[list[int], int]:
     """The answer of a tenant without a memory, and in how many steps."""
     prompt = engine.model.tokenizer.encode_chat([{"role": "user", "content": QUESTION}])
-    strategy = create(name)
-    sequence = make_sequence("q", prompt, StopParams(NEW_TOKENS), strategy=strategy, max_draft_nodes=32)
-    engine.add(sequence)
-    while engine.has_work:
-        engine.step()
+    sequence = make_sequence("q", prompt, StopParams(NEW_TOKENS), strategy=create(name), max_draft_nodes=32)
+    run(engine, sequence)
     return list(sequence.output), sequence.stats.decode_steps
 
 
@@ -116,7 +113,7 @@ def test_requests_come_first_and_change_nothing_of_it() -> None:
 @pytest.mark.parametrize("runner", ["openvino", "cuda", pytest.param("recurrent layers", marks=pytest.mark.system)])
 def test_every_runner_writes_it(runner: str) -> None:
     model = hybrids.served("qwen3_next small") if runner == "recurrent layers" else served("llama", runner)
-    engine = Engine(model, EngineConfig(max_draft_nodes=4, adaptive_budget=False))
+    engine = engine_of(model, 4)
     own_text = engine.own_text(8, None)
     for _ in range(4):
         own_text.step()
@@ -157,9 +154,7 @@ def test_closed_before_its_end_it_holds_nothing() -> None:
     engine.check()
 
 
-def test_a_file_is_read_again_and_a_damaged_one_is_written_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_is_read_again_and_a_damaged_one_written_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     engine = made_engine()
     rows = written(engine, 100, tmp_path)
     [file] = tmp_path.iterdir()

@@ -10,45 +10,34 @@ import pytest
 import torch
 
 from draftwood_model_runner.answer import ENDING_DIFFERS, Answer
-from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.redecoding import PREFILL_TOKENS, Redecoding
 from draftwood_model_runner.request import Format, GrammarKind, SamplingParams, StopParams
 from draftwood_model_runner.sampling import verification
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.sampling.verification import AcceptedPath
-from draftwood_model_runner.sequence import Grammar, Sequence
-from tests.model_runner.families import as_prompt, greedy, reference, served
+from draftwood_model_runner.sequence import Grammar
+from tests.model_runner.families import greedy, reference, served
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import GREEDY, make_sequence
+from tests.model_runner.sequences import GREEDY, engine_of, finish_of, make_sequence, run
 
 PROMPT = tuple(i % 7 for i in range(40))
 NEW_TOKENS = 40
 STOP = StopParams(NEW_TOKENS)
 RUNNERS = ("torch", "openvino")
 
-CASES: dict[str, tuple[SamplingParams, StopParams]] = {
-    "greedy": (SamplingParams(), StopParams(NEW_TOKENS)),
-    "sampled": (SamplingParams(temperature=1.0, seed=3), StopParams(NEW_TOKENS)),
-    "truncated": (SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, seed=4), StopParams(NEW_TOKENS)),
-    "penalties": (
-        SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, logit_bias=((5, 1.0),)),
-        StopParams(NEW_TOKENS),
-    ),
-    "end": (
-        SamplingParams(temperature=1.0, seed=5),
-        StopParams(NEW_TOKENS, min_tokens=9, token_ids=frozenset(range(60))),
-    ),
-}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+CASES = (
+    (SamplingParams(), STOP),
+    (SamplingParams(temperature=1.0, seed=3), STOP),
+    (SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, seed=4), STOP),
+    (SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2, logit_bias=((5, 1.0),)), STOP),
+    (SamplingParams(temperature=1.0, seed=5), StopParams(NEW_TOKENS, min_tokens=9, token_ids=frozenset(range(60)))),
+)
 
 
 def made_engine(runner: str = "torch", family: str = "llama", **options: Any) -> Engine:
-    return Engine(served(family, runner), EngineConfig(max_draft_nodes=32, adaptive_budget=False, **options))
+    return engine_of(served(family, runner), 32, **options)
 
 
 @pytest.fixture
@@ -74,42 +63,37 @@ def drafted(
     strategy = OracleStrategy({prompt: truth}, 256, 0)
     beginning = None if grammar is None else grammar.copy()
     sequence = make_sequence(
-        "r", as_prompt(prompt), stop, sampling, strategy=strategy, grammar=grammar, max_draft_nodes=32, **options
+        "r", prompt, stop, sampling, strategy=strategy, grammar=grammar, max_draft_nodes=32, **options
     )
-    finish = run(engine, sequence)
+    finish = finish_of(run(engine, sequence))
     assert not truth or sequence.stats.accepted_tokens > 0
     return Answer(sequence.request, tuple(sequence.output), finish, beginning)
 
 
-def run(engine: Engine, sequence: Sequence) -> Finish:
-    engine.add(sequence)
-    finish = None
-    while engine.has_work:
-        for output in engine.step():
-            finish = output.finish
-        engine.check()
-    assert finish is not None
-    return finish
+def decoded(engine: Engine, answer: Answer) -> Redecoding:
+    """The answer decoded again, to its end."""
+    redecoding = engine.redecode(answer)
+    steps(redecoding)
+    return redecoding
 
 
-def decoded(redecoding: Redecoding) -> int:
+def steps(redecoding: Redecoding) -> int:
     """Runs it to its end; returns the number of steps."""
-    steps = 0
+    count = 0
     while not redecoding.done:
         redecoding.step()
-        steps += 1
-    return steps
+        count += 1
+    return count
 
 
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_answers_with_drafts_are_those_of_plain_decoding(runner: str) -> None:
     engine = made_engine(runner)
     compared = 0
-    for sampling, stop in CASES.values():
+    for sampling, stop in CASES:
         for start in range(2):
             answer = drafted(engine, sampling, stop, PROMPT[start:])
-            redecoding = engine.redecode(answer)
-            decoded(redecoding)
+            redecoding = decoded(engine, answer)
             assert redecoding.difference is None
             assert redecoding.sequence.output == [*answer.output]
             engine.check()
@@ -130,16 +114,13 @@ def test_formats_and_stop_strings(runner: str) -> None:
     answers.append(drafted(engine, stop=StopParams(NEW_TOKENS, strings=(text[20:24],)), prompt=prompt))
     assert answers[1].finish.stop_string == text[20:24]
     for answer in answers:
-        redecoding = engine.redecode(answer)
-        decoded(redecoding)
+        redecoding = decoded(engine, answer)
         assert redecoding.difference is None
         assert redecoding.sequence.output == [*answer.output]
 
 
 def test_it_writes_what_transformers_writes(engine: Engine) -> None:
-    redecoding = engine.redecode(drafted(engine))
-    decoded(redecoding)
-    assert redecoding.sequence.output == greedy("llama", PROMPT, NEW_TOKENS)
+    assert decoded(engine, drafted(engine)).sequence.output == greedy("llama", PROMPT, NEW_TOKENS)
 
 
 def test_a_token_changed_by_a_draft_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +142,7 @@ def test_a_token_changed_by_a_draft_is_found(engine: Engine, monkeypatch: pytest
         patch.setattr(verification, "walk_row", faulty)
         answer = drafted(engine, truth=truth)
     assert [*answer.output] != truth
-    redecoding = engine.redecode(answer)
-    decoded(redecoding)
+    redecoding = decoded(engine, answer)
     assert redecoding.difference is not None
     [position] = changed
     assert redecoding.difference.position == position
@@ -178,8 +158,7 @@ def test_another_end_is_found(engine: Engine) -> None:
         Answer(answer.request, answer.output[:-1], answer.finish),
         Answer(answer.request, answer.output, Finish(FinishReason.STOP, stop_token_id=answer.output[-1])),
     ):
-        redecoding = engine.redecode(changed)
-        decoded(redecoding)
+        redecoding = decoded(engine, changed)
         assert redecoding.difference is not None
         assert redecoding.difference.position == len(changed.output)
         assert redecoding.difference.margin == ENDING_DIFFERS
@@ -187,15 +166,13 @@ def test_another_end_is_found(engine: Engine) -> None:
 
 def test_a_forbidden_token_has_no_finite_margin(engine: Engine) -> None:
     answer = drafted(engine, stop=StopParams(NEW_TOKENS, min_tokens=9, token_ids=frozenset({200})))
-    redecoding = engine.redecode(Answer(answer.request, (200, *answer.output[1:]), answer.finish))
-    decoded(redecoding)
+    redecoding = decoded(engine, Answer(answer.request, (200, *answer.output[1:]), answer.finish))
     assert redecoding.difference is not None
     assert (redecoding.difference.position, redecoding.difference.margin) == (0, float("inf"))
 
 
 def test_one_token_a_step_after_the_prompt(engine: Engine) -> None:
-    steps = decoded(engine.redecode(drafted(engine)))
-    assert steps == -(-len(PROMPT) // PREFILL_TOKENS) + NEW_TOKENS - 1
+    assert steps(engine.redecode(drafted(engine))) == -(-len(PROMPT) // PREFILL_TOKENS) + NEW_TOKENS - 1
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
@@ -208,29 +185,26 @@ def test_a_request_takes_the_pages_and_the_audit_goes_on(prefix_cache: bool) -> 
     half = [*redecoding.sequence.output]
     assert 0 < len(half) < NEW_TOKENS
     assert redecoding.with_pages
-    other = make_sequence("live", as_prompt(tuple(range(7, 207))), StopParams(49))
+    other = make_sequence("live", tuple(range(7, 207)), StopParams(49))
     engine.add(other)
     outputs = engine.step()
     assert outputs, "the prompt was computed in the first step"
     assert not redecoding.with_pages
-    while engine.has_work:
-        engine.step()
-        engine.check()
+    run(engine)
     assert other.output == greedy("llama", tuple(range(7, 207)), 49)
     assert redecoding.sequence.output == half
-    decoded(redecoding)
+    steps(redecoding)
     assert redecoding.difference is None
     engine.close()
     engine.check()
 
 
 def test_no_page_that_the_answer_wrote_is_read(engine: Engine) -> None:
-    answer = drafted(engine)
-    redecoding = engine.redecode(answer)
+    redecoding = engine.redecode(drafted(engine))
     redecoding.step()
     assert redecoding.sequence.committed == PREFILL_TOKENS
     redecoding.close()
-    again = make_sequence("again", as_prompt(PROMPT), StopParams(1), tenant=redecoding.sequence.request.tenant)
+    again = make_sequence("again", PROMPT, StopParams(1), tenant=redecoding.sequence.request.tenant)
     run(engine, again)
     assert again.stats.cached_prompt_tokens == 0
 
@@ -242,22 +216,18 @@ def test_another_one_ends_the_one_before(engine: Engine) -> None:
     second = engine.redecode(answer)
     assert first.done
     assert not first.with_pages
-    decoded(second)
+    steps(second)
     assert second.difference is None
 
 
 @pytest.mark.parametrize(
     ("sampling", "expected"),
-    [
-        (SamplingParams(), 0.1),
-        (SamplingParams(temperature=0.5), None),
-        (SamplingParams(temperature=1.0, top_k=1), 0.1),
-    ],
+    [(SamplingParams(), 0.1), (SamplingParams(temperature=0.5), None), (SamplingParams(temperature=1.0, top_k=1), 0.1)],
 )
 def test_margins(sampling: SamplingParams, expected: float | None) -> None:
     """Logits changed by the margin and a bit more choose the other token; by a bit less they do not."""
     logits = np.array([0.4, 0.3, 0.1, -0.2], np.float32)
-    chooser = TokenChooser(make_sequence("r", as_prompt((1,)), StopParams(4), sampling), frozenset(), 4)
+    chooser = TokenChooser(make_sequence("r", (1,), StopParams(4), sampling), frozenset(), 4)
     picked = chooser.pick(logits, [])
     other = 1 if picked != 1 else 0
     margin = chooser.margin(logits, other) * 0.4

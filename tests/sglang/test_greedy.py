@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.sglang.harness import finish, prepared, request, running_worker
+
 pytestmark = pytest.mark.sglang
 
 _WORDS = 48
@@ -67,8 +69,6 @@ def _verified(model: torch.nn.Module, batch: object, texts: list[list[int]], nod
 @pytest.mark.parametrize("overlap", [True, False])
 def test_drafts_change_no_token(monkeypatch: pytest.MonkeyPatch, overlap: bool) -> None:
     """Requests of two tenants that come, go and have the same ids; with overlap, results reach them a step late."""
-    from tests.sglang.harness import finish, prepared, request, running_worker
-
     model, most, steps = _model(), 40, 0
     generator = torch.Generator().manual_seed(3)
     prompts = [torch.randint(1, _WORDS, (6,), generator=generator).tolist() for _ in range(3)]

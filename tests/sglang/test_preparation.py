@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.sglang.harness import VOCABULARY, prepared, request, running_worker
+
 pytestmark = pytest.mark.sglang
 
 
 @pytest.mark.parametrize("nodes", [2, 7, 16, 32])
 def test_trees_of_random_batches_are_what_sglang_reconstructs(monkeypatch: pytest.MonkeyPatch, nodes: int) -> None:
     from sglang.srt.speculative.ngram_worker import _derive_tree_links
-
-    from tests.sglang.harness import VOCABULARY, prepared, request, running_worker
 
     random, drafted = np.random.default_rng(nodes), 0
     texts = random.integers(1, VOCABULARY, (6, 80)).tolist()

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.sglang.harness import registered, server_args
+
 pytestmark = pytest.mark.sglang
 
 _RESOLVED = (
@@ -28,8 +30,6 @@ def test_sglang_finds_the_plug_in_and_its_algorithm() -> None:
     from draftwood_sglang import worker
 
     assert load_plugins_by_group("sglang.srt.plugins")["draftwood"] == (worker.register, "draftwood-sglang")
-    from tests.sglang.harness import registered
-
     registered()
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -44,8 +44,6 @@ def test_sglang_finds_the_plug_in_and_its_algorithm() -> None:
 @pytest.mark.parametrize("given", [{}, {"max_running_requests": 7, "speculative_ngram_max_bfs_breadth": 4}])
 def test_arguments_are_resolved_as_those_of_sglangs_own_n_gram_drafts(nodes: int | None, given: dict[str, Any]) -> None:
     from sglang.srt.arg_groups.overrides import resolved_view
-
-    from tests.sglang.harness import server_args
 
     ours, theirs = (resolved_view(server_args(name, nodes, **given)) for name in ("DRAFTWOOD", "NGRAM"))
     assert [getattr(ours, name) for name in _RESOLVED] == [getattr(theirs, name) for name in _RESOLVED]
@@ -62,8 +60,6 @@ def test_arguments_are_resolved_as_those_of_sglangs_own_n_gram_drafts(nodes: int
     ],
 )
 def test_arguments_that_do_not_go_with_it_are_refused(given: dict[str, Any], message: str) -> None:
-    from tests.sglang.harness import server_args
-
     with pytest.raises(ValueError, match=message):
         server_args(**given)
 

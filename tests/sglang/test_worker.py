@@ -1,23 +1,19 @@
-"""The worker when something fails, and its ranks."""
+"""The worker and its requests, and when something fails."""
 
 from __future__ import annotations
 
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from tests.sglang.harness import TEXT, answered, drafted, learn_for
+from tests.sglang.harness import TEXT, VOCABULARY, answered, drafted, finish, learn_for, request, running_worker
 
 pytestmark = pytest.mark.sglang
 
 
 def test_requests_tenants_and_their_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.sglang.harness import running_worker
-
     with running_worker(monkeypatch) as worker:
         learn_for(worker, "acme", "other", "default")
         assert answered(worker, "1", draftwood_tenant="acme") == 0
@@ -32,8 +28,6 @@ def test_requests_tenants_and_their_switches(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_request_that_was_preempted_or_taken_back_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.sglang.harness import request, running_worker
-
     with running_worker(monkeypatch) as worker:
         learn_for(worker, "acme")
         assert answered(worker, "1", draftwood_tenant="acme") == 0
@@ -54,8 +48,6 @@ def test_a_request_that_was_preempted_or_taken_back_goes_on(monkeypatch: pytest.
 
 
 def test_tokens_behind_the_end_of_an_answer_are_not_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.sglang.harness import finish, request, running_worker
-
     with running_worker(monkeypatch) as worker:
         learn_for(worker, "acme")
         corpus = worker.ngram_corpus
@@ -76,11 +68,9 @@ def test_tokens_behind_the_end_of_an_answer_are_not_learned(monkeypatch: pytest.
         assert corpus.output_of(corpus._texts["last"].key).tolist() == TEXT[6:20]
 
 
-def test_drafting_that_raises_costs_drafts_and_nothing_else(
+def test_drafting_that_raises_costs_drafts_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tests.sglang.harness import running_worker
-
     def fail(rows: Any) -> Any:
         raise RuntimeError("broken")
 
@@ -97,8 +87,6 @@ def test_drafting_that_raises_costs_drafts_and_nothing_else(
 
 @pytest.mark.parametrize("value", ["nonsense://", "redis://127.0.0.1:9"])
 def test_a_wrong_setting_or_a_store_that_is_down_stops_nothing(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    from tests.sglang.harness import running_worker
-
     monkeypatch.setenv("DRAFTWOOD_STORE", value)
     with running_worker(monkeypatch) as worker:
         answered(worker, "1", draftwood_tenant="acme")
@@ -106,38 +94,9 @@ def test_a_wrong_setting_or_a_store_that_is_down_stops_nothing(monkeypatch: pyte
 
 
 def test_tokens_outside_the_vocabulary_are_notdrafted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.sglang.harness import VOCABULARY, running_worker
-
     strange = [*TEXT[:20], VOCABULARY + 5, *TEXT[20:]]  # as those of padded images
     with running_worker(monkeypatch) as worker:
         learn_for(worker, "acme")
         for name in "123":
             answered(worker, name, strange, draftwood_tenant="acme")
         assert worker.ngram_corpus.drafts is not None
-
-
-def test_ranks_of_tensor_parallelism_have_the_trees_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second rank drafts nothing, see `_Drafting.__init__`; its trees are replaced by what the first one sends."""
-    from tests.sglang.harness import prepared, request, running_worker
-
-    def send(tensor: Any, src: int, group: str) -> None:
-        assert (src, group) == (4, "of the CPU")
-        sent.append(tensor.clone())
-
-    def receive(tensor: Any, src: int, group: str) -> None:
-        tensor.copy_(sent.pop(0))
-
-    sent: list[Any] = []
-    with running_worker(monkeypatch) as first, running_worker(monkeypatch) as second:
-        learn_for(first, "acme")
-        assert answered(first, "1", draftwood_tenant="acme") == 0
-        second.ngram_corpus.drafts = None
-        found = []
-        for worker, broadcast in ((first, send), (second, receive)):
-            worker._group = SimpleNamespace(ranks=[4, 5], cpu_group="of the CPU")
-            monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
-            req = request("2", TEXT[:6], draftwood_tenant="acme")
-            info = prepared(worker, [req], [TEXT[6:10]]).spec_info
-            found.append((info.draft_token.tolist(), info.custom_mask.tolist()))
-    assert found[0] == found[1]
-    assert found[0][0][1:4] == TEXT[10:13]

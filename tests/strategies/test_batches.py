@@ -12,16 +12,13 @@ from hypothesis import strategies as st
 from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback, MalformedTreeError, asking, create
 from draftwood_strategies.base import BatchStrategy, StepFeedback, Strategy
 from draftwood_strategies.draft import DraftTrees, Int32Array, checked_all
+from tests.strategies.arrays import ids
 from tests.strategies.test_draft import trees
 from tests.strategies.toy_model import ToyModel
 
 IN_BATCHES = ("trie", "recycling", "hybrid")
 PROMPTS = ([1, 2], [3, 4, 5, 6, 7], [1, 2, 3], [9])
 BUDGETS = np.array([16, 5, 40, 1], np.int32)
-
-
-def ids(*tokens: int) -> Int32Array:
-    return np.array(tokens, np.int32)
 
 
 def joined(parts: list[Feedback]) -> StepFeedback:

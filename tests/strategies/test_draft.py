@@ -102,7 +102,7 @@ def test_a_tree_of_tokens_alone_is_a_chain() -> None:
         ([1, 2], [-1], [1, 1], "one length"),
     ],
 )
-def test_a_violated_invariant_is_named(
+def test_a_broken_invariant_is_named(
     tokens: list[int], parents: list[int], scores: list[float], invariant: str
 ) -> None:
     with pytest.raises(MalformedTreeError, match=invariant):

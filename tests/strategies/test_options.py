@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from draftwood_strategies.options import Option, check, read_options
-from draftwood_strategies.registry import UnknownStrategyError, check_options, options_of
+from draftwood_strategies.registry import UnknownStrategyError, check_options, create, options_of
 from tests import phrase_book
 
 ACCEPTED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -69,6 +69,16 @@ def test_what_is_refused_is_named_first(name: str, given: dict[str, Any], messag
 def test_a_strategy_that_does_not_exist(name: str, given: dict[str, Any]) -> None:
     with pytest.raises(UnknownStrategyError, match="'nothing'"):
         check_options(name, given)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("jacobi", "window"), ("jacobi", "ngram"), ("jacobi", "guesses"), ("jacobi", "pool_keys"),
+     ("recycling", "capacity_contexts"), ("trie", "branch_length"), ("hybrid", "branch_length")],
+)  # fmt: skip
+def test_a_strategy_that_is_made_directly_checks_its_options(name: str, option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option}: 0 is not allowed; it must"):
+        create(name, **{option: 0})
 
 
 def test_a_factory_without_annotations_takes_any_value() -> None:

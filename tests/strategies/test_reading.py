@@ -11,14 +11,11 @@ import pytest
 from draftwood_strategies import create
 from draftwood_strategies.base import Drafter, Feedback, Readable, Strategy
 from draftwood_strategies.native import Int32Array
+from tests.strategies.arrays import ids
 
 READABLE = ("trie", "recycling", "jacobi", "hybrid")
 TEXT = np.arange(40, dtype=np.int32) % 13 + 1
 OTHER = np.arange(40, dtype=np.int32) % 7 + 20
-
-
-def ids(*values: int) -> Int32Array:
-    return np.array(values, np.int32)
 
 
 def write(drafter: Drafter, text: Int32Array, top_k: int) -> int:

@@ -50,11 +50,6 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     assert "trie" in caught.value.known
 
 
-def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(TypeError, match="brunch_length"):
-        create("trie", brunch_length=5)
-
-
 class Chain:
     """A strategy and its drafter, as a plugin writes them; its tree is no DraftTree."""
 

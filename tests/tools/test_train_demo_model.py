@@ -78,9 +78,7 @@ def measured(folder: Path, exchanges: list[Exchange]) -> Evaluation:
     return evaluate_on(model, AutoTokenizer.from_pretrained(folder), exchanges)
 
 
-def test_a_trained_model_loads_and_predicts_answers_that_it_was_not_trained_on(
-    support_file: Path, tmp_path: Path
-) -> None:
+def test_a_trained_model_loads_and_predicts_answers_that_it_never_saw(support_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "model"
     status, output = invoke("train", support_file, "--out", out, *tiny_options())
     assert status == 0, output

@@ -97,9 +97,7 @@ def test_a_runner_that_lacks_what_is_needed_is_named(runner_class: Any, caplog: 
     assert "GPUModelRunner has no requests; vLLM 0.32 has" in caplog.text
 
 
-def test_drafting_that_raises_in_three_steps_is_switched_off(
-    runner_class: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_drafting_that_raises_three_times_is_switched_off(runner_class: Any, caplog: pytest.LogCaptureFixture) -> None:
     made = runner_class().drafter
     closed: list[bool] = []
     drafts = EngineDrafts(

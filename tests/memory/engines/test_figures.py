@@ -77,11 +77,14 @@ def test_a_name_that_a_caller_made_up_and_a_tenant_are_no_labels() -> None:
     assert {tuple(sorted(labels.items())) for labels in found} == {((ARM, ""), (STRATEGY, "none"))}
 
 
-def test_a_strategy_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategy_that_fails_costs_its_drafts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with engine(tenant="acme") as made:
         monkeypatch.setattr(TrieStrategy, "propose_all", None)
-        drafted(made, "1", TEXT[:4])
+        assert drafted(made, "1", TEXT[:4]) == 0
         assert values(made, "trie")["draftwood_draft_disabled"] == 1
+    assert "switched off" in caplog.text
 
 
 def test_memory_and_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,20 +86,21 @@ async def test_a_call_without_a_body_passes() -> None:
     assert server.bodies == [b""]
 
 
-@pytest.mark.parametrize("body", [b'--x\r\nContent-Disposition: form-data; name="vllm_xargs"', b"{", b"\xff"])
-async def test_what_cannot_be_read_is_refused(body: bytes) -> None:
-    server, sent = await post(body, "acme")
+@pytest.mark.parametrize(
+    ("body", "tenants", "message"),
+    [
+        (b'--x\r\nContent-Disposition: form-data; name="vllm_xargs"', ["acme"], "must be JSON"),
+        (b"{", ["acme"], "must be JSON"),
+        (b"\xff", ["acme"], "must be JSON"),
+        (b"{}", ["victim", "acme"], ""),  # of a proxy that adds its header to the caller's, instead of setting it
+    ],
+)
+async def test_what_cannot_be_read_or_has_two_headers_is_refused(body: bytes, tenants: list[str], message: str) -> None:
+    server, sent = await post(body, *tenants)
     assert server.bodies == []
     error = json.loads(sent[1]["body"])["error"]
     assert sent[0]["status"] == error["code"] == 415
-    assert "must be JSON" in error["message"]
-
-
-async def test_a_header_that_is_there_twice_is_refused() -> None:
-    """A proxy that adds its header to the caller's, instead of setting it, gives no tenant to anybody."""
-    server, sent = await post(b"{}", "victim", "acme")
-    assert server.bodies == []
-    assert sent[0]["status"] == 415
+    assert message in error["message"]
 
 
 async def test_web_sockets_are_refused() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import pytest
 
 from draftwood_memory import Memory
 from draftwood_memory.engines.drafts import EngineDrafts
@@ -17,15 +16,9 @@ from draftwood_memory.engines.session import Row
 from draftwood_memory.records import Int32Array
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
-from tests.memory.engines.toy_engine import let_drafting_pay
 
 RNG = np.random.default_rng(7)
 TEXTS = RNG.integers(1, 900, (8, 400)).astype(np.int32)
-
-
-@pytest.fixture(autouse=True)
-def _drafting_pays(monkeypatch: pytest.MonkeyPatch) -> None:
-    let_drafting_pay(monkeypatch)
 
 
 @contextmanager

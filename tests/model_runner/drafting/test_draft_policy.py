@@ -25,8 +25,9 @@ from draftwood_strategies.budgeting.draft_account import (
 )
 from draftwood_strategies.budgeting.step_time import ContextCost, StepTimeCurve, StepTimes
 from draftwood_strategies.draft import EMPTY_TREE
-from tests.model_runner.drafting.test_guarded_drafter import NOTHING, Clock, LoneDrafter, Plugin, sequence_of, step
+from tests.model_runner.drafting.test_guarded_drafter import NOTHING, LoneDrafter, sequence_of, step
 from tests.model_runner.sequences import make_sequence
+from tests.strategies.fakes import Clock, FakeStrategy
 
 BATCH, MODEL_SECONDS, STEPS = 32, 0.034, 64
 
@@ -35,7 +36,9 @@ BATCH, MODEL_SECONDS, STEPS = 32, 0.034, 64
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(timed_calls, "time", clock)
-    monkeypatch.setattr(draft_account, "_called", {(Plugin, "start"), (Plugin, "propose"), (Plugin, "observe")})
+    monkeypatch.setattr(
+        draft_account, "_called", {(FakeStrategy, "start"), (FakeStrategy, "propose"), (FakeStrategy, "observe")}
+    )
     return clock
 
 
@@ -43,7 +46,7 @@ def drafting_seconds(clock: Clock, propose: float, accepted: int, stalls: int = 
     """What drafting takes over a whole batch, and how many sequences it was suspended for."""
     failures: Counter[str] = Counter()
     cost_model = DraftCostModel()
-    sequences = [sequence_of(Plugin(clock=clock, propose=propose)) for _ in range(BATCH)]
+    sequences = [sequence_of(FakeStrategy(clock=clock, propose=propose)) for _ in range(BATCH)]
     drafters = [LoneDrafter(sequence, 100, failures, cost_model) for sequence in sequences]
     for drafter in drafters:  # the first token of each waits for no draft
         step(drafter, MODEL_SECONDS, 0, sharing=BATCH)
@@ -75,7 +78,7 @@ def test_one_stall_of_the_machine_suspends_nothing(clock: Clock) -> None:
     assert drafting_seconds(clock, propose=0.0005, accepted=1, stalls=4)[1] == BATCH
 
 
-class Thrifty(Plugin):
+class Thrifty(FakeStrategy):
     """Keeps to its budget."""
 
     def propose(self, budget: int) -> DraftTree:
@@ -129,7 +132,7 @@ def test_chains_are_drafted_where_branches_cost_more_than_they_bring() -> None:
 def test_long_contexts_are_drafted_for_more_sparingly() -> None:
     """Each drafted token attends to the whole context, so it costs more the longer that is."""
     scores = np.linspace(0.9, 0.05, 16)
-    bush = Plugin(DraftTree.of(range(16), [-1] * 16, scores))
+    bush = FakeStrategy(DraftTree.of(range(16), [-1] * 16, scores))
     curve = StepTimeCurve({1: 1.0, 64: 2.0})
     kept = []
     for context in (100, 1000, 10_000):
@@ -163,10 +166,3 @@ def test_what_a_draft_costs_is_read_off_the_step_time_model(per_branch: float, e
     policy.observe_step(batch, batch.size + per_branch)
     seconds = policy._verifying_seconds(batch.feedback(batch.tokens, None))
     assert seconds.tolist() == pytest.approx(expected, rel=0.01)
-
-
-def test_a_step_without_drafts_charges_nothing() -> None:
-    policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(StepTimeCurve({1: 1.0, 64: 64.0}), per_branch=2.0))
-    batch = lay_out([BatchRow(np.zeros(4, np.int32), 10, np.ones(1, np.int32), EMPTY_TREE, logits_from=0)] * 2)
-    policy.observe_step(batch, 2.0)
-    assert policy._verifying_seconds(batch.feedback(batch.tokens, None)).tolist() == [0.0, 0.0]

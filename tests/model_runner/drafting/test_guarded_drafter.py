@@ -21,20 +21,11 @@ from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
 from draftwood_strategies.draft import EMPTY_TREE, Int32Array
 from tests.model_runner.sequences import make_sequence
+from tests.strategies.fakes import Clock, FakeStrategy
 
 VOCAB = 100
 STEP = 0.01
 NOTHING = Feedback(np.array([1], np.int32), np.array([-1], np.int32), np.array([2], np.int32))
-
-
-class Clock:
-    """Seconds that pass only when somebody lets them."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -43,36 +34,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(timed_calls, "time", clock)
     monkeypatch.setattr(draft_account, "_called", set())
     return clock
-
-
-class Plugin:
-    """Strategy and drafter in one: proposes `tree`, and each call takes the seconds told."""
-
-    def __init__(self, tree: Any = None, clock: Clock | None = None, top_k: int = 0, **seconds: float) -> None:
-        self.tree = DraftTree.of([5, 6]) if tree is None else tree
-        self.clock = clock
-        self.seconds = seconds
-        self.top_k = top_k
-        self.proposed = self.closed = 0
-
-    def _pass(self, call: str) -> None:
-        if self.clock is not None:
-            self.clock.now += self.seconds.get(call, 0.0)
-
-    def start(self, prompt: Int32Array) -> Drafter:
-        self._pass("start")
-        return self
-
-    def propose(self, budget: int) -> DraftTree:
-        self.proposed += 1
-        self._pass("propose")
-        return self.tree
-
-    def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
-        self._pass("observe")
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 def sequence_of(strategy: Any, name: str = "theirs") -> Sequence:
@@ -126,18 +87,10 @@ MALFORMED = {
     "nothing": object(),
     "lists": SimpleNamespace(tokens=[1], parents=[-1], scores=[1.0]),
     "token type": tree([1], [-1], [1], np.int64, np.int32, np.float32),
-    "score type": tree([1], [-1], [1], np.int32, np.int32, np.float64),
-    "lengths": tree([1, 2], [-1, 0], [1.0]),
     "dimensions": tree([[1]], [[-1]], [[1.0]]),
     "no dimension": tree(1, -1, 1.0),
-    "parent after child": tree([1, 2], [1, -1], [0.5, 0.5]),
     "parent of itself": tree([1], [0], [0.5]),
-    "parent below root": tree([1], [-2], [0.5]),
     "vocabulary": tree([VOCAB], [-1], [0.5]),
-    "negative token": tree([-1], [-1], [0.5]),
-    "not a number": tree([1], [-1], [np.nan]),
-    "growing score": tree([1, 2], [-1, 0], [0.5, 0.6]),
-    "score above one": tree([1], [-1], [1.5]),
     "siblings": tree([1, 1], [-1, -1], [0.5, 0.5]),
     "too many": tree(range(17), [-1] * 17, [0.5] * 17),
     "far too many": tree(np.zeros(10**6), np.full(10**6, -1), np.zeros(10**6)),
@@ -147,7 +100,7 @@ MALFORMED = {
 @pytest.mark.parametrize("proposed", MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_tree_switches_off(proposed: Any, caplog: pytest.LogCaptureFixture) -> None:
     failures: Counter[str] = Counter()
-    plugin = Plugin(proposed)
+    plugin = FakeStrategy(proposed)
     drafter, sequence = guarded(plugin, failures)
     assert len(drafter.propose(16)) == 0
     assert len(drafter.propose(16)) == 0
@@ -165,7 +118,7 @@ def test_what_is_only_laid_out_otherwise_is_taken() -> None:
     frozen = np.array([0.9, 0.8], np.float32)
     frozen.flags.writeable = False
     drafter, sequence = guarded(
-        Plugin(SimpleNamespace(tokens=wide[:, 0], parents=np.array([-1, 0], np.int32), scores=frozen))
+        FakeStrategy(SimpleNamespace(tokens=wide[:, 0], parents=np.array([-1, 0], np.int32), scores=frozen))
     )
     drafted = drafter.propose(16)
     assert drafted.tokens.tolist() == [5, 6]
@@ -175,7 +128,7 @@ def test_what_is_only_laid_out_otherwise_is_taken() -> None:
 
 @pytest.mark.parametrize("top_k", [-1, VOCAB + 1])
 def test_a_strategy_that_asks_for_more_than_there_is_never_starts(top_k: int) -> None:
-    drafter, sequence = guarded(Plugin(top_k=top_k))
+    drafter, sequence = guarded(FakeStrategy(top_k=top_k))
     assert (len(drafter.propose(4)), drafter.top_k) == (0, 0)
     assert not drafter.active
     assert f"start raised ValueError: top_k: {top_k} is not allowed" in sequence.stats.drafting_disabled_reason
@@ -185,7 +138,7 @@ def test_a_strategy_that_asks_for_more_than_there_is_never_starts(top_k: int) ->
 def test_a_drafter_starts_when_it_is_asked_first_or_at_the_end_and_is_told_what_was_written_before(asked: bool) -> None:
     told: list[Any] = []
 
-    class Listening(Plugin):
+    class Listening(FakeStrategy):
         def start(self, prompt: Int32Array) -> Drafter:
             told.append(prompt.tolist())
             return self
@@ -208,16 +161,16 @@ def test_a_drafter_starts_when_it_is_asked_first_or_at_the_end_and_is_told_what_
 
 
 def test_a_drafter_of_a_sequence_that_wrote_nothing_never_starts() -> None:
-    plugin = Plugin()
+    plugin = FakeStrategy()
     drafter, _ = guarded(plugin)
     drafter.close()
     assert (plugin.closed, drafter.active) == (0, False)
 
 
 def test_a_strategy_gets_a_prompt_of_its_own() -> None:
-    plugin = Plugin()
+    plugin = FakeStrategy()
 
-    def start(prompt: Int32Array) -> Plugin:
+    def start(prompt: Int32Array) -> FakeStrategy:
         prompt.fill(0)
         return plugin
 
@@ -228,7 +181,7 @@ def test_a_strategy_gets_a_prompt_of_its_own() -> None:
 
 
 def test_a_strategy_that_cannot_read_drafts_nothing_for_a_request_that_must_not_be_learned() -> None:
-    plugin = Plugin()
+    plugin = FakeStrategy()
     sequence = make_sequence("r", np.zeros(3, np.int32), StopParams(max_tokens=9), strategy=plugin, learns=False)
     drafter = LoneDrafter(sequence, VOCAB, Counter(), DraftCostModel())
     assert len(drafter.propose(4)) == 0
@@ -237,16 +190,8 @@ def test_a_strategy_that_cannot_read_drafts_nothing_for_a_request_that_must_not_
     assert sequence.stats.drafting_disabled_reason == "none cannot draft without learning"
 
 
-def test_one_strategy_s_failures_are_counted_over_sequences() -> None:
-    failures: Counter[str] = Counter()
-    for _ in range(3):
-        drafter, _ = guarded(Plugin(object()), failures)
-        drafter.propose(4)
-    assert failures == {"theirs": 3}
-
-
 def test_a_close_that_fails_after_another_failure_keeps_the_first_reason() -> None:
-    plugin, failures = Plugin(object()), Counter[str]()
+    plugin, failures = FakeStrategy(object()), Counter[str]()
     plugin.close = lambda: 1 / 0  # type: ignore[method-assign, assignment]
     drafter, sequence = guarded(plugin, failures)
     drafter.propose(4)
@@ -262,7 +207,7 @@ def test_drafting_that_takes_longer_than_it_saves_is_suspended_and_tried_again(
     """It is not at fault: other text, or a smaller batch, may make it pay."""
     failures: Counter[str] = Counter()
     seconds: dict[str, Any] = {call: cost * STEP}
-    plugin = Plugin(clock=clock, **seconds)
+    plugin = FakeStrategy(clock=clock, **seconds)
     drafter, sequence = guarded(plugin, failures)
     began = clock.now
     assert 1 <= run(drafter, sequence, 100, accepted=1) < 15
@@ -277,7 +222,7 @@ def test_drafting_that_takes_longer_than_it_saves_is_suspended_and_tried_again(
 
 
 def test_the_next_sequence_knows_that_drafts_are_too_expensive(clock: Clock) -> None:
-    cost_model, plugin = DraftCostModel(), Plugin(clock=clock, propose=2.5 * STEP)
+    cost_model, plugin = DraftCostModel(), FakeStrategy(clock=clock, propose=2.5 * STEP)
     for number in range(5):
         drafter, sequence = guarded(plugin, cost_model=cost_model)
         drafted = run(drafter, sequence, 100, accepted=1)
@@ -286,12 +231,12 @@ def test_the_next_sequence_knows_that_drafts_are_too_expensive(clock: Clock) -> 
 
 
 def test_drafting_that_pays_goes_on_however_long_it_takes(clock: Clock) -> None:
-    drafter, sequence = guarded(Plugin(clock=clock, propose=3 * STEP))
+    drafter, sequence = guarded(FakeStrategy(clock=clock, propose=3 * STEP))
     assert run(drafter, sequence, 400, accepted=4) == 400
 
 
 def test_cheap_drafting_that_brings_nothing_is_tried_now_and_then_until_it_pays(clock: Clock) -> None:
-    drafter, sequence = guarded(Plugin(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP))
+    drafter, sequence = guarded(FakeStrategy(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP))
     often, seldom = (2000 / (1 + longest) for longest in LONGEST_PAUSES)
     assert 0.5 * often < run(drafter, sequence, 2000, accepted=0) < often, "until the tenant's mean is about 64 drafts"
     assert 0.9 * seldom < run(drafter, sequence, 2000, accepted=0) < 1.1 * seldom
@@ -302,8 +247,10 @@ def test_cheap_drafting_that_brings_nothing_is_tried_now_and_then_until_it_pays(
 
 def test_where_a_tenant_s_drafts_pay_elsewhere_they_are_tried_more_often(clock: Clock) -> None:
     cost_model = DraftCostModel()
-    elsewhere, written = guarded(Plugin(clock=clock, propose=0.1 * STEP), cost_model=cost_model)
-    drafter, sequence = guarded(Plugin(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP), cost_model=cost_model)
+    elsewhere, written = guarded(FakeStrategy(clock=clock, propose=0.1 * STEP), cost_model=cost_model)
+    drafter, sequence = guarded(
+        FakeStrategy(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP), cost_model=cost_model
+    )
     drafted = 0
     for _ in range(2000):
         run(elsewhere, written, 1, accepted=3)
@@ -315,7 +262,7 @@ def test_where_a_tenant_s_drafts_pay_elsewhere_they_are_tried_more_often(clock: 
 def test_a_sequence_expects_what_the_tenant_s_earlier_ones_brought(clock: Clock) -> None:
     """The first sequence hopes; the next one knows, and still finds out at once where its own text is better."""
     cost_model = DraftCostModel()
-    plugin = Plugin(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP)
+    plugin = FakeStrategy(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP)
     drafted = []
     for _ in range(4):
         drafter, sequence = guarded(plugin, cost_model=cost_model)
@@ -329,7 +276,7 @@ def test_a_sequence_expects_what_the_tenant_s_earlier_ones_brought(clock: Clock)
 
 
 def test_steps_without_a_draft_say_nothing_about_drafts(clock: Clock) -> None:
-    drafter, sequence = guarded(Plugin(clock=clock, observe=0.01 * STEP))
+    drafter, sequence = guarded(FakeStrategy(clock=clock, observe=0.01 * STEP))
     run(drafter, sequence, 10, accepted=1)
     for _ in range(500):  # as beside prompts
         step(drafter, STEP, 0)
@@ -338,7 +285,7 @@ def test_steps_without_a_draft_say_nothing_about_drafts(clock: Clock) -> None:
 
 
 def test_what_is_written_in_a_pause_is_told_before_the_next_draft_and_the_end(clock: Clock) -> None:
-    class Attentive(Plugin):
+    class Attentive(FakeStrategy):
         told = 0
 
         def propose(self, budget: int) -> DraftTree:
@@ -364,13 +311,13 @@ def test_what_is_written_in_a_pause_is_told_before_the_next_draft_and_the_end(cl
 
 
 def test_the_prompt_s_time_is_no_measure_of_a_step(clock: Clock) -> None:
-    drafter, sequence = guarded(Plugin(clock=clock, propose=5 * STEP))
+    drafter, sequence = guarded(FakeStrategy(clock=clock, propose=5 * STEP))
     run(drafter, sequence, 1, accepted=0, seconds=100 * STEP)
     assert run(drafter, sequence, 100, accepted=1) < 15
 
 
 def test_one_call_that_holds_up_everybody_ends_it(clock: Clock) -> None:
-    plugin = Plugin(clock=clock)
+    plugin = FakeStrategy(clock=clock)
     drafter, sequence = guarded(plugin)
     run(drafter, sequence, 500, accepted=4)
     plugin.seconds["propose"] = 1.5
@@ -379,7 +326,7 @@ def test_one_call_that_holds_up_everybody_ends_it(clock: Clock) -> None:
 
 
 def test_the_first_call_of_a_class_may_compile(clock: Clock) -> None:
-    plugin = Plugin(clock=clock, start=30.0, propose=30.0, observe=30.0)
+    plugin = FakeStrategy(clock=clock, start=30.0, propose=30.0, observe=30.0)
     drafter, sequence = guarded(plugin)
     assert run(drafter, sequence, 1, accepted=0) == 1
     plugin.seconds.clear()
@@ -394,7 +341,7 @@ def hybrid(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a hybrid of these parts and of recycling."""
     monkeypatch.setattr(registry, "_factories", dict(registry._factories))
 
-    def make(**parts: Plugin) -> HybridStrategy:
+    def make(**parts: FakeStrategy) -> HybridStrategy:
         for name, part in parts.items():
             registry.register(name)(lambda part=part: part)
         return HybridStrategy(sources=",".join([*parts, "recycling"]))
@@ -403,7 +350,7 @@ def hybrid(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_token_outside_the_vocabulary_costs_a_hybrid_one_part(hybrid: Any) -> None:
-    good, bad = Plugin(DraftTree.of([5])), Plugin(DraftTree.of([VOCAB]))
+    good, bad = FakeStrategy(DraftTree.of([5])), FakeStrategy(DraftTree.of([VOCAB]))
     strategy, failures = hybrid(good=good, bad=bad), Counter[str]()
     drafter, sequence = guarded(strategy, failures)
     for _ in range(3):
@@ -429,7 +376,7 @@ def test_a_slow_part_of_a_hybrid_is_suspended_for_all_sequences_and_tried_again(
     hybrid: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("draftwood_strategies.mixing.hybrid.time", clock)
-    slow, quick = Plugin(clock=clock, propose=5 * STEP), Plugin(DraftTree.of([5]))
+    slow, quick = FakeStrategy(clock=clock, propose=5 * STEP), FakeStrategy(DraftTree.of([5]))
     strategy = hybrid(quick=quick, slow=slow)
     made = [guarded(strategy) for _ in range(3)]
     for drafter, _ in made:
@@ -454,7 +401,7 @@ def test_a_call_of_a_part_that_holds_up_everybody_costs_a_hybrid_that_part(
     hybrid: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("draftwood_strategies.mixing.hybrid.time", clock)
-    slow, quick = Plugin(clock=clock), Plugin(DraftTree.of([5]))
+    slow, quick = FakeStrategy(clock=clock), FakeStrategy(DraftTree.of([5]))
     strategy = hybrid(quick=quick, slow=slow)
     drafter, _ = guarded(strategy)
     run_hybrid(drafter, 1)
@@ -465,7 +412,7 @@ def test_a_call_of_a_part_that_holds_up_everybody_costs_a_hybrid_that_part(
 
 def test_sequences_of_several_strategies_are_asked_together(clock: Clock) -> None:
     """Those of one strategy in one call, whose time they share; the others one by one."""
-    trie, plugin = create("trie"), Plugin(DraftTree.of([5]), clock, propose=0.3)
+    trie, plugin = create("trie"), FakeStrategy(DraftTree.of([5]), clock=clock, propose=0.3)
     calls: list[int] = []
     batch = trie.propose_all  # type: ignore[attr-defined]
 

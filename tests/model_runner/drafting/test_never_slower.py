@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from draftwood_benchmarks.overhead.costless import CostlessRunner, costless_model
-from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_strategies import create
 from tests.model_runner.counting import calls_of
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import engine_of, make_sequence
 
 STREAMS, PROMPT, STEPS, MEASURED = 16, 64, 400, 200
 STRATEGIES = "trie", "recycling", "hybrid"
@@ -27,14 +27,13 @@ class Watched(CostlessRunner):
         return super().begin(batch, top_k, choosers)
 
 
+@functools.cache
 def quiet_steps(name: str) -> tuple[list[int], float]:
     """Calls of each late step without a draft, in random text, and the drafts of a sequence in a step."""
     texts = np.random.default_rng(0).integers(10, 4096, (STREAMS, 2 * STEPS + 2 * PROMPT)).astype(np.int32)
     texts[:, 0] = np.arange(STREAMS) + 100
     runner = Watched(texts)
-    engine = Engine(
-        costless_model(runner), EngineConfig(max_running=STREAMS, max_draft_nodes=16, adaptive_budget=False)
-    )
+    engine = engine_of(costless_model(runner), 16, max_running=STREAMS)
     strategy = create(name)
     sequences = [
         make_sequence(f"{text[0]}", text[:PROMPT].copy(), StopParams(2 * STEPS), strategy=strategy, max_draft_nodes=16)

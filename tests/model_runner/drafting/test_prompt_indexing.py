@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from draftwood_benchmarks.overhead.costless import CostlessRunner, costless_model, make_texts
-from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create
-from draftwood_strategies.budgeting import draft_account
 from draftwood_strategies.budgeting.prompt_indexing import MOST_INDEXED
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.jacobi.ngram_pool import NgramPool
 from draftwood_strategies.trie.phrase_index import PhraseIndex
-from tests.model_runner.sequences import make_sequence
+from tests.memory.engines.toy_engine import let_drafting_pay
+from tests.model_runner.sequences import engine_of, make_sequence
 
 STRATEGIES = "trie", "jacobi", "hybrid", "hybrid of jacobi"
 CONTEXT, PROMPT, SHORT = 101_000, 100_000, 64
@@ -57,9 +56,7 @@ class Counted:
 
 @pytest.fixture(autouse=True)
 def _drafting_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
-    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
-    monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
+    let_drafting_pay(monkeypatch)
 
 
 @pytest.fixture
@@ -75,9 +72,8 @@ def texts() -> Int32Array:
 
 
 def engine_over(texts: Int32Array) -> Engine:
-    config = EngineConfig(max_running=8, max_draft_nodes=16, adaptive_budget=False)
-    config = replace(config, prefill_chunk=4096, shared_prefill_chunk=4096)
-    return Engine(costless_model(CostlessRunner(texts)), config)
+    model = costless_model(CostlessRunner(texts))
+    return engine_of(model, 16, max_running=8, prefill_chunk=4096, shared_prefill_chunk=4096)
 
 
 def added(engine: Engine, text: Int32Array, size: int, strategy: Any, answer: int = 600, **options: Any) -> Sequence:
@@ -88,9 +84,7 @@ def added(engine: Engine, text: Int32Array, size: int, strategy: Any, answer: in
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_no_step_indexes_more_than_its_budget_and_the_others_are_drafted_for(
-    name: str, texts: Int32Array, counted: Counted
-) -> None:
+def test_no_step_indexes_more_than_its_budget_and_others_draft(name: str, texts: Int32Array, counted: Counted) -> None:
     engine, strategy = engine_over(texts), strategy_named(name)
     first = added(engine, texts[1], PROMPT, strategy, answer=900)
     steps = 0
@@ -116,9 +110,7 @@ def test_no_step_indexes_more_than_its_budget_and_the_others_are_drafted_for(
 
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("most", [1, 600])
-def test_a_prompt_whose_answer_ends_before_a_draft_is_not_indexed(
-    name: str, most: int, texts: Int32Array, counted: Counted
-) -> None:
+def test_a_prompt_without_a_draft_is_not_indexed(name: str, most: int, texts: Int32Array, counted: Counted) -> None:
     engine, strategy = engine_over(texts), strategy_named(name)
     one = added(engine, texts[1], 4000, strategy, answer=most)
     engine.step()

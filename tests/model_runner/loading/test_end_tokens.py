@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_model_runner.output import FinishReason
@@ -18,7 +16,7 @@ from draftwood_model_runner.request import GrammarKind, SamplingParams, StopPara
 from draftwood_model_runner.sampling.grammar_compilation import Vocabulary
 from draftwood_model_runner.sequence import Sequence
 from draftwood_service.rpc.parsing.grammar_trial import GrammarTrials
-from tests.model_runner.sequences import GREEDY, make_sequence
+from tests.model_runner.sequences import GREEDY, engine_of, finish_of, make_sequence, run
 
 WARNING = "answers do not end at the tokenizer's end-of-sequence token, 3: the model's generation config names"
 DIGITS = "[0-9]{4}"
@@ -41,26 +39,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @functools.cache
 def loaded(path: Path) -> LoadedModel:
-    return load_model(str(path), max_context=128, threads=1)
+    return load_model(str(path), runner="torch", max_context=128, threads=1)
 
 
 def answer(
     model: LoadedModel, text: str | None, sampling: SamplingParams = GREEDY, nodes: int = 8, min_tokens: int = 0
 ) -> tuple[Sequence, FinishReason]:
-    engine = Engine(model, EngineConfig(max_draft_nodes=8, adaptive_budget=False, max_running=1))
     grammar = None if text is None else model.grammars.compile(GrammarKind.REGEX, text)
-    prompt = np.array([1, 40, 50], np.int32)
-    sequence = make_sequence(
-        "r", prompt, StopParams(12, min_tokens=min_tokens), sampling, grammar=grammar, max_draft_nodes=nodes
-    )
-    engine.add(sequence)
-    finish = None
-    while engine.has_work:
-        for output in engine.step():
-            finish = output.finish or finish
-    assert finish is not None
-    assert finish.reason is not None
-    return sequence, finish.reason
+    stop = StopParams(12, min_tokens=min_tokens)
+    sequence = make_sequence("r", [1, 40, 50], stop, sampling, grammar=grammar, max_draft_nodes=nodes)
+    return sequence, finish_of(run(engine_of(model, 8, max_running=1), sequence)).reason
 
 
 @pytest.mark.parametrize("nodes", [0, 8])
@@ -140,5 +128,5 @@ def test_another_end_of_the_tokenizer_is_logged_once(
 
 
 def test_the_usual_model_is_no_reason_for_a_warning(checkpoints: Path, caplog: pytest.LogCaptureFixture) -> None:
-    load_model(str(checkpoints / str([3, OTHER])), max_context=128, threads=1)
+    load_model(str(checkpoints / str([3, OTHER])), runner="torch", max_context=128, threads=1)
     assert WARNING not in caplog.text

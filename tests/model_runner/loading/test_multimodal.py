@@ -12,28 +12,24 @@ import torch
 import transformers as tf
 from safetensors.torch import load_file, save_file
 
-from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import ModelNotFoundError
 from draftwood_model_runner.loading.adoption import load_module
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.shrinking import randomized
+from tests.model_runner.families import generate
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import batch_of, engine_of, run
+from tests.model_runner.tiny import TINY
 from tools.model_sweep.hybrids import tiny_hybrid
 
 VOCAB, NEW, DRAFT = 256, 24, 24
 _TEXT: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
+    **TINY,
     "num_key_value_heads": 2,
     "head_dim": 16,
     "vocab_size": VOCAB,
     "max_position_embeddings": 256,
-    "bos_token_id": None,
-    "eos_token_id": None,
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
@@ -158,26 +154,11 @@ def saved(whole: Any, folder: Path) -> Path:
 
 
 def written(model: LoadedModel, prompts: list[Any], answers: list[list[int]]) -> list[list[int]]:
-    engine = Engine(model, EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=4))
     oracle = OracleStrategy(dict(zip([tuple(one.tolist()) for one in prompts], answers, strict=True)), VOCAB, 0)
-    sequences = [
-        make_sequence(str(i), prompt, StopParams(NEW), strategy=oracle, max_draft_nodes=DRAFT)
-        for i, prompt in enumerate(prompts)
-    ]
-    for sequence in sequences:
-        engine.add(sequence)
-    while engine.has_work:
-        engine.step()
+    sequences = batch_of(prompts, StopParams(NEW), strategy=oracle, max_draft_nodes=DRAFT)
+    run(engine_of(model, DRAFT, max_running=4), *sequences)
     assert sum(sequence.stats.accepted_tokens for sequence in sequences) > NEW
     return [sequence.output for sequence in sequences]
-
-
-@torch.inference_mode()
-def generated(whole: Any, prompt: Any) -> list[int]:
-    ids = torch.from_numpy(prompt.astype(np.int64))[None]
-    found = whole.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
-    tokens: list[int] = found[0, prompt.size :].tolist()
-    return tokens
 
 
 @pytest.mark.parametrize("runner", ["torch", "auto"])
@@ -185,21 +166,18 @@ def generated(whole: Any, prompt: Any) -> list[int]:
 def test_its_text_part_writes_what_the_whole_writes(
     family: str, runner: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    torch.set_num_threads(1)
     caplog.set_level(logging.INFO)
     whole = whole_model(family)
     random = np.random.default_rng(0)
     prompts = [random.integers(3, 240, size, np.int32) for size in (3, 30, 90)]
-    answers = [generated(whole, prompt) for prompt in prompts]
+    answers = [generate(whole, prompt, NEW) for prompt in prompts]
     model = load_model(str(saved(whole, tmp_path)), runner=runner, exact=False if runner == "torch" else None)
     assert model.architecture == SERVED[family]
     assert caplog.text.count("is multimodal") == 1
     assert written(model, prompts, answers) == answers
 
 
-def test_a_checkpoint_whose_images_cannot_be_computed_here_serves_its_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_whose_images_need_more_serves_its_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Gemma 3n does without timm."""
     text = tiny_hybrid("qwen3_5_text")
     saved(text, tmp_path)

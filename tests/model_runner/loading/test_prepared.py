@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from draftwood_model_runner.loading.adoption import load_module
 from draftwood_model_runner.loading.loaded import LoadedModel
@@ -30,11 +29,6 @@ load_model(sys.argv[1], cache=Path(sys.argv[2]), threads=1)
 assert "torch" in sys.modules
 assert not {"transformers.modeling_utils", "openvino.frontend.pytorch"} & sys.modules.keys()
 """
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -132,7 +126,7 @@ def test_a_damaged_entry_is_written_anew(
 
 
 @pytest.mark.system
-def test_an_entry_that_computes_something_else_is_not_used(
+def test_an_entry_that_computes_else_is_not_used(
     tmp_path: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
@@ -161,9 +155,7 @@ def test_another_model_or_other_options_have_other_entries(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("version", ["torch", "transformers", "openvino"])
-def test_another_version_of_a_package_has_other_entries(
-    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_has_other_entries(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = prepared_model(tmp_path, BUNDLED_MODEL)
     monkeypatch.setattr("draftwood_model_runner.loading.prepared.version", lambda name: "0" if name == version else "1")
     after = prepared_model(tmp_path, BUNDLED_MODEL)

@@ -8,22 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerError
 from draftwood_model_runner.loading import runner_choice
-from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt, load_model
-from draftwood_model_runner.loading.tokenizer import Tokenizer
-from tests.model_runner.families import needs_bfloat16, tiny
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
+from tests.model_runner.families import needs_bfloat16, taken_over, tiny
 
 
 def adopted(family: str, dtype: torch.dtype = torch.float32, **options: Any) -> LoadedModel:
-    return adopt(tiny(family).to(dtype), Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL)), name="m", **options)
+    return taken_over(tiny(family).to(dtype), **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=needs_bfloat16)])
@@ -42,10 +35,6 @@ def test_what_openvino_cannot_compute_falls_back_to_torch(caplog: pytest.LogCapt
     assert model.runner_reason in caplog.text
     with pytest.raises(UnsupportedRunnerError, match="soft-capping"):
         adopted("gemma2", runner="openvino")
-
-
-def test_a_sliding_window_is_no_hindrance() -> None:
-    assert adopted("mistral-sliding", runner="auto").runner_name == "openvino"
 
 
 def test_exact_mode_is_torchs() -> None:
@@ -68,13 +57,10 @@ def test_quantized_weights_need_openvino(weights: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "allowed"),
-    [
-        ({"runner": "torch"}, "it must be as-is with runner torch"),
-        ({"exact": True}, "it must be as-is in exact mode"),
-    ],
+    [({"runner": "torch"}, "it must be as-is with runner torch"), ({"exact": True}, "it must be as-is in exact mode")],
 )
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_quantized_weights_are_refused_before_anything_is_loaded(
+def test_quantized_weights_are_refused_before_the_model_loads(
     weights: str, options: dict[str, Any], allowed: str
 ) -> None:
     with pytest.raises(InvalidValueError) as caught:
@@ -90,10 +76,14 @@ def test_quantized_weights_of_a_model_that_openvino_cannot_compute(runner: str) 
     assert (caught.value.field, caught.value.value) == ("weights", "int8")
 
 
-def test_unknown_weights_are_named() -> None:
-    with pytest.raises(InvalidValueError, match="as-is, int8, int4") as caught:
-        load_model(BUNDLED_MODEL, weights="int2")
-    assert caught.value.field == "weights"
+@pytest.mark.parametrize(
+    ("field", "value", "known"),
+    [("weights", "int2", "as-is, int8, int4"), ("runner", "onnx", "auto, cuda, openvino, torch")],
+)
+def test_an_unknown_value_is_told_the_known_ones(field: str, value: str, known: str) -> None:
+    with pytest.raises(InvalidValueError, match=known) as caught:
+        load_model(BUNDLED_MODEL, **{field: value})  # type: ignore[arg-type]
+    assert caught.value.field == field
 
 
 def test_where_the_package_is_missing_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,21 +93,9 @@ def test_where_the_package_is_missing_torch_computes(monkeypatch: pytest.MonkeyP
         adopted("llama", runner="openvino")
 
 
-def test_an_unknown_runner_is_named() -> None:
-    with pytest.raises(InvalidValueError, match="auto, cuda, openvino, torch") as caught:
-        load_model(BUNDLED_MODEL, runner="onnx")
-    assert caught.value.field == "runner"
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen2", "phi"])
 def test_all_else_is_the_same_with_every_runner(family: str) -> None:
+    by_torch, by_openvino = adopted(family, runner="torch"), adopted(family, runner="openvino")
     chosen = {"factory", "runner_reason", "tokenizer", "grammars"}
-    by_torch, by_openvino = (
-        {
-            field.name: getattr(model, field.name)
-            for field in dataclasses.fields(LoadedModel)
-            if field.name not in chosen
-        }
-        for model in (adopted(family, runner="torch"), adopted(family, runner="openvino"))
-    )
-    assert by_torch == by_openvino
+    for name in {one.name for one in dataclasses.fields(LoadedModel)} - chosen:
+        assert getattr(by_torch, name) == getattr(by_openvino, name), name

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError, ModelError, UnsupportedRunnerError
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.base import KVCompaction
@@ -18,7 +18,7 @@ from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.families import VOCAB, greedy, served, torch_factory
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import batch_of, engine_of, run
 
 PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3, 1, 2), (4, 4, 4), (5, 6), (7,))
 
@@ -42,7 +42,7 @@ def engine_with() -> Iterator[Any]:
     handles = []
 
     def made(*errors: Exception | None) -> Engine:
-        engine = Engine(served("llama"), EngineConfig(max_draft_nodes=8, adaptive_budget=False, max_running=4))
+        engine = engine_of(served("llama"), 8, max_running=4)
         module = torch_factory(served("llama")).module
         handles.append(module.register_forward_pre_hook(failing_with([*errors])))
         return engine
@@ -53,12 +53,8 @@ def engine_with() -> Iterator[Any]:
 
 
 def sequences_of(engine: Engine, count: int) -> list[Sequence]:
-    answers = {prompt: greedy("llama", prompt, 10) for prompt in PROMPTS}
-    oracle = OracleStrategy(answers, VOCAB, seed=1)
-    found = [
-        make_sequence(str(i), np.array(prompt, np.int32), StopParams(10), strategy=oracle, max_draft_nodes=8)
-        for i, prompt in enumerate(PROMPTS[:count])
-    ]
+    oracle = OracleStrategy({prompt: greedy("llama", prompt, 10) for prompt in PROMPTS}, VOCAB, seed=1)
+    found = batch_of(PROMPTS[:count], StopParams(10), strategy=oracle, max_draft_nodes=8)
     for sequence in found:
         engine.add(sequence)
     return found
@@ -114,46 +110,29 @@ def test_an_error_that_stays_leaves_the_engine(engine_with: Any, error: Exceptio
         engine.step()
 
 
-def test_other_errors_end_the_sequences_of_their_step(engine_with: Any) -> None:
-    engine = engine_with(RuntimeError("shapes do not match"))
-    sequences_of(engine, 2)
-    errors = [output.finish.error for output in engine.step() if output.finish is not None]
-    assert [type(error) for error in errors] == [ModelError] * 2
-    assert not engine.has_work
-    engine.check()
-
-
-def finish_all(engine: Engine) -> None:
-    while engine.has_work:
-        engine.step()
-
-
 def keep_fails(engine: Engine, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     memory: Any = engine._runner
     monkeypatch.setattr(memory._kv, "move", failing_with([error] * 100))
 
 
-def test_a_device_that_is_lost_while_accepted_tokens_move_leaves_the_engine(
+def test_a_device_lost_while_accepted_tokens_move_ends_the_engine(
     engine_with: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_with()
     keep_fails(engine, torch.AcceleratorError(LOST), monkeypatch)
     sequences_of(engine, 4)
     with pytest.raises(DeviceLostError, match="failed in moving keys and values: CUDA error"):
-        finish_all(engine)
+        run(engine)
 
 
-def test_without_memory_to_move_accepted_tokens_their_sequences_end(
+def test_without_memory_to_move_accepted_tokens_sequences_end(
     engine_with: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they would have written is lost, so no smaller step can go on from there."""
     engine = engine_with()
     keep_fails(engine, torch.OutOfMemoryError("CUDA out of memory"), monkeypatch)
     sequences = sequences_of(engine, 4)
-    errors = []
-    while engine.has_work:
-        errors += [output.finish.error for output in engine.step() if output.finish is not None]
-        engine.check()
+    errors = [output.finish.error for output in run(engine) if output.finish is not None]
     assert any(isinstance(error, ModelError) for error in errors)
     for sequence, error in zip(sequences, errors, strict=True):
         answer = greedy("llama", tuple(sequence.request.prompt.tolist()), 10)

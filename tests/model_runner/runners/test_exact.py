@@ -11,18 +11,17 @@ import pytest
 import torch
 
 import draftwood_strategies
-from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
 from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.runners.torch.exact_attention import SUM_BLOCK as SUM_BLOCK
-from draftwood_model_runner.runners.torch.exact_attention import draft_limits, pieces
+from draftwood_model_runner.runners.torch.exact_attention import SUM_BLOCK, draft_limits, pieces
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
-from tests.model_runner.families import RANDOM_FAMILIES, VOCAB, adopted, as_prompt
+from tests.model_runner.families import RANDOM_FAMILIES, VOCAB, adopted
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import engine_of, make_sequence
 
 NEW_TOKENS = 50
 Written = tuple[list[int], list[TokenLogprobs]]
@@ -30,7 +29,6 @@ Written = tuple[list[int], list[TokenLogprobs]]
 
 @functools.cache
 def model(family: str, dtype: torch.dtype) -> LoadedModel:
-    torch.set_num_threads(1)
     if family == "bundled":
         return load_model(BUNDLED_MODEL, dtype=str(dtype).removeprefix("torch."), max_context=320, exact=True)
     return adopted(family, dtype)
@@ -49,11 +47,7 @@ def write(engine: Engine, batch: list[tuple[int, ...]], strategy: Strategy | Non
 
 
 def outputs(engine: Engine, sequences: list[Sequence], preempt_every: int = 0) -> list[Written]:
-    """What these sequences write together.
-
-    Args:
-        preempt_every: steps after each of which one of them is preempted; 0 for none.
-    """
+    """What these sequences write together, one of which is preempted after every so many steps, if not 0."""
     written: dict[Sequence, Written] = {sequence: ([], []) for sequence in sequences}
     for sequence in sequences:
         engine.add(sequence)
@@ -74,11 +68,11 @@ def outputs(engine: Engine, sequences: list[Sequence], preempt_every: int = 0) -
 def sampled(prompt: tuple[int, ...], temperature: float, strategy: Strategy | None) -> Sequence:
     sampling = SamplingParams(temperature=temperature, seed=3, logprobs=4)
     stop = StopParams(NEW_TOKENS, ignore_eos=True)
-    return make_sequence("r", as_prompt(prompt), stop, sampling, strategy=strategy, max_draft_nodes=64)
+    return make_sequence("r", prompt, stop, sampling, strategy=strategy, max_draft_nodes=64)
 
 
 def engine(family: str, dtype: torch.dtype, **options: Any) -> Engine:
-    return Engine(model(family, dtype), EngineConfig(max_draft_nodes=64, adaptive_budget=False, **options))
+    return engine_of(model(family, dtype), 64, **options)
 
 
 @functools.cache
@@ -156,7 +150,6 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
     wanted = plain("bundled", torch.bfloat16, 1.0)
     two = engine("bundled", torch.bfloat16, threads=2)
     assert write(two, prompts("bundled")[-1:], None, 1.0) == wanted[-1:]
-    torch.set_num_threads(1)
 
 
 @pytest.mark.system
@@ -164,7 +157,7 @@ def test_without_exact_mode_bfloat16_depends_on_the_batch() -> None:
     """What exact mode is for; where this fails it is not needed."""
     loose = load_model(BUNDLED_MODEL, dtype="bfloat16", exact=False, runner="torch")
     assert not loose.exact
-    alone, together = (Engine(loose, EngineConfig(max_draft_nodes=64, adaptive_budget=False)) for _ in range(2))
+    alone, together = (engine_of(loose, 64) for _ in range(2))
     wanted = [write(alone, [prompt], None, 0.0)[0] for prompt in prompts("bundled")]
     oracle = OracleStrategy({p: tokens for p, (tokens, _) in zip(prompts("bundled"), wanted, strict=True)}, VOCAB, 1)
     assert write(together, prompts("bundled"), oracle, 0.0) != wanted

@@ -62,7 +62,7 @@ def verified_rows(draw: st.DrawFn) -> tuple[int, int, DraftTree, list[int] | Non
 
 
 @given(st.lists(verified_rows(), min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_accepted_tokens_come_behind_the_committed_ones(
+def test_accepted_tokens_follow_committed_ones(
     rows: list[tuple[int, int, DraftTree, list[int] | None]], random: Any
 ) -> None:
     pages, tables, batch_rows = random.sample(range(100), 100), [], []

@@ -5,21 +5,17 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers as tf
 
-from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import UnsupportedModelError, UnsupportedRunnerError
-from draftwood_model_runner.loading.model import BUNDLED_MODEL, adopt
-from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.logit_rows import check_rows, logits_of_rows
 from draftwood_model_runner.runners.shrinking import randomized
-from tests.model_runner.families import VOCAB
+from tests.model_runner.families import VOCAB, taken_over
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import batch_of, engine_of, run
 
 RUNNERS = ("torch", "openvino", "cuda")
 NEW_TOKENS = 8
@@ -77,23 +73,10 @@ def plainly(prompt: tuple[int, ...]) -> list[int]:
 @pytest.mark.parametrize("nodes", [0, 12])
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_the_decoder_of_whisper_writes_what_transformers_computes(runner: str, nodes: int) -> None:
-    module, tokenizer = (
-        module_of(tf.WhisperForCausalLM, whisper()),
-        Tokenizer(tf.AutoTokenizer.from_pretrained(BUNDLED_MODEL)),
-    )
-    model = adopt(module, tokenizer, name="whisper", runner=runner)
-    engine = Engine(model, EngineConfig(max_draft_nodes=12, adaptive_budget=False, max_running=3, prefill_chunk=16))
+    model = taken_over(module_of(tf.WhisperForCausalLM, whisper()), runner=runner)
     strategy = OracleStrategy({prompt: plainly(prompt) for prompt in PROMPTS}, VOCAB, seed=1) if nodes else None
-    sequences = [
-        make_sequence(
-            str(i), np.array(prompt, np.int32), StopParams(NEW_TOKENS), strategy=strategy, max_draft_nodes=nodes
-        )
-        for i, prompt in enumerate(PROMPTS)
-    ]
-    for sequence in sequences:
-        engine.add(sequence)
-    while engine.has_work:
-        engine.step()
+    sequences = batch_of(PROMPTS, StopParams(NEW_TOKENS), strategy=strategy, max_draft_nodes=nodes)
+    run(engine_of(model, 12, max_running=3, prefill_chunk=16), *sequences)
     assert [one.output for one in sequences] == [plainly(prompt) for prompt in PROMPTS]
     assert not nodes or sum(one.stats.accepted_tokens for one in sequences) > 0
 
@@ -107,12 +90,9 @@ def test_the_decoder_of_whisper_writes_what_transformers_computes(runner: str, n
         *[(runner, tf.xLSTMForCausalLM, xlstm, "code of its own") for runner in RUNNERS],
     ],
 )
-def test_others_without_the_parameter_are_refused_with_the_reason(
-    runner: str, model_class: Any, config: Any, reason: str
-) -> None:
-    tokenizer = Tokenizer(tf.AutoTokenizer.from_pretrained(BUNDLED_MODEL))
+def test_others_without_the_parameter_are_refused(runner: str, model_class: Any, config: Any, reason: str) -> None:
     with pytest.raises((UnsupportedModelError, UnsupportedRunnerError), match=reason):
-        adopt(module_of(model_class, config()), tokenizer, name="other", runner=runner)
+        taken_over(module_of(model_class, config()), runner=runner)
 
 
 class _KeepsAllRows(tf.LlamaForCausalLM):
@@ -134,11 +114,9 @@ class _KeepsFirstRows(tf.LlamaForCausalLM):
 @pytest.mark.parametrize("runner", ["torch", "cuda"])
 def test_a_model_that_gives_other_rows_is_refused(runner: str, model_class: Any) -> None:
     config = tf.LlamaConfig(**_SIZES, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=128)
-    tokenizer = Tokenizer(tf.AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    with pytest.raises(
-        (UnsupportedModelError, UnsupportedRunnerError), match=r"rows of logits|differ from the model's"
-    ):
-        adopt(module_of(model_class, config), tokenizer, name="other", max_context=128, runner=runner)
+    refused = UnsupportedModelError, UnsupportedRunnerError
+    with pytest.raises(refused, match=r"rows of logits|differ from the model's"):
+        taken_over(module_of(model_class, config), max_context=128, runner=runner)
 
 
 def test_rows_are_those_of_all_tokens() -> None:

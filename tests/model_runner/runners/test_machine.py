@@ -29,7 +29,6 @@ def test_products_have_few_widths_and_little_is_added() -> None:
 
 @pytest.mark.parametrize("size", [1, 33, 70])
 def test_what_a_batch_is_filled_up_with_changes_nothing(size: int) -> None:
-    torch.set_num_threads(1)
     factory = torch_factory(served("llama"))
     depths = np.arange(size, dtype=np.int32)
     tokens = (7 * depths + 3).astype(np.int32) % 250

@@ -10,15 +10,15 @@ import pytest
 import torch
 import transformers as tf
 
-from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.loading.model import adopt
-from draftwood_model_runner.request import Request, StopParams
+from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.positions import follow_positions, positions_of_step
 from draftwood_model_runner.runners.shrinking import randomized
 from draftwood_model_runner.runners.torch.packed_linear import PackedLinear, noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.probe import probe
-from draftwood_model_runner.sequence import Sequence
+from tests.model_runner.families import generate
+from tests.model_runner.sequences import engine_of, make_sequence, run
 from tests.model_runner.tiny import build
 from tools.model_sweep.families import small_model
 from tools.model_sweep.trial import KnownAnswer, known_tokenizer
@@ -61,28 +61,15 @@ def test_shared_prefixes_and_preempted_sequences_change_nothing(make: Any) -> No
     random = np.random.default_rng(0)
     common = random.integers(3, 128, 40, np.int32)
     prompts = [np.concatenate([common, random.integers(3, 128, n, np.int32)]) for n in (3, 9, 20, 33)]
-    answers = []
-    for prompt in prompts:
-        ids = torch.from_numpy(prompt.astype(np.int64))[None]
-        written = module.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False, pad_token_id=0
-        )
-        answers.append(written[0, prompt.size :].tolist())
+    answers = [generate(module, prompt, 30) for prompt in prompts]
     model = adopt(copy.deepcopy(module), known_tokenizer(), name="small", max_context=_CONTEXT, defaults="greedy")
-    engine = Engine(model, EngineConfig(max_draft_nodes=16, adaptive_budget=False, max_running=4, kv_cache_tokens=208))
+    engine, stop = engine_of(model, 16, max_running=4, kv_cache_tokens=208), StopParams(30)
     for _ in range(2):  # the second time prefixes are in the cache
         batch = [
-            Sequence(
-                Request(request_id=str(i), prompt=prompt, stop=StopParams(30), max_draft_nodes=8),
-                KnownAnswer(answer, 128, i),
-                None,
-            )
+            make_sequence(str(i), prompt, stop, strategy=KnownAnswer(answer, 128, i), max_draft_nodes=8)
             for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
         ]
-        for sequence in batch:
-            engine.add(sequence)
-        while engine.has_work:
-            engine.step()
+        run(engine, *batch)
         assert [sequence.output for sequence in batch] == answers
         assert sum(sequence.stats.accepted_tokens for sequence in batch) > 30
 

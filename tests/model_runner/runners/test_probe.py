@@ -11,32 +11,19 @@ import torch
 import transformers as tf
 
 from draftwood_model_runner.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
-from draftwood_model_runner.loading.model import BUNDLED_MODEL, adopt, load_model
-from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.shrinking import randomized, rotation_limit
 from draftwood_model_runner.runners.states import mixers
 from draftwood_model_runner.runners.torch import machine
 from draftwood_model_runner.runners.torch.kv_cache import KVLayout
 from draftwood_model_runner.runners.torch.probe import probe
-from tests.model_runner.families import RANDOM_FAMILIES, tiny
+from tests.model_runner.families import RANDOM_FAMILIES, taken_over, tiny
 from tests.model_runner.tiny import TINY, build
 
 _MAX_CONTEXT = 128
-_MLA: dict[str, Any] = {
-    "kv_lora_rank": 32,
-    "q_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 16,
-}
-_LLAMA4: dict[str, Any] = {
-    **TINY,
-    "num_local_experts": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "floor_scale": 64,
-}
+_LLAMA4: dict[str, Any] = {**TINY, "num_local_experts": 2, "num_key_value_heads": 2, "head_dim": 16, "floor_scale": 64}
+_MLA = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
 _NO_CHUNKS: dict[str, Any] = {"layer_types": ["full_attention"] * 2, "no_rope_layers": [0, 0]}
 _MAMBA2: dict[str, Any] = {
     "layers_block_type": ["linear_attention", "hybrid"],
@@ -101,15 +88,9 @@ def test_what_differs_beyond_a_threshold_only_keeps_its_own_attention_there(conf
     assert len(within.shapes) == 2
 
 
-def test_a_chunk_that_the_context_does_not_pass_is_no_hindrance() -> None:
-    config = tf.Llama4TextConfig(**_LLAMA4, attention_chunk_size=64)
-    assert len(probed(config, max_context=64).shapes) == 2
-
-
 def test_latent_attention_keeps_its_latents() -> None:
-    layout = probed(
-        tf.DeepseekV3Config(**TINY, **_MLA, n_routed_experts=4, n_group=1, topk_group=1, num_key_value_heads=4)
-    )
+    sizes: dict[str, Any] = {**TINY, **_MLA, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}
+    layout = probed(tf.DeepseekV3Config(**sizes, num_key_value_heads=4))
     assert set(layout.shapes) == {KVShape(1, 32 + 8, 0)}
 
 
@@ -141,15 +122,10 @@ def test_rotations_by_type_of_layer_cap_the_context() -> None:
     assert rotation_limit(config) == ("longrope", 32)
 
 
-def test_attention_sinks_are_served() -> None:
-    config = tf.GptOssConfig(**TINY, num_key_value_heads=2, head_dim=16, num_local_experts=4)
-    assert {shape.kv_heads for shape in probed(config).shapes} == {2}
-
-
 def test_rotations_that_depend_on_the_longest_position_cap_the_context(caplog: pytest.LogCaptureFixture) -> None:
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 64}
     module = build(tf.LlamaConfig(**TINY, max_position_embeddings=256, rope_parameters=rope))
-    model = adopt(module, Tokenizer(tf.AutoTokenizer.from_pretrained(BUNDLED_MODEL)), name="dynamic")
+    model = taken_over(module)
     assert model.max_context == 64
     assert "dynamic" in caplog.text
 

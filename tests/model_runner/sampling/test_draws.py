@@ -86,12 +86,7 @@ def test_a_token_is_drawn_from_what_the_rule_keeps(scores: Float32Array, draw: D
 def test_with_a_real_vocabulary() -> None:
     """Scores without ties, as many as a model of today has."""
     scores = (np.random.default_rng(4).standard_normal(151_936) * 2.5).astype(np.float32)
-    for draw in (
-        Draw(0.6, 20, 0.95, 0.0),
-        Draw(1.0, 0, 0.95, 0.0),
-        Draw(0.6, 5_000, 0.9, 0.01),
-        Draw(1.3, 0, 1.0, 0.0),
-    ):
+    for draw in (Draw(0.6, 20, 0.95, 0), Draw(1.0, 0, 0.95, 0), Draw(0.6, 5_000, 0.9, 0.01), Draw(1.3, 0, 1.0, 0)):
         kept, cooled = plainly(scores, draw)
         assert (kept_tokens(scores, draw) == kept).all()
         for seed in range(5):
@@ -113,21 +108,18 @@ def test_top_p_keeps_as_many_as_transformers(top_p: float, deviation: float) -> 
             assert weights[~kept].sum() / weights.sum() == pytest.approx(1 - top_p, abs=1e-6)
 
 
-@pytest.mark.parametrize("deviation", [0.01, 1.0, 4.0])
-@pytest.mark.parametrize("min_p", [1.0, 0.5, 0.1, 0.01, 1e-6])
-def test_min_p_keeps_what_transformers_keeps(min_p: float, deviation: float) -> None:
+@pytest.mark.parametrize(
+    ("warper", "draw", "deviations"),
+    [
+        *((MinPLogitsWarper(p), Draw(1.0, 0, 1.0, p), (0.01, 1.0, 4.0)) for p in (1.0, 0.5, 0.1, 0.01, 1e-6)),
+        *((TopKLogitsWarper(k), Draw(1.0, k, 1.0, 0.0), (1.0,)) for k in (1, 3, 40, 1_999, 2_000, 5_000)),
+    ],
+)
+def test_min_p_and_top_k_keep_what_transformers_keeps(warper: Any, draw: Draw, deviations: tuple[float, ...]) -> None:
     for seed in range(20):
-        scores = tied(seed, 2_000, deviation)
-        expected = by_warper(MinPLogitsWarper(min_p), scores)
-        assert (kept_tokens(scores, Draw(1.0, 0, 1.0, min_p)) == expected).all()
-
-
-@pytest.mark.parametrize("top_k", [1, 3, 40, 1_999, 2_000, 5_000])
-def test_top_k_keeps_what_transformers_keeps(top_k: int) -> None:
-    for seed in range(20):
-        scores = tied(seed, 2_000, 1.0)
-        expected = by_warper(TopKLogitsWarper(top_k), scores)
-        assert (kept_tokens(scores, Draw(1.0, top_k, 1.0, 0.0)) == expected).all()
+        for deviation in deviations:
+            scores = tied(seed, 2_000, deviation)
+            assert (kept_tokens(scores, draw) == by_warper(warper, scores)).all()
 
 
 def test_of_equal_scores_those_with_the_highest_ids_are_kept() -> None:

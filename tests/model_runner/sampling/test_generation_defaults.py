@@ -6,13 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
-from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import UnsupportedModelError
-from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
-from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.sampling.generation_defaults import (
     Constraints,
@@ -20,9 +17,9 @@ from draftwood_model_runner.sampling.generation_defaults import (
     eos_token_ids,
     generation_defaults,
 )
-from tests.model_runner.families import VOCAB, as_prompt, greedy, tiny
+from tests.model_runner.families import VOCAB, generate, greedy, taken_over, tiny
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import batch_of, engine_of, run
 
 PROMPTS = [(3, 1, 4, 1, 5), (2,) * 9, (1, 2, 3, 1, 2, 3, 1, 2)]
 NEW_TOKENS = 40
@@ -30,20 +27,11 @@ NEW_TOKENS = 40
 
 def model_with(**fields: Any) -> tuple[Any, LoadedModel]:
     """The tiny Llama with such a generation config: as transformers runs it, and as Draftwood does."""
-    torch.set_num_threads(1)
     plain, ours = tiny("llama"), tiny("llama")
     for module in (plain, ours):
         for name, value in fields.items():
             setattr(module.generation_config, name, value)
-    return plain, adopt(ours, Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL)), name="tiny")
-
-
-def generated(module: Any, prompt: tuple[int, ...]) -> list[int]:
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        written = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, pad_token_id=0)
-    tokens: list[int] = written[0, len(prompt) :].tolist()
-    return tokens
+    return plain, taken_over(ours)
 
 
 # Tokens that the tiny Llama likes to write, so that each rule changes what it writes.
@@ -66,20 +54,14 @@ LIKED = sorted(set(greedy("llama", PROMPTS[0], NEW_TOKENS)))
 )
 def test_answers_are_those_of_generate(fields: dict[str, Any]) -> None:
     module, model = model_with(**fields)
-    answers = {prompt: generated(module, prompt) for prompt in PROMPTS}
+    answers = {prompt: generate(module, prompt, NEW_TOKENS) for prompt in PROMPTS}
     assert any(answers[prompt] != greedy("llama", prompt, NEW_TOKENS) for prompt in PROMPTS)
     defaults = model.defaults
     stop = StopParams(NEW_TOKENS, min_tokens=defaults.min_tokens)
     for strategy in (None, OracleStrategy(answers, VOCAB, seed=1)):
-        engine = Engine(model, EngineConfig(max_draft_nodes=16, adaptive_budget=False))
-        sequences = [
-            make_sequence(str(i), as_prompt(prompt), stop, defaults.sampling, strategy=strategy, max_draft_nodes=16)
-            for i, prompt in enumerate(PROMPTS)
-        ]
-        for sequence in sequences:
-            engine.add(sequence)
-        while engine.has_work:
-            assert all(output.finish is None or output.finish.error is None for output in engine.step())
+        sequences = batch_of(PROMPTS, stop, defaults.sampling, strategy=strategy, max_draft_nodes=16)
+        outputs = run(engine_of(model, 16), *sequences)
+        assert all(output.finish is None or output.finish.error is None for output in outputs)
         assert [sequence.output for sequence in sequences] == list(answers.values())
         assert strategy is None or sum(sequence.stats.accepted_tokens for sequence in sequences) > 20
 

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams
+from draftwood_model_runner.request import GrammarKind, StopParams
 from draftwood_model_runner.sampling import grammar
 from draftwood_model_runner.sampling.grammar import GrammarState
 from draftwood_model_runner.sampling.metadata import UNKNOWN_MASK
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy, create
-from tests.model_runner.families import as_prompt, reference, served
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.families import reference, served
+from tests.model_runner.sampling.held import allowed_by, drafted_answer, held_answer
+from tests.model_runner.sequences import engine_of, make_sequence, run
 
 SCHEMA = json.dumps(
     {
@@ -48,59 +49,20 @@ def prompt() -> tuple[int, ...]:
 
 @functools.cache
 def expected(kind: GrammarKind, max_tokens: int) -> list[int]:
-    """What transformers' `generate` writes when every step is held to the grammar, compiled anew and read from its
-    beginning."""
-    model = served("bundled")
-
-    def allowed(batch: int, ids: torch.Tensor) -> list[int]:
-        state = model.grammars.compile(kind, GRAMMARS[kind])
-        for token in ids[len(prompt()) :].tolist():
-            state.accept(token)
-        scores = np.zeros(model.vocab_size, np.float32)
-        state.mask(scores)
-        return np.flatnonzero(np.isfinite(scores)).tolist()
-
-    ids = torch.tensor([prompt()])
-    with torch.inference_mode():
-        out = reference("bundled").generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            pad_token_id=0,
-            prefix_allowed_tokens_fn=allowed,
-        )
-    written: list[int] = out[0, len(prompt()) :].tolist()
-    return written
+    """What transformers' `generate` writes under the grammar."""
+    return held_answer(served("bundled"), reference("bundled"), kind, GRAMMARS[kind], prompt(), max_tokens)
 
 
 def answer(
     engine: Engine, kind: GrammarKind, strategy: Strategy | None, nodes: int, **sampling: float
 ) -> tuple[Sequence, str]:
-    model = served("bundled")
-    sequence = make_sequence(
-        "r",
-        as_prompt(prompt()),
-        StopParams(80),
-        SamplingParams(**sampling),  # type: ignore[arg-type]
-        strategy=strategy,
-        max_draft_nodes=nodes,
-        grammar=model.grammars.compile(kind, GRAMMARS[kind]),
-    )
-    engine.add(sequence)
-    text = ""
-    while engine.has_work:
-        for output in engine.step():
-            assert output.finish is None or output.finish.error is None
-            text += "".join(output.texts)
-    assert sequence.stats.drafting_disabled_reason == ""
-    return sequence, text
+    return drafted_answer(engine, kind, GRAMMARS[kind], prompt(), 80, strategy, nodes, **sampling)
 
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     torch.set_num_threads(1)
-    return Engine(served("bundled"), EngineConfig(max_draft_nodes=24, adaptive_budget=False))
+    return engine_of(served("bundled"), 24)
 
 
 def follows(kind: GrammarKind, text: str) -> bool:
@@ -146,14 +108,11 @@ def test_a_token_alone_is_allowed_as_the_mask_says(kind: GrammarKind) -> None:
     model, random = served("bundled"), np.random.default_rng(1)
     state = model.grammars.compile(kind, GRAMMARS[kind])
     for step in range(60):
-        scores = np.zeros(model.vocab_size, np.float32)
-        state.copy().mask(scores)
-        allowed = np.isfinite(scores)
-        tokens = range(model.vocab_size)
+        allowed = allowed_by(state.copy(), model.vocab_size)
         if step % 3 == 2 and not state.forced():
             state.pending = Future()
             state.pending.set_result(np.packbits(allowed, bitorder="little").tobytes())
-        assert [state.allows(token) for token in tokens] == allowed.tolist()
+        assert [state.allows(token) for token in range(model.vocab_size)] == allowed
         token = int(random.choice(np.flatnonzero(allowed)))
         if token in model.eos_token_ids:
             break
@@ -163,7 +122,7 @@ def test_a_token_alone_is_allowed_as_the_mask_says(kind: GrammarKind) -> None:
 
 def test_no_mask_where_a_most_probable_token_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = served("bundled")
-    sequence = make_sequence("r", as_prompt((1,)), StopParams(9))
+    sequence = make_sequence("r", (1,), StopParams(9))
     sequence.grammar = model.grammars.compile(GrammarKind.REGEX, "(yes|no)")
     chooser = TokenChooser(sequence, model.eos_token_ids, model.vocab_size)
     logits = np.random.default_rng(0).standard_normal(model.vocab_size).astype(np.float32)
@@ -198,18 +157,9 @@ def test_a_grammar_that_fails_to_draft_breaks_nothing(engine: Engine, monkeypatc
 def test_a_grammar_that_becomes_too_complex_ends_its_answer_alone(engine: Engine) -> None:
     model = served("bundled")
     schema = json.dumps({"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(600)}})
-    sequences = [
-        make_sequence(
-            "r", as_prompt(prompt()), StopParams(20), grammar=model.grammars.compile(GrammarKind.JSON_SCHEMA, text)
-        )
-        for text in (schema, SCHEMA)
-    ]
-    for sequence in sequences:
-        engine.add(sequence)
-    ends = []
-    while engine.has_work:
-        ends += [output.finish for output in engine.step() if output.finish]
-    engine.check()
+    grammars = [model.grammars.compile(GrammarKind.JSON_SCHEMA, text) for text in (schema, SCHEMA)]
+    sequences = [make_sequence("r", prompt(), StopParams(20), grammar=grammar) for grammar in grammars]
+    ends = [output.finish for output in run(engine, *sequences) if output.finish]
     assert isinstance(ends[0].error, InvalidValueError)
     assert ends[0].error.field == "format"
     assert "2000" in ends[0].error.allowed
@@ -232,22 +182,16 @@ def test_what_is_no_grammar_is_refused_by_name(kind: GrammarKind, text: str) -> 
     assert str(caught.value).startswith(f"format.{kind.value}: not a valid ")
 
 
-def masked(state: GrammarState, vocab: int) -> list[bool]:
-    scores = np.zeros(vocab, np.float32)
-    state.mask(scores)
-    return [bool(one) for one in np.isfinite(scores)]
-
-
 @pytest.mark.parametrize("kind", [GrammarKind.JSON_SCHEMA, GrammarKind.REGEX])
 def test_masks_of_a_draft_tree(kind: GrammarKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """What may come in plain decoding; no mask after nodes that are not allowed, nor where time runs out."""
     model = served("bundled")
     vocab, written = model.vocab_size, expected(kind, 200)[:-1]
     state, plain = (model.grammars.compile(kind, GRAMMARS[kind]) for _ in range(2))
-    masks_of_path = [masked(plain, vocab)]
+    masks_of_path = [allowed_by(plain, vocab)]
     for token in written:
         plain.accept(token)
-        masks_of_path.append(masked(plain, vocab))
+        masks_of_path.append(allowed_by(plain, vocab))
     assert masks_of_path[-1] == [token in model.eos_token_ids for token in range(vocab)]
     wrong = masks_of_path[0].index(False)
     tokens = np.array([0, *written, wrong, written[0], written[0], written[1]], np.int32)
@@ -258,6 +202,6 @@ def test_masks_of_a_draft_tree(kind: GrammarKind, monkeypatch: pytest.MonkeyPatc
     bits = np.unpackbits(masks.bits.view(np.uint8), axis=1, bitorder="little")[:, :vocab].astype(bool)
     assert masks.rows.tolist() == [*range(last + 1), UNKNOWN_MASK, UNKNOWN_MASK, last + 1, last + 2]
     assert bits.tolist() == [*masks_of_path, *masks_of_path[1:3]]
-    assert masked(state, vocab) == masks_of_path[0]
+    assert allowed_by(state, vocab) == masks_of_path[0]
     monkeypatch.setattr(grammar, "_SLOW_SECONDS", -1.0)
     assert set(state.masks(tokens, parents).rows) == {UNKNOWN_MASK}

@@ -6,23 +6,20 @@ import functools
 import json
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from tokenizers.normalizers import Prepend, Replace, Sequence
 from transformers import PreTrainedTokenizerFast
 
-from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import LoadedModel, adopt
 from draftwood_model_runner.loading.tokenizer import Tokenizer
-from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams
-from draftwood_model_runner.sequence import Sequence as EngineSequence
-from draftwood_strategies import Strategy, create
-from tests.model_runner.families import as_prompt, tiny, with_runners
+from draftwood_model_runner.request import GrammarKind
+from draftwood_strategies import create
+from tests.model_runner.families import tiny, with_runners
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sampling.held import drafted_answer, held_answer
+from tests.model_runner.sequences import engine_of
 
 SCHEMA = {
     "type": "object",
@@ -84,58 +81,10 @@ BACKENDS = {"byte-level": byte_level, "byte-fallback": byte_fallback}
 @functools.cache
 def served(family: str, runner: str, kind: str) -> tuple[LoadedModel, Any]:
     """A tiny random model with such a tokenizer, as we run it and as transformers does."""
-    torch.set_num_threads(1)
     fast = PreTrainedTokenizerFast(tokenizer_object=BACKENDS[kind](), pad_token="<pad>", eos_token="</s>")
     # More columns than tokens, as many models have.
     plain, ours = (tiny(family, vocab_size=len(fast) + 7, eos_token_id=1) for _ in range(2))
     return adopt(ours, Tokenizer(fast), name=family, runner=runner), plain
-
-
-def expected(model: LoadedModel, plain: Any, kind: GrammarKind, prompt: tuple[int, ...]) -> list[int]:
-    """What transformers' `generate` writes when every step is held to the grammar, read from its beginning."""
-
-    def allowed(batch: int, ids: torch.Tensor) -> list[int]:
-        state = model.grammars.compile(kind, GRAMMARS[kind])
-        for token in ids[len(prompt) :].tolist():
-            state.accept(token)
-        scores = np.zeros(model.vocab_size, np.float32)
-        state.mask(scores)
-        return np.flatnonzero(np.isfinite(scores)).tolist()
-
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        out = plain.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=LONGEST,
-            do_sample=False,
-            pad_token_id=0,
-            prefix_allowed_tokens_fn=allowed,
-        )
-    written: list[int] = out[0, len(prompt) :].tolist()
-    return written
-
-
-def write(
-    engine: Engine, kind: GrammarKind, prompt: tuple[int, ...], strategy: Strategy | None, **sampling: Any
-) -> tuple[EngineSequence, str]:
-    one = make_sequence(
-        "r",
-        as_prompt(prompt),
-        StopParams(LONGEST),
-        SamplingParams(**sampling),
-        strategy=strategy,
-        max_draft_nodes=24,
-        grammar=engine.model.grammars.compile(kind, GRAMMARS[kind]),
-    )
-    engine.add(one)
-    text = ""
-    while engine.has_work:
-        for output in engine.step():
-            assert output.finish is None or output.finish.error is None
-            text += "".join(output.texts)
-    assert one.stats.drafting_disabled_reason == ""
-    return one, text
 
 
 @pytest.mark.parametrize("kind", GRAMMARS)
@@ -146,11 +95,11 @@ def test_the_answer_is_plain_decodings_with_any_draft(
 ) -> None:
     model, plain = served(family, runner, tokenizer)
     prompt = tuple(model.tokenizer.encode("where is my order?").tolist())
-    answer = expected(model, plain, kind, prompt)
-    engine = Engine(model, EngineConfig(max_draft_nodes=24, adaptive_budget=False))
+    answer = held_answer(model, plain, kind, GRAMMARS[kind], prompt, LONGEST)
+    engine = engine_of(model, 24)
     oracle = OracleStrategy({prompt: answer}, model.vocab_size, seed=1)
     for strategy in (None, oracle, *(create(name) for name in ("trie", "hybrid"))):
-        one, text = write(engine, kind, prompt, strategy)
+        one, text = drafted_answer(engine, kind, GRAMMARS[kind], prompt, LONGEST, strategy, 24)
         assert one.output == answer
     if kind is GrammarKind.JSON_SCHEMA and answer[-1] == 1:
         assert json.loads(text)["city"] in SCHEMA["properties"]["city"]["enum"]  # type: ignore[index]
@@ -160,17 +109,12 @@ def test_the_answer_is_plain_decodings_with_any_draft(
 def test_sampled_answers_follow_the_schema_and_do_not_depend_on_drafts(tokenizer: str) -> None:
     model, _ = served("llama", "torch", tokenizer)
     prompt = tuple(model.tokenizer.encode("please").tolist())
-    engine = Engine(model, EngineConfig(max_draft_nodes=24, adaptive_budget=False))
+    engine, kind = engine_of(model, 24), GrammarKind.JSON_SCHEMA
     cities = set()
     for seed in range(8):
-        alone, text = write(engine, GrammarKind.JSON_SCHEMA, prompt, None, temperature=1.5, seed=seed)
-        drafted, same = write(
-            engine,
-            GrammarKind.JSON_SCHEMA,
-            prompt,
-            create("recycling"),
-            temperature=1.5,
-            seed=seed,
+        (alone, text), (drafted, same) = (
+            drafted_answer(engine, kind, GRAMMARS[kind], prompt, LONGEST, strategy, 24, temperature=1.5, seed=seed)
+            for strategy in (None, create("recycling"))
         )
         assert drafted.output == alone.output
         assert same == text

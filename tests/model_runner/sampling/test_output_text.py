@@ -76,13 +76,6 @@ def test_a_chat_the_template_refuses_is_a_bad_value(tokenizer: Tokenizer) -> Non
         tokenizer.encode_chat([{"role": "system", "content": "be brief"}])
 
 
-def test_chat_follows_the_models_template(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode_chat([{"role": "user", "content": "hello"}]).tolist()
-    assert ids == [1, *tokenizer.encode("hello").tolist(), 2]
-    assert tokenizer.decode(ids) == "hello"
-    assert tokenizer.decode(ids, include_special_tokens=True) == "<|user|>hello<|assistant|>"
-
-
 def test_a_tokenizer_without_a_fast_backend_is_refused() -> None:
     class Slow:
         is_fast = False

@@ -8,45 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import draftwood_strategies
-from draftwood_model_runner.engine import Engine
-from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
 from tests.model_runner.families import FAMILIES, OPENVINO_FAMILIES, VOCAB, WINDOW, reference, with_runners
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sampling.test_token_chooser import (
-    PROMPT,
-    engine_for,
-    expected,
-    few_examples,
-    params,
-    sequence,
-    stops,
-)
+from tests.model_runner.sampling import test_token_chooser as chooser
+from tests.model_runner.sampling.test_token_chooser import PROMPT, engine_for, expected, few_examples, sequence
+from tests.model_runner.sequences import run
 
 OTHERS = [name for name in FAMILIES if name != "llama"]
 LONGER = PROMPT * 2
 """Longer than the window of those that have one."""
 
 
-def write(engine: Engine, *batch: Sequence) -> dict[Sequence, list[TokenLogprobs]]:
-    details: dict[Sequence, list[TokenLogprobs]] = {one: [] for one in batch}
-    for one in batch:
-        engine.add(one)
-    while engine.has_work:
-        for output in engine.step():
-            details[output.sequence] += output.logprobs
-    return details
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize(("family", "runner"), with_runners(OTHERS, ["llama"]))
-@given(wanted=params, stop=stops, others=st.lists(params, min_size=7, max_size=7))
+@given(wanted=chooser.params, stop=chooser.stops, others=st.lists(chooser.params, min_size=7, max_size=7))
 @few_examples
 def test_every_setting_alone_in_a_batch_and_with_any_draft(
     family: str, runner: str, wanted: SamplingParams, stop: StopParams, others: list[SamplingParams]
@@ -58,29 +34,33 @@ def test_every_setting_alone_in_a_batch_and_with_any_draft(
     drafting: list[Strategy | None] = [None, oracle, hybrid, hybrid]
     for strategy in drafting:
         one = sequence(LONGER, wanted, stop, strategy)
-        write(engine, one)
+        run(engine, one)
         assert one.stats.drafting_disabled_reason == ""
         assert one.output == answer
     crowd = [sequence((*LONGER[:-1], i), other, stop, hybrid) for i, other in enumerate(others)]
     one = sequence(LONGER, wanted, stop, oracle)
-    write(engine, *crowd[:3], one, *crowd[3:])
+    run(engine, *crowd[:3], one, *crowd[3:])
     assert one.output == answer
-    engine.check()
 
 
-@pytest.mark.parametrize(("family", "runner"), with_runners(OTHERS, OPENVINO_FAMILIES))
+@pytest.mark.parametrize(("family", "runner"), with_runners(FAMILIES, OPENVINO_FAMILIES))
 def test_log_probabilities_are_the_models_own(family: str, runner: str) -> None:
-    wanted, stop = SamplingParams(temperature=1.1, top_p=0.9, seed=9, logprobs=4), StopParams(12)
+    """Before penalties, temperature and truncation; of drafted tokens as of others."""
+    wanted = SamplingParams(temperature=1.1, top_p=0.9, repetition_penalty=1.4, seed=9, logprobs=4)
+    stop = StopParams(12)
     answer = expected(family, LONGER, wanted, stop)
     with torch.inference_mode():
         logits = reference(family)(input_ids=torch.tensor([[*LONGER, *answer]])).logits[0]
     law = torch.log_softmax(logits[len(LONGER) - 1 : -1].float(), -1)
-    one = sequence(LONGER, wanted, stop, OracleStrategy({LONGER: answer}, VOCAB, seed=2))
-    found = write(engine_for(family, runner), one)[one]
-    assert one.output == answer
-    assert one.stats.accepted_tokens > 0
-    torch.testing.assert_close(
-        torch.tensor([detail.logprob for detail in found]), law[range(len(answer)), answer], atol=1e-3, rtol=0
-    )
-    best = law.topk(4).values
-    torch.testing.assert_close(torch.tensor([detail.top_logprobs for detail in found]), best, atol=1e-3, rtol=0)
+    best = law.topk(4)
+    for strategy in (None, OracleStrategy({LONGER: answer}, VOCAB, seed=2)):
+        one = sequence(LONGER, wanted, stop, strategy)
+        outputs = run(engine_for(family, runner), one)
+        assert all(len(output.logprobs) == len(output.token_ids) for output in outputs)
+        assert one.output == answer
+        assert strategy is None or one.stats.accepted_tokens > 0
+        found = [detail for output in outputs for detail in output.logprobs]
+        chosen, top = [one.logprob for one in found], [one.top_logprobs for one in found]
+        torch.testing.assert_close(torch.tensor(chosen), law[range(len(answer)), answer], atol=1e-3, rtol=0)
+        torch.testing.assert_close(torch.tensor(top), best.values, atol=1e-3, rtol=0)
+        assert [one.top_token_ids for one in found] == best.indices.tolist()

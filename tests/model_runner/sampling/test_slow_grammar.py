@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import draftwood_strategies
-from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.request import GrammarKind, StopParams
 from draftwood_model_runner.sampling import grammar
 from draftwood_model_runner.sampling.grammar import GrammarState
 from draftwood_model_runner.sequence import Sequence, SequenceState
-from tests.model_runner.families import as_prompt, served
+from tests.model_runner.families import served
 from tests.model_runner.sampling.test_grammar import GRAMMARS, answer, expected, prompt
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import engine_of, make_sequence, run
 
 AMBIGUOUS = "start: e\ne: e e | /[a-z ]/"
 """The work for a mask grows with the cube of what is written."""
@@ -59,8 +58,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def engine() -> Engine:
-    torch.set_num_threads(1)
-    return Engine(served("bundled"), EngineConfig(max_draft_nodes=24, adaptive_budget=False, max_running=3))
+    return engine_of(served("bundled"), 24, max_running=3)
 
 
 def gated(engine: Engine) -> tuple[Sequence, GatedMatcher]:
@@ -70,12 +68,12 @@ def gated(engine: Engine) -> tuple[Sequence, GatedMatcher]:
     matcher = GatedMatcher(state._matcher)
     state._matcher = matcher  # type: ignore[assignment]
     state._quick_to_come = grammar._QUICK_MASKS  # as after a slow mask
-    sequence = make_sequence("slow", as_prompt(prompt()), StopParams(20), grammar=state, max_draft_nodes=8)
+    sequence = make_sequence("slow", prompt(), StopParams(20), grammar=state, max_draft_nodes=8)
     engine.add(sequence)
     return sequence, matcher
 
 
-def run(engine: Engine, until: Callable[[], bool]) -> None:
+def run_until(engine: Engine, until: Callable[[], bool]) -> None:
     for _ in range(30_000):
         if until():
             return
@@ -97,11 +95,11 @@ def test_slow_masks_change_no_token(engine: Engine, kind: GrammarKind) -> None:
 @pytest.mark.usefixtures("slow")
 def test_nobody_waits_for_anothers_mask(engine: Engine) -> None:
     sequence, matcher = gated(engine)
-    run(engine, lambda: bool(sequence.output))
+    run_until(engine, lambda: bool(sequence.output))
     matcher.gate.clear()
-    run(engine, matcher.held.is_set)
+    run_until(engine, matcher.held.is_set)
     written = len(sequence.output)
-    other = make_sequence("other", as_prompt(prompt()), StopParams(15, ignore_eos=True))
+    other = make_sequence("other", prompt(), StopParams(15, ignore_eos=True))
     engine.add(other)
     for number in range(1, 16):
         assert [output.sequence for output in engine.step()] == [other]
@@ -110,7 +108,7 @@ def test_nobody_waits_for_anothers_mask(engine: Engine) -> None:
     assert engine.step() == []
     assert engine.has_work
     matcher.gate.set()
-    run(engine, lambda: not engine.has_work)
+    run_until(engine, lambda: not engine.has_work)
     assert sequence.output == expected(GrammarKind.REGEX, 80)[:20]
     assert any(name.startswith("mask") for name in matcher.threads)
 
@@ -119,9 +117,9 @@ def test_nobody_waits_for_anothers_mask(engine: Engine) -> None:
 @pytest.mark.parametrize("end", ["cancel", "pause", "close"])
 def test_a_sequence_may_end_or_pause_while_its_mask_is_computed(engine: Engine, end: str) -> None:
     sequence, matcher = gated(engine)
-    run(engine, lambda: bool(sequence.output))
+    run_until(engine, lambda: bool(sequence.output))
     matcher.gate.clear()
-    run(engine, matcher.held.is_set)
+    run_until(engine, matcher.held.is_set)
     if end == "close":
         engine.close()
     else:
@@ -132,7 +130,7 @@ def test_a_sequence_may_end_or_pause_while_its_mask_is_computed(engine: Engine, 
         engine.resume(sequence)
         engine.step()
         matcher.gate.set()
-        run(engine, lambda: not engine.has_work)
+        run_until(engine, lambda: not engine.has_work)
         assert sequence.output == expected(GrammarKind.REGEX, 80)[:20]
     matcher.gate.set()
     assert sequence.state is SequenceState.FINISHED
@@ -167,13 +165,8 @@ def test_drafts_end_at_a_slow_mask_and_come_back_after_quick_ones(monkeypatch: p
 def test_the_work_for_a_token_is_bounded(engine: Engine) -> None:
     """Without a bound that is much lower than llguidance's own, a mask of this grammar takes most of a second."""
     state = served("bundled").grammars.compile(GrammarKind.LARK, AMBIGUOUS)
-    sequence = make_sequence("r", as_prompt(prompt()), StopParams(200), grammar=state)
-    engine.add(sequence)
-    ends = []
-    while engine.has_work:
-        ends += [output.finish for output in engine.step() if output.finish]
-    engine.check()
-    [finish] = ends
+    sequence = make_sequence("r", prompt(), StopParams(200), grammar=state)
+    [finish] = [output.finish for output in run(engine, sequence) if output.finish]
     assert isinstance(finish.error, InvalidValueError)
     assert finish.error.field == "format"
     assert "limit 5000" in finish.error.allowed

@@ -15,6 +15,7 @@ from draftwood_strategies import EMPTY_TREE, DraftTree
 from draftwood_strategies.draft import Int32Array
 from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.sequences import make_sequence
+from tests.strategies.test_draft import trees
 
 LAST = np.array([99], np.int32)
 VOCAB = 100
@@ -30,27 +31,7 @@ def rooted_batch(tree: DraftTree) -> StepBatch:
     return lay_out([BatchRow(np.zeros(1, np.int32), 0, LAST, tree, logits_from=0)])
 
 
-def test_without_a_draft_the_models_own_token_is_written() -> None:
-    assert list(walk(*rooted(EMPTY_TREE), lambda node: 42)) == [(42, ROOT_NODE)]
-
-
-def test_takes_the_branch_that_the_model_chooses() -> None:
-    tree = DraftTree.of([5, 6, 7, 8], [-1, -1, 1, 1], [0.5, 0.4, 0.2, 0.1])
-    choices = {ROOT_NODE: 6, 2: 8, 4: 9}
-    assert list(walk(*rooted(tree), choices.__getitem__)) == [(6, 2), (8, 4), (9, ROOT_NODE)]
-
-
-@st.composite
-def trees(draw: st.DrawFn) -> DraftTree:
-    edges = draw(st.lists(st.tuples(st.integers(-1, 30), st.integers(0, 3)), max_size=30))
-    seen: list[tuple[int, int]] = []
-    for parent, token in edges:
-        if parent < len(seen) and (parent, token) not in seen:
-            seen.append((parent, token))
-    return DraftTree.of([t for _, t in seen], [p for p, _ in seen], [0.5] * len(seen))
-
-
-@given(trees(), st.lists(st.integers(0, 3), min_size=40, max_size=40))
+@given(trees(), st.lists(st.integers(0, 5), min_size=40, max_size=40))
 def test_what_is_written_does_not_depend_on_the_tree(tree: DraftTree, truth: list[int]) -> None:
     """A model that writes `truth` writes a beginning of it, and the nodes on the way carry exactly that."""
     tokens, parents = rooted(tree)
@@ -72,7 +53,7 @@ def test_trees_of_a_step_are_followed_as_if_each_were_alone(drafts: list[DraftTr
     rows = [BatchRow(np.zeros(1, np.int32), 0, LAST, tree, logits_from=0) for tree in drafts]
     batch = lay_out(rows)
     nodes = batch.tokens.shape[0]
-    predicted = np.array(data.draw(st.lists(st.integers(0, 3), min_size=nodes, max_size=nodes)), np.int32)
+    predicted = np.array(data.draw(st.lists(st.integers(0, 5), min_size=nodes, max_size=nodes)), np.int32)
     together = predicted_paths(batch.feedback(predicted, None), predicted)
     for i, (row, path) in enumerate(zip(rows, together, strict=True)):
         own = predicted[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence, SequenceState
-from tests.model_runner.families import VOCAB, as_prompt, greedy, served
+from tests.model_runner.families import VOCAB, greedy, served
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.scheduling.test_scheduler import Bench
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import engine_of, make_sequence
 
 
 def crowded(slots: int = 8) -> Bench:
@@ -85,12 +84,11 @@ def test_a_prompt_of_several_steps_has_its_last_one_alone() -> None:
 def test_skipping_steps_changes_no_token(family: str) -> None:
     prompts = [tuple(int(t) for t in np.random.default_rng(i).integers(0, 9, 5 + 3 * i)) for i in range(8)]
     answers = {prompt: greedy(family, prompt, 60 if i < 5 else 4) for i, prompt in enumerate(prompts)}
-    config = EngineConfig(max_running=4, max_draft_nodes=16, adaptive_budget=False)
-    engine, oracle = Engine(served(family), config), OracleStrategy(answers, VOCAB, seed=1)
+    engine, oracle = engine_of(served(family), 16, max_running=4), OracleStrategy(answers, VOCAB, seed=1)
 
     def added(tenant: str, prompt: tuple[int, ...]) -> Sequence:
         stop = StopParams(len(answers[prompt]))
-        one = make_sequence("r", as_prompt(prompt), stop, tenant=tenant, strategy=oracle, max_draft_nodes=4)
+        one = make_sequence("r", prompt, stop, tenant=tenant, strategy=oracle, max_draft_nodes=4)
         engine.add(one)
         return one
 

@@ -42,6 +42,11 @@ def ended(memory: FakeMemory, prompt: Int32Array, tenant: str = "a", output: int
     memory.pool.check([])
 
 
+def cached(memory: FakeMemory, prompt: Int32Array, tenant: str = "a") -> int:
+    """Tokens of it that a waiting sequence would find."""
+    return memory.pool.cached(make_sequence("r", prompt, StopParams(1), tenant=tenant))
+
+
 def start(memory: FakeMemory, prompt: Int32Array, tenant: str = "a") -> Sequence:
     sequence = make_sequence("r", prompt, StopParams(50), tenant=tenant, max_draft_nodes=50)
     assert memory.pool.open(sequence)
@@ -127,9 +132,8 @@ def test_the_least_recently_used_prefix_yields_to_live_sequences() -> None:
     used = start(memory, tokens((1, 32), (9, 48)))
     assert used.committed == 32
     others = [start(memory, tokens((token, 80))) for token in (7, 8)]  # for these, the ends of 1 and of 2 must go
-    found = [memory.pool.cached(make_sequence("r", tokens((token, 80)), StopParams(1), tenant="a")) for token in (1, 2)]
-    assert found == [32, 16]
-    assert memory.pool.cached(make_sequence("r", tokens((3, 81)), StopParams(1), tenant="a")) == 80
+    assert [cached(memory, tokens((token, 80))) for token in (1, 2)] == [32, 16]
+    assert cached(memory, tokens((3, 81))) == 80
     memory.pool.check([used, *others])
 
 
@@ -190,7 +194,7 @@ def test_what_lies_behind_the_window_stays_cached_while_there_is_room() -> None:
     memory.run(ScheduledSequence(again, 4), [1])
     memory.pool.check([again])
     memory.pool.close(again)
-    assert memory.pool.cached(make_sequence("r", tokens((1, 300)), StopParams(1), tenant="a")) == 288
+    assert cached(memory, tokens((1, 300))) == 288
 
 
 def test_a_prefix_whose_beginning_was_given_up_for_others_is_computed_again() -> None:
@@ -201,7 +205,7 @@ def test_a_prefix_whose_beginning_was_given_up_for_others_is_computed_again() ->
     other = start(memory, tokens((2, 500)))  # takes pages behind the window of the first one
     memory.pool.check([first, other])
     memory.pool.close(first)
-    assert memory.pool.cached(make_sequence("r", tokens((1, 500)), StopParams(1), tenant="a")) < 480
+    assert cached(memory, tokens((1, 500))) < 480
     memory.pool.close(other, keep=False)
     memory.pool.check([])
     assert memory.pool.available == 60

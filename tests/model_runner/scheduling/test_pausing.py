@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 import draftwood_strategies
-from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.sequence import SequenceState
-from tests.model_runner.families import as_prompt, served, with_runners
+from tests.model_runner.families import served, with_runners
 from tests.model_runner.sampling.test_token_chooser import expected
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import engine_of, make_sequence, run
 
 NEW_TOKENS = 60
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, seed=3)
@@ -25,22 +23,13 @@ SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, fr
 def test_pauses_change_no_token(
     family: str, runner: str, sampling: SamplingParams, kv_cache_tokens: int, prefix_cache: bool
 ) -> None:
-    torch.set_num_threads(1)
-    config = EngineConfig(
-        max_running=2,
-        max_draft_nodes=8,
-        adaptive_budget=False,
-        prefill_chunk=20,
-        kv_cache_tokens=kv_cache_tokens,
-        prefix_cache=prefix_cache,
-    )
-    engine, random = Engine(served(family, runner), config), np.random.default_rng(kv_cache_tokens)
+    options = {"prefill_chunk": 20, "kv_cache_tokens": kv_cache_tokens, "prefix_cache": prefix_cache}
+    engine = engine_of(served(family, runner), 8, max_running=2, **options)
+    random = np.random.default_rng(kv_cache_tokens)
     strategy, stop = draftwood_strategies.create("trie"), StopParams(NEW_TOKENS)
     prompts = [tuple(int(t) for t in np.random.default_rng(i).integers(0, 9, 5 + 15 * i)) for i in range(4)]
     sequences = [
-        make_sequence(
-            str(i), as_prompt(prompt), stop, sampling, strategy=strategy, max_draft_nodes=8, tenant="ab"[i % 2]
-        )
+        make_sequence(str(i), prompt, stop, sampling, strategy=strategy, max_draft_nodes=8, tenant="ab"[i % 2])
         for i, prompt in enumerate(prompts)
     ]
     for sequence in sequences:
@@ -52,18 +41,15 @@ def test_pauses_change_no_token(
             engine.check()
     for sequence in sequences:
         engine.resume(sequence)
-    while engine.has_work:
-        engine.step()
-        engine.check()
+    run(engine)
     assert [one.output for one in sequences] == [expected(family, prompt, sampling, stop) for prompt in prompts]
     assert sum(one.stats.pauses for one in sequences) >= 3
 
 
 def test_paused_sequences_leave_slots_memory_and_shares_to_others() -> None:
-    torch.set_num_threads(1)
-    engine = Engine(served("llama"), EngineConfig(max_running=2, max_draft_nodes=0, kv_cache_tokens=256))
+    engine = engine_of(served("llama"), 0, max_running=2, kv_cache_tokens=256)
     stop = StopParams(100)
-    paused = [make_sequence(str(i), as_prompt([i + 1] * 100), stop, tenant="a") for i in range(20)]
+    paused = [make_sequence(str(i), [i + 1] * 100, stop, tenant="a") for i in range(20)]
     for sequence in paused:
         engine.add(sequence)
         while not sequence.output:
@@ -72,7 +58,7 @@ def test_paused_sequences_leave_slots_memory_and_shares_to_others() -> None:
         engine.pause(sequence)
         engine.check()
     assert not engine.has_work
-    others = [make_sequence("r", as_prompt([9] * 50), StopParams(3), tenant="b") for _ in range(2)]
+    others = [make_sequence("r", [9] * 50, StopParams(3), tenant="b") for _ in range(2)]
     for sequence in others:
         engine.add(sequence)
     for _ in range(4):

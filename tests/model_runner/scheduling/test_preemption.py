@@ -2,73 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import draftwood_strategies
-from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.output import FinishReason
 from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE
 from draftwood_model_runner.sequence import Sequence, SequenceState
-from tests.model_runner.families import VOCAB, as_prompt, greedy, served, torch_factory, with_runners
+from tests.model_runner.families import VOCAB, greedy, served, torch_factory, with_runners
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import engine_of, make_sequence, run
 
 CONTEXT, NODES = 256, 24
 """The random families' context, and a cap on drafts: with both, the least memory that an engine takes."""
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-def engine_of(family: str = "llama", runner: str = "torch", **options: Any) -> Engine:
-    defaults = {"max_draft_nodes": NODES, "adaptive_budget": False, "max_running": 6}
-    return Engine(served(family, runner), EngineConfig(**{**defaults, **options}))
-
-
-def finish(engine: Engine) -> None:
-    for _ in range(10_000):
-        if not engine.has_work:
-            break
-        engine.step()
-        engine.check()
-    assert not engine.has_work
+def engine_for(family: str = "llama", runner: str = "torch", max_draft_nodes: int = NODES, **options: Any) -> Engine:
+    return engine_of(served(family, runner), max_draft_nodes, **{"max_running": 6, **options})
 
 
 def answer(engine: Engine, prompt: tuple[int, ...], new_tokens: int, **options: Any) -> Sequence:
-    sequence = make_sequence("r", as_prompt(prompt), StopParams(new_tokens), max_draft_nodes=NODES, **options)
-    engine.add(sequence)
-    finish(engine)
+    sequence = make_sequence("r", prompt, StopParams(new_tokens), max_draft_nodes=NODES, **options)
+    run(engine, sequence)
     return sequence
+
+
+def crowd(family: str, least_nodes: int) -> tuple[list[Sequence], list[list[int]]]:
+    """Six sequences, the first of which drafts so many nodes and each further one four more, and their answers."""
+    prompts = [tuple(int(t) for t in np.random.default_rng(i).integers(0, 9, 5 + 9 * i)) for i in range(6)]
+    answers = {prompt: greedy(family, prompt, 120) for prompt in prompts}
+    oracle = OracleStrategy(answers, VOCAB, seed=1)
+    nodes = [min(least_nodes + 4 * i, NODES) for i in range(6)]
+    sequences = [
+        make_sequence(str(i), prompt, StopParams(120), strategy=oracle, max_draft_nodes=nodes[i])
+        for i, prompt in enumerate(prompts)
+    ]
+    return sequences, list(answers.values())
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize(
-    ("family", "runner"),
-    with_runners(["llama", "gemma2", "qwen2-sliding", "gpt-neox"], ["gpt-neox", "qwen2-sliding"]),
+    ("family", "runner"), with_runners(["llama", "gemma2", "qwen2-sliding", "gpt-neox"], ["gpt-neox", "qwen2-sliding"])
 )
 def test_preempted_sequences_write_what_they_would_have_written(family: str, runner: str, prefix_cache: bool) -> None:
-    prompts = [tuple(int(t) for t in np.random.default_rng(i).integers(0, 9, 5 + 9 * i)) for i in range(6)]
-    answers = {prompt: greedy(family, prompt, 120) for prompt in prompts}
-    kv_cache_tokens = CONTEXT + NODES
-    engine = engine_of(family, runner, kv_cache_tokens=kv_cache_tokens, prefix_cache=prefix_cache, prefill_chunk=50)
-    oracle = OracleStrategy(answers, VOCAB, seed=1)
-    sequences = [
-        make_sequence(str(i), as_prompt(prompt), StopParams(120), strategy=oracle, max_draft_nodes=4 * i)
-        for i, prompt in enumerate(prompts)
-    ]
-    for sequence in sequences:
-        engine.add(sequence)
-    finish(engine)
-    assert [s.output for s in sequences] == list(answers.values())
+    options = {"kv_cache_tokens": CONTEXT + NODES, "prefix_cache": prefix_cache, "prefill_chunk": 50}
+    sequences, answers = crowd(family, least_nodes=0)
+    run(engine_for(family, runner, **options), *sequences)
+    assert [s.output for s in sequences] == answers
     assert all(s.stats.drafting_disabled_reason == "" for s in sequences)
     assert sum(s.stats.accepted_tokens for s in sequences) > 100
     assert sum(s.stats.preemptions > 0 for s in sequences) >= 2
@@ -77,14 +64,8 @@ def test_preempted_sequences_write_what_they_would_have_written(family: str, run
 @pytest.mark.parametrize("family", ["llama", "qwen2-sliding"])
 def test_preempted_sequences_whose_prefill_others_skip_steps_for(family: str) -> None:
     """What a preempted sequence had written is read again in small chunks, and others write nothing meanwhile."""
-    prompts = [tuple(int(t) for t in np.random.default_rng(i).integers(0, 9, 5 + 9 * i)) for i in range(6)]
-    answers = {prompt: greedy(family, prompt, 120) for prompt in prompts}
-    engine = engine_of(family, kv_cache_tokens=CONTEXT + NODES, prefill_chunk=8, shared_prefill_chunk=8)
-    oracle = OracleStrategy(answers, VOCAB, seed=1)
-    sequences = [
-        make_sequence(str(i), as_prompt(prompt), StopParams(120), strategy=oracle, max_draft_nodes=NODES)
-        for i, prompt in enumerate(prompts)
-    ]
+    engine = engine_for(family, kv_cache_tokens=CONTEXT + NODES, prefill_chunk=8, shared_prefill_chunk=8)
+    sequences, answers = crowd(family, least_nodes=NODES)
     for sequence in sequences:
         engine.add(sequence)
     silent = 0
@@ -93,7 +74,7 @@ def test_preempted_sequences_whose_prefill_others_skip_steps_for(family: str) ->
         wrote = [output.sequence for output in engine.step()]
         engine.check()
         silent += sum(one.state is SequenceState.RUNNING and one not in wrote for one in writers)
-    assert [s.output for s in sequences] == list(answers.values())
+    assert [s.output for s in sequences] == answers
     assert silent > 6
     assert sum(s.stats.preemptions > 0 for s in sequences) >= 2
 
@@ -115,20 +96,17 @@ def test_arrivals_and_cancellations_at_any_time(family: str, runner: str, data: 
 
 def check_arrivals_and_cancellations(family: str, runner: str, data: st.DataObject) -> None:
     kv_cache_tokens = CONTEXT + NODES + data.draw(st.integers(0, 200))
-    engine = engine_of(family, runner, kv_cache_tokens=kv_cache_tokens, prefill_chunk=40)
+    engine = engine_for(family, runner, kv_cache_tokens=kv_cache_tokens, prefill_chunk=40)
     strategy = draftwood_strategies.create("trie")
     added: list[Sequence] = []
     cancelled: set[Sequence] = set()
     for i in range(12):
         # Few beginnings, so that many prompts share a prefix with an earlier one.
         first, rest = data.draw(st.tuples(st.integers(1, 3), st.lists(st.integers(0, 9), min_size=1, max_size=30)))
-        prompt, stop = as_prompt([first] * 33 + rest), StopParams(data.draw(st.integers(1, 90)))
+        prompt, stop = [first] * 33 + rest, StopParams(data.draw(st.integers(1, 90)))
         tenant, priority = data.draw(st.sampled_from("ab")), data.draw(st.integers(-1, 1))
-        added.append(
-            make_sequence(
-                str(i), prompt, stop, strategy=strategy, max_draft_nodes=NODES, tenant=tenant, priority=priority
-            )
-        )
+        options: dict[str, Any] = {"max_draft_nodes": NODES, "tenant": tenant, "priority": priority}
+        added.append(make_sequence(str(i), prompt, stop, strategy=strategy, **options))
         engine.add(added[-1])
         for _ in range(data.draw(st.integers(0, 12))):
             engine.step()
@@ -138,7 +116,7 @@ def check_arrivals_and_cancellations(family: str, runner: str, data: st.DataObje
             for sequence in cancelled:
                 engine.cancel(sequence)
             engine.check()
-    finish(engine)
+    run(engine)
     for sequence in added:
         expected = greedy(family, tuple(sequence.request.prompt.tolist()), sequence.request.stop.max_tokens)
         if sequence in cancelled:
@@ -150,65 +128,35 @@ def check_arrivals_and_cancellations(family: str, runner: str, data: st.DataObje
 @pytest.mark.system
 def test_sampling_penalties_and_stop_strings_survive_a_preemption() -> None:
     sampling = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, logprobs=2)
+    prompts = [served("bundled").tokenizer.encode(f"question {i}: where is my order") for i in range(4)]
+    stop = StopParams(220, ignore_eos=True, strings=("no such text",))
 
-    def outputs(**options: Any) -> tuple[list[Sequence], dict[Sequence, tuple[str, list[float]]]]:
-        engine = engine_of("bundled", max_draft_nodes=8, **options)
-        prompts = [served("bundled").tokenizer.encode(f"question {i}: where is my order") for i in range(4)]
+    def written(**options: Any) -> tuple[int, list[list[int]], list[str], list[list[float]]]:
+        """Preemptions, and of each sequence its output, text and log-probabilities."""
+        strategy = draftwood_strategies.create("trie")
         sequences = [
-            make_sequence(
-                str(i),
-                prompt,
-                StopParams(220, ignore_eos=True, strings=("no such text",)),
-                SamplingParams(**{**_fields(sampling), "seed": i}),
-                strategy=draftwood_strategies.create("trie"),
-                max_draft_nodes=8,
-            )
+            make_sequence(str(i), prompt, stop, replace(sampling, seed=i), strategy=strategy, max_draft_nodes=8)
             for i, prompt in enumerate(prompts)
         ]
-        written: dict[Sequence, tuple[str, list[float]]] = {s: ("", []) for s in sequences}
-        for sequence in sequences:
-            engine.add(sequence)
-        while engine.has_work:
-            for output in engine.step():
-                text, logprobs = written[output.sequence]
-                written[output.sequence] = (
-                    text + "".join(output.texts),
-                    logprobs + [entry.logprob for entry in output.logprobs],
-                )
-            engine.check()
-        return sequences, written
+        outputs = run(engine_for("bundled", max_draft_nodes=8, **options), *sequences)
+        own = [[output for output in outputs if output.sequence is one] for one in sequences]
+        texts = ["".join("".join(output.texts) for output in one) for one in own]
+        logprobs = [[entry.logprob for output in one for entry in output.logprobs] for one in own]
+        return sum(s.stats.preemptions for s in sequences), [s.output for s in sequences], texts, logprobs
 
-    plenty, free = outputs()
-    scarce, short = outputs(kv_cache_tokens=530)
-    assert sum(s.stats.preemptions for s in plenty) == 0
-    assert sum(s.stats.preemptions for s in scarce) > 0
-    assert [s.output for s in scarce] == [s.output for s in plenty]
-    for a, b in zip(plenty, scarce, strict=True):
-        assert free[a][0] == short[b][0]
-        assert free[a][1] == pytest.approx(short[b][1], abs=1e-3)
-
-
-def _fields(sampling: SamplingParams) -> dict[str, Any]:
-    return {name: getattr(sampling, name) for name in SamplingParams.__slots__}
+    plenty, scarce = written(), written(kv_cache_tokens=530)
+    assert plenty[0] == 0 < scarce[0]
+    assert plenty[1:3] == scarce[1:3]
+    for one, other in zip(plenty[3], scarce[3], strict=True):
+        assert one == pytest.approx(other, abs=1e-3)
 
 
 def test_a_grammar_survives_a_preemption() -> None:
     model = served("bundled")
-    engine = engine_of("bundled", kv_cache_tokens=520, max_draft_nodes=8)
-    prompt = model.tokenizer.encode("list numbers")
-    sequences = [
-        make_sequence(
-            str(i),
-            prompt,
-            StopParams(400),
-            max_draft_nodes=8,
-            grammar=model.grammars.compile(GrammarKind.REGEX, "(one two three four five six ){30}end"),
-        )
-        for i in range(3)
-    ]
-    for sequence in sequences:
-        engine.add(sequence)
-    finish(engine)
+    prompt, grammar = model.tokenizer.encode("list numbers"), "(one two three four five six ){30}end"
+    compiled = [model.grammars.compile(GrammarKind.REGEX, grammar) for _ in range(3)]
+    sequences = [make_sequence("r", prompt, StopParams(400), max_draft_nodes=8, grammar=one) for one in compiled]
+    run(engine_for("bundled", kv_cache_tokens=520, max_draft_nodes=8), *sequences)
     assert sum(s.stats.preemptions for s in sequences) > 0
     for sequence in sequences:
         assert model.tokenizer.decode(sequence.output).strip() == ("one two three four five six " * 30 + "end")
@@ -216,7 +164,7 @@ def test_a_grammar_survives_a_preemption() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral-sliding", "phi"])
 def test_each_turn_of_a_chat_reuses_the_turns_before(family: str) -> None:
-    engine = engine_of(family)
+    engine = engine_for(family)
     strategy = draftwood_strategies.create("trie")
     chat: tuple[int, ...] = (5, 3) * 12
     for turn in range(4):
@@ -228,7 +176,7 @@ def test_each_turn_of_a_chat_reuses_the_turns_before(family: str) -> None:
 
 
 def test_another_tenants_prompt_is_never_reused() -> None:
-    engine = engine_of()
+    engine = engine_for()
     prompt = (7, 2) * 75
     first, again = (answer(engine, prompt, 9, tenant="a") for _ in range(2))
     other = answer(engine, prompt, 9, tenant="b")
@@ -237,13 +185,13 @@ def test_another_tenants_prompt_is_never_reused() -> None:
 
 
 def test_without_the_prefix_cache_nothing_is_reused() -> None:
-    engine = engine_of(prefix_cache=False)
+    engine = engine_for(prefix_cache=False)
     for _ in range(2):
         assert answer(engine, (7, 2) * 40, 9).stats.cached_prompt_tokens == 0
 
 
 def test_prefixes_are_right_after_eviction() -> None:
-    engine = engine_of(kv_cache_tokens=CONTEXT + NODES)
+    engine = engine_for(kv_cache_tokens=CONTEXT + NODES)
     reused = 0
     for round_ in range(3):
         for first in (1, 2, 3, 3):
@@ -256,53 +204,34 @@ def test_prefixes_are_right_after_eviction() -> None:
 
 @pytest.mark.parametrize("runner", ["torch", "openvino"])
 def test_samples_of_one_prompt_share_its_prefill(runner: str) -> None:
-    engine = engine_of(runner=runner, prefill_chunk=64, shared_prefill_chunk=64)
-    prompt, shared = as_prompt((4, 1, 1) * 50), {"torch": 144, "openvino": 128}[runner]
+    engine = engine_for(runner=runner, prefill_chunk=64, shared_prefill_chunk=64)
+    prompt, shared = (4, 1, 1) * 50, {"torch": 144, "openvino": 128}[runner]
     samples = [make_sequence(str(i), prompt, StopParams(10), SamplingParams(temperature=1.0, seed=i)) for i in range(5)]
-    for sample in samples:
-        engine.add(sample)
-    finish(engine)
+    run(engine, *samples)
     assert [s.stats.cached_prompt_tokens for s in samples] == [0, shared, shared, shared, shared]
     for i, sample in enumerate(samples):
         alone = make_sequence("r", prompt, StopParams(10), SamplingParams(temperature=1.0, seed=i))
-        engine = engine_of(runner=runner, prefix_cache=False)
-        engine.add(alone)
-        finish(engine)
+        run(engine_for(runner=runner, prefix_cache=False), alone)
         assert sample.output == alone.output
 
 
-def test_a_long_prompt_is_read_beside_those_who_write() -> None:
-    engine = engine_of(prefill_chunk=100, shared_prefill_chunk=16)
-    writer = make_sequence("writer", as_prompt((1, 2)), StopParams(60))
-    engine.add(writer)
-    engine.step()
-    reader = make_sequence("reader", as_prompt((3, 4) * 100), StopParams(2))
-    engine.add(reader)
-    steps = 0
-    while not reader.output:
-        assert writer in [output.sequence for output in engine.step()]
-        steps += 1
-    assert steps == -(-200 // 16)
-    finish(engine)
-
-
 def test_a_failed_step_leaves_no_prefix_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of(prefill_chunk=20)
+    engine = engine_for(prefill_chunk=20)
     prompt = (8, 2) * 20
-    engine.add(make_sequence("r", as_prompt(prompt), StopParams(9)))
+    engine.add(make_sequence("r", prompt, StopParams(9)))
     engine.step()
     with monkeypatch.context() as patch:
         patch.setattr(torch_factory(engine.model).module, "forward", lambda **_: 1 / 0)
-        finish(engine)
+        run(engine)
     sequence = answer(engine, prompt, 9)
     assert sequence.stats.cached_prompt_tokens == 0
     assert sequence.output == greedy("llama", prompt, 9)
 
 
 def test_a_deadline_ends_a_sequence_with_its_error() -> None:
-    engine = engine_of(max_running=1)
-    late = make_sequence("late", as_prompt((1, 2)), StopParams(9), deadline=1.0)
-    timely = make_sequence("timely", as_prompt((1, 2)), StopParams(9), deadline=1e12)
+    engine = engine_for(max_running=1)
+    late = make_sequence("late", (1, 2), StopParams(9), deadline=1.0)
+    timely = make_sequence("timely", (1, 2), StopParams(9), deadline=1e12)
     engine.add(late)
     engine.add(timely)
     outputs = engine.step()
@@ -310,6 +239,5 @@ def test_a_deadline_ends_a_sequence_with_its_error() -> None:
     assert ending.finish is not None
     assert ending.finish.reason is FinishReason.ERROR
     assert type(ending.finish.error).__name__ == "DeadlineError"
-    engine.check()
-    finish(engine)
+    run(engine)
     assert timely.output == greedy("llama", (1, 2), 9)

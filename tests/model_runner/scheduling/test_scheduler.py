@@ -31,13 +31,7 @@ PAGE = 16
 class Bench:
     """A scheduler over fake KV memory, and an engine that writes one token a step."""
 
-    def __init__(
-        self,
-        max_running: int = 4,
-        pages: int = 10**4,
-        prefix_cache: bool = False,
-        **options: object,
-    ) -> None:
+    def __init__(self, max_running: int = 4, pages: int = 10**4, prefix_cache: bool = False, **options: object) -> None:
         self.pages = pages
         self.pool = KVPool(pages, PAGE, prefix_cache)
         self.memory = FakeMemory(self.pool)
@@ -309,21 +303,6 @@ def test_nobody_is_preempted_where_that_would_not_be_enough() -> None:
     assert [len(s.output) for s in (first, second, last)] == [5, 310, 5]
 
 
-def test_samples_of_one_prompt_share_its_prefill() -> None:
-    bench = Bench(max_running=8, prefix_cache=True)
-    prompt = np.arange(1300, dtype=np.int32)
-    samples = [bench.add("a", prompt, max_tokens=5) for _ in range(4)]
-    other = bench.add("b", prompt, max_tokens=5)
-    prefill: Counter[str] = Counter()
-    while bench.scheduler.live:
-        for work in bench.step():
-            prefill[work.sequence.request.tenant] += work.tokens
-    # A prefill of 1,300 and four steps for the first; for the others what is not in a full page, and four steps.
-    assert prefill == {"a": 1300 + 4 + 3 * (4 + 4), "b": 1300 + 4}
-    assert [s.stats.cached_prompt_tokens for s in samples] == [0, 1296, 1296, 1296]
-    assert other.stats.cached_prompt_tokens == 0
-
-
 def test_deadlines_end_who_waits_and_who_runs() -> None:
     bench = Bench(max_running=1)
     running = bench.add(max_tokens=1000, deadline=110.0)
@@ -383,20 +362,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     live = Values("live")
 
     @initialize(
-        pages=st.integers(25, 75),
-        max_running=st.integers(1, 6),
-        chunk=st.integers(1, 60),
-        prefix_cache=st.booleans(),
+        pages=st.integers(25, 75), max_running=st.integers(1, 6), chunk=st.integers(1, 60), prefix_cache=st.booleans()
     )
     def _make(self, pages: int, max_running: int, chunk: int, prefix_cache: bool) -> None:
-        self.bench = Bench(
-            max_running,
-            pages,
-            prefix_cache=prefix_cache,
-            prefill_chunk=chunk,
-            shared_chunk=chunk // 2 + 1,
-            weights={"b": 2.0},
-        )
+        chunks = {"prefill_chunk": chunk, "shared_chunk": chunk // 2 + 1}
+        self.bench = Bench(max_running, pages, prefix_cache, weights={"b": 2.0}, **chunks)
 
     @rule(
         target=live,
@@ -407,18 +377,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-2, 2),
         deadline=st.none() | st.integers(0, 300),
     )
-    def add(
-        self,
-        tenant: str,
-        prompt: list[tuple[int, int]],
-        max_tokens: int,
-        nodes: int,
-        priority: int,
-        deadline: int | None,
-    ) -> Sequence:
+    def add(self, tenant: str, prompt: list[tuple[int, int]], max_tokens: int, nodes: int, **options: Any) -> Sequence:
         # Each tenant's tokens are its own, so that a row of another's would be seen.
         ids = np.concatenate([np.full(count, token + 100 * ord(tenant), np.int32) for token, count in prompt])
-        return self.bench.add(tenant, ids, max_tokens, max_draft_nodes=nodes, priority=priority, deadline=deadline)
+        return self.bench.add(tenant, ids, max_tokens, max_draft_nodes=nodes, **options)
 
     @rule(steps=st.integers(1, 20), accepted=st.integers(1, 6))
     def step(self, steps: int, accepted: int) -> None:

@@ -19,9 +19,7 @@ def of(*scores: float) -> Float32Array:
 
 
 @given(st.lists(st.floats(0.0, 1.0), max_size=40).map(lambda scores: of(*scores)), st.integers(1, 50), times)
-def test_no_other_number_of_nodes_promises_more_tokens_a_second(
-    drafted: Float32Array, base: int, seconds: dict[int, float]
-) -> None:
+def test_no_other_number_of_nodes_promises_more(drafted: Float32Array, base: int, seconds: dict[int, float]) -> None:
     curve = StepTimeCurve(seconds)
     least = worthwhile_score(drafted, base, curve.between)
     scores = sorted(drafted.tolist(), reverse=True)

@@ -52,9 +52,7 @@ def test_no_other_path_is_worth_more(drafts: list[DraftTree], longest: int, leas
 
 
 @given(st.lists(trees(), min_size=1, max_size=3), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
-def test_a_chain_that_pays_is_kept_and_one_that_does_not_is_cut(
-    drafts: list[DraftTree], of_token: float, of_step: float
-) -> None:
+def test_chains_that_pay_are_kept_and_others_cut(drafts: list[DraftTree], of_token: float, of_step: float) -> None:
     """The step is at least as good as one without drafts, by the scores and the times that were given."""
 
     def seconds(fewest: int, most: int) -> Float64Array:

@@ -14,7 +14,8 @@ from draftwood_strategies import DraftTree
 from draftwood_strategies.budgeting import timed_calls
 from draftwood_strategies.budgeting.draft_account import DraftCostModel
 from draftwood_strategies.budgeting.watchdog import CallTimeoutError, Watchdog
-from tests.model_runner.drafting.test_guarded_drafter import NOTHING, LoneDrafter, Plugin, sequence_of
+from tests.model_runner.drafting.test_guarded_drafter import NOTHING, LoneDrafter, sequence_of
+from tests.strategies.fakes import FakeStrategy
 
 
 @pytest.fixture
@@ -93,12 +94,10 @@ def test_on_another_thread_calls_have_no_limit() -> None:
 
 
 @pytest.mark.parametrize("call", ["start", "propose", "observe", "close"])
-def test_a_drafter_that_hangs_is_switched_off_for_its_sequence(
-    watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_drafter_that_hangs_is_switched_off(watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     monkeypatch.setattr(timed_calls, "CALL_LIMIT", 0.1)
     monkeypatch.setattr(timed_calls, "FIRST_CALL_LIMIT", 0.1)
-    plugin, failures = Plugin(DraftTree.of([5])), Counter[str]()
+    plugin, failures = FakeStrategy(DraftTree.of([5])), Counter[str]()
     setattr(plugin, call, lambda *_: spin())
     sequence = sequence_of(plugin)
     drafter = LoneDrafter(sequence, 100, failures, DraftCostModel(), watchdog)

@@ -11,16 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood_strategies import DraftTree, Feedback, JacobiStrategy
-from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.jacobi.ngram_pool import NgramPool
 from draftwood_strategies.jacobi.strategy import JacobiDrafter
+from tests.strategies.arrays import ids
+from tests.strategies.test_draft import paths
 from tests.strategies.toy_model import VOCAB, ToyModel, run
 
 Model = Callable[[list[int]], int]
-
-
-def ids(*tokens: int) -> Int32Array:
-    return np.array(tokens, np.int32)
 
 
 class Published:
@@ -90,9 +87,7 @@ def pool_of(drafter: JacobiDrafter) -> dict[int, list[tuple[int, ...]]]:
     prompt=st.lists(st.integers(0, 4), min_size=1, max_size=20),
     seed=st.integers(0, 5),
 )
-def test_window_and_pool_are_those_of_the_published_algorithm(
-    window: int, n: int, guesses: int, prompt: list[int], seed: int
-) -> None:
+def test_it_is_the_published_algorithm(window: int, n: int, guesses: int, prompt: list[int], seed: int) -> None:
     model = ToyModel(seed, vocab=5)
     drafter = JacobiStrategy(window=window, ngram=n, guesses=guesses).start(np.array(prompt, np.int32))
     published = Published(window, n, guesses, prompt, [])
@@ -169,10 +164,7 @@ def test_a_window_that_was_pruned_away_waits_and_one_that_lost_columns_goes_on()
 def test_guesses_come_from_the_prompt_at_first() -> None:
     prompt = [11, 12, 13, 14, 15, 16, 11]
     tree = JacobiStrategy(window=1, ngram=5).start(np.array(prompt, np.int32)).propose(32)
-    paths: list[list[int]] = []
-    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        paths.append([*(paths[parent] if parent >= 0 else []), token])
-    assert [12, 13, 14, 15] in paths
+    assert (12, 13, 14, 15) in paths(tree)
 
 
 def test_a_tenants_sequences_share_what_windows_found_and_no_prompt() -> None:
@@ -215,9 +207,3 @@ def test_without_feedback_it_goes_on() -> None:
         drafter.observe(ids(4), None)
     assert isinstance(drafter.propose(64), DraftTree)
     drafter.observe(ids(5), Feedback(ids(4), ids(-1), ids(5)))
-
-
-@pytest.mark.parametrize("option", ["window", "ngram", "guesses", "pool_keys"])
-def test_bad_options_name_field_value_and_what_is_allowed(option: str) -> None:
-    with pytest.raises(ValueError, match=rf"{option}: 0 is not allowed; it must lie in \[\d+, \d+\]"):
-        JacobiStrategy(**{option: 0})

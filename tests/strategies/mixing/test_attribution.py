@@ -11,11 +11,8 @@ from draftwood_strategies.draft import DraftTree, Int32Array
 from draftwood_strategies.mixing.expansion import MixedDraft
 from draftwood_strategies.mixing.sources.attribution import attribute
 from draftwood_strategies.mixing.weights import SOURCES
+from tests.strategies.arrays import ids
 from tests.strategies.test_draft import trees
-
-
-def ids(*tokens: int) -> Int32Array:
-    return np.array(tokens, np.int32)
 
 
 def counted(drafted: DraftTree, sources: Int32Array, verified: DraftTree, accepted: Int32Array) -> list[list[int]]:

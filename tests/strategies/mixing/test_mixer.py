@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 
 from draftwood_strategies import DraftTree, Feedback
-from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.mixing.candidates import to_probabilities
 from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
 from draftwood_strategies.mixing.sources.attribution import ACCEPTED
 from draftwood_strategies.mixing.weights import SOURCES, Weights, chance_bin, level_of, prior_weights
 from draftwood_strategies.successors import SuccessorTable
+from tests.strategies.arrays import ids
 from tests.strategies.toy_model import ToyModel
 
 BUDGET = 32
-
-
-def ids(*tokens: int) -> Int32Array:
-    return np.array(tokens, np.int32)
 
 
 def chance_of(tree: DraftTree, token: int) -> float:

@@ -7,16 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_strategies import DraftTree, Feedback, RecyclingStrategy
+from draftwood_strategies import Feedback, RecyclingStrategy
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.successors import NOWHERE, ORDERS, WIDTH, WRITTEN, SuccessorTable, extended, find
+from tests.strategies.arrays import ids
+from tests.strategies.test_draft import paths
 from tests.strategies.toy_model import ToyModel, run
 
 TEXTS = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=8)
-
-
-def ids(*tokens: int) -> Int32Array:
-    return np.array(tokens, np.int32)
 
 
 def tops(*best: int) -> Int32Array:
@@ -38,16 +36,6 @@ def row_of(table: SuccessorTable, context: tuple[int, ...]) -> Int32Array | None
         context_hash = int(extended(context_hash, token))
     row = find(table.rows, context_hash)
     return table.rows[row, :WIDTH] if row >= 0 else None
-
-
-def chances(tree: DraftTree) -> dict[tuple[int, ...], float]:
-    """Every path with the probability of its last node once its parent is accepted."""
-    paths: list[tuple[int, ...]] = []
-    found = {}
-    for token, parent, score in zip(tree.tokens.tolist(), tree.parents.tolist(), tree.scores.tolist(), strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-        found[paths[-1]] = score / (tree.scores[parent] if parent >= 0 else 1.0)
-    return found
 
 
 def test_the_clock_of_a_table_never_ends() -> None:
@@ -149,7 +137,7 @@ def test_scores_are_acceptance_rates() -> None:
         drafter.propose(4)
         true = 3 if random.random() < 0.7 else 1006
         drafter.observe(ids(true, 1), Feedback(ids(1), ids(-1), ids(3), tops(3)))
-    assert chances(drafter.propose(8))[(3,)] == pytest.approx(0.7, abs=0.08)
+    assert paths(drafter.propose(8))[3,] == pytest.approx(0.7, abs=0.08)
 
 
 def test_a_tenant_shares_its_table_and_no_other() -> None:
@@ -167,11 +155,6 @@ def test_without_feedback_it_drafts_nothing_and_goes_on() -> None:
     for _ in range(3):
         assert len(drafter.propose(8)) == 0
         drafter.observe(ids(3, 4, 5, 6, 7), None)
-
-
-def test_bad_options_name_field_value_and_what_is_allowed() -> None:
-    with pytest.raises(ValueError, match=r"capacity_contexts: 10 .* at least 1024"):
-        RecyclingStrategy(capacity_contexts=10)
 
 
 def test_the_rows_of_the_model_draft_for_all_tenants_and_none_writes_to_them() -> None:

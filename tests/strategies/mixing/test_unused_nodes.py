@@ -12,11 +12,8 @@ from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.mixing.expansion import MixedDraft
 from draftwood_strategies.mixing.unused_nodes import fill, fill_workspace_for
 from draftwood_strategies.mixing.weights import TABLE
+from tests.strategies.arrays import ids
 from tests.strategies.toy_model import ToyModel, run
-
-
-def ids(*tokens: int) -> Int32Array:
-    return np.array(tokens, np.int32)
 
 
 def tree_of(draft: MixedDraft, size: int) -> DraftTree:
@@ -53,9 +50,7 @@ def regular_trees(draw: st.DrawFn) -> DraftTree:
 
 
 @given(regular_trees(), st.lists(st.lists(st.integers(0, 12), min_size=3, max_size=3), max_size=30), st.integers(1, 40))
-def test_filling_adds_nodes_and_keeps_the_regular_ones(
-    regular: DraftTree, top_tokens: list[list[int]], spare: int
-) -> None:
+def test_filling_adds_nodes_and_keeps_regular_ones(regular: DraftTree, top_tokens: list[list[int]], spare: int) -> None:
     budget = len(regular) + spare
     tree, sources = filled(regular, top_tokens, budget)
     n = len(regular)

@@ -11,12 +11,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from draftwood_benchmarks.kernels.reference import attended, random_batch
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerError
-from draftwood_model_runner.loading.model import BUNDLED_MODEL, adopt, load_model
-from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.runners.base import KVShape, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
@@ -26,7 +24,7 @@ from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
 from draftwood_model_runner.runners.cuda.steps import exact_tiling
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
-from tests.model_runner.families import VOCAB
+from tests.model_runner.families import VOCAB, taken_over
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.runners.cuda.device import DEVICE
 from tests.model_runner.runners.cuda.test_lossless import PROMPTS, run, small, written
@@ -51,27 +49,13 @@ rows = st.tuples(st.sampled_from([0, 1, 15, 62, 63, 64, 130]), st.integers(1, 40
     window=st.sampled_from([None, 20]),
 )
 @settings(
-    max_examples=3,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    max_examples=3, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
-def test_attention_is_right(
-    batch: list[tuple[int, int, int]], seed: int, deep: float, group: int, window: int | None
-) -> None:
+def test_attention(batch: list[tuple[int, int, int]], seed: int, deep: float, group: int, window: int | None) -> None:
     random = np.random.default_rng(seed)
     step, pages = random_batch(random, batch, deep)
-    output, expected, _ = attended(
-        step,
-        pages,
-        KVShape(2, 16, 16),
-        group,
-        torch.float32,
-        random,
-        window=window,
-        padding=3,
-        exact=True,
-        device=DEVICE,
-    )
+    options: dict[str, Any] = {"window": window, "padding": 3, "exact": True, "device": DEVICE}
+    output, expected, _ = attended(step, pages, KVShape(2, 16, 16), group, torch.float32, random, **options)
     assert (output.double() - expected).abs().max() < 2e-6
 
 
@@ -96,8 +80,7 @@ class Steps:
 @functools.cache
 def exact_model(family: str, dtype: torch.dtype) -> Any:
     """Taken over by the runner; the tokenizer is not used."""
-    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    model = adopt(small(family).to(DEVICE, dtype), tokenizer, name=family, exact=True, runner="cuda")
+    model = taken_over(small(family).to(DEVICE, dtype), exact=True, runner="cuda")
     assert model.exact
     return model
 
@@ -184,9 +167,8 @@ def test_the_trial_finds_what_depends_on_the_batch(monkeypatch: pytest.MonkeyPat
         return count
 
     monkeypatch.setattr(probe, "make_exact", divided)
-    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
     with pytest.raises(UnsupportedRunnerError, match="in exact mode the bits of its logits still depend on the batch"):
-        adopt(small("llama").to(DEVICE), tokenizer, name="divided", exact=True, runner="cuda")
+        taken_over(small("llama").to(DEVICE), exact=True, runner="cuda")
 
 
 def _halves(layer: torch.nn.Linear) -> Any:

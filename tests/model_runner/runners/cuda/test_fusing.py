@@ -29,21 +29,8 @@ from tests.model_runner.runners.cuda.launched import launched
 from tests.model_runner.runners.cuda.recording import Recording
 from tools.model_sweep.families import small_model
 
-VIEWS = {
-    "_unsafe_view",
-    "detach",
-    "empty",
-    "empty_like",
-    "expand",
-    "new_empty",
-    "select",
-    "slice",
-    "split_with_sizes",
-    "t",
-    "transpose",
-    "unsqueeze",
-    "view",
-}
+VIEWS = {"_unsafe_view", "detach", "empty", "empty_like", "expand", "new_empty", "select", "slice", "split_with_sizes"}
+VIEWS |= {"t", "transpose", "unsqueeze", "view"}
 """Operations that launch nothing."""
 
 
@@ -70,12 +57,7 @@ def test_the_logits_of_the_model(
         probe(module, 64, exact=False)
     assert caplog.messages == []
     found = fused_parts(module)
-    assert found == {
-        "FusedNorm": norms,
-        "FusedMLP": mlps,
-        "FusedAttention": int(norms > 0),
-        "FusedDecoder": decoders,
-    }
+    assert found == {"FusedNorm": norms, "FusedMLP": mlps, "FusedAttention": int(norms > 0), "FusedDecoder": decoders}
     assert ("rotate" in kernels) == (norms > 0)
 
 

@@ -9,19 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
 
-from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import UnsupportedRunnerError
-from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
-from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.cuda.runner import CudaRunner
 from draftwood_model_runner.sequence import Sequence
-from tests.model_runner.families import as_prompt
+from tests.model_runner.families import generate, taken_over
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.runners.cuda.device import DEVICE
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import engine_of, make_sequence
+from tests.model_runner.sequences import run as run_all
 from tests.model_runner.test_hybrids import SMALLER, TIE, generated, hybrid
 from tools.model_sweep.hybrids import VOCAB, tiny_hybrid
 
@@ -32,9 +30,7 @@ ELSEWHERE = ("mamba", "kimi_linear", "minimax")
 
 @functools.cache
 def served(family: str) -> LoadedModel:
-    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    module = hybrid(family).to(DEVICE)
-    return adopt(module, tokenizer, name=family, max_context=CONTEXT, defaults="greedy", runner="cuda")
+    return taken_over(hybrid(family).to(DEVICE), max_context=CONTEXT, defaults="greedy", runner="cuda")
 
 
 def prompts_of(family: str, seed: int) -> list[tuple[int, ...]]:
@@ -57,21 +53,15 @@ def run(family: str, prompts: list[tuple[int, ...]], *, interrupted: bool, halve
     """The first two requests at once and the last one when they have ended, in a memory that is too small for all; one
     is cancelled. Asserts that nothing leaks, and that steps were replayed as they were recorded."""
     answers = {prompt: generated(family, prompt, NEW).tokens for prompt in prompts}
-    config = EngineConfig(
-        max_draft_nodes=DRAFT,
-        adaptive_budget=False,
-        max_running=3,
-        prefill_chunk=16,
-        kv_cache_tokens=CONTEXT + 2 * DRAFT,
-    )
-    engine = Engine(served(family), config)
+    kv_cache_tokens = CONTEXT + 2 * DRAFT
+    engine = engine_of(served(family), DRAFT, max_running=3, prefill_chunk=16, kv_cache_tokens=kv_cache_tokens)
     if halves:
         patched: Any = engine
         patched._overlap.microbatch = lambda running: -(-running // 2)
     oracle = OracleStrategy(answers, VOCAB, seed=len(family))
 
     def request(name: str, prompt: tuple[int, ...]) -> Sequence:
-        one = make_sequence(name, as_prompt(prompt), StopParams(NEW), strategy=oracle, max_draft_nodes=DRAFT)
+        one = make_sequence(name, prompt, StopParams(NEW), strategy=oracle, max_draft_nodes=DRAFT)
         engine.add(one)
         return one
 
@@ -101,8 +91,7 @@ def run(family: str, prompts: list[tuple[int, ...]], *, interrupted: bool, halve
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "family",
-    [*[*SMALLER][:2], *(pytest.param(family, marks=pytest.mark.slow) for family in [*SMALLER][2:])],
+    "family", [*[*SMALLER][:2], *(pytest.param(family, marks=pytest.mark.slow) for family in [*SMALLER][2:])]
 )
 def test_trees_joins_prefixes_and_interruptions(family: str) -> None:
     prompts = prompts_of(family, seed=1)
@@ -120,15 +109,12 @@ def test_halves_in_turn() -> None:
 
 @pytest.mark.timeout(600)
 def test_steps_are_replayed_as_they_were_recorded() -> None:
-    engine = Engine(served("bamba small"), EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=2))
+    engine = engine_of(served("bamba small"), DRAFT, max_running=2)
     prompt = prompts_of("bamba small", seed=1)[1]
     answers = {prompt: generated("bamba small", prompt, NEW).tokens}
-    one = make_sequence(
-        "r", as_prompt(prompt), StopParams(NEW), strategy=OracleStrategy(answers, VOCAB, seed=3), max_draft_nodes=DRAFT
-    )
-    engine.add(one)
-    while engine.has_work:
-        engine.step()
+    oracle = OracleStrategy(answers, VOCAB, seed=3)
+    one = make_sequence("r", prompt, StopParams(NEW), strategy=oracle, max_draft_nodes=DRAFT)
+    run_all(engine, one)
     assert one.output == answers[prompt]
     runner = engine._runner
     assert isinstance(runner, CudaRunner)
@@ -143,10 +129,9 @@ def test_families_that_the_kernels_do_not_compute_are_left_to_torch(family: str)
     ids = torch.arange(1, 9, device=DEVICE)[None]
     with torch.inference_mode():
         before = module(input_ids=ids).logits
-    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
     with pytest.raises(UnsupportedRunnerError, match="CUDA: "):
-        adopt(module, tokenizer, name=family, max_context=CONTEXT, runner="cuda")
-    model = adopt(module, tokenizer, name=family, max_context=CONTEXT, runner="torch", exact=False)
+        taken_over(module, max_context=CONTEXT, runner="cuda")
+    model = taken_over(module, max_context=CONTEXT, runner="torch", exact=False)
     assert model.factory.name == "torch"
     with torch.inference_mode():
         module.set_attn_implementation("eager")
@@ -159,22 +144,12 @@ def test_tokens_that_the_host_chooses() -> None:
     family, prompt = "bamba small", tuple(range(1, 12))
     free = generated(family, prompt, NEW).tokens
     suppressed = (free[1], free[4])
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        written = hybrid(family).generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, pad_token_id=0,
-            suppress_tokens=suppressed,
-        )  # fmt: skip
-    expected = written[0, len(prompt) :].tolist()
+    expected = generate(hybrid(family), prompt, NEW, suppress_tokens=suppressed)
     module = hybrid(family).to(DEVICE)
     module.generation_config.suppress_tokens = [*suppressed]
-    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    model = adopt(module, tokenizer, name=family, max_context=CONTEXT, runner="cuda")
-    engine = Engine(model, EngineConfig(max_draft_nodes=DRAFT, adaptive_budget=False, max_running=1))
+    engine = engine_of(taken_over(module, max_context=CONTEXT, runner="cuda"), DRAFT, max_running=1)
     oracle = OracleStrategy({prompt: expected}, VOCAB, seed=2)
-    one = make_sequence("r", as_prompt(prompt), StopParams(NEW), strategy=oracle, max_draft_nodes=DRAFT)
-    engine.add(one)
-    while engine.has_work:
-        engine.step()
+    one = make_sequence("r", prompt, StopParams(NEW), strategy=oracle, max_draft_nodes=DRAFT)
+    run_all(engine, one)
     assert one.output == expected
     assert one.stats.accepted_tokens > 0

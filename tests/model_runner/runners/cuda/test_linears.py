@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoTokenizer
 
 from draftwood_model_runner.loading.fingerprint import fingerprint
-from draftwood_model_runner.loading.model import BUNDLED_MODEL
-from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.runners.cuda.fusing.linears import ParallelLinears
 from draftwood_model_runner.runners.cuda.fusing.model import fuse
-from tests.model_runner.families import tiny
+from tests.model_runner.families import bundled_tokenizer, tiny
 from tests.model_runner.runners.cuda.device import DEVICE
 
 Layers = list[nn.Linear]
@@ -33,7 +30,7 @@ def storages(module: nn.Module) -> dict[int, int]:
 
 def test_weights_stay_what_they_were_in_no_more_memory() -> None:
     module = tiny("qwen2", num_hidden_layers=2)  # whose queries, keys and values have biases
-    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
+    tokenizer = bundled_tokenizer()
     before = {name: weight.clone() for name, weight in module.state_dict().items()}
     parameters, size, identity = dict(module.named_parameters()), storages(module), fingerprint(module, tokenizer)
     assert fuse(module, [{}, {}])

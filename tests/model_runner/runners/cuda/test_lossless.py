@@ -10,28 +10,25 @@ import functools
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from transformers import AutoTokenizer
 
 import draftwood_strategies
-from draftwood_model_runner.engine import Engine, EngineConfig
-from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
-from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.cuda.runner import CudaRunner
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.sequence import Sequence
-from tests.model_runner.families import VOCAB, tiny
+from tests.model_runner.families import VOCAB, generate, taken_over, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.runners.cuda.device import DEVICE
-from tests.model_runner.sequences import GREEDY, make_sequence
+from tests.model_runner.sequences import GREEDY, batch_of, engine_of
+from tests.model_runner.sequences import run as run_all
 
 NEW_TOKENS = 9
 PROMPTS = ((1, 2, 3, 1, 2, 3), (5,), tuple(i % 7 + 1 for i in range(30)))
+SLOW_FAMILIES = ("gemma2", "gpt-neox", "mistral-sliding", "phi", "qwen3")
 LAYERS = {"gemma2": 2, "qwen2-sliding": 2}
 """Families whose layers differ; of others one layer is tried."""
 
@@ -42,28 +39,15 @@ def small(family: str) -> Any:
 
 @functools.cache
 def served(family: str, runner: str = "cuda") -> LoadedModel:
-    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    device = DEVICE if runner == "cuda" else "cpu"
-    return adopt(
-        small(family).to(device), tokenizer, name=family, exact=False if runner == "torch" else None, runner=runner
-    )
+    if runner == "torch":
+        return taken_over(small(family), exact=False, runner="torch")
+    return taken_over(small(family).to(DEVICE), runner=runner)
 
 
 @functools.cache
 def written(family: str, prompt: tuple[int, ...], **options: Any) -> list[int]:
     """What `generate` writes."""
-    with torch.inference_mode():
-        ids = torch.tensor([prompt])
-        out = small(family).generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            pad_token_id=0,
-            **options,
-        )
-    tokens: list[int] = out[0, len(prompt) :].tolist()
-    return tokens
+    return generate(small(family), prompt, NEW_TOKENS, **options)
 
 
 def run(
@@ -78,28 +62,16 @@ def run(
 ) -> list[Sequence]:
     """All prompts at once, the last one under the grammar; asserts that nothing leaks and that steps were replayed as
     they were recorded. `outputs` gets those of all steps. With `halves`, steps have half of the sequences."""
-    engine = Engine(
-        model, EngineConfig(max_draft_nodes=12, adaptive_budget=False, max_running=3, prefill_chunk=16, **config)
-    )
+    engine = engine_of(model, 12, max_running=3, prefill_chunk=16, **config)
     if halves:
         patched: Any = engine
         patched._overlap.microbatch = lambda running: -(-running // 2)
     stop = StopParams(NEW_TOKENS, min_tokens=3)
-    sequences = [
-        make_sequence(str(i), np.array(prompt, np.int32), stop, sampling, strategy=strategy, max_draft_nodes=12)
-        for i, prompt in enumerate(prompts)
-    ]
+    sequences = batch_of(prompts, stop, sampling, strategy=strategy, max_draft_nodes=12)
     sequences[-1].grammar = grammar
-    for sequence in sequences:
-        engine.add(sequence)
-    for _ in range(300):
-        if not engine.has_work:
-            break
-        found = engine.step()
-        if outputs is not None:
-            outputs += found
-        engine.check()
-    assert not engine.has_work
+    found = run_all(engine, *sequences)
+    if outputs is not None:
+        outputs += found
     if isinstance(engine._runner, CudaRunner):
         graphs = engine._runner._graphs
         assert graphs is not None
@@ -108,16 +80,7 @@ def run(
     return sequences
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "llama",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("gemma2", "gpt-neox", "mistral-sliding", "phi", "qwen3")
-        ),
-    ],
-)
+@pytest.mark.parametrize("family", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_FAMILIES)])
 def test_trees_of_any_shape(family: str) -> None:
     answers = {prompt: written(family, prompt) for prompt in PROMPTS}
     sequences = run(served(family), OracleStrategy(answers, VOCAB, seed=3))
@@ -144,14 +107,12 @@ def test_penalties_on_the_device() -> None:
     assert sum(one.stats.accepted_tokens for one in sequences) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [
-        pytest.param(SamplingParams(temperature=1.0, seed=7), marks=pytest.mark.slow),
-        pytest.param(
-            SamplingParams(temperature=1.5, top_p=0.7, presence_penalty=0.5, seed=2**63 + 1, logprobs=2),
-            marks=pytest.mark.slow,
-        ),
+        SamplingParams(temperature=1.0, seed=7),
+        SamplingParams(temperature=1.5, top_p=0.7, presence_penalty=0.5, seed=2**63 + 1, logprobs=2),
     ],
 )
 def test_sampled(params: SamplingParams) -> None:
@@ -199,8 +160,7 @@ def test_constraints_that_only_the_host_knows() -> None:
     module = small("llama")
     free = written("llama", PROMPTS[0])
     module.generation_config.suppress_tokens = [free[2], free[5]]
-    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    model = adopt(module.to(DEVICE), tokenizer, name="suppressed", runner="cuda")
+    model = taken_over(module.to(DEVICE), runner="cuda")
     expected = [written("llama", prompt, suppress_tokens=(free[2], free[5])) for prompt in PROMPTS]
     oracle = OracleStrategy(dict(zip(PROMPTS, expected, strict=True)), VOCAB, seed=5)
     sequences = run(model, oracle)

@@ -17,19 +17,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from draftwood_model_runner.errors import ModelNotFoundError, UnsupportedModelError
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
-from tests.model_runner.families import VOCAB, tiny
+from tests.model_runner.families import VOCAB, generate, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.runners.cuda.device import DEVICE
 from tests.model_runner.runners.cuda.test_lossless import NEW_TOKENS, PROMPTS, run
 
 NEEDED = "`make test-quantized` installs what reads it"
 BLOCK = 128
-SIZES = {
-    "num_hidden_layers": 1,
-    "hidden_size": BLOCK,
-    "intermediate_size": 2 * BLOCK,
-    "head_dim": BLOCK // 2,
-}
+SIZES = {"num_hidden_layers": 1, "hidden_size": BLOCK, "intermediate_size": 2 * BLOCK, "head_dim": BLOCK // 2}
 
 
 def torchao_8_bits(plain: Path, folder: Path) -> None:
@@ -64,11 +59,8 @@ def compressed_fp8(plain: Path, folder: Path) -> None:
     scale."""
     pytest.importorskip("compressed_tensors", reason=NEEDED)
     weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
-    scheme = {
-        "targets": ["Linear"],
-        "weights": weights,
-        "input_activations": weights | {"strategy": "token", "dynamic": True},
-    }
+    inputs = weights | {"strategy": "token", "dynamic": True}
+    scheme = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
 
     def quantized(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         scales = weight.abs().amax(-1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
@@ -141,14 +133,7 @@ def test_a_quantized_checkpoint(checkpoint: tuple[Path, str], runner: str) -> No
     assert (model.weights, model.dtype) == (method, "float32")
     assert runner == "auto" or model.factory.name == "cuda"
     reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map={"": DEVICE})
-    answers = {}
-    for prompt in PROMPTS:
-        ids = torch.tensor([prompt], device=DEVICE)
-        with torch.inference_mode():
-            out = reference.generate(
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
-            )
-        answers[prompt] = out[0, len(prompt) :].tolist()
+    answers = {prompt: generate(reference, prompt, NEW_TOKENS) for prompt in PROMPTS}
     sequences = run(model, OracleStrategy(answers, VOCAB, seed=3))
     assert [one.output for one in sequences] == list(answers.values())
     assert sum(one.stats.accepted_tokens for one in sequences) > 0

@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading import sharded
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
@@ -19,7 +17,7 @@ from draftwood_model_runner.request import SamplingParams, StopParams
 from tests.model_runner.families import VOCAB, greedy, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.runners.cuda.interpreted import interpret
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import batch_of, engine_of, run
 
 pytest.importorskip("accelerate", reason="sharded loading needs it")
 PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3, 1, 2), (5,))
@@ -51,7 +49,7 @@ def follow_interpreted(*arguments: Any) -> None:
 def answers(folder: Path, ranks: int) -> list[list[int]]:
     """Greedy with drafts; then sampled with a penalty, which each rank must choose alike, in halves in turn."""
     model = load(folder, ranks)
-    engine = Engine(model, EngineConfig(max_draft_nodes=8, adaptive_budget=False, kv_cache_tokens=512))
+    engine = engine_of(model, 8, kv_cache_tokens=512)
     written = []
     sampled = SamplingParams(temperature=0.7, presence_penalty=0.5, seed=3)
     for params, most in ((SamplingParams(), None), (sampled, 1)):
@@ -59,16 +57,8 @@ def answers(folder: Path, ranks: int) -> list[list[int]]:
         patched._overlap.microbatch = lambda running, most=most: most
         known = {prompt: greedy("llama", prompt, NEW_TOKENS) for prompt in PROMPTS}
         oracle = OracleStrategy(known, VOCAB, seed=1)
-        sequences = [
-            make_sequence(
-                str(i), np.array(prompt, np.int32), StopParams(NEW_TOKENS), params, strategy=oracle, max_draft_nodes=8
-            )
-            for i, prompt in enumerate(PROMPTS)
-        ]
-        for sequence in sequences:
-            engine.add(sequence)
-        while engine.has_work:
-            engine.step()
+        sequences = batch_of(PROMPTS, StopParams(NEW_TOKENS), params, strategy=oracle, max_draft_nodes=8)
+        run(engine, *sequences)
         written += [sequence.output for sequence in sequences]
     assert model.fingerprint
     return [*written, [int(model.fingerprint, 16)]]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
 
-from draftwood_model_runner.engine import Engine, EngineConfig
-from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt
-from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.sequence import Sequence
-from tests.model_runner.families import VOCAB, tiny
+from tests.model_runner.families import VOCAB, taken_over, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.random_grammar import RandomGrammar
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import engine_of, make_sequence, run
 
 PROMPT, NEW_TOKENS, EQUAL = (1, 2, 3, 1, 2), 6, 16
 SAMPLING = (
@@ -33,8 +30,7 @@ def served(runner: str) -> LoadedModel:
     module = tiny("llama", num_hidden_layers=1)
     with torch.no_grad():
         module.lm_head.weight.copy_(module.lm_head.weight[::EQUAL].repeat_interleave(EQUAL, 0))
-    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(BUNDLED_MODEL))
-    return adopt(module, tokenizer, name="tied", exact=False, runner=runner)
+    return taken_over(module, exact=False, runner=runner)
 
 
 Wanted = tuple[int | None, int]
@@ -43,25 +39,15 @@ Wanted = tuple[int | None, int]
 
 def written(runner: str, params: SamplingParams, wanted: list[Wanted], answer: list[int]) -> list[list[int]]:
     """What sequences write that run together; a strategy knows the `answer` if there is one."""
-    engine = Engine(served(runner), EngineConfig(max_draft_nodes=8, adaptive_budget=False, max_running=5))
     sequences: list[Sequence] = []
     for known, nodes in wanted:
-        grammar = None if known is None else RandomGrammar(VOCAB, 0.6, known)
-        strategy = OracleStrategy({PROMPT: answer}, VOCAB, seed=nodes) if answer else None
-        sequences.append(
-            make_sequence(
-                str(len(sequences)),
-                np.array(PROMPT, np.int32),
-                StopParams(NEW_TOKENS),
-                params,
-                strategy=strategy,
-                grammar=grammar,
-                max_draft_nodes=nodes,
-            )
-        )
-        engine.add(sequences[-1])
-    while engine.has_work:
-        engine.step()
+        options: dict[str, Any] = {
+            "grammar": None if known is None else RandomGrammar(VOCAB, 0.6, known),
+            "strategy": OracleStrategy({PROMPT: answer}, VOCAB, seed=nodes) if answer else None,
+            "max_draft_nodes": nodes,
+        }
+        sequences.append(make_sequence(str(len(sequences)), PROMPT, StopParams(NEW_TOKENS), params, **options))
+    run(engine_of(served(runner), 8, max_running=5), *sequences)
     return [sequence.output for sequence in sequences]
 
 

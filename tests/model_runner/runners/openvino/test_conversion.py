@@ -21,27 +21,16 @@ from tests.model_runner.tiny import TINY, build
 _EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_experts_per_tok": 2}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
         (lambda: tf.MambaConfig(**{**TINY, "state_size": 8}), "layers of type linear_attention"),
         (lambda: tf.BloomConfig(hidden_size=64, n_layer=2, n_head=4, vocab_size=128), "code of its own"),
         (lambda: tf.MistralConfig(**TINY, num_key_value_heads=8), "4 heads cannot share 8 heads"),
+        (lambda: tf.Gemma2Config(**TINY, head_dim=16, attn_logit_softcapping=5.0, sliding_window=4096), "soft-capping"),
+        (lambda: tf.GptOssConfig(**TINY, num_key_value_heads=2, head_dim=16, num_local_experts=4), "sinks"),
         (
-            lambda: tf.Gemma2Config(**TINY, head_dim=16, attn_logit_softcapping=5.0, sliding_window=4096),
-            "soft-capping",
-        ),
-        (
-            lambda: tf.GptOssConfig(**TINY, num_key_value_heads=2, head_dim=16, num_local_experts=4),
-            "sinks",
-        ),
-        (
-            lambda: tf.JetMoeConfig(**TINY, num_key_value_heads=2, num_local_experts=4, kv_channels=16),
+            lambda: tf.JetMoeConfig(**TINY, **_EXPERTS, num_local_experts=4, kv_channels=16),
             "depends on values of tensors",
         ),
     ],

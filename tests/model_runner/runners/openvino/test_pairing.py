@@ -12,22 +12,19 @@ from draftwood_model_runner.runners.openvino.graph.pairing import paired
 from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE
 from draftwood_model_runner.runners.openvino.probe import QUANTIZED_TOLERANCE
 from draftwood_model_runner.runners.openvino.runner import step_inputs
-from draftwood_strategies.draft import EMPTY_TREE, Int32Array
+from draftwood_strategies.draft import EMPTY_TREE
 from tests.model_runner.families import HAS_AMX, VOCAB, needs_bfloat16, tiny
-
-
-def pages(*numbers: int) -> Int32Array:
-    return np.array(numbers, np.int32)
+from tests.strategies.arrays import ids
 
 
 def test_each_single_token_is_followed_by_itself() -> None:
     tokens = np.arange(3, dtype=np.int32)
     batch = lay_out(
         [
-            BatchRow(pages(7), 5, tokens[:1], EMPTY_TREE, logits_from=0),
-            BatchRow(pages(4, 2), PAGE_SIZE, tokens, EMPTY_TREE, logits_from=2),
-            BatchRow(pages(3), PAGE_SIZE - 1, tokens[:1], EMPTY_TREE, logits_from=0),
-            BatchRow(pages(6, 8), PAGE_SIZE - 1, tokens[:1], EMPTY_TREE, logits_from=0),
+            BatchRow(ids(7), 5, tokens[:1], EMPTY_TREE, logits_from=0),
+            BatchRow(ids(4, 2), PAGE_SIZE, tokens, EMPTY_TREE, logits_from=2),
+            BatchRow(ids(3), PAGE_SIZE - 1, tokens[:1], EMPTY_TREE, logits_from=0),
+            BatchRow(ids(6, 8), PAGE_SIZE - 1, tokens[:1], EMPTY_TREE, logits_from=0),
         ]
     )
     inputs = paired(batch, step_inputs(batch), spare_page=9)
@@ -51,16 +48,15 @@ def test_steps_of_any_width_have_the_same_logits(weights: str, width: int, monke
     """To the end of the last page of the sequence and of the memory."""
     # 4 bits change the logits of random weights more than those of trained ones, which is not what is tested here.
     monkeypatch.setitem(QUANTIZED_TOLERANCE, "int4", 1.0)
-    torch.set_num_threads(1)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # multiples of the groups of activations
     module = tiny("llama", **sizes).to(torch.bfloat16)
     factory = take_over(module, max_context=128, weights=weights)
     runner = factory.runner(2 * PAGE_SIZE, 1)
     assert runner.pages == 2
     tokens = np.random.default_rng(0).integers(0, VOCAB, 2 * PAGE_SIZE, np.int32)
-    chain = runner.step(lay_out([BatchRow(pages(0, 1), 0, tokens, EMPTY_TREE, logits_from=0)]), 0).logits.copy()
+    chain = runner.step(lay_out([BatchRow(ids(0, 1), 0, tokens, EMPTY_TREE, logits_from=0)]), 0).logits.copy()
     for at in range(0, tokens.size - width + 1, width):
-        used = pages(1, 0)[: (at + width - 1) // PAGE_SIZE + 1]
+        used = ids(1, 0)[: (at + width - 1) // PAGE_SIZE + 1]
         batch = lay_out([BatchRow(used, at, tokens[at : at + width], EMPTY_TREE, logits_from=0)])
         logits = runner.step(batch, 0).logits
         assert logits.shape == (width, VOCAB)

@@ -11,22 +11,19 @@ from draftwood_model_runner.runners.openvino import runner as runner_module
 from draftwood_model_runner.runners.openvino.factory import take_over
 from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE
 from draftwood_model_runner.runners.openvino.short_chains import LONGEST, split_short_chains
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 from tests.model_runner.families import VOCAB, tiny
-
-
-def pages(*numbers: int) -> Int32Array:
-    return np.array(numbers, np.int32)
+from tests.strategies.arrays import ids
 
 
 def test_each_token_of_a_short_chain_has_a_row_and_all_else_stays() -> None:
     tokens = np.arange(LONGEST + 1, dtype=np.int32)
     batch = lay_out(
         [
-            BatchRow(pages(7, 4), PAGE_SIZE - 1, tokens[:2], EMPTY_TREE, logits_from=0),
-            BatchRow(pages(5), 9, tokens, EMPTY_TREE, logits_from=LONGEST),
-            BatchRow(pages(6), 3, tokens[:1], EMPTY_TREE, logits_from=0),
-            BatchRow(pages(8), 3, tokens[:1], DraftTree.of([4, 5], [-1, -1]), logits_from=0),
+            BatchRow(ids(7, 4), PAGE_SIZE - 1, tokens[:2], EMPTY_TREE, logits_from=0),
+            BatchRow(ids(5), 9, tokens, EMPTY_TREE, logits_from=LONGEST),
+            BatchRow(ids(6), 3, tokens[:1], EMPTY_TREE, logits_from=0),
+            BatchRow(ids(8), 3, tokens[:1], DraftTree.of([4, 5], [-1, -1]), logits_from=0),
         ]
     )
     split = split_short_chains(batch)
@@ -41,7 +38,7 @@ def test_each_token_of_a_short_chain_has_a_row_and_all_else_stays() -> None:
 
 
 def test_nothing_is_copied_where_nothing_is_split() -> None:
-    batch = lay_out([BatchRow(pages(0), 3, np.arange(LONGEST + 1, dtype=np.int32), EMPTY_TREE, logits_from=0)])
+    batch = lay_out([BatchRow(ids(0), 3, np.arange(LONGEST + 1, dtype=np.int32), EMPTY_TREE, logits_from=0)])
     assert split_short_chains(batch) is batch
 
 

@@ -27,9 +27,10 @@ from draftwood_model_runner.runners.openvino.factory import core, take_over
 from draftwood_model_runner.runners.openvino.graph import weights
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
-from tests.model_runner.families import HAS_AMX, VOCAB, as_prompt, tiny
+from tests.model_runner.families import HAS_AMX, VOCAB, tiny
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import make_sequence
+from tests.model_runner.sequences import batch_of, engine_of, run
+from tests.model_runner.tiny import TINY, build
 
 QUESTIONS = ("where is my order", "i want a refund!!", "how do I change my adress")
 SAMPLED = SamplingParams(temperature=0.8, seed=3)
@@ -45,11 +46,6 @@ KINDS = [
     for dtype, marks in (("float32", ()), ("bfloat16", pytest.mark.system))
     for weights in ("int8", "int4")
 ]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @functools.cache
@@ -72,18 +68,11 @@ def answers(
     **config: Any,
 ) -> list[Sequence]:
     """All questions, in one batch or one after the other."""
-    engine = Engine(model, EngineConfig(max_draft_nodes=24, adaptive_budget=False, prefix_cache=False, **config))
+    engine = engine_of(model, 24, prefix_cache=False, **config)
     nodes, stop = 0 if strategy is None else 24, StopParams(new_tokens, ignore_eos=True)
-    sequences = [
-        make_sequence(str(i), as_prompt(prompt), stop, sampling, strategy=strategy, max_draft_nodes=nodes)
-        for i, prompt in enumerate(questions(model))
-    ]
-    for sequence in sequences:
-        engine.add(sequence)
-        while not together and engine.has_work:
-            engine.step()
-    while engine.has_work:
-        engine.step()
+    sequences = batch_of(questions(model), stop, sampling, strategy=strategy, max_draft_nodes=nodes)
+    for some in [sequences] if together else [[one] for one in sequences]:
+        run(engine, *some)
     return sequences
 
 
@@ -214,12 +203,7 @@ def _matrices(model: ov.Model) -> list[str]:
 
 
 def test_experts_are_refused() -> None:
-    config = tf.MixtralConfig(
-        hidden_size=64, num_hidden_layers=2, intermediate_size=128, num_attention_heads=4, vocab_size=128,
-        num_key_value_heads=2, num_experts_per_tok=2, num_local_experts=8,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    module = tf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    module = build(tf.MixtralConfig(**TINY, num_key_value_heads=2, num_experts_per_tok=2, num_local_experts=8))
     with pytest.raises(UnsupportedRunnerError, match=r"only \d+% of the weights are in linear layers"):
         take_over(module, max_context=128, weights="int8")
 

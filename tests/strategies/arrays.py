@@ -1,0 +1,11 @@
+"""Token ids as the arrays that strategies take."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from draftwood_strategies.draft import Int32Array
+
+
+def ids(*tokens: int) -> Int32Array:
+    return np.array(tokens, np.int32)
