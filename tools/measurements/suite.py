@@ -72,27 +72,21 @@ MEASUREMENTS = (
     Measurement(
         "one-stream",
         "One stream, a real vocabulary",
-        f"speed {_REAL} --sampled {_PEER} --strategy hybrid --limit 6 --warm 80 --max-tokens 150 {_OWN}",
+        f"speed {_REAL} --sampled {_PEER} --strategy hybrid --limit 4 --warm 80 --max-tokens 150 {_OWN}",
         _speed,
     ),
     Measurement(
         "many-streams",
         "Many streams, a real vocabulary",
-        f"load {_REAL} {_PEER} --concurrency 8,32 --duration 24 {_OWN}",
+        f"load {_REAL} {_PEER} --concurrency 8,32 --duration 16 {_OWN}",
         _load,
     ),
-    Measurement("never-slower", "Where drafts bring nothing", f"never-slower {_REAL}", _never_slower),
+    Measurement("never-slower", "Where drafts bring nothing", f"never-slower {_REAL} --rounds 4", _never_slower),
     Measurement(
         "four-bit-weights",
         "One stream, weights of 4 bits",
-        f"speed --shape 110m --vocabulary 151936 --weights int4 {_PEER} --strategy hybrid --limit 6 --warm 80 "
+        f"speed --shape 110m --vocabulary 151936 --weights int4 {_PEER} --strategy hybrid --limit 4 --warm 80 "
         f"--max-tokens 150 {_OWN}",
-        _speed,
-    ),
-    Measurement(
-        "bundled-model",
-        "One stream, the bundled model as it is",
-        f"speed {_PEER} --strategy hybrid --strategy trie --warm 80 {_OWN}",
         _speed,
     ),
     Measurement("memory", "A draft by the tokens in memory", "memory", _memory),
