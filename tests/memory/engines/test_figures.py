@@ -69,6 +69,19 @@ def test_drafts_are_counted_by_strategy_while_requests_run_and_when_they_have_en
     assert off["draftwood_decode_steps"] == off["draftwood_output_tokens"] >= 24
 
 
+def test_a_draft_counts_as_verified_once_a_step_has_verified_it() -> None:
+    with engine(tenant="acme") as made:
+        drafted(made, "1", TEXT[:4])
+        before, verified = values(made, "trie")["draftwood_draft_tokens"], 0
+        made.add("2", TEXT[:4], 40)
+        while not made.requests["2"].draft or not verified:
+            verified += len(made.requests["2"].draft)
+            made.step()
+        made.abort("2")  # as where it ends at a stop string: what was drafted last is never verified
+        rested(made)
+        assert values(made, "trie")["draftwood_draft_tokens"] == before + verified
+
+
 def test_a_name_that_a_caller_made_up_and_a_tenant_are_no_labels() -> None:
     with engine() as made:
         for number in range(3):
