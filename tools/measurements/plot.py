@@ -26,7 +26,9 @@ def one_stream() -> tuple[str, dict[str, tuple[float, float]]]:
         "no answers in memory": ours["hybrid", False],
         f"{report['warm_prompts']} answers in memory": ours["hybrid", True],
     }
-    title = f"Tokens per second of one stream on {report['run']['cores']} CPU cores: {report['model'].split(', cpu')[0]}"
+    title = (
+        f"Tokens per second of one stream on {report['run']['cores']} CPU cores: {report['model'].split(', cpu')[0]}"
+    )
     return title, {name: (row["tokens_per_s"], row["vs_peer"]) for name, row in shown.items()}
 
 
