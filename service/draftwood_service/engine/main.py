@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -42,20 +42,21 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     settings: Settings = pickle.load(sys.stdin.buffer)
     from draftwood_service.engine.host import run_engine
-    from draftwood_service.engine.link import EngineEnd
+    from draftwood_service.engine.link import EngineEnd, ServiceEnded
     from draftwood_service.logging_config import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
     connection = socket.socket(fileno=int(sys.argv[1]))
-    loaded = _end_with_service(connection)
-    gc.disable()  # until the engine is loaded: what is imported stays, and collections take a tenth of the time
     end = EngineEnd(connection)
+    with suppress(ServiceEnded):  # may come before `run_engine` catches it, or after
+        loaded = _end_with_service(connection)
+        gc.disable()  # until the engine is loaded: what is imported stays, and collections take a tenth of the time
 
-    def load() -> AbstractContextManager[LoadedEngine]:
-        loading: Any = import_module(_LOADING[settings.engine])
-        return _until_loaded(loading.loaded(settings, end.interrupt, sys.argv[2]), loaded)
+        def load() -> AbstractContextManager[LoadedEngine]:
+            loading: Any = import_module(_LOADING[settings.engine])
+            return _until_loaded(loading.loaded(settings, end.interrupt, sys.argv[2]), loaded)
 
-    run_engine(end, load, settings.stream_interval)
+        run_engine(end, load, settings.stream_interval)
 
 
 @contextmanager
