@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -14,6 +14,7 @@ from draftwood_service.quotas import NO_LIMITS, QuotaExceededError, RateLimits
 from draftwood_service.quotas.limits import Reservation
 from draftwood_service.quotas.shared import SharedLimiter
 from draftwood_service.quotas.store import LEASE_SECONDS, REFRESH_SECONDS
+from draftwood_tenants.resources.ending import end
 from tests.memory.servers import Valkey, cluster
 from tests.service.fakes import until
 
@@ -112,10 +113,7 @@ async def test_places_of_a_killed_replica_come_free(server: Valkey) -> None:
         assert len(await admitted(killed, limits, 2)) == 2
         await asyncio.sleep(LEASE_SECONDS + 1)
         assert not await admitted(other, limits, 1)  # the leases are renewed as long as it lives
-        assert killed._refreshing is not None
-        killed._refreshing.cancel()
-        with suppress(asyncio.CancelledError):
-            await killed._refreshing
+        await end([killed._refreshing])
         began = time.monotonic()
         held: list[Reservation] = []
         while len(held) < 2:  # a renewal may still have been on its way
