@@ -241,10 +241,13 @@ class DraftPolicy:
         return max(self._states[work.sequence].drafter.top_k for work in drafts.scheduled)
 
     def observe_step(self, batch: StepBatch, seconds: float) -> None:
-        """The model took so many seconds for a batch."""
+        """The model took so many seconds for a batch.
+
+        A step with a prompt says nothing of others: it computes logits for few of its tokens.
+        """
         changed = self._latest is None or self._latest.size != batch.size
         self._latest, self._context = batch, batch.mean_context
-        if self._step_times is not None:
+        if self._step_times is not None and batch.logit_rows.size == batch.size:
             drafts = int(np.count_nonzero(sizes_between(batch.cu_seqlens) > 1))
             branches = branches_in(batch.parents, batch.cu_seqlens) if self._step_times.per_branch else 0
             self._step_times.observe(

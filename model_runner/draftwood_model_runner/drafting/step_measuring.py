@@ -10,7 +10,14 @@ import numpy as np
 
 from draftwood_model_runner.runners.base import Runner, StatefulRunner
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_strategies.budgeting.step_time import MEASURED_CONTEXT, ContextCost, StepTimeCurve, StepTimes, measure
+from draftwood_strategies.budgeting.step_time import (
+    BLOCK,
+    MEASURED_CONTEXT,
+    ContextCost,
+    StepTimeCurve,
+    StepTimes,
+    measure,
+)
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 
 _SEVERAL = 4
@@ -23,6 +30,8 @@ _PATHS, _LEVELS = 4, 4
 """Of the draft tree that shows what branches add; a chain has as many nodes."""
 _LEAST_COST = 0.02
 """Share of a step from which a change of the size, or a branch, has a cost: less is noise."""
+_PADDING_SECONDS, _LEAST_PADDING = 1.0, 0.1
+"""Seconds after which no further steps show what padding costs, and the share of a step from which it has a cost."""
 
 
 def measure_step_times(runner: Runner, max_context: int, largest: int) -> StepTimes:
@@ -37,7 +46,8 @@ def measure_step_times(runner: Runner, max_context: int, largest: int) -> StepTi
     changing = _change_cost(runner, max_context)
     branching = _branch_cost(runner, max_context)
     of_context = _context_cost(runner, max_context, curve)
-    return StepTimes(curve, per_sequence, of_context, per_draft, changing, branching)
+    padding = _padding_cost(runner, max_context)
+    return StepTimes(curve, per_sequence, of_context, per_draft, changing, branching, padding)
 
 
 def measure_curve(
@@ -93,6 +103,23 @@ def _change_cost(runner: Runner, max_context: int) -> float:
             same[size] = min(same[size], step(size))
     more = (sum(changed.values()) - sum(same.values())) / len(_OF_TWO_SIZES)
     return more if more > _LEAST_COST * min(same.values()) else 0.0
+
+
+def _padding_cost(runner: Runner, max_context: int) -> float:
+    """Seconds that each unused row of a second block of tokens takes, see `StepTimes`."""
+    context = min(MEASURED_CONTEXT, max_context // 2)
+    if max_context - context <= BLOCK:
+        return 0.0
+    step = _timed_step(runner, context, BLOCK + 1)
+    step(BLOCK + 1)  # the first run of all pays for allocations
+    full = one_more = float("inf")
+    deadline = time.perf_counter() + _PADDING_SECONDS
+    for _ in range(_ROUNDS):
+        full, one_more = min(full, step(BLOCK)), min(one_more, step(BLOCK + 1))
+        if time.perf_counter() > deadline:
+            break
+    more = one_more - full * (BLOCK + 1) / BLOCK
+    return more / (BLOCK - 1) if more > _LEAST_PADDING * full else 0.0
 
 
 def _branch_cost(runner: Runner, max_context: int) -> float:

@@ -70,6 +70,8 @@ def _least_worthwhile(
     for taken in range(1, seconds.shape[0]):
         score = scores[scores.shape[0] - taken]
         tokens += score**exponent
+        if taken < scores.shape[0] and scores[scores.shape[0] - taken - 1] == score:
+            continue  # equal scores are taken together, and the next node may begin a block (`StepTimes.per_padding`)
         if tokens / seconds[taken] > best:
             best, least = tokens / seconds[taken], score
     return least

@@ -34,6 +34,8 @@ _SMOOTHING, SMOOTHING_EVERYWHERE = 0.05, 0.025
 process; half or twice as much made no measurable difference."""
 _TABLE = 1024
 """Tokens of a step up to which its cost is looked up, and not computed: most are narrower."""
+BLOCK = 64
+"""Tokens that the kernels of a step may compute at once, see `StepTimes.per_padding`."""
 _LEAST_SHARE = 0.1
 """Share of a surprise that is attributed to further sequences at least; else a cost once measured as 0 would stay 0."""
 
@@ -150,6 +152,9 @@ class StepTimes:
         per_change: seconds that a step takes longer after one of another number of tokens: OpenVINO prepares each
             operation anew for other shapes.
         per_branch: what each path of a draft tree adds, beside its nodes and but the first.
+        per_padding: what each token adds that a step of more than `BLOCK` tokens lacks to a multiple of it: oneDNN
+            computes wide matrices, such as the output head, in whole blocks of 64 rows from the second block on. So 65
+            tokens may take as long as 128.
     """
 
     def __init__(
@@ -160,10 +165,12 @@ class StepTimes:
         per_draft: float = 0.0,
         per_change: float = 0.0,
         per_branch: float = 0.0,
+        per_padding: float = 0.0,
     ) -> None:
         self.per_draft = per_draft
         self.per_change = per_change
         self.per_branch = per_branch
+        self.per_padding = per_padding
         self._curve = curve.widened()
         self._per_sequence = per_sequence
         self._per_context = per_context
@@ -176,6 +183,9 @@ class StepTimes:
             context: committed tokens that each token attends to, on average.
         """
         costs = self._curve.between(fewest, most)
+        if self.per_padding and most > BLOCK:
+            sizes = np.arange(fewest, most + 1)
+            costs = costs + self.per_padding * (-sizes % BLOCK) * (sizes > BLOCK)
         if sequences == 1 and context <= MEASURED_CONTEXT:
             return costs
         of_context = self._of_context(np.arange(fewest, most + 1), sequences, context)
@@ -184,7 +194,7 @@ class StepTimes:
     def at(self, tokens: int, sequences: int, context: int = MEASURED_CONTEXT) -> float:
         """Seconds for one number of tokens, see `between`."""
         of_context = float(self._of_context(tokens, sequences, context))
-        return self._curve.at(tokens) + (sequences - 1) * self._per_sequence + of_context
+        return self._curve.at(tokens) + self._padding(tokens) + (sequences - 1) * self._per_sequence + of_context
 
     def observe(
         self,
@@ -206,9 +216,10 @@ class StepTimes:
             branches: paths of its trees beside the first ones.
         """
         seconds -= max(drafts - 1, 0) * self.per_draft + changed * self.per_change
-        seconds -= branches * self.per_branch
+        padding = self._padding(tokens)
+        seconds -= branches * self.per_branch + padding
         extra = (sequences - 1) * self._per_sequence
-        expected = self.at(tokens, sequences, context)
+        expected = self.at(tokens, sequences, context) - padding
         # A step far from what was expected met the load of another process, not another curve.
         surprise = min(max(seconds / expected, 0.5), 2.0) - 1.0
         share = float(self._of_context(tokens, sequences, context)) / expected
@@ -219,6 +230,10 @@ class StepTimes:
         if sequences > 1:
             blamed = max(extra, _LEAST_SHARE * expected)
             self._per_sequence = max(0.0, extra + _SMOOTHING * surprise * blamed) / (sequences - 1)
+
+    def _padding(self, tokens: int) -> float:
+        """Seconds that unused rows of the last block add."""
+        return self.per_padding * (-tokens % BLOCK) if tokens > BLOCK else 0.0
 
     def _of_context(self, tokens: int | npt.NDArray[np.int64], sequences: int, context: int) -> Any:
         """Seconds that contexts beyond the measured one add."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_strategies.budgeting.budget import with_change, with_drafts, worthwhile_score
-from draftwood_strategies.budgeting.step_time import StepTimeCurve
+from draftwood_strategies.budgeting.step_time import Seconds, StepTimeCurve
 from draftwood_strategies.draft import DraftTree, DraftTrees, Float32Array
 
 times = st.dictionaries(st.integers(1, 300), st.floats(1e-4, 1.0), min_size=1, max_size=12)
@@ -25,10 +25,20 @@ def test_no_other_number_of_nodes_promises_more(drafted: Float32Array, base: int
     scores = sorted(drafted.tolist(), reverse=True)
     rates = [(base + sum(scores[:n])) / float(curve(base + n)) for n in range(len(scores) + 1)]
     taken = sum(s >= least for s in scores)
-    # Equal scores are taken together, which costs at most what the last of them brings.
-    assert max(rates) == pytest.approx(max(rates[: taken + 1]), rel=1e-6)
-    if len({*scores}) == len(scores):
-        assert max(rates) == pytest.approx(rates[taken], rel=1e-6)
+    together = [n for n in range(len(scores) + 1) if n in (0, len(scores)) or scores[n - 1] != scores[n]]
+    assert taken in together
+    assert rates[taken] == pytest.approx(max(rates[n] for n in together), rel=1e-6)
+
+
+def test_nodes_of_one_score_are_taken_together_or_not_at_all() -> None:
+    """The third token begins a block of rows, which costs as much as a full one."""
+    assert worthwhile_score(of(0.9, 0.8, 0.8), 1, StepTimeCurve({1: 1.0, 3: 1.1, 4: 1.4}).between) == pytest.approx(0.8)
+
+    def block(fewest: int, most: int) -> Seconds:
+        return np.array([1.0, 1.05, 1.1, 2.0])[fewest - 1 : most]
+
+    assert worthwhile_score(of(0.9, 0.8, 0.7), 1, block) == pytest.approx(0.8)
+    assert worthwhile_score(of(0.9, 0.8, 0.8), 1, block) == pytest.approx(0.9)
 
 
 def test_costly_width_drafts_nothing_and_free_width_everything() -> None:

@@ -116,6 +116,18 @@ def test_drafts_and_changes_are_taken_off_before_the_curve_is_corrected() -> Non
     assert times.at(64, sequences=4) > expected
 
 
+def test_a_second_block_of_rows_costs_as_much_as_if_it_were_full() -> None:
+    times = StepTimes(StepTimeCurve({1: 1.0, 64: 64.0}), per_padding=0.5)
+    expected = [63.0, 64.0, 65.0 + 63 * 0.5, 66.0 + 62 * 0.5]
+    assert times.between(63, 66, 1) == pytest.approx(expected)
+    assert [times.at(n, 1) for n in (63, 64, 65, 66)] == pytest.approx(expected)
+    assert times.between(127, 129, 3) == pytest.approx([127.5, 128.0, 129.0 + 63 * 0.5])
+    for _ in range(300):
+        times.observe(80, 1, 80.0 + 48 * 0.5)  # as expected: nothing is corrected
+    assert times.at(80, 1) == pytest.approx(104.0)
+    assert times.at(32, 1) == pytest.approx(32.0)
+
+
 @pytest.mark.parametrize("first", [0.0, 0.1, 2.0])
 def test_further_sequences_cost_what_their_steps_show(first: float) -> None:
     times = step_times({1: 2.0, 64: 4.0}, first)
