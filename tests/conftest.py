@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -52,6 +53,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid}: {error}") from error
         if stage != FAST and stage not in marks:
             item.add_marker(stage)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: a garbage collection need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
