@@ -55,10 +55,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(stage)
 
 
+def pytest_collection() -> None:
+    """Test modules import millions of objects, all of which stay: no garbage collection looks at them, now or later."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: a garbage collection need not look at it again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

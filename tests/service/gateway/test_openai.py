@@ -186,7 +186,7 @@ async def test_64_at_once(client: AsyncOpenAI) -> None:
             model=MODEL,
             messages=[{"role": "user", "content": f"Where is parcel number {number % 4}?"}],
             stream=True,
-            max_tokens=8,
+            max_tokens=20,
             temperature=0,
         ):
             text += chunk.choices[0].delta.content or ""
