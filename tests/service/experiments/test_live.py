@@ -307,7 +307,7 @@ async def test_a_guardrail_stops_an_arm_of_the_file(server: Valkey, tmp_path: Pa
             found = await experiments(one).GetExperiment(xp.GetExperimentRequest(name=NAME))
             assert [stop.arm for stop in found.stopped_arms] == ["bad"]
         path.write_text(path.read_text().replace("id: ok", "id: better"))  # another experiment
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while found.stopped_arms:
                 found = await experiments(served).GetExperiment(xp.GetExperimentRequest(name=NAME))
                 await asyncio.sleep(0.05)

@@ -76,7 +76,7 @@ class _Server(uvicorn.Server):
 
     async def main_loop(self) -> None:
         await self.on_tick(0)
-        while not self.should_exit:
+        while not self.should_exit:  # noqa: ASYNC110  # which another thread sets
             await asyncio.sleep(0.005)
 
 

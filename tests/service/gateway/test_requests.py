@@ -86,7 +86,7 @@ async def test_a_client_that_leaves_in_mid_body_is_no_error(capsys: pytest.Captu
         _, writer = await gateway.open(post(COMPLETIONS, LONG)[:-5])
         await asyncio.sleep(0.1)
         writer.close()
-        for _ in range(100):
+        for _ in range(1000):
             if await live(gateway) == "draftwood_gateway_requests_live 0.0":
                 break
             await asyncio.sleep(0.01)
