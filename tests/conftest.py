@@ -65,7 +65,8 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_sessionfinish() -> None:
+@pytest.hookimpl(trylast=True)  # pytest collects garbage before
+def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
