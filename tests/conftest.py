@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -52,6 +53,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid}: {error}") from error
         if stage != FAST and stage not in marks:
             item.add_marker(stage)
+
+
+def pytest_collection() -> None:
+    """Test modules import millions of objects, all of which stay: no garbage collection looks at them, now or later."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)  # pytest collects garbage before
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

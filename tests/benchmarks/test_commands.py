@@ -66,6 +66,7 @@ def test_two_equal_services_are_not_compared(capsys: pytest.CaptureFixture[str])
     assert "must differ from A" in capsys.readouterr().err
 
 
+@pytest.mark.system
 def test_scheduling_is_measured_by_slots_and_waiting_tenants(tmp_path: Path) -> None:
     figures = tmp_path / "scheduler.json"
     arguments = ["overhead", "--scheduler", "--rounds", "1", "--steps", "30", "--json", str(figures)]
@@ -78,6 +79,7 @@ def test_scheduling_is_measured_by_slots_and_waiting_tenants(tmp_path: Path) -> 
         assert 0 < row["schedule_ms"] < 0.05 * row["slots"]
 
 
+@pytest.mark.system
 def test_sampling_is_measured_by_the_size_of_the_vocabulary(tmp_path: Path) -> None:
     figures = tmp_path / "sampling.json"
     assert bench(["overhead", "--sampling", "--rounds", "1", "--json", str(figures)]) == 0

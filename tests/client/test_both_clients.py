@@ -191,8 +191,8 @@ def test_a_retry_that_would_come_too_late_is_not_made(ask: Ask, server: FakeServ
     server.script = [fails(UNAVAILABLE, "full", retry_in(60_000), pushback="-1")]
     begun = time.monotonic()
     with pytest.raises(UnavailableError) as caught:
-        ask(server.target, timeout=2)
-    assert time.monotonic() - begun < 1.5
+        ask(server.target, timeout=20)
+    assert time.monotonic() - begun < 15
     assert (caught.value.retryable, caught.value.retry_after) == (True, 60.0)
     assert len(server.requests) == 1
 
@@ -209,19 +209,19 @@ def test_an_answer_that_broke_off_is_not_retried(ask: Ask, server: FakeServer) -
 def test_the_deadline_ends_both_sides(ask: Ask, server: FakeServer, behaviour: object) -> None:
     server.script = [behaviour]  # type: ignore[list-item]
     begun = time.monotonic()
-    with pytest.raises(DeadlineError, match=rf"{server.target}: no complete answer within 0\.3 s"):
-        ask(server.target, timeout=0.3)
-    assert 0.25 < time.monotonic() - begun < 2
+    with pytest.raises(DeadlineError, match=rf"{server.target}: no complete answer within 0\.6 s"):
+        ask(server.target, timeout=0.6)
+    assert 0.55 < time.monotonic() - begun < 5
     assert server.cancelled.wait(5)
 
 
 def test_the_deadline_counts_all_attempts(ask: Ask, server: FakeServer) -> None:
     server.script = [fails(UNAVAILABLE, "full", pushback="200"), silent]
-    begun = time.monotonic()
-    with pytest.raises(DeadlineError, match=r"within 0\.5 s"):
-        ask(server.target, timeout=0.5)
-    assert time.monotonic() - begun < 0.65
-    assert len(server.requests) == 2
+    with pytest.raises(DeadlineError, match=r"within 0\.8 s"):
+        ask(server.target, timeout=0.8)
+    _, left = server.seconds_left
+    assert left is not None
+    assert left < 0.65  # of the second attempt
 
 
 def test_a_stream_without_an_end_is_an_error(ask: Ask, server: FakeServer) -> None:

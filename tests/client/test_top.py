@@ -24,6 +24,11 @@ from tests.client.fake_status import FakeStatus, sample, tenant
 from tests.client.terminal import Terminal
 
 
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood_client.cli.top.watching._RETRY_SECONDS", 0.1)
+
+
 def run(*args: str, **env: str) -> Result:
     settings = {"NO_COLOR": "1", "FORCE_COLOR": "", "COLUMNS": "100", **env}
     return CliRunner().invoke(build_app(), ["top", *args], env=settings, catch_exceptions=False)

@@ -5,6 +5,12 @@ from __future__ import annotations
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def frequent_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory looks once a second for what has become too old or too much."""
+    monkeypatch.setattr("draftwood_memory.replication.memory_thread._ROUND_SECONDS", 0.1)
+
+
 @pytest.fixture
 def evicts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memories that are too many or too large are evicted in the next round, whoever waits for them."""

@@ -23,6 +23,7 @@ from tests.memory.helpers import (
     numbers,
     perform,
     replicas,
+    resident,
     strategy_of,
     tokens_of,
     until,
@@ -57,7 +58,8 @@ async def test_the_next_request_on_each_replica_drafts_what_the_arm_has_learned(
         await learn_output(second, "t", numbers(30, 2000), arm="x/a")
         await learn_output(second, "t", numbers(30, 3000), arm="x/b")
         await until(lambda: not (first.outbox.pending or second.outbox.pending))
-        await asyncio.sleep(1.5)  # nobody uses the tenant's own memory
+        own = [resident(memory, "t") for memory in (first, second)]
+        await until(lambda: not any(one.live for one in own))  # nobody uses the tenant's own memory
         assert await perform(AdoptArm("x/a"), third) == 2
         for memory in (first, second, third):
             for start in (1000, 2000):

@@ -37,7 +37,7 @@ async def test_no_other_replica_drafts_from_it_once_the_call_has_returned(server
             began = time.monotonic()
             purged = await perform(PurgeMemory("t"), memories[turn])
             assert (purged.tokens, purged.final_in) == (20, 0.0)
-            assert time.monotonic() - began < 2.0
+            assert time.monotonic() - began < 4.0  # a process that does not answer is waited for five seconds
             assert [(known_to(memory, "t"), log_of(memory, "t")) for memory in memories] == [([], [])] * 4
             assert [memory.strategy("t", "trie").tokens for memory in memories] == [0] * 4  # type: ignore[attr-defined]
 
@@ -46,7 +46,7 @@ async def test_two_purges_at_once_do_not_wait_for_each_other(server: Valkey) -> 
     async with replicas(2, server.url) as memories:
         for tenant in "ab":
             await stored(memories, tenant, numbers(20))
-        async with asyncio.timeout(3.0):
+        async with asyncio.timeout(6.0):  # else eight
             both = [perform(PurgeMemory(tenant), memory) for tenant, memory in zip("ab", memories, strict=True)]
             assert [one.tokens for one in await asyncio.gather(*both)] == [20, 20]
         assert [known_to(memory, tenant) for memory in memories for tenant in "ab"] == [[]] * 4

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from draftwood_service.logging_config import configure_logging
+from draftwood_tenants import followed_file
 from tests.service.fakes import Served, serving
 
 
@@ -14,6 +15,12 @@ from tests.service.fakes import Served, serving
 def logging_as_served() -> None:
     """Configures logging as the service does; loggers keep the configuration of their first use."""
     configure_logging("info", "console", sys.__stderr__)
+
+
+@pytest.fixture(autouse=True)
+def files_are_looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each second, in a service."""
+    monkeypatch.setattr(followed_file, "SECONDS", 0.05)
 
 
 @pytest.fixture

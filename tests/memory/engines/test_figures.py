@@ -105,7 +105,7 @@ def test_memory_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine("redis://127.0.0.1:9", tenant="acme") as made:
         drafted(made, "1", TEXT[:4])
         rested(made)
-        wait_for(lambda: not made.drafts.memory.healthy, "the store to be missed", 5.0)
+        wait_for(lambda: not made.drafts.memory.healthy, "the store to be missed", 20.0)
         found = {metric.name: value for metric, labels, value in points(made) if not labels}
     assert set(found) == {one.name for one in (*figures.OF_MEMORY, figures.STORE_UP, figures.DRAFTING_UP)}
     assert (found["draftwood_store_up"], found["draftwood_store_pending"]) == (0, 1)

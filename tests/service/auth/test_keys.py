@@ -20,7 +20,7 @@ from draftwood_service.auth.auth_file import AuthFile, parse, read, updated
 from draftwood_service.auth.commands import key
 from draftwood_service.rpc.bound import BoundServer
 from draftwood_service.settings import Settings
-from tests.service.fakes import serving
+from tests.service.fakes import serving, until
 
 HASH = "0" * 64
 
@@ -150,9 +150,9 @@ def test_an_empty_file_and_times_with_and_without_a_zone(file: Path) -> None:
 
 
 async def changed(path: Path, text: str, client: AsyncClient, works: bool) -> None:
-    """Writes the file and waits until the server has seen it: five seconds at most."""
+    """Writes the file and waits until the server has seen it: 20 seconds at most."""
     path.write_text(text)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
             await client.model_info()
@@ -162,10 +162,12 @@ async def changed(path: Path, text: str, client: AsyncClient, works: bool) -> No
         if now is works:
             return
         await asyncio.sleep(0.05)
-    raise AssertionError(f"after 5 s, works is still {not works}")
+    raise AssertionError(f"after 20 s, works is still {not works}")
 
 
-async def test_a_server_follows_the_file(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+async def test_a_server_follows_the_file(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, file: Path
+) -> None:
     flag = ("--file", str(file), "--json", "--tenant", "acme")
     old, new = (run(capsys, "create", *flag)["key"] for _ in range(2))
     both = file.read_text()
@@ -182,7 +184,7 @@ async def test_a_server_follows_the_file(capsys: pytest.CaptureFixture[str], fil
             await with_new.generate("x", max_tokens=2, tenant="beta")
         await changed(file, both, with_old, works=True)
         file.write_text("keys: [nonsense")  # the version before stays in use
-        await asyncio.sleep(1.5)
+        await until(lambda: "the version before stays in use" in caplog.text)
         await with_old.model_info()
         await changed(file, "keys: []", with_old, works=False)
         with pytest.raises(UnauthenticatedError):

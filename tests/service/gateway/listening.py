@@ -71,6 +71,15 @@ def read_answer(answer: bytes) -> tuple[int, Any]:
     return int(head.split()[1]), json.loads(body) if b"application/json" in head else body.decode()
 
 
+class _Server(uvicorn.Server):
+    """Ends without delay."""
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        while not self.should_exit:  # noqa: ASYNC110  # which another thread sets
+            await asyncio.sleep(0.005)
+
+
 @asynccontextmanager
 async def listening(
     target: str, most: int = 100, most_bytes: int = 8 << 20, tls: ssl.SSLContext | None = None
@@ -93,7 +102,7 @@ async def listening(
         access_log=False,
         timeout_graceful_shutdown=2,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     running = threading.Thread(target=server.run)
     running.start()
     await until(lambda: server.started)

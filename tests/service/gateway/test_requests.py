@@ -86,7 +86,7 @@ async def test_a_client_that_leaves_in_mid_body_is_no_error(capsys: pytest.Captu
         _, writer = await gateway.open(post(COMPLETIONS, LONG)[:-5])
         await asyncio.sleep(0.1)
         writer.close()
-        for _ in range(100):
+        for _ in range(1000):
             if await live(gateway) == "draftwood_gateway_requests_live 0.0":
                 break
             await asyncio.sleep(0.01)
@@ -159,13 +159,13 @@ async def test_the_prompts_of_a_batch_are_streamed_side_by_side() -> None:
 
 
 async def test_the_deadline_is_that_of_the_whole_batch() -> None:
-    async with serving(slow_engine(0.02)) as served, listening(served.server.address) as gateway:
+    engine = slow_engine(0.02)
+    async with serving(engine) as served, listening(served.server.address) as gateway:
         sent = post(COMPLETIONS, {"prompt": ["a"] * 16, "max_tokens": 40})
         sent = sent.replace(b"host: x", b"host: x\r\nx-draftwood-timeout: 0.6")
-        began = asyncio.get_running_loop().time()
         status, answer = await gateway.answered(sent)
         assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
-        assert asyncio.get_running_loop().time() - began < 1.2
+        assert engine.steps < 60  # of 80 in 1.6 s
 
 
 async def test_no_error_shows_the_address_of_the_service() -> None:

@@ -131,7 +131,7 @@ async def test_each_replica_goes_on_with_its_share_while_the_store_is_away(serve
         server.kill() if fault == "killed" else server.pause()
         began = time.monotonic()
         held = await admitted(first, limits, 20)
-        assert time.monotonic() - began < 0.3 + 0.7
+        assert time.monotonic() - began < 3.0  # it waits once; twenty waits are six seconds
         assert len(held) == 1  # four are known here, and the share of one of two replicas is five
         assert len(await admitted(second, limits, 20)) == 5
         assert (first.outages, first.degraded, first.admitted_alone) == (1, True, 1)

@@ -175,7 +175,7 @@ async def test_two_servers_share_tenants_and_one_of_two_updates_wins(server: Val
         assert codes == [CODE.ABORTED] * 7
 
 
-async def test_what_the_file_names_is_the_files(tmp_path: Path) -> None:
+async def test_what_the_file_names_is_the_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "tenants.yaml"
     path.write_text("tenants:\n- {name: tenants/a, weight: 2}\n")
     async with serving(tenants_file=path) as served:
@@ -187,7 +187,7 @@ async def test_what_the_file_names_is_the_files(tmp_path: Path) -> None:
         await refused(stub.DeleteTenant(pb.DeleteTenantRequest(name="tenants/a")), CODE.FAILED_PRECONDITION)
         await stub.CreateTenant(pb.CreateTenantRequest(tenant_id="b", tenant=tenant(weight=4)))
         path.write_text("tenants:\n- {name: tenants/b, weight: 7}\n- {name: tenants/a, wait: 1}\n")
-        await asyncio.sleep(1.3)
+        await until(lambda: "the version before stays in use" in caplog.text)
         assert (config_of(served, "a").weight, config_of(served, "b").weight) == (2, 4)  # a broken file changes nothing
         path.write_text("tenants:\n- {name: tenants/b, weight: 7}\n")
         await until(lambda: config_of(served, "b").weight == 7)

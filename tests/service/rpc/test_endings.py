@@ -188,21 +188,21 @@ async def test_shutdown_waits_for_no_reader() -> None:
 
 async def test_readers_that_stop_give_up_their_slots_until_they_read_on() -> None:
     large = [("grpc.max_receive_message_length", -1)]
-    async with serving(max_waiting=60) as served, grpc.aio.insecure_channel(served.server.address, large) as channel:
+    async with serving(max_waiting=20) as served, grpc.aio.insecure_channel(served.server.address, large) as channel:
         served.engine.text = "x" * 50_000
         stub = pb_grpc.GenerationServiceStub(channel)
-        stalled = [stub.Generate(ask(max_tokens=2000, tenant="slow")) for _ in range(60)]
+        stalled = [stub.Generate(ask(max_tokens=800, tenant="slow")) for _ in range(20)]
         for call in stalled:
             await call.read()
         await until(lambda: served.engine.paused >= 4)
         other = await asyncio.wait_for(answer(served.stub.Generate(ask(max_tokens=8, tenant="other"))), 10)
         assert other.finished.usage.completion_tokens == 8
-        await until(lambda: served.engine.paused == 60)
+        await until(lambda: served.engine.paused == 20)
         reads_on, *others = stalled
         for call in others:
             call.cancel()
         result = await answer(reads_on)
-        assert result.token_ids == [97 + i % 26 for i in range(2000)]
+        assert result.token_ids == [97 + i % 26 for i in range(800)]
 
 
 async def test_client_that_disconnects_while_a_message_waits(served: Served) -> None:

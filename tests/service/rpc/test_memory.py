@@ -106,7 +106,9 @@ async def test_from_warming_to_purging(server: Valkey, with_redis: bool) -> None
         assert (await export_of(client, tenant="a"))[0] == []
 
 
-async def test_a_purge_is_final_on_the_other_server_when_the_call_returns(server: Valkey) -> None:
+async def test_a_purge_is_final_on_the_other_server_when_the_call_returns(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(store=server.url) as first, serving(store=server.url) as second, client_of(first) as client:
         for _ in range(2):
             await ask(second, "t")
@@ -117,6 +119,7 @@ async def test_a_purge_is_final_on_the_other_server_when_the_call_returns(server
             assert [known_to(one.memory, "t") for one in (first, second)] == [[], []]
         process = processes.Processes(second.memory.memories.client, second.memory.clock, "0" * 16)  # type: ignore[union-attr]
         await asyncio.wrap_future(second.memory.thread.submit(process.apply(b"0-0")))  # and is killed
+        monkeypatch.setattr(processes, "_SILENT_SECONDS", 2.5)
         purged = await asyncio.to_thread(client.purge, "t")
         assert purged.final_at is not None
         assert 0 < purged.final_at.timestamp() - time.time() < processes.LEASE_SECONDS

@@ -14,6 +14,7 @@ from draftwood.admin.v1 import status_pb2 as pb
 from draftwood.admin.v1.status_pb2_grpc import StatusServiceStub
 from draftwood.v1 import generation_pb2
 from draftwood_service.auth import Role
+from draftwood_service.engine.reporting import reporter
 from draftwood_service.rpc.admin import status
 from tests.service.auth.test_matrix import OTHER, OWN, Keys
 from tests.service.fakes import FakeEngine, Served, answer, serving, until
@@ -21,6 +22,11 @@ from tests.service.rpc.test_endings import reason
 
 CODE = grpc.StatusCode
 TOKENS = 12
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "REPORT_SECONDS", 0.02)
 
 
 async def answered(served: Served, tenant: str, authorization: str | None = None) -> None:

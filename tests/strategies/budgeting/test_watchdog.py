@@ -56,18 +56,20 @@ def test_what_does_not_return_is_interrupted(watchdog: Watchdog, endless: Callab
 def test_nothing_is_sent_once_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal that is sent late would meet the default handler, which ends the process."""
     sent: list[bool] = []
-    closed = threading.Event()
+    begun, closed, ended = threading.Event(), threading.Event(), threading.Event()
 
     def slowly(owner: int, number: int) -> None:
-        time.sleep(0.3)
+        begun.set()
+        closed.wait(0.3)
         sent.append(closed.is_set())
+        ended.set()
 
     monkeypatch.setattr(signal, "pthread_kill", slowly)
     watchdog = Watchdog()
-    watchdog.call(0.0, time.sleep, 0.3)  # it is just about to be interrupted when it returns
+    watchdog.call(0.0, begun.wait, 20.0)  # it is just about to be interrupted when it returns
     watchdog.close()
     closed.set()
-    time.sleep(0.4)
+    assert ended.wait(20.0)
     assert sent == [False]
 
 

@@ -22,7 +22,16 @@ from draftwood_tenants.experiments.placement import Running
 from draftwood_tenants.resources import follower
 from tests.memory.engines.toy_engine import ToyEngine, let_drafting_pay
 from tests.memory.servers import Valkey
-from tests.service.experiments.test_live import all_asked, arm_of, catalog, read, requests_counted, split_of, started
+from tests.service.experiments.test_live import (
+    all_asked,
+    arm_of,
+    catalog,
+    fix_salts,
+    read,
+    requests_counted,
+    split_of,
+    started,
+)
 from tests.service.fakes import serving, until
 from tests.tenants.engines.plugged import TEXT, ask, plugged
 
@@ -33,6 +42,7 @@ ARMS = [{"id": "trie", "drafting": {"strategy": "trie"}}, {"id": "off", "draftin
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     let_drafting_pay(monkeypatch)
+    fix_salts(monkeypatch)
     for module in (counting, watch, follower):
         monkeypatch.setattr(module, "SECONDS", 0.05)
 

@@ -164,7 +164,7 @@ def test_the_file_is_read_again_and_a_broken_one_changes_nothing(tmp_path: Path)
     with policy_of("tenants: [{name: tenants/a, drafting: {maxNodes: 3}}]", tmp_path) as policy:
         assert policy.decide("1", RequestChoice("a")).max_nodes == 3
         (tmp_path / "tenants.yaml").write_text("tenants: [{name: tenants/a, drafting: {maxNodes: 5}}]")
-        wait_for(lambda: policy.decide("1", RequestChoice("a")).max_nodes == 5, "the change", 5.0)
+        wait_for(lambda: policy.decide("1", RequestChoice("a")).max_nodes == 5, "the change", 20.0)
 
 
 def test_a_file_that_is_wrong_at_the_start_is_an_error_with_its_place(tmp_path: Path) -> None:
@@ -187,16 +187,16 @@ def test_what_is_unknown_costs_drafts_and_learning_until_it_is_known(
         with plugged(store=url, store_timeout="0.3", tenants_file=str(path)) as made, caplog.at_level(logging.WARNING):
             assert [ask(made, str(n), tenant="acme") for n in range(3)] == [0, 0, 0]
             assert ask(made, "own", [*TEXT[:40], 999, *TEXT[:4]]) > 10  # without a tenant: its own text
-            wait_for(lambda: not made.drafts.sessions, "requests to end", 5.0)
+            wait_for(lambda: not made.drafts.sessions, "requests to end", 20.0)
             assert made.drafts.memory.counters().learned == 0
             assert caplog.text.count("tenants/acme: its configuration could not be read from the store yet") == 1
             ask(made, "known", tenant="of the file")
-            wait_for(lambda: made.drafts.memory.counters().learned == 1, "the file's tenant to be learned from", 5.0)
+            wait_for(lambda: made.drafts.memory.counters().learned == 1, "the file's tenant to be learned from", 20.0)
             server.resume()
             policy: Any = made.drafts.sessions.policy
-            wait_for(lambda: policy._catalog._stored.read, "the store to be read", 10.0)
+            wait_for(lambda: policy._catalog._stored.read, "the store to be read", 20.0)
             ask(made, "4", tenant="acme")
-            wait_for(lambda: made.drafts.memory.counters().learned == 2, "acme to be learned from", 10.0)
+            wait_for(lambda: made.drafts.memory.counters().learned == 2, "acme to be learned from", 20.0)
             assert ask(made, "5", tenant="acme") > 10
 
 
