@@ -78,8 +78,8 @@ def table_arrays(rows: Int32Array, capacity: int) -> TableArrays:
     return TableArrays(rows, np.array([(0, 0, capacity)], TABLE_STATE), np.empty(ORDERS, np.int32))
 
 
-_TICK = 1 << 8
-"""Trees to a tick of the clock that `WRITTEN` holds: so it lasts for 5 years of 64 sequences and 50 steps a second."""
+_LAST_CLOCK = 2**31 - 1
+"""What `WRITTEN` can hold, some 8 days at 64 sequences and 50 steps a second. Then the table begins anew."""
 
 
 class SuccessorTable:
@@ -182,8 +182,10 @@ def _bucket(rows: Int32Array, context_hash: Integer) -> int:
 def note(table: TableArrays, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array) -> None:
     """As `SuccessorTable.note`, which may have to grow afterwards."""
     rows, state, context = table.rows, table.state[0], table.context
+    if state.clock == _LAST_CLOCK:
+        rows[:, WRITTEN] = 0
+        state.clock = state.contexts = 0
     state.clock += 1
-    now = np.int32(state.clock // _TICK + 1)
     for node in range(tokens.shape[0]):
         read_context(tail, tokens, parents, node, 1, context)
         context_hash: Integer = 0
@@ -201,7 +203,7 @@ def note(table: TableArrays, tail: Int32Array, tokens: Int32Array, parents: Int3
                 state.contexts += 1 if rows[row, WRITTEN] == 0 else 0
                 rows[row, TAG] = np.int32(context_hash - 0x80000000)
                 rows[row, STEADY] = 0
-            rows[row, WRITTEN] = now
+            rows[row, WRITTEN] = state.clock
             for rank in range(WIDTH):
                 rows[row, rank] = top_tokens[node, rank]
             if not known and order + 1 >= _ALWAYS_KEPT:
