@@ -63,6 +63,10 @@ class StepFeedback:
         begins = np.array([0, feedback.tokens.shape[0]], np.int32)
         return cls(feedback.tokens, feedback.parents, feedback.predictions, feedback.top_tokens, begins)
 
+    def of_row(self, sequence: int) -> slice:
+        """Where the nodes of a sequence are."""
+        return slice(int(self.begins[sequence]), int(self.begins[sequence + 1]))
+
     def part(self, sequences: SequenceOf[int]) -> StepFeedback:
         """That of some of the sequences, at least one."""
         nodes, begins = runs_in(self.begins, sequences)
@@ -71,7 +75,7 @@ class StepFeedback:
 
     def feedback(self, sequence: int, top_k: int) -> Feedback:
         """That of one sequence, for a strategy with this `top_k`."""
-        own, top_tokens = slice(*self.begins[sequence : sequence + 2].tolist()), None
+        own, top_tokens = self.of_row(sequence), None
         if top_k and self.top_tokens is not None:
             top_tokens = np.ascontiguousarray(self.top_tokens[own, :top_k])
         return Feedback(
