@@ -40,7 +40,6 @@ def blank_weights() -> Weights:
         escapes=np.ones((LEVELS, ORDERS + 1), np.float32),
         trust=np.full((SOURCES, LEVELS), 0.5, np.float32),
         bias=np.zeros((SOURCES, LEVELS, CHANCE_BINS), np.float32),
-        gains=np.full(SOURCES + 1, 0.2, np.float32),
         seen=np.zeros((LEVELS, ORDERS + 1), np.float32),
     )
 

@@ -48,11 +48,6 @@ def propose_all(
                 for i in range(len(drafters)):
                     failed(i, "propose", error)
                 return DraftTrees.empty(len(drafters))
-        alone = [
-            propose_all(strategy, [drafter], budgets[i : i + 1], vocab_size, *_alone(i, failed, timed))[0]
-            for i, drafter in enumerate(drafters)
-        ]
-        return DraftTrees.of(alone)
     trees = []
     for i, (drafter, budget) in enumerate(zip(drafters, budgets.tolist(), strict=True)):
         try:
@@ -94,15 +89,3 @@ def observe_all(
 def _takes_batches(strategy: Strategy) -> TypeGuard[BatchStrategy]:
     """As `isinstance`, which takes longer than a draft: it looks up every member of the protocol."""
     return hasattr(strategy, "propose_all") and hasattr(strategy, "observe_all")
-
-
-def _alone(i: int, failed: Failed, timed: Timed) -> tuple[Failed, Timed]:
-    """For sequence i, which is number 0 of a call of its own."""
-
-    def failed_alone(sequence: int, method: str, error: Exception) -> None:
-        failed(i, method, error)
-
-    def timed_alone(sequences: SequenceOf[int], owner: object, function: Callable[..., Any], *args: Any) -> Any:
-        return timed([i], owner, function, *args)
-
-    return failed_alone, timed_alone

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +17,7 @@ from draftwood_strategies.invariants import check_array, check_trees
 from draftwood_strategies.native import Float32Array as Float32Array
 from draftwood_strategies.native import Int32Array as Int32Array
 from draftwood_strategies.native import compiled, sizes_between
-from draftwood_strategies.tree_index import LINKED_NODE, NO_NODE, TreeIndex, insert
+from draftwood_strategies.tree_index import NO_NODE, TreeIndex, insert, unlinked
 
 
 @dataclass(eq=False)
@@ -61,25 +60,9 @@ class DraftTree:
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
 
-    def __repr__(self) -> str:
-        nodes = ", ".join(
-            f"{t}<-{p} {s:.2f}"
-            for t, p, s in zip(
-                self.tokens[:6].tolist(), self.parents[:6].tolist(), self.scores[:6].tolist(), strict=True
-            )
-        )
-        return f"DraftTree({len(self)} nodes: {nodes}{', ...' if len(self) > 6 else ''})"
-
     def check(self, vocab_size: int | None = None) -> None:
         """Raises `MalformedTreeError` when an invariant is violated, or a token is not below `vocab_size`."""
         check_trees(self.tokens, self.parents, self.scores, None, vocab_size)
-
-    @cached_property
-    def depths(self) -> Int32Array:
-        """int32[n]: 0 for the first level."""
-        depths = np.empty(len(self), np.int32)
-        _set_depths(self.parents, depths)
-        return depths
 
     def pruned(self, budget: int) -> DraftTree:
         """The `budget` best-scored nodes, in their order; a node's parent is always kept with it."""
@@ -178,39 +161,20 @@ def tree_arrays(sequences: int, nodes: int) -> tuple[Int32Array, Int32Array, Flo
     )
 
 
-class TreeBuilder:
-    """A draft tree made by laying trees over one another by shared prefix; a node of several keeps its best score.
+def merged(trees: SequenceOf[DraftTree], capacity: int | None = None) -> DraftTree:
+    """The trees laid over one another by shared prefix; a node that several have keeps its best score.
 
     Args:
-        capacity: how many nodes it takes; further ones are left out, with what hangs from them.
+        trees: their siblings may be equal.
+        capacity: how many nodes there are at most; further ones are left out, with what hangs from them. None for all.
     """
-
-    def __init__(self, capacity: int) -> None:
-        self._index = np.empty(capacity + 1, LINKED_NODE)
-        self._index["first_child"][0] = NO_NODE
-        self._parents, self._scores = np.empty(capacity, np.int32), np.empty(capacity, np.float32)
-        self._size = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def add(self, tokens: Int32Array, parents: Int32Array, scores: Float32Array) -> None:
-        """Adds a tree, laid out as in `DraftTree`; its siblings may be equal."""
-        located = np.empty(tokens.shape[0], np.int32)
-        self._size = _merge(self._index, self._parents, self._scores, self._size, tokens, parents, scores, located)
-
-    def tree(self) -> DraftTree:
-        """What was added so far."""
-        n = self._size
-        return DraftTree(self._index["token"][1 : n + 1].copy(), self._parents[:n], self._scores[:n])
-
-
-def merged(trees: SequenceOf[DraftTree]) -> DraftTree:
-    """The trees laid over one another by shared prefix; a node that several have keeps its best score."""
-    builder = TreeBuilder(sum(len(tree) for tree in trees))
+    most = sum(len(tree) for tree in trees) if capacity is None else capacity
+    index = unlinked(np.empty(most, np.int32))
+    parents, scores, size = np.empty(most, np.int32), np.empty(most, np.float32), 0
     for tree in trees:
-        builder.add(tree.tokens, tree.parents, tree.scores)
-    return builder.tree()
+        located = np.empty(len(tree), np.int32)
+        size = _merge(index, parents, scores, size, tree.tokens, tree.parents, tree.scores, located)
+    return DraftTree(index["token"][1 : size + 1].copy(), parents[:size], scores[:size])
 
 
 def checked(proposed: Any, budget: int, vocab_size: int | None) -> DraftTree:
@@ -279,9 +243,3 @@ def _merge(
             index_parents[node] = located[parents[i]] if parents[i] >= 0 else NO_NODE
             index_scores[node] = max(index_scores[node], scores[i])
     return end
-
-
-@compiled
-def _set_depths(parents: Int32Array, depths: Int32Array) -> None:
-    for i in range(parents.shape[0]):
-        depths[i] = depths[parents[i]] + 1 if parents[i] >= 0 else 0

@@ -79,7 +79,7 @@ def table_arrays(rows: Int32Array, capacity: int) -> TableArrays:
 
 
 _LAST_CLOCK = 2**31 - 1
-"""What `WRITTEN` can hold: some 8 days at 64 sequences and 50 steps a second."""
+"""What `WRITTEN` can hold, some 8 days at 64 sequences and 50 steps a second. Then the table begins anew."""
 
 
 class SuccessorTable:
@@ -182,9 +182,9 @@ def _bucket(rows: Int32Array, context_hash: Integer) -> int:
 def note(table: TableArrays, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array) -> None:
     """As `SuccessorTable.note`, which may have to grow afterwards."""
     rows, state, context = table.rows, table.state[0], table.context
-    if state.clock >= _LAST_CLOCK:
-        state.clock //= 2
-        _halve_clock(rows)
+    if state.clock == _LAST_CLOCK:
+        rows[:, WRITTEN] = 0
+        state.clock = state.contexts = 0
     state.clock += 1
     for node in range(tokens.shape[0]):
         read_context(tail, tokens, parents, node, 1, context)
@@ -214,13 +214,6 @@ def note(table: TableArrays, tail: Int32Array, tokens: Int32Array, parents: Int3
 def _note_at(table: Integer, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array) -> None:
     """`note`, with the table's address."""
     note(arrays_at(TableArrays, table), tail, tokens, parents, top_tokens)
-
-
-@compiled
-def _halve_clock(rows: Int32Array) -> None:
-    """Halves all times, so that the clock can go on; what was written before stays before what was written later."""
-    for row in range(rows.shape[0]):
-        rows[row, WRITTEN] = (rows[row, WRITTEN] >> 1) + (rows[row, WRITTEN] & 1)
 
 
 @compiled

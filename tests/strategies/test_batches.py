@@ -89,8 +89,20 @@ def feedback_of(tree: DraftTree, random: np.random.Generator) -> Feedback:
     return Feedback(np.append(ids(0), tree.tokens).astype(np.int32), parents, top[:, 0].copy(), top)
 
 
+class FaultyDrafter:
+    """Drafts this tree, or fails without one."""
+
+    def __init__(self, tree: DraftTree | None) -> None:
+        self.tree = tree
+
+    def propose(self, budget: int) -> DraftTree:
+        if self.tree is None:
+            raise ValueError("broken")
+        return self.tree
+
+
 class Faulty:
-    """A strategy that drafts in batches, and fails where a sequence whose drafter is told so takes part."""
+    """A strategy that drafts in batches, and fails where a drafter that does takes part."""
 
     top_k = 0
 
@@ -98,14 +110,11 @@ class Faulty:
         raise NotImplementedError
 
     def propose_all(self, drafters: Any, budgets: Int32Array) -> DraftTrees:
-        if "fails" in drafters:
-            raise ValueError("broken")
-        chains = {"too deep": DraftTree.of(range(9)), "other": DraftTree.of([5, 6])}
-        return DraftTrees.of([chains[one] for one in drafters])
+        return DraftTrees.of([drafter.propose(0) for drafter in drafters])
 
     def observe_all(self, drafters: Any, accepted: Int32Array, begins: Int32Array, feedback: Any) -> None:
-        if "fails" in drafters:
-            raise ValueError("broken")
+        for drafter in drafters:
+            drafter.propose(0)
 
 
 def untimed(sequences: Any, owner: object, function: Any, *args: Any) -> Any:
@@ -118,13 +127,14 @@ def test_a_batch_that_fails_is_asked_one_by_one() -> None:
     def failed(sequence: int, method: str, error: Exception) -> None:
         failures.append((sequence, method, type(error).__name__))
 
-    drafters, strategy = ["other", "fails", "other", "too deep"], Faulty()
+    fails, other, strategy = FaultyDrafter(None), FaultyDrafter(DraftTree.of([5, 6])), Faulty()
+    drafters = [other, fails, other, FaultyDrafter(DraftTree.of(range(9)))]
     found = asking.propose_all(strategy, drafters, np.full(4, 8, np.int32), 100, failed, untimed)
     assert [found[i].tokens.tolist() for i in range(4)] == [[5, 6], [], [5, 6], []]
     assert failures == [(1, "propose", "ValueError"), (3, "propose", "MalformedTreeError")]
     failures.clear()
-    alone = asking.propose_all(strategy, ["fails"], np.full(1, 8, np.int32), 100, failed, untimed)
-    asking.observe_all(strategy, ["fails"], ids(1), ids(0, 1), None, failed, untimed)
+    alone = asking.propose_all(strategy, [fails], np.full(1, 8, np.int32), 100, failed, untimed)
+    asking.observe_all(strategy, [fails], ids(1), ids(0, 1), None, failed, untimed)
     assert same(alone[0], EMPTY_TREE)
     assert failures == [(0, "propose", "ValueError"), (0, "observe", "ValueError")]
     assert isinstance(strategy, Strategy)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftwood_strategies import EMPTY_TREE, DraftTree, MalformedTreeError
-from draftwood_strategies.draft import TreeBuilder, merged
+from draftwood_strategies.draft import merged
 
 
 @st.composite
@@ -61,30 +61,20 @@ def test_merging_is_the_union_of_paths_with_the_best_scores(parts: list[DraftTre
 
 
 @given(st.lists(trees(), max_size=2), st.integers(0, 30))
-def test_a_full_builder_leaves_out_the_nodes_that_come_last(parts: list[DraftTree], capacity: int) -> None:
+def test_a_full_tree_leaves_out_the_nodes_that_come_last(parts: list[DraftTree], capacity: int) -> None:
     """The nodes are those that an unbounded one makes first; scores of nodes that are there already still count."""
-    builder, whole = TreeBuilder(capacity), merged(parts)
-    for part in parts:
-        builder.add(part.tokens, part.parents, part.scores)
-    tree = builder.tree()
+    tree, whole = merged(parts, capacity), merged(parts)
     tree.check()
-    assert len(builder) == len(tree) == min(capacity, len(whole))
+    assert len(tree) == min(capacity, len(whole))
     for made, expected in ((tree.tokens, whole.tokens), (tree.parents, whole.parents), (tree.scores, whole.scores)):
         assert made.tolist() == expected[: len(tree)].tolist()
-
-
-@given(trees())
-def test_depths_count_the_steps_from_the_root(tree: DraftTree) -> None:
-    assert [len(path) - 1 for path in paths(tree)] == tree.depths.tolist()
 
 
 def test_a_tree_of_tokens_alone_is_a_chain() -> None:
     tree = DraftTree.of([7, 8, 9])
     assert tree.parents.tolist() == [-1, 0, 1]
     assert tree.scores.tolist() == [1.0, 1.0, 1.0]
-    assert tree.depths.tolist() == [0, 1, 2]
     assert len(EMPTY_TREE) == 0
-    assert "3 nodes" in repr(tree)
 
 
 @pytest.mark.parametrize(

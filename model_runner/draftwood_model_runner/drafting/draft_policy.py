@@ -38,8 +38,7 @@ from draftwood_strategies.budgeting.chains import (
 )
 from draftwood_strategies.budgeting.draft_account import DraftCostModel, step_all
 from draftwood_strategies.budgeting.guarded_batches import observe_all, propose_all, runs_of
-from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
-from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, IndexingBudget
 from draftwood_strategies.budgeting.step_time import StepSeconds, StepTimes
 from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.draft import DraftTrees, Int32Array, merged

@@ -20,7 +20,7 @@ from typing import Annotated
 import numpy as np
 
 from draftwood_strategies.base import Feedback
-from draftwood_strategies.draft import DraftTree, TreeBuilder
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree, merged
 from draftwood_strategies.jacobi.ngram_pool import NgramPool
 from draftwood_strategies.jacobi.paths import joined, predictions_after
 from draftwood_strategies.jacobi.window import Window
@@ -152,20 +152,20 @@ class JacobiDrafter:
 
     def propose(self, budget: int) -> DraftTree:
         self.index_prompt(self._prompt.shape[0])
-        strategy, rates, draft = self._strategy, self._rates, TreeBuilder(budget)
+        strategy, rates, window = self._strategy, self._rates, EMPTY_TREE
         columns = min(strategy.window, (budget // 2 + 1) // (strategy.ngram - 1))
         if columns != (self.window.columns if self.window else 0):
             self.window = Window(columns, strategy.ngram, self._random_tokens()) if columns else None
         if self.window is not None:
             tokens, parents, _ = joined(self.window.paths())
-            draft.add(tokens, parents, np.full(tokens.shape[0], rates.worth, np.float32))
-        self._window_nodes = len(draft)
+            scores = np.full(tokens.shape[0], rates.worth, np.float32)
+            window = merged([DraftTree(tokens, parents, scores)], budget)
+        self._window_nodes = len(window)
         own, others = (pool.after(self._last)[::-1] for pool in (self.pool, strategy.pool))
         self._guesses = [*own, *(guess for guess in others if guess not in own)][: strategy.guesses]
         tokens, parents, _ = joined(self._guesses)
-        scores = [score for age in range(len(self._guesses)) for score in rates.scores(age)]
-        draft.add(tokens, parents, np.array(scores, np.float32))
-        return draft.tree()
+        scores = np.array([score for age in range(len(self._guesses)) for score in rates.scores(age)], np.float32)
+        return merged([window, DraftTree(tokens, parents, scores)], budget)
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
         written = accepted.tolist()

@@ -8,10 +8,10 @@ from draftwood_strategies.mixing.candidates import Workspace
 from draftwood_strategies.mixing.expansion import expand
 from draftwood_strategies.mixing.learning import learn
 from draftwood_strategies.mixing.sequence import UNKNOWN, SequenceArrays
-from draftwood_strategies.mixing.sources.attribution import attribute, attribute_all
+from draftwood_strategies.mixing.sources.attribution import attribute
 from draftwood_strategies.mixing.sources.source_trees import add_source
 from draftwood_strategies.mixing.unused_nodes import FillWorkspace, fill
-from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights
+from draftwood_strategies.mixing.weights import Weights
 from draftwood_strategies.native import Float32Array, Int32Array, Int64Array, Integer, compiled
 from draftwood_strategies.structs import arrays_at
 from draftwood_strategies.successors import ORDERS, WIDTH, TableArrays, note, wants_growth
@@ -31,14 +31,12 @@ class SourceDrafts(NamedTuple):
     Attributes:
         tokens, parents, scores: int32[n], int32[n] and float32[n], as in `DraftTrees`.
         begins: int32[k, s + 1]; the tree of source k for sequence i is from `begins[k, i]` to `begins[k, i + 1]`.
-        take_part: int32[SOURCES + 1, s], 1 where a source, the table last, takes part in a draft.
     """
 
     tokens: Int32Array
     parents: Int32Array
     scores: Float32Array
     begins: Int32Array
-    take_part: Int32Array
 
 
 class Verified(NamedTuple):
@@ -67,7 +65,6 @@ def draft_all(
     source_parents: Int32Array,
     source_scores: Float32Array,
     source_begins: Int32Array,
-    take_part: Int32Array,
     table: Int32Array,
     of_model: Int32Array,
     workspaces_address: Integer,
@@ -81,12 +78,12 @@ def draft_all(
     Args:
         sequences: int64[s], the addresses of their `SequenceArrays`, which have space.
         budgets: int32[s], the most nodes of each draft.
-        source_tokens to take_part: as in `SourceDrafts`.
+        source_tokens to source_begins: as in `SourceDrafts`.
         workspaces_address: of `Workspaces`.
         table, of_model: int32[r, COLUMNS], the tenant's successor table and the model's; without rows, none.
         tokens, parents, scores, begins: as in `DraftTrees`, with space for all budgets.
     """
-    sources = SourceDrafts(source_tokens, source_parents, source_scores, source_begins, take_part)
+    sources = SourceDrafts(source_tokens, source_parents, source_scores, source_begins)
     workspaces = arrays_at(Workspaces, workspaces_address)
     end = 0
     for s in range(sequences.shape[0]):
@@ -110,18 +107,15 @@ def _draft(
     workspaces: Workspaces,
 ) -> int:
     """Merges the sources' trees for sequence s, and drafts; returns how many nodes."""
-    trees, active, size = one.trees, one.active, 0
+    trees, size = one.trees, 0
     trees.tree[0].first_child = NO_NODE
-    for source in range(SOURCES + 1):
-        active[source] = sources.take_part[source, s]
     for source in range(sources.begins.shape[0]):
         first, last = sources.begins[source, s], sources.begins[source, s + 1]
         tokens, parents, scores = sources.tokens[first:last], sources.parents[first:last], sources.scores[first:last]
         size = add_source(trees, size, source, tokens, parents, scores, workspaces.draft.located)
-    rows, model_rows = (table, of_model) if active[TABLE] else (table[:0], of_model[:0])
     weights = arrays_at(Weights, one.state[0].weights)
-    n = expand(trees, weights, workspaces.draft, rows, model_rows, one.tail, one.draft, budget)
-    if active[TABLE] and one.state[0].tops >= 0 and n < budget:
+    n = expand(trees, weights, workspaces.draft, table, of_model, one.tail, one.draft, budget)
+    if table.shape[0] > 0 and one.state[0].tops >= 0 and n < budget:
         n = fill(one.top[: one.state[0].tops], one.draft, n, budget, workspaces.fill)
     one.state[0].drafted = n
     return n
@@ -191,13 +185,8 @@ def _learn(
     Args:
         known: `tokens` and `parents` are that tree; else it was the whole draft.
     """
-    if known:
-        attribute(one.draft, one.state[0].drafted, tokens, parents, written, workspace.located, one.counts)
-    else:
-        attribute_all(one.draft, one.state[0].drafted, written, one.counts)
-    rows, model_rows = (table, of_model) if one.active[TABLE] else (table[:0], of_model[:0])
-    weights = arrays_at(Weights, one.state[0].weights)
-    learn(one.trees, weights, workspace, rows, model_rows, one.tail, written, one.active)
+    attribute(one.draft, one.state[0].drafted, known, tokens, parents, written, workspace.located, one.counts)
+    learn(one.trees, arrays_at(Weights, one.state[0].weights), workspace, table, of_model, one.tail, written)
 
 
 @compiled

@@ -56,7 +56,7 @@ class Workspace(NamedTuple):
         left: float64[SOURCES], the logarithm of what each source leaves over.
         items: ITEM[k].
         frontier: FRONTIER_ENTRY[budget + 1], items that may be drafted next, from the number of drafted nodes on.
-        located: int32[n], where the nodes of another tree are.
+        located: int32[n], where the nodes of a source's tree, or of the draft, are in another one.
     """
 
     tokens: Int32Array
@@ -76,7 +76,7 @@ class Workspace(NamedTuple):
 
 
 def workspace_for(budget: int, largest: int) -> Workspace:
-    """A workspace for drafts of at most `budget` nodes, and trees of at most `largest` to be merged or verified."""
+    """A workspace for drafts of at most `budget` nodes, and trees of at most `largest` to be merged."""
     return Workspace(
         tokens=np.empty(_MOST_CANDIDATES, np.int32),
         nodes=np.empty(_MOST_CANDIDATES, np.int32),
@@ -91,7 +91,7 @@ def workspace_for(budget: int, largest: int) -> Workspace:
         left=np.empty(SOURCES, np.float64),
         items=np.empty(64 * budget + _MOST_CANDIDATES, ITEM),
         frontier=np.empty(budget + 1, FRONTIER_ENTRY),
-        located=np.empty(largest, np.int32),
+        located=np.empty(max(budget, largest), np.int32),
     )
 
 

@@ -6,14 +6,14 @@ round. Knows token ids only; nothing of tenants and strategies.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from draftwood_strategies.mixing.candidates import OUTSIDE, Workspace, collect, to_probabilities
-from draftwood_strategies.mixing.sources.source_gain import dominant_source
 from draftwood_strategies.mixing.sources.source_trees import SourceTrees
-from draftwood_strategies.mixing.weights import Weights
+from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights
 from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
-from draftwood_strategies.successors import read_context
+from draftwood_strategies.successors import ORDERS, WIDTH, read_context
 from draftwood_strategies.tree_index import NO_NODE, offer, takes
 
 
@@ -66,7 +66,7 @@ def expand(
                     item.token = workspace.tokens[i]
                     item.parent = parent
                     item.node = tree_node if tree_node >= 0 else OUTSIDE
-                    item.source = dominant_source(trees, workspace, i)
+                    item.source = _dominant_source(trees, workspace, i)
                     item.score = new_score
                     end = offer(frontier, drafted, end, wanted, new_score, made)
                     made += 1
@@ -80,3 +80,17 @@ def expand(
         draft.scores[drafted] = score
         parent, node = drafted, best.node
     return int(budget)
+
+
+@compiled
+def _dominant_source(trees: SourceTrees, workspace: Workspace, i: int) -> int:
+    """The source that has candidate i and raised it most above "none of these"."""
+    best, most, node = TABLE, -math.inf, workspace.nodes[i]
+    for order in range(ORDERS):
+        if workspace.ranks[i, order] < WIDTH:
+            most = workspace.contributions[i, TABLE] - workspace.contributions[0, TABLE]
+    for source in range(SOURCES):
+        raised = workspace.contributions[i, source] - workspace.contributions[0, source]
+        if node >= 0 and trees.chances[node, source] > 0.0 and raised > most:
+            best, most = source, raised
+    return best

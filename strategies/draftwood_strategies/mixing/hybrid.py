@@ -1,8 +1,8 @@
 """The hybrid strategy: several strategies under one budget, as one tree.
 
 Each part drafts on its own; their trees, and the successor table of `recycling`, are mixed node by node with learned
-weights (see `candidates`). A part without a gain drafts in a probe now and then only, one that costs more than it
-brings is suspended for some drafts, and one that fails is left out for the rest of its sequence.
+weights (see `candidates`). A part that costs more than drafts bring is suspended for some of them, and one that fails
+is left out for the rest of its sequence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from draftwood_strategies.base import (
     Readable,
     SourceCounts,
     StepFeedback,
-    Strategy,
     SuccessorSource,
 )
 from draftwood_strategies.draft import DraftTree, DraftTrees
@@ -33,7 +32,7 @@ from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
 from draftwood_strategies.mixing.sources.parts import names_in, parts_of, table_of
 from draftwood_strategies.mixing.sources.schedule import SourceSchedule
 from draftwood_strategies.mixing.weights import SOURCES, TABLE
-from draftwood_strategies.native import Int32Array
+from draftwood_strategies.native import Int32Array, runs_in
 from draftwood_strategies.options import Option, OptionValue, read_options
 from draftwood_strategies.registry import options_of, register
 
@@ -86,11 +85,6 @@ class HybridStrategy:
         self.schedule = SourceSchedule()
 
     @property
-    def suspensions(self) -> Counter[str]:
-        """How often each part was suspended."""
-        return self.schedule.suspensions
-
-    @property
     def tokens(self) -> int:
         """How many tokens the parts' memories hold."""
         return sum(int(getattr(part, "tokens", 0)) for part in self.parts.values())
@@ -124,17 +118,11 @@ class HybridStrategy:
         return HybridDrafter(self, prompt, learns=False)
 
     def propose_all(self, drafters: SequenceOf[HybridDrafter], budgets: Int32Array) -> DraftTrees:
-        gains, has_table = self.mixer.weights.gains.tolist(), self.mixer.table is not None
-        *takes_part, with_table = self.schedule.next([*self.parts], gains, has_table, len(drafters))
-        take_part: Int32Array = np.zeros((SOURCES + 1, len(drafters)), np.int32)
-        take_part[TABLE] = with_table
-        trees = []
-        for number, name in enumerate(self.parts):
-            asked = [i for i, drafter in enumerate(drafters) if name in drafter.parts] if takes_part[number] else []
+        names, trees = self.schedule.next(self.parts, len(drafters)), []
+        for name in self.parts:
+            asked = [i for i, drafter in enumerate(drafters) if name in drafter.parts] if name in names else []
             trees.append(self._trees(name, drafters, asked, budgets))
-            # One that failed just now is dropped.
-            take_part[number, [i for i in asked if name in drafters[i].parts]] = 1
-        return self.mixer.draft_all([drafter.sequence for drafter in drafters], trees, take_part, budgets)
+        return self.mixer.draft_all([drafter.sequence for drafter in drafters], trees, budgets)
 
     def observe_all(
         self,
@@ -146,13 +134,14 @@ class HybridStrategy:
         self.mixer.observe_all([drafter.sequence for drafter in drafters], accepted, begins, feedback)
         for name, part in self.parts.items():
             having = [i for i, drafter in enumerate(drafters) if name in drafter.parts]
-            if len(having) == len(drafters):
-                self._observe(name, part, drafters, accepted, begins, feedback)
+            if not having:
                 continue
-            for i in having:
-                own = None if feedback is None else StepFeedback.of(feedback.feedback(i, self.top_k))
-                written = accepted[begins[i] : begins[i + 1]]
-                self._observe(name, part, [drafters[i]], written, np.array([0, written.size], np.int32), own)
+            step = accepted, begins, feedback
+            if len(having) < len(drafters):
+                entries, of_having = runs_in(begins, having)
+                step = accepted[entries], of_having, None if feedback is None else feedback.part(having)
+            taking = [drafters[i] for i in having]
+            observe_all(part, [one.parts[name] for one in taking], *step, *self._calls(name, taking))
 
     def _trees(
         self, name: str, drafters: SequenceOf[HybridDrafter], asked: list[int], budgets: Int32Array
@@ -164,18 +153,6 @@ class HybridStrategy:
         vocab_size, calls = having[0].vocab_size, self._calls(name, having)
         found = propose_all(self.parts[name], [one.parts[name] for one in having], budgets[asked], vocab_size, *calls)
         return DraftTrees.placed([(asked, found)], len(drafters))
-
-    def _observe(
-        self,
-        name: str,
-        part: Strategy,
-        drafters: SequenceOf[HybridDrafter],
-        accepted: Int32Array,
-        begins: Int32Array,
-        feedback: StepFeedback | None,
-    ) -> None:
-        parts = [drafter.parts[name] for drafter in drafters]
-        observe_all(part, parts, accepted, begins, feedback, *self._calls(name, drafters))
 
     def _calls(self, name: str, drafters: SequenceOf[HybridDrafter]) -> tuple[Failed, Timed]:
         """What becomes of the faults and the time of a part's calls for these drafters."""
@@ -207,7 +184,7 @@ class HybridDrafter:
         self.sequence = SequenceMixer(strategy.mixer, prompt, learns)
         self.vocab_size: int | None = None
         self.parts: dict[str, Drafter] = {}
-        self._suspensions = strategy.suspensions.total()
+        self._suspensions = strategy.schedule.suspensions.total()
         for name, part in strategy.parts.items():
             try:
                 if learns:

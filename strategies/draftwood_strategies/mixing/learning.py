@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 from draftwood_strategies.mixing.candidates import OUTSIDE, Workspace, collect, to_probabilities
-from draftwood_strategies.mixing.sources.source_gain import record_gains
 from draftwood_strategies.mixing.sources.source_trees import SourceTrees
 from draftwood_strategies.mixing.weights import SOURCES, Weights, chance_bin
 from draftwood_strategies.native import Float32Array, Int32Array, Integer, Real, compiled
@@ -36,14 +35,12 @@ def learn(
     of_model: Int32Array,
     tail: Int32Array,
     accepted: Int32Array,
-    active: Int32Array,
 ) -> None:
-    """One gradient step for each accepted token, and the gain of each source there.
+    """One gradient step for each accepted token.
 
     Args:
         trees to tail: as in `expansion.expand`, of the latest draft.
         accepted: int32[a], the tokens that the step wrote.
-        active: int32[SOURCES + 1], 1 for each source that took part in the draft.
     """
     context = workspace.context
     node: Integer = NO_NODE
@@ -55,7 +52,6 @@ def learn(
         while target > 0 and workspace.tokens[target] != accepted[depth]:
             target -= 1
         to_probabilities(workspace.logits, n, workspace.probabilities)
-        record_gains(trees, weights, workspace, n, target, longest, level, active)
         _correct(trees, weights, workspace, n, target, longest, level)
         node = workspace.nodes[target] if target > 0 and workspace.nodes[target] >= 0 else OUTSIDE
 

@@ -15,7 +15,7 @@ from draftwood_strategies.mixing.batches import SourceDrafts, Verified, Workspac
 from draftwood_strategies.mixing.candidates import workspace_for
 from draftwood_strategies.mixing.sequence import UNKNOWN, empty_draft, empty_trees, new_sequence
 from draftwood_strategies.mixing.unused_nodes import fill_workspace_for
-from draftwood_strategies.mixing.weights import SOURCES, TABLE, Weights, prior_weights
+from draftwood_strategies.mixing.weights import Weights, prior_weights
 from draftwood_strategies.native import Int32Array, Int64Array, sizes_between
 from draftwood_strategies.structs import Struct, addresses_of
 from draftwood_strategies.successors import COLUMNS, WIDTH, SuccessorTable, table_arrays
@@ -61,7 +61,6 @@ class Mixer:
         self,
         sequences: SequenceOf[SequenceMixer],
         trees: SequenceOf[DraftTrees],
-        take_part: Int32Array,
         budgets: Int32Array,
     ) -> DraftTrees:
         """A tree for each sequence.
@@ -69,10 +68,9 @@ class Mixer:
         Args:
             trees: the checked trees of each tree-shaped source, in the order of their numbers, at most `SOURCES`; one
                 for each sequence, which is empty where the source does not take part.
-            take_part: int32[SOURCES + 1, s], 1 where a source, the table last, takes part in a draft.
             budgets: int32[s], the most nodes of each draft.
         """
-        sources = _source_drafts(trees, take_part, len(sequences))
+        sources = _source_drafts(trees, len(sequences))
         sizes = sources.begins[:, 1:] - sources.begins[:, :-1]
         nodes, merged = int(budgets.max()), int(sizes.sum(axis=0).max()) if trees else 0
         for one in sequences:
@@ -106,7 +104,6 @@ class Mixer:
         verified = _verified(accepted, begins, feedback)
         if verified.known:
             largest = int(sizes_between(verified.begins).max())
-            self._reserve(1, largest)
             for one in sequences:
                 one.reserve_tops(largest if verified.with_top else 0)
         table = self._no_table if self.table is None else self.table.struct
@@ -158,18 +155,22 @@ class SequenceMixer:
         """int32[ORDERS], its last tokens, the newest last; `NOWHERE` before its first one."""
         return self.struct.fields.tail
 
-    def draft(self, trees: SequenceOf[DraftTree | None], with_table: bool, budget: int) -> DraftTree:
-        """As `Mixer.draft_all`, for this sequence alone; None for a source that does not take part."""
-        take_part: Int32Array = np.zeros((SOURCES + 1, 1), np.int32)
-        take_part[: len(trees), 0] = [tree is not None for tree in trees]
-        take_part[TABLE] = with_table
-        each = [DraftTrees.of([tree or EMPTY_TREE]) for tree in trees]
-        return self._mixer.draft_all([self], each, take_part, np.array([budget], np.int32))[0]
+    def draft(self, trees: SequenceOf[DraftTree], budget: int) -> DraftTree:
+        """As `Mixer.draft_all`, for this sequence alone."""
+        each = [DraftTrees.of([tree]) for tree in trees]
+        return self._mixer.draft_all([self], each, np.array([budget], np.int32))[0]
+
+    def propose(self, budget: int) -> DraftTree:
+        """A draft of the successor table alone."""
+        return self.draft((), budget)
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
         """As `Mixer.observe_all`, for this sequence alone."""
         begins = np.array([0, accepted.shape[0]], np.int32)
         self._mixer.observe_all([self], accepted, begins, None if feedback is None else StepFeedback.of(feedback))
+
+    def close(self) -> None:
+        """The tenant's table and weights keep what was learned."""
 
     def reserve(self, nodes: int, merged: int) -> None:
         """Makes space for a draft, and for the sources' trees; if there was less, the latest ones are lost."""
@@ -192,11 +193,11 @@ def _workspaces_for(nodes: int, largest: int) -> Workspaces:
     return Workspaces(workspace_for(nodes, largest), fill_workspace_for(nodes))
 
 
-def _source_drafts(trees: SequenceOf[DraftTrees], take_part: Int32Array, sequences: int) -> SourceDrafts:
+def _source_drafts(trees: SequenceOf[DraftTrees], sequences: int) -> SourceDrafts:
     """One after the other; without sources, no tree for any sequence."""
     if len(trees) == 1:
         only = trees[0]
-        return SourceDrafts(only.tokens, only.parents, only.scores, only.begins[None], take_part)
+        return SourceDrafts(only.tokens, only.parents, only.scores, only.begins[None])
     offsets = np.cumsum([0, *(source.tokens.shape[0] for source in trees)])
     begins = [source.begins + np.int32(offset) for source, offset in zip(trees, offsets[:-1], strict=True)]
     return SourceDrafts(
@@ -204,7 +205,6 @@ def _source_drafts(trees: SequenceOf[DraftTrees], take_part: Int32Array, sequenc
         np.concatenate([EMPTY_TREE.parents, *(source.parents for source in trees)]),
         np.concatenate([EMPTY_TREE.scores, *(source.scores for source in trees)]),
         np.array(begins, np.int32).reshape(len(trees), sequences + 1),
-        take_part,
     )
 
 

@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import Annotated
 
-import numpy as np
-
-from draftwood_strategies.base import Feedback, StepFeedback
-from draftwood_strategies.draft import DraftTree, DraftTrees
+from draftwood_strategies.base import StepFeedback
+from draftwood_strategies.draft import DraftTrees
 from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
-from draftwood_strategies.mixing.weights import SOURCES, TABLE
 from draftwood_strategies.native import Int32Array
 from draftwood_strategies.options import Range, check, read_options
 from draftwood_strategies.registry import register
@@ -49,38 +46,20 @@ class RecyclingStrategy:
     def take_model_rows(self, rows: Int32Array) -> None:
         self._mixer.of_model = rows
 
-    def start(self, prompt: Int32Array) -> RecyclingDrafter:
-        return RecyclingDrafter(self._mixer, prompt)
+    def start(self, prompt: Int32Array) -> SequenceMixer:
+        return SequenceMixer(self._mixer, prompt)
 
-    def start_reading(self, prompt: Int32Array) -> RecyclingDrafter:
-        return RecyclingDrafter(self._mixer, prompt, learns=False)
+    def start_reading(self, prompt: Int32Array) -> SequenceMixer:
+        return SequenceMixer(self._mixer, prompt, learns=False)
 
-    def propose_all(self, drafters: SequenceOf[RecyclingDrafter], budgets: Int32Array) -> DraftTrees:
-        take_part: Int32Array = np.zeros((SOURCES + 1, len(drafters)), np.int32)
-        take_part[TABLE] = 1
-        return self._mixer.draft_all([drafter.sequence for drafter in drafters], (), take_part, budgets)
+    def propose_all(self, drafters: SequenceOf[SequenceMixer], budgets: Int32Array) -> DraftTrees:
+        return self._mixer.draft_all(drafters, (), budgets)
 
     def observe_all(
         self,
-        drafters: SequenceOf[RecyclingDrafter],
+        drafters: SequenceOf[SequenceMixer],
         accepted: Int32Array,
         begins: Int32Array,
         feedback: StepFeedback | None,
     ) -> None:
-        self._mixer.observe_all([drafter.sequence for drafter in drafters], accepted, begins, feedback)
-
-
-class RecyclingDrafter:
-    """Drafts for one sequence, and writes the model's predictions into the tenant's table, if it `learns`."""
-
-    def __init__(self, mixer: Mixer, prompt: Int32Array, learns: bool = True) -> None:
-        self.sequence = SequenceMixer(mixer, prompt, learns)
-
-    def propose(self, budget: int) -> DraftTree:
-        return self.sequence.draft((), True, budget)
-
-    def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
-        self.sequence.observe(accepted, feedback)
-
-    def close(self) -> None:
-        """The tenant's table keeps what was learned."""
+        self._mixer.observe_all(drafters, accepted, begins, feedback)

@@ -27,7 +27,6 @@ class SequenceArrays(NamedTuple):
         trees, draft: of its latest draft.
         top: int32[n, WIDTH], the latest `top_tokens`.
         tail: int32[ORDERS], its last tokens, the newest last; `NOWHERE` before its first one.
-        active: int32[SOURCES + 1], 1 for each source, the table last, that took part in its latest draft.
         counts: int64[2, SOURCES + 1], how many nodes of each source were verified and accepted.
         state: STATE[1].
     """
@@ -36,7 +35,6 @@ class SequenceArrays(NamedTuple):
     draft: MixedDraft
     top: Annotated[Int32Array, 2]
     tail: Int32Array
-    active: Int32Array
     counts: Annotated[Int64Array, 2]
     state: Annotated[Any, STATE]
 
@@ -51,7 +49,6 @@ def new_sequence(prompt: Int32Array, weights_address: int, learns: bool) -> Sequ
         draft=empty_draft(0),
         top=np.empty((0, WIDTH), np.int32),
         tail=tail,
-        active=np.zeros(SOURCES + 1, np.int32),
         counts=np.zeros((2, SOURCES + 1), np.int64),
         state=np.array([(weights_address, learns, UNKNOWN, UNKNOWN)], STATE),
     )

@@ -34,8 +34,6 @@ _FIRST_OF_OTHER_ROWS = (0.95, 0.95, 0.8, 0.6)
 _BEST_PER_STEADY_BIN, _OTHER_PER_STEADY_BIN = (0.3, 0.2, 0.15, 0.05), (0.15, 0.1, 0.05, 0.05)
 _ESCAPES = ((0.5, 1.9, 1.7, 1.0, 1.0), (0.7, 1.2, 1.1, 0.65, 0.7), (0.5, 0.5, 0.65, 0.7, 1.0), (0.5,) * 5)
 _TRUST, _BIAS = (0.0, 0.4, 0.7, 1.25), (0.0, 1.0, 1.1, 0.3)
-_FIRST_GAIN = 0.2
-"""Above the gain that a source needs to take part (`hybrid`), so that each one is tried for some hundred tokens."""
 
 
 class Weights(NamedTuple):
@@ -51,8 +49,6 @@ class Weights(NamedTuple):
             context.
         trust: float32[SOURCES, LEVELS], factors of the logarithm of a source's probability, by its own level.
         bias: float32[SOURCES, LEVELS, CHANCE_BINS], what is added to it, by its own level and that probability.
-        gains: float32[SOURCES + 1], by how much each source, the table last, raised the probability of the token that
-            was written, on average over the tokens; see `source_gain`.
         seen: float32[LEVELS, ORDERS + 1], tokens learned from, by the node's level and longest known context.
     """
 
@@ -60,7 +56,6 @@ class Weights(NamedTuple):
     escapes: Annotated[Float32Array, 2]
     trust: Annotated[Float32Array, 2]
     bias: Annotated[Float32Array, 3]
-    gains: Float32Array
     seen: Annotated[Float32Array, 2]
 
 
@@ -81,7 +76,6 @@ def prior_weights() -> Weights:
         escapes=np.array(_ESCAPES, np.float32),
         trust=np.tile(np.array(_TRUST, np.float32), (SOURCES, 1)),
         bias=np.tile(np.array(_BIAS, np.float32)[:, None], (SOURCES, 1, CHANCE_BINS)),
-        gains=np.full(SOURCES + 1, _FIRST_GAIN, np.float32),
         seen=np.zeros((LEVELS, ORDERS + 1), np.float32),
     )
 

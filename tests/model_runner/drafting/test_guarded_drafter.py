@@ -17,8 +17,7 @@ from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.budgeting import draft_account, timed_calls
 from draftwood_strategies.budgeting.draft_account import LONGEST_PAUSES, TRIED_SHARE, DraftCostModel, step_all
 from draftwood_strategies.budgeting.guarded_batches import observe_all, propose_all
-from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
-from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
+from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, IndexingBudget
 from draftwood_strategies.draft import EMPTY_TREE, Int32Array
 from tests.model_runner.sequences import make_sequence
 from tests.strategies.fakes import Clock, FakeStrategy
@@ -383,7 +382,7 @@ def test_a_slow_part_of_a_hybrid_is_suspended_for_all_sequences_and_tried_again(
         run_hybrid(drafter, 100)
     asked = slow.proposed
     assert 0 < asked < 30, "together, not each"
-    assert (slow.closed, strategy.suspensions) == (0, {"slow": 1})
+    assert (slow.closed, strategy.schedule.suspensions) == (0, {"slow": 1})
     assert quick.proposed > 10
     for _ in range(100):
         run_hybrid(made[0][0], 1000)

@@ -12,7 +12,7 @@ from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create
-from draftwood_strategies.budgeting.prompt_indexing import MOST_INDEXED
+from draftwood_strategies.budgeting.guarded_drafter import MOST_INDEXED
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.jacobi.ngram_pool import NgramPool
 from draftwood_strategies.trie.phrase_index import PhraseIndex

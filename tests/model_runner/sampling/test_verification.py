@@ -15,7 +15,7 @@ from draftwood_strategies import EMPTY_TREE, DraftTree
 from draftwood_strategies.draft import Int32Array
 from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.sequences import make_sequence
-from tests.strategies.test_draft import trees
+from tests.strategies.test_draft import paths, trees
 
 LAST = np.array([99], np.int32)
 VOCAB = 100
@@ -35,7 +35,7 @@ def rooted_batch(tree: DraftTree) -> StepBatch:
 def test_what_is_written_does_not_depend_on_the_tree(tree: DraftTree, truth: list[int]) -> None:
     """A model that writes `truth` writes a beginning of it, and the nodes on the way carry exactly that."""
     tokens, parents = rooted(tree)
-    depths = [0, *(tree.depths + 1).tolist()]
+    depths = [0, *(len(path) for path in paths(tree))]
     steps = list(walk(tokens, parents, lambda node: truth[depths[node]]))
     predicted = np.array(truth, np.int32)[depths]
     [path] = predicted_paths(rooted_batch(tree).feedback(predicted, None), predicted)

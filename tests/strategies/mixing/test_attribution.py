@@ -20,7 +20,7 @@ def counted(drafted: DraftTree, sources: Int32Array, verified: DraftTree, accept
     counts = np.zeros((2, SOURCES + 1), np.int64)
     tokens, parents = np.append(ids(99), verified.tokens), np.append(ids(-1), verified.parents + 1)
     draft = MixedDraft(drafted.tokens, drafted.parents, drafted.scores, sources)
-    attribute(draft, len(drafted), tokens, parents, accepted, np.empty(tokens.size, np.int32), counts)
+    attribute(draft, len(drafted), True, tokens, parents, accepted, np.empty(len(drafted), np.int32), counts)
     found: list[list[int]] = counts.T.tolist()
     return found
 

@@ -34,7 +34,7 @@ def with_table(mixer: Mixer) -> SequenceMixer:
     """A sequence with a table that has rows for its end."""
     sequence, model, text = SequenceMixer(mixer, ids(1)), ToyModel(3, vocab=10), [1]
     for _ in range(12):
-        sequence.draft((), True, BUDGET)
+        sequence.propose(BUDGET)
         accepted, feedback = model.verify(text, DraftTree.of([]))
         sequence.observe(np.array(accepted, np.int32), feedback)
         text += accepted
@@ -48,7 +48,7 @@ def test_one_step_of_learning_goes_up_the_gradient_of_the_log_probability() -> N
     sequence = with_table(mixer)
     mixer.weights.seen[:] = 1e9
     trees = [some_tree(random), some_tree(random)]
-    draft = sequence.draft(trees, True, BUDGET)
+    draft = sequence.draft(trees, BUDGET)
     target = int(draft.tokens[(draft.parents == -1)][1])
     tail = sequence.tail.copy()
     before = Weights(*(weights.copy() for weights in mixer.weights))
@@ -56,7 +56,7 @@ def test_one_step_of_learning_goes_up_the_gradient_of_the_log_probability() -> N
     moved = Weights(*(weights.copy() for weights in mixer.weights))
 
     def log_probability() -> float:
-        return float(np.log(chance_of(sequence.draft(trees, True, BUDGET), target)))
+        return float(np.log(chance_of(sequence.draft(trees, BUDGET), target)))
 
     sequence.tail[:] = tail
     for name, rate in (("ranks", 0.03), ("escapes", 0.03), ("trust", 0.003), ("bias", 0.03)):
@@ -88,38 +88,24 @@ def test_scores_become_acceptance_rates(score: float, rate: float) -> None:
     sequence = SequenceMixer(mixer, ids(1))
     late = []
     for step in range(3000):
-        tree = sequence.draft([DraftTree.of([7], scores=[score])], False, 4)
+        tree = sequence.draft([DraftTree.of([7], scores=[score])], 4)
         if step >= 1000:
             late.append(chance_of(tree, 7))
         sequence.observe(ids(7 if random.random() < rate else 8), None)
     assert np.mean(late) == pytest.approx(rate, abs=0.04)
 
 
-def test_gains_are_high_for_a_right_source_and_none_for_a_wrong_one() -> None:
-    mixer = Mixer(None)
-    sequence, model, text = SequenceMixer(mixer, ids(1, 2)), ToyModel(), [1, 2]
-    for _ in range(600):
-        right, wrong = model.write(text, 2), [(token + 1) % 50 for token in model.write(text, 2)]
-        trees = [DraftTree.of(right, scores=[0.7, 0.5]), DraftTree.of(wrong, scores=[0.7, 0.5])]
-        accepted, feedback = model.verify(text, sequence.draft(trees, False, 8))
-        sequence.observe(np.array(accepted, np.int32), feedback)
-        text += accepted
-    gains = mixer.weights.gains
-    assert gains[0] > 0.5
-    assert abs(gains[1]) < 0.05
-
-
 def test_nodes_count_for_a_source_that_has_the_token() -> None:
     mixer = Mixer(SuccessorTable(4096))
     sequence = SequenceMixer(mixer, ids(1))
-    sequence.draft([DraftTree.of([5, 6], [-1, 0], [0.9, 0.8]), DraftTree.of([9], scores=[0.9])], True, 8)
+    sequence.draft([DraftTree.of([5, 6], [-1, 0], [0.9, 0.8]), DraftTree.of([9], scores=[0.9])], 8)
     sequence.observe(ids(5, 6, 7), None)
     assert sequence.counts[ACCEPTED].tolist()[:2] == [2, 0]
-    sequence.draft([], True, 8)
+    sequence.draft([], 8)
     sequence.observe(ids(1), Feedback(ids(7), ids(-1), ids(1), np.arange(8, dtype=np.int32)[None]))
-    sequence.draft([None, None], True, 8)
+    sequence.draft([], 8)
     sequence.observe(ids(3), Feedback(ids(1), ids(-1), ids(3), np.arange(8, dtype=np.int32)[None]))
-    unknown = sequence.draft([], True, 8)
+    unknown = sequence.draft([], 8)
     assert unknown.scores.max() == pytest.approx(0.07), "the table has no row for 3, so the nodes are filled ones"
 
 
@@ -127,7 +113,7 @@ def test_weights_stay_bounded_however_long_the_traffic() -> None:
     mixer = Mixer(None)
     sequence = SequenceMixer(mixer, ids(1))
     for _ in range(4000):
-        sequence.draft([DraftTree.of([7], scores=[0.99])], False, 4)
+        sequence.draft([DraftTree.of([7], scores=[0.99])], 4)
         sequence.observe(ids(8), None)
     for name, weights in mixer.weights._asdict().items():
         assert np.isfinite(weights).all()
@@ -141,7 +127,7 @@ def test_the_first_tokens_count_more_than_later_ones() -> None:
         mixer = Mixer(None)
         mixer.weights.seen[:] = seen
         sequence, before = SequenceMixer(mixer, ids(1)), mixer.weights.escapes.copy()
-        sequence.draft([DraftTree.of([7], scores=[0.9])], False, 4)
+        sequence.draft([DraftTree.of([7], scores=[0.9])], 4)
         sequence.observe(ids(8), None)
         assert mixer.weights.seen.sum() == pytest.approx(seen * mixer.weights.seen.size + 1)
         return float((mixer.weights.escapes - before).max())

@@ -13,6 +13,7 @@ from draftwood_strategies import DraftTree, TrieStrategy
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.trie.phrase_index import START, PhraseIndex
 from draftwood_strategies.trie.strategy import TrieDrafter
+from tests.strategies.test_draft import paths
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=60), min_size=1, max_size=6)
 
@@ -59,7 +60,7 @@ def test_every_draft_is_valid_and_within_budget_and_branch_length(
         tree = drafter.propose(budget)
         tree.check(vocab_size=7)
         assert len(tree) <= budget
-        assert tree.depths.max(initial=-1) < branch_length
+        assert all(len(path) <= branch_length for path in paths(tree))
         drafter.observe(step, None)
     drafter.close()
 

@@ -12,7 +12,7 @@ from draftwood_memory.engines.session import Session, Step
 from draftwood_strategies.budgeting.chains import worthwhile_chains
 from draftwood_strategies.budgeting.draft_account import step_all
 from draftwood_strategies.budgeting.guarded_batches import propose_all
-from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
+from draftwood_strategies.budgeting.guarded_drafter import IndexingBudget
 from draftwood_strategies.budgeting.served_times import ServedStepTimes
 
 

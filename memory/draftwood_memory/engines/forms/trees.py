@@ -18,7 +18,7 @@ from draftwood_memory.engines.session import Session, Step
 from draftwood_memory.records import Int32Array
 from draftwood_strategies.budgeting.draft_account import step_all
 from draftwood_strategies.budgeting.guarded_batches import propose_all
-from draftwood_strategies.budgeting.prompt_indexing import IndexingBudget
+from draftwood_strategies.budgeting.guarded_drafter import IndexingBudget
 from draftwood_strategies.draft import DraftTrees
 from draftwood_strategies.native import sizes_between
 
