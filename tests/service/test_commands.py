@@ -164,7 +164,30 @@ def test_help_needs_no_model() -> None:
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--port", "{taken}"], "port {taken}: address already in use"),
+        (["--port", "{taken}"], "--port {taken}: address already in use"),
+        (["--port", "0", "--health-port", "{taken}"], "--health-port {taken}: address already in use"),
+        (
+            ["--port", "0", "--store", "embedded", "--store-folder", f"{__file__}/x"],
+            f"--store-folder {__file__}/x: {__file__} is a file; give a folder, which is made if it is missing",
+        ),
+        (
+            ["--port", "0", "--store", "embedded", "--store-folder", "/proc/x"],
+            "--store-folder /proc/x: cannot be made or used: no such file or directory; give a folder that this user",
+        ),
+        (["--port", "0", "--store-keys", "k"], "--store-keys: key 1 has no id of 1 to 32 bytes, or no value; give"),
+        (["--port", "0", "--store-key-file", __file__], "--store-key-file: key 1 has no id"),
+        (
+            ["--port", "0", "--store", "rediss://x", "--store-tls-ca", __file__],
+            f"--store-tls-ca {__file__}: has no PEM certificate",
+        ),
+        (
+            ["--port", "0", "--store", "rediss://x", "--store-tls-cert", __file__, "--store-tls-key", __file__],
+            f"--store-tls-cert {__file__}: is no PEM certificate, or {__file__} is not its private key",
+        ),
+        (
+            ["--port", "0", "--ready-file", "/no/such/folder/ready"],
+            "--ready-file /no/such/folder/ready: cannot be written: no such file or directory",
+        ),
         (
             ["--port", "0", "--model", "/no/such/model"],
             "model '/no/such/model': no such folder; give a folder or a hub id",
