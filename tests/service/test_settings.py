@@ -79,6 +79,8 @@ BAD: dict[str, tuple[str, str, str, str]] = {
     "flag with an equals sign": ("--port=many", "port", "an integer", "--port"),
     "environment": ("DRAFTWOOD_MAX_RUNNING=0", "max_running", "at least 1", "MAX_RUNNING"),
     "quantized": ("--weights int2", "weights", "'as-is', 'int8' or 'int4'", "--weights"),
+    "quantized by torch": ("--weights int8 --runner torch", "weights", "needs runner openvino", "--weights"),
+    "exact by OpenVINO": ("--exact true --runner openvino", "exact", "use runner torch", "--exact"),
     "choice": ("--dtype int8", "dtype", "'auto', 'float32', 'bfloat16' or 'float16'", "--dtype"),
     "strategy": ("--strategy tri", "strategy", "none, recycling, trie", "--strategy"),
     "nan": ("--stall-timeout nan", "stall_timeout", "greater than 0", "--stall-timeout"),
