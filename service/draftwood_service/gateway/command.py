@@ -114,7 +114,7 @@ def _check_address(host: str, port: int) -> None:
     try:
         require_free("port", host, port)
     except InvalidInputError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: --{error}", err=True)
         raise typer.Exit(1) from None
 
 
