@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from draftwood_model_runner.engine_config import check_runner, check_weights
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerError
-from draftwood_model_runner.loading.choices import check_runner, check_weights
 from draftwood_model_runner.runners.base import RunnerFactory
 from draftwood_model_runner.runners.probing import past_thresholds
 from draftwood_model_runner.runners.shrinking import CONTEXT

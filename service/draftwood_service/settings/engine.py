@@ -12,9 +12,9 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from draftwood_memory.settings.memory_settings import cache_folder
+from draftwood_model_runner.engine_config import check_runner, check_weights
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_model_runner.loading.choices import check_runner, check_weights
 from draftwood_service.settings.group import JsonObject, SettingsGroup, Weights
 
 ENGINE_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
