@@ -18,6 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_service.starting.files import require_writable
 
 # Serves the fake model, for what is tested here is the process around it.
 SERVE_FAKE = """
@@ -246,3 +248,12 @@ def test_compiled_functions_that_cannot_be_copied_are_one_line(
     assert result.stderr.count("\n") == 1
     assert "compiled_functions" in result.stderr
     assert problem in result.stderr
+
+
+def test_a_ready_file_of_an_earlier_start_is_removed(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    ready.write_text("127.0.0.1:1\n")
+    require_writable("ready_file", ready)
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(InvalidValueError, match="ready_file .*: cannot be written: is a directory"):
+        require_writable("ready_file", tmp_path)
