@@ -255,5 +255,6 @@ def test_a_ready_file_of_an_earlier_start_is_removed(tmp_path: Path) -> None:
     ready.write_text("127.0.0.1:1\n")
     require_writable("ready_file", ready)
     assert [*tmp_path.iterdir()] == []
-    with pytest.raises(InvalidValueError, match="ready_file .*: cannot be written: is a directory"):
+    with pytest.raises(InvalidValueError, match=r"ready_file .*: cannot be written: is a directory"):
         require_writable("ready_file", tmp_path)
+    assert not tmp_path.with_name(tmp_path.name + ".part").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from draftwood_model_runner.errors import InvalidInputError
@@ -32,4 +33,6 @@ def write_whole(key: str, path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            part.unlink()
         raise InvalidInputError(key, path, f"cannot be written: {str(error.strerror).lower()}") from None
