@@ -11,20 +11,21 @@ import signal
 import socket
 import sys
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
 
-from draftwood_model_runner.errors import DraftwoodError, InvalidInputError
+from draftwood_memory.errors import DraftwoodMemoryError
+from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import require_folder, set_offline_mode
-from draftwood_service.config import SettingsError, read_settings
+from draftwood_service.config import SettingsError, as_given, read_settings
 from draftwood_service.engine.process import EngineProcess
 from draftwood_service.logging_config import configure_logging
 from draftwood_service.settings import Settings
 from draftwood_service.starting.devices import require_driver
 from draftwood_service.starting.extras import require_engine
+from draftwood_service.starting.files import require_store, require_writable, write_whole
 from draftwood_service.starting.listening import require_free
 from draftwood_service.telemetry import opened_telemetry
 
@@ -54,21 +55,27 @@ def serve(args: list[str]) -> int | None:
     configure_logging(settings.log_level, settings.log_format)
     try:
         return uvloop.run(_serve(settings))
-    except DraftwoodError as error:
+    except InvalidValueError as error:
+        return _fail(as_given(error, args, os.environ), _FAILURE)
+    except (DraftwoodError, DraftwoodMemoryError) as error:
         return _fail(error, _FAILURE)
 
 
-def _fail(error: DraftwoodError, status: int) -> int:
+def _fail(error: Exception, status: int) -> int:
     print(f"draftwood serve: {error}", file=sys.stderr)
     return status
 
 
 async def _serve(settings: Settings) -> int:
-    require_free(settings.host, settings.port)
+    require_free("port", settings.host, settings.port)
+    if settings.health_port is not None:
+        require_free("health_port", settings.host, settings.health_port)
     require_engine(settings.engine)
     require_driver(settings.device)
     require_folder(settings.model_path)
     set_offline_mode(settings.model_path, os.environ)
+    require_writable("ready_file", settings.ready_file)
+    require_store(settings)
     _copy_compiled(settings)
     starting = asyncio.create_task(_start_engine(settings))
     await asyncio.sleep(0)  # its process starts; what follows is imported meanwhile
@@ -96,7 +103,7 @@ async def _serve(settings: Settings) -> int:
     if server.known.is_set():
         _log.info("serving", address=bound.address, model=model.name, device=model.device, dtype=model.dtype)
         if settings.ready_file is not None:
-            _write_whole(settings.ready_file, bound.address + "\n")
+            write_whole("ready_file", settings.ready_file, bound.address + "\n")
     await _any(*ending)
     await server.stop()
     return _FAILURE if server.recovery.failed.is_set() else 0
@@ -190,13 +197,14 @@ async def _abandon(starting: asyncio.Task[tuple[EngineBridge, ServedModel]]) -> 
 
 
 def _prepare(settings: Settings) -> None:
-    """Imports what takes long, and checks the tenants file. Raises InvalidInputError."""
+    """Checks the tenants file, and imports what takes long. Raises InvalidInputError."""
+    if settings.tenants_file is not None:
+        from draftwood_tenants.file import read_file
+
+        read_file(settings.tenants_file, settings.tenant_limits)
     import draftwood_service.rpc.server  # noqa: F401
     from draftwood_service.rpc.parsing.wire_size import compile_counter
-    from draftwood_tenants.file import read_file
 
-    if settings.tenants_file is not None:
-        read_file(settings.tenants_file, settings.tenant_limits)
     compile_counter()
 
 
@@ -213,10 +221,3 @@ def _stop_signals() -> asyncio.Event:
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
     loop.add_signal_handler(signal.SIGINT, interrupt)
     return stopping
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Writes a file in one step for readers: under another name first, then renamed."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

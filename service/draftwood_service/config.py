@@ -16,6 +16,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from draftwood_memory.settings.memory_settings import size_of
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_service.settings import GROUPS, Settings, default_shown
 
@@ -67,6 +68,24 @@ def read_settings(args: list[str], environ: Mapping[str, str], prog: str = "draf
         SettingsError: a setting is unknown or wrong.
         SystemExit: --help was given; help has been printed.
     """
+    merged, sources = _merged(args, environ, prog)
+    try:
+        return Settings(**merged)
+    except ValidationError as error:
+        raise _first_error(error, sources) from None
+
+
+def as_given(
+    error: InvalidValueError, args: list[str], environ: Mapping[str, str]
+) -> InvalidValueError | SettingsError:
+    """The error of a setting that was found wrong later than by `read_settings`, named as it was given."""
+    if error.field.partition("[")[0] not in Settings.model_fields:
+        return error
+    return _as_given(error, _merged(args, environ, "draftwood serve")[1])
+
+
+def _merged(args: list[str], environ: Mapping[str, str], prog: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Values by field, and the source of each. Raises SettingsError."""
     flags = _flags(args, prog)
     env = {key[len(ENV_PREFIX) :].lower(): text for key, text in _own(environ).items() if text != ""}
     _refuse_unknown(env, lambda key: ENV_PREFIX + key.upper(), "the environment", [*Settings.model_fields, "config"])
@@ -82,10 +101,7 @@ def read_settings(args: list[str], environ: Mapping[str, str], prog: str = "draf
         merged[key], sources[key] = text, ENV_PREFIX + key.upper()
     for key, text in flags.items():
         merged[key], sources[key] = text, flag(key)
-    try:
-        return Settings(**merged)
-    except ValidationError as error:
-        raise _first_error(error, sources) from None
+    return merged, sources
 
 
 def flag(key: str) -> str:
@@ -178,6 +194,11 @@ def _first_error(error: ValidationError, sources: Mapping[str, str]) -> Settings
     if details["type"] in _RANGE_ERRORS:
         allowed = str(cause) if cause else details["msg"].replace("Input should be", "it must be", 1)
         return _as_given(InvalidValueError(key, value, allowed), sources)
+    field = Settings.model_fields[key]
+    if details["type"] == "int_parsing" and size_of in [getattr(one, "func", None) for one in field.metadata]:
+        return _as_given(
+            InvalidInputError(key, value, "must be a number of bytes, or one with the suffix K, M or G"), sources
+        )
     theirs = details["msg"].replace("Input should be", "must be", 1).partition(",")[0]
     return _as_given(InvalidInputError(key, value, _PROBLEMS.get(details["type"], theirs)), sources)
 

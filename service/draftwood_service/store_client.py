@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from draftwood_memory.memory import Memory
-from draftwood_memory.settings import opening
+from draftwood_memory.settings import files, opening
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_memory.store.encryption import KeyRing
 from draftwood_memory.store.redis_client import RedisClient
@@ -28,7 +28,7 @@ def store_client(settings: StoreSettings, timeout: float | None = None) -> Redis
 def store_keys(settings: StoreSettings) -> KeyRing | None:
     """The keys that encrypt stored values. Raises InvalidInputError."""
     with named_settings():
-        return opening.store_keys(_shared(settings))
+        return files.store_keys(_shared(settings))
 
 
 @contextmanager

@@ -161,6 +161,13 @@ def test_a_request_that_is_too_large_is_told_with_both_sizes(ask: Ask, server: F
         ask(server.target, "x" * 5_000_000)
 
 
+def test_an_answer_that_is_too_large_is_told_with_both_sizes(ask: Ask, server: FakeServer) -> None:
+    server.script = [answers("x" * 17_000_000)]
+    said = r": the answer has 17\d{6} bytes, and this client takes at most 16777216; raise it by channel_options="
+    with pytest.raises(StatusError, match=said):
+        ask(server.target)
+
+
 def test_retries_end(ask: Ask, server: FakeServer) -> None:
     server.script = [fails(UNAVAILABLE, "full", reason("QUEUE_FULL"), retry_in(20))]
     with pytest.raises(UnavailableError, match="full") as caught:

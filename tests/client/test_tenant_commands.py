@@ -210,7 +210,7 @@ def test_delete_asks(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant) -> None:
 def test_check_a_tenants_file(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant, tmp_path: Path) -> None:
     file = tmp_path / "tenants.yaml"
     file.write_text(
-        "tenants:\n- {name: tenants/acme, weight: 3}\n- {name: tenants/b, weight: 500}\n- {name: tenants/acme}\n"
+        "tenants:\n- {name: tenants/acme, weight: 3}\n- {name: tenants/b, weight: 500}\n- {name: tenants/acme}\n- 1\n"
         "experiments:\n- {name: experiments/x, state: EXPERIMENT_STATE_RUNNING, arms: [{id: a}, {id: b}]}\n"
         "- {name: experiments/y, arms: [{id: a}]}\n"
     )
@@ -220,6 +220,7 @@ def test_check_a_tenants_file(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant,
     assert result.stderr.splitlines() == [
         "tenants[1]: tenant.weight: 500 is not allowed; it must lie in [0.01, 100]",
         "tenants[2]: name: acme is in the file twice",
+        "tenants[3]: must be a mapping of fields, not 1",
         "experiments[1]: experiment.arms: 1 of them; 2 to 8 are needed",
     ]
     assert admin.tenants.writes == admin.experiments.writes == []

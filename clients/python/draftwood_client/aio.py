@@ -169,7 +169,7 @@ class AsyncClient:
         try:
             return await method(request, timeout=limit, metadata=metadata)
         except grpc.RpcError as error:
-            raise self._connection.error(error, limit) from error
+            raise await self._connection.async_error(error, limit) from error
         except asyncio.CancelledError:
             raise_if_task_cancelled()
             raise cancelled_error() from None
@@ -231,7 +231,7 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
                 if (delta := self._answer.take(event)) is not None:
                     return delta
         except grpc.RpcError as error:
-            raise self._connection.error(error, self._timeout, self._request_id) from error
+            raise await self._connection.async_error(error, self._timeout, self._request_id) from error
         except asyncio.CancelledError:
             raise_if_task_cancelled()
             raise cancelled_error(self._request_id) from None
@@ -281,7 +281,7 @@ class AsyncGenerationStream(AsyncIterator[Delta]):
             if isinstance(event := await call.read(), pb.GenerateResponse):
                 self._first = self._answer.take(event)
         except grpc.RpcError as error:
-            raise self._connection.error(error, self._timeout, self._request_id) from error
+            raise await self._connection.async_error(error, self._timeout, self._request_id) from error
         except asyncio.CancelledError:
             raise_if_task_cancelled()
             raise cancelled_error(self._request_id) from None

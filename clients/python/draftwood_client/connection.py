@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import uuid
@@ -178,7 +179,14 @@ class Connection:
         """A request's deadline in seconds: `timeout`, or the client's if it is not set; None for no deadline."""
         return self.timeout if timeout is UNSET else seconds("timeout", timeout)
 
+    async def async_error(self, error: grpc.RpcError, limit: float | None, request_id: str = "") -> StatusError:
+        """As `error`, on a thread if it may connect to addresses, which would block the event loop."""
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            return await asyncio.to_thread(self.error, error, limit, request_id)
+        return self.error(error, limit, request_id)
+
     def error(self, error: grpc.RpcError, timeout: float | None, request_id: str = "") -> StatusError:
+        """The typed form of a call's error. May connect to addresses of this machine, for half a second each."""
         return status_error(error, target=self.target, tls=self.tls is not None, timeout=timeout, request_id=request_id)
 
 

@@ -79,7 +79,7 @@ export class Calls {
         if (response !== undefined && !error) {
           resolve(response);
         } else {
-          const failure = error && statusError(error, this.connection.target, limit, "");
+          const failure = error && statusError(error, this.connection, limit, "");
           reject(signal?.aborted ? cancelledError("", signal.reason) : failure);
         }
       };
@@ -165,7 +165,7 @@ export class Calls {
     } catch (error) {
       throw signal?.aborted
         ? cancelledError("", signal.reason)
-        : statusError(error as ServiceError, this.connection.target, limit, "");
+        : statusError(error as ServiceError, this.connection, limit, "");
     } finally {
       signal?.removeEventListener("abort", abort);
       call.cancel();

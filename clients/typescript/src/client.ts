@@ -168,7 +168,7 @@ export class Client {
       requestId,
       signal,
       open: () => this.#calls.open(GENERATE, request, limit, metadata),
-      error: (error) => statusError(error, this.#calls.connection.target, limit, requestId),
+      error: (error) => statusError(error, this.#calls.connection, limit, requestId),
     });
   }
 }

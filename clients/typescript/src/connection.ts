@@ -60,6 +60,7 @@ export interface ClientOptions extends ConnectionOptions {
 /** The checked arguments of a client. */
 export class Connection {
   readonly target: string;
+  readonly usesTls: boolean;
   readonly timeoutMs: number | undefined;
   readonly channelCredentials: ChannelCredentials;
   readonly channelOptions: ChannelOptions;
@@ -84,6 +85,7 @@ export class Connection {
     }
     this.#token = credential?.token;
     const config: TlsConfig | undefined = tls === true ? {} : tls || undefined;
+    this.usesTls = config !== undefined;
     this.channelCredentials = config ? secure(config) : credentials.createInsecure();
     this.channelOptions = {
       ...CHANNEL_OPTIONS,

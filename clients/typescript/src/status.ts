@@ -14,26 +14,38 @@ import {
   RetryInfoSchema,
 } from "./gen/google/rpc/error_details_pb.js";
 import { StatusSchema } from "./gen/google/rpc/status_pb.js";
+import { unreachable } from "./unreachable.js";
 
 const DETAILS_KEY = "grpc-status-details-bin";
 const PUSHBACK_KEY = "grpc-retry-pushback-ms";
+/** Of the server, in the words of gRPC's C core, or of this client. */
+const TOO_LARGE = /^(SERVER: )?Received message larger than max \((\d+) vs\.? (\d+)\)$/;
+const RAISE = 'raise it by channelOptions: { "grpc.max_receive_message_length": ... }';
+
+/** The address of a server, and whether the client uses TLS. */
+interface Reached {
+  readonly target: string;
+  readonly usesTls: boolean;
+}
 
 /**
  * The typed form of `error`, with `error` as its cause.
  *
  * @param error as gRPC reports it.
- * @param target address of the server; added to messages of gRPC itself, which lack it.
+ * @param reached the server; added to messages of gRPC itself, which lack it.
  * @param timeoutMs deadline set by the caller.
  * @param requestId used if the server's details contain none.
  */
 export function statusError(
   error: ServiceError,
-  target: string,
+  { target, usesTls }: Reached,
   timeoutMs: number | undefined,
   requestId: string,
 ): StatusError {
   const details = decoded(error);
-  const message = details.reason ? error.details : messageOfGrpc(details.code, error.details, target, timeoutMs);
+  const message = details.reason
+    ? error.details
+    : messageOfGrpc(details.code, error.details, target, usesTls, timeoutMs);
   return errorFor(message, { ...details, requestId: details.requestId || requestId }, { cause: error });
 }
 
@@ -53,7 +65,13 @@ export function notReadyError(target: string, timeoutMs: number, last: StatusErr
   return errorFor(message, { code: "DEADLINE_EXCEEDED" }, { cause: last });
 }
 
-function messageOfGrpc(code: StatusCode, text: string, target: string, timeoutMs: number | undefined): string {
+function messageOfGrpc(
+  code: StatusCode,
+  text: string,
+  target: string,
+  usesTls: boolean,
+  timeoutMs: number | undefined,
+): string {
   if (code === "DEADLINE_EXCEEDED" && timeoutMs !== undefined) {
     return `${target}: no complete answer within ${timeoutMs / 1000} s`;
   }
@@ -63,9 +81,17 @@ function messageOfGrpc(code: StatusCode, text: string, target: string, timeoutMs
   if (code === "UNAVAILABLE" && text.endsWith(" is unhealthy")) {
     return `no server of ${target} is ready`;
   }
-  const refused = /.*Last error: (?:Error: )?(.*?)(?:\. Resolution note: .*)?$/.exec(text);
-  if (code === "UNAVAILABLE" && refused) {
-    return `cannot connect to ${target} (${refused[1]})`;
+  if (code === "UNAVAILABLE") {
+    return unreachable(target, usesTls, text);
+  }
+  if (text === "Method not found!") {
+    return `${target} is no Draftwood server, or an older one that lacks this method (gRPC: ${text})`;
+  }
+  const [, server, size, limit] = TOO_LARGE.exec(text) ?? [];
+  if (size !== undefined) {
+    return server
+      ? `${target}: the request has ${size} bytes, and the server takes at most ${limit}`
+      : `${target}: the answer has ${size} bytes, and this client takes at most ${limit}; ${RAISE}`;
   }
   return `${target}: ${text || code}`;
 }

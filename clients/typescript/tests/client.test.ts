@@ -16,7 +16,18 @@ import {
   StatusError,
   UnavailableError,
 } from "draftwood-client";
-import { FakeServer, fails, hangs, quota, reason, retryIn, silent, unfinished, violation } from "./fake-server.js";
+import {
+  answers,
+  FakeServer,
+  fails,
+  hangs,
+  quota,
+  reason,
+  retryIn,
+  silent,
+  unfinished,
+  violation,
+} from "./fake-server.js";
 
 let server: FakeServer;
 let client: Client;
@@ -203,11 +214,41 @@ test("a closed client", async () => {
   await cancelled;
 });
 
+test("a message that is too large", async () => {
+  server.script = [
+    fails({ code: status.RESOURCE_EXHAUSTED, message: "SERVER: Received message larger than max (9 vs. 8)" }),
+  ];
+  await assert.rejects(client.generate("x"), {
+    name: "ResourceExhaustedError",
+    message: `${server.target}: the request has 9 bytes, and the server takes at most 8`,
+  });
+  const channelOptions = { "grpc.max_receive_message_length": 100 };
+  const small = new Client(server.target, { channelOptions, retry: NO_RETRY });
+  server.script = [answers("x".repeat(200))];
+  await assert.rejects(small.generate("x"), {
+    name: "ResourceExhaustedError",
+    message: /: the answer has \d+ bytes, and this client takes at most 100; raise it by channelOptions: \{ "grpc\.max/,
+  });
+  small.close();
+});
+
+test("TLS for a server that has none", async () => {
+  const port = server.target.split(":").pop();
+  const secure = new Client(`localhost:${port}`, { tls: true, retry: NO_RETRY });
+  await assert.rejects(secure.modelInfo(), {
+    name: "UnavailableError",
+    message: new RegExp(
+      `^cannot connect to localhost:${port}: what listens there does not use TLS; leave out TLS.*[^: ]\\)$`,
+    ),
+  });
+  secure.close();
+});
+
 test("a server that is not there", async () => {
   server.stop();
   await assert.rejects(client.generate("x"), (error) => {
     assert.ok(error instanceof UnavailableError);
-    assert.ok(error.message.startsWith(`cannot connect to ${server.target} (`), error.message);
+    assert.ok(error.message.startsWith(`cannot connect to ${server.target}: nothing listens there`), error.message);
     assert.match(error.message, /ECONNREFUSED/);
     return true;
   });

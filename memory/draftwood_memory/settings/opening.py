@@ -7,9 +7,9 @@ from contextlib import ExitStack, contextmanager
 
 from draftwood_memory.config import MemoryConfig, default_max_bytes
 from draftwood_memory.memory import Memory
+from draftwood_memory.settings.files import store_keys
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_memory.store.embedded import EmbeddedServer, default_folder, socket_url
-from draftwood_memory.store.encryption import KeyRing, read_key_file, read_keys
 from draftwood_memory.store.redis_client import RedisClient, RedisTls
 
 
@@ -29,13 +29,6 @@ def store_client(settings: MemorySettings, timeout: float | None = None) -> Redi
         return RedisClient(socket_url(settings.store_folder or default_folder()), None, seconds)
     tls = RedisTls(settings.store_tls_ca, settings.store_tls_cert, settings.store_tls_key)
     return RedisClient(settings.store, tls, seconds)
-
-
-def store_keys(settings: MemorySettings) -> KeyRing | None:
-    """The keys that encrypt stored values. Raises InvalidSettingError."""
-    if settings.store_key_file is not None:
-        return read_key_file(settings.store_key_file, "store_key_file")
-    return None if settings.store_keys is None else read_keys(settings.store_keys, "store_keys")
 
 
 @contextmanager

@@ -22,6 +22,8 @@ from draftwood_memory.errors import InvalidSettingError, StoreUnavailableError
 
 _log = logging.getLogger(__name__)
 
+_SETTING = "store_folder"
+_WRITABLE = "give a folder that this user may write to"
 _MAX_SOCKET_PATH = 100
 """Bytes; Unix sockets allow 107."""
 _WATCH_SECONDS = 0.25
@@ -67,27 +69,7 @@ class EmbeddedServer:
         self._lock: IO[str] | None = None
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="embedded-store", daemon=True)
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._make_private()
-        except OSError as error:
-            raise InvalidSettingError("store_folder", folder, f"not a usable folder: {error.strerror}") from None
-        if len(str(self.socket)) > _MAX_SOCKET_PATH:
-            problem = f"the path is longer than {_MAX_SOCKET_PATH - 12} bytes"
-            raise InvalidSettingError("store_folder", folder, problem)
-
-    def _make_private(self) -> None:
-        """Raises InvalidSettingError, OSError."""
-        found = self._folder.stat()
-        if found.st_uid != os.geteuid():
-            raise InvalidSettingError("store_folder", self._folder, "belongs to another user, who could read it")
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            others = sorted({*os.listdir(self._folder)} - _OWN_FILES)
-            if others:
-                problem = f"other users have access to it, and it has files of others, such as {others[0]}"
-                raise InvalidSettingError("store_folder", self._folder, f"{problem}; use a folder of its own")
-            self._folder.chmod(0o700)
-            _log.warning("access to the embedded store's folder %s was taken from other users", self._folder)
+        make_folder(self._folder)
 
     @property
     def socket(self) -> Path:
@@ -196,6 +178,44 @@ class EmbeddedServer:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder of an embedded store, if it is missing, and takes access from other users.
+
+    Raises:
+        InvalidSettingError: it cannot be made, is another user's, or cannot be written to.
+    """
+    folder = folder.absolute()
+    if len(str(_socket(folder))) > _MAX_SOCKET_PATH:
+        problem = f"the path is longer than {_MAX_SOCKET_PATH - 12} bytes, which a Unix socket in it allows"
+        raise InvalidSettingError(_SETTING, folder, problem)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_private(folder)
+    except (FileExistsError, NotADirectoryError):
+        file = next((path for path in folder.parents if path.is_file()), "it")
+        problem = f"{file} is a file; give a folder, which is made if it is missing"
+        raise InvalidSettingError(_SETTING, folder, problem) from None
+    except OSError as error:
+        problem = f"cannot be made or used: {(error.strerror or str(error)).lower()}; {_WRITABLE}"
+        raise InvalidSettingError(_SETTING, folder, problem) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InvalidSettingError(_SETTING, folder, f"cannot be written to; {_WRITABLE}")
+
+
+def _make_private(folder: Path) -> None:
+    """Raises InvalidSettingError, OSError."""
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise InvalidSettingError(_SETTING, folder, "belongs to another user, who could read it")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        others = sorted({*os.listdir(folder)} - _OWN_FILES)
+        if others:
+            problem = f"other users have access to it, and it has files of others, such as {others[0]}"
+            raise InvalidSettingError(_SETTING, folder, f"{problem}; use a folder of its own")
+        folder.chmod(0o700)
+        _log.warning("access to the embedded store's folder %s was taken from other users", folder)
 
 
 def default_folder() -> Path:

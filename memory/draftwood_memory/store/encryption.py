@@ -118,23 +118,31 @@ def read_keys(text: str, setting: str) -> KeyRing:
     Raises:
         InvalidSettingError: the text does not have this form.
     """
-    form = "expected lines of ID=BASE64 with 32 bytes each, one of them with the id names"
+    form = "give lines of ID=BASE64, each key 32 bytes (openssl rand -base64 32), one of them with the id names"
     keys: dict[str, bytes] = {}
-    for line in text.replace(",", "\n").splitlines():
+
+    def refused(problem: str) -> InvalidSettingError:
+        return InvalidSettingError(setting, None, f"{problem}; {form}")
+
+    for number, line in enumerate(text.replace(",", "\n").splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         key_id, _, encoded = line.strip().partition("=")
+        if not encoded.strip("=") or not 1 <= len(key_id.encode()) <= _MAX_ID_BYTES:
+            # What is before the sign may be a key without an id.
+            raise refused(f"key {number} has no id of 1 to {_MAX_ID_BYTES} bytes, or no value")
         try:
             key = base64.b64decode(encoded, validate=True)
         except binascii.Error:
-            raise InvalidSettingError(setting, None, f"the key {key_id!r} is not valid base64; {form}") from None
-        if len(key) != _KEY_BYTES or not 1 <= len(key_id.encode()) <= _MAX_ID_BYTES or key_id in keys:
-            problem = f"the key {key_id!r} has {len(key)} bytes, a bad id or an id used before; {form}"
-            raise InvalidSettingError(setting, None, problem)
+            raise refused(f"the key {key_id!r} is not valid base64") from None
+        if key_id in keys:
+            raise refused(f"the id {key_id!r} occurs twice")
+        if len(key) != _KEY_BYTES:
+            raise refused(f"the key {key_id!r} has {len(key)} bytes")
         keys[key_id] = key
     naming_key = keys.pop(_NAMING_ID, None)
     if naming_key is None or not keys:
-        raise InvalidSettingError(setting, None, f"a key is missing; {form}")
+        raise refused("a key is missing")
     return KeyRing(keys, naming_key)
 
 
@@ -143,5 +151,6 @@ def read_key_file(path: Path, setting: str) -> KeyRing:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettingError(setting, path, f"cannot be read: {error}") from None
+        problem = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InvalidSettingError(setting, path, f"cannot be read: {problem}") from None
     return read_keys(text, setting)

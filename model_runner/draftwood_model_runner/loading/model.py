@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
+from draftwood_model_runner.engine_config import check_runner, check_weights
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.adoption import DTYPES, adopt, load_module
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, name_of, require_folder
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.prepared import Prepared, prepared_model
-from draftwood_model_runner.loading.runner_choice import check_runner, check_weights
 from draftwood_model_runner.loading.sharded import load_sharded
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_model_runner.runners.capacity.threads import default_threads

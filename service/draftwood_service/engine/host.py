@@ -31,9 +31,9 @@ from draftwood_service.engine.link import (
     MemoryResponse,
     Ready,
     Reported,
-    ServiceEnded,
     Stepped,
     portable,
+    service_has_ended,
 )
 from draftwood_service.engine.loaded import LoadedEngine, learning
 from draftwood_service.engine.output import Output
@@ -59,13 +59,12 @@ def run_engine(end: EngineEnd, load: Callable[[], AbstractContextManager[LoadedE
     try:
         with load() as loaded:
             EngineHost(end, loaded, interval).serve()
-    except (EOFError, ServiceEnded):
-        pass
     except BaseException as error:
         try:
             end.send(Died(portable(error)))
         except EOFError:
-            _log.error("engine ended after the service", exc_info=error)
+            if not isinstance(error, EOFError) and not service_has_ended(error):
+                _log.error("engine ended after the service", exc_info=error)
     finally:
         end.close()
 

@@ -34,6 +34,17 @@ class ServiceEnded(BaseException):
     """The service has ended while the engine loads. No `Exception`: what loads would take it for its own, and go on."""
 
 
+def service_has_ended(error: BaseException) -> bool:
+    """Whether an error is `ServiceEnded`, or was raised for one, as an ImportError may be."""
+    seen: set[int] = set()
+    while id(error) not in seen:
+        if isinstance(error, ServiceEnded):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__ or error
+    return False
+
+
 class Add(NamedTuple):
     """To the engine: the samples of one request, its id on the link, and the weight of its tenant."""
 

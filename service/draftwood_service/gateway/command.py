@@ -112,9 +112,9 @@ def _shares_credential(server: ServerOptions, host: str, allowed: bool) -> bool:
 def _check_address(host: str, port: int) -> None:
     """Ends the command if the gateway cannot listen there."""
     try:
-        require_free(host, port)
+        require_free("port", host, port)
     except InvalidInputError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: --{error}", err=True)
         raise typer.Exit(1) from None
 
 

@@ -52,7 +52,7 @@ class BoundServer:
     """
 
     def __init__(self, settings: Settings, telemetry: Telemetry = NO_TELEMETRY) -> None:
-        require_free(settings.host, settings.port)
+        require_free("port", settings.host, settings.port)
         self.telemetry = telemetry
         self.settings = settings
         self.grpc_server = grpc.aio.server(options=options(settings))

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from draftwood_memory.settings.memory_settings import cache_folder
+from draftwood_model_runner.engine_config import check_runner, check_weights
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_service.settings.group import JsonObject, SettingsGroup, Weights
@@ -121,8 +122,10 @@ class ModelSettings(SettingsGroup):
         return {**ENGINE_DEFAULTS.get(str(engine), {}), **given}
 
     def check_engine(self) -> None:
-        """Raises InvalidInputError for a setting, of any group, that the engine does not have."""
+        """Raises InvalidValueError for a setting, of any group, that the engine does not have, or not with others."""
         if self.engine == "draftwood":
+            check_runner(self.runner, self.exact)
+            check_weights(self.weights, self.runner, self.exact)
             if self.engine_args:
                 problem = "are arguments of vLLM; the engine is draftwood: set --engine vllm"
                 raise InvalidInputError("engine_args", None, problem)

@@ -9,15 +9,15 @@ from pydantic import AfterValidator, Field, model_validator
 
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.settings.group import Items, SettingsGroup
-from draftwood_service.starting.listening import is_loopback
+from draftwood_service.starting.listening import is_loopback, is_url
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 """Signatures by key pairs. With an HMAC (HS256), whoever knows the public key could sign."""
 
 
 def _url(given: str | None) -> str | None:
-    if given is not None and not given.startswith(("http://", "https://")):
-        raise ValueError("it must begin with http:// or https://")
+    if given is not None and not is_url(given):
+        raise ValueError("it must look like http://HOST:PORT or https://HOST:PORT")
     return given
 
 

@@ -65,6 +65,7 @@ class Settings(
     def _consistent(self) -> Self:
         _ = self.engine_config
         self.check_engine()
+        self._check_ports()
         if self.auth != "open" and not (self.has_credentials or self.is_local):
             problem = (
                 "is not a loopback address, and without authentication anyone could call: set auth_file (API keys, made"
@@ -73,6 +74,17 @@ class Settings(
             )
             raise InvalidInputError("host", self.host, problem)
         return self
+
+    def _check_ports(self) -> None:
+        """Raises InvalidInputError for a port that is wanted twice. 0 is any free one."""
+        ports: dict[str, int | None] = {"health_port": self.health_port}
+        if self.metrics_host in (None, self.host):
+            ports["metrics_port"] = self.metrics_port
+        taken: set[int | None] = {self.port}
+        for key, port in ports.items():
+            if port and port in taken:
+                raise InvalidInputError(key, port, "another port has this number; each needs its own")
+            taken.add(port)
 
 
 GROUPS: tuple[type[SettingsGroup], ...] = tuple(base for base in Settings.__bases__ if issubclass(base, SettingsGroup))

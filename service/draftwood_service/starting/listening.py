@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from draftwood_model_runner.errors import InvalidInputError
 
@@ -18,8 +19,22 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def require_free(host: str, port: int) -> None:
-    """Raises InvalidInputError, with the reason, if a server cannot listen on the address: gRPC reports no reason."""
+def is_url(text: str) -> bool:
+    """Whether a text is an http or https URL with a host."""
+    try:
+        parts = urlsplit(text)
+        _ = parts.port  # raises if it is no number
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
+def require_free(key: str, host: str, port: int) -> None:
+    """Raises InvalidInputError, with the reason, if a server cannot listen on the address: gRPC reports no reason.
+
+    Args:
+        key: of the port in errors.
+    """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         socket.getaddrinfo(host, port, family)  # `create_server` hides why a name is not resolved
@@ -28,5 +43,5 @@ def require_free(host: str, port: int) -> None:
         raise InvalidInputError("host", host, str(error.strerror).lower()) from None
     except OSError as error:
         reason = (os.strerror(error.errno) if error.errno else str(error)).lower()
-        field, value = ("host", host) if error.errno == errno.EADDRNOTAVAIL else ("port", port)
+        field, value = ("host", host) if error.errno == errno.EADDRNOTAVAIL else (key, port)
         raise InvalidInputError(field, value, reason) from None

@@ -119,7 +119,7 @@ class OpenTelemetry(Telemetry):
             try:
                 server, _ = start_http_server(settings.metrics_port, host, registry)
             except OSError as error:
-                problem = f"cannot listen on {host}:{settings.metrics_port}"
+                problem = f"cannot listen on {host}:{settings.metrics_port}: {str(error.strerror).lower()}"
                 raise InvalidInputError("metrics_port", settings.metrics_port, problem) from error
             self.metrics_port = server.server_port
             self._closing.append(partial(_stop, server))

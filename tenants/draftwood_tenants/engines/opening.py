@@ -19,8 +19,9 @@ from draftwood_memory.engines.forms.base import DraftForm
 from draftwood_memory.engines.metrics import MetricFiles, folder_of
 from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
 from draftwood_memory.memory import Memory
+from draftwood_memory.settings.files import store_keys
 from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings, cache_folder, read_environment
-from draftwood_memory.settings.opening import opened_memory, store_client, store_keys
+from draftwood_memory.settings.opening import opened_memory, store_client
 from draftwood_tenants.engines.following import TenantThread
 from draftwood_tenants.engines.policy import TenantPolicy
 from draftwood_tenants.file import SETTING as TENANTS_FILE

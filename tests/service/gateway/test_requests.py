@@ -324,8 +324,8 @@ def test_requests_without_a_key_have_that_of_the_gateway_on_this_machine_or_when
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--port", "{taken}"], "error: port {taken}: address already in use\n"),
-        (["--host", "no-such-host.invalid"], "error: host no-such-host.invalid: "),
+        (["--port", "{taken}"], "error: --port {taken}: address already in use\n"),
+        (["--host", "no-such-host.invalid"], "error: --host no-such-host.invalid: "),
         (["--host", "0.0.0.0", "--api-key", "k"], "error: --host: 0.0.0.0 is not a loopback address, and whoever"),
         (["--http-tls-key", "{file}"], "error: --http-tls-cert: must be set, since --http-tls-key is set\n"),
         (["--http-tls-cert", "{file}"], "error: --http-tls-cert: '{file}' is no PEM certificate with that private key"),

@@ -86,7 +86,7 @@ class AsyncCalls:
         try:
             return await method(request, timeout=timeout, metadata=metadata)
         except grpc.RpcError as error:
-            raise self._connection.error(error, timeout) from error
+            raise await self._connection.async_error(error, timeout) from error
         except asyncio.CancelledError:
             raise_if_task_cancelled()
             raise cancelled_error() from None
@@ -100,7 +100,7 @@ class AsyncCalls:
             async for one in method(request, timeout=timeout, metadata=metadata):
                 yield one
         except grpc.RpcError as error:
-            raise self._connection.error(error, timeout) from error
+            raise await self._connection.async_error(error, timeout) from error
         except asyncio.CancelledError:
             raise_if_task_cancelled()
             raise cancelled_error() from None

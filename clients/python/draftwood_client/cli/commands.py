@@ -27,6 +27,8 @@ def complete(
 ) -> None:
     """Continue a text as it is, without the model's chat template. The answer is streamed to stdout."""
     prompt = read_text(text, "TEXT")
+    if not prompt:
+        raise ArgumentValueError("TEXT", "is empty")
     with connection.client() as client:
         write_answer(client.stream_complete, prompt, flags, show_drafts=show_drafts, stats=stats, as_json=as_json)
 

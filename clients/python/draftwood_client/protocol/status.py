@@ -16,7 +16,8 @@ from draftwood_client.protocol.unreachable import unreachable
 DETAILS_KEY = "grpc-status-details-bin"
 PUSHBACK_KEY = "grpc-retry-pushback-ms"
 
-_TOO_LARGE = re.compile(r"^SERVER: Received message larger than max \((\d+) vs\. (\d+)\)$")
+_TOO_LARGE = re.compile(r"(SERVER|CLIENT): Received message larger than max \((\d+) vs\. (\d+)\)\)?$")
+_RAISE = "raise it by channel_options={'grpc.max_receive_message_length': ...}"
 
 Trailer = Iterable[tuple[str, str | bytes]]
 
@@ -70,7 +71,10 @@ def _message_of_grpc(found: ErrorDetails, target: str, tls: bool, timeout: float
     if found.message == "Method not found!":
         return f"{target} is no Draftwood server, or an older one that lacks this method (gRPC: {found.message})"
     if too_large := _TOO_LARGE.search(found.message):
-        return f"{target}: the request has {too_large[1]} bytes, and the server takes at most {too_large[2]}"
+        side, size, limit = too_large.groups()
+        if side == "SERVER":
+            return f"{target}: the request has {size} bytes, and the server takes at most {limit}"
+        return f"{target}: the answer has {size} bytes, and this client takes at most {limit}; {_RAISE}"
     if found.code is grpc.StatusCode.UNAVAILABLE and "backend unhealthy" in found.message:
         return f"no server of {target} is ready"
     if found.code is grpc.StatusCode.UNAVAILABLE:

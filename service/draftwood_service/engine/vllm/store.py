@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from draftwood_memory.store.embedded import EmbeddedServer, default_folder, socket_url
-from draftwood_service.engine.link import ServiceEnded
+from draftwood_service.engine.link import service_has_ended
 from draftwood_service.settings import Settings
 
 
@@ -38,6 +38,6 @@ def with_store(settings: Settings, name: str) -> Iterator[Settings]:
             yield settings.model_copy(update={"store": socket_url(folder)})
     except BaseException as error:
         # The service has ended, or the first engine could not be loaded.
-        if temporary and (isinstance(error, EOFError | ServiceEnded) or is_new):
+        if temporary and (isinstance(error, EOFError) or service_has_ended(error) or is_new):
             shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -200,7 +200,7 @@ class ExperimentServicer:
         winner = await self._live.winner(self._read(current))
         if winner is None:
             raise NotAllowedNowError(
-                current.name, "STATE", "the report does not say which arm is better; name the winner"
+                current.name, "STATE", "the report does not say which arm is better; name the winner (--winner ARM)"
             )
         return winner
 

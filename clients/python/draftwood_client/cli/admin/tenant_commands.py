@@ -141,7 +141,8 @@ def _check(kind: Kind[ResourceT], resources: Resources[ResourceT], document: obj
             free = f"check-{secrets.token_hex(16)}"
             resources.create(free, kind.resource(definition), validate_only=True)
         except (ArgumentValueError, InvalidRequestError, FailedPreconditionError) as error:
-            typer.echo(f"{where}: {error_line(error)}", err=True)
+            said = error_line(error)
+            typer.echo(said if said.startswith(where) else f"{where}: {said}", err=True)
             problems += 1
         else:
             typer.echo(f"{where} {name}: ok")

@@ -1,0 +1,38 @@
+"""Files and folders that settings name, checked before anything large is imported."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_service.settings import named_settings
+from draftwood_service.settings.tenants import StoreSettings
+
+
+def require_store(settings: StoreSettings) -> None:
+    """Checks keys and PEM files of the store, and makes the folder of an embedded one. Raises InvalidInputError."""
+    from draftwood_memory.settings.files import check_files
+    from draftwood_memory.settings.memory_settings import MemorySettings
+
+    with named_settings():
+        check_files(MemorySettings(**settings.model_dump(include={*StoreSettings.model_fields})))
+
+
+def require_writable(key: str, path: Path | None) -> None:
+    """Removes a file that is to be written later, if it is there. Raises InvalidInputError if it cannot be written."""
+    if path is not None:
+        write_whole(key, path, "")
+        path.unlink()
+
+
+def write_whole(key: str, path: Path, text: str) -> None:
+    """Writes a file in one step for readers: under another name first, then renamed. Raises InvalidInputError."""
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink()
+        raise InvalidInputError(key, path, f"cannot be written: {str(error.strerror).lower()}") from None
