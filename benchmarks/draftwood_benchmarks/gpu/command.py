@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.table import Table
 
-from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, table
 from draftwood_client.cli.options import command
 
 if TYPE_CHECKING:
@@ -57,13 +56,11 @@ def gpu(
     bandwidth floor, and tokens per second by strategy and number of streams; last, which targets are met.
     """
     from draftwood_benchmarks.gpu.prediction import markdown
-    from draftwood_benchmarks.gpu.prediction import rows as predicted
 
     out = console()
     output.check()
     if predict:
         out.print(markdown(), highlight=False, soft_wrap=True)
-        output.write(predicted(), lambda axes: _draw_predictions(predicted(), axes))
         return
     import torch
 
@@ -79,8 +76,7 @@ def gpu(
     if (log := report.beside(".log")) is not None:
         logging.basicConfig(filename=log, filemode="w", level=logging.INFO, force=True)
     measure(report, "native" if smoke else LONG_SHAPES.get(shape, shape), chosen_dtype, bandwidth, smoke)
-    rows = report.sections.get("steps", [])
-    output.write(rows, lambda axes: _draw(rows, axes), **report.sections)
+    output.write(report.sections.get("steps", []), **report.sections)
 
 
 class Report:
@@ -110,12 +106,8 @@ class Report:
         self.sections[name] = rows
         if self._path is not None:
             self._path.write_text(json.dumps(self.sections, indent=1) + "\n", encoding="utf-8")
-        table = Table(title=title, title_justify="left")
-        for heading in rows[0] if rows else ():
-            table.add_column(heading.replace("_", " "), justify="right", overflow="fold")
-        for row in rows:
-            table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
-        self.out.print(table)
+        shown = [{key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in row.items()} for row in rows]
+        self.out.print(table(title, shown, {key.replace("_", " "): f"{{{key}}}" for key in rows[0]} if rows else {}))
 
 
 def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smoke: bool) -> None:
@@ -237,26 +229,3 @@ def _transformers(path: str, device: str, dtype: Any) -> Any:
 
     module: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     return module.to(device).eval()
-
-
-def _draw(rows: list[dict[str, Any]], axes: Any) -> None:
-    for context in sorted({row["context"] for row in rows}):
-        of_context = [row for row in rows if row["context"] == context]
-        axes.plot(
-            [row["tokens"] for row in of_context], [row["ms"] for row in of_context], marker=".", label=f"{context}"
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("tokens in the step")
-    axes.set_ylabel("milliseconds")
-    axes.legend(title="context", fontsize=8)
-
-
-def _draw_predictions(rows: list[dict[str, Any]], axes: Any) -> None:
-    names = [f"{row['device']}, {row['model']}, {row['streams']}" for row in rows]
-    axes.barh(names, [row["tree_of_64_ms"] for row in rows], label="draft tree of 64 tokens")
-    axes.barh(names, [row["one_token_ms"] for row in rows], label="one token")
-    axes.set_xscale("log")
-    axes.tick_params(axis="y", labelsize=6)
-    axes.set_xlabel("predicted milliseconds of a step")
-    axes.legend(fontsize=8)

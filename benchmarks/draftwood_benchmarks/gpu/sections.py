@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from draftwood_benchmarks.gpu.trees import random_tree
 from draftwood_benchmarks.harness.prompts import encode
 from draftwood_benchmarks.harness.report import BenchmarkError
-from draftwood_benchmarks.kernels.reference import random_tree
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import Request, StopParams

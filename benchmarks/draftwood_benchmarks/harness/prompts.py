@@ -53,14 +53,19 @@ def read_prompts(path: Path | None) -> list[str]:
     if path is None:
         measured, others = read_questions()
         return measured + others
+    return [_prompt(line, f"{path}, line {number}") for number, line in lines_of(path)]
+
+
+def lines_of(path: Path) -> list[tuple[int, str]]:
+    """Number and text of each line that is not empty. Raises BenchmarkError: the file cannot be read, or holds none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"{path}: {error}") from error
-    prompts = [_prompt(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not prompts:
-        raise BenchmarkError(f"{path} holds no prompts")
-    return prompts
+    found = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise BenchmarkError(f"{path} holds no lines")
+    return found
 
 
 def _prompt(line: str, where: str) -> str:

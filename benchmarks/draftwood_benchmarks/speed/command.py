@@ -22,7 +22,7 @@ from draftwood_benchmarks.harness.prompts import ContextOption, positions_of
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console
 from draftwood_benchmarks.harness.sampled import SAMPLED
 from draftwood_benchmarks.peers.process import DRAFTS_HELP, PeerName, check_drafts
-from draftwood_benchmarks.speed.rows import PLAIN, draw, rows_of, table_of
+from draftwood_benchmarks.speed.rows import PLAIN, rows_of, table_of
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 
@@ -170,7 +170,6 @@ def _report(run: _Measured, options: SpeedOptions, output: OutputOptions, out: C
     out.print(table_of(rows, title))
     output.write(
         rows,
-        lambda axes: draw(rows, title, axes),
         model=run.name,
         text=options.text,
         vocabulary=run.loaded.vocab_size,
