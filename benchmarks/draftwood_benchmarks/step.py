@@ -16,8 +16,8 @@ import typer
 
 from draftwood_benchmarks.harness.machine import OtherLoad, warning
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe, synchronize
+from draftwood_benchmarks.harness.prompts import SAMPLED, random_prompts
 from draftwood_benchmarks.harness.report import PictureOptions, console, progress, table
-from draftwood_benchmarks.harness.sampled import SAMPLED
 from draftwood_client.cli.options import command
 from draftwood_strategies.budgeting.step_time import StepTimeCurve
 
@@ -171,13 +171,12 @@ def batch_cost(engine: Engine, batch: int, out: Console, *, sampled: bool = Fals
 
 def _step_seconds(engine: Engine, count: int, seed: int, *, sampled: bool) -> float:
     """The median step of `count` sequences that are past their prompts."""
-    from draftwood_benchmarks.harness.prompts import random_prompts
     from draftwood_model_runner.request import Request, SamplingParams, StopParams
     from draftwood_model_runner.sequence import Sequence
 
     prompts = random_prompts(count, _BATCH_PROMPT_TOKENS, engine.model.vocab_size)
     stop = StopParams(max_tokens=_BATCH_STEPS + count + 2, ignore_eos=True)
-    sampling = SamplingParams(*SAMPLED) if sampled else SamplingParams()
+    sampling = SamplingParams(**SAMPLED) if sampled else SamplingParams()
     sequences = [
         Sequence(Request(request_id=f"{seed}-{i}", prompt=prompt, stop=stop, sampling=sampling))
         for i, prompt in enumerate(prompts)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, chosen_model
+from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, table
 from draftwood_client.cli.options import command
 
 if TYPE_CHECKING:
     from draftwood_benchmarks.gpu.sections import Plan
-    from draftwood_benchmarks.harness.models import ChosenModel
-    from draftwood_strategies.draft import Int32Array
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -116,8 +116,6 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
 
     from draftwood_benchmarks.gpu import sections
     from draftwood_benchmarks.gpu.targets import targets
-    from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
-    from draftwood_benchmarks.harness.prompts import read_questions
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     plan = sections.SMOKE if smoke else sections.Plan()
@@ -130,7 +128,7 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
     }
     small = ModelOptions(device=device.type, dtype="float32", runner="cuda")
     with chosen_model(small, report.out) as native:
-        report.section("correctness", lambda: _correctness(native.path, native.load(), questions, plan))
+        report.section("correctness", lambda: _correctness(native, questions, plan))
     kind = getattr(torch, "float32" if device.type == "cpu" else dtype)
     report.section("attention", lambda: sections.attention_times(device, kind, plan, bytes_per_second))
     if _OF_GROWN & {*report.wanted}:
@@ -140,6 +138,13 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
     report.section("flips", lambda: _flips(report, device.type, questions, plan))
     if not smoke:
         report.show("targets", targets(report.sections), "targets")
+
+
+def _correctness(native: ChosenModel, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
+    from draftwood_benchmarks.gpu.sections import correctness
+
+    model = native.load()
+    return correctness(model, native.load_plain(model), questions, plan)
 
 
 def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan, bandwidth: float) -> None:
@@ -155,14 +160,12 @@ def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan,
     trace = report.beside(".trace.json")
     report.section("kernels", lambda: sections.kernels(model, plan, trace))
     report.section("streams", lambda: sections.streams(model, questions, plan))
-    device, dtype = model.device, model.dtype
 
     def of_transformers() -> list[dict[str, Any]]:
-        plain = _transformers(grown.path, device, getattr(torch, dtype))
-        return sections.transformers_speed(plain, model, questions, plan)
+        return sections.transformers_speed(grown.load_plain(model), model, questions, plan)
 
     def exact() -> list[dict[str, Any]]:
-        chosen = load_model(grown.path, device=device, dtype=dtype, runner="cuda", exact=True)
+        chosen = load_model(grown.path, device=model.device, dtype=model.dtype, runner="cuda", exact=True)
         return sections.exact_price(report.sections.get("steps", []), chosen, plan, size, bandwidth)
 
     report.section("transformers", of_transformers)
@@ -172,7 +175,6 @@ def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan,
 def _flips(report: Report, device: str, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
     """By dtype."""
     from draftwood_benchmarks.gpu.sections import flips
-    from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
 
     rows = []
     for dtype in ("float32", "float16", "bfloat16"):
@@ -197,35 +199,3 @@ def copy_bandwidth(device: Any) -> float:
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - began)
     return 2 * size / best
-
-
-def _correctness(path: str, model: Any, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
-    import torch
-
-    from draftwood_benchmarks.gpu.sections import correctness
-
-    reference = _transformers(path, model.device, torch.float32)
-
-    def plain(prompt: Int32Array, tokens: int) -> list[int]:
-        ids = torch.tensor([prompt.tolist()], device=model.device)
-        with torch.inference_mode():
-            out = reference.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=tokens,
-                min_new_tokens=tokens,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        written: list[int] = out[0, ids.shape[1] :].tolist()
-        return written
-
-    return correctness(model, questions, plain, plan)
-
-
-def _transformers(path: str, device: str, dtype: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    module: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-    return module.to(device).eval()

@@ -96,7 +96,7 @@ def table(
         columns: by heading, how a row is shown, as of `str.format`; a missing number is "-".
         texts: so many columns, the first ones, hold texts, and the others numbers.
     """
-    padding = (0, 1 if len(columns) < 9 else 0)  # 80 columns
+    padding = (0, 1 if len(columns) < 8 else 0)  # 80 columns
     made = Table(title=title, title_justify="left", caption=caption or None, pad_edge=False, padding=padding)
     for number, heading in enumerate(columns):
         made.add_column(heading, justify="left" if number < texts else "right", no_wrap=number < texts)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import typer
@@ -25,10 +25,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from draftwood_benchmarks.harness.engines import EngineName, server_on
 from draftwood_benchmarks.harness.machine import OtherLoad, warning
 from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, chosen_model, precision
-from draftwood_benchmarks.harness.own_text import OwnTextOption, own_text_title
-from draftwood_benchmarks.harness.prompts import ContextOption, lengthened, positions_of, read_prompts
+from draftwood_benchmarks.harness.prompts import (
+    SAMPLED,
+    ContextOption,
+    OwnTextOption,
+    lengthened,
+    positions_of,
+    read_prompts,
+    told,
+)
 from draftwood_benchmarks.harness.report import BenchmarkError, PictureOptions, console
-from draftwood_benchmarks.harness.sampled import SAMPLED
 from draftwood_benchmarks.harness.server_process import ServerProcess, log_tail, server_process
 from draftwood_benchmarks.load.closed_loop import Window, closed_loop
 from draftwood_benchmarks.load.peers import MeasuredPeers
@@ -110,10 +116,7 @@ class LoadOptions:
 
     def generation(self) -> GenerateOptions:
         """Of each request."""
-        generation: GenerateOptions = {"max_tokens": self.max_tokens}
-        if self.sampled:
-            generation |= {"temperature": SAMPLED.temperature, "top_k": SAMPLED.top_k, "top_p": SAMPLED.top_p}
-        return generation
+        return cast(GenerateOptions, {"max_tokens": self.max_tokens, **(SAMPLED if self.sampled else {})})
 
 
 @command
@@ -181,9 +184,7 @@ def _report(
     """
     strategy = f"{info.default_strategy} after {options.warm} other prompts"
     title = f"{name}\n{strategy}; at most {options.running} requests decode together"
-    title += "" if options.context is None else f"; prompts of {options.context:,} tokens"
-    title += own_text_title(options.own_text)
-    title += f"{'; sampled' * options.sampled}{warning(busy)}"
+    title += f"{told(options.own_text, options.context)}{'; sampled' * options.sampled}{warning(busy)}"
     out.print(table_of(rows, title))
     output.draw(lambda axes: draw(rows, title, axes))
     output.write(

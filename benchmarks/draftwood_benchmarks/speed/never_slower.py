@@ -111,6 +111,7 @@ def _measured(engine: Engine, case: Case, strategy: str, rounds: int, out: Any) 
 
 def _window(engine: Engine, case: Case, strategy_name: str, seed: int) -> tuple[float, float]:
     """Tokens per second, and verified draft tokens for each token, of new sequences of one tenant without a memory."""
+    from draftwood_benchmarks.speed.contenders import finish
     from draftwood_model_runner.request import Request, SamplingParams, StopParams
     from draftwood_model_runner.sequence import Sequence
     from draftwood_strategies import create
@@ -136,10 +137,7 @@ def _window(engine: Engine, case: Case, strategy_name: str, seed: int) -> tuple[
             )
             for number, prompt in enumerate(prompts)
         ]
-        for sequence in batch:
-            engine.add(sequence)
-        while engine.has_work:
-            engine.step()
+        finish(engine, batch)
         written += sum(len(sequence.output) for sequence in batch)
         drafted += sum(sequence.stats.draft_tokens for sequence in batch)
     synchronize(engine.model)

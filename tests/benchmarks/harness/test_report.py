@@ -35,7 +35,7 @@ def test_no_values_have_no_percentile() -> None:
 
 
 def test_a_table_shows_rows_and_what_they_lack() -> None:
-    rows = [{"name": "a", "speed": 1.256}, {"name": "b", "speed": None}, {"name": "c"}]
+    rows: list[dict[str, Any]] = [{"name": "a", "speed": 1.256}, {"name": "b", "speed": None}, {"name": "c"}]
     made = table("speeds", rows, {"": "{name}", "tok/s": "{speed:.2f}"}, texts=1)
     assert [[*column.cells] for column in made.columns] == [["a", "b", "c"], ["1.26", "-", "-"]]
     assert [column.justify for column in made.columns] == ["left", "right"]
