@@ -66,7 +66,7 @@ peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood .venv-p
 		--editable ./strategies --editable ./memory --editable ./clients/python --editable ./tenants \
 		--editable ./plugins/sglang
 	PATH=$(CURDIR)/.venv-peers/sglang/bin:$$PATH .venv-peers/sglang/bin/python -W ignore \
-		benchmarks/draftwood_benchmarks/peers/sglang_replay.py </dev/null
+		benchmarks/draftwood_benchmarks/peers/sglang_replay.py
 	touch $@
 
 # In SGLang's environment, whose Python files run without a GPU; with its own settings of pytest.

@@ -16,14 +16,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 import uvloop
-from rich.table import Table
 
 from draftwood_benchmarks.harness.gateway_process import running_gateway
 from draftwood_benchmarks.harness.machine import OtherLoad, warning
 from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, chosen_model
 from draftwood_benchmarks.harness.observers import observed
 from draftwood_benchmarks.harness.prompts import read_prompts
-from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress, table
 from draftwood_benchmarks.harness.server_process import server_process
 from draftwood_benchmarks.load.command import read_levels
 from draftwood_client import AsyncClient, ChatMessage
@@ -105,13 +104,12 @@ def ab(
                 rates[side] = uvloop.run(_rate(side, chunk, max_tokens, tenant))
             ratios[level].append(rates[second] / rates[first])
         busy = load.share()
-    rows = [_row(level, ratios[level]) for level in levels]
-    table = Table("streams", "pairs", "tokens/s, B / A", "95% interval", title=f"{chosen.name}: A and B{warning(busy)}")
-    for row in rows:
-        table.add_row(str(row.streams), str(row.pairs), f"{row.ratio:.3f}", f"{row.low:.3f} to {row.high:.3f}")
-    out.print(table)
+    rows = [asdict(_row(level, ratios[level])) for level in levels]
+    columns = {"streams": "{streams}", "pairs": "{pairs}", "tokens/s, B / A": "{ratio:.3f}"}
+    columns["95% interval"] = "{low:.3f} to {high:.3f}"
+    out.print(table(f"{chosen.name}: A and B{warning(busy)}", rows, columns))
     sides = {"a": a, "b": b, "b_gateway": b_gateway, "b_observed": b_observed, "b_key": b_key is not None}
-    output.write([asdict(row) for row in rows], lambda axes: _draw(axes, rows), model=chosen.name, busy=busy, **sides)
+    output.write(rows, model=chosen.name, busy=busy, **sides)
 
 
 def _side(
@@ -174,11 +172,3 @@ def _row(streams: int, ratios: Sequence[float]) -> Row:
     drawn = np.random.default_rng(0).choice(np.array(ratios), (_RESAMPLES, len(ratios)))
     low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975]).tolist()
     return Row(streams, len(ratios), round(statistics.median(ratios), 4), round(low, 4), round(high, 4))
-
-
-def _draw(axes: Any, rows: Sequence[Row]) -> None:
-    names, ratios = [f"{row.streams} streams" for row in rows], [row.ratio for row in rows]
-    errors = [[row.ratio - row.low for row in rows], [row.high - row.ratio for row in rows]]
-    axes.errorbar(names, ratios, yerr=errors, fmt="o", capsize=4)
-    axes.axhline(1, linestyle="--")
-    axes.set_ylabel("tokens/s, B / A")

@@ -19,7 +19,7 @@ COMMANDS = {
     "gpu": ("draftwood_benchmarks.gpu.command:gpu", "All that one run on a GPU tells of the cuda runner."),
     "kernels": (
         "draftwood_benchmarks.kernels.command:kernels",
-        "The kernels for GPUs, compiled and interpreted without one.",
+        "The kernels for GPUs, compiled without one.",
     ),
     "speed": ("draftwood_benchmarks.speed.command:speed", "Tokens per second of one stream, against transformers."),
     "lossless": (
@@ -34,8 +34,7 @@ COMMANDS = {
     "quality": ("draftwood_benchmarks.quality:quality", "What quantized weights cost in likelihood of held-out text."),
     "ab": ("draftwood_benchmarks.ab:ab", "Two services that differ in some settings, in turn."),
     "overhead": ("draftwood_benchmarks.overhead.command:overhead", "What the host works in a step, by strategy."),
-    "service": ("draftwood_benchmarks.service_step:service", "What a step of a service takes beside the model."),
-    "share": ("draftwood_benchmarks.share.command:share", "Cost and gain of a memory that replicas share."),
+    "share": ("draftwood_benchmarks.share:share", "Cost and gain of a memory that replicas share."),
     "replay": (
         "draftwood_benchmarks.replay.command:replay_command",
         "Acceptance length of a strategy on recorded outputs.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +16,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from draftwood_benchmarks.demo_experiment import SERVER_FLAGS, Result, run_experiment
 from draftwood_benchmarks.harness.prompts import read_questions
+from draftwood_benchmarks.harness.report import console as new_console
+from draftwood_benchmarks.harness.report import progress, table
 from draftwood_benchmarks.harness.server_process import ServerError, running_server
 from draftwood_client import ChatMessage, Client, Completion
 from draftwood_client.cli.apps import new_app, run
@@ -101,7 +102,7 @@ def _demo(
 
     Ends with status 1 if any output differs from plain decoding in a single token.
     """
-    console = Console(highlight=False)
+    console = new_console()
     measured, others = read_questions()
     measured, others = measured[:questions], others[:warmup]
     with ExitStack() as stack:
@@ -158,13 +159,13 @@ def _measure(console: Console, target: str, measured: list[str], others: list[st
             for text in texts[:show]:
                 _baselines(client, generate, text, beside)
                 _show(console, client, text, beside.drafted, title, tenant=tenant)
-            for text in _progress(console, texts[show:], f"transformers, off, {title}"):
+            for text in progress(texts[show:], f"transformers, off, {title}", console):
                 _baselines(client, generate, text, beside)
                 _ask(client, text, beside.drafted, tenant=tenant, strategy="trie")
 
         _baselines(client, generate, (others or measured)[0], Beside(Pass("first")))  # the first run is slower
         compare(measured, cold, "demo-cold", "trie from empty memory")
-        for text in _progress(console, others, "other questions, to warm up"):
+        for text in progress(others, "other questions, to warm up", console):
             _ask(client, text, Pass("warm-up"), tenant="demo-warm", strategy="trie")
         compare(measured, warm, "demo-warm", "trie warm")
     return cold, warm
@@ -228,35 +229,18 @@ def _transformers_generate() -> Callable[[str], tuple[int, ...]]:
     return generate
 
 
-def _progress(console: Console, texts: list[str], title: str) -> Iterable[str]:
-    columns = (TextColumn("{task.description:41}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, refresh_per_second=2) as progress:
-        yield from progress.track(texts, description=title)
-
-
 def _table(reference: Pass, rows: list[dict[str, Any]], questions: int, warmup: int) -> Table:
-    table = Table(title=f"{questions} questions; warm: after {warmup} others", title_justify="left")
-    table.add_column("", no_wrap=True)
-    for heading in ("tok/s", "x off", "x HF", "length", "nodes", "draft", "own", "same"):
-        table.add_column(heading, justify="right")
     titles = {"plain": "drafting off", "cold": "trie, cold", "warm": "trie, warm"}
-    ratio = reference.tokens_per_s / rows[0]["tokens_per_s"]
-    table.add_row("transformers", f"{reference.tokens_per_s:.1f}", f"{ratio:.2f}", "1.00", "", "", "", "")
-    for row in rows:
-        table.add_row(
-            titles[row["mode"]],
-            f"{row['tokens_per_s']:.1f}",
-            f"{row['vs_plain']:.2f}",
-            f"{row['vs_transformers']:.2f}",
-            f"{row['acceptance_length']:.2f}",
-            f"{row['nodes_per_step']:.1f}",
-            f"{row['draft_time_share']:.1%}",
-            f"{row['outside_model_share']:.1%}",
-            "yes" if row["identical"] else "NO",
-        )
-    table.caption = (
+    ratio, speed = reference.tokens_per_s / rows[0]["tokens_per_s"], reference.tokens_per_s
+    first = {"title": "transformers", "tokens_per_s": speed, "vs_plain": ratio, "vs_transformers": 1.0}
+    ours = [row | {"title": titles[row["mode"]], "same": "yes" if row["identical"] else "NO"} for row in rows]
+    columns = {"": "{title}", "tok/s": "{tokens_per_s:.1f}", "x off": "{vs_plain:.2f}", "x HF": "{vs_transformers:.2f}"}
+    columns |= {"length": "{acceptance_length:.2f}", "nodes": "{nodes_per_step:.1f}"}
+    columns |= {"draft": "{draft_time_share:.1%}", "own": "{outside_model_share:.1%}", "same": "{same}"}
+    caption = (
         "x off, x HF: speed relative to drafting off and to transformers' generate, which answer each question beside"
         " it; length: acceptance length, tokens per step; nodes: draft tokens verified per step; draft, own: share of"
         " the time spent drafting, and outside of the model; same: identical token for token"
     )
-    return table
+    title = f"{questions} questions; warm: after {warmup} others"
+    return table(title, [first, *ours], columns, texts=1, caption=caption)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import cycle
+from threading import Lock
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from draftwood_benchmarks.harness.report import table
 from draftwood_client import (
     AdminClient,
+    ArmRow,
     Client,
     DraftConfig,
     Experiment,
@@ -70,7 +71,7 @@ def run_experiment(console: Console, target: str, questions: list[str], seconds:
         experiments = admin.experiments
         _start(experiments, _BURN_IN * seconds)
         began = time.monotonic()
-        requests = _ask(console, client, experiments, questions, seconds)
+        requests = _ask(console, client, questions, seconds)
         took = time.monotonic() - began
         report = experiments.report(_NAME)
         while time.monotonic() - began < took + _AUDIT_SECONDS:  # audits are made while nothing else is to do
@@ -88,30 +89,21 @@ def _start(experiments: Experiments, burn_in: float) -> None:
     experiments.start(_NAME)
 
 
-def _ask(console: Console, client: Client, experiments: Experiments, questions: list[str], seconds: float) -> int:
-    """Sends requests and shows the counts meanwhile; returns how many requests were sent."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=console)
-    task = progress.add_task("live requests", total=seconds)
-    sent = 0
-    asking = _questions(questions)
-    began = shown_at = time.monotonic()
-    with Live(progress, console=console, refresh_per_second=4) as live, ThreadPoolExecutor(_AT_ONCE) as pool:
-        running: set[Future[Any]] = set()
-        while (elapsed := time.monotonic() - began) < seconds or running:
-            while len(running) < _AT_ONCE and elapsed < seconds:
+def _ask(console: Console, client: Client, questions: list[str], seconds: float) -> int:
+    """Sends requests, some at once; returns how many."""
+    asking, turn, end = _questions(questions), Lock(), time.monotonic() + seconds
+
+    def ask(_: int) -> int:
+        sent = 0
+        while time.monotonic() < end:
+            with turn:
                 tenant, text = next(asking)
-                running.add(pool.submit(client.chat, text, max_tokens=_MAX_TOKENS, tenant=tenant))
-                sent += 1
-            done, running = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-            for future in done:
-                future.result()
-            if time.monotonic() - shown_at > 1:
-                shown_at = time.monotonic()
-                progress.update(task, completed=min(elapsed, seconds))
-                live.update(Group(progress, _table(experiments.report(_NAME))))
-        live.update(Text(""))
-    return sent
+            client.chat(text, max_tokens=_MAX_TOKENS, tenant=tenant)
+            sent += 1
+        return sent
+
+    with console.status(f"Live requests, {seconds:.0f} seconds"), ThreadPoolExecutor(_AT_ONCE) as pool:
+        return sum(pool.map(ask, range(_AT_ONCE)))
 
 
 def _questions(questions: list[str]) -> Iterator[tuple[str, str]]:
@@ -122,23 +114,19 @@ def _questions(questions: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _table(report: ExperimentReport) -> Table:
-    table = Table(title_justify="left")
-    table.add_column("arm", no_wrap=True)
-    for heading in ("requests", "tokens/step", "ms/token", "TTFT ms", "nodes/accepted"):
-        table.add_column(heading, justify="right")
-    for row in report.arms:
-        shown = (
-            ("tokens per step", 1, 2),
-            ("decode time per token", 1000, 2),
-            ("mean time to first token", 1000, 0),
-            ("draft nodes per accepted token", 1, 1),
-        )
-        values = [
-            f"{factor * row.metrics[title]:.{digits}f}" if title in row.metrics else "-"
-            for title, factor, digits in shown
-        ]
-        table.add_row(row.arm, str(row.requests), *values)
-    return table
+    columns = {"arm": "{arm}", "requests": "{requests}", "tokens/step": "{tokens per step:.2f}"}
+    columns |= {
+        "ms/token": "{ms:.2f}",
+        "TTFT ms": "{ttft:.0f}",
+        "nodes/accepted": "{draft nodes per accepted token:.1f}",
+    }
+
+    def shown(arm: ArmRow) -> dict[str, Any]:
+        of_token, ttft = (arm.metrics.get(name) for name in ("decode time per token", "mean time to first token"))
+        times = {"ms": of_token and 1000 * of_token, "ttft": ttft and 1000 * ttft}
+        return {**arm.metrics, **times, "arm": arm.arm, "requests": arm.requests}
+
+    return table("", map(shown, report.arms), columns, texts=1)
 
 
 def _conclude(console: Console, result: Result) -> None:

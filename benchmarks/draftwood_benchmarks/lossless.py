@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe
 from draftwood_benchmarks.harness.prompts import encode, read_prompts
-from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress, shown
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress, table
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidValueError
 
@@ -120,8 +119,12 @@ def lossless(
         rows = _compare(out, engine, module, encoded, strategy, max_tokens, together)
     name = describe(chosen, loaded)
     title = f"{name}\nup to {max_tokens} tokens, greedy; compared with transformers, one prompt at a time"
-    out.print(_table(rows, title))
-    output.write([row.as_json() for row in rows], lambda axes: _draw(rows, title, axes), model=name)
+    figures = [row.as_json() for row in rows]
+    columns = {"engine": "{engine}", "strategy": "{strategy}", "together": "{together}"}
+    columns["identical"] = "{identical} of {answers}"
+    columns |= {"per 1,000 tokens": "{differences_per_1000_tokens:.2f}", "largest gap": "{largest_gap:.1e}"}
+    out.print(table(title, figures, columns, texts=2))
+    output.write(figures, model=name)
     worst = max((row.largest_gap or 0.0 for row in rows if row.engine == "draftwood"), default=0.0)
     if loaded.dtype == "float32" and worst > TIE:
         raise BenchmarkError(f"an answer differs where logits are {worst:.1e} apart, which is no rounding: report it")
@@ -205,26 +208,3 @@ def _difference(module: Any, prompt: Int32Array, expected: list[int], answer: li
     with torch.inference_mode():
         logits = module(ids, use_cache=False).logits[0, -1].float()
     return Difference(at, float((logits[expected[at]] - logits[answer[at]]).abs() / logits.abs().max()))
-
-
-def _table(rows: Sequence[Row], title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in ("engine", "strategy", "together", "identical", "per 1,000 tokens", "largest gap"):
-        table.add_column(name, justify="left" if name in ("engine", "strategy") else "right")
-    for row in rows:
-        found = row.as_json()
-        rate, gap = found["differences_per_1000_tokens"], row.largest_gap
-        identical = f"{found['identical']} of {row.answers}"
-        rate_shown = shown(rate) if isinstance(rate, float) else "-"
-        table.add_row(
-            row.engine, row.strategy, str(row.together), identical, rate_shown, "-" if gap is None else f"{gap:.1e}"
-        )
-    return table
-
-
-def _draw(rows: Sequence[Row], title: str, axes: Any) -> None:
-    names = [f"{row.engine}, {row.strategy},\n{row.together} at once" for row in rows]
-    axes.barh(names, [len(row.differences) for row in rows], color="tab:blue")
-    axes.invert_yaxis()
-    axes.set_xlabel(f"answers of {rows[0].answers} that differ")
-    axes.set_title(title, fontsize="small")

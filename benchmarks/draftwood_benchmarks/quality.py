@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from rich.table import Table
 
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe
-from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress
+from draftwood_benchmarks.harness.prompts import encode, lines_of
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress, table
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_strategies.draft import Int32Array
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from draftwood_model_runner.loading.model import LoadedModel
-
-_KEYS = ("instruction", "response")
 
 
 class Exchange(NamedTuple):
@@ -74,30 +72,26 @@ def quality(
             scores[weights] = score(loaded, exchanges, out)
     rows = rows_of(scores)
     title = describe(chosen, loaded)
-    out.print(_table(rows, f"{title}\n{len(exchanges)} answers, {rows[0]['tokens']} tokens"))
-    output.write(rows, lambda axes: _draw(rows, title, axes), model=title, answers=len(exchanges))
+    columns = {"weights": "{weights}", "nats per token": "{nats_per_token:.4f}", "perplexity": "{perplexity:.4f}"}
+    columns |= {"nats more": "{nats_more:+.5f} +- {error:.5f}", "same next token": "{agreement:.2%}"}
+    caption = "nats more: than as-is, with its standard error; same next token: as as-is would write"
+    of = f"{len(exchanges)} answers, {rows[0]['tokens']} tokens"
+    out.print(table(f"{title}\n{of}", rows, columns, texts=1, caption=caption))
+    output.write(rows, model=title, answers=len(exchanges))
 
 
 def read_texts(path: Path) -> list[tuple[str, str]]:
     """Questions and answers. Raises BenchmarkError: the file cannot be read, is empty, or has a line without them."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchmarkError(f"{path}: {error}") from error
     texts = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in lines_of(path):
         try:
             row = json.loads(line)
-            question, answer = (row[key] for key in _KEYS)
-        except (ValueError, KeyError, TypeError) as error:
-            raise BenchmarkError(f"{path}, line {number}: no JSON object with {' and '.join(_KEYS)}") from error
+            question, answer = row["instruction"], row["response"]
+        except (ValueError, KeyError, TypeError):
+            question = answer = None
         if not isinstance(question, str) or not isinstance(answer, str):
-            raise BenchmarkError(f"{path}, line {number}: {' and '.join(_KEYS)} must be texts")
+            raise BenchmarkError(f"{path}, line {number}: no JSON object with the texts `instruction` and `response`")
         texts.append((question, answer))
-    if not texts:
-        raise BenchmarkError(f"{path} holds no lines")
     return texts
 
 
@@ -145,8 +139,6 @@ def rows_of(scores: dict[str, Scores]) -> list[dict[str, Any]]:
 
 def _encoded(model: LoadedModel, texts: list[tuple[str, str]]) -> Iterator[Exchange]:
     """Answers end with the end-of-sequence token, if there is just one."""
-    from draftwood_benchmarks.harness.prompts import encode
-
     end = np.array(list(model.eos_token_ids) if len(model.eos_token_ids) == 1 else [], np.int32)
     for question, answer in texts:
         yield Exchange(encode(model.tokenizer, question), np.concatenate([model.tokenizer.encode(answer), end]))
@@ -154,26 +146,3 @@ def _encoded(model: LoadedModel, texts: list[tuple[str, str]]) -> Iterator[Excha
 
 def _fits(exchange: Exchange, context: int) -> bool:
     return exchange.question.size + exchange.answer.size <= context
-
-
-def _table(rows: list[dict[str, Any]], title: str) -> Table:
-    table = Table(title=title, title_justify="left", pad_edge=False)
-    for heading in ("weights", "nats per token", "perplexity", "nats more", "same next token"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row["weights"],
-            f"{row['nats_per_token']:.4f}",
-            f"{row['perplexity']:.4f}",
-            f"{row['nats_more']:+.5f} +- {row['error']:.5f}",
-            f"{row['agreement']:.2%}",
-        )
-    table.caption = "nats more: than as-is, with its standard error; same next token: as as-is would write"
-    return table
-
-
-def _draw(rows: list[dict[str, Any]], title: str, axes: Any) -> None:
-    bars = axes.barh([row["weights"] for row in rows], [row["perplexity"] for row in rows])
-    axes.bar_label(bars, fmt="%.4f", padding=3)
-    axes.set_xlabel("perplexity")
-    axes.set_title(title, fontsize=9)

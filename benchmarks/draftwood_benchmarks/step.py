@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
-from rich.table import Table
 
 from draftwood_benchmarks.harness.machine import OtherLoad, warning
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe, synchronize
-from draftwood_benchmarks.harness.report import OutputOptions, console, progress
-from draftwood_benchmarks.harness.sampled import SAMPLED
+from draftwood_benchmarks.harness.prompts import SAMPLED, random_prompts
+from draftwood_benchmarks.harness.report import PictureOptions, console, progress, table
 from draftwood_client.cli.options import command
 from draftwood_strategies.budgeting.step_time import StepTimeCurve
 
@@ -45,7 +44,7 @@ _BATCH_ROUNDS = 6
 @command
 def step(
     model: ModelOptions,
-    output: OutputOptions,
+    output: PictureOptions,
     largest: Annotated[int, typer.Option(min=2, help="Largest number of tokens in the step.")] = 256,
     context: Annotated[int, typer.Option(min=1, help="Tokens in the KV cache that the step attends to.")] = 128,
     seconds: Annotated[
@@ -80,7 +79,8 @@ def step(
     critical = critical_length(curve)
     busy = load.share()
     title = describe(chosen, loaded) + warning(busy)
-    out.print(_table(rows, title))
+    columns = {"tokens": "{tokens}", "ms": "{ms:.2f}", "x one token": "{ratio:.2f}"}
+    out.print(table(f"One forward pass\n{title}", rows, columns))
     sizes = f"{int(curve.sizes[-1])} tokens take less" if critical is None else f"{critical} tokens"
     out.print(f"Critical decoding length, where T(n) first exceeds {CRITICAL_RATIO:g} T(1): {sizes}.")
     out.print(
@@ -89,9 +89,9 @@ def step(
     )
     if together is not None:
         _print_batch(together, out)
+    output.draw(lambda axes: _draw(rows, critical, title, axes))
     output.write(
         rows,
-        lambda axes: _draw(rows, critical, title, axes),
         model=title,
         vocabulary=loaded.vocab_size,
         context=min(context, loaded.max_context // 2),
@@ -171,13 +171,12 @@ def batch_cost(engine: Engine, batch: int, out: Console, *, sampled: bool = Fals
 
 def _step_seconds(engine: Engine, count: int, seed: int, *, sampled: bool) -> float:
     """The median step of `count` sequences that are past their prompts."""
-    from draftwood_benchmarks.harness.prompts import random_prompts
     from draftwood_model_runner.request import Request, SamplingParams, StopParams
     from draftwood_model_runner.sequence import Sequence
 
     prompts = random_prompts(count, _BATCH_PROMPT_TOKENS, engine.model.vocab_size)
     stop = StopParams(max_tokens=_BATCH_STEPS + count + 2, ignore_eos=True)
-    sampling = SamplingParams(*SAMPLED) if sampled else SamplingParams()
+    sampling = SamplingParams(**SAMPLED) if sampled else SamplingParams()
     sequences = [
         Sequence(Request(request_id=f"{seed}-{i}", prompt=prompt, stop=stop, sampling=sampling))
         for i, prompt in enumerate(prompts)
@@ -196,16 +195,6 @@ def _step_seconds(engine: Engine, count: int, seed: int, *, sampled: bool) -> fl
     for sequence in sequences:
         engine.cancel(sequence)
     return statistics.median(seconds)
-
-
-def _table(rows: list[dict[str, float]], title: str) -> Table:
-    table = Table(title=f"One forward pass\n{title}", title_justify="left")
-    for heading in ("tokens", "ms", "x one token", "ms per token"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        ms, tokens = row["ms"], row["tokens"]
-        table.add_row(f"{tokens:.0f}", f"{ms:.2f}", f"{row['ratio']:.2f}", f"{ms / tokens:.3f}")
-    return table
 
 
 def _draw(rows: list[dict[str, float]], critical: int | None, title: str, axes: Any) -> None:

@@ -16,6 +16,6 @@ def use_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UsePeer:
     def use(program: str) -> None:
         script = tmp_path / "peer.py"
         script.write_text(program)
-        monkeypatch.setattr(process, "command_of", lambda name: [sys.executable, str(script)])
+        monkeypatch.setattr(process, "command_of", lambda name, module: [sys.executable, str(script)])
 
     return use

@@ -18,7 +18,7 @@ from draftwood_benchmarks.gpu.command import LONG_SHAPES
 from draftwood_benchmarks.gpu.prediction import DEVICES, LAYER_KERNELS, MODELS, best_nodes, markdown, predict
 from draftwood_benchmarks.gpu.targets import targets
 from draftwood_benchmarks.harness.widen import SHAPES, _config, parse_shape
-from draftwood_benchmarks.kernels.command import TOLERANCE, defects
+from draftwood_benchmarks.kernels.command import defects
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.runners.cuda.device.launching import require_triton
 
@@ -45,18 +45,15 @@ def run(*arguments: str, interpret: bool = False, timeout: float = 290) -> subpr
 @pytest.mark.parametrize(
     "arch", ["80", "90", "100", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("89", "120"))]
 )
-def test_every_specialisation_compiles_without_spilling_and_is_right(arch: str, tmp_path: Path) -> None:
+def test_every_specialisation_compiles_without_spilling(arch: str, tmp_path: Path) -> None:
     done = run("kernels", "--arch", arch, "--jobs", "1", "--json", str(tmp_path / "k.json"))
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "k.json").read_text())["rows"]
-    by_name = {row["kernel"]: row for row in rows}
     names = (
         "attention_parts merge_parts write_kv move_kv linear choose_tokens accept_paths rms_norm convolve delta_rule"
     )
-    assert {*names.split(), "state_space"} <= set(by_name)
+    assert {*names.split(), "state_space"} <= {row["kernel"] for row in rows}
     assert all(row["cubin_bytes"] > 1000 and row["spills"] <= 64 for row in rows)
-    for name in ("attention_parts", "rms_norm", "linear", "delta_rule"):
-        assert 0 < by_name[name]["max_error"] < 1e-5
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -64,15 +61,12 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 def test_defects_are_named() -> None:
-    fine = dict.fromkeys(TOLERANCE, 0.0)
-    assert defects([row()], fine) == []
-    [spilled] = defects([row(spills=700)], fine)
+    assert defects([row()]) == []
+    [spilled] = defects([row(spills=700)])
     assert "attention_parts (64, sm_80) spills 700 bytes" in spilled
-    [large] = defects([row(shared_bytes=200_000)], fine)
+    [large] = defects([row(shared_bytes=200_000)])
     assert "needs 200000 bytes of shared memory, there are 166912" in large
-    assert defects([row(shared_bytes=200_000, arch="sm_90")], fine) == []
-    [wrong] = defects([row()], fine | {"float16": float("nan")})
-    assert "float16 errs by nan" in wrong
+    assert defects([row(shared_bytes=200_000, arch="sm_90")]) == []
 
 
 def test_interpreted_kernels_cannot_be_compiled() -> None:
@@ -91,7 +85,7 @@ def test_without_a_gpu_there_is_nothing_to_measure() -> None:
 @pytest.mark.timeout(900)
 def test_the_program_for_a_gpu_runs_without_one(tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
-    done = run("gpu", "--smoke", "--json", str(path), "--plot", str(tmp_path / "gpu.svg"), interpret=True, timeout=890)
+    done = run("gpu", "--smoke", "--json", str(path), interpret=True, timeout=890)
     assert done.returncode == 0, done.stderr
     found = json.loads(path.read_text())
     assert all(row["error"] < 1e-5 for row in found["attention"]), "float32"

@@ -54,9 +54,9 @@ def test_rows_compare_with_the_first_kind_of_weights() -> None:
     ("text", "message"),
     [
         ("", "holds no lines"),
-        ('{"instruction": "a"}\n', "line 1: no JSON object with instruction and response"),
+        ('{"instruction": "a"}\n', "line 1: no JSON object with the texts `instruction` and `response`"),
         ('{"instruction": "a", "response": "b"}\n[1]\n', "line 2"),
-        ('{"instruction": "a", "response": 1}\n', "must be texts"),
+        ('{"instruction": "a", "response": 1}\n', "line 1"),
     ],
 )
 def test_a_file_that_is_no_text_is_named(text: str, message: str, tmp_path: Path) -> None:

@@ -22,15 +22,15 @@ def test_a_section_says_how_and_where_it_was_measured(
     busy: float, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suite, "FOLDER", tmp_path)
-    (one,) = (one for one in suite.MEASUREMENTS if one.name == "choosing-a-token")
+    (one,) = (one for one in suite.MEASUREMENTS if one.name == "memory")
     run = {"command": "draftwood bench x", "date": "2026-01-02", "commit": "abc", "cores": 2, "processor": "a CPU"}
-    row = {"vocabulary": 4096, "top_k": 20, "top_p": 1.0, "choose_ms": 0.5, "flat_ms": 0.6, "most_probable_ms": 0.7}
+    row = {"tokens": 10_000, "strategy": "trie", "budget": 64, "draft_us": 26.31, "learn_us_per_token": 1.9}
     one.file.write_text(json.dumps({"run": run, "rows": [row], "busy": busy}))
     shown = section(one)
     assert f"2026-01-02, commit `abc`, 2 cores of a CPU; other processes took {busy:.0%} of the CPU time." in shown
     assert ("**Too much" in shown) == warned
     assert "draftwood bench x" in shown
-    assert "| 4,096 | 20 | 1 | 0.500 |" in shown
+    assert "| 10,000 | trie | 64 | 26.3 | 1.90 | - |" in shown
 
 
 def test_an_unknown_measurement_is_named_before_anything_runs() -> None:

@@ -37,5 +37,5 @@ def section(measurement: Measurement) -> str:
     load = "" if busy is None else f"; other processes took {busy:.0%} of the CPU time"
     warning = " **Too much for figures to rely on.**" if busy is not None and busy >= BUSY else ""
     facts = f"{run['date']}, commit `{run['commit']}`, {run['cores']} cores of {run['processor']}{load}.{warning}"
-    tables = map(markdown, measurement.tables(report["rows"]))
-    return "\n".join([f"## {measurement.heading}\n", f"```sh\n{run['command']}\n```\n", f"{facts}\n", *tables])
+    table = markdown(measurement.table(report["rows"]))
+    return "\n".join([f"## {measurement.heading}\n", f"```sh\n{run['command']}\n```\n", f"{facts}\n", table])

@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from draftwood_benchmarks.kernels.reference import random_tree
+from draftwood_benchmarks.gpu.trees import random_tree
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.cuda.device.launching import machine

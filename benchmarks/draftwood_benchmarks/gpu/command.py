@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.table import Table
 
-from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console
+from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, chosen_model
+from draftwood_benchmarks.harness.prompts import read_questions
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, table
 from draftwood_client.cli.options import command
 
 if TYPE_CHECKING:
     from draftwood_benchmarks.gpu.sections import Plan
-    from draftwood_benchmarks.harness.models import ChosenModel
-    from draftwood_strategies.draft import Int32Array
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -57,13 +56,11 @@ def gpu(
     bandwidth floor, and tokens per second by strategy and number of streams; last, which targets are met.
     """
     from draftwood_benchmarks.gpu.prediction import markdown
-    from draftwood_benchmarks.gpu.prediction import rows as predicted
 
     out = console()
     output.check()
     if predict:
         out.print(markdown(), highlight=False, soft_wrap=True)
-        output.write(predicted(), lambda axes: _draw_predictions(predicted(), axes))
         return
     import torch
 
@@ -79,8 +76,7 @@ def gpu(
     if (log := report.beside(".log")) is not None:
         logging.basicConfig(filename=log, filemode="w", level=logging.INFO, force=True)
     measure(report, "native" if smoke else LONG_SHAPES.get(shape, shape), chosen_dtype, bandwidth, smoke)
-    rows = report.sections.get("steps", [])
-    output.write(rows, lambda axes: _draw(rows, axes), **report.sections)
+    output.write(report.sections.get("steps", []), **report.sections)
 
 
 class Report:
@@ -110,12 +106,8 @@ class Report:
         self.sections[name] = rows
         if self._path is not None:
             self._path.write_text(json.dumps(self.sections, indent=1) + "\n", encoding="utf-8")
-        table = Table(title=title, title_justify="left")
-        for heading in rows[0] if rows else ():
-            table.add_column(heading.replace("_", " "), justify="right", overflow="fold")
-        for row in rows:
-            table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
-        self.out.print(table)
+        shown = [{key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in row.items()} for row in rows]
+        self.out.print(table(title, shown, {key.replace("_", " "): f"{{{key}}}" for key in rows[0]} if rows else {}))
 
 
 def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smoke: bool) -> None:
@@ -124,8 +116,6 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
 
     from draftwood_benchmarks.gpu import sections
     from draftwood_benchmarks.gpu.targets import targets
-    from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
-    from draftwood_benchmarks.harness.prompts import read_questions
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     plan = sections.SMOKE if smoke else sections.Plan()
@@ -138,7 +128,7 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
     }
     small = ModelOptions(device=device.type, dtype="float32", runner="cuda")
     with chosen_model(small, report.out) as native:
-        report.section("correctness", lambda: _correctness(native.path, native.load(), questions, plan))
+        report.section("correctness", lambda: _correctness(native, questions, plan))
     kind = getattr(torch, "float32" if device.type == "cpu" else dtype)
     report.section("attention", lambda: sections.attention_times(device, kind, plan, bytes_per_second))
     if _OF_GROWN & {*report.wanted}:
@@ -148,6 +138,13 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
     report.section("flips", lambda: _flips(report, device.type, questions, plan))
     if not smoke:
         report.show("targets", targets(report.sections), "targets")
+
+
+def _correctness(native: ChosenModel, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
+    from draftwood_benchmarks.gpu.sections import correctness
+
+    model = native.load()
+    return correctness(model, native.load_plain(model), questions, plan)
 
 
 def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan, bandwidth: float) -> None:
@@ -163,14 +160,12 @@ def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan,
     trace = report.beside(".trace.json")
     report.section("kernels", lambda: sections.kernels(model, plan, trace))
     report.section("streams", lambda: sections.streams(model, questions, plan))
-    device, dtype = model.device, model.dtype
 
     def of_transformers() -> list[dict[str, Any]]:
-        plain = _transformers(grown.path, device, getattr(torch, dtype))
-        return sections.transformers_speed(plain, model, questions, plan)
+        return sections.transformers_speed(grown.load_plain(model), model, questions, plan)
 
     def exact() -> list[dict[str, Any]]:
-        chosen = load_model(grown.path, device=device, dtype=dtype, runner="cuda", exact=True)
+        chosen = load_model(grown.path, device=model.device, dtype=model.dtype, runner="cuda", exact=True)
         return sections.exact_price(report.sections.get("steps", []), chosen, plan, size, bandwidth)
 
     report.section("transformers", of_transformers)
@@ -180,7 +175,6 @@ def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan,
 def _flips(report: Report, device: str, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
     """By dtype."""
     from draftwood_benchmarks.gpu.sections import flips
-    from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
 
     rows = []
     for dtype in ("float32", "float16", "bfloat16"):
@@ -205,58 +199,3 @@ def copy_bandwidth(device: Any) -> float:
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - began)
     return 2 * size / best
-
-
-def _correctness(path: str, model: Any, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
-    import torch
-
-    from draftwood_benchmarks.gpu.sections import correctness
-
-    reference = _transformers(path, model.device, torch.float32)
-
-    def plain(prompt: Int32Array, tokens: int) -> list[int]:
-        ids = torch.tensor([prompt.tolist()], device=model.device)
-        with torch.inference_mode():
-            out = reference.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=tokens,
-                min_new_tokens=tokens,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        written: list[int] = out[0, ids.shape[1] :].tolist()
-        return written
-
-    return correctness(model, questions, plain, plan)
-
-
-def _transformers(path: str, device: str, dtype: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    module: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-    return module.to(device).eval()
-
-
-def _draw(rows: list[dict[str, Any]], axes: Any) -> None:
-    for context in sorted({row["context"] for row in rows}):
-        of_context = [row for row in rows if row["context"] == context]
-        axes.plot(
-            [row["tokens"] for row in of_context], [row["ms"] for row in of_context], marker=".", label=f"{context}"
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("tokens in the step")
-    axes.set_ylabel("milliseconds")
-    axes.legend(title="context", fontsize=8)
-
-
-def _draw_predictions(rows: list[dict[str, Any]], axes: Any) -> None:
-    names = [f"{row['device']}, {row['model']}, {row['streams']}" for row in rows]
-    axes.barh(names, [row["tree_of_64_ms"] for row in rows], label="draft tree of 64 tokens")
-    axes.barh(names, [row["one_token_ms"] for row in rows], label="one token")
-    axes.set_xscale("log")
-    axes.tick_params(axis="y", labelsize=6)
-    axes.set_xlabel("predicted milliseconds of a step")
-    axes.legend(fontsize=8)

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from draftwood_benchmarks.gpu.trees import random_tree
 from draftwood_benchmarks.harness.prompts import encode
 from draftwood_benchmarks.harness.report import BenchmarkError
-from draftwood_benchmarks.kernels.reference import random_tree
+from draftwood_benchmarks.speed.contenders import finish
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import Request, StopParams
+from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.cuda.runner import CudaRunner
 from draftwood_model_runner.sequence import Sequence
@@ -58,13 +60,11 @@ SMOKE = Plan((0, 3), (32,), (1, 2), ("hybrid",), tokens=4, prompts=1, rounds=1, 
 """The least of everything: shows that the program runs, on any machine."""
 
 
-def correctness(
-    model: LoadedModel, questions: list[str], plain: Callable[[Int32Array, int], list[int]], plan: Plan
-) -> Rows:
+def correctness(model: LoadedModel, module: Any, questions: list[str], plan: Plan) -> Rows:
     """Greedy answers with drafts against transformers' own `generate`, in float32.
 
     Args:
-        plain: what transformers writes after a prompt.
+        module: the model as transformers runs it.
     """
     rows = []
     for name in ("none", *plan.strategies):
@@ -73,7 +73,7 @@ def correctness(
         for question in questions[: plan.prompts]:
             prompt = encode(model.tokenizer, question)
             [sequence] = _run(engine, [prompt], strategy, plan.tokens)
-            expected = plain(prompt, plan.tokens)
+            expected = _generated(module, prompt, plan.tokens)
             if sequence.output != expected:
                 at = next(i for i, pair in enumerate(zip(sequence.output, expected, strict=True)) if pair[0] != pair[1])
                 raise BenchmarkError(f"{name}: token {at} of the answer to {question!r} is not that of transformers")
@@ -94,16 +94,21 @@ def step_times(model: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: flo
     random, rows = np.random.default_rng(0), []
     for context in contexts:
         for nodes in plan.nodes:
-            tree = random_tree(random, nodes, deep=0.6)
-            tree = DraftTree.of(tree.tokens % model.vocab_size, tree.parents)
-            pages = np.arange(runner.pages, dtype=np.int32)
-            batch = lay_out([BatchRow(pages, context, np.zeros(1, np.int32), tree, 0)])
+            batch = _tree_after(context, nodes, model, runner, random)
             seconds = _median(lambda: runner.step(batch, 0), plan.rounds)  # noqa: B023
             floor = (weight_bytes + context * model.factory.kv_bytes_per_token) / bandwidth
             rows.append({"context": context, "tokens": 1 + nodes, "ms": 1e3 * seconds, "floor_ms": 1e3 * floor})
     if isinstance(runner, CudaRunner) and (reason := runner.capture_problem):
         raise BenchmarkError(f"steps are not replayed as CUDA graphs: {reason}")
     return rows
+
+
+def _tree_after(context: int, nodes: int, model: LoadedModel, runner: Any, random: np.random.Generator) -> StepBatch:
+    """A step of one token and a draft tree under it, after so many tokens."""
+    tree = random_tree(random, nodes, deep=0.6)
+    tree = DraftTree.of(tree.tokens % model.vocab_size, tree.parents)
+    pages = np.arange(runner.pages, dtype=np.int32)
+    return lay_out([BatchRow(pages, context, np.zeros(1, np.int32), tree, 0)])
 
 
 def exact_price(steps: Rows, exact: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: float) -> Rows:
@@ -208,12 +213,8 @@ def kernels(model: LoadedModel, plan: Plan, trace: Path | None) -> Rows:
     context = plan.contexts[min(1, len(plan.contexts) - 1)]
     most = max(plan.nodes[:-1] or plan.nodes)
     runner = model.factory.runner(context + most + 64)
-    pages, random = np.arange(runner.pages, dtype=np.int32), np.random.default_rng(0)
-    batches = []
-    for nodes in (0, most):
-        tree = random_tree(random, nodes, deep=0.6)
-        tree = DraftTree.of(tree.tokens % model.vocab_size, tree.parents)
-        batches.append(lay_out([BatchRow(pages, context, np.zeros(1, np.int32), tree, 0)]))
+    random = np.random.default_rng(0)
+    batches = [_tree_after(context, nodes, model, runner, random) for nodes in (0, most)]
     for batch in batches:
         runner.step(batch, 0)  # captures its graph
     on_gpu = model.device != "cpu"
@@ -255,26 +256,21 @@ def transformers_speed(module: Any, model: LoadedModel, questions: list[str], pl
         if options and module.device.type == "cpu":
             continue  # it would compile for minutes what nobody runs
 
-        def answer(prompt: Int32Array) -> int:
-            ids = torch.tensor([prompt.tolist()], device=module.device)
-            with torch.inference_mode():
-                out = module.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    max_new_tokens=plan.tokens,
-                    min_new_tokens=plan.tokens,
-                    do_sample=False,
-                    eos_token_id=None,
-                    pad_token_id=0,
-                    **options,  # noqa: B023
-                )
-            return int(out.shape[1] - ids.shape[1])
-
-        answer(prompts[0])
+        _generated(module, prompts[0], plan.tokens, **options)
         began = time.perf_counter()
-        tokens = sum(answer(prompt) for prompt in prompts)
+        tokens = sum(len(_generated(module, prompt, plan.tokens, **options)) for prompt in prompts)
         rows.append({"transformers": name, "tokens_per_s": tokens / (time.perf_counter() - began)})
     return rows
+
+
+def _generated(module: Any, prompt: Int32Array, tokens: int, **options: Any) -> list[int]:
+    """Exactly so many tokens that transformers writes after a prompt."""
+    ids = torch.tensor([prompt.tolist()], device=module.device)
+    stop = {"max_new_tokens": tokens, "min_new_tokens": tokens, "eos_token_id": None, "pad_token_id": 0}
+    with torch.inference_mode():
+        out = module.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **stop, **options)
+    written: list[int] = out[0, ids.shape[1] :].tolist()
+    return written
 
 
 def _engine(model: LoadedModel, count: int, adaptive: bool) -> Engine:
@@ -295,12 +291,7 @@ def _run(engine: Engine, prompts: list[Int32Array], strategy: Any, tokens: int) 
         Sequence(Request(request_id=str(i), prompt=prompt, stop=stop, max_draft_nodes=64), strategy)
         for i, prompt in enumerate(prompts)
     ]
-    for sequence in sequences:
-        engine.add(sequence)
-    while engine.has_work:
-        for output in engine.step():
-            if output.finish is not None and output.finish.error is not None:
-                raise BenchmarkError(f"a step failed: {output.finish.error}")
+    finish(engine, sequences)
     return sequences
 
 

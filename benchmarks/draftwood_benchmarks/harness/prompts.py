@@ -1,4 +1,4 @@
-"""Prompts to measure with: the bundled questions, a file of the user's, or random token ids."""
+"""Prompts to measure with: the bundled questions, a file of the user's, or random token ids; how they are sampled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -29,6 +29,11 @@ ContextOption = Annotated[
         show_default=False,
     ),
 ]
+OwnTextOption = Annotated[
+    int, typer.Option(min=0, help="Tokens that the model writes by itself first, as the setting own_text_tokens.")
+]
+SAMPLED: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+"""How `--sampled` samples: what models of today recommend in their generation config."""
 KEYS = ("instruction", "text", "prompt", "turns", "question")
 """Keys of a JSON line that may hold its prompt, in order of precedence."""
 
@@ -53,14 +58,19 @@ def read_prompts(path: Path | None) -> list[str]:
     if path is None:
         measured, others = read_questions()
         return measured + others
+    return [_prompt(line, f"{path}, line {number}") for number, line in lines_of(path)]
+
+
+def lines_of(path: Path) -> list[tuple[int, str]]:
+    """Number and text of each line that is not empty. Raises BenchmarkError: the file cannot be read, or holds none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"{path}: {error}") from error
-    prompts = [_prompt(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not prompts:
-        raise BenchmarkError(f"{path} holds no prompts")
-    return prompts
+    found = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise BenchmarkError(f"{path} holds no lines")
+    return found
 
 
 def _prompt(line: str, where: str) -> str:
@@ -88,6 +98,12 @@ def encode(tokenizer: Tokenizer, text: str) -> Int32Array:
 def positions_of(model: ModelOptions, context: int | None, more: int) -> int | None:
     """Positions that the bundled model must grow to for prompts of `context` tokens and `more`; None for its own."""
     return None if context is None or model.model is not None else context + more
+
+
+def told(own_text: int, context: int | None) -> str:
+    """For the title of a table: what came before the measured prompts; "" for nothing."""
+    written = f"; after {own_text:,} tokens of the model's own" if own_text else ""
+    return written + ("" if context is None else f"; prompts of {context:,} tokens")
 
 
 def lengthened(prompts: Sequence[Int32Array], tokens: int, before: Sequence[Int32Array], most: int) -> list[Int32Array]:

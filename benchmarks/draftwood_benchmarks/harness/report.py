@@ -1,18 +1,19 @@
-"""Reports of benchmarks: progress bars, JSON files, pictures, percentiles, and the error that ends a benchmark."""
+"""Reports of benchmarks: progress bars, tables, JSON files, pictures, and the error that ends a benchmark."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
+from string import Formatter
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from draftwood_benchmarks.harness.run_facts import run_facts
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
@@ -26,34 +27,42 @@ class BenchmarkError(DraftwoodError):
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Files that the report is written to, besides the terminal."""
+    """The file that the report is written to, besides the terminal."""
 
     json_file: Annotated[
         Path | None,
         typer.Option("--json", metavar="FILE", help="Write the figures here, as JSON.", dir_okay=False),
     ] = None
+
+    def check(self) -> None:
+        """Before anything is measured. Raises InvalidInputError if the file cannot be written."""
+        _check_folder("--json", self.json_file)
+
+    def write(self, rows: Sequence[object], **more: object) -> None:
+        """Writes `{"run": run_facts(), "rows": rows, **more}` as JSON."""
+        if self.json_file is not None:
+            report = {"run": run_facts(), "rows": rows, **more}
+            self.json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class PictureOptions(OutputOptions):
+    """With a picture of it."""
+
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw the figures here: PNG, SVG or PDF.", dir_okay=False),
     ] = None
 
     def check(self) -> None:
-        """Before anything is measured. Raises BenchmarkError or InvalidValueError if a file cannot be written."""
-        for flag, path in (("--json", self.json_file), ("--plot", self.plot)):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise InvalidInputError(flag, path, "its folder does not exist")
-        if self.plot is not None:
-            if self.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
-                raise InvalidValueError("--plot", str(self.plot), "it must end in .png, .svg or .pdf")
-            require("matplotlib", "--plot")
+        """As of `OutputOptions`. Raises InvalidValueError too: the picture is of another format."""
+        OutputOptions.check(self)
+        _check_folder("--plot", self.plot)
+        if self.plot is not None and self.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
+            raise InvalidValueError("--plot", str(self.plot), "it must end in .png, .svg or .pdf")
 
-    def write(self, rows: Sequence[object], draw: Callable[[Any], None], **more: object) -> None:
-        """Writes `{"run": run_facts(), "rows": rows, **more}` as JSON, and the picture that `draw` makes on a
-        matplotlib Axes.
-        """
-        if self.json_file is not None:
-            report = {"run": run_facts(), "rows": rows, **more}
-            self.json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    def draw(self, draw: Callable[[Any], None]) -> None:
+        """Writes the picture that `draw` makes on a matplotlib Axes."""
         if self.plot is not None:
             from matplotlib.figure import Figure
 
@@ -62,10 +71,9 @@ class OutputOptions:
             figure.savefig(self.plot, dpi=150)
 
 
-def require(package: str, needed_by: str) -> None:
-    """Raises BenchmarkError if an optional package is missing."""
-    if find_spec(package) is None:
-        raise BenchmarkError(f"{needed_by} needs pip install 'draftwood[benchmarks]' (no {package})")
+def _check_folder(flag: str, path: Path | None) -> None:
+    if path is not None and not path.absolute().parent.is_dir():
+        raise InvalidInputError(flag, path, "its folder does not exist")
 
 
 def console() -> Console:
@@ -79,16 +87,41 @@ def progress(items: Sequence[Item], title: str, to: Console) -> Iterable[Item]:
         yield from bar.track(items, description=title)
 
 
+def table(
+    title: str, rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str], *, texts: int = 0, caption: str = ""
+) -> Table:
+    """A table of rows.
+
+    Args:
+        columns: by heading, how a row is shown, as of `str.format`; a missing number is "-".
+        texts: so many columns, the first ones, hold texts, and the others numbers.
+    """
+    padding = (0, 1 if len(columns) < 8 else 0)  # 80 columns
+    made = Table(title=title, title_justify="left", caption=caption or None, pad_edge=False, padding=padding)
+    for number, heading in enumerate(columns):
+        made.add_column(heading, justify="left" if number < texts else "right", no_wrap=number < texts)
+    for row in rows:
+        made.add_row(*(_FORMATTER.vformat(cell, (), row) for cell in columns.values()))
+    return made
+
+
+def half_range(row: Mapping[str, Any]) -> float | None:
+    """Of the tokens per second of rounds or windows, relative to them."""
+    speed = row["tokens_per_s"]
+    return (row["tokens_per_s_max"] - row["tokens_per_s_min"]) / 2 / speed if speed else None
+
+
+class _Formatter(Formatter):
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return kwargs.get(str(key))
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return "-" if value is None else str(super().format_field(value, format_spec))
+
+
+_FORMATTER = _Formatter()
+
+
 def percentile(values: Sequence[float], percent: float) -> float | None:
     """The percentile, 0 to 100, linear between the two nearest ranks; None if there are no values."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    rank = (len(ordered) - 1) * percent / 100
-    low, high = math.floor(rank), math.ceil(rank)
-    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
-
-
-def shown(value: float | None, digits: int = 2) -> str:
-    """A number for a table; "-" for None."""
-    return "-" if value is None else f"{value:.{digits}f}"
+    return float(np.percentile(values, percent)) if values else None

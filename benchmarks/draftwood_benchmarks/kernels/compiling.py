@@ -6,11 +6,11 @@ import re
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from draftwood_model_runner.runners.cuda.device.launching import Launch
+from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch
 
 _TYPES = {
     torch.float32: "fp32",
@@ -22,6 +22,24 @@ _TYPES = {
 }
 _OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 _DIVISIBLE = 16
+
+
+class Launching(Protocol):
+    """Code of the runner for some models."""
+
+    def run(self, capability: int) -> None:
+        """Launches its kernels as on a GPU of this compute capability."""
+
+
+def launches_of(code: Launching, capability: int) -> list[Launch]:
+    """What it would launch: it runs on a CPU with a launcher that only notes that."""
+    noted: list[Launch] = []
+    token = LAUNCHER.set(noted.append)
+    try:
+        code.run(capability)
+    finally:
+        LAUNCHER.reset(token)
+    return noted
 
 
 class Compiled(NamedTuple):

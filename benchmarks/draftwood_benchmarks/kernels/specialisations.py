@@ -1,7 +1,4 @@
-"""The kernels of the cuda runner as they ship: every launch of its own code, for the models that it serves.
-
-The code is run on a CPU with a launcher that only notes what would be launched.
-"""
+"""The kernels of the cuda runner as they ship: every launch of its own code, for the models that it serves."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import torch
 
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch, Machine
+from draftwood_model_runner.runners.cuda.device.launching import Machine
 from draftwood_model_runner.runners.cuda.exact_linear import exact_linear
 from draftwood_model_runner.runners.cuda.fusing.attention import fused_rotation
 from draftwood_model_runner.runners.cuda.fusing.mlp import fused_silu
@@ -59,29 +56,21 @@ class Variant(NamedTuple):
         dtype = str(self.dtype).removeprefix("torch.")
         return " ".join([f"{self.head_size}", dtype, f"{self.rows} rows", *extras])
 
+    def run(self, capability: int) -> None:
+        """Launches what a step with a draft and a sampled sequence launches on a GPU of this compute capability."""
+        _step(self, capability)
 
-def variants(head_sizes: tuple[int, ...]) -> list[Variant]:
+
+def _variants() -> list[Variant]:
     """All in bfloat16; for the most usual size also the other dtypes, and what some families add."""
-    found = [Variant(size, rows=rows) for size in head_sizes for rows in (16, 64)]
-    found += [Variant(size, rows=16, exact=True) for size in head_sizes]
-    if 128 in head_sizes:
-        found += [Variant(128, torch.float16), Variant(128, torch.float32, rows=16), Variant(128, window=True)]
-    if 64 in head_sizes:
-        found += [Variant(64, window=True, sinks=True)]
-    if 256 in head_sizes:
-        found += [Variant(256, window=True, softcap=True), Variant(256, torch.float32, rows=16)]
-    return found
+    found = [Variant(size, rows=rows) for size in HEAD_SIZES for rows in (16, 64)]
+    found += [Variant(size, rows=16, exact=True) for size in HEAD_SIZES]
+    found += [Variant(128, torch.float16), Variant(128, torch.float32, rows=16), Variant(128, window=True)]
+    found += [Variant(64, window=True, sinks=True)]
+    return [*found, Variant(256, window=True, softcap=True), Variant(256, torch.float32, rows=16)]
 
 
-def launches_of(variant: Variant, capability: int) -> list[Launch]:
-    """What a step with a draft and a sampled sequence launches on a GPU of this compute capability."""
-    noted: list[Launch] = []
-    token = LAUNCHER.set(noted.append)
-    try:
-        _step(variant, capability)
-    finally:
-        LAUNCHER.reset(token)
-    return noted
+VARIANTS = _variants()
 
 
 def _step(variant: Variant, capability: int) -> None:

@@ -8,15 +8,16 @@ import numpy as np
 import torch
 
 from draftwood_benchmarks.kernels.specialisations import CPU
-from draftwood_benchmarks.kernels.state_reference import WIDTH
 from draftwood_model_runner.runners.base import StepBatch
-from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch, Machine
+from draftwood_model_runner.runners.cuda.device.launching import Machine
 from draftwood_model_runner.runners.cuda.states.arrays import StateArrays, StateLayout
 from draftwood_model_runner.runners.cuda.states.memory import allocated
 from draftwood_model_runner.runners.cuda.states.scan import DeviceScan
 from draftwood_model_runner.runners.cuda.states.shapes import ConvolutionShape, Input, MixerShape, RecurrenceShape
 
 _TOKENS, _HEADS, _GROUPS = 16, 32, 16
+_WIDTH = 4
+"""Inputs of a convolution."""
 
 
 class StateVariant(NamedTuple):
@@ -36,6 +37,10 @@ class StateVariant(NamedTuple):
         dtype = str(self.dtype).removeprefix("torch.")
         return f"state {self.rows} x {self.columns} {dtype}"
 
+    def run(self, capability: int) -> None:
+        """Launches what a mixer launches on a GPU of this compute capability."""
+        _mix(self, capability)
+
 
 STATE_VARIANTS = (
     StateVariant("delta_rule", 128, 128),  # Qwen 3 Next and 3.5
@@ -51,17 +56,6 @@ STATE_VARIANTS = (
 )
 
 
-def state_launches_of(variant: StateVariant, capability: int) -> list[Launch]:
-    """What a mixer launches on a GPU of this compute capability."""
-    noted: list[Launch] = []
-    token = LAUNCHER.set(noted.append)
-    try:
-        _mix(variant, capability)
-    finally:
-        LAUNCHER.reset(token)
-    return noted
-
-
 def _mix(variant: StateVariant, capability: int) -> None:
     kernel, rows, columns, dtype = variant
     channels = 2 * _GROUPS * rows + _HEADS * columns
@@ -69,7 +63,7 @@ def _mix(variant: StateVariant, capability: int) -> None:
     number = Input((_HEADS,), torch.float32)
     inputs = (key, value, number, Input((_HEADS,), dtype)) if kernel == "delta_rule" else (value, number, key)
     recurrence = RecurrenceShape(_HEADS, rows, columns, inputs)
-    shape = MixerShape((ConvolutionShape(channels, WIDTH, dtype),), recurrence)
+    shape = MixerShape((ConvolutionShape(channels, _WIDTH, dtype),), recurrence)
     (states,) = allocated((shape,), 1, 2, CPU)
     none, zero = np.zeros(0, np.int32), np.zeros(1, np.int32)
     arrays = StateArrays(_TOKENS, _TOKENS, CPU)
@@ -77,7 +71,7 @@ def _mix(variant: StateVariant, capability: int) -> None:
     scan = DeviceScan(states, arrays, Machine(2, capability))
     mixed = torch.zeros(1, _TOKENS, channels, dtype=dtype)
     hidden = scan.update_conv_state(mixed.transpose(1, 2), 0)
-    scan.convolve(hidden, mixed[0, :WIDTH].t(), mixed[0, 0], "silu")
+    scan.convolve(hidden, mixed[0, :_WIDTH].t(), mixed[0, 0], "silu")
     parts = mixed.split([_GROUPS * rows, _GROUPS * rows, _HEADS * columns], -1)
     query, keys, values = (
         part.unflatten(-1, (heads, -1)) for part, heads in zip(parts, (_GROUPS, _GROUPS, _HEADS), strict=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import typer
@@ -25,15 +25,21 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from draftwood_benchmarks.harness.engines import EngineName, server_on
 from draftwood_benchmarks.harness.machine import OtherLoad, warning
 from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, chosen_model, precision
-from draftwood_benchmarks.harness.own_text import OwnTextOption, own_text_title
-from draftwood_benchmarks.harness.prompts import ContextOption, lengthened, positions_of, read_prompts
-from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console
-from draftwood_benchmarks.harness.sampled import SAMPLED
+from draftwood_benchmarks.harness.prompts import (
+    SAMPLED,
+    ContextOption,
+    OwnTextOption,
+    lengthened,
+    positions_of,
+    read_prompts,
+    told,
+)
+from draftwood_benchmarks.harness.report import BenchmarkError, PictureOptions, console
 from draftwood_benchmarks.harness.server_process import ServerProcess, log_tail, server_process
 from draftwood_benchmarks.load.closed_loop import Window, closed_loop
 from draftwood_benchmarks.load.peers import MeasuredPeers
 from draftwood_benchmarks.load.questions import Questions, fitting, take_from
-from draftwood_benchmarks.load.rows import draw, first_tokens, peer_row, row_of, table_of
+from draftwood_benchmarks.load.rows import draw, peer_row, row_of, table_of
 from draftwood_benchmarks.peers.process import DRAFTS_HELP, Peer, PeerModel, PeerName, check_drafts, started_peer
 from draftwood_client import AsyncClient, GenerateOptions, ModelInfo, Prompt
 from draftwood_client.cli.options import command
@@ -110,14 +116,11 @@ class LoadOptions:
 
     def generation(self) -> GenerateOptions:
         """Of each request."""
-        generation: GenerateOptions = {"max_tokens": self.max_tokens}
-        if self.sampled:
-            generation |= {"temperature": SAMPLED.temperature, "top_k": SAMPLED.top_k, "top_p": SAMPLED.top_p}
-        return generation
+        return cast(GenerateOptions, {"max_tokens": self.max_tokens, **(SAMPLED if self.sampled else {})})
 
 
 @command
-def load(model: ModelOptions, output: OutputOptions, options: LoadOptions) -> None:
+def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> None:
     """Throughput and latency of a real service at several concurrencies, with drafting (warm memory) and without.
 
     Ends with status 1 if any request fails.
@@ -170,10 +173,10 @@ def _report(
     info: ModelInfo,
     options: LoadOptions,
     busy: float | None,
-    output: OutputOptions,
+    output: PictureOptions,
     out: Console,
 ) -> None:
-    """Prints the tables and writes the files.
+    """Prints the table and writes the files.
 
     Args:
         name: of the model, for tables.
@@ -181,14 +184,11 @@ def _report(
     """
     strategy = f"{info.default_strategy} after {options.warm} other prompts"
     title = f"{name}\n{strategy}; at most {options.running} requests decode together"
-    title += "" if options.context is None else f"; prompts of {options.context:,} tokens"
-    title += own_text_title(options.own_text)
-    title += f"{'; sampled' * options.sampled}{warning(busy)}"
+    title += f"{told(options.own_text, options.context)}{'; sampled' * options.sampled}{warning(busy)}"
     out.print(table_of(rows, title))
-    out.print(first_tokens(rows))
+    output.draw(lambda axes: draw(rows, title, axes))
     output.write(
         rows,
-        lambda axes: draw(rows, title, axes),
         model=name,
         runs_on=info.abilities.engine,
         strategy=info.default_strategy,
@@ -206,7 +206,7 @@ def _rows(
 ) -> list[dict[str, Any]]:
     """The rows of the report, by concurrency, the peer's first."""
     rows = [
-        row_of(level, drafting, window, measured[level, False], None if peers is None else peers.plain(level))
+        row_of(level, drafting, window, None if peers is None else peers.plain(level))
         for (level, drafting), window in sorted(measured.items())
     ]
     if peer is None or peers is None:

@@ -61,13 +61,8 @@ class _Claimed:
     can_overlap: ClassVar[bool] = False
     feedback: StepFeedback
     choosers: SequenceOf[TokenChooser | None]
-    runner: CostlessRunner
 
     def wait(self) -> tuple[StepFeedback, float]:
-        if self.runner.takes_time:
-            began = time.perf_counter()
-            time.sleep(STEP_SECONDS)
-            self.runner.seconds += time.perf_counter() - began
         return self.feedback, STEP_SECONDS
 
     def verify(self, rows: SequenceOf[int]) -> list[AcceptedPath]:
@@ -80,7 +75,6 @@ class CostlessRunner:
     Args:
         texts: int32[s, max_context], one for each sequence, which is known by the first token of its prompt: the first
             tokens must differ.
-        takes_time: a step takes what it claims to take, in which the host may do other things.
 
     Attributes:
         context: tokens of a text.
@@ -91,8 +85,7 @@ class CostlessRunner:
     is_asynchronous = False
     mixed_batches = False
 
-    def __init__(self, texts: Int32Array, takes_time: bool = False) -> None:
-        self.takes_time = takes_time
+    def __init__(self, texts: Int32Array) -> None:
         self.max_context = texts.shape[1]
         self.pages = (texts.shape[0] + 1) * (self.max_context // _PAGE_SIZE + 1)
         self.seconds = 0.0
@@ -112,7 +105,7 @@ class CostlessRunner:
 
     def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> _Claimed:
         _, tokens, top_tokens = self._predict(batch, top_k)
-        return _Claimed(batch.feedback(tokens, top_tokens), choosers, self)
+        return _Claimed(batch.feedback(tokens, top_tokens), choosers)
 
     def _predict(self, batch: StepBatch, top_k: int) -> Predictions:
         began = time.perf_counter()

@@ -1,10 +1,12 @@
-"""Host time of decoding steps on a model that costs nothing."""
+"""Host time of the engine's steps on a model that costs nothing."""
 
 from __future__ import annotations
 
 import gc
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,36 +22,35 @@ from draftwood_strategies.registry import create
 PROMPT_TOKENS = 64
 LEARNED, ANSWER_TOKENS = 200, 200
 """Answers in the tenant's memory at first, and their tokens."""
-_WARM_STEPS = 100
-"""Steps of a round before those that are measured."""
+_WARM_STEPS, _STEPS = 100, 150
+"""Steps of a round: before those that are measured, and these."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Of the measured decoding steps.
+class HostRow:
+    """Host time of one size.
 
     Attributes:
-        host_us: microseconds of host time for each sequence and step, the median over the steps.
-        acceptance_length: tokens that a sequence writes in a step, on average.
+        grows_with: "streams", "vocabulary", "context", "prompt" or "memory".
+        size: streams or tokens of it.
+        what: what was timed.
+        host_us: microseconds, of one sequence; the best of the rounds.
     """
 
-    strategy: str
-    streams: int
+    grows_with: str
+    size: int
+    what: str
     host_us: float
-    acceptance_length: float
 
 
-def measured(
-    strategy_name: str,
-    streams: int,
-    nodes: int,
-    steps: int,
-    prompt_tokens: int = PROMPT_TOKENS,
-    learned: int = LEARNED,
-) -> Row:
-    """One round: `streams` sequences of one tenant, all decoding.
+def step_us(
+    strategy_name: str, streams: int, nodes: int, prompt_tokens: int = PROMPT_TOKENS, learned: int = LEARNED
+) -> float:
+    """Microseconds of host time for each sequence and step, the median over the steps of one round: `streams` sequences
+    of one tenant, all decoding.
 
     Args:
+        nodes: draft nodes of a sequence, at most.
         prompt_tokens: of each.
         learned: answers in the tenant's memory at first.
 
@@ -60,7 +61,7 @@ def measured(
     texts[:, 0] = np.arange(streams) + 100
     runner = CostlessRunner(texts)
     engine = Engine(costless_model(runner), EngineConfig(max_running=streams, max_draft_nodes=nodes))
-    strategy = learned_strategy(strategy_name, learned)
+    strategy = _learned_strategy(strategy_name, learned)
     sequences = [
         Sequence(
             Request(
@@ -80,40 +81,52 @@ def measured(
         engine.step()
     for _ in range(_WARM_STEPS):
         engine.step()
-    written = -sum(len(sequence.output) for sequence in sequences)
-    seconds = _host_seconds(engine, runner, steps, streams)
-    written += sum(len(sequence.output) for sequence in sequences)
+    with collector_off():
+        seconds = [_timed_step(engine, runner) for _ in range(_STEPS)]
+    assert engine.running == streams, "a sequence ended before the last measured step"
     if reasons := {sequence.stats.drafting_disabled_reason for sequence in sequences} - {""}:
         raise BenchmarkError(f"{strategy_name}: drafting was switched off: {min(reasons)}")
     engine.close()
-    return Row(
-        strategy_name,
-        streams,
-        round(1e6 * statistics.median(seconds) / streams, 2),
-        round(written / steps / streams, 3),
-    )
+    return round(1e6 * statistics.median(seconds) / streams, 2)
 
 
-def _host_seconds(engine: Engine, runner: CostlessRunner, steps: int, streams: int) -> list[float]:
-    """Of each step what the host took. Raises BenchmarkError: a sequence ended before the last one."""
+def prompt_us(strategy_name: str, tokens: int) -> tuple[float, float]:
+    """Microseconds of host time until a prompt has its first token: over all steps, and of the longest one."""
+    text = make_texts(1, tokens + MAX_CONTEXT, seed=3)
+    runner = CostlessRunner(text)
+    engine = Engine(costless_model(runner), EngineConfig(max_running=1))
+    prompt, stop = text[0, :tokens].copy(), StopParams(8)
+    request = Request(request_id="prompt", prompt=prompt, stop=stop, strategy_name=strategy_name)
+    sequence = Sequence(request, _learned_strategy(strategy_name, LEARNED))
+    engine.add(sequence)
     seconds = []
+    while not sequence.output:
+        seconds.append(_timed_step(engine, runner))
+    engine.close()
+    return round(1e6 * sum(seconds), 1), round(1e6 * max(seconds), 1)
+
+
+def _timed_step(engine: Engine, runner: CostlessRunner) -> float:
+    """Seconds of host time."""
+    spent, began = runner.seconds, time.perf_counter()
+    engine.step()
+    return time.perf_counter() - began - (runner.seconds - spent)
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    """A collection that scans all libraries takes longer than what is timed."""
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
-        for _ in range(steps):
-            spent, began = runner.seconds, time.perf_counter()
-            engine.step()
-            seconds.append(time.perf_counter() - began - (runner.seconds - spent))
-            if engine.running < streams:
-                raise BenchmarkError("a sequence ended before the last measured step; measure fewer steps")
+        yield
     finally:
         gc.enable()
         gc.unfreeze()
-    return seconds
 
 
-def learned_strategy(name: str, learned: int) -> Any:
+def _learned_strategy(name: str, learned: int) -> Any:
     """A strategy that has learned so many answers."""
     strategy: Any = create(name)
     if name != "none":

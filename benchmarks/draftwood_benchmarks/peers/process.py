@@ -6,6 +6,7 @@
 | `{"op": "generate", "prompt", "max_tokens"}` | `{"tokens", "seconds", "steps"}` |
 | `{"op": "load_test", "prompts", "max_tokens", "streams", "seconds"}` | `{"tokens", "seconds", "steps", "requests"}` |
 | `{"op": "learn", "prompts", "max_tokens", "memory"}` | `{"seconds"}` |
+| `{"op": "replay", "recordings", ...}`, of programs that only draft | fields of `replay.Replayed` |
 
 Further fields of `load` are those of `PeerModel`. `folder` is for converted weights; `prompt` and each of `prompts` are
 token ids. "tokens" are the new token ids of `generate`, and the number of tokens written in the window of `load_test`;
@@ -22,8 +23,8 @@ import queue
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any, Literal, NamedTuple
@@ -47,7 +48,7 @@ DRAFTS_HELP = "What the peer drafts with; may be given several times. " + "; ".j
 REMEMBERING = ("suffix", "draftwood")
 """Drafts that come from earlier answers as well."""
 MODULES: dict[str, str] = {"openvino-genai": "openvino_genai_peer", "vllm": "vllm_peer"}
-"""The module of each peer, for `serve_peer`. It runs in the environment of the peer and imports nothing of ours."""
+"""The module of each peer."""
 LOAD_TIMEOUT = 900.0
 """Seconds to convert and load a model."""
 ANSWER_TIMEOUT = 300.0
@@ -65,7 +66,7 @@ class PeerModel:
     """The model as a peer loads it.
 
     Attributes:
-        path: folder or hub id.
+        model: folder or hub id.
         dtype: of weights, activations and KV cache: "float32", "bfloat16" or "float16".
         weights: "int8" or "int4" where the peer quantizes its weights to 8 or 4 bits; otherwise they have the dtype.
         streams: requests that decode in one batch, at most.
@@ -74,7 +75,7 @@ class PeerModel:
         temperature: above 0, vLLM samples, past end-of-sequence tokens.
     """
 
-    path: str
+    model: str
     dtype: str
     threads: int
     streams: int = 1
@@ -149,10 +150,7 @@ class Peer:
         """The greedy answer, and its seconds as the peer measured them. Raises PeerError."""
         request = {"op": "generate", "prompt": list(prompt), "max_tokens": max_tokens, **self._named(memory)}
         answer = self.ask(request, timeout)
-        tokens = _field(self.name, answer, "tokens", list)
-        if not all(isinstance(token, int) for token in tokens):
-            raise PeerError(f'peer {self.name}: "tokens" of its answer are no token ids')
-        return PeerAnswer(tokens, _seconds(self.name, answer), int(answer.get("steps", len(tokens))))
+        return PeerAnswer(answer["tokens"], answer["seconds"], answer.get("steps", len(answer["tokens"])))
 
     def load_test(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, streams: int, seconds: float, memory: str = ""
@@ -167,9 +165,8 @@ class Peer:
             **self._named(memory),
         }
         answer = self.ask(request, seconds + ANSWER_TIMEOUT)
-        tokens: int = _field(self.name, answer, "tokens", int)
         requests = [PeerRequest(*one) for one in answer.get("requests", ())]
-        return PeerWindow(tokens, _seconds(self.name, answer), int(answer.get("steps", tokens)), requests)
+        return PeerWindow(answer["tokens"], answer["seconds"], answer.get("steps", answer["tokens"]), requests)
 
     def learn(self, prompts: Sequence[Sequence[int]], max_tokens: int, memory: str) -> None:
         """Lets it answer prompts, for a memory. Raises PeerError."""
@@ -246,59 +243,44 @@ def running_peer(name: str, model: PeerModel, timeout: float = LOAD_TIMEOUT) -> 
     Raises:
         PeerError: the peer is not installed, ended by itself, or could not load the model.
     """
+    with running_program(name, MODULES[name], timeout, **asdict(model)) as peer:
+        yield peer
+
+
+@contextmanager
+def running_program(
+    name: str, module: str, timeout: float = LOAD_TIMEOUT, drafts: str = "none", **load: Any
+) -> Iterator[Peer]:
+    """Runs a module of this package by `serve_peer` in the environment of a peer. It imports nothing of ours.
+
+    Args:
+        load: further fields of its `load` request.
+
+    Raises:
+        PeerError: the peer is not installed, ended by itself, or could not load.
+    """
     with TemporaryDirectory(prefix="draftwood-peer-") as folder:
         log = Path(folder, "log")
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                command_of(name), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+                command_of(name, module), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
             )
         try:
-            peer = Peer(name, process, log, model.drafts)
-            request = {
-                "op": "load",
-                "model": model.path,
-                "dtype": model.dtype,
-                "weights": model.weights,
-                "threads": model.threads,
-                "streams": model.streams,
-                "prefix_cache": model.prefix_cache,
-                "drafts": model.drafts,
-                "temperature": model.temperature,
-                "folder": str(Path(folder, "model")),
-            }
-            peer.version = _field(name, peer.ask(request, timeout), "version", str)
+            peer = Peer(name, process, log, drafts)
+            request = {"op": "load", **load, "drafts": drafts, "folder": str(Path(folder, "model"))}
+            peer.version = peer.ask(request, timeout)["version"]
             yield peer
         finally:
-            _end(process)
+            process.kill()  # it holds nothing that must be saved
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                with suppress(OSError):  # unsent input of a peer that died
+                    stream.close()  # type: ignore[union-attr]
 
 
-def command_of(name: str) -> list[str]:
-    """The command that starts a peer. Raises PeerError if it is not installed."""
+def command_of(name: str, module: str) -> list[str]:
+    """The command that starts a program. Raises PeerError if the peer is not installed."""
     python = ENVIRONMENTS / name / "bin" / "python"
     if not python.exists():
         raise PeerError(f"peer {name}: {python} is missing; run `make peers` in the repository")
-    return [str(python), str(Path(__file__).with_name("serve_peer.py")), MODULES[name]]
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()  # it holds nothing that must be saved
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        assert stream is not None
-        try:
-            stream.close()
-        except OSError:  # unsent input of a peer that died
-            continue
-
-
-def _field(name: str, answer: dict[str, Any], key: str, kind: type) -> Any:
-    if type(answer.get(key)) is not kind:
-        raise PeerError(f'peer {name}: "{key}" of its answer is missing or of a wrong type')
-    return answer[key]
-
-
-def _seconds(name: str, answer: dict[str, Any]) -> float:
-    seconds: float = _field(name, answer, "seconds", float)
-    if seconds <= 0.0:
-        raise PeerError(f'peer {name}: "seconds" of its answer is not positive')
-    return seconds
+    return [str(python), "-W", "ignore", str(Path(__file__).with_name("serve_peer.py")), module]

@@ -1,17 +1,13 @@
 """Replays recordings over the trie of SGLang's n-gram drafts, driven as its worker drives it, with its default options.
 
-Runs in `.venv-peers/sglang` and imports nothing of Draftwood. Reads `{"nodes": [...], "known": [...], "recordings":
-[[prompt, output], ...]}` from its input and prints the fields of `replay.sglang_trie.TrieReplayed` for each number of
-nodes, the last written token among them. `known` are outputs to load as its corpus; a quarter, half and three quarters
-of the nodes are given to them, and the best of these counts. Without input it compiles the trie and ends.
+Runs in `.venv-peers/sglang` by `serve_peer`, and imports nothing of Draftwood. As a program of its own it compiles the
+trie and ends.
 """
 
 from __future__ import annotations
 
-import json
 import resource
 import statistics
-import sys
 import time
 from typing import Any
 
@@ -21,14 +17,37 @@ _SPARE = 10_000
 """Nodes beside those that the recordings need: by default there are ten million, which these traces do not fill."""
 
 
-def main(request: dict[str, Any]) -> list[dict[str, Any]]:
-    known = request["known"]
-    found = []
-    for nodes in request["nodes"]:
+class Engine:
+    """Replays by tries of its own."""
+
+    version = ""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        _corpus(8, 0, _SPARE)  # compiles
+
+    def replay(self, nodes: int, known: list[list[int]], recordings: list[Any]) -> dict[str, Any]:
+        """Fields of `replay.Replayed`, of recordings [prompt, output].
+
+        Args:
+            nodes: of a tree, the last written token among them.
+            known: outputs to load as its corpus. A quarter, half and three quarters of the nodes are given to them, and
+                the best of these counts.
+        """
         shares = sorted({max(1, nodes * part // 4) for part in (1, 2, 3)}) if known else [0]
-        tried = [_replayed(nodes, share, known, request["recordings"]) for share in shares if share < nodes]
-        found.append(max(tried, key=lambda one: one["tokens"] / max(one["steps"], 1)))
-    return found
+        tried = [_replayed(nodes, share, known, recordings) for share in shares if share < nodes]
+        return max(tried, key=lambda one: one["tokens"] / max(one["steps"], 1))
+
+    def memory(self, recordings: list[Any]) -> dict[str, float]:
+        """What its trie takes for each token of the outputs that were put into it, in bytes."""
+        corpus = _corpus(8, 0, _capacity(recordings))
+        before, put = _resident(), 0
+        for prompt, output in recordings:
+            text = [*prompt, *output]
+            for at in range(len(prompt) + 1, len(text) + 1):
+                corpus.batch_put([text[max(0, at - DEPTH) : at]])
+            put += len(output)
+            corpus.synchronize()
+        return {"bytes_per_token": (_resident() - before) / put}
 
 
 def _replayed(nodes: int, share: int, known: list[list[int]], recordings: list[Any]) -> dict[str, Any]:
@@ -51,7 +70,8 @@ def _replayed(nodes: int, share: int, known: list[list[int]], recordings: list[A
             steps, tokens, at = steps + 1, tokens + min(accepted + 1, len(text) - at), at + accepted + 1
         corpus.batch_put([text[-DEPTH:]])
         corpus.erase_match_state([str(number)])
-    return {"steps": steps, "tokens": tokens, "draft_us": statistics.median(drafting) * 1e6 if drafting else 0.0}
+    draft_us = statistics.median(drafting) * 1e6 if drafting else 0.0
+    return {"steps": steps, "tokens": tokens, "drafted": steps * (nodes - 1), "draft_us": draft_us}
 
 
 def _capacity(recordings: list[Any]) -> int:
@@ -84,19 +104,6 @@ def _accepted(drafts: list[int], mask: Any, continuation: list[int]) -> int:
     return accepted
 
 
-def memory_of(recordings: list[Any]) -> dict[str, float]:
-    """What its trie takes for each token of the outputs that were put into it, in bytes."""
-    corpus = _corpus(8, 0, _capacity(recordings))
-    before, put = _resident(), 0
-    for prompt, output in recordings:
-        text = [*prompt, *output]
-        for at in range(len(prompt) + 1, len(text) + 1):
-            corpus.batch_put([text[max(0, at - DEPTH) : at]])
-        put += len(output)
-        corpus.synchronize()
-    return {"bytes_per_token": (_resident() - before) / put}
-
-
 def _resident() -> int:
     """Bytes of memory of this process."""
     with open("/proc/self/statm") as file:
@@ -104,9 +111,4 @@ def _resident() -> int:
 
 
 if __name__ == "__main__":
-    given = sys.stdin.read()
-    if not given:
-        _corpus(8, 0, _SPARE)
-    else:
-        asked = json.loads(given)
-        print(json.dumps(memory_of(asked["recordings"]) if asked.get("memory") else main(asked)))
+    Engine({})

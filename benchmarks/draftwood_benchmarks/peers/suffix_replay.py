@@ -1,14 +1,11 @@
 """Replays recordings over the suffix trees of vLLM's suffix decoding (arctic-inference), with vLLM's own settings.
 
-Runs in `.venv-peers/vllm` and imports nothing of Draftwood. Reads `{"longest", "recordings": [[prompt, output], ...]}`
-from its input and prints the fields of `replay.suffix.SuffixChains`.
+Runs in `.venv-peers/vllm` by `serve_peer`, and imports nothing of Draftwood.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from typing import Any
 
@@ -16,14 +13,27 @@ DEPTH, CACHED, FACTOR, PROBABILITY = 24, 10_000, 1.0, 0.1
 """vLLM's defaults of `suffix_decoding_max_tree_depth`, `max_cached_requests`, `max_spec_factor`, `min_token_prob`."""
 
 
-def main(request: dict[str, Any]) -> dict[str, Any]:
+class Engine:
+    """Replays by a function of its own."""
+
+    version = ""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        pass
+
+    def replay(self, longest: int, recordings: list[Any]) -> dict[str, Any]:
+        """Fields of `replay.Replayed`, of recordings [prompt, output] and chains of at most `longest` tokens."""
+        return _replayed(longest, recordings)
+
+
+def _replayed(longest: int, recordings: list[Any]) -> dict[str, Any]:
     import numpy as np
     from arctic_inference.suffix_decoding import SuffixDecodingCache
 
     cache = SuffixDecodingCache(max_tree_depth=DEPTH, max_cached_requests=CACHED)
     steps = tokens = drafted = seen = 0
     learning, drafting = 0.0, []
-    for number, (prompt, output) in enumerate(request["recordings"]):
+    for number, (prompt, output) in enumerate(recordings):
         text = np.array([*prompt, *output], np.int32)
         before = time.perf_counter()
         cache.start_request(number, text[: len(prompt)])
@@ -36,7 +46,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
             draft = cache.speculate(
                 number,
                 text[max(0, at - DEPTH) : at],
-                max_spec_tokens=request["longest"],
+                max_spec_tokens=longest,
                 max_spec_factor=FACTOR,
                 min_token_prob=PROBABILITY,
             ).token_ids
@@ -58,7 +68,3 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
         "draft_us": statistics.median(drafting) * 1e6 if drafting else 0.0,
         "learn_us_per_token": learning / seen * 1e6 if seen else 0.0,
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(json.load(sys.stdin))))

@@ -1,188 +1,109 @@
-"""`draftwood bench replay`: a strategy on recorded outputs, with studies of its parameters (`--grid`)."""
+"""`draftwood bench replay`: a strategy on recorded outputs, alone or beside the drafts of another engine."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, TaskID
-from rich.table import Table
 
-from draftwood_benchmarks.replay.replay import ChainLimits, replay
-from draftwood_benchmarks.replay.sglang_trie import PeerRow, beside_sglang, peer_table
-from draftwood_benchmarks.replay.studies import study
-from draftwood_benchmarks.replay.suffix import SuffixChains, suffix_chains
+from draftwood_benchmarks.harness.report import OutputOptions, console, progress, table
+from draftwood_benchmarks.replay.peers import sglang_trie, suffix_decoding
+from draftwood_benchmarks.replay.replay import ChainLimits, Replayed, replay
 from draftwood_benchmarks.replay.trace import TRACES_HELP, Recording, TraceError, read_trace, trace_name
+from draftwood_client.cli.options import command
+from draftwood_model_runner.errors import InvalidInputError
 from draftwood_strategies import create
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row of the report; figures as in `Replayed`."""
-
-    trace: str
-    strategy: str
-    budget: int
-    acceptance_length: float
-    draft_us: float
-    learn_us_per_token: float
-    bytes_per_token: float
-    drafted_per_step: float
-
-
+@command
 def replay_command(
+    output: OutputOptions,
     files: Annotated[list[Path], typer.Argument(help=TRACES_HELP)],
     strategy: Annotated[str, typer.Option(help="A registered strategy that reads only token ids.")] = "trie",
-    budget: Annotated[list[int], typer.Option(min=1, help="Draft nodes per step; may be given several times.")] = [  # noqa: B006
-        16,
-        64,
-    ],
+    budget: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Draft nodes per step; may be given several times. 16 and 64 by default."),
+    ] = None,
     learn: Annotated[str | None, typer.Option(help="What the memory learns: outputs, prompts or both.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Rows of each file.")] = None,
     chains: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Draft one chain of at most so many tokens, as vLLM verifies, beside those of its suffix decoding,"
-            " if `make peers` has installed it.",
-        ),
+        int | None, typer.Option(min=1, help="Draft one chain of at most so many tokens, as vLLM verifies.")
     ] = None,
     cut: Annotated[float, typer.Option(min=0, max=1, help="Chains end where the probability falls below this.")] = 0.0,
     peer: Annotated[
-        Literal["sglang"] | None,
+        Literal["vllm", "sglang"] | None,
         typer.Option(
-            help="Beside the trie of SGLang's n-gram drafts, which `make peers` compiles; nodes as it counts."
+            help="Beside the chains of vLLM's suffix decoding (with --chains), or the trie of SGLang's n-gram drafts,"
+            " with nodes as it counts; `make peers` installs them."
         ),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here, as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the figures here: PNG, SVG or PDF.")] = None,
-    grid: Annotated[
-        bool, typer.Option("--grid", help="Study decoding length x branch length, and memory capacity, instead.")
-    ] = False,
 ) -> None:
     """Replay a strategy over recorded outputs: tokens per step, drafting and learning time, memory per token."""
-    console = Console()
+    out = console()
+    output.check()
     options: dict[str, object] = {} if learn is None else {"learn": learn}
+    if (peer == "vllm") and chains is None:
+        raise InvalidInputError("--peer", peer, "vLLM verifies chains; give --chains")
     try:
         create(strategy, **options)
         traces = {trace_name(path): list(read_trace(path, limit)) for path in files}
     except (TraceError, LookupError, TypeError, ValueError) as error:
-        raise typer.BadParameter(str(error)) from error
-    if grid:
-        study(console, strategy, options, traces, json_file, plot)
-        return
-    if peer is not None:
-        _beside(console, beside_sglang(strategy, options, traces, budget), json_file)
-        return
-    limits = None if chains is None else ChainLimits(chains, cut)
-    rows = _rows(console, strategy, options, traces, budget, limits)
-    if chains is not None and (suffix := suffix_chains(traces, chains)):
-        rows = [row for name in traces for row in [*(one for one in rows if one.trace == name), _suffix(name, suffix)]]
-    console.print(_table(rows))
-    if json_file is not None:
-        json_file.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
-    if plot is not None:
-        _plot(rows, plot)
-
-
-def _beside(console: Console, rows: list[PeerRow], json_file: Path | None) -> None:
-    console.print(peer_table(rows))
-    if json_file is not None:
-        json_file.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        raise InvalidInputError("replay", None, str(error)) from error
+    budgets = budget or [16, 64]
+    if peer == "sglang":
+        rows = [*_beside_sglang(strategy, options, traces, budgets)]
+    else:
+        limits = None if chains is None else ChainLimits(chains, cut)
+        rows = [*_rows(out, strategy, options, traces, budgets, limits)]
+        if peer == "vllm" and chains is not None:
+            rows += [_row(name, "suffix", chains, found) for name, found in suffix_decoding(traces, chains)]
+            rows.sort(key=lambda row: [*traces].index(row["trace"]))
+    columns = {"trace": "{trace}", "strategy": "{strategy}"}
+    columns |= {"known": "{known}"} if peer == "sglang" else {"drafted a step": "{drafted_per_step:.2f}"}
+    columns |= {"nodes": "{budget}", "tokens a step": "{acceptance_length:.3f}", "draft us": "{draft_us:.1f}"}
+    columns |= {"learn us a token": "{learn_us_per_token:.2f}", "bytes a token": "{bytes_per_token:.0f}"}
+    out.print(table("Replay of recorded outputs", rows, columns, texts=2))
+    output.write(rows)
 
 
 def _rows(
-    console: Console,
+    out: Console,
     strategy: str,
-    options: dict[str, object],
-    traces: dict[str, list[Recording]],
-    budgets: list[int],
+    options: Mapping[str, object],
+    traces: Mapping[str, Sequence[Recording]],
+    budgets: Sequence[int],
     chains: ChainLimits | None,
-) -> list[Row]:
-    rows = []
-    with Progress(console=console, transient=True) as progress:
-        for name, recordings in traces.items():
-            for budget in budgets:
-                task = progress.add_task(f"{name}, {budget} nodes", total=len(recordings))
-                replay(create(strategy, **options), recordings[:1], budget, chains)  # compiles
-                result = replay(create(strategy, **options), _ticking(recordings, progress, task), budget, chains)
-                rows.append(
-                    Row(
-                        trace=name,
-                        strategy=strategy,
-                        budget=budget,
-                        acceptance_length=round(result.acceptance_length, 4),
-                        draft_us=round(result.draft_us, 2),
-                        learn_us_per_token=round(result.learn_us_per_token, 3),
-                        bytes_per_token=round(result.bytes_per_token, 1),
-                        drafted_per_step=round(result.drafted_per_step, 3),
-                    )
-                )
-    return rows
+) -> Iterator[dict[str, Any]]:
+    for name, recordings in traces.items():
+        for budget in budgets:
+            replay(create(strategy, **options), recordings[:1], budget, chains)  # compiles
+            shown = progress(recordings, f"{name}, {budget} nodes", out)
+            yield _row(name, strategy, budget, replay(create(strategy, **options), shown, budget, chains))
 
 
-def _suffix(trace: str, found: dict[str, SuffixChains]) -> Row:
-    """The row of vLLM's suffix decoding, which has no nodes beside its chain."""
-    chains = found[trace]
-    return Row(
-        trace=trace,
-        strategy="suffix",
-        budget=chains.longest,
-        acceptance_length=round(chains.tokens / chains.steps, 4),
-        draft_us=round(chains.draft_us, 2),
-        learn_us_per_token=round(chains.learn_us_per_token, 3),
-        bytes_per_token=0.0,
-        drafted_per_step=round(chains.drafted / chains.steps, 3),
-    )
+def _beside_sglang(
+    strategy: str,
+    options: Mapping[str, object],
+    traces: Mapping[str, Sequence[Recording]],
+    budgets: Sequence[int],
+) -> Iterator[dict[str, Any]]:
+    for trace, known, nodes, ours, theirs in sglang_trie(strategy, options, traces, budgets):
+        yield _row(trace, strategy, nodes, ours, known)
+        yield _row(trace, "sglang", nodes, theirs, known)
 
 
-def _ticking(recordings: list[Recording], progress: Progress, task: TaskID) -> Iterator[Recording]:
-    for recording in recordings:
-        yield recording
-        progress.advance(task)
-
-
-def _table(rows: list[Row]) -> Table:
-    table = Table(title="Replay of recorded outputs")
-    table.add_column("trace", no_wrap=True)
-    table.add_column("strategy")
-    for heading in ("nodes", "drafted/step", "tokens/step", "draft us", "learn us/token", "bytes/token"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            row.trace,
-            row.strategy,
-            str(row.budget),
-            f"{row.drafted_per_step:.2f}",
-            f"{row.acceptance_length:.3f}",
-            f"{row.draft_us:.1f}",
-            f"{row.learn_us_per_token:.2f}",
-            f"{row.bytes_per_token:.1f}",
-        )
-    return table
-
-
-def _plot(rows: Sequence[Row], path: Path) -> None:
-    """Bars of acceptance length: a group per trace, a bar per budget."""
-    from matplotlib.figure import Figure
-
-    traces = list(dict.fromkeys(row.trace for row in rows))
-    budgets = sorted({row.budget for row in rows})
-    figure = Figure(figsize=(2.0 + 1.4 * len(traces), 4.0), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / len(budgets)
-    for column, budget in enumerate(budgets):
-        found = {row.trace: row.acceptance_length for row in rows if row.budget == budget}
-        left = [i - 0.4 + width * (column + 0.5) for i in range(len(traces))]
-        bars = axes.bar(left, [found[trace] for trace in traces], width, label=f"{budget} nodes")
-        axes.bar_label(bars, fmt="%.2f", fontsize=7)
-    axes.set_xticks(range(len(traces)), traces, rotation=20, ha="right", fontsize=8)
-    axes.set_ylabel("tokens per step")
-    axes.axhline(1.0, color="grey", linewidth=0.8)
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
+def _row(trace: str, strategy: str, budget: int, found: Replayed, known: str = "nothing") -> dict[str, Any]:
+    return {
+        "trace": trace,
+        "known": known,
+        "strategy": strategy,
+        "budget": budget,
+        "acceptance_length": round(found.acceptance_length, 4),
+        "draft_us": round(found.draft_us, 2),
+        "learn_us_per_token": round(found.learn_us_per_token, 3),
+        "bytes_per_token": round(found.bytes_per_token, 1),
+        "drafted_per_step": round(found.drafted_per_step, 3),
+    }

@@ -16,7 +16,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress, table
 from draftwood_benchmarks.replay.replay import replay
 from draftwood_benchmarks.replay.trace import Recording, TraceError, read_trace
 from draftwood_client.cli.options import command
@@ -69,9 +69,10 @@ def memory(
     out = console()
     output.check()
     traces = _read(files or [], measured, max(tokens or SIZES))
-    rows = [row_of(strategy, size, budget, traces, measured) for size in progress(tokens or SIZES, "measuring", out)]
+    sizes = progress(tokens or SIZES, "measuring", out)
+    rows = [asdict(row_of(strategy, size, budget, traces, measured)) for size in sizes]
     out.print(table_of(rows))
-    output.write([asdict(row) for row in rows], lambda axes: _draw(rows, axes))
+    output.write(rows)
 
 
 def row_of(name: str, tokens: int, budget: int, traces: Sequence[Sequence[Recording]], measured: int) -> Row:
@@ -149,31 +150,7 @@ def _tokens(strategy: Any) -> int:
     return int(strategy.tokens)
 
 
-def table_of(rows: list[Row]) -> Table:
-    table = Table(title="Cost of a memory by its size")
-    for heading in ("tokens in memory", "strategy", "nodes", "draft us", "learn us/token", "bytes/token"):
-        table.add_column(heading, justify="left" if heading == "strategy" else "right")
-    for row in rows:
-        table.add_row(
-            f"{row.tokens:,}",
-            row.strategy,
-            str(row.budget),
-            f"{row.draft_us:.1f}",
-            f"{row.learn_us_per_token:.2f}",
-            f"{row.bytes_per_token:.1f}",
-        )
-    return table
-
-
-def _draw(rows: list[Row], axes: Any) -> None:
-    sizes = [row.tokens for row in rows]
-    for label, values in (
-        ("draft (us)", [row.draft_us for row in rows]),
-        ("learning (us per token)", [row.learn_us_per_token for row in rows]),
-        ("memory (bytes per token)", [row.bytes_per_token for row in rows]),
-    ):
-        axes.plot(sizes, values, marker="o", label=label)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("tokens in memory")
-    axes.legend(fontsize=8)
+def table_of(rows: list[dict[str, Any]]) -> Table:
+    columns = {"tokens in memory": "{tokens:,}", "strategy": "{strategy}", "nodes": "{budget}"}
+    columns |= {"draft us": "{draft_us:.1f}", "learn us/token": "{learn_us_per_token:.2f}"}
+    return table("Cost of a memory by its size", rows, columns | {"bytes/token": "{bytes_per_token:.1f}"})

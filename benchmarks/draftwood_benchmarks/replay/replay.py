@@ -30,21 +30,18 @@ class Replayed:
             prefill, which is not counted.
         tokens: tokens written in the steps.
         drafted: draft tokens verified in them.
-        accepted: draft tokens among the written ones.
-        expected: sum of the scores of all drafts, which is the number of accepted tokens that the strategy predicted.
         draft_us: median time of a draft, in microseconds.
-        learn_us_per_token: time in `start`, `observe` and `close` per token of prompts and outputs, in microseconds.
+        learn_us_per_token: time in `start`, `observe` and `close` per token of prompts and outputs, in microseconds;
+            0 if a peer does not tell.
         bytes_per_token: size of the strategy's memory per token in it; 0 if the strategy has no `nbytes`.
     """
 
     steps: int
     tokens: int
     drafted: int
-    accepted: int
-    expected: float
     draft_us: float
-    learn_us_per_token: float
-    bytes_per_token: float
+    learn_us_per_token: float = 0.0
+    bytes_per_token: float = 0.0
 
     @property
     def acceptance_length(self) -> float:
@@ -100,9 +97,8 @@ def replay(
         chains: draft a chain out of these nodes; None drafts the tree.
     """
     clock = time.perf_counter
-    steps = tokens = drafted = accepted = seen = 0
-    expected = learning = 0.0
-    drafting: list[float] = []
+    steps = tokens = drafted = seen = 0
+    learning, drafting = 0.0, list[float]()
     for prompt, output in recordings:
         seen += prompt.size + output.size
         before = clock()
@@ -121,10 +117,8 @@ def replay(
             before = clock()
             drafter.observe(written, None)
             learning += clock() - before
-            steps, tokens, accepted = steps + 1, tokens + written.size, accepted + length
+            steps, tokens, at = steps + 1, tokens + written.size, at + written.size
             drafted += tree.tokens.size  # a plugin's tree need not be a DraftTree
-            expected += float(tree.scores.sum())
-            at += written.size
         before = clock()
         drafter.close()
         learning += clock() - before
@@ -133,8 +127,6 @@ def replay(
         steps=steps,
         tokens=tokens,
         drafted=drafted,
-        accepted=accepted,
-        expected=expected,
         draft_us=statistics.median(drafting) * 1e6 if drafting else 0.0,
         learn_us_per_token=learning / seen * 1e6 if seen else 0.0,
         bytes_per_token=getattr(strategy, "nbytes", 0) / stored if stored else 0.0,

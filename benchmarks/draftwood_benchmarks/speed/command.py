@@ -17,12 +17,21 @@ from rich.console import Console
 
 from draftwood_benchmarks.harness.machine import OtherLoad, warning
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe
-from draftwood_benchmarks.harness.own_text import OwnTextOption, own_text_title
-from draftwood_benchmarks.harness.prompts import ContextOption, positions_of
+from draftwood_benchmarks.harness.prompts import (
+    SAMPLED,
+    ContextOption,
+    OwnTextOption,
+    encode,
+    lengthened,
+    positions_of,
+    random_prompts,
+    read_prompts,
+    split,
+    told,
+)
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console
-from draftwood_benchmarks.harness.sampled import SAMPLED
 from draftwood_benchmarks.peers.process import DRAFTS_HELP, PeerName, check_drafts
-from draftwood_benchmarks.speed.rows import PLAIN, draw, rows_of, table_of
+from draftwood_benchmarks.speed.rows import PLAIN, rows_of, table_of
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 
@@ -165,12 +174,10 @@ def _report(run: _Measured, options: SpeedOptions, output: OutputOptions, out: C
     warm = f"warm: after {options.warm} others"
     title = f"{run.name}\n{options.limit} prompts, {options.rounds} rounds; {warm}{warning(run.busy)}"
     title += "" if options.budget is None else f"; always {options.budget} draft nodes"
-    title += own_text_title(options.own_text)
-    title += "" if options.context is None else f"; prompts of {options.context:,} tokens"
+    title += told(options.own_text, options.context)
     out.print(table_of(rows, title))
     output.write(
         rows,
-        lambda axes: draw(rows, title, axes),
         model=run.name,
         text=options.text,
         vocabulary=run.loaded.vocab_size,
@@ -209,7 +216,7 @@ def _measure(model: ModelOptions, options: SpeedOptions, out: Console) -> _Measu
         task = Task(options.max_tokens)
         if options.random:
             task = Task(options.max_tokens, RANDOM_TEMPERATURE, ignore_eos=True)
-        tasks = [task, Task(options.max_tokens, *SAMPLED)] if options.sampled else [task]
+        tasks = [task, Task(options.max_tokens, **SAMPLED)] if options.sampled else [task]
         measurement = Measurement(engine, teacher, tasks, options.strategy or [], measured, others, options.rounds)
         peer, drafts, warm = options.peer, options.peer_drafts or [], options.warm > 0
         with references(out, chosen, engine, threads, task, peer, drafts, warm=warm) as found:
@@ -245,16 +252,12 @@ def _strategies(wanted: list[str] | None) -> list[str]:
 
 
 def _random(model: LoadedModel, options: SpeedOptions) -> tuple[list[Int32Array], list[Int32Array]]:
-    from draftwood_benchmarks.harness.prompts import random_prompts, split
-
     prompts = random_prompts(options.limit + options.warm, _RANDOM_PROMPT_TOKENS, model.vocab_size)
     return split(prompts, options.limit, options.warm)
 
 
 def _read(out: Console, model: LoadedModel, options: SpeedOptions) -> tuple[list[Int32Array], list[Int32Array]]:
     """The prompts that are measured, and others, which stay short."""
-    from draftwood_benchmarks.harness.prompts import encode, lengthened, read_prompts, split
-
     encoded = [encode(model.tokenizer, prompt) for prompt in read_prompts(options.prompts)]
     fitting = [prompt for prompt in encoded if prompt.size + options.max_tokens <= model.max_context]
     if len(fitting) < len(encoded):

@@ -189,6 +189,16 @@ class TransformersContender:
         self._widths.append(int(ids.shape[1]))
 
 
+def finish(engine: Engine, sequences: Sequence[EngineSequence]) -> None:
+    """Runs sequences to their ends, at once. Raises BenchmarkError if one fails."""
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        for output in engine.step():
+            if output.finish is not None and output.finish.error is not None:
+                raise BenchmarkError(f"the engine failed: {output.finish.error}") from output.finish.error
+
+
 class EngineContender:
     """Our engine with one strategy.
 
@@ -241,12 +251,7 @@ class EngineContender:
         return EngineSequence(request, self._strategy)
 
     def _run(self, sequences: Sequence[EngineSequence]) -> None:
-        for sequence in sequences:
-            self._engine.add(sequence)
-        while self._engine.has_work:
-            for output in self._engine.step():
-                if output.finish is not None and output.finish.error is not None:
-                    raise BenchmarkError(f"the engine failed: {output.finish.error}") from output.finish.error
+        finish(self._engine, sequences)
         for sequence in sequences:
             if reason := sequence.stats.drafting_disabled_reason:
                 raise BenchmarkError(f"strategy {self.strategy!r} was switched off: {reason}")

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from draftwood_benchmarks.harness.machine import OtherLoad, warning
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe, synchronize
-from draftwood_benchmarks.harness.report import OutputOptions, console, progress
+from draftwood_benchmarks.harness.report import OutputOptions, console, progress, table
 from draftwood_client.cli.options import command
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ def never_slower(
             engine = Engine(loaded, EngineConfig(max_running=streams, threads=model.threads))
             warm_up(engine)
         load = OtherLoad()
-        rows = [_measured(engine, case, strategy, rounds, out) for case in cases]
+        rows = [asdict(_measured(engine, case, strategy, rounds, out)) for case in cases]
         busy, title = load.share(), describe(chosen, loaded)
     out.print(table_of(rows, f"{title}, {strategy}{warning(busy)}"))
-    output.write([asdict(row) for row in rows], lambda axes: _draw(axes, rows), model=title, other_load=busy)
+    output.write(rows, model=title, other_load=busy)
 
 
 def _measured(engine: Engine, case: Case, strategy: str, rounds: int, out: Any) -> Row:
@@ -111,6 +111,7 @@ def _measured(engine: Engine, case: Case, strategy: str, rounds: int, out: Any) 
 
 def _window(engine: Engine, case: Case, strategy_name: str, seed: int) -> tuple[float, float]:
     """Tokens per second, and verified draft tokens for each token, of new sequences of one tenant without a memory."""
+    from draftwood_benchmarks.speed.contenders import finish
     from draftwood_model_runner.request import Request, SamplingParams, StopParams
     from draftwood_model_runner.sequence import Sequence
     from draftwood_strategies import create
@@ -136,28 +137,19 @@ def _window(engine: Engine, case: Case, strategy_name: str, seed: int) -> tuple[
             )
             for number, prompt in enumerate(prompts)
         ]
-        for sequence in batch:
-            engine.add(sequence)
-        while engine.has_work:
-            engine.step()
+        finish(engine, batch)
         written += sum(len(sequence.output) for sequence in batch)
         drafted += sum(sequence.stats.draft_tokens for sequence in batch)
     synchronize(engine.model)
     return written / (time.perf_counter() - began), drafted / written
 
 
-def table_of(rows: list[Row], title: str) -> Table:
-    table = Table(title=f"Drafts that bring nothing\n{title}", title_justify="left")
-    table.add_column("")
-    for heading in ("streams", "off tok/s", "tok/s", "x off", "target", "drafted a token"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        figures = f"{row.off_tokens_per_s:.1f}", f"{row.tokens_per_s:.1f}", f"{row.vs_off:.3f}", f">= {TARGET}"
-        table.add_row(row.case, str(row.streams), *figures, f"{row.drafted:.2f}")
-    return table
-
-
-def _draw(axes: Any, rows: list[Row]) -> None:
-    axes.barh([f"{row.case}, {row.streams}" for row in rows], [row.vs_off for row in rows])
-    axes.axvline(1.0, color="grey", linewidth=0.8, linestyle="--")
-    axes.set_xlabel("tokens per second, relative to drafting off")
+def table_of(rows: list[dict[str, Any]], title: str) -> Table:
+    columns = {
+        "": "{case}",
+        "streams": "{streams}",
+        "off tok/s": "{off_tokens_per_s:.1f}",
+        "tok/s": "{tokens_per_s:.1f}",
+    }
+    columns |= {"x off": "{vs_off:.3f}", "target": f">= {TARGET}", "drafted a token": "{drafted:.2f}"}
+    return table(f"Drafts that bring nothing\n{title}", rows, columns, texts=1)

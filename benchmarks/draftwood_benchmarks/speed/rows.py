@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from draftwood_benchmarks.harness.report import shown
+from draftwood_benchmarks.harness.report import half_range, table
 
 if TYPE_CHECKING:
     from draftwood_benchmarks.speed.contenders import Tally
@@ -90,37 +90,16 @@ def label(row: dict[str, Any]) -> str:
 def table_of(rows: list[dict[str, Any]], title: str) -> Table:
     peer = rows[0]["vs_peer"] is not None
     sampled = any(row["sampled_vs_greedy"] is not None for row in rows)
-    table = Table(title=title, title_justify="left", pad_edge=False, padding=(0, 0 if sampled else 1))  # 80 columns
-    table.add_column("", no_wrap=True)
-    relative = ["x HF", *(["x peer"] if peer else []), "x off", *(["greedy"] if sampled else [])]
-    headings = ["tok/s", "+-", *relative, "acc.", "nodes", "same"]
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            label(row),
-            f"{row['tokens_per_s']:.1f}",
-            f"{(row['tokens_per_s_max'] - row['tokens_per_s_min']) / 2 / row['tokens_per_s']:.0%}",
-            shown(row["vs_transformers"]),
-            *([shown(row["vs_peer"])] if peer else []),
-            shown(row["vs_plain"]),
-            *([shown(row["sampled_vs_greedy"])] if sampled else []),
-            shown(row["acceptance_length"]),
-            shown(row["nodes_per_step"], 1),
-            f"{row['identical_share']:.0%}",
-        )
-    table.caption = (
+    columns = {"": "{label}", "tok/s": "{tokens_per_s:.1f}", "+-": "{spread:.0%}", "x HF": "{vs_transformers:.2f}"}
+    columns |= {"x peer": "{vs_peer:.2f}"} if peer else {}
+    columns |= {"x off": "{vs_plain:.2f}"}
+    columns |= {"greedy": "{sampled_vs_greedy:.2f}"} if sampled else {}
+    columns |= {"acc.": "{acceptance_length:.2f}", "nodes": "{nodes_per_step:.1f}", "same": "{identical_share:.0%}"}
+    caption = (
         "+-: half the range of the rounds; HF: transformers; x HF, x off: speed relative to its"
         f" generate and to drafting off; {'x peer: relative to the peer; ' if peer else ''}acc.: tokens per step;"
         f" nodes: draft tokens verified per step; same: answers identical to those of {rows[0]['identical_to']}"
         f"{', sampled ones to those of drafting off; greedy: relative to the same without sampling' if sampled else ''}"
     )
-    return table
-
-
-def draw(rows: list[dict[str, Any]], title: str, axes: Any) -> None:
-    bars = axes.barh([label(row) for row in rows], [row["tokens_per_s"] for row in rows])
-    axes.bar_label(bars, fmt="%.0f", padding=3)
-    axes.invert_yaxis()
-    axes.set_xlabel("tokens per second")
-    axes.set_title(title, fontsize=9)
+    shown = [{**row, "label": label(row), "spread": half_range(row)} for row in rows]
+    return table(title, shown, columns, texts=1, caption=caption)

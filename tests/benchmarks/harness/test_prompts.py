@@ -30,7 +30,7 @@ def test_files_hold_json_lines_of_several_kinds_or_plain_lines(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "holds no prompts"),
+        ("", "holds no lines"),
         ('hello\n{"instruction"', "line 2: not JSON"),
         ('{"answer": "x"}', "line 1: no text under any of instruction, text"),
         ('{"turns": []}', "line 1: no text"),

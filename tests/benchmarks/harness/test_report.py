@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, percentile, require, shown
+from draftwood_benchmarks.harness.report import OutputOptions, PictureOptions, percentile, table
 from draftwood_benchmarks.harness.run_facts import command, run_facts
 from draftwood_model_runner.errors import InvalidValueError
 
@@ -32,12 +32,17 @@ def test_percentiles_are_linear_between_ranks(values: list[float], percent: floa
 
 def test_no_values_have_no_percentile() -> None:
     assert percentile([], 50) is None
-    assert shown(None) == "-"
-    assert shown(1.256) == "1.26"
+
+
+def test_a_table_shows_rows_and_what_they_lack() -> None:
+    rows: list[dict[str, Any]] = [{"name": "a", "speed": 1.256}, {"name": "b", "speed": None}, {"name": "c"}]
+    made = table("speeds", rows, {"": "{name}", "tok/s": "{speed:.2f}"}, texts=1)
+    assert [[*column.cells] for column in made.columns] == [["a", "b", "c"], ["1.26", "-", "-"]]
+    assert [column.justify for column in made.columns] == ["left", "right"]
 
 
 def test_rows_and_more_are_written_and_drawn(tmp_path: Path) -> None:
-    output = OutputOptions(tmp_path / "figures.json", tmp_path / "figures.png")
+    output = PictureOptions(tmp_path / "figures.json", tmp_path / "figures.png")
     output.check()
     drawn: list[Any] = []
 
@@ -45,7 +50,8 @@ def test_rows_and_more_are_written_and_drawn(tmp_path: Path) -> None:
         axes.plot([1, 2], [3, 4])
         drawn.append(axes)
 
-    output.write([{"a": 1}], draw, unit="ms")
+    output.draw(draw)
+    output.write([{"a": 1}], unit="ms")
     report = json.loads((tmp_path / "figures.json").read_text())
     assert report == {"run": run_facts(), "rows": [{"a": 1}], "unit": "ms"}
     assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
@@ -53,27 +59,22 @@ def test_rows_and_more_are_written_and_drawn(tmp_path: Path) -> None:
 
 
 def test_without_files_nothing_is_written_or_drawn() -> None:
-    OutputOptions().check()
-    OutputOptions().write([{"a": 1}], lambda axes: pytest.fail("drawn"))
+    PictureOptions().check()
+    PictureOptions().write([{"a": 1}])
+    PictureOptions().draw(lambda axes: pytest.fail("drawn"))
 
 
 @pytest.mark.parametrize(
     ("output", "message"),
     [
         (OutputOptions(json_file=Path("/no/such/folder/a.json")), "--json"),
-        (OutputOptions(plot=Path("/no/such/folder/a.png")), "--plot"),
-        (OutputOptions(plot=Path("a.txt")), ".png"),
+        (PictureOptions(plot=Path("/no/such/folder/a.png")), "--plot"),
+        (PictureOptions(plot=Path("a.txt")), ".png"),
     ],
 )
 def test_what_cannot_be_written_is_known_before_anything_is_measured(output: OutputOptions, message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
         output.check()
-
-
-def test_a_missing_package_is_named_with_what_installs_it() -> None:
-    require("json", "--plot")
-    with pytest.raises(BenchmarkError, match=r"draftwood\[benchmarks\]"):
-        require("no_such_package_at_all", "--plot")
 
 
 def test_a_run_is_named_by_its_command_without_its_output_files_and_by_the_commit() -> None:

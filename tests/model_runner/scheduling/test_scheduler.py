@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -189,6 +190,24 @@ def test_more_tenants_than_slots_take_turns() -> None:
     assert first.stats.preemptions >= 4
     assert first.stats.preemptions <= 1000 / QUANTUM * 2
     assert 900 < len(first.output) + len(second.output) <= 1000
+
+
+def test_scheduling_takes_no_longer_with_many_tenants_that_wait() -> None:
+    """The sums over all tenants that it once had took hundreds of times as long."""
+
+    def seconds(waiting: int) -> float:
+        bench, found = Bench(max_running=16), []
+        for number in range(16 + waiting):
+            bench.add(str(number), max_tokens=1000)
+        for _ in range(30):
+            began = time.perf_counter()
+            plan = bench.scheduler.schedule().scheduled
+            found.append(time.perf_counter() - began)
+            for work in plan:
+                bench.memory.run(work, [7])
+        return sorted(found)[15]
+
+    assert seconds(1000) < 20 * seconds(16)
 
 
 def test_priority_orders_within_a_tenant_and_takes_nothing_from_another() -> None:

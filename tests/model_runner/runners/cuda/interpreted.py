@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from draftwood_benchmarks.kernels.interpreting import patch_interpreter
 from draftwood_model_runner.runners.cuda.device.launching import require_triton
 from tests.model_runner.runners.cuda.device import DEVICE
+from tests.model_runner.runners.cuda.interpreting import patch_interpreter
 
 
 def interpret() -> None:

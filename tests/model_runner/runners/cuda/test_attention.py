@@ -10,10 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from draftwood_benchmarks.kernels import reference
-from draftwood_benchmarks.kernels.reference import entries, random_batch
 from draftwood_model_runner.runners.base import KVShape
+from tests.model_runner.runners.cuda import reference
 from tests.model_runner.runners.cuda.device import DEVICE
+from tests.model_runner.runners.cuda.reference import entries, random_batch
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Of numbers of about 1."""

@@ -12,7 +12,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from draftwood_benchmarks.kernels.reference import attended, random_batch
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerError
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_model_runner.request import SamplingParams
@@ -27,6 +26,7 @@ from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
 from tests.model_runner.families import VOCAB, taken_over
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.runners.cuda.device import DEVICE
+from tests.model_runner.runners.cuda.reference import attended, random_batch
 from tests.model_runner.runners.cuda.test_lossless import PROMPTS, run, small, written
 
 RUN = 64

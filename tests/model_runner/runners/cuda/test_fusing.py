@@ -12,17 +12,20 @@ import torch
 from draftwood_benchmarks.gpu.prediction import LAYER_KERNELS, OTHER_KERNELS
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.attention_shapes import attention_calls
+from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.cuda.fusing import model as fusing
 from draftwood_model_runner.runners.cuda.fusing.attention import FusedAttention, fused_rotation
 from draftwood_model_runner.runners.cuda.fusing.decoder import FusedDecoder
 from draftwood_model_runner.runners.cuda.fusing.families import FAMILIES, Fusions
 from draftwood_model_runner.runners.cuda.fusing.forward import FusedForward
-from draftwood_model_runner.runners.cuda.fusing.mlp import FusedMLP
+from draftwood_model_runner.runners.cuda.fusing.mlp import FusedMLP, fused_silu
 from draftwood_model_runner.runners.cuda.fusing.model import fuse
 from draftwood_model_runner.runners.cuda.fusing.norms import FusedNorm
 from draftwood_model_runner.runners.cuda.probe import probe
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
 from draftwood_model_runner.runners.cuda.steps.attention import STEP
+from draftwood_model_runner.runners.cuda.steps.forward import Workspace, find_top
+from draftwood_model_runner.runners.cuda.steps.results import TOP
 from tests.model_runner.families import tiny
 from tests.model_runner.runners.cuda.device import DEVICE
 from tests.model_runner.runners.cuda.launched import launched
@@ -109,6 +112,47 @@ def test_angles_of_other_heads_are_refused() -> None:
     query, angles = torch.zeros(1, 2, 3, 16, device=DEVICE), torch.zeros(1, 3, 8, device=DEVICE)
     with pytest.raises(ValueError, match="cosines for"):
         fused_rotation(query, query, angles, angles)
+
+
+def test_fused_operations_are_right_to_rounding() -> None:
+    """In float64, of parts of wider rows, as joined products leave them."""
+    torch.manual_seed(0)
+    wide = torch.randn(1, 5, 320, device=DEVICE)
+    (gate, up), residual = wide.split(160, -1), torch.randn(1, 5, 160, device=DEVICE)
+    query, key = wide[..., :96].view(1, 5, 3, 32), wide[..., 96:160].view(1, 5, 2, 32)
+    weight, of_heads = torch.randn(160, device=DEVICE), torch.randn(32, device=DEVICE)
+    cos, sin = torch.randn(2, 1, 5, 32, device=DEVICE)
+    norm = FusedNorm(weight, 1e-6, add_one=False)
+    total, normed = norm.of_sum(residual, up)
+
+    def norm_of(rows: torch.Tensor, weight: torch.Tensor) -> Any:
+        return torch.nn.functional.rms_norm(rows.double(), rows.shape[-1:], weight.double(), 1e-6)
+
+    def rotated(heads: torch.Tensor) -> Any:
+        exact = heads.double().transpose(1, 2)
+        return exact * cos.double() + torch.cat([-exact[..., 16:], exact[..., :16]], -1) * sin.double()
+
+    turned = fused_rotation(query.transpose(1, 2), key.transpose(1, 2), cos, sin)
+    for found, right in (
+        (norm(gate), norm_of(gate, weight)),
+        (FusedNorm(of_heads, 1e-6, add_one=False)(query), norm_of(query, of_heads)),
+        (total, up.double() + residual.double()),
+        (normed, norm_of(up.double() + residual.double(), weight)),
+        (fused_silu(gate, up), torch.nn.functional.silu(gate.double()) * up.double()),
+        (turned[0], rotated(query)),
+        (turned[1], rotated(key)),
+    ):
+        assert (found.double() - right).abs().max() < 1e-5
+
+
+def test_the_most_probable_tokens_of_a_large_vocabulary() -> None:
+    """More than one block of it."""
+    torch.manual_seed(0)
+    space = Workspace((KVShape(1, 16, 16),), 3, 1, 1, 16, 1, DEVICE)
+    space.arrays.row_count.fill_(3)
+    logits = torch.randn(3, 9000, device=DEVICE)
+    find_top(logits, space)
+    assert torch.equal(space.top[:, :TOP].long(), logits.topk(TOP).indices)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood_benchmarks.kernels.state_reference import Pair, RowSizes, Shape, StateCase, random_rows
 from draftwood_model_runner.errors import DeviceMemoryError
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
@@ -18,6 +17,7 @@ from draftwood_model_runner.runners.cuda.states.rows import StateRows
 from draftwood_model_runner.runners.cuda.states.shapes import STATE_NODES
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 from tests.model_runner.runners.cuda.device import DEVICE
+from tests.model_runner.runners.cuda.state_reference import Pair, RowSizes, Shape, StateCase, random_rows
 
 SHAPES = [Shape(2, 2, 128, 128), Shape(4, 2, 96, 192), Shape(4, 1, 64, 64), Shape(3, 1, 128, 64), Shape(2, 1, 256, 64)]
 """Of a head's state in families that exist: Qwen 3 Next and 3.5, Olmo Hybrid, Zamba 2, Bamba and Granite, Falcon H1."""

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from draftwood_benchmarks.kernels.reference import CPU, random_tree
+from draftwood_benchmarks.gpu.trees import random_tree
 from draftwood_model_runner.runners.base import StepBatch
+from tests.model_runner.runners.cuda.reference import CPU
 
 WIDTH = 4
 """Inputs of a convolution."""

@@ -9,20 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from draftwood_benchmarks.gpu.trees import random_tree
 from draftwood_model_runner.runners.base import KVShape, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 
 CPU = torch.device("cpu")
-
-
-def random_tree(random: np.random.Generator, nodes: int, deep: float) -> DraftTree:
-    """`deep`: how likely a node hangs from the one before it."""
-    if not nodes:
-        return EMPTY_TREE
-    parents = [i - 1 if random.random() < deep else int(random.integers(-1, i)) for i in range(nodes)]
-    return DraftTree.of([*range(nodes)], parents)
 
 
 def random_batch(random: np.random.Generator, rows: list[tuple[int, int, int]], deep: float) -> tuple[StepBatch, int]:

@@ -1,1 +1,0 @@
-"""`draftwood bench share`: a memory that replicas share."""
