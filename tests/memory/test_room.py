@@ -11,6 +11,7 @@ import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName
 from draftwood_memory.config import Terms
+from draftwood_memory.errors import StoreFullError
 from draftwood_memory.fair_share import surplus
 from draftwood_memory.operations import ExportMemory, FillMemory, FillProgress
 from draftwood_memory.records import Kind
@@ -207,6 +208,8 @@ async def test_a_store_that_is_full_of_other_things_is_left_alone(server: Valkey
         server.client.set("other", b"x" * (8 << 20))
         server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - (1 << 20))
         try:
+            with pytest.raises(StoreFullError):
+                await learn_much(memory, "imported", 0, 1000)
             await learn_output(memory, "t", numbers(100))
             await asyncio.sleep(0.5)
             assert (memory.outbox.pending, log_of(memory, "t")) == (1, [numbers(100)])
@@ -215,3 +218,18 @@ async def test_a_store_that_is_full_of_other_things_is_left_alone(server: Valkey
             server.client.config_set("maxmemory", 0)
         server.client.delete("other")
         assert await agreed([memory], "t") == [numbers(100)]
+
+
+async def test_an_import_into_a_full_store_whose_limit_is_not_known_replaces_what_is_old(server: Valkey) -> None:
+    """A user who may not ask for the store's memory; on a cluster nobody can."""
+    server.client.execute_command("ACL", "SETUSER", "dw", "on", ">pw", "~dw:*", "+@all", "-info")
+    async with replicas(1, f"redis://dw:pw@127.0.0.1:{server.port}") as [memory]:
+        await learn_much(memory, "old", 0, 200_000)
+        server.client.zadd(memories_key(FINGERPRINT), {f"{FINGERPRINT}:old:": time.time() - 2 * DAY})
+        old = stream_of(memory, "old")
+        server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - 100_000)
+        try:
+            await learn_much(memory, "new", 1, 20_000)
+        finally:
+            server.client.config_set("maxmemory", 0)
+        assert (server.client.exists(old), server.client.exists(stream_of(memory, "new"))) == (0, 1)
