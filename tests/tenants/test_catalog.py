@@ -76,7 +76,9 @@ async def test_a_part_that_bounds_a_tenant_keeps_the_configuration_before(
 
 
 async def test_the_file_hides_what_is_stored(tmp_path: Path) -> None:
-    known = Known(tmp_path, f"tenants: [{{name: tenants/a, weight: 2}}]\nexperiments: [{{name: experiments/x, arms: {ARMS}}}]")
+    known = Known(
+        tmp_path, f"tenants: [{{name: tenants/a, weight: 2}}]\nexperiments: [{{name: experiments/x, arms: {ARMS}}}]"
+    )
     for name in "ab":
         await known.store(f"tenants/{name}", weight=7)
     for name in "xy":

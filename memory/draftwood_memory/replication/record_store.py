@@ -45,7 +45,7 @@ class RecordStore:
         self._process = process
         self._listed: dict[str, float] = {}
         self._used_at = time.monotonic()
-        self._room_at = {is_full: -_ROOM_SECONDS for is_full in (False, True)}
+        self._room_at = dict.fromkeys((False, True), -_ROOM_SECONDS)  # each waits for its own kind of look alone
 
     async def read(self, tag: str, generation: int) -> tuple[list[Held], bytes]:
         """All records of a stream, and the id of its last entry."""
