@@ -203,7 +203,9 @@ async def test_a_store_without_a_limit_keeps_everything(
         assert "nearly full" not in caplog.text
 
 
-async def test_a_store_that_is_full_of_other_things_is_left_alone(server: Valkey) -> None:
+async def test_a_store_that_is_full_of_other_things_is_left_alone(
+    server: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
     async with replicas(1, server.url) as [memory]:
         server.client.set("other", b"x" * (8 << 20))
         server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - (1 << 20))
@@ -211,7 +213,11 @@ async def test_a_store_that_is_full_of_other_things_is_left_alone(server: Valkey
             with pytest.raises(StoreFullError):
                 await learn_much(memory, "imported", 0, 1000)
             await learn_output(memory, "t", numbers(100))
-            await asyncio.sleep(0.5)
+            await until(lambda: "refuses" in caplog.text)
+            for _ in range(5):  # each sends it again
+                memory.thread.wake()
+                await asyncio.sleep(0.05)
+            assert caplog.text.count("refuses") == 1
             assert (memory.outbox.pending, log_of(memory, "t")) == (1, [numbers(100)])
             assert memory.thread.healthy
         finally:
