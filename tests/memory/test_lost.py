@@ -27,7 +27,11 @@ from tests.memory.servers import Valkey
 
 
 async def rounds_until(memory: Memory, condition: Callable[[], object]) -> None:
-    await until(lambda: memory.thread.wake() or condition())
+    def after_a_round() -> object:
+        memory.thread.wake()
+        return condition()
+
+    await until(after_a_round)
 
 
 @pytest.mark.parametrize("claimed", [False, True])

@@ -108,7 +108,7 @@ async def test_a_stop_holds_for_the_definition_that_it_is_of(tmp_path: Path, sta
     revision = (await known.stored.write([Write(STOPS, "x", stop.SerializeToString(), 0)]))[0]
     assert known.catalog.stops_revision("x") == revision
     expected = ExperimentState.STOPPED if state else ExperimentState.RUNNING
-    assert [(one.stopped, one.state) for one in known.catalog.experiments()] == [({"off"}, expected)]
+    assert [(one.stopped, one.state) for one in known.catalog.experiments()] == [(frozenset({"off"}), expected)]
     shown = known.catalog.experiment_message("x")
     assert shown is not None
     assert ([one.arm for one in shown.stopped_arms], shown.end_time.seconds) == (["off"], 5 if state else 0)
