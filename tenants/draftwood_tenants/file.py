@@ -23,7 +23,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from draftwood.admin.v1 import experiments_pb2, tenants_pb2
-from draftwood_errors import InvalidInputError, InvalidValueError
+from draftwood_errors import InvalidInputError
 from draftwood_tenants.experiments.definition import ExperimentConfig, ExperimentState, StateError, require_no_overlap
 from draftwood_tenants.experiments.reading import experiment_of, invalid, read_experiment
 from draftwood_tenants.fields import check_fields
@@ -153,5 +153,5 @@ def _require_consistent(experiments: Iterable[experiments_pb2.Experiment], limit
             except StateError as error:
                 raise invalid(error) from None
             if experiment.burn_in and experiment.started_at is None:
-                raise InvalidValueError("startTime", None, "a running one with a burnIn needs it")
+                raise InvalidInputError("startTime", None, "a running one with a burnIn needs it")
         running.append(experiment)

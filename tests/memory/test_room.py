@@ -11,6 +11,7 @@ import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName
 from draftwood_memory.config import Terms
+from draftwood_memory.errors import StoreFullError
 from draftwood_memory.fair_share import surplus
 from draftwood_memory.operations import ExportMemory, FillMemory, FillProgress
 from draftwood_memory.records import Kind
@@ -202,16 +203,39 @@ async def test_a_store_without_a_limit_keeps_everything(
         assert "nearly full" not in caplog.text
 
 
-async def test_a_store_that_is_full_of_other_things_is_left_alone(server: Valkey) -> None:
+async def test_a_store_that_is_full_of_other_things_is_left_alone(
+    server: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
     async with replicas(1, server.url) as [memory]:
         server.client.set("other", b"x" * (8 << 20))
         server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - (1 << 20))
         try:
+            with pytest.raises(StoreFullError):
+                await learn_much(memory, "imported", 0, 1000)
             await learn_output(memory, "t", numbers(100))
-            await asyncio.sleep(0.5)
+            await until(lambda: "refuses" in caplog.text)
+            for _ in range(5):  # each sends it again
+                memory.thread.wake()
+                await asyncio.sleep(0.05)
+            assert caplog.text.count("refuses") == 1
             assert (memory.outbox.pending, log_of(memory, "t")) == (1, [numbers(100)])
             assert memory.thread.healthy
         finally:
             server.client.config_set("maxmemory", 0)
         server.client.delete("other")
         assert await agreed([memory], "t") == [numbers(100)]
+
+
+async def test_an_import_into_a_full_store_whose_limit_is_not_known_replaces_what_is_old(server: Valkey) -> None:
+    """A user who may not ask for the store's memory; on a cluster nobody can."""
+    server.client.execute_command("ACL", "SETUSER", "dw", "on", ">pw", "~dw:*", "+@all", "-info")
+    async with replicas(1, f"redis://dw:pw@127.0.0.1:{server.port}") as [memory]:
+        await learn_much(memory, "old", 0, 200_000)
+        server.client.zadd(memories_key(FINGERPRINT), {f"{FINGERPRINT}:old:": time.time() - 2 * DAY})
+        old = stream_of(memory, "old")
+        server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - 100_000)
+        try:
+            await learn_much(memory, "new", 1, 20_000)
+        finally:
+            server.client.config_set("maxmemory", 0)
+        assert (server.client.exists(old), server.client.exists(stream_of(memory, "new"))) == (0, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftwood.admin.v1.tenants_pb2 import LEARNING_SCOPE_NOTHING, Tenant
-from draftwood_errors import InvalidValueError
+from draftwood_errors import InvalidInputError, InvalidValueError
 from draftwood_tenants.file import read_content
 from draftwood_tenants.reading import ServerLimits
 
@@ -69,6 +69,33 @@ def test_the_place_the_value_and_what_is_wanted(entry: str, problem: str) -> Non
     place = "" if problem.startswith(("tenants[", "experiments[")) else "tenants[0]."
     assert str(raised.value).startswith(place + problem)
     assert "draftwood.v1" not in str(raised.value)
+
+
+A, B = (f"{{name: experiments/{name}, state: EXPERIMENT_STATE_RUNNING, " for name in "ab")
+ARMS = "arms: [{id: control}, {id: trie, drafting: {strategy: trie}}]}"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("tenants: [", "tenants_file: not valid YAML: while parsing a flow"),
+        (b"tenants: \xff", "tenants_file: not valid YAML"),
+        ("tenants: [&x {name: tenants/a}, *x]", "tenants_file: not valid YAML: aliases are not allowed"),
+        ("- tenants", "tenants_file: must be a mapping with the keys tenants and experiments"),
+        ("tenant: []", "tenants_file: must be a mapping with the keys tenants and experiments"),
+        ("tenants: {}", "tenants: must be a list"),
+        ("tenants: [acme]", "tenants[0]: must be a mapping"),
+        ("tenants: [{name: tenants/a, learning: {maxAge: soon}}]", "tenants[0]"),
+        ("tenants: [{name: tenants/a}, {name: tenants/a}]", "tenants[1].name a: is in the file twice"),
+        ("tenants: [{name: tenants/a, etag: '1'}]", "tenants[0].etag: cannot be set in a file"),
+        (f"experiments: [{A}{ARMS}, {B}{ARMS}]", "experiments[1].tenants: a is running"),
+        (f"experiments: [{A}burnIn: 60s, {ARMS}]", "experiments[0].startTime: a running one with a burnIn needs it"),
+    ],
+)
+def test_a_file_that_is_wrong_as_a_whole(text: str | bytes, problem: str) -> None:
+    with pytest.raises((InvalidInputError, InvalidValueError)) as raised:
+        read_content(text if isinstance(text, bytes) else text.encode(), LIMITS)
+    assert str(raised.value).startswith(problem)
 
 
 def test_what_is_right_is_taken() -> None:

@@ -45,7 +45,7 @@ class RecordStore:
         self._process = process
         self._listed: dict[str, float] = {}
         self._used_at = time.monotonic()
-        self._room_at = -_ROOM_SECONDS
+        self._room_at = dict.fromkeys((False, True), -_ROOM_SECONDS)  # each waits for its own kind of look alone
 
     async def read(self, tag: str, generation: int) -> tuple[list[Held], bytes]:
         """All records of a stream, and the id of its last entry."""
@@ -105,8 +105,8 @@ class RecordStore:
     async def make_room(self, is_full: bool = False) -> None:
         """Deletes memories from a store that is nearly full, or refused a write."""
         now = time.monotonic()
-        if now - self._room_at >= _ROOM_SECONDS:
-            self._room_at = now
+        if now - self._room_at[is_full] >= _ROOM_SECONDS:
+            self._room_at[is_full] = now
             await make_room(self._memories, self._process.naming.fingerprint, is_full)
 
     async def note_use(self, tags: Iterable[str]) -> None:
