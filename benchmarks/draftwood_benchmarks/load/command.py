@@ -263,10 +263,12 @@ async def _measure(
         ids[:split] = [one.tolist() for one in long]
         measured_prompts = [*ids[:split]]
     questions = Questions(target, measured_prompts, prompts[split:], options.generation())
-    await closed_loop(target, 1, take_from([questions.plain()]), math.inf)  # the first answer is slower
+    most = max(options.levels)
+    first = take_from([questions.plain() for _ in range(most)])  # slower: KV memory is written for the first time
+    await closed_loop(target, most, first, math.inf)
     seconds = options.duration / ORDER.count(False)
     processes = start_peers(info)
-    peers = MeasuredPeers(processes, ids[:split], ids[split:], max_tokens, seconds) if processes else None
+    peers = MeasuredPeers(processes, ids[:split], ids[split:], max_tokens, seconds, most) if processes else None
 
     def measure_peers(level: int) -> None:
         if peers is not None:

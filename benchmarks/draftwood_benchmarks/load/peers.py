@@ -9,6 +9,9 @@ from typing import NamedTuple
 from draftwood_benchmarks.load.closed_loop import RequestResult, Window
 from draftwood_benchmarks.peers.process import Peer, PeerRequest
 
+_FIRST_SECONDS = 2.0
+"""Of the requests before those that are measured."""
+
 
 class PeerState(NamedTuple):
     """What a window of the peer was measured with.
@@ -37,6 +40,7 @@ class MeasuredPeers:
         prompts: token ids of the measured ones.
         others: token ids of those that memories learn from.
         seconds: of a window.
+        most: requests at once, in any window.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class MeasuredPeers:
         others: Sequence[Sequence[int]],
         max_tokens: int,
         seconds: float,
+        most: int,
     ) -> None:
         self.found: dict[tuple[int, PeerState], PeerWindows] = {}
         self._peers = peers
@@ -55,7 +60,7 @@ class MeasuredPeers:
         self._seconds = seconds
         self._windows = 0
         for peer in peers:
-            peer.generate(prompts[0], max_tokens, memory="first")  # the first answer is slower
+            peer.load_test(prompts, max_tokens, most, _FIRST_SECONDS, memory="first")  # first answers are slower
 
     def measure(self, level: int) -> None:
         """A window of each state."""

@@ -40,7 +40,7 @@ for line in sys.stdin:
 def test_each_window_begins_with_a_memory_of_its_own(use_peer: UsePeer, others: list[list[int]]) -> None:
     use_peer(LEARNING)
     with running_peer("vllm", MODEL) as plain, running_peer("vllm", replace(MODEL, drafts="suffix")) as suffix:
-        peers = MeasuredPeers([plain, suffix], [[1], [2]], others, 8, 1.0)
+        peers = MeasuredPeers([plain, suffix], [[1], [2]], others, 8, 1.0, most=4)
         for _ in range(2):
             peers.measure(4)
     found = {state: (one.window.tokens, one.steps) for (_, state), one in peers.found.items()}
