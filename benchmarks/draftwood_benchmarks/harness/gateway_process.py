@@ -45,11 +45,9 @@ def running_gateway(target: str, *arguments: str, most_files: int | None = None)
         port: int = free.getsockname()[1]
     command = [sys.executable, "-m", "draftwood_client", "gateway", "--port", str(port), "--target", target]
 
-    def limit() -> None:
-        if most_files is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-
-    process = subprocess.Popen([*command, *arguments], stderr=subprocess.DEVNULL, preexec_fn=limit)
+    process = subprocess.Popen([*command, *arguments], stderr=subprocess.DEVNULL)
+    if most_files is not None:  # by no function of `Popen` before the program runs: gRPC's threads may abort the fork
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most_files, most_files))
     try:
         _wait(f"http://127.0.0.1:{port}/health", process)
         yield GatewayProcess(port, process.pid)
