@@ -72,8 +72,8 @@ class Slow:
         time.sleep(1.0)
 
 main._end_with_service(socket.socket(fileno=int(sys.argv[1])))
-print("began", flush=True)
 try:
+    print("began", flush=True)
     Slow()
     while True:
         try:
