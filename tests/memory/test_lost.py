@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from draftwood_memory import Memory
+from draftwood_memory.errors import StoreUnavailableError
+from draftwood_memory.replication.record_store import RecordStore
 from draftwood_memory.store.naming import stream_key, tenant_key
 from tests.memory.helpers import (
     FINGERPRINT,
@@ -57,6 +59,28 @@ async def test_what_a_store_has_lost_is_restored_by_one_process(
         assert memory.counters().restored == (0 if claimed else 1)
     async with replicas(1, server.url) as [later]:
         assert await agreed([later], "t") == [numbers(10), numbers(11)]  # once each
+
+
+async def test_a_restore_that_fails_after_the_claim_is_made_again(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.0)
+    failures = iter([StoreUnavailableError("cut")])
+    write = RecordStore.append
+
+    async def cut(*arguments: Any) -> None:
+        if (error := next(failures, None)) is not None:
+            raise error
+        await write(*arguments)
+
+    async with replicas(1, server.url) as [memory]:
+        await stored([memory], "t", numbers(10))
+        monkeypatch.setattr(RecordStore, "append", cut)
+        server.client.delete(tenant_key("t"), stream_of(memory, "t"))
+        await rounds_until(memory, lambda: memory.counters().restored)
+        assert memory.counters().failures == 1
+    async with replicas(1, server.url) as [later]:
+        assert await agreed([later], "t") == [numbers(10)]
 
 
 async def test_a_store_that_lost_the_latest_entries_is_followed_on(

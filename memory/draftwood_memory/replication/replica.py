@@ -51,6 +51,7 @@ class Replica:
         self._process = process
         self._residents, self._outbox, self._counters = process.residents, process.outbox, process.counters
         self._joined = False
+        self._claimed = set[tuple[str, int]]()
 
     async def join(self) -> None:
         """Keeps this process among those that purges wait for. Before anything is loaded, and often."""
@@ -171,23 +172,35 @@ class Replica:
 
     async def _fork(self, resident: Resident) -> list[Held]:
         """The records of the tenant's memory, which an arm's begins with, if no process has begun it before."""
-        if resident.newer or not await self.memories.claim(resident.tag):
+        if resident.newer or not await self._claim(resident):
             return []
         _, records = await self.stored(MemoryName(resident.name.tenant))
-        assert resident.generation is not None
-        await self.records.append(resident.name, resident.generation, records)
+        await self._begin(resident, records)
         return [Held(record) for record in records]
 
     async def _restore(self, resident: Resident) -> None:
         """Writes a memory that the store has lost; one of the processes that have it does."""
-        assert resident.generation is not None
         unsent = {id(one.held) for one in self._outbox.of(resident.name)}
         records = [held.record for held in resident.log if id(held) not in unsent]
         if not records:
             return
-        if not await self.memories.claim(resident.tag):
+        if not await self._claim(resident):
             resident.loaded, resident.retry_at = False, time.monotonic() + _RESTORE_SECONDS
             return
-        await self.records.append(resident.name, resident.generation, records)
+        await self._begin(resident, records)
         self._counters.restored += 1
         _log.warning("memory %s restored to a store that had lost it", resident.tag)
+
+    async def _claim(self, resident: Resident) -> bool:
+        """Whether this process is the one that begins a memory in the store: now, or before a failure to write it."""
+        assert resident.generation is not None
+        claim = resident.tag, resident.generation
+        if claim not in self._claimed and await self.memories.claim(resident.tag):
+            self._claimed.add(claim)
+        return claim in self._claimed
+
+    async def _begin(self, resident: Resident, records: SequenceOf[Record]) -> None:
+        """Writes the first records of a memory that this process has claimed."""
+        assert resident.generation is not None
+        await self.records.append(resident.name, resident.generation, records)
+        self._claimed.discard((resident.tag, resident.generation))
