@@ -166,3 +166,14 @@ def test_what_a_draft_costs_is_read_off_the_step_time_model(per_branch: float, e
     policy.observe_step(batch, batch.size + per_branch)
     seconds = policy._verifying_seconds(batch.feedback(batch.tokens, None))
     assert seconds.tolist() == pytest.approx(expected, rel=0.01)
+
+
+def test_steps_with_a_prompt_do_not_correct_the_step_times() -> None:
+    """They compute logits for few of their tokens, so they are fast for their size."""
+    times = StepTimes(StepTimeCurve({1: 1.0, 64: 64.0}))
+    policy = DraftPolicy(100, lambda _: NO_LIMITS, times)
+    for logits_from, expected in ((31, 32.0), (0, 16.0)):
+        row = BatchRow(np.zeros(4, np.int32), 10, np.ones(32, np.int32), EMPTY_TREE, logits_from=logits_from)
+        for _ in range(200):
+            policy.observe_step(lay_out([row]), 16.0)
+        assert times.at(32, 1) == pytest.approx(expected, rel=0.05)
