@@ -94,8 +94,14 @@ def _type_of(hint: Any) -> Any:
     dimensions = next((note for note in notes if isinstance(note, int)), 1)
     dtype = next((note for note in notes if isinstance(note, np.dtype)), None)
     if dtype is None:
-        dtype = np.dtype(get_args(get_args(hint)[1])[0])
+        dtype = np.dtype(_scalar_of(hint))
     return types.Array(_numpy_support.from_dtype(dtype), dimensions, "C")
+
+
+def _scalar_of(array: Any) -> Any:
+    """The scalar type of an `npt.NDArray`, which is a type before NumPy 2.5, and an alias of one from then on."""
+    last = get_args(array)[-1]
+    return next(iter(get_args(last)), last)
 
 
 def _leaves_of(kind: type) -> Iterator[Any]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -23,18 +22,12 @@ from transformers import (
 
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt, load_model
 from draftwood_model_runner.loading.tokenizer import Tokenizer
-from draftwood_model_runner.runners.openvino.factory import core
 from draftwood_model_runner.runners.torch.runner import TorchRunnerFactory
 from draftwood_strategies.draft import Int32Array
 
 VOCAB = 256
 HAS_AMX: bool = torch.cpu._is_amx_tile_supported()
 """Whether products in bfloat16 take other kernels for other numbers of rows here."""
-needs_bfloat16 = pytest.mark.skipif(
-    "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"),
-    reason="this CPU has no bfloat16 instructions",
-)
-"""For tests of bfloat16 in OpenVINO, which computes it with such instructions alone."""
 WINDOW = 12
 """Sliding window of the families that have one: shorter than most prompts of the tests."""
 

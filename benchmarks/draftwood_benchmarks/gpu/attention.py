@@ -47,7 +47,7 @@ class AttentionCase:
             for heads in (_KV_HEADS * _GROUP, _KV_HEADS, _KV_HEADS)
         )
         rows = 64 if tokens * _GROUP > 16 and dtype != torch.float32 else 16
-        of_device = machine(device)
+        of_device = machine(device, _SIZE)
         tiles = divide(self._batch, Division(rows // _GROUP, -(-of_device.programs // _KV_HEADS)))
         space = Workspace((shape,), tokens, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], rows, pages, device)
         space.arrays.fill(self._batch, tiles, tokens)

@@ -29,6 +29,8 @@ from draftwood_strategies.draft import DraftTree, Int32Array
 Rows = list[dict[str, Any]]
 _ANSWER_CONTEXT = 256
 """Tokens of a question and its answer, at most."""
+_REPEATS = 10
+"""Of attention in a CUDA graph, so that its launches take no time of the host."""
 _MOST_KERNELS = 25
 """Listed; the timeline has all."""
 
@@ -54,6 +56,11 @@ class Plan:
     prompts: int = 8
     rounds: int = 10
     adaptive: bool = True
+
+    @property
+    def step_tokens(self) -> int:
+        """Room for a step's tokens after its context."""
+        return max(self.nodes) + 64
 
 
 SMOKE = Plan((0, 3), (32,), (1, 2), ("hybrid",), tokens=4, prompts=1, rounds=1, adaptive=False)
@@ -85,7 +92,7 @@ def correctness(model: LoadedModel, module: Any, questions: list[str], plan: Pla
 def step_times(model: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: float) -> Rows:
     """The time of a step by the size of its draft tree and its context, beside the floor of the bytes that it reads; of
     the plan's contexts those that memory and the model hold."""
-    more = max(plan.nodes) + 64
+    more = plan.step_tokens
     affordable = min(model.factory.default_kv_tokens(more, 2**20), model.max_context)
     contexts = [context for context in plan.contexts if context + more <= affordable]
     if not contexts:
@@ -137,13 +144,33 @@ def attention_times(device: torch.device, dtype: torch.dtype, plan: Plan, bandwi
                 {
                     "context": context,
                     "tokens": 1 + nodes,
-                    "us": 1e6 * _median(case.run, plan.rounds, device),
-                    "causal_us": 1e6 * _median(case.run_causal, plan.rounds, device),
+                    "us": 1e6 * _median(_replayed(case.run, device), plan.rounds, device) / _REPEATS,
+                    "causal_us": 1e6 * _median(_replayed(case.run_causal, device), plan.rounds, device) / _REPEATS,
                     "floor_us": 1e6 * case.bytes / bandwidth,
                     "error": error,
                 }
             )
     return rows
+
+
+def _replayed(run: Callable[[], object], device: torch.device) -> Callable[[], None]:
+    """Runs it `_REPEATS` times: on a GPU as one graph."""
+
+    def repeated() -> None:
+        for _ in range(_REPEATS):
+            run()
+
+    if device.type == "cpu":
+        return repeated
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        repeated()
+    return graph.replay
 
 
 def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
@@ -153,9 +180,11 @@ def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
     for count in plan.streams:
         batch = (prompts * (-(-count // len(prompts))))[:count]
         baseline = 0.0
+        engine = None  # gives its memory back before the next one takes its own
+        engine = _engine(model, count, plan.adaptive)
         for name in ("none", *plan.strategies):
-            engine = None  # gives its memory back before the next one takes its own
-            engine, strategy = _engine(model, count, plan.adaptive), create(name)
+            strategy = create(name)
+            _run(engine, batch[:1], create(name), plan.tokens)  # compiles what it calls
             for memory in ("cold", "warm") if name != "none" else ("",):
                 before = engine.counts
                 began = time.perf_counter()
@@ -175,6 +204,9 @@ def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
                         "over_off": speed / baseline,
                         "tokens_per_step": sum(len(one.output) for one in sequences)
                         / sum(one.stats.decode_steps for one in sequences),
+                        "drafted_per_step": sum(one.stats.draft_tokens for one in sequences)
+                        / (counts.steps - before.steps),
+                        "ms_per_step": 1e3 * step / (counts.steps - before.steps),
                         "host_us_per_step": 1e6 * host / (counts.steps - before.steps),
                         "host_share": host / step,
                         "microbatches": (counts.microbatches - before.microbatches) / (counts.steps - before.steps),
@@ -244,23 +276,18 @@ def kernels(model: LoadedModel, plan: Plan, trace: Path | None) -> Rows:
     ]
 
 
-def transformers_speed(module: Any, model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
-    """Tokens a second of transformers' own `generate`: eager, and compiled with a static cache; one answer at a time.
+def transformers_speed(module: Any, model: LoadedModel, questions: list[str], plan: Plan, **options: Any) -> Rows:
+    """Tokens a second of transformers' own `generate`, one answer at a time.
 
     Args:
         module: the model as transformers runs it.
+        options: of `generate`.
     """
-    rows = []
     prompts = [encode(model.tokenizer, question) for question in questions[: plan.prompts]]
-    for name, options in (("eager", {}), ("static cache, compiled", {"cache_implementation": "static"})):
-        if options and module.device.type == "cpu":
-            continue  # it would compile for minutes what nobody runs
-
-        _generated(module, prompts[0], plan.tokens, **options)
-        began = time.perf_counter()
-        tokens = sum(len(_generated(module, prompt, plan.tokens, **options)) for prompt in prompts)
-        rows.append({"transformers": name, "tokens_per_s": tokens / (time.perf_counter() - began)})
-    return rows
+    _generated(module, prompts[0], plan.tokens, **options)
+    began = time.perf_counter()
+    tokens = sum(len(_generated(module, prompt, plan.tokens, **options)) for prompt in prompts)
+    return [{"tokens_per_s": tokens / (time.perf_counter() - began)}]
 
 
 def _generated(module: Any, prompt: Int32Array, tokens: int, **options: Any) -> list[int]:

@@ -58,7 +58,7 @@ def _host_us(streams: Rows) -> float:
 
 def _off_over_transformers(streams: Rows, transformers: Rows) -> float:
     off = _row(streams, streams=1, strategy="none")
-    return float(off["tokens_per_s"] / _row(transformers, transformers="eager")["tokens_per_s"])
+    return float(off["tokens_per_s"] / _row(transformers)["tokens_per_s"])
 
 
 def _warm_over_off(streams: Rows) -> float:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypedDict
 
@@ -22,7 +22,7 @@ class RunFacts(TypedDict):
     Attributes:
         command: without the files that it writes.
         date: UTC, as YYYY-MM-DD.
-        version: of the benchmarks.
+        version: of the benchmarks; None where they are run without being installed.
         commit: that the code was installed from, with "-dirty" if files were changed; None outside a clone.
         processor: the CPU's name; "" if it is unknown.
         cores: that the process may use.
@@ -30,7 +30,7 @@ class RunFacts(TypedDict):
 
     command: str
     date: str
-    version: str
+    version: str | None
     commit: str | None
     processor: str
     cores: int
@@ -40,11 +40,18 @@ def run_facts() -> RunFacts:
     return {
         "command": command(sys.argv[1:]),
         "date": datetime.now(UTC).date().isoformat(),
-        "version": version("draftwood-benchmarks"),
+        "version": _version(),
         "commit": _commit(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
     }
+
+
+def _version() -> str | None:
+    try:
+        return version("draftwood-benchmarks")
+    except PackageNotFoundError:
+        return None
 
 
 def command(arguments: Iterable[str]) -> str:

@@ -158,7 +158,7 @@ def past_thresholds(module: Any, max_context: int, trial: Callable[[Any], object
             f"{shorter_context(min(limits.values()))}"
         )
     try:
-        trial(copied)
+        trial(copied.to(module.device))
     except UnsupportedModelError as error:
         refusal = type(error)
         raise refusal(

@@ -19,7 +19,7 @@ from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_model_runner.loading.prepared import Prepared, prepared_model
 from draftwood_model_runner.runners.openvino import factory, stored
 from draftwood_model_runner.runners.openvino.probe import trial_logits
-from tests.model_runner.families import needs_bfloat16
+from tests.model_runner.runners.openvino.bfloat16 import needs_bfloat16
 
 HIT = """
 import sys

@@ -12,7 +12,8 @@ import torch
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerError
 from draftwood_model_runner.loading import runner_choice
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
-from tests.model_runner.families import needs_bfloat16, taken_over, tiny
+from tests.model_runner.families import taken_over, tiny
+from tests.model_runner.runners.openvino.bfloat16 import needs_bfloat16
 
 
 def adopted(family: str, dtype: torch.dtype = torch.float32, **options: Any) -> LoadedModel:

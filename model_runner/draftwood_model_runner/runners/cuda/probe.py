@@ -50,7 +50,6 @@ def probe(module: Any, max_context: int, exact: bool) -> CudaLayout:
     calls = attention_calls(module, max_context)
 
     def trial(copied: Any) -> None:
-        copied.to(module.device)
         _take_over(copied, attention_calls(copied, CONTEXT), exact, _LONG_CONTEXT)
 
     past_thresholds(module, max_context, trial)

@@ -27,10 +27,10 @@ from draftwood_model_runner.sampling.verification import predicted_paths
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
 from tests.model_runner.random_grammar import RandomGrammar
+from tests.model_runner.runners.cuda.device import DEVICE
 from tests.model_runner.sequences import make_sequence
 
 VOCAB = 300
-CPU = torch.device("cpu")
 EOS = frozenset({3, 4})
 
 sampling = st.builds(
@@ -95,18 +95,18 @@ def chosen_by_kernels(
         rules.append(written.chooser([]).sampling(nodes, parents) if kind is None else kind)
     step = lay_out(rows)
     shape = KVShape(2, 16, 16)
-    before, after = (KVPages((shape, shape), torch.float32, CPU, table * PAGE_SIZE) for _ in range(2))
+    before, after = (KVPages((shape, shape), torch.float32, DEVICE, table * PAGE_SIZE) for _ in range(2))
     for kv in (before, after):
         for layer in kv.layers.values():
-            layer.copy_(torch.arange(layer.numel()).view(layer.shape))
+            layer.copy_(torch.arange(layer.numel(), device=DEVICE).view(layer.shape))
     tiles = divide(step, Division(8, 1))
-    arrays = StepArrays(step.size, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], step.block_table.size, CPU)
+    arrays = StepArrays(step.size, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], step.block_table.size, DEVICE)
     metadata = SamplingMetadata.of(rules)
     arrays.fill(step, tiles, step.size, metadata)
-    chosen = torch.stack([torch.zeros(step.size), logits.argmax(1)], 1).to(torch.int32)
-    choose_and_keep(logits, chosen[:, 1], arrays, metadata, after)
+    chosen = torch.stack([torch.zeros(step.size), logits.argmax(1)], 1).to(DEVICE, torch.int32)
+    choose_and_keep(logits.to(DEVICE), chosen[:, 1], arrays, metadata, after)
     assert not chosen[:, 0].any()
-    return chosen[:, 1].numpy(), before, after
+    return chosen[:, 1].cpu().numpy(), before, after
 
 
 def made_up_logits(random: np.random.Generator, rows: int, coarse: bool) -> torch.Tensor:
@@ -211,19 +211,20 @@ def test_log_probabilities() -> None:
     ]
     step = lay_out(rows)
     tiles = divide(step, Division(8, 1))
-    arrays = StepArrays(step.size, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], step.block_table.size, CPU)
+    arrays = StepArrays(step.size, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], step.block_table.size, DEVICE)
     metadata = SamplingMetadata.of([ON_HOST, MOST_PROBABLE, MOST_PROBABLE, MOST_PROBABLE], [None, 2, None, 0])
     arrays.fill(step, tiles, step.size, metadata)
     logits = made_up_logits(random, 9, coarse=False)
     chosen = torch.from_numpy(random.integers(0, VOCAB, 9).astype(np.int32))
-    found = log_probabilities(logits, chosen, arrays, metadata)
+    found = log_probabilities(logits.to(DEVICE), chosen.to(DEVICE), arrays, metadata)
     assert found is not None
     for row, count in ((0, 2), (1, 2), (2, 2), (5, 0), (6, 0), (7, 0), (8, 0)):
         written = Written(SamplingParams(logprobs=count), 1).chooser([]).logprobs(logits[row], int(chosen[row]))
-        ours = Logprobs(*(part.numpy() for part in found)).at(row, count)
+        ours = Logprobs(*(part.cpu().numpy() for part in found)).at(row, count)
         assert ours.top_token_ids == written.top_token_ids
         assert [ours.logprob, *ours.top_logprobs] == pytest.approx([written.logprob, *written.top_logprobs], rel=1e-5)
-    assert log_probabilities(logits, chosen, arrays, metadata._replace(logprobs=np.full(4, -1, np.int32))) is None
+    nobody = metadata._replace(logprobs=np.full(4, -1, np.int32))
+    assert log_probabilities(logits.to(DEVICE), chosen.to(DEVICE), arrays, nobody) is None
 
 
 @pytest.mark.parametrize("kind", [MOST_PROBABLE, ON_HOST])

@@ -16,10 +16,12 @@ from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, loa
 from draftwood_model_runner.request import SamplingParams, StopParams
 from tests.model_runner.families import VOCAB, greedy, tiny
 from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.runners.cuda.device import DEVICE
 from tests.model_runner.runners.cuda.interpreted import interpret
 from tests.model_runner.sequences import batch_of, engine_of, run
 
 pytest.importorskip("accelerate", reason="sharded loading needs it")
+pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="ranks on CPUs need interpreted kernels")
 PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3, 1, 2), (5,))
 NEW_TOKENS = 6
 

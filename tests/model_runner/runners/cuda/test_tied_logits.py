@@ -14,6 +14,7 @@ from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.families import VOCAB, taken_over, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.random_grammar import RandomGrammar
+from tests.model_runner.runners.cuda.device import DEVICE
 from tests.model_runner.sequences import engine_of, make_sequence, run
 
 PROMPT, NEW_TOKENS, EQUAL = (1, 2, 3, 1, 2), 6, 16
@@ -27,7 +28,7 @@ SAMPLING = (
 @functools.cache
 def served(runner: str) -> LoadedModel:
     """Of each 16 tokens, one after the other, all have the same logits."""
-    module = tiny("llama", num_hidden_layers=1)
+    module = tiny("llama", num_hidden_layers=1).to(DEVICE)
     with torch.no_grad():
         module.lm_head.weight.copy_(module.lm_head.weight[::EQUAL].repeat_interleave(EQUAL, 0))
     return taken_over(module, exact=False, runner=runner)

@@ -15,7 +15,8 @@ from draftwood_model_runner.errors import UnsupportedRunnerError
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits
 from draftwood_model_runner.runners.openvino import runner
 from draftwood_model_runner.runners.openvino.factory import take_over
-from tests.model_runner.families import OPENVINO_FAMILIES, RANDOM_FAMILIES, needs_bfloat16, tiny
+from tests.model_runner.families import OPENVINO_FAMILIES, RANDOM_FAMILIES, tiny
+from tests.model_runner.runners.openvino.bfloat16 import needs_bfloat16
 from tests.model_runner.tiny import TINY, build
 
 _EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_experts_per_tok": 2}

@@ -13,7 +13,8 @@ from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE
 from draftwood_model_runner.runners.openvino.probe import QUANTIZED_TOLERANCE
 from draftwood_model_runner.runners.openvino.runner import step_inputs
 from draftwood_strategies.draft import EMPTY_TREE
-from tests.model_runner.families import HAS_AMX, VOCAB, needs_bfloat16, tiny
+from tests.model_runner.families import HAS_AMX, VOCAB, tiny
+from tests.model_runner.runners.openvino.bfloat16 import needs_bfloat16
 from tests.strategies.arrays import ids
 
 

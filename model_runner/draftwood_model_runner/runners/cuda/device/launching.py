@@ -63,9 +63,11 @@ class Machine(NamedTuple):
     capability: int = 90
 
 
-def machine(device: torch.device) -> Machine:
-    """Of a GPU: two programs for each multiprocessor, which is what shared memory allows for heads of 128 numbers."""
+def machine(device: torch.device, head_size: int = 128) -> Machine:
+    """Of a GPU: two programs for each multiprocessor, which is what shared memory allows for heads of 128 numbers, and
+    more for smaller ones."""
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
-        return Machine(2 * found.multi_processor_count, 10 * found.major + found.minor)
+        each = 2 * max(1, 128 // head_size)
+        return Machine(each * found.multi_processor_count, 10 * found.major + found.minor)
     return Machine(2)

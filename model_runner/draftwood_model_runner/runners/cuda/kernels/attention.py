@@ -192,13 +192,13 @@ def merge_parts(
     sinks,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    GROUP_BLOCK: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
     WITH_SINKS: tl.constexpr,
 ):
-    """Attention from the sums of its parts: one program for each token and head of keys.
+    """Attention from the sums of its parts: one program for each token and head, which reads PARTS of them at a time.
 
     Args:
         output: [token, KV_HEADS * GROUP, VALUE_DIM], out; zeros for a token without parts.
@@ -206,38 +206,36 @@ def merge_parts(
         sinks: [KV_HEADS * GROUP], logits that take part in the softmax only (gpt-oss).
     """
     token = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    head = tl.program_id(1)
+    kv_head = head // GROUP
     first = tl.load(parts + token * 5)
     shared = tl.load(parts + token * 5 + 1)
     place = tl.load(parts + token * 5 + 2)
     own = tl.load(parts + token * 5 + 3)
     count = shared + tl.load(parts + token * 5 + 4)
-    heads = tl.arange(0, GROUP_BLOCK)
     dims = tl.arange(0, VALUE_BLOCK)
-    there = heads < GROUP
-    maximum = tl.full([GROUP_BLOCK], float("-inf"), tl.float32)
-    total = tl.full([GROUP_BLOCK], 0.0, tl.float32)
-    weighted = tl.full([GROUP_BLOCK, VALUE_BLOCK], 0.0, tl.float32)
+    maximum = float("-inf")
+    total = 0.0
     if WITH_SINKS:
-        maximum = tl.load(sinks + kv_head * GROUP + heads, mask=there, other=0.0).to(tl.float32) * LOG2_E
-        total = tl.full([GROUP_BLOCK], 1.0, tl.float32)
-    for i in range(0, count):
+        maximum = tl.load(sinks + head).to(tl.float32) * LOG2_E
+        total = 1.0
+    weighted = tl.full([VALUE_BLOCK], 0.0, tl.float32)
+    for start in range(0, count, PARTS):
+        i = start + tl.arange(0, PARTS)
+        there = i < count
         part = tl.where(i < shared, first + i, own + i - shared)
-        row = tl.where(i < shared, place * GROUP, 0) + heads
+        row = tl.where(i < shared, place * GROUP, 0) + head % GROUP
         at = (part * KV_HEADS + kv_head).to(tl.int64) * ROWS + row
-        part_maximum = tl.load(maxima + at, mask=there, other=float("-inf"))
-        highest = tl.maximum(maximum, part_maximum)
+        part_maxima = tl.load(maxima + at, mask=there, other=float("-inf"))
+        part_totals = tl.load(totals + at, mask=there, other=0.0)
+        part_sums = tl.load(sums + at[:, None] * VALUE_BLOCK + dims[None, :], mask=there[:, None], other=0.0)
+        highest = tl.maximum(maximum, tl.max(part_maxima, 0))
         base = tl.where(highest == float("-inf"), 0.0, highest)
         faded = tl.exp2(maximum - base)
-        part_faded = tl.exp2(part_maximum - base)
-        part_sums = tl.load(sums + at[:, None] * VALUE_BLOCK + dims[None, :], mask=there[:, None], other=0.0)
-        total = total * faded + tl.load(totals + at, mask=there, other=0.0) * part_faded
-        weighted = weighted * faded[:, None] + part_sums * part_faded[:, None]
+        part_faded = tl.exp2(part_maxima - base)
+        total = total * faded + tl.sum(part_totals * part_faded, 0)
+        weighted = weighted * faded + tl.sum(part_sums * part_faded[:, None], 0)
         maximum = highest
     total = tl.where(total == 0.0, 1.0, total)
-    out = (token * KV_HEADS + kv_head) * GROUP + heads
-    tl.store(
-        output + out.to(tl.int64)[:, None] * VALUE_DIM + dims[None, :],
-        (weighted / total[:, None]).to(output.dtype.element_ty),
-        mask=there[:, None] & (dims < VALUE_DIM)[None, :],
-    )
+    out = (token * KV_HEADS * GROUP + head).to(tl.int64) * VALUE_DIM + dims
+    tl.store(output + out, (weighted / total).to(output.dtype.element_ty), mask=dims < VALUE_DIM)

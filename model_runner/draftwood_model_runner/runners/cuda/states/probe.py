@@ -43,7 +43,6 @@ def stateful_layout(module: Any, max_context: int, reason: str) -> CudaLayout:
         raise UnsupportedModelError(f"{type(module).__name__}: {reason}")  # ranks do not tell each other of states
 
     def trial(copied: Any) -> None:
-        copied.to(module.device)
         _tried(copied, CONTEXT, reason)
 
     past_thresholds(module, max_context, trial)

@@ -9,7 +9,7 @@ import torch
 
 from draftwood_model_runner.runners.attention_hook import AttentionHook
 from draftwood_model_runner.runners.base import KVShape
-from draftwood_model_runner.runners.cuda.constants import WORD
+from draftwood_model_runner.runners.cuda.constants import MERGED_PARTS, WORD
 from draftwood_model_runner.runners.cuda.device.launching import Machine, launch
 from draftwood_model_runner.runners.cuda.kernels.attention import attention_parts, merge_parts
 from draftwood_model_runner.runners.cuda.kernels.kv import write_kv
@@ -138,15 +138,15 @@ def paged_attention(
     output = query.new_empty((tokens, heads, value_dim))
     launch(
         merge_parts,
-        (tokens, kv_heads),
+        (tokens, heads),
         *(output, scratch.sums, scratch.maxima, scratch.totals, arrays.token_parts),
         output if s_aux is None else s_aux,
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
-        GROUP_BLOCK=power_of_2(heads // kv_heads),
         VALUE_DIM=value_dim,
         VALUE_BLOCK=blocks_of(value_dim),
         ROWS=step.rows,
+        PARTS=MERGED_PARTS,
         WITH_SINKS=s_aux is not None,
     )
     return output[None], None

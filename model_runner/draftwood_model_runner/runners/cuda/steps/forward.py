@@ -138,8 +138,8 @@ class Forward:
     ) -> None:
         self._states = states
         self._module, self._kv, self.device, self._exact = module, kv, device, exact
-        self._group, self._machine = group, machine(device)
-        self._shapes = tuple(kv.by_shape)
+        self._group, self._shapes = group, tuple(kv.by_shape)
+        self._machine = machine(device, max(shape.key_dim for shape in self._shapes))
         self._kv_heads = min(shape.kv_heads for shape in self._shapes)
         few = self.row_choices[0]
         parts = self._division(few).most_parts(SIZES[-1]) * (_EXACT_PARTS if exact else 1)
