@@ -112,7 +112,7 @@ async def test_a_live_request_waits_for_one_step_and_the_audit_goes_on() -> None
         assert audit.steps == 5
         live: Any = served.stub.Generate(request(request_id="live", max_tokens=400))
         assert (await live.read()).HasField("started")
-        await asyncio.sleep(0.1)  # until it has reached the engine
+        await until(lambda: bool(served.server.bridge._streams))  # it is sent to the engine
         engine.step_seconds = 0.05
         engine.gate.set()
         assert (await live.read()).HasField("delta")
@@ -155,9 +155,9 @@ async def test_a_purge_drops_the_audits_of_the_tenant() -> None:
         await until(lambda: not engine.gate.is_set())
         requests = request(request_id="s"), request("beta")
         live = asyncio.create_task(answered(served, *requests))
+        await until(lambda: bool(served.server.bridge._streams))  # the first is sent to the engine
         purging = asyncio.create_task(purge(served, "acme"))
-        await until(lambda: served.server.bridge.live == 1)
-        await asyncio.sleep(0.1)  # until both have reached the engine's process
+        await until(lambda: bool(served.server.bridge._memory_calls))
         engine.gate.set()
         await asyncio.gather(live, purging)
         counts = await audited(served, 1)
