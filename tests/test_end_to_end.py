@@ -39,7 +39,7 @@ from draftwood_strategies import DraftTree, Feedback, registry, strategy_names
 from draftwood_strategies.budgeting import draft_account
 from draftwood_strategies.draft import Int32Array
 from tests.model_runner.families import greedy, served, torch_factory
-from tests.service.fakes import started_server, until, until_idle
+from tests.service.fakes import check_idle, started_server, until
 
 QUESTIONS = read_questions()[0][:4]
 
@@ -57,9 +57,7 @@ class Serving:
 
     async def settled(self) -> None:
         """No request is live, and no resources are held for past ones."""
-        await until_idle(self.server.bridge, self.engine)
-        self.engine.check()
-        assert (self.engine.running, self.engine.waiting) == (0, 0)
+        await check_idle(self.server.bridge, self.engine)
 
 
 TENANTS = """
@@ -90,7 +88,7 @@ async def serving(**settings: Any) -> AsyncIterator[tuple[Serving, AsyncClient]]
             yield Serving(server, engines), client
     finally:
         await server.stop()
-    engines[0].check()
+    await check_idle(server.bridge, engines[0])
 
 
 on_shared_server = pytest.mark.asyncio(loop_scope="module")

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import asynccontextmanager, contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import numpy as np
@@ -349,21 +350,80 @@ async def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("the condition was not met within 20 s")
 
 
-class _Nothing:
-    """An operation on the memories that does nothing, and asks no store."""
-
-    async def run(self, memory: Memory) -> None: ...
+_calls: dict[int, _Call] = {}
 
 
-async def until_idle(bridge: EngineBridge, engine: StepEngine) -> None:
-    """Waits until no request is live, and the engine's thread, unless it ended, is done with those of the past.
+def _call(number: int) -> _Call:
+    return _calls[number]
 
-    It processes messages in order, so that an answer tells that cancellations before it were processed.
+
+@dataclass(eq=False)
+class _Call:
+    """An operation on the memories that calls a function on the engine's thread, and asks no store.
+
+    Only its number is sent, as it stays in this process.
     """
+
+    function: Callable[[], object]
+    error: Exception | None = None
+
+    def __reduce__(self) -> tuple[Callable[[int], _Call], tuple[int]]:
+        return _call, (id(self),)
+
+    async def run(self, memory: Memory) -> None:
+        done: Future[None] = Future()
+        memory.between_steps.run_on_engine(lambda: self._finish(done))
+        await asyncio.wrap_future(done)
+
+    def _finish(self, done: Future[None]) -> None:
+        try:
+            self.function()
+        except Exception as error:
+            self.error = error
+        if done.set_running_or_notify_cancel():  # the memory's thread has not ended
+            done.set_result(None)
+
+
+async def on_engine_thread(bridge: EngineBridge, function: Callable[[], object]) -> None:
+    """Calls a function on the engine's thread, between two steps. Messages that were sent before are processed then.
+
+    Calls it on this thread if the engine's has ended. Raises what the function raises.
+    """
+    call = _Call(function)
+    _calls[id(call)] = call
+    try:
+        await bridge.run_operation(call)
+    except EngineStoppedError:
+        assert await asyncio.to_thread(bridge._runner.join, 20.0), "the engine's thread does not end"
+        function()
+    finally:
+        del _calls[id(call)]
+    if call.error is not None:
+        raise call.error
+
+
+class CheckedEngine(Protocol):
+    """A `FakeEngine` or a real one, as far as `check_idle` uses it."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    def check(self) -> None: ...
+
+
+async def check_idle(bridge: EngineBridge, engine: CheckedEngine) -> None:
+    """Waits until no request is live, and asserts that the engine holds nothing for those of the past.
+
+    Another thread would see half of a change: an idle engine audits answers, which takes pages and gives them back.
+    """
+
+    def check() -> None:
+        assert (engine.running, engine.waiting) == (0, 0)
+        engine.check()
+
     assert await bridge.wait_idle(10.0)
-    await until(lambda: not engine.has_work)
-    with suppress(EngineStoppedError):
-        await bridge.run_operation(_Nothing())
+    await on_engine_thread(bridge, check)
 
 
 @dataclass
@@ -379,10 +439,8 @@ class Served:
 
     async def settled(self) -> None:
         """Waits until nothing is live, and asserts that nothing is held anywhere."""
-        await until_idle(self.server.bridge, self.engine)
-        await until(lambda: not self.engine.paused)
-        assert (self.engine.running, self.engine.waiting, self.server.bridge.live) == (0, 0, 0)
-        self.engine.check()
+        await check_idle(self.server.bridge, self.engine)
+        assert self.server.bridge.live == 0
 
 
 async def started_server(

@@ -26,8 +26,8 @@ from tests.service.fakes import FakeEngine, FakeModel, Served, answer, serving, 
 TOKENS = 12
 
 
-def request(tenant: str = "acme", request_id: str = "r", **fields: Any) -> pb.GenerateRequest:
-    stop = pb.StopOptions(max_tokens=TOKENS)
+def request(tenant: str = "acme", request_id: str = "r", max_tokens: int = TOKENS, **fields: Any) -> pb.GenerateRequest:
+    stop = pb.StopOptions(max_tokens=max_tokens)
     return pb.GenerateRequest(text="x", tenant=tenant, request_id=request_id, stop=stop, **fields)
 
 
@@ -91,13 +91,11 @@ async def test_a_share_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_cancelled_requests_are_not_audited() -> None:
     engine = FakeEngine()
     async with serving(engine, audit_share=1.0) as served:
-        engine.step_seconds = 0.02
-        call = served.stub.Generate(request())
+        call = served.stub.Generate(request(max_tokens=4000))
         await call.read()
         await call.read()
         call.cancel()
         await served.settled()
-        engine.step_seconds = 0.001
         await answered(served, request(request_id="s"))
         await audited(served, 1)
         assert [one.answer.request.request_id for one in engine.redecodings] == ["s"]
@@ -112,13 +110,14 @@ async def test_a_live_request_waits_for_one_step_and_the_audit_goes_on() -> None
         await until(lambda: not engine.gate.is_set())
         [audit] = engine.redecodings
         assert audit.steps == 5
-        live: Any = served.stub.Generate(request(request_id="live"))
+        live: Any = served.stub.Generate(request(request_id="live", max_tokens=400))
         assert (await live.read()).HasField("started")
-        await asyncio.sleep(0.1)  # until it has reached the engine
+        await until(lambda: bool(served.server.bridge._streams))  # it is sent to the engine
         engine.step_seconds = 0.05
         engine.gate.set()
         assert (await live.read()).HasField("delta")
         assert audit.steps == 6
+        engine.step_seconds = 0.001
         assert (await answer(live)).finished
         await audited(served, 2)
         assert len(engine.redecodings) == 2
@@ -156,9 +155,9 @@ async def test_a_purge_drops_the_audits_of_the_tenant() -> None:
         await until(lambda: not engine.gate.is_set())
         requests = request(request_id="s"), request("beta")
         live = asyncio.create_task(answered(served, *requests))
+        await until(lambda: bool(served.server.bridge._streams))  # the first is sent to the engine
         purging = asyncio.create_task(purge(served, "acme"))
-        await until(lambda: served.server.bridge.live == 1)
-        await asyncio.sleep(0.1)  # until both have reached the engine's process
+        await until(lambda: bool(served.server.bridge._memory_calls))
         engine.gate.set()
         await asyncio.gather(live, purging)
         counts = await audited(served, 1)

@@ -17,7 +17,7 @@ from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
 from draftwood_strategies.base import StepFeedback
 from tests.model_runner.families import served
-from tests.service.fakes import started_server, until
+from tests.service.fakes import check_idle, started_server, until
 
 QUESTIONS = read_questions()[0][:6]
 
@@ -52,6 +52,7 @@ async def test_answers_of_a_broken_verification_are_found(broken: bool, monkeypa
             for number, question in enumerate(QUESTIONS):
                 options = {"temperature": 1.0, "seed": number} if number % 2 else {}
                 await client.generate(question, max_tokens=60, **options)  # type: ignore[arg-type]
+                await check_idle(server.bridge, engines[0])  # an audit holds pages
         for _ in range(10):  # a slow machine takes longer than `until` waits
             with suppress(AssertionError):
                 await until(lambda: sum(one.audited for one in server.audits.counts.values()) >= len(QUESTIONS) - 1)
@@ -67,4 +68,4 @@ async def test_answers_of_a_broken_verification_are_found(broken: bool, monkeypa
             assert counts.tokens > 200
     finally:
         await server.stop()
-    engines[0].check()
+    await check_idle(server.bridge, engines[0])

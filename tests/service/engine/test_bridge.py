@@ -27,7 +27,7 @@ from draftwood_service.errors import QueueFullError, ReaderStalledError, Shuttin
 from draftwood_service.settings import Settings
 from draftwood_strategies import Strategy, create
 from tests.service.engine_thread import EngineThread
-from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, loaded_engine, until
+from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, check_idle, loaded_engine, on_engine_thread, until
 
 
 def sample(max_tokens: int = 1000, strategy_name: str = "trie", tenant: str = "") -> Sample:
@@ -141,8 +141,26 @@ async def test_slots_are_bounded_and_released() -> None:
         engine.gate.set()
         assert len((await drained(second)).token_ids) == 4
         second.close()
-        await until(lambda: not engine.has_work)
-        engine.check()
+        await check_idle(bridge, engine)
+
+
+async def test_checks_of_an_engine_run_on_its_thread_and_their_errors_reach_the_test() -> None:
+    def fails() -> None:
+        raise AssertionError("a page is lost")
+
+    engine, threads = FakeEngine(), set[int]()
+    async with running(engine) as bridge:
+        stream = bridge.admit()
+        stream.submit(sample(4))
+        await drained(stream)
+        stream.close()
+        await on_engine_thread(bridge, lambda: threads.add(threading.get_ident()))
+        assert threads == engine.threads
+        with pytest.raises(AssertionError, match="a page is lost"):
+            await on_engine_thread(bridge, fails)
+        assert not bridge.stopped
+    with pytest.raises(AssertionError, match="a page is lost"):  # the thread has ended
+        await on_engine_thread(bridge, fails)
 
 
 async def test_a_tenant_that_holds_all_slots_makes_room_for_another() -> None:
