@@ -16,8 +16,8 @@ from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.cuda.device.launching import machine
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from draftwood_model_runner.runners.cuda.steps.attention import STEP, AttentionStep, paged_attention
-from draftwood_model_runner.runners.cuda.steps.forward import Workspace
-from draftwood_model_runner.runners.cuda.steps.tiling import Division, divide
+from draftwood_model_runner.runners.cuda.steps.forward import Workspace, division
+from draftwood_model_runner.runners.cuda.steps.tiling import divide
 
 _KV_HEADS, _GROUP, _SIZE = 8, 4, 128
 _TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -48,7 +48,7 @@ class AttentionCase:
         )
         rows = 64 if tokens * _GROUP > 16 and dtype != torch.float32 else 16
         of_device = machine(device, _SIZE)
-        tiles = divide(self._batch, Division(rows // _GROUP, -(-of_device.programs // _KV_HEADS)))
+        tiles = divide(self._batch, division(rows, _GROUP, _KV_HEADS, of_device))
         space = Workspace((shape,), tokens, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], rows, pages, device)
         space.arrays.fill(self._batch, tiles, tokens)
         self._step = AttentionStep(self._kv, space.arrays, space.scratch, of_device, rows)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from draftwood_benchmarks.gpu.sections import Plan
 
 Dtype = Literal["bfloat16", "float16", "float32"]
+_DTYPES: tuple[Dtype, ...] = ("float32", "float16", "bfloat16")
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 LONG_SHAPES = {"13b": "5120x40x80x13824", "70b-layer": "8192x6x128x28672"}
 """Beside those of `bench step`: with heads of 64, as the bundled model has. "70b-layer" has six layers of a model of
@@ -70,7 +71,7 @@ def gpu(
         if name not in SECTIONS:
             raise BenchmarkError(f"--section must be one of {', '.join(SECTIONS)}, not {name!r}")
     chosen_dtype = _SHORT.get(dtype, dtype)
-    if chosen_dtype not in _SHORT.values():
+    if chosen_dtype not in _DTYPES:
         raise BenchmarkError(f"--dtype must be one of {', '.join(_SHORT)}, not {dtype!r}")
     report = Report(out, output.json_file, tuple(section or SECTIONS))
     if (log := report.beside(".log")) is not None:
@@ -179,7 +180,7 @@ def _flips(report: Report, device: str, questions: list[str], plan: Plan) -> lis
     from draftwood_benchmarks.gpu.sections import flips
 
     rows = []
-    for dtype in ("float32",) if device == "cpu" else ("float32", "float16", "bfloat16"):
+    for dtype in _DTYPES[:1] if device == "cpu" else _DTYPES:
         options = ModelOptions(device=device, dtype=dtype, runner="cuda")
         with chosen_model(options, report.out) as native:
             rows += flips(native.load(), questions, plan)

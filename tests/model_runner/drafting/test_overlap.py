@@ -43,10 +43,23 @@ def test_two_halves_of_64(overlap: Overlap, rows: int, tokens: int, host_seconds
     assert overlap.microbatch(1) is None
 
 
-def test_the_mean_follows(overlap: Overlap) -> None:
-    overlap.observe(step_of(64, 6), host_seconds=5e-3)
-    for _ in range(100):
+def test_the_latest_steps_count(overlap: Overlap) -> None:
+    for seconds, most in ((5e-3, 32), (0.1e-3, None), (5e-3, 32)):
+        for _ in range(9):
+            overlap.observe(step_of(64, 6), seconds)
+        assert overlap.microbatch(64) == most
+
+
+def test_a_step_that_took_the_host_long_divides_no_others(overlap: Overlap) -> None:
+    for _ in range(2):
         overlap.observe(step_of(64, 6), host_seconds=0.1e-3)
+    overlap.observe(step_of(64, 6), host_seconds=20.0)  # compiled a function
+    assert overlap.microbatch(64) is None
+
+
+def test_a_step_of_one_sequence_says_little_of_many(overlap: Overlap) -> None:
+    """Most of that time the host works on the step itself, not on its sequence."""
+    overlap.observe(step_of(1, 1), host_seconds=0.7e-3)
     assert overlap.microbatch(64) is None
 
 

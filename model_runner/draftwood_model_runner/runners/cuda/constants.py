@@ -4,10 +4,11 @@ from __future__ import annotations
 
 WORD = 64
 """Nodes of an ancestor word, and entries of a KV cache that a program of attention reads at a time."""
-LEAST_RUN = 2 * WORD
-"""Entries that a part of attention reads at least: fewer are not worth a part of their own."""
+LEAST_RUN, LEAST_RUN_OF_MANY = 2 * WORD, 4 * WORD
+"""Entries that a part of attention with few rows reads at least, and one with many, whose sums take as much memory
+traffic as 256 entries: fewer are not worth a part of their own."""
 MERGED_PARTS = 16
-"""Parts that a merge reads at a time. One after the other, each takes 0.7 us on an H200."""
+"""Parts that a merge reads at a time. One after the other, each took 0.7 us on an H200."""
 EXACT_RUN = 8 * WORD
 """Entries that a part of attention reads in exact mode. Fewer would leave more sums to merge."""
 LINEAR_BLOCK = (64, 64, 64)

@@ -218,6 +218,8 @@ def test_log_probabilities() -> None:
     chosen = torch.from_numpy(random.integers(0, VOCAB, 9).astype(np.int32))
     found = log_probabilities(logits.to(DEVICE), chosen.to(DEVICE), arrays, metadata)
     assert found is not None
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
     for row, count in ((0, 2), (1, 2), (2, 2), (5, 0), (6, 0), (7, 0), (8, 0)):
         written = Written(SamplingParams(logprobs=count), 1).chooser([]).logprobs(logits[row], int(chosen[row]))
         ours = Logprobs(*(part.cpu().numpy() for part in found)).at(row, count)

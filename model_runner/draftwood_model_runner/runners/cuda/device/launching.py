@@ -55,19 +55,25 @@ class Machine(NamedTuple):
     """What launches depend on.
 
     Attributes:
-        programs: programs of attention that run side by side.
+        programs: programs of attention with few rows that run side by side.
         capability: compute capability, 90 for 9.0.
+        processors: streaming multiprocessors.
     """
 
     programs: int
     capability: int = 90
+    processors: int = 1
+
+
+PROGRAMS = 2
+"""Programs of attention for each multiprocessor: what shared memory allows for heads of 128 numbers."""
 
 
 def machine(device: torch.device, head_size: int = 128) -> Machine:
-    """Of a GPU: two programs for each multiprocessor, which is what shared memory allows for heads of 128 numbers, and
-    more for smaller ones."""
+    """Of a GPU: `PROGRAMS` for each multiprocessor, and more for smaller heads."""
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
-        each = 2 * max(1, 128 // head_size)
-        return Machine(each * found.multi_processor_count, 10 * found.major + found.minor)
-    return Machine(2)
+        processors = found.multi_processor_count
+        each = PROGRAMS * max(1, 128 // head_size)
+        return Machine(each * processors, 10 * found.major + found.minor, processors)
+    return Machine(PROGRAMS)

@@ -148,6 +148,7 @@ def paged_attention(
         ROWS=step.rows,
         PARTS=MERGED_PARTS,
         WITH_SINKS=s_aux is not None,
+        num_warps=_merging_warps(blocks_of(value_dim)),
     )
     return output[None], None
 
@@ -158,6 +159,11 @@ def _warps(rows: int, head_size: int, dtype: torch.dtype, capability: int) -> in
         return 8 if head_size >= _LARGE_HEAD else 4
     most = _LARGE_HEAD // 2 if capability >= _CONSUMER_BLACKWELL else _LARGE_HEAD
     return 8 if rows > _FEW_ROWS and head_size > most else 4
+
+
+def _merging_warps(value_block: int) -> int:
+    """Of a merge: one holds the parts of a head of 128 numbers in 64 registers a thread, and sums by itself."""
+    return max(1, MERGED_PARTS * value_block // 2048)
 
 
 def _keys(head_size: int, dtype: torch.dtype) -> int:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from draftwood_model_runner.runners.base import KVShape, StepBatch
-from draftwood_model_runner.runners.cuda.constants import TOP_BLOCK
-from draftwood_model_runner.runners.cuda.device.launching import launch, machine
+from draftwood_model_runner.runners.cuda.constants import LEAST_RUN, LEAST_RUN_OF_MANY, TOP_BLOCK
+from draftwood_model_runner.runners.cuda.device.launching import PROGRAMS, Machine, launch, machine
 from draftwood_model_runner.runners.cuda.kernels.top_tokens import top_of_blocks, top_of_rows
 from draftwood_model_runner.runners.cuda.kv_cache import KVPages
 from draftwood_model_runner.runners.cuda.states.arrays import WALK, StateArrays, StateLayout
@@ -246,7 +246,21 @@ class Forward:
         return max(WALK * SIZES[-1], 2 * entries) if self._states else 0
 
     def _division(self, rows: int) -> Division:
-        return Division(rows // self._group, -(-self._machine.programs // self._kv_heads))
+        return division(rows, self._group, self._kv_heads, self._machine)
+
+
+def division(rows: int, group: int, kv_heads: int, machine: Machine) -> Division:
+    """How the attention of a step is divided.
+
+    Parts with many rows leave sums as large as what they read: so there are fewer of them, and they are longer.
+
+    Args:
+        rows: of a part: its tokens, and for each of them the heads of a group.
+    """
+    programs, least_run = machine.programs, LEAST_RUN
+    if rows > _FEW_ROWS:
+        programs, least_run = min(programs, PROGRAMS * machine.processors), LEAST_RUN_OF_MANY
+    return Division(rows // group, -(-programs // kv_heads), least_run)
 
 
 def find_top(logits: torch.Tensor, workspace: Workspace) -> None:

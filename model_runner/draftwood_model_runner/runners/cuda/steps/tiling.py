@@ -24,10 +24,12 @@ class Division(NamedTuple):
     Attributes:
         tile: tokens of a tile, at most.
         programs: parts that run side by side on the device, for each head of keys.
+        least_run: entries that a part reads at least, where there are so many.
     """
 
     tile: int
     programs: int
+    least_run: int = LEAST_RUN
 
     def most_parts(self, tokens: int) -> int:
         """The most parts of a step of so many tokens."""
@@ -122,6 +124,7 @@ def _fill(
     prefixes: Int32Array,
     tile: int,
     programs: int,
+    least_run: int,
     parts: Int32Array,
     token_parts: Int32Array,
 ) -> int:
@@ -139,7 +142,7 @@ def _fill(
             reads = 0
             for token in range(first, last + 1):
                 reads = max(reads, prefixes[token])
-            runs = max(min(programs * reads // work, (reads + LEAST_RUN - 1) // LEAST_RUN), 1)
+            runs = max(min(programs * reads // work, (reads + least_run - 1) // least_run), 1)
             length = ((reads + runs - 1) // runs + WORD - 1) // WORD * WORD
             nodes = last + 1 - begins[row] - chains[row]
             for run in range(runs):
