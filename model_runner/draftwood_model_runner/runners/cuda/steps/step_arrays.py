@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import numba
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -86,7 +85,7 @@ class StepArrays:
             padded: tokens and rows of logits that the kernels will compute.
         """
         self.buffer.turn()
-        host, n, rows, wanted = self.buffer.host, batch.size, batch.rows, batch.logit_rows.size
+        host, n, wanted = self.buffer.host, batch.size, batch.logit_rows.size
         for name, values in (
             ("tokens", batch.tokens),
             ("positions", batch.positions),
@@ -94,7 +93,18 @@ class StepArrays:
         ):
             host[name][:n], host[name][n:padded] = values, 0
         host["logit_rows"][:wanted], host["logit_rows"][wanted:padded] = batch.logit_rows, 0
-        host["slots"][:n], host["slots"][n:padded] = batch.slot_mapping(PAGE_SIZE), -1
+        host["slots"][n:padded] = -1
+        _place(
+            *(
+                batch.cu_seqlens,
+                batch.context_lens,
+                batch.cu_blocks,
+                batch.block_table,
+                batch.parents,
+                batch.logit_rows,
+            ),
+            *(host["slots"], host["parents"], host["logit_begins"]),
+        )
         host["prefixes"][:n] = tiles.prefixes
         host["ancestor_bitmask"][:n, : tiles.ancestor_bitmask.shape[1]] = tiles.ancestor_bitmask
         if tiles.paths is not None:
@@ -102,22 +112,36 @@ class StepArrays:
         host["parts"][: tiles.parts.shape[0]] = tiles.parts
         host["part_count"][0], host["row_count"][0] = tiles.parts.shape[0], wanted
         if sampling is not None:
-            host["kinds"][:rows] = sampling.kinds
-            begins = host["logit_begins"][: rows + 1]
-            begins[:] = np.searchsorted(batch.logit_rows, batch.cu_seqlens)
-            host["parents"][:n] = _node_parents(batch, begins)
+            host["kinds"][: batch.rows] = sampling.kinds
         pages = host["pages"]
         pages[: batch.block_table.size] = batch.block_table
         self.buffer.send(until="pages", size=batch.block_table.size)
 
 
-def _node_parents(batch: StepBatch, logit_begins: npt.NDArray[Any]) -> Int32Array:
-    """int32[T]: for each token behind the first of its batch row that needs logits the token of the step that it
-    follows, else -1."""
-    sizes = np.diff(batch.cu_seqlens)
-    begins = np.repeat(batch.cu_seqlens[:-1], sizes)
-    first = logit_begins[:-1]
-    has_logits = first < logit_begins[1:]
-    roots = np.where(has_logits, batch.logit_rows[np.minimum(first, batch.logit_rows.size - 1)], batch.cu_seqlens[1:])
-    is_node = np.arange(batch.size) > np.repeat(roots, sizes)
-    return np.where(is_node, batch.parents + begins, -1).astype(np.int32)
+@numba.njit(cache=True, nogil=True)
+def _place(
+    begins: Int32Array,
+    context_lens: Int32Array,
+    cu_blocks: Int32Array,
+    block_table: Int32Array,
+    parents: Int32Array,
+    logit_rows: Int32Array,
+    slots: npt.NDArray[np.int64],
+    node_parents: Int32Array,
+    logit_begins: Int32Array,
+) -> None:
+    """Sets the last three, see `StepArrays`, from the arrays of a `StepBatch`. In NumPy it took 50 us."""
+    row_of_logits: int = 0
+    for row in range(context_lens.shape[0]):
+        begin, end = begins[row], begins[row + 1]
+        logit_begins[row] = row_of_logits
+        has_logits = row_of_logits < logit_rows.shape[0] and logit_rows[row_of_logits] < end
+        root = logit_rows[row_of_logits] if has_logits else end
+        for token in range(begin, end):
+            entry = context_lens[row] + token - begin
+            page = np.int64(block_table[cu_blocks[row] + entry // PAGE_SIZE])
+            slots[token] = page * PAGE_SIZE + entry % PAGE_SIZE
+            node_parents[token] = parents[token] + begin if token > root else -1
+        while row_of_logits < logit_rows.shape[0] and logit_rows[row_of_logits] < end:
+            row_of_logits += 1
+    logit_begins[context_lens.shape[0]] = row_of_logits
