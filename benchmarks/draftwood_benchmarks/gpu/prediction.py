@@ -1,7 +1,7 @@
 """How long a step takes on a GPU, from the bytes that it reads, what it multiplies and the kernels that it launches.
 
-A roofline (Williams et al., 2009) with a price for each kernel, which a run on an H200 corrected. Other GPUs, and several,
-were not measured.
+A roofline (Williams et al., 2009) with a price for each kernel, which a run on an H200 corrected. Other GPUs, and
+several, were not measured.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ an H200. A copy reached 0.85."""
 ARITHMETIC_SHARE = 0.6
 """Of its peak that they reach with many rows."""
 KERNEL_SECONDS = 2e-6
-"""Of a small kernel in a CUDA graph, and of what a larger one does not overlap with the next: 1.9 to 2.3 us on an H200."""
+"""Of a small kernel in a CUDA graph, and of what a larger one does not overlap with the next: 1.9 to 2.3 us on an
+H200."""
 LAYER_KERNELS, OTHER_KERNELS = 11, 23
 """Of a Llama layer and of the rest of a step. The recorder of the cuda runner counts 16 of it in float32; bfloat16
 adds 2 casts, accepting a path 2 kernels, and input, logits and output a copy each."""
