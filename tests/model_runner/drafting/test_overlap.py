@@ -63,6 +63,28 @@ def test_a_step_of_one_sequence_says_little_of_many(overlap: Overlap) -> None:
     assert overlap.microbatch(64) is None
 
 
+H200 = {1: 4.42, 8: 4.53, 32: 4.65, 64: 4.95, 128: 5.85, 256: 7.52, 512: 12.0, 1024: 24.0}
+"""Milliseconds of a step by its tokens, measured with a model of 7B; each further sequence took 0.03 longer."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "host_seconds", "most"),
+    [
+        pytest.param(32, 4, 1.0e-3, None, id="32 streams with drafts"),
+        pytest.param(64, 3, 1.4e-3, None, id="64 streams with drafts"),
+        pytest.param(256, 1, 2.6e-3, None, id="256 streams without"),
+        pytest.param(256, 4, 5.8e-3, 128, id="256 streams with drafts"),
+    ],
+)
+def test_on_an_h200(rows: int, tokens: int, host_seconds: float, most: int | None) -> None:
+    curve = StepTimeCurve({size: 1e-3 * ms for size, ms in H200.items()})
+    overlap = Overlap(StepTimes(curve, per_sequence=3e-5))
+    overlap.observe(step_of(rows, tokens), host_seconds)
+    assert overlap.microbatch(rows) == most
+    overlap.observe(step_of(rows // 2, tokens), 0.6 * host_seconds)  # of a half
+    assert overlap.microbatch(rows) == most
+
+
 def test_nothing_is_divided_without_step_times() -> None:
     overlap = Overlap(None)
     overlap.observe(step_of(64, 6), host_seconds=1.0)
