@@ -35,7 +35,7 @@ def record_dtype(**fields: type[np.generic]) -> np.dtype[np.void]:
 
 def address_of(array: npt.NDArray[Any]) -> int:
     """Where the data of a contiguous array lies, which stays there while the array lives."""
-    return int(array.__array_interface__["data"][0])
+    return int(array.ctypes.data)
 
 
 def addresses_of(structs: Sequence[Struct[Any] | None]) -> Int64Array:
@@ -52,19 +52,17 @@ class Struct(Generic[Fields]):
     """
 
     def __init__(self, fields: Fields) -> None:
-        self._leaves = [*_leaves_of(type(fields))]
-        self._layout = np.empty(sum(1 + leaf.ndim for leaf in self._leaves), np.int64)
+        self._declared = _declared(type(fields))
+        self._layout = np.empty(sum(1 + dimensions for _, dimensions in self._declared), np.int64)
         self.address = address_of(self._layout)
         self.set(fields)
 
     def set(self, fields: Fields) -> None:
         """Other arrays, of the same types, are at this address from now on."""
         self.fields = fields
-        arrays = [*_flat(fields)]
         at: list[int] = []
-        for array, leaf in zip(arrays, self._leaves, strict=True):
-            assert array.dtype == _numpy_support.as_dtype(leaf.dtype), (array.dtype, leaf)
-            assert array.ndim == leaf.ndim, (array.shape, leaf)
+        for array, declared in zip(_flat(fields), self._declared, strict=True):
+            assert (array.dtype, array.ndim) == declared
             assert array.flags.c_contiguous
             at += (address_of(array), *array.shape)
         self._layout[:] = at
@@ -102,6 +100,12 @@ def _scalar_of(array: Any) -> Any:
     """The scalar type of an `npt.NDArray`, which is a type before NumPy 2.5, and an alias of one from then on."""
     last = get_args(array)[-1]
     return next(iter(get_args(last)), last)
+
+
+@lru_cache
+def _declared(kind: type) -> list[tuple[np.dtype[Any], int]]:
+    """The dtype and the dimensions of each array of a named tuple, and of those in it."""
+    return [(_numpy_support.as_dtype(leaf.dtype), leaf.ndim) for leaf in _leaves_of(kind)]
 
 
 def _leaves_of(kind: type) -> Iterator[Any]:
