@@ -10,32 +10,13 @@ step of all sequences beforehand and need no microbatches, but cannot draft from
 
 from __future__ import annotations
 
-from collections import deque
-from statistics import median
-from typing import NamedTuple
-
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_strategies.budgeting.step_time import StepTimes
 
-_OBSERVED = 9
-"""Steps, the latest ones, whose median is what the host takes: one that compiled a function, or met a garbage
-collection, says nothing of the next."""
-_FIXED = 32
-"""The host works on a step itself as long as on so many sequences. On the host of an H200 a step without drafts took it
-0.4 ms with one sequence, 0.7 with 32 and 2.6 with 256."""
+_SMOOTHING = 0.1
+"""Weight of the latest step in the mean of the host's time."""
 _LEAST_GAIN = 0.05
 """Share of the time of a step that two microbatches must save."""
-
-
-class _HostWork(NamedTuple):
-    """Seconds that the host worked on a step of so many sequences."""
-
-    sequences: int
-    seconds: float
-
-    def of(self, sequences: int) -> float:
-        """Seconds for another number of sequences."""
-        return self.seconds * (_FIXED + sequences) / (_FIXED + self.sequences)
 
 
 class Overlap:
@@ -47,12 +28,15 @@ class Overlap:
 
     def __init__(self, step_times: StepTimes | None) -> None:
         self._step_times = step_times
-        self._host = deque[_HostWork](maxlen=_OBSERVED)
+        self._host_seconds = 0.0
         self._latest: StepBatch | None = None
 
     def observe(self, batch: StepBatch, host_seconds: float) -> None:
         """A step in which no prompt was read, and the seconds that the host worked before and after it."""
-        self._host.append(_HostWork(batch.rows, host_seconds))
+        if self._step_times is None:
+            return
+        per_row = host_seconds / batch.rows
+        self._host_seconds += (_SMOOTHING if self._latest else 1.0) * (per_row - self._host_seconds)
         self._latest = batch
 
     def microbatch(self, running: int) -> int | None:
@@ -63,7 +47,7 @@ class Overlap:
         if self._step_times is None or self._latest is None:
             return False
         tokens = self._latest.size * running // self._latest.rows
-        host, context = median(step.of(running) for step in self._host), self._latest.mean_context
+        host, context = self._host_seconds * running, self._latest.mean_context
         whole = self._step_times.at(tokens, running, context) + host
         halves = 2 * self._step_times.at(-(-tokens // 2), -(-running // 2), context)
         return max(halves, host) <= (1.0 - _LEAST_GAIN) * whole
