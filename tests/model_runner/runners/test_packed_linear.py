@@ -47,11 +47,11 @@ def test_the_product_is_rounded_once(dtype: torch.dtype, bias: bool) -> None:
 @pytest.mark.parametrize(("ins", "outs"), [(256, 704), (704, 256), (768, 768), (48, 96)])
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_a_rows_bits_do_not_depend_on_the_others(dtype: torch.dtype, ins: int, outs: int, threads: int) -> None:
-    layer = PackedLinear(_linear(dtype, ins=ins, outs=outs))
     rows = torch.randn(300, ins).to(dtype)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
+        layer = PackedLinear(_linear(dtype, ins=ins, outs=outs))
         expected = layer(rows)
         for count in [*range(1, 40), 61, 62, 119, 120, 121, 122, 127, 199, 257]:
             assert torch.equal(layer(rows[:count]), expected[:count]), count
@@ -84,6 +84,23 @@ def test_products_that_sum_in_another_order_are_found(
 
     monkeypatch.setattr(packed_linear, "_product", product)
     assert _tried_bounds(64, 40, torch.float32) == bounds
+
+
+def test_bounds_are_those_of_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        sums = torch.zeros(rows.shape[0], 40)
+        return sums + 1 if rows.shape[0] == 1 and torch.get_num_threads() == 2 else sums
+
+    monkeypatch.setattr(packed_linear, "_product", product)
+    monkeypatch.setattr(packed_linear, "_bounds", {})
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(PackedLinear(_linear(torch.float32, ins=64, outs=40))._rows)
+    finally:
+        torch.set_num_threads(before)
+    assert found == [RowBounds(False, 256), RowBounds(True, 256)]
 
 
 def test_a_model_is_packed_whole() -> None:

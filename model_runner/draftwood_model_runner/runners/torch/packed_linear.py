@@ -35,12 +35,14 @@ class RowBounds(NamedTuple):
     most: int
 
 
-_bounds: dict[tuple[int, int, torch.dtype], RowBounds] = {}
-"""By in_features, out_features and dtype."""
+_bounds: dict[tuple[int, int, torch.dtype, int], RowBounds] = {}
+"""By in_features, out_features, dtype and number of threads: oneDNN divides some products among threads so that a
+single row is summed in another order."""
 
 
 class PackedLinear(nn.Module):
-    """An `nn.Linear` whose weight, [out, in], is kept in oneDNN's own layout only."""
+    """An `nn.Linear` whose weight, [out, in], is kept in oneDNN's own layout only. Made with as many threads as it
+    computes with."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -48,9 +50,10 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _TYPICAL_ROWS)
         kind = self.in_features, self.out_features, linear.weight.dtype
-        if kind not in _bounds:
-            _bounds[kind] = _tried_bounds(*kind)
-        self._rows = _bounds[kind]
+        key = *kind, torch.get_num_threads()
+        if key not in _bounds:
+            _bounds[key] = _tried_bounds(*kind)
+        self._rows = _bounds[key]
 
     @property
     def weight(self) -> torch.Tensor:
@@ -82,7 +85,8 @@ def _product(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None
 
 
 def _tried_bounds(ins: int, outs: int, dtype: torch.dtype) -> RowBounds:
-    """What this machine's kernels keep to for weights [outs, ins], tried with many numbers of rows.
+    """What this machine's kernels keep to for weights [outs, ins] on the present number of threads, tried with many
+    numbers of rows.
 
     In exact arithmetic all results are 0: each term is there with both signs, in random places. What is computed is
     what rounding leaves of them, and another order of summation changes nearly all of it. With ordinary numbers
