@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import SamplingParams, StopParams
@@ -211,6 +212,54 @@ def test_a_model_that_names_no_context_gets_one() -> None:
     model = taken_over(module)
     assert model.max_context == 32_768
     engine_of(model, DRAFT, max_running=2).close()
+
+
+class EarlierCache:
+    """A cache as mixers use it before transformers 5.21: they read their states off `layers`."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Any:
+        return self._layer(layer_idx).conv_states[state_idx] if self._has_state(layer_idx, state_idx) else None
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Any:
+        return self._layer(layer_idx).recurrent_states[state_idx] if self._has_state(layer_idx, state_idx) else None
+
+    def is_recording_past(self, layer_idx: int) -> Any:
+        return self._layer(layer_idx).record_past
+
+    def _has_state(self, layer_idx: int, state_idx: int) -> Any:
+        return self._cache.has_previous_state(layer_idx, state_idx)
+
+    def _layer(self, layer_idx: int) -> Any:
+        return self._cache.layers[layer_idx]
+
+
+def test_mixers_may_read_the_states_of_their_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward: Any = Qwen3NextGatedDeltaNet.forward
+
+    def earlier(self: Any, hidden_states: torch.Tensor, cache_params: Any = None, **kwargs: Any) -> Any:
+        cache = None if cache_params is None else EarlierCache(cache_params)
+        return forward(self, hidden_states, cache, **kwargs)
+
+    prompts = [tuple(range(1, 10 + number)) for number in range(3)]
+    expected = [generated("qwen3_next", prompt, 8).tokens for prompt in prompts]
+    monkeypatch.setattr(Qwen3NextGatedDeltaNet, "forward", earlier)
+    model = taken_over(hybrid("qwen3_next"), max_context=CONTEXT, defaults="greedy")
+    oracle = OracleStrategy(dict(zip(prompts, expected, strict=True)), VOCAB, seed=0)
+    engine = engine_of(model, DRAFT, max_running=3)
+    sequences = [
+        make_sequence(str(prompt), prompt, StopParams(8), strategy=oracle, max_draft_nodes=DRAFT) for prompt in prompts
+    ]
+    for sequence in sequences:
+        engine.add(sequence)
+    run_all(engine)
+    assert [one.output for one in sequences] == expected
+    assert sum(one.stats.accepted_tokens for one in sequences) > 0
 
 
 def test_sequences_beyond_the_memory_for_states_wait(monkeypatch: pytest.MonkeyPatch) -> None:

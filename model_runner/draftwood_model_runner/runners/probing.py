@@ -101,7 +101,8 @@ def shorter_context(tokens: int) -> str:
 
 def other_layers(config: Any, max_context: int) -> str | None:
     """Why draft trees cannot be verified, if a model has layers that do not attend to all or the last few tokens."""
-    kinds = set(getattr(config, "layer_types", None) or ())
+    # RecurrentGemma's name before transformers 5.23 is the second.
+    kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
     chunk: int = getattr(config, "attention_chunk_size", None) or 0
     if chunk >= max_context:
         kinds.discard("chunked_attention")

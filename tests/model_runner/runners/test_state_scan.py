@@ -74,6 +74,7 @@ def test_the_delta_rule_follows_trees(kimi_decay: bool) -> None:
         replayed = [part[:, : REPLAYED[row]] for part in old]
         chosen = [torch.cat([a, b[:, places]], 1) for a, b in zip(replayed, tokens, strict=True)]
         q, k, v, g, b = chosen
+        q, k = (part.repeat_interleave(HEADS // heads, 2) for part in (q, k))
         output, final = function(q, k, v, g=g, beta=b, initial_state=state if row else None, output_final_state=True,
                                  use_qk_l2norm_in_kernel=True)  # fmt: skip
         return output, final

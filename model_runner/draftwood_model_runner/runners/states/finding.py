@@ -83,6 +83,11 @@ class _Noting:
         self.note()
         return super().get_conv_state(*args, **kwargs)  # type: ignore[misc]
 
+    def has_previous_state(self, *args: Any, **kwargs: Any) -> Any:
+        """As mixers ask before transformers 5.21."""
+        self.note()
+        return super().has_previous_state(*args, **kwargs)  # type: ignore[misc]
+
     def update_conv_state(self, *args: Any, **kwargs: Any) -> Any:
         self.note()
         return super().update_conv_state(*args, **kwargs)  # type: ignore[misc]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -19,6 +20,14 @@ from draftwood_model_runner.runners.states.scanning import Scan, scanning
 
 State: TypeAlias = dict[tuple[str, int], torch.Tensor]
 """What one mixer remembers of sequences, by kind and number: each tensor [sequences, ...]; {} at the beginning."""
+
+
+class LayerView(NamedTuple):
+    """Stands in for a layer of transformers' cache; states by number."""
+
+    conv_states: dict[int, torch.Tensor]
+    recurrent_states: dict[int, torch.Tensor]
+    record_past: bool = True
 
 
 class StateView:
@@ -38,7 +47,18 @@ class StateView:
         return self.state.get(("recurrent", state_idx))
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """As mixers ask before transformers 5.21; they then read the states of `layers`."""
         return bool(self.state)
+
+    @property
+    def layers(self) -> Mapping[int, LayerView]:
+        """The same states for every index of a layer."""
+        conv, recurrent = (
+            {number: tensor for (of, number), tensor in self.state.items() if of == kind}
+            for kind in ("conv", "recurrent")
+        )
+        view = LayerView(conv, recurrent)
+        return defaultdict(lambda: view)
 
     def is_recording_past(self, layer_idx: int) -> bool:
         """True: a mixer is to add its inputs to the convolution's by `update_conv_state`, one or several."""

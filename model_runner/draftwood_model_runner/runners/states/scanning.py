@@ -74,6 +74,10 @@ class Scan(ABC):
         """None: the recurrence has it."""
         return None
 
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """False, as `get_conv_state`. Mixers ask before transformers 5.21."""
+        return False
+
     def is_recording_past(self, layer_idx: int) -> bool:
         return True
 
