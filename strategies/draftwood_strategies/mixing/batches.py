@@ -10,19 +10,12 @@ from draftwood_strategies.mixing.learning import learn
 from draftwood_strategies.mixing.sequence import UNKNOWN, SequenceArrays
 from draftwood_strategies.mixing.sources.attribution import attribute
 from draftwood_strategies.mixing.sources.source_trees import add_source
-from draftwood_strategies.mixing.unused_nodes import FillWorkspace, fill
+from draftwood_strategies.mixing.unused_nodes import fill
 from draftwood_strategies.mixing.weights import Weights
 from draftwood_strategies.native import Float32Array, Int32Array, Int64Array, Integer, compiled
 from draftwood_strategies.structs import arrays_at
 from draftwood_strategies.successors import ORDERS, WIDTH, TableArrays, note, wants_growth
 from draftwood_strategies.tree_index import NO_NODE
-
-
-class Workspaces(NamedTuple):
-    """Scratch arrays for a step."""
-
-    draft: Workspace
-    fill: FillWorkspace
 
 
 class SourceDrafts(NamedTuple):
@@ -67,7 +60,7 @@ def draft_all(
     source_begins: Int32Array,
     table: Int32Array,
     of_model: Int32Array,
-    workspaces_address: Integer,
+    workspace_address: Integer,
     tokens: Int32Array,
     parents: Int32Array,
     scores: Float32Array,
@@ -79,16 +72,16 @@ def draft_all(
         sequences: int64[s], the addresses of their `SequenceArrays`, which have space.
         budgets: int32[s], the most nodes of each draft.
         source_tokens to source_begins: as in `SourceDrafts`.
-        workspaces_address: of `Workspaces`.
+        workspace_address: of `Workspace`.
         table, of_model: int32[r, COLUMNS], the tenant's successor table and the model's; without rows, none.
         tokens, parents, scores, begins: as in `DraftTrees`, with space for all budgets.
     """
     sources = SourceDrafts(source_tokens, source_parents, source_scores, source_begins)
-    workspaces = arrays_at(Workspaces, workspaces_address)
+    workspace = arrays_at(Workspace, workspace_address)
     end = 0
     for s in range(sequences.shape[0]):
         one = arrays_at(SequenceArrays, sequences[s])
-        n, draft = _draft(one, s, budgets[s], sources, table, of_model, workspaces), one.draft
+        n, draft = _draft(one, s, budgets[s], sources, table, of_model, workspace), one.draft
         for node in range(n):
             tokens[end + node], parents[end + node] = draft.tokens[node], draft.parents[node]
             scores[end + node] = draft.scores[node]
@@ -104,7 +97,7 @@ def _draft(
     sources: SourceDrafts,
     table: Int32Array,
     of_model: Int32Array,
-    workspaces: Workspaces,
+    workspace: Workspace,
 ) -> int:
     """Merges the sources' trees for sequence s, and drafts; returns how many nodes."""
     trees, size = one.trees, 0
@@ -112,11 +105,11 @@ def _draft(
     for source in range(sources.begins.shape[0]):
         first, last = sources.begins[source, s], sources.begins[source, s + 1]
         tokens, parents, scores = sources.tokens[first:last], sources.parents[first:last], sources.scores[first:last]
-        size = add_source(trees, size, source, tokens, parents, scores, workspaces.draft.located)
+        size = add_source(trees, size, source, tokens, parents, scores, workspace.located)
     weights = arrays_at(Weights, one.state[0].weights)
-    n = expand(trees, weights, workspaces.draft, table, of_model, one.tail, one.draft, budget)
-    if table.shape[0] > 0 and one.state[0].tops >= 0 and n < budget:
-        n = fill(one.top[: one.state[0].tops], one.draft, n, budget, workspaces.fill)
+    n = expand(trees, weights, workspace, table, of_model, one.tail, one.draft, budget)
+    if table.shape[0] > 0 and n < budget:
+        n = fill(one.top[: one.state[0].tops], one.draft, n, budget)
     one.state[0].drafted = n
     return n
 
@@ -136,14 +129,14 @@ def learn_all(
     table_address: Integer,
     of_model: Int32Array,
     notes: bool,
-    workspaces_address: Integer,
+    workspace_address: Integer,
 ) -> int:
     """Learns from the latest drafts, from the sequence `first` on, and moves the sequences on.
 
     Args:
         sequences: as in `draft_all`, with space for `top_tokens`.
         accepted to verified_begins: as in `Verified`.
-        table_address, workspaces_address: of `TableArrays` and `Workspaces`.
+        table_address, workspace_address: of `TableArrays` and `Workspace`.
         of_model: int32[r, COLUMNS], the model's successor table, from which nothing is changed.
         notes: the table is that of the tenant, and learns here, too.
 
@@ -151,7 +144,7 @@ def learn_all(
         The sequence to go on with after the table has grown; s after the last one.
     """
     table = arrays_at(TableArrays, table_address)
-    workspace = arrays_at(Workspaces, workspaces_address).draft
+    workspace = arrays_at(Workspace, workspace_address)
     for s in range(first, sequences.shape[0]):
         one = arrays_at(SequenceArrays, sequences[s])
         written = accepted[accepted_begins[s] : accepted_begins[s + 1]]
@@ -160,7 +153,7 @@ def learn_all(
         if one.state[0].drafted >= 0:
             _learn(one, known, tokens, parents, written, table.rows, of_model, workspace)
         tops = top_tokens[begin:end] if with_top else top_tokens[:0]
-        _keep_top(one, with_top, tops)
+        _keep_top(one, tops)
         if notes and one.state[0].learns:
             note(table, one.tail, tokens[: tops.shape[0]], parents, tops)
         _move_on(one.tail, written)
@@ -190,11 +183,11 @@ def _learn(
 
 
 @compiled
-def _keep_top(one: SequenceArrays, known: bool, top_tokens: Int32Array) -> None:
-    """The latest draft is done with; its `top_tokens`, if they are known, fill unused nodes of the next one."""
+def _keep_top(one: SequenceArrays, top_tokens: Int32Array) -> None:
+    """The latest draft is done with; its `top_tokens`, if there are any, fill unused nodes of the next one."""
     n = top_tokens.shape[0]
     one.state[0].drafted = UNKNOWN
-    one.state[0].tops = n if known else UNKNOWN
+    one.state[0].tops = n
     for node in range(n):
         for rank in range(WIDTH):
             one.top[node, rank] = top_tokens[node, rank]

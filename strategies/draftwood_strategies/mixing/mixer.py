@@ -11,10 +11,9 @@ import numpy as np
 
 from draftwood_strategies.base import Feedback, StepFeedback
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees, tree_arrays
-from draftwood_strategies.mixing.batches import SourceDrafts, Verified, Workspaces, draft_all, learn_all
+from draftwood_strategies.mixing.batches import SourceDrafts, Verified, draft_all, learn_all
 from draftwood_strategies.mixing.candidates import workspace_for
-from draftwood_strategies.mixing.sequence import UNKNOWN, empty_draft, empty_trees, new_sequence
-from draftwood_strategies.mixing.unused_nodes import fill_workspace_for
+from draftwood_strategies.mixing.sequence import empty_draft, empty_trees, new_sequence
 from draftwood_strategies.mixing.weights import Weights, prior_weights
 from draftwood_strategies.native import Int32Array, Int64Array, sizes_between
 from draftwood_strategies.structs import Struct, addresses_of
@@ -24,7 +23,7 @@ NO_ROWS = np.empty((0, COLUMNS), np.int32)
 _NO_NODES = np.empty(0, np.int32)
 _NO_TOP_TOKENS = np.empty((0, WIDTH), np.int32)
 _LEAST = 64
-"""Nodes that workspaces have space for."""
+"""Nodes that a workspace has space for."""
 _LEAST_NODES, _LEAST_TOPS = 16, 17
 """Of a draft, and of a verified tree, that a sequence has space for once it has any."""
 
@@ -45,7 +44,7 @@ class Mixer:
         self._no_table = Struct(table_arrays(NO_ROWS, 0))
         self.learned = Struct(prior_weights())
         self._nodes = self._largest = 0
-        self._workspaces = Struct(_workspaces_for(0, 0))
+        self._workspace = Struct(workspace_for(0, 0))
 
     @property
     def weights(self) -> Weights:
@@ -83,7 +82,7 @@ class Mixer:
             *sources,
             NO_ROWS if self.table is None else self.table.rows,
             self.of_model,
-            self._workspaces.address,
+            self._workspace.address,
             *arrays,
         )
         return DraftTrees.written(*arrays)
@@ -116,16 +115,16 @@ class Mixer:
                 table.address,
                 self.of_model,
                 self.table is not None,
-                self._workspaces.address,
+                self._workspace.address,
             )
             if self.table is not None:
                 self.table.grow()
 
     def _reserve(self, nodes: int, located: int) -> None:
-        """Makes the workspaces large enough for drafts of so many nodes, and trees of so many."""
+        """Makes the workspace large enough for drafts of so many nodes, and trees of so many."""
         if nodes > self._nodes or located > self._largest:
             self._nodes, self._largest = max(nodes, self._nodes, _LEAST), max(located, self._largest, _LEAST)
-            self._workspaces = Struct(_workspaces_for(self._nodes, self._largest))
+            self._workspace = Struct(workspace_for(self._nodes, self._largest))
 
 
 class SequenceMixer:
@@ -186,11 +185,7 @@ class SequenceMixer:
         """Makes space for `top_tokens` of so many nodes; if there was less, the latest ones are lost."""
         if self.struct.fields.top.shape[0] < rows:
             self.struct.set(self.struct.fields._replace(top=np.empty((max(rows, _LEAST_TOPS), WIDTH), np.int32)))
-            self.struct.fields.state["tops"] = UNKNOWN
-
-
-def _workspaces_for(nodes: int, largest: int) -> Workspaces:
-    return Workspaces(workspace_for(nodes, largest), fill_workspace_for(nodes))
+            self.struct.fields.state["tops"] = 0
 
 
 def _source_drafts(trees: SequenceOf[DraftTrees], sequences: int) -> SourceDrafts:

@@ -16,7 +16,7 @@ from draftwood_strategies.tree_index import LINKED_NODE
 
 STATE = record_dtype(weights=np.int64, learns=np.int64, drafted=np.int64, tops=np.int64)
 """The address of the `Weights` that it drafts with and that it teaches, 1 if it teaches the tenant's table as well, how
-many nodes the latest draft has, and how many rows of `top_tokens` came of it; `UNKNOWN` for none of these."""
+many nodes the latest draft has, `UNKNOWN` for none, and how many rows of `top_tokens` came of it."""
 UNKNOWN = -1
 
 
@@ -50,7 +50,7 @@ def new_sequence(prompt: Int32Array, weights_address: int, learns: bool) -> Sequ
         top=np.empty((0, WIDTH), np.int32),
         tail=tail,
         counts=np.zeros((2, SOURCES + 1), np.int64),
-        state=np.array([(weights_address, learns, UNKNOWN, UNKNOWN)], STATE),
+        state=np.array([(weights_address, learns, UNKNOWN, 0)], STATE),
     )
 
 

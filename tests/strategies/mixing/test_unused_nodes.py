@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from draftwood_strategies import DraftTree, Feedback, HybridStrategy, RecyclingStrategy
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.mixing.expansion import MixedDraft
-from draftwood_strategies.mixing.unused_nodes import fill, fill_workspace_for
+from draftwood_strategies.mixing.unused_nodes import fill
 from draftwood_strategies.mixing.weights import TABLE
 from tests.strategies.arrays import ids
 from tests.strategies.toy_model import ToyModel, run
@@ -29,7 +29,7 @@ def filled(regular: DraftTree, top_tokens: list[list[int]], budget: int) -> tupl
     draft.tokens[:n], draft.parents[:n], draft.scores[:n] = regular.tokens, regular.parents, regular.scores
     draft.sources[:n] = 0
     top = np.array(top_tokens, np.int32).reshape(len(top_tokens), len(top_tokens[0]) if top_tokens else 0)
-    size = fill(top, draft, n, budget, fill_workspace_for(budget))
+    size = fill(top, draft, n, budget)
     return tree_of(draft, size), draft.sources[:size]
 
 
@@ -59,31 +59,36 @@ def test_filling_adds_nodes_and_keeps_regular_ones(regular: DraftTree, top_token
     assert (tree.parents[:n] == regular.parents).all()
     assert (tree.scores[:n] == regular.scores).all()
     assert (sources[n:] == TABLE).all()
-    assert set(tree.tokens[n:].tolist()) <= {token for row in top_tokens for token in row}
+    roots, tops = tree.tokens[tree.parents == -1].tolist(), {token for row in top_tokens for token in row}
+    assert (tree.parents[n:] == -1).all()
+    assert set(tree.tokens[n:].tolist()) <= tops
+    assert len(tree) == budget or tops <= set(roots), "a node is left unused although there is a token for it"
+    assert len(set(roots)) == len(roots)
     again, _ = filled(regular, top_tokens, budget)
     assert (tree.tokens == again.tokens).all()
 
 
-def test_children_of_a_node_are_no_more_probable_than_what_its_other_children_leave() -> None:
+def test_filled_nodes_are_no_more_probable_than_what_the_others_leave() -> None:
     tree, _ = filled(DraftTree.of([1, 2], [-1, 0], [0.9, 0.3]), [[5, 6, 7]], 40)
     for node, score in zip(range(-1, len(tree)), [1.0, *tree.scores.tolist()], strict=True):
         assert tree.scores[tree.parents == node].sum() <= score * (1 + 1e-6)
 
 
-def test_tokens_of_more_nodes_and_better_ranks_come_first() -> None:
-    tree, _ = filled(DraftTree.of([]), [[1, 2, 3], [1, 3, 2], [4, 3, 2]], 4)
-    assert tree.tokens[tree.parents == -1].tolist() == [1, 3, 2, 4]
+def test_tokens_of_better_ranks_come_first() -> None:
+    tree, _ = filled(DraftTree.of([]), [[1, 2, 3], [1, 3, 2], [4, 3, 5]], 4)
+    assert tree.tokens.tolist() == [1, 4, 2, 3]
     assert tree.scores == pytest.approx([0.07, 0.035, 0.07 / 3, 0.0175])
+
+
+def test_a_token_at_the_root_is_not_drafted_twice() -> None:
+    tree, _ = filled(DraftTree.of([5, 6], [-1, 0], [0.6, 0.3]), [[5, 6]], 8)
+    assert (tree.tokens.tolist(), tree.parents.tolist()) == ([5, 6, 6], [-1, 0, -1])
+    assert tree.scores[2] == pytest.approx(0.4 * 0.07)
 
 
 def test_a_full_draft_stays_as_it_is() -> None:
     regular = DraftTree.of([1, 2], [-1, 0], [0.9, 0.3])
     assert len(filled(regular, [[5, 6, 7]], 2)[0]) == 2
-
-
-def test_more_different_tokens_than_are_ranked() -> None:
-    tree, _ = filled(DraftTree.of([]), np.arange(1200).reshape(150, 8).tolist(), 200)
-    assert len(tree) == 200
 
 
 def test_an_unknown_context_is_drafted_from_the_latest_step() -> None:
