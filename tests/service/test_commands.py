@@ -258,3 +258,16 @@ def test_a_ready_file_of_an_earlier_start_is_removed(tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match=r"ready_file .*: cannot be written: is a directory"):
         require_writable("ready_file", tmp_path)
     assert not tmp_path.with_name(tmp_path.name + ".part").exists()
+
+
+def test_nobody_sees_a_ready_file_before_the_service_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only whole files are renamed to it."""
+    renamed: list[str] = []
+    monkeypatch.setattr(Path, "replace", lambda part, target: renamed.append(f"{part} {target}"))
+    ready = tmp_path / "address"
+    require_writable("ready_file", ready)
+    assert [*tmp_path.iterdir()] == []
+    ready.write_text("of an earlier service")
+    require_writable("ready_file", ready)
+    assert [*tmp_path.iterdir()] == []
+    assert renamed == []

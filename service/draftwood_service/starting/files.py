@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from draftwood_model_runner.errors import InvalidInputError
@@ -20,18 +21,28 @@ def require_store(settings: StoreSettings) -> None:
 
 
 def require_writable(key: str, path: Path | None) -> None:
-    """Removes a file that is to be written later, if it is there. Raises InvalidInputError if it cannot be written."""
-    if path is not None:
-        write_whole(key, path, "")
-        path.unlink()
+    """Removes a file that is to be written later, if it is there; nobody sees another meanwhile. Raises
+    InvalidInputError if it cannot be written."""
+    if path is None:
+        return
+    with _written_part(key, path) as part:
+        path.unlink(missing_ok=True)
+        part.unlink()
 
 
 def write_whole(key: str, path: Path, text: str) -> None:
     """Writes a file in one step for readers: under another name first, then renamed. Raises InvalidInputError."""
+    with _written_part(key, path, text) as part:
+        part.replace(path)
+
+
+@contextmanager
+def _written_part(key: str, path: Path, text: str = "") -> Iterator[Path]:
+    """A file beside another, with its text; no error leaves it there."""
     part = path.with_name(path.name + ".part")
     try:
         part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        yield part
     except OSError as error:
         with suppress(OSError):
             part.unlink()
