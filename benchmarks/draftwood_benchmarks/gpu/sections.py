@@ -15,7 +15,7 @@ import torch
 from draftwood_benchmarks.gpu.trees import random_tree
 from draftwood_benchmarks.harness.prompts import encode
 from draftwood_benchmarks.harness.report import BenchmarkError
-from draftwood_benchmarks.speed.contenders import finish
+from draftwood_benchmarks.speed.contenders import finish, step
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import Request, StopParams
@@ -200,7 +200,7 @@ def _while_full(engine: Engine, count: int, sequences: list[Sequence]) -> dict[s
         engine.add(sequence)
     before, began = engine.counts, time.perf_counter()
     while engine.waiting or engine.running == count:
-        engine.step()
+        step(engine)
     seconds, after = time.perf_counter() - began, engine.counts
     tokens = sum(len(one.output) for one in sequences)
     decode_steps = sum(one.stats.decode_steps for one in sequences)

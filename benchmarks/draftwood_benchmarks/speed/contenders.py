@@ -194,9 +194,14 @@ def finish(engine: Engine, sequences: Sequence[EngineSequence]) -> None:
     for sequence in sequences:
         engine.add(sequence)
     while engine.has_work:
-        for output in engine.step():
-            if output.finish is not None and output.finish.error is not None:
-                raise BenchmarkError(f"the engine failed: {output.finish.error}") from output.finish.error
+        step(engine)
+
+
+def step(engine: Engine) -> None:
+    """One step. Raises BenchmarkError if a sequence fails."""
+    for output in engine.step():
+        if output.finish is not None and output.finish.error is not None:
+            raise BenchmarkError(f"the engine failed: {output.finish.error}") from output.finish.error
 
 
 class EngineContender:
