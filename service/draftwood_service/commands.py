@@ -37,8 +37,9 @@ _log = structlog.get_logger("draftwood")
 
 _USAGE_ERROR = 2
 _FAILURE = 1
-_LEAVE_SECONDS = 2.0
-"""For an engine that loads to end, before it is killed. Not tuned: mostly under a second."""
+_LEAVE_SECONDS = 15.0
+"""For an engine that loads to end, before it is killed: mostly under a second, with vLLM some five. An embedded store
+outlives an engine that is killed, until the next start on its folder."""
 
 
 def serve(args: list[str]) -> int | None:
