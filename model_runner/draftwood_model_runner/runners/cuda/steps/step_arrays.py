@@ -95,15 +95,15 @@ class StepArrays:
         host["logit_rows"][:wanted], host["logit_rows"][wanted:padded] = batch.logit_rows, 0
         host["slots"][n:padded] = -1
         _place(
-            *(
-                batch.cu_seqlens,
-                batch.context_lens,
-                batch.cu_blocks,
-                batch.block_table,
-                batch.parents,
-                batch.logit_rows,
-            ),
-            *(host["slots"], host["parents"], host["logit_begins"]),
+            batch.cu_seqlens,
+            batch.context_lens,
+            batch.cu_blocks,
+            batch.block_table,
+            batch.parents,
+            batch.logit_rows,
+            host["slots"],
+            host["parents"],
+            host["logit_begins"],
         )
         host["prefixes"][:n] = tiles.prefixes
         host["ancestor_bitmask"][:n, : tiles.ancestor_bitmask.shape[1]] = tiles.ancestor_bitmask
