@@ -62,9 +62,7 @@ def quality(
     columns |= {"nats more": "{nats_more:+.5f} +- {error:.5f}", "same next token": "{agreement:.2%}"}
     caption = "nats more: than as-is, with its standard error; same next token: as as-is would write"
     heading = f"{title}\n{len(exchanges)} answers, {rows[0]['tokens']} tokens"
-    output.report(
-        table(heading, rows, columns, texts=1, caption=caption), rows, model=title, answers=len(exchanges)
-    )
+    output.report(table(heading, rows, columns, texts=1, caption=caption), rows, model=title, answers=len(exchanges))
 
 
 def read_texts(path: Path) -> list[tuple[str, str]]:

@@ -165,7 +165,9 @@ def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> No
             tallies = measurement.tallies(found)
             busy, name = load.share(), describe(chosen, loaded)
     rows = rows_of(tallies, quantized=loaded.weights in ("int8", "int4"))
-    title = f"{name}\n{options.limit} prompts, {options.rounds} rounds; warm: after {options.warm} others{warning(busy)}"
+    title = (
+        f"{name}\n{options.limit} prompts, {options.rounds} rounds; warm: after {options.warm} others{warning(busy)}"
+    )
     title += "" if options.budget is None else f"; always {options.budget} draft nodes"
     output.report(
         table_of(rows, title + told(options.own_text, context)),

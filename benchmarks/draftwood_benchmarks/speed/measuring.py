@@ -104,7 +104,14 @@ class Measurement:
 
 @contextmanager
 def references(
-    chosen: ChosenModel, engine: Engine, threads: int, task: Task, peer: str | None, drafts: Sequence[str], *, warm: bool
+    chosen: ChosenModel,
+    engine: Engine,
+    threads: int,
+    task: Task,
+    peer: str | None,
+    drafts: Sequence[str],
+    *,
+    warm: bool,
 ) -> Iterator[list[Contender]]:
     """The contenders that are not ours; transformers not for sampled text."""
     loaded = engine.model

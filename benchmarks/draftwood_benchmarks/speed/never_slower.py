@@ -95,7 +95,7 @@ def _window(engine: Engine, case: _Case, strategy_name: str, seed: int) -> tuple
 
     random, strategy = np.random.default_rng(seed), create(strategy_name)
     task = Task(case.answer_tokens, RANDOM_TEMPERATURE, ignore_eos=True)
-    named = {"strategy_name": strategy_name, "max_draft_nodes": engine.config.max_draft_nodes}
+    named: dict[str, Any] = {"strategy_name": strategy_name, "max_draft_nodes": engine.config.max_draft_nodes}
     written = drafted = 0
     synchronize(engine.model)
     began = time.perf_counter()
