@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from draftwood_benchmarks.harness.report import OutputOptions, PictureOptions, percentile, table
+from draftwood_benchmarks.harness.report import PictureOptions, percentile, table
 from draftwood_benchmarks.harness.run_facts import command, run_facts
 from draftwood_model_runner.errors import InvalidValueError
 
@@ -43,7 +43,6 @@ def test_a_table_shows_rows_and_what_they_lack() -> None:
 
 def test_rows_and_more_are_written_and_drawn(tmp_path: Path) -> None:
     output = PictureOptions(tmp_path / "figures.json", tmp_path / "figures.png")
-    output.check()
     drawn: list[Any] = []
 
     def draw(axes: Any) -> None:
@@ -51,7 +50,7 @@ def test_rows_and_more_are_written_and_drawn(tmp_path: Path) -> None:
         drawn.append(axes)
 
     output.draw(draw)
-    output.write([{"a": 1}], unit="ms")
+    output.report(table("", [], {}), [{"a": 1}], unit="ms")
     report = json.loads((tmp_path / "figures.json").read_text())
     assert report == {"run": run_facts(), "rows": [{"a": 1}], "unit": "ms"}
     assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
@@ -59,22 +58,21 @@ def test_rows_and_more_are_written_and_drawn(tmp_path: Path) -> None:
 
 
 def test_without_files_nothing_is_written_or_drawn() -> None:
-    PictureOptions().check()
-    PictureOptions().write([{"a": 1}])
+    PictureOptions().report(table("", [], {}), [{"a": 1}])
     PictureOptions().draw(lambda axes: pytest.fail("drawn"))
 
 
 @pytest.mark.parametrize(
-    ("output", "message"),
+    ("files", "message"),
     [
-        (OutputOptions(json_file=Path("/no/such/folder/a.json")), "--json"),
-        (PictureOptions(plot=Path("/no/such/folder/a.png")), "--plot"),
-        (PictureOptions(plot=Path("a.txt")), ".png"),
+        ({"json_file": Path("/no/such/folder/a.json")}, "--json"),
+        ({"plot": Path("/no/such/folder/a.png")}, "--plot"),
+        ({"plot": Path("a.txt")}, ".png"),
     ],
 )
-def test_what_cannot_be_written_is_known_before_anything_is_measured(output: OutputOptions, message: str) -> None:
+def test_what_cannot_be_written_is_known_before_anything_is_measured(files: dict[str, Path], message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
-        output.check()
+        PictureOptions(**files)
 
 
 def test_a_run_is_named_by_its_command_without_its_output_files_and_by_the_commit() -> None:

@@ -40,7 +40,7 @@ def test_a_row_counts_tokens_of_the_window_and_latencies_of_the_requests() -> No
 def test_throughput_is_compared_with_the_peer() -> None:
     window, peer = Window(2.0, 6), Window(1.0, 6)
     assert row_of(2, False, window, peer)["vs_peer"] == 0.5
-    row = peer_row("openvino-genai", 2, peer, peer, PeerState("none", True), 6)
+    row = peer_row("openvino-genai", 2, peer, peer, PeerState("none", True))
     assert set(row) == KEYS
     assert (row["engine"], row["tokens_per_s"], row["vs_peer"], row["ttft_p50"]) == ("openvino-genai", 6.0, 1.0, None)
     assert row["requests"] is None
@@ -50,7 +50,7 @@ def test_a_peer_that_times_its_requests_has_the_latencies_of_ours() -> None:
     slow = RequestResult(sent_at=0.0, first_at=3.0, last_at=7.0, first_tokens=1, tokens=5)
     quick = RequestResult(sent_at=0.0, first_at=1.0, last_at=2.0, first_tokens=1, tokens=5)
     peer = Window(2.0, 10, [slow, quick])
-    row = peer_row("vllm", 2, peer, peer, PeerState("none", True), 10)
+    row = peer_row("vllm", 2, peer, peer, PeerState("none", True))
     assert set(row) == KEYS
     assert (row["ttft_p50"], row["ttft_p99"]) == (2000.0, 2980.0)
     assert (row["tpot_p50"], row["tpot_p99"]) == (625.0, 992.5)
