@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ VIEWS = {"_unsafe_view", "detach", "empty", "empty_like", "expand", "new_empty",
 VIEWS |= {"t", "transpose", "unsqueeze", "view"}
 """Operations that launch nothing."""
 LAYER_KERNELS = 11
-"""Of a Llama layer, as docs/gpu.md says."""
+"""Of a Llama layer."""
 
 
 def fused_parts(module: Any) -> dict[str, int]:
@@ -165,6 +166,7 @@ def test_kernels_of_a_layer(family: str, expected: int) -> None:
     assert len(two) - len(one) == expected, (one, two)
     if family == "llama":
         assert len(one) - expected == 16, one
+        assert f"{expected} kernels a Llama layer" in Path("docs/gpu.md").read_text()
 
 
 @torch.no_grad()  # in inference mode torch hides what operations such as `linear` and `reshape` consist of
