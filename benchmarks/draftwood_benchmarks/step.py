@@ -48,9 +48,7 @@ def step(
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Time to measure the curve; the fastest run of each size counts.")
     ] = 10.0,
-    batch: Annotated[
-        int, typer.Option(min=0, help="Also measure a step of this many sequences with drafting off; 0 leaves it out.")
-    ] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Also measure a step of so many sequences with drafting off.")] = 8,
     sampled: SampledOption = False,
 ) -> None:
     """The step-time curve: one forward pass over n tokens compared with one over a single token, and the critical
@@ -67,7 +65,7 @@ def step(
             full = loaded.max_context + config.max_draft_nodes
             engine = Engine(loaded, replace(config, kv_cache_tokens=full + config.max_running * _BATCH_TOKENS))
         curve = _measure(loaded, context, largest, seconds)
-        together = batch_cost(engine, batch, sampled=sampled) if batch else None
+        together = batch_cost(engine, batch, sampled=sampled)
     rows, critical, busy = rows_of(curve), critical_length(curve), load.share()
     title = describe(chosen, loaded) + warning(busy)
     columns = {"tokens": "{tokens}", "ms": "{ms:.2f}", "x one token": "{ratio:.2f}"}
@@ -87,12 +85,11 @@ def step(
         f"Each time is the fastest of up to {_CURVE_ROUNDS} rounds, then smoothed: no time is below that of fewer"
         " tokens, and no time per token above it. A plateau may come of that."
     )
-    if together is not None:
-        console.print(
-            f"A step of {batch} sequences with drafting off: {together['ms']:.2f} ms,"
-            f" {together['ratio']:.2f} times that of one ({together['ms_of_one']:.2f} ms)."
-        )
-    if together is not None and sampled:
+    console.print(
+        f"A step of {batch} sequences with drafting off: {together['ms']:.2f} ms,"
+        f" {together['ratio']:.2f} times that of one ({together['ms_of_one']:.2f} ms)."
+    )
+    if sampled:
         console.print(
             f"Sampled: {together['sampled_ms']:.2f} ms, and {together['sampled_ms_of_one']:.2f} ms of one. Speed of"
             f" sampled against greedy steps: {together['sampled_vs_greedy']:.3f}, and"

@@ -82,14 +82,6 @@ class LoadOptions:
     context: ContextOption = None
     warm: Annotated[int, typer.Option(min=0, help="Prompts, the last ones, that memories learn from first.")] = 60
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, at most.")] = 200
-    max_running: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Requests that decode in one batch, at most; by default the number of clients.",
-            show_default=False,
-        ),
-    ] = None
     own_text: OwnTextOption = 0
 
     @property
@@ -97,15 +89,10 @@ class LoadOptions:
         """The concurrencies. Raises InvalidValueError."""
         return read_levels(self.concurrency)
 
-    @property
-    def running(self) -> int:
-        """Requests that decode in one batch, at most."""
-        return self.max_running or max(self.levels)
-
     def flags(self) -> list[str]:
         """Of the service. One whose engine rests would decode answers again, beside the peer that is measured."""
-        waiting = max(self.levels) + _SPARE_SLOTS
-        flags = ["--max-running", str(self.running), "--max-waiting", str(waiting), "--audit-share", "0"]
+        most = max(self.levels)
+        flags = ["--max-running", str(most), "--max-waiting", str(most + _SPARE_SLOTS), "--audit-share", "0"]
         return flags if self.strategy is None else [*flags, "--strategy", self.strategy]
 
 
@@ -136,8 +123,10 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
         info, measured, peers = uvloop.run(measuring)
         busy = other_load.share()
     rows, name = _rows(options.peer, measured, peers), describe_served(chosen, info)
-    title = f"{name}\n{info.default_strategy} after {options.warm} other prompts; at most {options.running} requests"
-    title += f" decode together{told(options.own_text, options.context)}{'; sampled' * options.sampled}{warning(busy)}"
+    title = (
+        f"{name}\n{info.default_strategy} after {options.warm} other prompts{told(options.own_text, options.context)}"
+    )
+    title += f"{'; sampled' * options.sampled}{warning(busy)}"
     output.draw(lambda axes: draw(rows, title, axes))
     output.report(
         table_of(rows, title),
@@ -194,7 +183,7 @@ def _peers(stack: ExitStack, chosen: ChosenModel, options: LoadOptions, info: Mo
 
     threads, weights = chosen.options.threads or torch.get_num_threads(), chosen.options.weights
     models = [
-        PeerModel(chosen.path, info.dtype, threads, options.running, prefix_cache=True, weights=weights, drafts=one)
+        PeerModel(chosen.path, info.dtype, threads, max(options.levels), prefix_cache=True, weights=weights, drafts=one)
         for one in dict.fromkeys(options.peer_drafts or ["none"])
     ]
     return [stack.enter_context(running_peer(options.peer, one, info.device)) for one in models]
