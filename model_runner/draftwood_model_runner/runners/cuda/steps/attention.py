@@ -154,8 +154,8 @@ def paged_attention(
 
 
 def _warps(rows: int, head_size: int, dtype: torch.dtype, capability: int) -> int:
-    """Of a part of attention: so many that its sums fit their registers, see `test_compiled.py`. With few rows and heads
-    of 64 numbers two took 17.5 us on an H200 where four took 19.5."""
+    """Of a part of attention: so many that its sums fit their registers, see `test_compiled.py`. With few rows and
+    heads of 64 numbers two took 17.5 us on an H200 where four took 19.5."""
     if dtype == torch.float32:
         return 8 if head_size >= _LARGE_HEAD else 4
     if rows <= _FEW_ROWS and head_size <= _LARGE_HEAD // 2:
