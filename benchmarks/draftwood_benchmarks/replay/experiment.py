@@ -79,8 +79,10 @@ def _replay(
         return
     title = f"{rows[0]['answers']:,} recorded answers, {rows[0]['tokens']:,} tokens, {budget} draft nodes a step"
     columns = {"arm": "{arm}", "strategy": "{strategy}", "steps": "{steps:,}", "tokens/step": "{acceptance_length:.3f}"}
-    columns |= {"change": "{change:+.1%}", "95% interval": "{low:+.1%} to {high:+.1%}"}
-    console.print(table(title, rows, columns, texts=2))
+    columns |= {"change": "{change:+.1%}", "95% interval": "{span}"}
+    spans = [None if row["low"] is None else f"{row['low']:+.1%} to {row['high']:+.1%}" for row in rows]
+    shown_rows = [row | {"span": span} for row, span in zip(rows, spans, strict=True)]
+    console.print(table(title, shown_rows, columns, texts=2))
     for name in needs_model:
         console.print(f"{name} {NEEDS_MODEL}.")
 
