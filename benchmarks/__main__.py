@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
-_FOLDERS = ("strategies", "memory", "model_runner", "service", "benchmarks", "clients/python", "protos")
+_FOLDERS = ("strategies", "memory", "tenants", "model_runner", "service", "benchmarks", "clients/python", "protos")
 
 if __name__ == "__main__":
     paths = [str(_ROOT / folder) for folder in _FOLDERS]

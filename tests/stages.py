@@ -18,7 +18,7 @@ TARGETS = {
 }
 """The target that runs a stage, by the stage's mark."""
 
-GPU_SIM = ("tests/model_runner/runners/cuda/", "tests/benchmarks/test_kernels.py")
+GPU_SIM = ("tests/model_runner/runners/cuda/", "tests/benchmarks/test_gpu.py")
 SYSTEM = (
     "tests/benchmarks/harness/test_models.py",
     "tests/benchmarks/harness/test_widen.py",

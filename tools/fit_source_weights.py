@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
+from draftwood_benchmarks.harness.answers import Task, finish, sequences
 from draftwood_benchmarks.harness.prompts import encode, read_prompts, read_questions
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
-from draftwood_model_runner.request import Request, StopParams
-from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import HybridStrategy
 from draftwood_strategies.mixing.weights import CHANCE_BINS, LEVELS, SOURCES, Weights
 from draftwood_strategies.native import Int32Array
@@ -54,15 +53,10 @@ def learn(engine: Engine, sessions: list[list[Int32Array]], max_tokens: int) -> 
         before = [table.copy() for table in weights]
         strategy = HybridStrategy()
         strategy.mixer.learned.set(weights)
+        budget = BUDGETS[number % len(BUDGETS)]
         for prompt in prompts:
-            stop = StopParams(max_tokens)
-            budget = BUDGETS[number % len(BUDGETS)]
-            request = Request(
-                request_id="fit", prompt=prompt, stop=stop, strategy_name="hybrid", max_draft_nodes=budget
-            )
-            engine.add(Sequence(request, strategy))
-            while engine.has_work:
-                engine.step()
+            asked = sequences([prompt], Task(max_tokens), strategy, strategy_name="hybrid", max_draft_nodes=budget)
+            finish(engine, asked)
         for table, old, way, sum_ in zip(weights, before, moved, total, strict=True):
             way += np.abs(table - old)
             if number in later:

@@ -3,42 +3,35 @@
     python tools/train_demo_model.py train support.jsonl --heldout heldout.jsonl --out model
     python tools/train_demo_model.py evaluate model heldout.jsonl
 
-The command line only: `tools.demo_model.corpus` prepares the data, `tools.demo_model.training` trains the model.
+Each line of the files has an `instruction` and a `response`; `tools.demo_model.corpus` prepares them.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
-from tools.demo_model.corpus import Exchange, encoded, read_exchanges, split, trained_tokenizer
-from tools.demo_model.training import (
-    CHECKPOINT,
-    Evaluation,
-    Recipe,
-    Run,
-    evaluate_on,
-    new_run,
-    restore,
-    save_checkpoint,
-    save_model,
-    train_until,
+from draftwood_benchmarks.harness.report import console, progress
+from draftwood_benchmarks.quality import read_texts
+from tools.demo_model.corpus import (
+    END,
+    MAX_POSITIONS,
+    PAD,
+    USER,
+    Exchange,
+    encoded,
+    packed_rows,
+    trained_tokenizer,
+    without,
 )
-
-CHECKPOINT_EVERY = 200
-"""Steps between checkpoints, about five minutes of training on one core; not tuned."""
 
 app = typer.Typer(
     help="Train and evaluate models like the one in model_runner/draftwood_model_runner/loading/demo.",
@@ -46,65 +39,51 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-console = Console(soft_wrap=True)
+
+
+class Recipe(NamedTuple):
+    """Everything that determines the result of a training run besides its data. Defaults: the bundled model.
+
+    Attributes:
+        mlp: width of the feed-forward layers.
+        context: tokens in a training row; a longer document is cut there.
+        batch: rows per step.
+        peak_rate: learning rate at the end of the warm-up; it then decays along a cosine to a tenth.
+        warmup: steps of the warm-up.
+    """
+
+    vocab_size: int = 4096
+    layers: int = 6
+    hidden: int = 256
+    head_dim: int = 64
+    mlp: int = 704
+    context: int = 256
+    batch: int = 16
+    steps: int = 6000
+    warmup: int = 100
+    peak_rate: float = 2e-3
+    seed: int = 0
+
+    def learning_rate(self, step: int) -> float:
+        """The rate of step 0, 1, ... `steps` - 1."""
+        if step < self.warmup:
+            return self.peak_rate * (step + 1) / self.warmup
+        progress = (step - self.warmup) / max(self.steps - self.warmup, 1)
+        return self.peak_rate * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
 
 
 @app.command()
 def train(
     data: Annotated[Path, typer.Argument(help="JSONL with 'instruction' and 'response' in each line.")],
-    out: Annotated[Path, typer.Option(help="Folder for the model, and for the checkpoint of an unfinished run.")],
-    heldout: Annotated[
-        Path | None, typer.Option(help="JSONL of exchanges to evaluate on; they are left out of the training data.")
-    ] = None,
-    heldout_fraction: Annotated[float, typer.Option(help="Share of the data to hold out without --heldout.")] = 0.02,
-    minutes: Annotated[
-        float | None, typer.Option(help="Stop after this many minutes, with a checkpoint for --resume.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")] = False,
-    steps: Annotated[
-        int, typer.Option(help="Steps of the whole run; the learning rate decays over them.")
-    ] = Recipe.steps,
-    batch: Annotated[int, typer.Option(help="Rows per step.")] = Recipe.batch,
-    context: Annotated[int, typer.Option(help="Tokens per row; documents are packed into rows.")] = Recipe.context,
-    peak_rate: Annotated[float, typer.Option(help="Learning rate after the warm-up.")] = Recipe.peak_rate,
-    warmup: Annotated[int, typer.Option(help="Steps of the warm-up.")] = Recipe.warmup,
-    vocab_size: Annotated[int, typer.Option(help="Tokens of the vocabulary.")] = Recipe.vocab_size,
-    layers: Annotated[int, typer.Option(help="Decoder layers.")] = Recipe.layers,
-    hidden: Annotated[int, typer.Option(help="Hidden width.")] = Recipe.hidden,
-    head_dim: Annotated[int, typer.Option(help="Width of an attention head.")] = Recipe.head_dim,
-    mlp: Annotated[int, typer.Option(help="Width of the feed-forward layers.")] = Recipe.mlp,
-    seed: Annotated[int, typer.Option(help="Seed of weights, order and split.")] = Recipe.seed,
+    out: Annotated[Path, typer.Option(help="New folder for the model.")],
+    heldout: Annotated[Path, typer.Option(help="JSONL of exchanges to evaluate on; they are left out of training.")],
+    steps: Annotated[int, typer.Option(min=1, help="The learning rate decays over them.")] = Recipe().steps,
 ) -> None:
-    """Train a model from scratch, or continue an unfinished run.
-
-    Interruptions do not change the model that a run computes.
-    """
-    with _errors_on_one_line():
-        if minutes is not None and not minutes > 0:
-            raise InvalidValueError("minutes", minutes, "it must be above 0")
-        recipe = Recipe(vocab_size, layers, hidden, head_dim, mlp, context, batch, steps, warmup, peak_rate, seed)
-        measured = None if heldout is None else read_exchanges(heldout, "heldout")
-        training, measured = split(read_exchanges(data, "data"), measured, heldout_fraction, seed)
-        _claim(out, resume)
-        if not resume:
-            trained_tokenizer(training, vocab_size).save_pretrained(out)
-        tokenizer = AutoTokenizer.from_pretrained(out)
-        run = new_run(recipe, [prompt + answer for prompt, answer in encoded(tokenizer, training)])
-        if resume:
-            restore(run, out)
-        console.print(
-            f"{len(training)} documents of {sum(map(len, run.documents))} tokens; {len(measured)} exchanges held out;"
-            f" {sum(p.numel() for p in run.model.parameters())} parameters; from step {run.step} of {steps}"
-        )
-        _train_with_progress(run, out, None if minutes is None else time.monotonic() + 60 * minutes)
-        save_model(run, out)
-        if run.step < steps:
-            console.print(
-                f"stopped at step {run.step} of {steps}; continue with --resume and otherwise the same options"
-            )
-        else:
-            (out / CHECKPOINT).unlink(missing_ok=True)
-        console.print(f"{out}: {evaluate_folder(out, measured)}")
+    """Train a model from scratch."""
+    exchanges, measured = read_texts(data), read_texts(heldout)
+    out.mkdir(parents=True)
+    trained(without(exchanges, measured), out, Recipe(steps=steps))
+    evaluate(out, heldout)
 
 
 @app.command()
@@ -113,61 +92,98 @@ def evaluate(
     data: Annotated[Path, typer.Argument(help="JSONL of exchanges that the model was not trained on.")],
 ) -> None:
     """Evaluate how well a model predicts the answers, given the questions, in fp32."""
-    with _errors_on_one_line():
-        if not (model / "config.json").is_file():
-            raise InvalidInputError("model", model, "no config.json in this folder; `train` writes one")
-        console.print(str(evaluate_folder(model, read_exchanges(data, "data"))))
-
-
-def evaluate_folder(model: Path, heldout: list[Exchange]) -> Evaluation:
-    """Evaluates the model in the folder, loaded by transformers in fp32."""
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    return evaluate_on(loaded, AutoTokenizer.from_pretrained(model), heldout)
+    console.print(f"{model}: {evaluation(loaded, AutoTokenizer.from_pretrained(model), read_texts(data))}")
 
 
-def _claim(out: Path, resume: bool) -> None:
-    """Creates the folder of a new run, or checks that there is a run to resume."""
-    if resume and not (out / CHECKPOINT).is_file():
-        raise InvalidInputError("out", out, f"no unfinished run to resume ({CHECKPOINT} is missing)")
-    if not resume:
-        if out.is_file() or (out.is_dir() and any(out.iterdir())):
-            raise InvalidInputError("out", out, "not a new or empty folder; --resume continues an unfinished run")
-        out.mkdir(parents=True, exist_ok=True)
-
-
-def _train_with_progress(run: Run, out: Path, deadline: float | None) -> None:
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+def new_model(recipe: Recipe) -> LlamaForCausalLM:
+    """With weights that depend on the recipe's seed only."""
+    torch.manual_seed(recipe.seed)
+    heads = recipe.hidden // recipe.head_dim
+    config = LlamaConfig(
+        vocab_size=recipe.vocab_size,
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.mlp,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=recipe.head_dim,
+        max_position_embeddings=MAX_POSITIONS,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        pad_token_id=PAD,
+        bos_token_id=USER,
+        eos_token_id=END,
     )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("steps", total=run.recipe.steps, completed=run.step, loss=math.nan)
-        smoothed = math.nan
-
-        def after_step(loss: float) -> None:
-            nonlocal smoothed
-            smoothed = loss if math.isnan(smoothed) else 0.95 * smoothed + 0.05 * loss
-            progress.update(task, completed=run.step, loss=smoothed)
-            if run.step % CHECKPOINT_EVERY == 0:
-                save_checkpoint(run, out)
-                progress.console.print(f"step {run.step}: loss {smoothed:.3f}")
-
-        train_until(run, math.inf if deadline is None else deadline, after_step)
-    save_checkpoint(run, out)
+    return LlamaForCausalLM(config)
 
 
-@contextmanager
-def _errors_on_one_line() -> Iterator[None]:
-    """An invalid value ends the command with its message and status 2, without a traceback."""
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    except InvalidValueError as error:
-        console.print(f"Error: {error}", style="red", markup=False)
-        raise typer.Exit(2) from error
+def trained(exchanges: Sequence[Exchange], folder: Path, recipe: Recipe) -> None:
+    """Trains a model, and writes it with its tokenizer, rounded to bf16, for `AutoModelForCausalLM`."""
+    trained_tokenizer(exchanges, recipe.vocab_size).save_pretrained(folder)
+    documents = [prompt + answer for prompt, answer in encoded(AutoTokenizer.from_pretrained(folder), exchanges)]
+    model = new_model(recipe)
+    groups = [  # AdamW decays matrices, not norms
+        {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=recipe.peak_rate, betas=(0.9, 0.95))
+    rows = packed_rows(documents, recipe.context, recipe.seed)
+    model.train()
+    for step in progress(range(recipe.steps), f"{len(documents)} documents, {sum(map(len, documents))} tokens"):
+        tokens, positions = (torch.tensor(part) for part in zip(*islice(rows, recipe.batch), strict=True))
+        with torch.autocast("cpu", torch.bfloat16):
+            # Where positions do not increase by one, transformers masks attention between documents.
+            logits = model(tokens, position_ids=positions, use_cache=False).logits
+        targets = tokens.masked_fill(positions == 0, -100)[:, 1:]
+        loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), targets.flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.learning_rate(step)
+        optimizer.step()
+        if step % 100 == 0:
+            console.print(f"step {step}: loss {loss.item():.3f}")
+    model.bfloat16().save_pretrained(folder)
+
+
+class Evaluation(NamedTuple):
+    """How well a model predicts answers, given their questions: sums over all answer tokens, `<|end|>` included.
+
+    Attributes:
+        nats: negative log-likelihood.
+        predicted: tokens that are the argmax of the model's logits.
+    """
+
+    answers: int
+    tokens: int
+    utf8_bytes: int
+    nats: float
+    predicted: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.answers} held-out answers: perplexity {math.exp(self.nats / self.tokens):.3f},"
+            f" {self.nats / self.tokens:.4f} nats per token,"
+            f" {self.nats / math.log(2) / self.utf8_bytes:.4f} bits per byte,"
+            f" next token predicted {self.predicted / self.tokens:.1%}"
+        )
+
+
+@torch.inference_mode()
+def evaluation(model: Any, tokenizer: Any, exchanges: Sequence[Exchange]) -> Evaluation:
+    """Teacher-forced evaluation of every answer after its question, one at a time, without truncation."""
+    model.eval()
+    tokens, nats, predicted = 0, 0.0, 0
+    for prompt, answer in encoded(tokenizer, exchanges):
+        ids = torch.tensor([prompt + answer])
+        logits = model(ids, use_cache=False, logits_to_keep=len(answer) + 1).logits[0, :-1].float()
+        targets = ids[0, len(prompt) :]
+        nats += F.cross_entropy(logits, targets, reduction="sum").item()
+        predicted += int((logits.argmax(-1) == targets).sum())
+        tokens += len(answer)
+    return Evaluation(len(exchanges), tokens, sum(len(answer.encode()) for _, answer in exchanges), nats, predicted)
 
 
 if __name__ == "__main__":

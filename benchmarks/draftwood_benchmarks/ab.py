@@ -9,9 +9,8 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from itertools import cycle, islice
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -19,11 +18,11 @@ import uvloop
 
 from draftwood_benchmarks.harness.gateway_process import running_gateway
 from draftwood_benchmarks.harness.machine import OtherLoad, warning
-from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, chosen_model
+from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
 from draftwood_benchmarks.harness.observers import observed
 from draftwood_benchmarks.harness.prompts import read_prompts
-from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress, table
-from draftwood_benchmarks.harness.server_process import server_process
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, progress, table
+from draftwood_benchmarks.harness.server_process import running_server
 from draftwood_benchmarks.load.command import read_levels
 from draftwood_client import AsyncClient, ChatMessage
 from draftwood_client.cli.options import command
@@ -32,8 +31,7 @@ from draftwood_model_runner.errors import InvalidInputError
 _RESAMPLES = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class _Side(NamedTuple):
     """One of the two services.
 
     Attributes:
@@ -43,19 +41,8 @@ class Side:
     """
 
     target: str
-    gateway: int | None
-    api_key: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Tokens per second of B relative to A: the median of the pairs, and its 95% interval."""
-
-    streams: int
-    pairs: int
-    ratio: float
-    low: float
-    high: float
+    gateway: int | None = None
+    api_key: str | None = None
 
 
 @command
@@ -84,19 +71,19 @@ def ab(
     Services and clients share the machine. Each round has a new tenant, so that both draft from nothing learned before;
     with --b-key all rounds have one, since the key decides the tenant.
     """
-    out = console()
-    output.check()
     levels, texts = read_levels(streams), read_prompts(None)
     if a == b and not (b_gateway or b_observed or b_key):
         raise InvalidInputError("b", b, "must differ from A: give --b, --b-gateway, --b-observed or --b-key")
     ratios: dict[int, list[float]] = {level: [] for level in levels}
     with ExitStack() as stack:
-        chosen = stack.enter_context(chosen_model(model, out))
+        chosen = stack.enter_context(chosen_model(model))
+        flags = [*chosen.server_flags, "--max-running", str(max(levels)), "--audit-share", "0"]
         extra = stack.enter_context(observed()) if b_observed else ()
-        first = _side(stack, chosen, shlex.split(a), max(levels), gateway=False, api_key=None)
-        second = _side(stack, chosen, [*shlex.split(b), *extra], max(levels), gateway=b_gateway, api_key=b_key)
+        first = _Side(stack.enter_context(running_server(*flags, *shlex.split(a))))
+        target = stack.enter_context(running_server(*flags, *shlex.split(b), *extra))
+        second = _Side(target, stack.enter_context(running_gateway(target)).port if b_gateway else None, b_key)
         load = OtherLoad()
-        for number, level in progress([(n, level) for n in range(pairs) for level in levels], "pairs", out):
+        for number, level in progress([(n, level) for n in range(pairs) for level in levels], "pairs"):
             chunk = [*islice(cycle(texts), number * level, (number + 1) * level)]
             rates = {}
             for side in (second, first) if number % 2 else (first, second):
@@ -104,26 +91,14 @@ def ab(
                 rates[side] = uvloop.run(_rate(side, chunk, max_tokens, tenant))
             ratios[level].append(rates[second] / rates[first])
         busy = load.share()
-    rows = [asdict(_row(level, ratios[level])) for level in levels]
+    rows = [_row(level, ratios[level]) for level in levels]
     columns = {"streams": "{streams}", "pairs": "{pairs}", "tokens/s, B / A": "{ratio:.3f}"}
-    columns["95% interval"] = "{low:.3f} to {high:.3f}"
-    out.print(table(f"{chosen.name}: A and B{warning(busy)}", rows, columns))
+    shown = table(f"{chosen.name}: A and B{warning(busy)}", rows, columns | {"95% interval": "{low:.3f} to {high:.3f}"})
     sides = {"a": a, "b": b, "b_gateway": b_gateway, "b_observed": b_observed, "b_key": b_key is not None}
-    output.write(rows, model=chosen.name, busy=busy, **sides)
+    output.report(shown, rows, model=chosen.name, busy=busy, **sides)
 
 
-def _side(
-    stack: ExitStack, chosen: ChosenModel, flags: Sequence[str], streams: int, *, gateway: bool, api_key: str | None
-) -> Side:
-    """Starts a service and, if asked for, a gateway; both end with the stack."""
-    server = stack.enter_context(
-        server_process(*chosen.server_flags, "--max-running", str(streams), "--audit-share", "0", *flags)
-    )
-    port = stack.enter_context(running_gateway(server.target)).port if gateway else None
-    return Side(server.target, port, api_key)
-
-
-async def _rate(side: Side, texts: Sequence[str], max_tokens: int, tenant: str) -> float:
+async def _rate(side: _Side, texts: Sequence[str], max_tokens: int, tenant: str) -> float:
     """Tokens per second of these requests at once."""
     async with AsyncClient(side.target, tenant=None if side.api_key else tenant, api_key=side.api_key) as client:
         name = (await client.model_info()).model  # also connects before the clock starts
@@ -168,7 +143,9 @@ async def _through(port: int, api_key: str | None, model: str, text: str, max_to
     return int(answer[at + 20 :].split(b",", 1)[0])
 
 
-def _row(streams: int, ratios: Sequence[float]) -> Row:
+def _row(streams: int, ratios: Sequence[float]) -> dict[str, Any]:
+    """Tokens per second of B relative to A: the median of the pairs, and its 95% interval."""
     drawn = np.random.default_rng(0).choice(np.array(ratios), (_RESAMPLES, len(ratios)))
-    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975]).tolist()
-    return Row(streams, len(ratios), round(statistics.median(ratios), 4), round(low, 4), round(high, 4))
+    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975]).round(4).tolist()
+    ratio = round(statistics.median(ratios), 4)
+    return {"streams": streams, "pairs": len(ratios), "ratio": ratio, "low": low, "high": high}

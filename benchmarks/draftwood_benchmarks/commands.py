@@ -17,10 +17,6 @@ from draftwood_model_runner.errors import DraftwoodError, InvalidValueError
 COMMANDS = {
     "step": ("draftwood_benchmarks.step:step", "Time of one forward pass by its number of tokens."),
     "gpu": ("draftwood_benchmarks.gpu.command:gpu", "All that one run on a GPU tells of the cuda runner."),
-    "kernels": (
-        "draftwood_benchmarks.kernels.command:kernels",
-        "The kernels for GPUs, compiled without one.",
-    ),
     "speed": ("draftwood_benchmarks.speed.command:speed", "Tokens per second of one stream, against transformers."),
     "lossless": (
         "draftwood_benchmarks.lossless:lossless",

@@ -1,33 +1,51 @@
 """`draftwood demo`: customer-support questions through a real service, with drafting off, cold and warm.
 
 Right before each answer with drafts, the same question is answered by transformers' own `generate` and with drafting
-off, so that other load on the machine slows all three alike.
+off, so that other load on the machine slows all three alike. Last comes an experiment on live requests of two tenants.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from draftwood_benchmarks.demo_experiment import SERVER_FLAGS, Result, run_experiment
 from draftwood_benchmarks.harness.prompts import read_questions
-from draftwood_benchmarks.harness.report import console as new_console
-from draftwood_benchmarks.harness.report import progress, table
+from draftwood_benchmarks.harness.report import console, progress, table
 from draftwood_benchmarks.harness.server_process import ServerError, running_server
-from draftwood_client import ChatMessage, Client, Completion
+from draftwood_client import (
+    AdminClient,
+    ChatMessage,
+    Client,
+    Completion,
+    DraftConfig,
+    Experiment,
+    ExperimentArm,
+    ExperimentReport,
+)
+from draftwood_client.cli.admin.report_command import rendered
 from draftwood_client.cli.apps import new_app, run
 
 _MAX_TOKENS = 200
+_EXPERIMENT_FLAGS = ("--dtype", "float32", "--audit-share", "0.1", "--max-running", "4")
+_BURN_IN = 1 / 8
+"""Part of the time of the experiment that is not counted."""
+_AT_ONCE, _EXPERIMENT_TOKENS, _AUDIT_SECONDS = 4, 60, 5.0
+_PHRASINGS = {
+    "acme": "{}",
+    "umbrella": "Good afternoon. {} I look forward to your reply. Kind regards, a customer",
+}
 
 app = new_app()
 
@@ -57,29 +75,40 @@ class Pass:
     def tokens_per_s(self) -> float:
         return sum(map(len, self.outputs)) / self.seconds
 
-    @property
-    def steps(self) -> int:
-        return sum(c.drafting.steps for c in self.completions)
-
     def __add__(self, other: Pass) -> Pass:
         """Two passes of the same mode, joined."""
         seconds, completions = self.seconds + other.seconds, self.completions + other.completions
         return Pass(self.mode, self.outputs + other.outputs, seconds, completions)
 
+    def add(self, completion: Completion, seconds: float) -> None:
+        self.outputs.append(completion.token_ids)
+        self.completions.append(completion)
+        self.seconds += seconds
+
     def row(self, plain: Pass, reference: Pass) -> dict[str, Any]:
         """The figures for `--json`; `plain` and `reference` are the passes measured beside this one."""
         drafting = [completion.drafting for completion in self.completions]
+        steps = sum(one.steps for one in drafting)
         return {
             "mode": self.mode,
             "tokens_per_s": round(self.tokens_per_s, 1),
-            "acceptance_length": round(sum(map(len, self.outputs)) / self.steps, 3),
-            "nodes_per_step": round(sum(d.draft_tokens for d in drafting) / self.steps, 1),
+            "acceptance_length": round(sum(map(len, self.outputs)) / steps, 3),
+            "nodes_per_step": round(sum(d.draft_tokens for d in drafting) / steps, 1),
             "draft_time_share": round(sum(d.draft_time for d in drafting) / self.seconds, 4),
             "outside_model_share": round(1 - sum(d.model_time for d in drafting) / self.seconds, 4),
             "vs_plain": round(self.tokens_per_s / plain.tokens_per_s, 2),
             "vs_transformers": round(self.tokens_per_s / reference.tokens_per_s, 2),
             "identical": self.outputs == plain.outputs == reference.outputs,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A pass with drafts, and the passes with drafting off and by transformers that were measured beside it."""
+
+    drafted: Pass
+    plain: Pass = field(default_factory=lambda: Pass("plain"))
+    reference: Pass = field(default_factory=lambda: Pass("transformers"))
 
 
 @app.command()
@@ -102,21 +131,18 @@ def _demo(
 
     Ends with status 1 if any output differs from plain decoding in a single token.
     """
-    console = new_console()
     measured, others = read_questions()
     measured, others = measured[:questions], others[:warmup]
-    with ExitStack() as stack:
-        console.print("The first start after an installation compiles the strategies, which takes about a minute.")
-        with console.status("Starting the service with the bundled model"):
-            target = stack.enter_context(running_server("--dtype", "float32"))
-        cold, warm = _measure(console, target, measured, others, show)
-    result = _experiment(console, measured + others, experiment) if experiment else None
+    console.print("The first start after an installation compiles the strategies, which takes about a minute.")
+    with _service("the bundled model", "--dtype", "float32") as target:
+        cold, warm = _measure(target, measured, others, show)
+    figures: dict[str, Any] = {}
+    if experiment:
+        with _service("an empty memory", *_EXPERIMENT_FLAGS) as target:
+            figures["experiment"] = _experiment(target, measured + others, experiment)
     reference, plain = cold.reference + warm.reference, cold.plain + warm.plain
-    rows = [
-        plain.row(plain, reference),
-        *(beside.drafted.row(beside.plain, beside.reference) for beside in (cold, warm)),
-    ]
-    identical = all(row["identical"] for row in rows) and not (result and result.row()["differing"])
+    rows = [plain.row(plain, reference), *(one.drafted.row(one.plain, one.reference) for one in (cold, warm))]
+    identical = all(row["identical"] for row in rows) and not (experiment and figures["experiment"]["differing"])
     console.print(_table(reference, rows, questions, warmup))
     console.print(
         "All outputs are identical to transformers' own greedy generate, token for token."
@@ -124,67 +150,56 @@ def _demo(
         else "[bold red]Some outputs differ.[/bold red] This is a defect: please report it."
     )
     if json_file is not None:
-        report: dict[str, Any] = {"rows": rows, "transformers": {"tokens_per_s": round(reference.tokens_per_s, 1)}}
-        if result is not None:
-            report["experiment"] = result.row()
-        json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        figures = {"rows": rows, "transformers": {"tokens_per_s": round(reference.tokens_per_s, 1)}, **figures}
+        json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     if not identical:
         raise typer.Exit(1)
 
 
-def _experiment(console: Console, questions: list[str], seconds: float) -> Result:
+@contextmanager
+def _service(with_what: str, *flags: str) -> Iterator[str]:
     with ExitStack() as stack:
-        with console.status("Starting a service with an empty memory"):
-            target = stack.enter_context(running_server(*SERVER_FLAGS))
-        return run_experiment(console, target, questions, seconds)
+        with console.status(f"Starting a service with {with_what}"):
+            target = stack.enter_context(running_server(*flags))
+        yield target
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """A pass with drafts, and the passes with drafting off and by transformers that were measured beside it."""
-
-    drafted: Pass
-    plain: Pass = field(default_factory=lambda: Pass("plain"))
-    reference: Pass = field(default_factory=lambda: Pass("transformers"))
-
-
-def _measure(console: Console, target: str, measured: list[str], others: list[str], show: int) -> tuple[Beside, Beside]:
+def _measure(target: str, measured: list[str], others: list[str], show: int) -> tuple[Beside, Beside]:
     """(cold, warm): with an empty memory, and with one that has learned from `others`."""
     cold, warm = Beside(Pass("cold")), Beside(Pass("warm"))
     with Client(target) as client:
         console.print(f"The service listens on {target}: {client.model_info().model}.")
         generate = _transformers_generate()
 
-        def compare(texts: list[str], beside: Beside, tenant: str, title: str) -> None:
-            for text in texts[:show]:
-                _baselines(client, generate, text, beside)
-                _show(console, client, text, beside.drafted, title, tenant=tenant)
-            for text in progress(texts[show:], f"transformers, off, {title}", console):
-                _baselines(client, generate, text, beside)
+        def baselines(text: str, beside: Beside) -> None:
+            started = time.perf_counter()
+            beside.reference.outputs.append(generate(text))
+            beside.reference.seconds += time.perf_counter() - started
+            _ask(client, text, beside.plain, drafting=False)
+
+        def compare(beside: Beside, tenant: str, title: str) -> None:
+            for text in measured[:show]:
+                baselines(text, beside)
+                _show(client, text, beside.drafted, title, tenant=tenant)
+            for text in progress(measured[show:], f"transformers, off, {title}"):
+                baselines(text, beside)
                 _ask(client, text, beside.drafted, tenant=tenant, strategy="trie")
 
-        _baselines(client, generate, (others or measured)[0], Beside(Pass("first")))  # the first run is slower
-        compare(measured, cold, "demo-cold", "trie from empty memory")
-        for text in progress(others, "other questions, to warm up", console):
+        baselines((others or measured)[0], Beside(Pass("first")))  # the first run is slower
+        compare(cold, "demo-cold", "trie from empty memory")
+        for text in progress(others, "other questions, to warm up"):
             _ask(client, text, Pass("warm-up"), tenant="demo-warm", strategy="trie")
-        compare(measured, warm, "demo-warm", "trie warm")
+        compare(warm, "demo-warm", "trie warm")
     return cold, warm
-
-
-def _baselines(client: Client, generate: Callable[[str], tuple[int, ...]], text: str, beside: Beside) -> None:
-    started = time.perf_counter()
-    beside.reference.outputs.append(generate(text))
-    beside.reference.seconds += time.perf_counter() - started
-    _ask(client, text, beside.plain, drafting=False)
 
 
 def _ask(client: Client, text: str, into: Pass, **options: Any) -> None:
     started = time.perf_counter()
     completion = client.generate([ChatMessage("user", text)], max_tokens=_MAX_TOKENS, **options)
-    _add(into, completion, time.perf_counter() - started)
+    into.add(completion, time.perf_counter() - started)
 
 
-def _show(console: Console, client: Client, text: str, into: Pass, title: str, *, tenant: str) -> None:
+def _show(client: Client, text: str, into: Pass, title: str, *, tenant: str) -> None:
     """Streams the answer to the terminal; tokens accepted from a draft are green."""
     console.print(Text.assemble((f"\n[{title}] ", "dim"), (text, "bold")))
     started = time.perf_counter()
@@ -194,17 +209,9 @@ def _show(console: Console, client: Client, text: str, into: Pass, title: str, *
             pieces = [(detail.text, "green" if detail.drafted else "") for detail in delta.details]
             console.print(Text.assemble(*pieces), end="", soft_wrap=True)
         completion = stream.completion()
-    _add(into, completion, time.perf_counter() - started)
-    drafting = completion.drafting
-    console.print(
-        Text(f"\n{len(completion.token_ids)} tokens in {drafting.steps} steps; green: accepted from a draft", "dim")
-    )
-
-
-def _add(into: Pass, completion: Completion, seconds: float) -> None:
-    into.outputs.append(completion.token_ids)
-    into.seconds += seconds
-    into.completions.append(completion)
+    into.add(completion, time.perf_counter() - started)
+    tokens, steps = len(completion.token_ids), completion.drafting.steps
+    console.print(Text(f"\n{tokens} tokens in {steps} steps; green: accepted from a draft", "dim"))
 
 
 def _transformers_generate() -> Callable[[str], tuple[int, ...]]:
@@ -227,6 +234,59 @@ def _transformers_generate() -> Callable[[str], tuple[int, ...]]:
         return tuple(output[0, inputs["input_ids"].shape[1] :].tolist())
 
     return generate
+
+
+def _experiment(target: str, questions: list[str], seconds: float) -> dict[str, Any]:
+    """Two tenants ask for so many seconds, four requests at a time, and two strategies share the requests. Prints the
+    report; returns its figures."""
+    console.print(Text("\nAn experiment on live requests: trie against hybrid", "bold"))
+    console.print(
+        "Two tenants ask the same questions in their own words, four at a time, and ask them again. A hash of its id "
+        "puts each request into one of two arms. Each tenant has a memory in each arm, which begins empty; what "
+        f"arrives in the first {_BURN_IN * seconds:.0f} seconds is not counted."
+    )
+    arms = tuple(ExperimentArm(strategy, DraftConfig(strategy)) for strategy in ("trie", "hybrid"))
+    with AdminClient(target) as admin, Client(target) as client:
+        experiments = admin.experiments
+        tenants = tuple(_PHRASINGS)
+        experiments.create("demo", Experiment(arms=arms, tenants=tenants, burn_in=_BURN_IN * seconds))
+        experiments.start("demo")
+        began = time.monotonic()
+        requests = _requests(client, questions, seconds)
+        took = time.monotonic() - began
+        time.sleep(_AUDIT_SECONDS)  # audits are made while nothing else is to do
+        report: ExperimentReport = experiments.report("demo")
+        experiments.stop("demo")
+    audited, differing = (sum(getattr(arm, name) for arm in report.arms) for name in ("audited", "differing"))
+    console.print(rendered(report))
+    compared = f"{audited} of the answers were decoded again without drafts: {differing or 'none'} of them differ."
+    console.print(Text(f"{requests} requests in {took:.0f} seconds. {compared}"))
+    return {
+        "requests": requests,
+        "seconds": round(took, 1),
+        "arms": {arm.arm: {"units": arm.units, **arm.metrics} for arm in report.arms},
+        "audited": audited,
+        "differing": differing,
+        "conclusions": [*report.conclusions],
+    }
+
+
+def _requests(client: Client, questions: list[str], seconds: float) -> int:
+    """Sends requests, some at once; returns how many."""
+    asking = cycle([(tenant, words.format(text)) for text in questions for tenant, words in _PHRASINGS.items()])
+    turn, end = Lock(), time.monotonic() + seconds
+
+    def ask(_: int) -> int:
+        sent = 0
+        while time.monotonic() < end:
+            with turn:
+                tenant, text = next(asking)
+            client.chat(text, max_tokens=_EXPERIMENT_TOKENS, tenant=tenant)
+            sent += 1
+        return sent
+
+    with console.status(f"Live requests, {seconds:.0f} seconds"), ThreadPoolExecutor(_AT_ONCE) as pool:
+        return sum(pool.map(ask, range(_AT_ONCE)))
 
 
 def _table(reference: Pass, rows: list[dict[str, Any]], questions: int, warmup: int) -> Table:

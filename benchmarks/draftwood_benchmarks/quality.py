@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -14,22 +13,13 @@ import typer
 
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe
 from draftwood_benchmarks.harness.prompts import encode, lines_of
-from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress, table
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, Rows, console, progress, table
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_strategies.draft import Int32Array
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from draftwood_model_runner.loading.model import LoadedModel
-
-
-class Exchange(NamedTuple):
-    """A question and its answer as token ids, int32[q] and int32[a]."""
-
-    question: Int32Array
-    answer: Int32Array
 
 
 class Scores(NamedTuple):
@@ -55,29 +45,24 @@ def quality(
     limit: Annotated[int | None, typer.Option(min=1, help="Lines to read; all by default.", show_default=False)] = None,
 ) -> None:
     """Mean negative log-likelihood of held-out answers, with the weights as they are and quantized."""
-    out = console()
-    output.check()
     if model.weights == "as-is":
         raise InvalidValueError("weights", model.weights, "it must be int8 or int4, which is compared with as-is")
     texts = read_texts(text)[:limit]
     scores: dict[str, Scores] = {}
-    with chosen_model(model, out) as chosen:
+    with chosen_model(model) as chosen:
         for weights in ("as-is", model.weights):
-            with out.status(f"Loading the model, weights {weights}"):
-                options = dataclasses.replace(model, weights=weights)
-                loaded = dataclasses.replace(chosen, options=options).load()
-            exchanges = [exchange for exchange in _encoded(loaded, texts) if _fits(exchange, loaded.max_context)]
+            with console.status(f"Loading the model, weights {weights}"):
+                loaded = replace(chosen, options=replace(model, weights=weights)).load()
+            exchanges = _encoded(loaded, texts)
             if not exchanges:
                 raise BenchmarkError(f"{text}: no line fits the context of {loaded.max_context} tokens")
-            scores[weights] = score(loaded, exchanges, out)
-    rows = rows_of(scores)
-    title = describe(chosen, loaded)
+            scores[weights] = score(loaded, exchanges)
+    rows, title = rows_of(scores), describe(chosen, loaded)
     columns = {"weights": "{weights}", "nats per token": "{nats_per_token:.4f}", "perplexity": "{perplexity:.4f}"}
     columns |= {"nats more": "{nats_more:+.5f} +- {error:.5f}", "same next token": "{agreement:.2%}"}
     caption = "nats more: than as-is, with its standard error; same next token: as as-is would write"
-    of = f"{len(exchanges)} answers, {rows[0]['tokens']} tokens"
-    out.print(table(f"{title}\n{of}", rows, columns, texts=1, caption=caption))
-    output.write(rows, model=title, answers=len(exchanges))
+    heading = f"{title}\n{len(exchanges)} answers, {rows[0]['tokens']} tokens"
+    output.report(table(heading, rows, columns, texts=1, caption=caption), rows, model=title, answers=len(exchanges))
 
 
 def read_texts(path: Path) -> list[tuple[str, str]]:
@@ -95,18 +80,17 @@ def read_texts(path: Path) -> list[tuple[str, str]]:
     return texts
 
 
-def score(model: LoadedModel, exchanges: list[Exchange], out: Console) -> Scores:
-    """One pass over each exchange, as the runner of the model computes a prompt."""
+def score(model: LoadedModel, exchanges: list[tuple[Int32Array, Int32Array]]) -> Scores:
+    """One pass over each question and answer, int32[q] and int32[a], as the runner of the model computes a prompt."""
     import torch
 
     from draftwood_model_runner.runners.batch import BatchRow, lay_out
     from draftwood_strategies.draft import EMPTY_TREE
 
-    longest = max(question.size + answer.size for question, answer in exchanges)
-    runner = model.factory.runner(kv_tokens=longest)
+    runner = model.factory.runner(kv_tokens=max(question.size + answer.size for question, answer in exchanges))
     pages = np.arange(runner.pages, dtype=np.int32)
     nats, most_probable = [], []
-    for question, answer in progress(exchanges, "reading answers", out):
+    for question, answer in progress(exchanges, "reading answers"):
         tokens = np.concatenate([question, answer])[:-1]
         row = BatchRow(pages, 0, tokens, EMPTY_TREE, logits_from=question.size - 1)
         predictions = runner.step(lay_out([row]), 0)
@@ -116,7 +100,7 @@ def score(model: LoadedModel, exchanges: list[Exchange], out: Console) -> Scores
     return Scores(np.concatenate(nats), np.concatenate(most_probable))
 
 
-def rows_of(scores: dict[str, Scores]) -> list[dict[str, Any]]:
+def rows_of(scores: dict[str, Scores]) -> Rows:
     """A row for each kind of weights; "agreement" is the share of tokens after which it would write the same token as
     the first kind, "nats_more" the mean difference to it and "error" the standard error of that."""
     first = next(iter(scores.values()))
@@ -137,12 +121,11 @@ def rows_of(scores: dict[str, Scores]) -> list[dict[str, Any]]:
     return rows
 
 
-def _encoded(model: LoadedModel, texts: list[tuple[str, str]]) -> Iterator[Exchange]:
-    """Answers end with the end-of-sequence token, if there is just one."""
+def _encoded(model: LoadedModel, texts: list[tuple[str, str]]) -> list[tuple[Int32Array, Int32Array]]:
+    """Those that fit the context. Answers end with the end-of-sequence token, if there is just one."""
     end = np.array(list(model.eos_token_ids) if len(model.eos_token_ids) == 1 else [], np.int32)
-    for question, answer in texts:
-        yield Exchange(encode(model.tokenizer, question), np.concatenate([model.tokenizer.encode(answer), end]))
-
-
-def _fits(exchange: Exchange, context: int) -> bool:
-    return exchange.question.size + exchange.answer.size <= context
+    pairs = [
+        (encode(model.tokenizer, question), np.concatenate([model.tokenizer.encode(answer), end]))
+        for question, answer in texts
+    ]
+    return [pair for pair in pairs if pair[0].size + pair[1].size <= model.max_context]

@@ -18,7 +18,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 
 from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, percentile, progress, table
@@ -48,19 +47,17 @@ def share(
     records: Annotated[int, typer.Option(min=10, help="Records whose lag to the other replica is measured.")] = 200,
 ) -> None:
     """Cost and gain of a memory that replicas share: loading time, lag, bytes to and from the store, acceptance."""
-    out = console()
-    output.check()
     with tempfile.TemporaryDirectory(prefix="draftwood-share-") as folder, ExitStack() as stack:
         store = stack.enter_context(EmbeddedServer(Path(folder), _STORE_BYTES))
         store.wait()
         row: dict[str, Any] = {}
-        with out.status("Loading a tenant of a million tokens"):
+        with console.status("Loading a tenant of a million tokens"):
             row["boot_s_per_million_tokens"] = asyncio.run(_boot(store.url))
-        with out.status("Lag"):
+        with console.status("Lag"):
             seconds, row["store_bytes_per_token"] = asyncio.run(_lags(store.url, records))
         for percent in (50, 99):
             row[f"lag_ms_p{percent}"] = 1000 * (percentile(seconds, percent) or 0.0)
-        row |= _acceptances(store, questions, warmup, out)
+        row |= _acceptances(store, questions, warmup)
     targets = {
         "boot_s_per_million_tokens": "< 1",
         "store_bytes_per_token": "< 60",
@@ -69,8 +66,8 @@ def share(
     }
     shown = [{"name": name.replace("_", " "), "value": row[name], "target": targets.get(name, "")} for name in row]
     columns = {"": "{name}", "measured": "{value:.3f}", "target": "{target}"}
-    out.print(table("A memory that replicas share", shown, columns, texts=1))
-    output.write([{name: round(value, 4) for name, value in row.items()}])
+    rounded = {name: round(value, 4) for name, value in row.items()}
+    output.report(table("A memory that replicas share", shown, columns, texts=1), [rounded])
 
 
 def _memory(url: str) -> Memory:
@@ -161,7 +158,7 @@ async def _traffic(client: RedisClient) -> int:
     return sum(int(found[name]) for name in ("total_net_input_bytes", "total_net_output_bytes"))
 
 
-def _acceptances(store: EmbeddedServer, questions: int, warmup: int, out: Console) -> dict[str, float]:
+def _acceptances(store: EmbeddedServer, questions: int, warmup: int) -> dict[str, float]:
     """Acceptance lengths of a tenant's answers on two services with one store."""
     measured, others = read_questions()
     measured, others = measured[:questions], others[:warmup]
@@ -172,9 +169,9 @@ def _acceptances(store: EmbeddedServer, questions: int, warmup: int, out: Consol
         Client(first, tenant="share") as a,
         Client(second, tenant="share") as b,
     ):
-        numbered = enumerate(progress(measured, "cold", out))
+        numbered = enumerate(progress(measured, "cold"))
         cold = _acceptance([_ask(b, text, tenant=f"cold-{number}") for number, text in numbered])
-        for text in progress(others, "one replica learns", out):
+        for text in progress(others, "one replica learns"):
             _ask(a, text)
         _ask(b, others[0], max_tokens=1)  # a replica follows a tenant from its first request on
         time.sleep(1.0)
@@ -182,8 +179,8 @@ def _acceptances(store: EmbeddedServer, questions: int, warmup: int, out: Consol
         assert store.pid is not None
         os.kill(store.pid, signal.SIGSTOP)
         try:
-            own = _acceptance([_ask(a, text) for text in progress(measured, "the replica that learned", out)])
-            shared = _acceptance([_ask(b, text) for text in progress(measured, "the other replica", out)])
+            own = _acceptance([_ask(a, text) for text in progress(measured, "the replica that learned")])
+            shared = _acceptance([_ask(b, text) for text in progress(measured, "the other replica")])
         finally:
             os.kill(store.pid, signal.SIGCONT)
     return {"acceptance_cold": cold, "acceptance_own": own, "acceptance_after_share": shared}

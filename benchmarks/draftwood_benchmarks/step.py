@@ -16,14 +16,12 @@ import typer
 
 from draftwood_benchmarks.harness.machine import OtherLoad, warning
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe, synchronize
-from draftwood_benchmarks.harness.prompts import SAMPLED, random_prompts
-from draftwood_benchmarks.harness.report import PictureOptions, console, progress, table
+from draftwood_benchmarks.harness.prompts import SAMPLED, SampledOption, random_prompts
+from draftwood_benchmarks.harness.report import PictureOptions, Rows, console, progress, table
 from draftwood_client.cli.options import command
 from draftwood_strategies.budgeting.step_time import StepTimeCurve
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from draftwood_model_runner.engine import Engine
     from draftwood_model_runner.loading.model import LoadedModel
 
@@ -50,47 +48,29 @@ def step(
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Time to measure the curve; the fastest run of each size counts.")
     ] = 10.0,
-    batch: Annotated[
-        int, typer.Option(min=0, help="Also measure a step of this many sequences with drafting off; 0 leaves it out.")
-    ] = 8,
-    sampled: Annotated[
-        bool,
-        typer.Option("--sampled", help="Also measure these steps with temperature 0.6, top-k 20, top-p 0.95."),
-    ] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Also measure a step of so many sequences with drafting off.")] = 8,
+    sampled: SampledOption = False,
 ) -> None:
     """The step-time curve: one forward pass over n tokens compared with one over a single token, and the critical
-    decoding length, at which it first takes more than 1.2 times as long.
+    decoding length, at which it first takes more than 1.2 times as long. With --sampled the steps of several sequences
+    are measured with sampling too.
     """
-    out = console()
-    output.check()
     load = OtherLoad()
-    needs_more = model.model is None and 2 * context > _BUNDLED_POSITIONS
-    with chosen_model(model, out, 2 * context if needs_more else None) as chosen:
+    with chosen_model(model, 2 * context if 2 * context > _BUNDLED_POSITIONS else None) as chosen:
         from draftwood_model_runner.engine import Engine, EngineConfig
 
-        with out.status("Loading the model"):
+        with console.status("Loading the model"):
             loaded = chosen.load()
             config = EngineConfig(adaptive_budget=False, max_running=max(batch, 8), threads=model.threads)
             full = loaded.max_context + config.max_draft_nodes
             engine = Engine(loaded, replace(config, kv_cache_tokens=full + config.max_running * _BATCH_TOKENS))
-        curve = _measure(loaded, context, largest, seconds, out)
-        together = batch_cost(engine, batch, out, sampled=sampled) if batch else None
-    rows = rows_of(curve)
-    critical = critical_length(curve)
-    busy = load.share()
+        curve = _measure(loaded, context, largest, seconds)
+        together = batch_cost(engine, batch, sampled=sampled)
+    rows, critical, busy = rows_of(curve), critical_length(curve), load.share()
     title = describe(chosen, loaded) + warning(busy)
     columns = {"tokens": "{tokens}", "ms": "{ms:.2f}", "x one token": "{ratio:.2f}"}
-    out.print(table(f"One forward pass\n{title}", rows, columns))
-    sizes = f"{int(curve.sizes[-1])} tokens take less" if critical is None else f"{critical} tokens"
-    out.print(f"Critical decoding length, where T(n) first exceeds {CRITICAL_RATIO:g} T(1): {sizes}.")
-    out.print(
-        f"Each time is the fastest of up to {_CURVE_ROUNDS} rounds, then smoothed: no time is below that of fewer"
-        " tokens, and no time per token above it. A plateau may come of that."
-    )
-    if together is not None:
-        _print_batch(together, out)
-    output.draw(lambda axes: _draw(rows, critical, title, axes))
-    output.write(
+    output.report(
+        table(f"One forward pass\n{title}", rows, columns),
         rows,
         model=title,
         vocabulary=loaded.vocab_size,
@@ -99,38 +79,41 @@ def step(
         batch=together,
         other_load=busy,
     )
-
-
-def _print_batch(together: dict[str, float], out: Console) -> None:
-    out.print(
-        f"A step of {together['sequences']} sequences with drafting off: {together['ms']:.2f} ms,"
+    sizes = f"{int(curve.sizes[-1])} tokens take less" if critical is None else f"{critical} tokens"
+    console.print(f"Critical decoding length, where T(n) first exceeds {CRITICAL_RATIO:g} T(1): {sizes}.")
+    console.print(
+        f"Each time is the fastest of up to {_CURVE_ROUNDS} rounds, then smoothed: no time is below that of fewer"
+        " tokens, and no time per token above it. A plateau may come of that."
+    )
+    console.print(
+        f"A step of {batch} sequences with drafting off: {together['ms']:.2f} ms,"
         f" {together['ratio']:.2f} times that of one ({together['ms_of_one']:.2f} ms)."
     )
-    if "sampled_ms" in together:
-        out.print(
+    if sampled:
+        console.print(
             f"Sampled: {together['sampled_ms']:.2f} ms, and {together['sampled_ms_of_one']:.2f} ms of one. Speed of"
             f" sampled against greedy steps: {together['sampled_vs_greedy']:.3f}, and"
             f" {together['sampled_vs_greedy_of_one']:.3f} of one."
         )
+    output.draw(lambda axes: _draw(rows, critical, title, axes))
 
 
-def _measure(model: LoadedModel, context: int, largest: int, seconds: float, out: Console) -> StepTimeCurve:
+def _measure(model: LoadedModel, context: int, largest: int, seconds: float) -> StepTimeCurve:
     """The engine's own measurement, repeated, so that a burst of other load bends nothing."""
     import torch
 
     from draftwood_model_runner.drafting.step_measuring import measure_curve
 
-    threads = torch.get_num_threads()
-    runner = model.factory.runner(kv_tokens=context + 2 * largest, threads=threads)
+    runner = model.factory.runner(kv_tokens=context + 2 * largest, threads=torch.get_num_threads())
     best: dict[int, float] = {}
-    for _ in progress(range(_CURVE_ROUNDS), "steps of one sequence", out):
+    for _ in progress(range(_CURVE_ROUNDS), "steps of one sequence"):
         curve = measure_curve(runner, model.max_context, largest, limit=seconds / _CURVE_ROUNDS, context=context)
         for size, one in zip(curve.sizes.tolist(), curve.seconds.tolist(), strict=True):
             best[int(size)] = min(one, best.get(int(size), one))
     return StepTimeCurve(best)
 
 
-def rows_of(curve: StepTimeCurve) -> list[dict[str, float]]:
+def rows_of(curve: StepTimeCurve) -> Rows:
     """The curve at its measured sizes: tokens, milliseconds, ratio to a single token."""
     one = float(curve(1))
     return [
@@ -146,44 +129,32 @@ def critical_length(curve: StepTimeCurve) -> int | None:
     return int(sizes[beyond[0]]) if beyond.size else None
 
 
-def batch_cost(engine: Engine, batch: int, out: Console, *, sampled: bool = False) -> dict[str, float]:
+def batch_cost(engine: Engine, batch: int, *, sampled: bool = False) -> dict[str, float]:
     """Milliseconds of an engine step of `batch` decoding sequences and of one, drafting off, measured alternately;
     where `sampled`, also with sampling, and the speed relative to that without."""
     cases = [(count, sampling) for sampling in ((False, True) if sampled else (False,)) for count in (batch, 1)]
     seconds: dict[tuple[int, bool], list[float]] = {case: [] for case in cases}
-    for round_ in progress(range(_BATCH_ROUNDS), "steps of several sequences", out):
-        for count, sampling in cases:
-            seconds[count, sampling].append(_step_seconds(engine, count, round_, sampled=sampling))
+    for _ in progress(range(_BATCH_ROUNDS), "steps of several sequences"):
+        for case in cases:
+            seconds[case].append(_step_seconds(engine, *case))
     best = {case: 1000 * min(found) for case, found in seconds.items()}
     many, one = best[batch, False], best[1, False]
-    cost = {
-        "sequences": batch,
-        "ms": round(many, 4),
-        "ms_of_one": round(one, 4),
-        "ratio": round(many / one, 4),
-    }
+    cost = {"sequences": batch, "ms": many, "ms_of_one": one, "ratio": many / one}
     if sampled:
-        cost["sampled_ms"], cost["sampled_ms_of_one"] = (round(best[count, True], 4) for count in (batch, 1))
-        cost["sampled_vs_greedy"] = round(many / best[batch, True], 4)
-        cost["sampled_vs_greedy_of_one"] = round(one / best[1, True], 4)
-    return cost
+        cost["sampled_ms"], cost["sampled_ms_of_one"] = best[batch, True], best[1, True]
+        cost["sampled_vs_greedy"], cost["sampled_vs_greedy_of_one"] = many / best[batch, True], one / best[1, True]
+    return {name: round(value, 4) for name, value in cost.items()}
 
 
-def _step_seconds(engine: Engine, count: int, seed: int, *, sampled: bool) -> float:
+def _step_seconds(engine: Engine, count: int, sampled: bool) -> float:
     """The median step of `count` sequences that are past their prompts."""
-    from draftwood_model_runner.request import Request, SamplingParams, StopParams
-    from draftwood_model_runner.sequence import Sequence
+    from draftwood_benchmarks.harness.answers import Task, sequences
 
     prompts = random_prompts(count, _BATCH_PROMPT_TOKENS, engine.model.vocab_size)
-    stop = StopParams(max_tokens=_BATCH_STEPS + count + 2, ignore_eos=True)
-    sampling = SamplingParams(**SAMPLED) if sampled else SamplingParams()
-    sequences = [
-        Sequence(Request(request_id=f"{seed}-{i}", prompt=prompt, stop=stop, sampling=sampling))
-        for i, prompt in enumerate(prompts)
-    ]
-    for sequence in sequences:
+    running = sequences(prompts, Task(_BATCH_STEPS + count + 2, ignore_eos=True, **(SAMPLED if sampled else {})))
+    for sequence in running:
         engine.add(sequence)
-    while not all(sequence.output for sequence in sequences):
+    while not all(sequence.output for sequence in running):
         engine.step()
     seconds = []
     for _ in range(_BATCH_STEPS):
@@ -192,12 +163,12 @@ def _step_seconds(engine: Engine, count: int, seed: int, *, sampled: bool) -> fl
         engine.step()
         synchronize(engine.model)
         seconds.append(time.perf_counter() - started)
-    for sequence in sequences:
+    for sequence in running:
         engine.cancel(sequence)
     return statistics.median(seconds)
 
 
-def _draw(rows: list[dict[str, float]], critical: int | None, title: str, axes: Any) -> None:
+def _draw(rows: Rows, critical: int | None, title: str, axes: Any) -> None:
     axes.plot([row["tokens"] for row in rows], [row["ms"] for row in rows], marker=".")
     axes.axhline(CRITICAL_RATIO * rows[0]["ms"], color="grey", linewidth=0.8, linestyle="--")
     if critical is not None:
@@ -205,6 +176,5 @@ def _draw(rows: list[dict[str, float]], critical: int | None, title: str, axes: 
         axes.annotate(f" critical length {critical}", (critical, rows[-1]["ms"]), fontsize=8, va="top")
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("tokens in the step")
-    axes.set_ylabel("milliseconds")
+    axes.set(xlabel="tokens in the step", ylabel="milliseconds")
     axes.set_title(title, fontsize=9)

@@ -12,8 +12,9 @@ import torch
 
 from draftwood_benchmarks import lossless
 from draftwood_benchmarks.commands import bench
+from draftwood_benchmarks.harness.answers import generate
 from draftwood_benchmarks.harness.report import BenchmarkError
-from draftwood_benchmarks.lossless import Difference, Row
+from draftwood_benchmarks.lossless import Difference
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from tests.model_runner.families import greedy, reference
 
@@ -59,37 +60,27 @@ def test_an_engine_that_writes_other_tokens_ends_the_command(
 def test_a_difference_is_measured_at_its_first_token() -> None:
     module, prompt = reference("llama"), np.array(PROMPT, np.int32)
     expected = greedy("llama", PROMPT, 6)
-    assert lossless._difference(module, prompt, expected, list(expected)) is None
+    assert lossless.difference(module, prompt, expected, list(expected)) is None
     other = (expected[3] + 1) % 256
-    found = lossless._difference(module, prompt, expected, [*expected[:3], other, 0, 0])
+    found = lossless.difference(module, prompt, expected, [*expected[:3], other, 0, 0])
     with torch.inference_mode():
         logits = module(torch.tensor([[*PROMPT, *expected[:3]]])).logits[0, -1]
     assert found is not None
     assert found.at == 3
     assert found.gap == pytest.approx(float((logits[expected[3]] - logits[other]) / logits.abs().max()), rel=1e-5)
     with pytest.raises(BenchmarkError, match="ends after 2 tokens"):
-        lossless._difference(module, prompt, expected, expected[:2])
+        lossless.difference(module, prompt, expected, expected[:2])
 
 
 def test_prompts_in_one_batch_are_answered_as_alone() -> None:
-    class Loaded:
-        device, eos_token_ids = "cpu", frozenset({greedy("llama", PROMPT, 6)[4]})
-
     prompts = [np.array(prompt, np.int32) for prompt in (PROMPT, (7, 2))]
-    answers = lossless._generate(reference("llama"), Loaded(), prompts, 6)  # type: ignore[arg-type]
-    assert answers == [lossless._until_end(greedy("llama", p, 6), Loaded.eos_token_ids) for p in (PROMPT, (7, 2))]
-    assert len(answers[0]) <= 5
+    answers = generate(reference("llama"), prompts, 6)
+    assert answers == [greedy("llama", prompt, 6) for prompt in (PROMPT, (7, 2))]
+    assert lossless.until_end([5, 6, 7, 6], frozenset({6})) == [5, 6]
+    assert lossless.until_end([5, 6], frozenset({7})) == [5, 6]
 
 
 def test_rates_count_tokens_up_to_the_first_difference() -> None:
-    row = Row("draftwood", "hybrid", 8, answers=4, tokens=200, differences=[Difference(3, 0.01), Difference(9, 0.03)])
-    assert row.as_json() == {
-        "engine": "draftwood",
-        "strategy": "hybrid",
-        "together": 8,
-        "answers": 4,
-        "identical": 2,
-        "tokens": 200,
-        "differences_per_1000_tokens": 10.0,
-        "largest_gap": 0.03,
-    }
+    found = lossless.rates([[0] * 93] * 4, [Difference(3, 0.01), None, Difference(9, 0.03), None])
+    assert (found["answers"], found["identical"], found["tokens"], found["largest_gap"]) == (4, 2, 200, 0.03)
+    assert found["differences_per_1000_tokens"] == 10.0

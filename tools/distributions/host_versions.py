@@ -28,17 +28,8 @@ def would_install(*wanted: str, of_pip: Sequence[str]) -> list[dict[str, Any]]:
     """Metadata of each distribution that pip, with options of its own, would install."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            *of_pip,
-            "install",
-            "--quiet",
-            "--dry-run",
-        ]
-        subprocess.run([*command, "--report", str(report), *wanted], check=True)
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *of_pip, "install", "--quiet"]
+        subprocess.run([*command, "--dry-run", "--report", str(report), *wanted], check=True)
         return [one["metadata"] for one in json.loads(report.read_text())["install"]]
 
 

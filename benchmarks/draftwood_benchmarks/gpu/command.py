@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,7 +18,8 @@ import typer
 
 from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, chosen_model
 from draftwood_benchmarks.harness.prompts import read_questions
-from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, table
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, Rows, console, table
+from draftwood_benchmarks.harness.run_facts import run_facts
 from draftwood_client.cli.options import command
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 _DTYPES: tuple[Dtype, ...] = ("float32", "float16", "bfloat16")
-_SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_SHORT: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 LONG_SHAPES = {"13b": "5120x40x80x13824", "70b-layer": "8192x6x128x28672"}
 """Beside those of `bench step`: with heads of 64, as the bundled model has. "70b-layer" has six layers of a model of
 70B, as the bundled one cannot lose any."""
@@ -40,11 +42,7 @@ def gpu(
     shape: Annotated[
         str, typer.Option(metavar="SHAPE", help="native, 110m, 400m, 1b, 7b, 13b, 70b-layer or HxLxHEADSxINTER.")
     ] = "7b",
-    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="bf16, fp16 or fp32.")] = "bf16",
-    bandwidth: Annotated[
-        float | None, typer.Option(min=1.0, help="GB/s of the GPU's memory; measured by a copy if left out.")
-    ] = None,
-    predict: Annotated[bool, typer.Option("--predict", help="Print what a model of the step's time predicts.")] = False,
+    dtype: Annotated[Literal["bf16", "fp16", "fp32"], typer.Option(help="Of weights and activations.")] = "bf16",
     section: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help=f"Only this; may be given several times. {', '.join(SECTIONS)}."),
@@ -56,62 +54,53 @@ def gpu(
     """Correctness against transformers, then the attention kernel against causal attention, step times against the
     bandwidth floor, and tokens per second by strategy and number of streams; last, which targets are met.
     """
-    from draftwood_benchmarks.gpu.prediction import markdown
-
-    out = console()
-    output.check()
-    if predict:
-        out.print(markdown(), highlight=False, soft_wrap=True)
-        return
     import torch
 
     if not torch.cuda.is_available() and not smoke:
-        raise BenchmarkError("there is no CUDA device; --predict and --smoke need none")
+        raise BenchmarkError("there is no CUDA device; --smoke needs none")
     for name in section or ():
         if name not in SECTIONS:
             raise BenchmarkError(f"--section must be one of {', '.join(SECTIONS)}, not {name!r}")
-    chosen_dtype = _SHORT.get(dtype, dtype)
-    if chosen_dtype not in _DTYPES:
-        raise BenchmarkError(f"--dtype must be one of {', '.join(_SHORT)}, not {dtype!r}")
-    report = Report(out, output.json_file, tuple(section or SECTIONS))
+    report = Report(output.json_file, tuple(section or SECTIONS))
     if (log := report.beside(".log")) is not None:
         logging.basicConfig(filename=log, filemode="w", level=logging.INFO, force=True)
-    measure(report, "native" if smoke else LONG_SHAPES.get(shape, shape), chosen_dtype, bandwidth, smoke)
-    output.write(report.sections.get("steps", []), **report.sections)
+    measure(report, "native" if smoke else LONG_SHAPES.get(shape, shape), _SHORT[dtype], smoke)
 
 
+@dataclass(frozen=True, slots=True)
 class Report:
     """The sections so far, printed and written to a file as they end.
 
-    Args:
+    Attributes:
         wanted: the sections that are run.
     """
 
-    def __init__(self, out: Any, path: Path | None, wanted: tuple[str, ...]) -> None:
-        self.out, self.wanted, self._path = out, wanted, path
-        self.sections: dict[str, Any] = {}
+    path: Path | None
+    wanted: tuple[str, ...]
+    sections: dict[str, Any] = field(default_factory=dict)
 
     def beside(self, suffix: str) -> Path | None:
         """A file beside that of the figures, if there is one."""
-        return None if self._path is None else self._path.with_suffix(suffix)
+        return None if self.path is None else self.path.with_suffix(suffix)
 
-    def section(self, name: str, run: Callable[[], list[dict[str, Any]]]) -> None:
+    def section(self, name: str, run: Callable[[], Rows]) -> None:
         if name not in self.wanted:
             return
         began = time.perf_counter()
-        with self.out.status(name):
+        with console.status(name):
             rows = run()
         self.show(name, rows, f"{name} ({time.perf_counter() - began:.0f} s)")
 
-    def show(self, name: str, rows: list[dict[str, Any]], title: str) -> None:
+    def show(self, name: str, rows: Rows, title: str) -> None:
         self.sections[name] = rows
-        if self._path is not None:
-            self._path.write_text(json.dumps(self.sections, indent=1) + "\n", encoding="utf-8")
+        if self.path is not None:
+            figures = {"run": run_facts(), "rows": self.sections.get("steps", []), **self.sections}
+            self.path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         shown = [{key: float(f"{v:.3g}") if isinstance(v, float) else v for key, v in row.items()} for row in rows]
-        self.out.print(table(title, shown, {key.replace("_", " "): f"{{{key}}}" for key in rows[0]} if rows else {}))
+        console.print(table(title, shown, {key.replace("_", " "): f"{{{key}}}" for key in rows[0]} if rows else {}))
 
 
-def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smoke: bool) -> None:
+def measure(report: Report, shape: str, dtype: Dtype, smoke: bool) -> None:
     """Runs all sections."""
     import torch
 
@@ -121,31 +110,39 @@ def measure(report: Report, shape: str, dtype: str, bandwidth: float | None, smo
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     plan = sections.SMOKE if smoke else sections.Plan()
     questions, _ = read_questions()
-    bytes_per_second = 1e9 * bandwidth if bandwidth else copy_bandwidth(device)
+    bandwidth = copy_bandwidth(device)
     report.sections["device"] = {
         "name": torch.cuda.get_device_name() if device.type == "cuda" else "cpu, interpreted",
-        "bandwidth_gb_s": bytes_per_second / 1e9,
+        "bandwidth_gb_s": bandwidth / 1e9,
         "torch": torch.__version__,
     }
-    small = ModelOptions(device=device.type, dtype="float32", runner="cuda")
-    with chosen_model(small, report.out) as native:
-        report.section("correctness", lambda: _correctness(native, questions, plan))
+
+    def bundled(dtype: Dtype, shape: str = "native") -> ModelOptions:
+        return ModelOptions(shape=shape, device=device.type, dtype=dtype, runner="cuda")
+
+    def correctness() -> Rows:
+        with chosen_model(bundled("float32")) as native:
+            model = native.load()
+            return sections.correctness(model, native.load_plain(model), questions, plan)
+
+    def flips() -> Rows:
+        """By dtype; interpreted, in float32 alone: Triton's interpreter rounds bfloat16 towards zero."""
+        rows = []
+        for each in _DTYPES[:1] if device.type == "cpu" else _DTYPES:
+            with chosen_model(bundled(each)) as native:
+                rows += sections.flips(native.load(), questions, plan)
+        return rows
+
+    report.section("correctness", correctness)
     kind = getattr(torch, "float32" if device.type == "cpu" else dtype)
-    report.section("attention", lambda: sections.attention_times(device, kind, plan, bytes_per_second))
+    report.section("attention", lambda: sections.attention_times(device, kind, plan, bandwidth))
     if _OF_GROWN & {*report.wanted}:
-        large = ModelOptions(shape=shape, device=device.type, dtype="float32" if smoke else dtype, runner="cuda")  # type: ignore[arg-type]
-        with chosen_model(large, report.out, positions=max(plan.contexts) + plan.step_tokens) as grown:
-            _grown(report, grown, questions, plan, bytes_per_second)
-    report.section("flips", lambda: _flips(report, device.type, questions, plan))
+        positions = max(plan.contexts) + plan.step_tokens
+        with chosen_model(bundled("float32" if smoke else dtype, shape), positions) as grown:
+            _grown(report, grown, questions, plan, bandwidth)
+    report.section("flips", flips)
     if not smoke:
         report.show("targets", targets(report.sections), "targets")
-
-
-def _correctness(native: ChosenModel, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
-    from draftwood_benchmarks.gpu.sections import correctness
-
-    model = native.load()
-    return correctness(model, native.load_plain(model), questions, plan)
 
 
 def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan, bandwidth: float) -> None:
@@ -157,34 +154,21 @@ def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan,
 
     model = grown.load()
     size = model.parameters * getattr(torch, model.dtype).itemsize
-    report.section("steps", lambda: sections.step_times(model, plan, size, bandwidth))
-    trace = report.beside(".trace.json")
-    report.section("kernels", lambda: sections.kernels(model, plan, trace))
-    report.section("streams", lambda: sections.streams(model, questions, plan))
 
-    def of_transformers(**options: Any) -> list[dict[str, Any]]:
+    def of_transformers(**options: Any) -> Rows:
         return sections.transformers_speed(grown.load_plain(model), model, questions, plan, **options)
 
-    def exact() -> list[dict[str, Any]]:
+    def exact() -> Rows:
         chosen = load_model(grown.path, device=model.device, dtype=model.dtype, runner="cuda", exact=True)
         return sections.exact_price(report.sections.get("steps", []), chosen, plan, size, bandwidth)
 
+    report.section("steps", lambda: sections.step_times(model, plan, size, bandwidth))
+    report.section("kernels", lambda: sections.kernels(model, plan, report.beside(".trace.json")))
+    report.section("streams", lambda: sections.streams(model, questions, plan))
     report.section("transformers", of_transformers)
     report.section("exact", exact)
     if model.device != "cpu":  # where it would compile for minutes what nobody runs
         report.section("compiled", lambda: of_transformers(cache_implementation="static"))
-
-
-def _flips(report: Report, device: str, questions: list[str], plan: Plan) -> list[dict[str, Any]]:
-    """By dtype; interpreted, in float32 alone: Triton's interpreter rounds bfloat16 towards zero."""
-    from draftwood_benchmarks.gpu.sections import flips
-
-    rows = []
-    for dtype in _DTYPES[:1] if device == "cpu" else _DTYPES:
-        options = ModelOptions(device=device, dtype=dtype, runner="cuda")
-        with chosen_model(options, report.out) as native:
-            rows += flips(native.load(), questions, plan)
-    return rows
 
 
 def copy_bandwidth(device: Any) -> float:

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 
 from draftwood_benchmarks.gpu.trees import random_tree
+from draftwood_benchmarks.harness.answers import Task, finish, generate, sequences, step
 from draftwood_benchmarks.harness.prompts import encode
-from draftwood_benchmarks.harness.report import BenchmarkError
-from draftwood_benchmarks.speed.contenders import finish, step
+from draftwood_benchmarks.harness.report import BenchmarkError, Rows
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import LoadedModel
-from draftwood_model_runner.request import Request, StopParams
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.cuda.runner import CudaRunner
@@ -26,7 +25,6 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create
 from draftwood_strategies.draft import DraftTree, Int32Array
 
-Rows = list[dict[str, Any]]
 _ANSWER_CONTEXT = 256
 """Tokens of a question and its answer, at most."""
 _REPEATS = 10
@@ -82,7 +80,7 @@ def correctness(model: LoadedModel, module: Any, questions: list[str], plan: Pla
             [sequence] = _run(engine, [prompt], strategy, plan.tokens)
             expected = _generated(module, prompt, plan.tokens)
             if sequence.output != expected:
-                at = next(i for i, pair in enumerate(zip(sequence.output, expected, strict=True)) if pair[0] != pair[1])
+                at = _in_common(sequence.output, expected)
                 raise BenchmarkError(f"{name}: token {at} of the answer to {question!r} is not that of transformers")
             accepted += sequence.stats.accepted_tokens
         rows.append({"strategy": name, "answers": min(plan.prompts, len(questions)), "accepted": accepted})
@@ -186,25 +184,25 @@ def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
             strategy = create(name)
             _run(engine, asked[:1], create(name), plan.tokens)  # compiles what it calls
             for memory in ("cold", "warm") if name != "none" else ("",):
-                row = _while_full(engine, count, _sequences(asked, strategy, plan.tokens))
+                row = _while_full(engine, count, _asked(asked, strategy, plan.tokens))
                 baseline = baseline or row["tokens_per_s"]
                 over_off = row["tokens_per_s"] / baseline
                 rows.append({"streams": count, "strategy": name, "memory": memory, "over_off": over_off} | row)
     return rows
 
 
-def _while_full(engine: Engine, count: int, sequences: list[Sequence]) -> dict[str, float]:
+def _while_full(engine: Engine, count: int, running: list[Sequence]) -> dict[str, float]:
     """Runs sequences to their ends. What they did as long as `count` of them ran, or others waited: the slowest answers
     would be left alone at the end."""
-    for sequence in sequences:
+    for sequence in running:
         engine.add(sequence)
     before, began = engine.counts, time.perf_counter()
     while engine.waiting or engine.running == count:
         step(engine)
     seconds, after = time.perf_counter() - began, engine.counts
-    tokens = sum(len(one.output) for one in sequences)
-    decode_steps = sum(one.stats.decode_steps for one in sequences)
-    drafted = sum(one.stats.draft_tokens for one in sequences)
+    tokens = sum(len(one.output) for one in running)
+    decode_steps = sum(one.stats.decode_steps for one in running)
+    drafted = sum(one.stats.draft_tokens for one in running)
     finish(engine, [])
     steps, step_seconds = after.steps - before.steps, after.step_seconds - before.step_seconds
     host_seconds = step_seconds - (after.model_seconds - before.model_seconds)
@@ -296,12 +294,7 @@ def transformers_speed(module: Any, model: LoadedModel, questions: list[str], pl
 
 def _generated(module: Any, prompt: Int32Array, tokens: int, **options: Any) -> list[int]:
     """Exactly so many tokens that transformers writes after a prompt."""
-    ids = torch.tensor([prompt.tolist()], device=module.device)
-    stop = {"max_new_tokens": tokens, "min_new_tokens": tokens, "eos_token_id": None, "pad_token_id": 0}
-    with torch.inference_mode():
-        out = module.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **stop, **options)
-    written: list[int] = out[0, ids.shape[1] :].tolist()
-    return written
+    return generate(module, [prompt], tokens, min_new_tokens=tokens, eos_token_id=None, **options)[0]
 
 
 def _engine(model: LoadedModel, count: int, adaptive: bool) -> Engine:
@@ -316,18 +309,14 @@ def _engine(model: LoadedModel, count: int, adaptive: bool) -> Engine:
     return Engine(model, config)
 
 
+def _asked(prompts: list[Int32Array], strategy: Any, tokens: int) -> list[Sequence]:
+    return sequences(prompts, Task(tokens, ignore_eos=True), strategy, max_draft_nodes=64)
+
+
 def _run(engine: Engine, prompts: list[Int32Array], strategy: Any, tokens: int) -> list[Sequence]:
-    sequences = _sequences(prompts, strategy, tokens)
-    finish(engine, sequences)
-    return sequences
-
-
-def _sequences(prompts: list[Int32Array], strategy: Any, tokens: int) -> list[Sequence]:
-    stop = StopParams(tokens, ignore_eos=True)
-    return [
-        Sequence(Request(request_id=str(i), prompt=prompt, stop=stop, max_draft_nodes=64), strategy)
-        for i, prompt in enumerate(prompts)
-    ]
+    running = _asked(prompts, strategy, tokens)
+    finish(engine, running)
+    return running
 
 
 def _median(run: Callable[[], object], rounds: int, device: torch.device | None = None) -> float:

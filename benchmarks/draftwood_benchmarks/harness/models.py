@@ -14,12 +14,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
+from draftwood_benchmarks.harness.report import console
 from draftwood_model_runner.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from draftwood_benchmarks.harness.widen import Shape
+    from draftwood_client import ModelInfo
     from draftwood_model_runner.loading.model import LoadedModel
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -96,14 +97,8 @@ class ChosenModel:
         """The model as our engine runs it. Raises ModelNotFoundError, UnsupportedModelError, InvalidValueError."""
         from draftwood_model_runner.loading.model import load_model
 
-        options = self.options
-        return load_model(
-            self.path,
-            device=options.device,
-            dtype=options.dtype,
-            runner=options.runner,
-            weights=options.weights,
-        )
+        of = self.options
+        return load_model(self.path, device=of.device, dtype=of.dtype, runner=of.runner, weights=of.weights)
 
     def load_small(self) -> LoadedModel:
         """The bundled model, for what a model of the same text need not do itself."""
@@ -129,54 +124,45 @@ class ChosenModel:
 
 
 @contextmanager
-def chosen_model(options: ModelOptions, console: Console, positions: int | None = None) -> Iterator[ChosenModel]:
+def chosen_model(options: ModelOptions, positions: int | None = None) -> Iterator[ChosenModel]:
     """The model of the options; a grown model is deleted when the context ends.
 
     Args:
-        positions: that the model shall accept; None for its own. The bundled model grows to them.
+        positions: that the bundled model shall grow to; None for its own.
 
     Raises:
         InvalidValueError: the bundled model cannot grow to the shape or the vocabulary.
-        InvalidInputError: a shape, a vocabulary or positions are given together with another model.
+        InvalidInputError: a shape or a vocabulary is given together with another model.
     """
     with console.status("Loading torch"):
         from draftwood_benchmarks.harness.widen import parse_shape
         from draftwood_model_runner.loading.model import BUNDLED_MODEL
     shape = parse_shape(options.shape)
-    if shape is None and options.vocabulary is None and positions is None:
-        yield ChosenModel(options.model or "bundled model", options.model or BUNDLED_MODEL, options)
-        return
     if options.model is not None:
-        name, value = _first_growth(options, positions)
-        raise InvalidInputError(name, value, "only the bundled model can be grown; leave --model out")
+        for name, value in (("shape", shape and options.shape), ("vocabulary", options.vocabulary)):
+            if value is not None:
+                raise InvalidInputError(name, value, "only the bundled model can be grown; leave --model out")
+        yield ChosenModel(options.model, options.model, options)
+        return
+    if shape is None and options.vocabulary is None and positions is None:
+        yield ChosenModel("bundled model", BUNDLED_MODEL, options)
+        return
     with TemporaryDirectory(prefix="draftwood-") as folder:
-        name = _grown_name(options)
+        name = f"shape {options.shape}" + ("" if options.vocabulary is None else f", {options.vocabulary:,} tokens")
         with console.status(f"Growing the bundled model: {name}"):
             _write_grown(shape, options, Path(folder), positions)
         yield ChosenModel(name, folder, options, options.vocabulary is None and options.weights == "as-is")
 
 
-def _first_growth(options: ModelOptions, positions: int | None) -> tuple[str, object]:
-    """The first option that asks for another size than the bundled model's, and its value."""
-    if options.shape != "native":
-        return "shape", options.shape
-    return ("vocabulary", options.vocabulary) if options.vocabulary is not None else ("context", positions)
-
-
-def _grown_name(options: ModelOptions) -> str:
-    tokens = "" if options.vocabulary is None else f", {options.vocabulary:,} tokens"
-    return f"shape {options.shape}{tokens}"
-
-
 def describe(chosen: ChosenModel, model: LoadedModel) -> str:
     """Name, size, data types, device and runner, for the title of a table."""
-    size, types = f"{model.parameters / 1e6:,.0f}M parameters", precision(model.dtype, model.weights)
-    return f"{chosen.name}, {size}, {types}, {model.device}, runner {model.runner_name}"
+    return f"{describe_served(chosen, model)}, runner {model.runner_name}"
 
 
-def precision(dtype: str, weights: str) -> str:
-    """The data types of a model, for the title of a table."""
-    return dtype if weights in ("", dtype) else f"{dtype} with {weights} weights"
+def describe_served(chosen: ChosenModel, model: LoadedModel | ModelInfo) -> str:
+    """The same without the runner."""
+    types = model.dtype if model.weights in ("", model.dtype) else f"{model.dtype} with {model.weights} weights"
+    return f"{chosen.name}, {model.parameters / 1e6:,.0f}M parameters, {types}, {model.device}"
 
 
 def synchronize(model: LoadedModel) -> None:

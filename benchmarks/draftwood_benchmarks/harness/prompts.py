@@ -14,7 +14,6 @@ import typer
 from draftwood_benchmarks.harness.report import BenchmarkError
 
 if TYPE_CHECKING:
-    from draftwood_benchmarks.harness.models import ModelOptions
     from draftwood_model_runner.loading.tokenizer import Tokenizer
     from draftwood_strategies.draft import Int32Array
 
@@ -32,6 +31,10 @@ ContextOption = Annotated[
 OwnTextOption = Annotated[
     int, typer.Option(min=0, help="Tokens that the model writes by itself first, as the setting own_text_tokens.")
 ]
+PromptsOption = Annotated[
+    Path | None, typer.Option(help="Prompts of your own: JSON lines or text lines. The bundled questions by default.")
+]
+SampledOption = Annotated[bool, typer.Option("--sampled", help="Sample: temperature 0.6, top-k 20, top-p 0.95.")]
 SAMPLED: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 """How `--sampled` samples: what models of today recommend in their generation config."""
 KEYS = ("instruction", "text", "prompt", "turns", "question")
@@ -93,11 +96,6 @@ def encode(tokenizer: Tokenizer, text: str) -> Int32Array:
     if tokenizer.has_chat_template:
         return tokenizer.encode_chat([{"role": "user", "content": text}])
     return tokenizer.encode(text)
-
-
-def positions_of(model: ModelOptions, context: int | None, more: int) -> int | None:
-    """Positions that the bundled model must grow to for prompts of `context` tokens and `more`; None for its own."""
-    return None if context is None or model.model is not None else context + more
 
 
 def told(own_text: int, context: int | None) -> str:

@@ -19,6 +19,8 @@ from draftwood_benchmarks.harness.run_facts import run_facts
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 
 Item = TypeVar("Item")
+Rows = list[dict[str, Any]]
+console = Console(highlight=False)
 
 
 class BenchmarkError(DraftwoodError):
@@ -27,19 +29,23 @@ class BenchmarkError(DraftwoodError):
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """The file that the report is written to, besides the terminal."""
+    """The file that the report is written to, besides the terminal.
+
+    Raises:
+        InvalidInputError: it cannot be written, which is known before anything is measured.
+    """
 
     json_file: Annotated[
         Path | None,
         typer.Option("--json", metavar="FILE", help="Write the figures here, as JSON.", dir_okay=False),
     ] = None
 
-    def check(self) -> None:
-        """Before anything is measured. Raises InvalidInputError if the file cannot be written."""
+    def __post_init__(self) -> None:
         _check_folder("--json", self.json_file)
 
-    def write(self, rows: Sequence[object], **more: object) -> None:
-        """Writes `{"run": run_facts(), "rows": rows, **more}` as JSON."""
+    def report(self, shown: Table, rows: Sequence[object], **more: object) -> None:
+        """Prints the table, and writes `{"run": run_facts(), "rows": rows, **more}` as JSON."""
+        console.print(shown)
         if self.json_file is not None:
             report = {"run": run_facts(), "rows": rows, **more}
             self.json_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -47,16 +53,15 @@ class OutputOptions:
 
 @dataclass(frozen=True, slots=True)
 class PictureOptions(OutputOptions):
-    """With a picture of it."""
+    """With a picture of it. Raises InvalidValueError too: the picture is of another format."""
 
     plot: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Draw the figures here: PNG, SVG or PDF.", dir_okay=False),
     ] = None
 
-    def check(self) -> None:
-        """As of `OutputOptions`. Raises InvalidValueError too: the picture is of another format."""
-        OutputOptions.check(self)
+    def __post_init__(self) -> None:
+        OutputOptions.__post_init__(self)
         _check_folder("--plot", self.plot)
         if self.plot is not None and self.plot.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise InvalidValueError("--plot", str(self.plot), "it must end in .png, .svg or .pdf")
@@ -76,14 +81,10 @@ def _check_folder(flag: str, path: Path | None) -> None:
         raise InvalidInputError(flag, path, "its folder does not exist")
 
 
-def console() -> Console:
-    return Console(highlight=False)
-
-
-def progress(items: Sequence[Item], title: str, to: Console) -> Iterable[Item]:
+def progress(items: Sequence[Item], title: str) -> Iterable[Item]:
     """The items, with a progress bar."""
     columns = (TextColumn("{task.description:32}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=to, refresh_per_second=2, transient=True) as bar:
+    with Progress(*columns, console=console, refresh_per_second=2, transient=True) as bar:
         yield from bar.track(items, description=title)
 
 

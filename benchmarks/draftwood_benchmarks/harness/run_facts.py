@@ -1,4 +1,4 @@
-"""What a report says of its run, so that somebody can repeat it: command, date, version, commit and machine."""
+"""What a report says of its run, so that somebody can repeat it."""
 
 from __future__ import annotations
 
@@ -8,50 +8,36 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 _OUTPUT_FLAGS = ("--json", "--plot")
 
 
-class RunFacts(TypedDict):
-    """Of one run of a benchmark.
-
-    Attributes:
-        command: without the files that it writes.
-        date: UTC, as YYYY-MM-DD.
-        version: of the benchmarks; None where they are run without being installed.
-        commit: that the code was installed from, with "-dirty" if files were changed; None outside a clone.
-        processor: the CPU's name; "" if it is unknown.
-        cores: that the process may use.
-    """
-
-    command: str
-    date: str
-    version: str | None
-    commit: str | None
-    processor: str
-    cores: int
-
-
-def run_facts() -> RunFacts:
+def run_facts() -> dict[str, Any]:
+    """Command, without the files that it writes; date in UTC as YYYY-MM-DD; version of the benchmarks, None if they are
+    not installed; commit that the code was installed from, with "-dirty" if files were changed, None outside a clone;
+    processor, "" if it is unknown; cores that the process may use."""
+    installed, commit, processor = None, None, ""
+    with suppress(PackageNotFoundError):
+        installed = version("draftwood-benchmarks")
+    with suppress(OSError, subprocess.SubprocessError):
+        _git("ls-files", "--error-unmatch", Path(__file__).name)  # an environment may lie in somebody else's clone
+        commit = _git("describe", "--always", "--dirty", "--exclude=*", "--abbrev=9")
+    with suppress(OSError):
+        cpu_info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        processor = "".join(re.findall(r"^model name\s*:\s*(.+)$", cpu_info, re.MULTILINE)[:1]).strip()
     return {
         "command": command(sys.argv[1:]),
         "date": datetime.now(UTC).date().isoformat(),
-        "version": _version(),
-        "commit": _commit(),
-        "processor": _processor(),
+        "version": installed,
+        "commit": commit,
+        "processor": processor,
         "cores": len(os.sched_getaffinity(0)),
     }
-
-
-def _version() -> str | None:
-    try:
-        return version("draftwood-benchmarks")
-    except PackageNotFoundError:
-        return None
 
 
 def command(arguments: Iterable[str]) -> str:
@@ -65,24 +51,7 @@ def command(arguments: Iterable[str]) -> str:
     return shlex.join(["draftwood", *kept])
 
 
-def _commit() -> str | None:
-    try:
-        _git("ls-files", "--error-unmatch", Path(__file__).name)  # an environment may lie in somebody else's clone
-        return _git("describe", "--always", "--dirty", "--exclude=*", "--abbrev=9")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
 def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True
-    )
+    command = ["git", *arguments]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True)
     return done.stdout.strip()
-
-
-def _processor() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        return ""
-    return found.group(1).strip() if found else ""

@@ -63,12 +63,14 @@ class Window:
         tokens: tokens that arrived in the window.
         results: results of the requests sent in the window; their answers may end after it.
         parts: the windows that this one joins; empty if it joins none.
+        steps: of a peer: forward passes that wrote the tokens, each sequence's counted.
     """
 
     seconds: float = 0.0
     tokens: int = 0
     results: list[RequestResult] = field(default_factory=list)
     parts: list[Window] = field(default_factory=list)
+    steps: int = 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -87,6 +89,7 @@ class Window:
             sum(window.tokens for window in windows),
             [result for window in windows for result in window.results],
             [part for window in windows for part in window.parts or ([window] if window.seconds else [])],
+            sum(window.steps for window in windows),
         )
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from draftwood_benchmarks.load.closed_loop import RequestResult, Window
-from draftwood_benchmarks.peers.process import Peer, PeerRequest
+from draftwood_benchmarks.peers.process import Peer
 
 _FIRST_SECONDS = 2.0
 """Of the requests before those that are measured."""
@@ -25,14 +24,6 @@ class PeerState(NamedTuple):
     warm: bool
 
 
-@dataclass
-class PeerWindows:
-    """The windows of one concurrency and state, joined; `steps` are those of sequences that wrote the tokens."""
-
-    window: Window = field(default_factory=Window)
-    steps: int = 0
-
-
 class MeasuredPeers:
     """Measures the processes of a peer.
 
@@ -41,6 +32,9 @@ class MeasuredPeers:
         others: token ids of those that memories learn from.
         seconds: of a window.
         most: requests at once, in any window.
+
+    Attributes:
+        found: the joined windows of each concurrency and state.
     """
 
     def __init__(
@@ -52,7 +46,7 @@ class MeasuredPeers:
         seconds: float,
         most: int,
     ) -> None:
-        self.found: dict[tuple[int, PeerState], PeerWindows] = {}
+        self.found: dict[tuple[int, PeerState], Window] = {}
         self._peers = peers
         self._prompts = prompts
         self._others = others
@@ -70,16 +64,17 @@ class MeasuredPeers:
             if state.warm:
                 peer.learn(self._others, self._max_tokens, memory)
             found = peer.load_test(self._prompts, self._max_tokens, level, self._seconds, memory)
-            window = Window(found.seconds, found.tokens, [_result(one) for one in found.requests])
-            windows = self.found.setdefault((level, state), PeerWindows())
-            windows.window = Window.joined([windows.window, window])
-            windows.steps += found.steps
+            timed = [  # as if each had been sent at 0
+                RequestResult(0.0, one.ttft, one.ttft + one.decode_seconds, one.first_tokens, one.tokens)
+                for one in found.requests
+            ]
+            window = Window(found.seconds, found.tokens, timed, steps=found.steps)
+            self.found[level, state] = Window.joined([self.found.get((level, state), Window()), window])
 
     def plain(self, level: int) -> Window | None:
         """What ours is compared with: the peer without drafts, else its first state; None without a peer."""
-        found = [windows.window for (of_level, _), windows in self.found.items() if of_level == level]
-        plain = self.found.get((level, PeerState("none", True)))
-        return plain.window if plain is not None else next(iter(found), None)
+        found = [window for (of_level, _), window in self.found.items() if of_level == level]
+        return self.found.get((level, PeerState("none", True)), next(iter(found), None))
 
     def _states(self) -> Iterator[tuple[Peer, PeerState]]:
         """A peer without a memory has one state, as if it were warm."""
@@ -88,9 +83,3 @@ class MeasuredPeers:
                 yield peer, PeerState(peer.drafts, True)
             if peer.remembers:
                 yield peer, PeerState(peer.drafts, False)
-
-
-def _result(request: PeerRequest) -> RequestResult:
-    """The request as if it had been sent at 0."""
-    end = request.ttft + request.decode_seconds
-    return RequestResult(0.0, request.ttft, end, request.first_tokens, request.tokens)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from draftwood_benchmarks.harness.report import half_range, percentile, table
+from draftwood_benchmarks.harness.report import Rows, half_range, percentile, table
 from draftwood_benchmarks.load.closed_loop import Window
 from draftwood_benchmarks.load.peers import PeerState
 
@@ -45,22 +45,23 @@ def row_of(concurrency: int, drafting: bool, window: Window, peer: Window | None
     }
 
 
-def peer_row(
-    engine: str, concurrency: int, window: Window, plain: Window | None, state: PeerState, steps: int
-) -> dict[str, Any]:
+def peer_row(engine: str, concurrency: int, window: Window, plain: Window | None, state: PeerState) -> dict[str, Any]:
     """The row of a peer, in which no request fails; latencies are null if it does not time its requests."""
-    drafting = state.drafts != "none"
-    row = row_of(concurrency, drafting, window, plain)
-    length = round(window.tokens / steps, 3) if steps else None
-    named = {"engine": engine, "drafts": state.drafts, "warm": state.warm, "acceptance_length": length}
-    return {**row, **named, "errors": None, "requests": len(window.results) or None}
+    return row_of(concurrency, state.drafts != "none", window, plain) | {
+        "engine": engine,
+        "drafts": state.drafts,
+        "warm": state.warm,
+        "acceptance_length": round(window.tokens / window.steps, 3) if window.steps else None,
+        "errors": None,
+        "requests": len(window.results) or None,
+    }
 
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-def table_of(rows: list[dict[str, Any]], title: str) -> Table:
+def table_of(rows: Rows, title: str) -> Table:
     peer = any(row["vs_peer"] is not None for row in rows)
     plain = {row["concurrency"]: row["tokens_per_s"] for row in rows if row["engine"] == OURS and not row["drafting"]}
 
@@ -89,14 +90,13 @@ def _name(row: dict[str, Any]) -> str:
     return "on" if row["drafting"] else "off"
 
 
-def draw(rows: list[dict[str, Any]], title: str, axes: Any) -> None:
+def draw(rows: Rows, title: str, axes: Any) -> None:
     for name in dict.fromkeys(map(_name, rows)):
         mine = [row for row in rows if _name(row) == name]
         name = f"drafting {name}" if mine[0]["engine"] == OURS else name
         axes.plot([r["concurrency"] for r in mine], [r["tokens_per_s"] for r in mine], marker="o", label=name)
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("clients at once")
-    axes.set_ylabel("tokens per second")
+    axes.set(xlabel="clients at once", ylabel="tokens per second")
     axes.legend()
     axes.set_title(title, fontsize=9)

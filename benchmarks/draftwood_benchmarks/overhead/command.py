@@ -7,17 +7,15 @@ draft, verify, learn. With `--growth`, against vocabulary, context, prompt and m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from draftwood_benchmarks.harness.machine import OtherLoad, warning
-from draftwood_benchmarks.harness.report import PictureOptions, console, progress, table
+from draftwood_benchmarks.harness.report import PictureOptions, Rows, progress, table
 from draftwood_benchmarks.load.command import read_levels
-from draftwood_benchmarks.overhead.decoding import ANSWER_TOKENS, LEARNED, HostRow, prompt_us, step_us
+from draftwood_benchmarks.overhead.decoding import ANSWER_TOKENS, LEARNED, host_row, prompt_us, step_us
 from draftwood_benchmarks.overhead.sampling import by_vocabulary, sampling_rows
 from draftwood_client.cli.options import command
 from draftwood_strategies.registry import warm_up
@@ -26,7 +24,6 @@ STRATEGIES = ("none", "trie", "hybrid")
 _STRATEGY = "hybrid"
 """Of `--growth`."""
 _CONTEXTS = (512, 4_096, 16_384, 65_536)
-_PROMPTS = _CONTEXTS
 _MEMORIES = (10_000, 100_000, 1_000_000)
 _SAMPLING = {"vocabulary": "{vocabulary:,}", "top-k": "{top_k}", "top-p": "{top_p:g}", "ms": "{choose_ms:.3f}"}
 
@@ -45,61 +42,60 @@ def overhead(
     ] = False,
 ) -> None:
     """Microseconds of a decoding step that the model does not take, for each sequence, by strategy."""
-    out, levels = console(), read_levels(streams)
-    output.check()
+    levels = read_levels(streams)
     if sampling:
-        rows = [asdict(row) for row in sampling_rows(rounds)]
-        out.print(table("Choosing a token, temperature 0.6", rows, _SAMPLING))
-        output.write(rows)
+        rows = [*sampling_rows(rounds)]
+        output.report(table("Choosing a token, temperature 0.6", rows, _SAMPLING), rows)
         return
     for strategy in STRATEGIES:  # compiled code is loaded at its first call
         warm_up(strategy)
         step_us(strategy, 2, nodes)
     load = OtherLoad()
-    rows = [asdict(row) for row in (_growth(nodes, rounds, out) if growth else _by_streams(levels, nodes, rounds, out))]
+    rows = _growth(nodes, rounds) if growth else _by_streams(levels, nodes, rounds)
     busy = load.share()
-    out.print(table_of(rows, f"Host time of a sequence, {nodes} draft nodes at most{warning(busy)}"))
+    shown = table_of(rows, f"Host time of a sequence, {nodes} draft nodes at most{warning(busy)}")
+    output.report(shown, rows, nodes=nodes, busy=busy)
     output.draw(lambda axes: _draw(axes, rows))
-    output.write(rows, nodes=nodes, busy=busy)
 
 
-def _by_streams(levels: Sequence[int], nodes: int, rounds: int, out: Console) -> list[HostRow]:
+def _by_streams(levels: Sequence[int], nodes: int, rounds: int) -> Rows:
     cases = [(strategy, count) for count in levels for strategy in STRATEGIES]
     found: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
-    for case in progress(cases * rounds, "rounds", out):
+    for case in progress(cases * rounds, "rounds"):
         found[case].append(step_us(*case, nodes))
-    return [HostRow("streams", case[1], f"a warm step, {case[0]}", min(found[case])) for case in cases]
+    return [host_row("streams", case[1], f"a warm step, {case[0]}", min(found[case])) for case in cases]
 
 
-def _growth(nodes: int, rounds: int, out: Console) -> list[HostRow]:
+def _growth(nodes: int, rounds: int) -> Rows:
     """One quantity after the other."""
     rows, step = [*by_vocabulary(rounds)], f"a warm step, {_STRATEGY}"
 
     def best(context: int, learned: int) -> float:
         return min(step_us(_STRATEGY, 1, nodes, context, learned) for _ in range(rounds))
 
-    for size in progress(_CONTEXTS, "context", out):
-        rows.append(HostRow("context", size, step, best(size, LEARNED)))
-    for size in progress(_PROMPTS, "prompt", out):
+    for size in progress(_CONTEXTS, "context"):
+        rows.append(host_row("context", size, step, best(size, LEARNED)))
+    for size in progress(_CONTEXTS, "prompt"):
         totals, longest = zip(*(prompt_us(_STRATEGY, size) for _ in range(rounds)), strict=True)
-        rows.append(HostRow("prompt", size, "all steps of a prompt", min(totals)))
-        rows.append(HostRow("prompt", size, "the longest of them", min(longest)))
-    for size in progress(_MEMORIES, "memory", out):
-        rows.append(HostRow("memory", size, step, best(_CONTEXTS[0], size // ANSWER_TOKENS)))
+        rows.append(host_row("prompt", size, "all steps of a prompt", min(totals)))
+        rows.append(host_row("prompt", size, "the longest of them", min(longest)))
+    for size in progress(_MEMORIES, "memory"):
+        rows.append(host_row("memory", size, step, best(_CONTEXTS[0], size // ANSWER_TOKENS)))
     return rows
 
 
-def table_of(rows: Sequence[dict[str, Any]], title: str) -> Table:
+def table_of(rows: Rows, title: str) -> Table:
     columns = {"grows with": "{grows_with}", "timed": "{what}", "size": "{size:,}", "us": "{host_us:,.1f}"}
     return table(title, rows, columns, texts=2)
 
 
-def _draw(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
+def _draw(axes: Any, rows: Rows) -> None:
     for case in dict.fromkeys((row["grows_with"], row["what"]) for row in rows):
         own = [row for row in rows if (row["grows_with"], row["what"]) == case]
         axes.plot([row["size"] for row in own], [row["host_us"] for row in own], "o-", label=": ".join(case))
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("streams, or tokens in the vocabulary, context, prompt or memory")
-    axes.set_ylabel("microseconds of host time")
+    axes.set(
+        xlabel="streams, or tokens in the vocabulary, context, prompt or memory", ylabel="microseconds of host time"
+    )
     axes.legend(fontsize=7)

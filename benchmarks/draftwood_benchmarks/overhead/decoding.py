@@ -7,16 +7,14 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from draftwood_benchmarks.harness.answers import Task, sequences
 from draftwood_benchmarks.harness.report import BenchmarkError
 from draftwood_benchmarks.overhead.costless import MAX_CONTEXT, CostlessRunner, costless_model, make_texts
 from draftwood_model_runner.engine import Engine, EngineConfig
-from draftwood_model_runner.request import Request, StopParams
-from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.registry import create
 
 PROMPT_TOKENS = 64
@@ -26,21 +24,10 @@ _WARM_STEPS, _STEPS = 100, 150
 """Steps of a round: before those that are measured, and these."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostRow:
-    """Host time of one size.
-
-    Attributes:
-        grows_with: "streams", "vocabulary", "context", "prompt" or "memory".
-        size: streams or tokens of it.
-        what: what was timed.
-        host_us: microseconds, of one sequence; the best of the rounds.
-    """
-
-    grows_with: str
-    size: int
-    what: str
-    host_us: float
+def host_row(grows_with: str, size: int, what: str, host_us: float) -> dict[str, Any]:
+    """A row of the report: microseconds of one sequence that `what` took, the best of the rounds, with so many streams
+    or tokens ("vocabulary", "context", "prompt" or "memory")."""
+    return {"grows_with": grows_with, "size": size, "what": what, "host_us": host_us}
 
 
 def step_us(
@@ -61,30 +48,19 @@ def step_us(
     texts[:, 0] = np.arange(streams) + 100
     runner = CostlessRunner(texts)
     engine = Engine(costless_model(runner), EngineConfig(max_running=streams, max_draft_nodes=nodes))
+    prompts, task = [text[:prompt_tokens].copy() for text in texts], Task(MAX_CONTEXT - PROMPT_TOKENS)
     strategy = _learned_strategy(strategy_name, learned)
-    sequences = [
-        Sequence(
-            Request(
-                request_id=str(number),
-                prompt=text[:prompt_tokens].copy(),
-                stop=StopParams(MAX_CONTEXT - PROMPT_TOKENS),
-                strategy_name=strategy_name,
-                max_draft_nodes=nodes,
-            ),
-            strategy,
-        )
-        for number, text in enumerate(texts)
-    ]
-    for sequence in sequences:
+    running = sequences(prompts, task, strategy, strategy_name=strategy_name, max_draft_nodes=nodes)
+    for sequence in running:
         engine.add(sequence)
-    while any(not sequence.output for sequence in sequences):
+    while any(not sequence.output for sequence in running):
         engine.step()
     for _ in range(_WARM_STEPS):
         engine.step()
     with collector_off():
         seconds = [_timed_step(engine, runner) for _ in range(_STEPS)]
     assert engine.running == streams, "a sequence ended before the last measured step"
-    if reasons := {sequence.stats.drafting_disabled_reason for sequence in sequences} - {""}:
+    if reasons := {sequence.stats.drafting_disabled_reason for sequence in running} - {""}:
         raise BenchmarkError(f"{strategy_name}: drafting was switched off: {min(reasons)}")
     engine.close()
     return round(1e6 * statistics.median(seconds) / streams, 2)
@@ -95,9 +71,8 @@ def prompt_us(strategy_name: str, tokens: int) -> tuple[float, float]:
     text = make_texts(1, tokens + MAX_CONTEXT, seed=3)
     runner = CostlessRunner(text)
     engine = Engine(costless_model(runner), EngineConfig(max_running=1))
-    prompt, stop = text[0, :tokens].copy(), StopParams(8)
-    request = Request(request_id="prompt", prompt=prompt, stop=stop, strategy_name=strategy_name)
-    sequence = Sequence(request, _learned_strategy(strategy_name, LEARNED))
+    strategy = _learned_strategy(strategy_name, LEARNED)
+    [sequence] = sequences([text[0, :tokens].copy()], Task(8), strategy, strategy_name=strategy_name)
     engine.add(sequence)
     seconds = []
     while not sequence.output:

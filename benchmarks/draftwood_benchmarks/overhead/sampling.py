@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 
-from draftwood_benchmarks.overhead.decoding import HostRow
+from draftwood_benchmarks.overhead.decoding import host_row
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
 from draftwood_model_runner.sampling.host.cpus import usable_cpus
 from draftwood_model_runner.sampling.host.most_probable import most_probable
@@ -26,36 +25,25 @@ _DEVIATION, _LIKELY, _ABOVE = 2.5, 30, 14.0
 """Made-up logits: normal, and a few likely tokens up to so much above them."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """
-    Attributes:
-        choose_ms: milliseconds of `TokenChooser.choose` at temperature 0.6, median.
-    """
-
-    vocabulary: int
-    top_k: int
-    top_p: float
-    choose_ms: float
-
-
-def sampling_rows(rounds: int) -> Iterator[SamplingRow]:
-    """One for each vocabulary and pair of options."""
+def sampling_rows(rounds: int) -> Iterator[dict[str, Any]]:
+    """One for each vocabulary and pair of options; "choose_ms" are the milliseconds of `TokenChooser.choose` at
+    temperature 0.6, median."""
     for vocabulary in VOCABULARIES:
         logits = _logits(vocabulary)
         for top_k, top_p in OPTIONS:
-            yield SamplingRow(vocabulary, top_k, top_p, _choose_us(logits, top_k, top_p, 30 * rounds) / 1000)
+            milliseconds = _choose_us(logits, top_k, top_p, 30 * rounds) / 1000
+            yield {"vocabulary": vocabulary, "top_k": top_k, "top_p": top_p, "choose_ms": milliseconds}
 
 
-def by_vocabulary(rounds: int) -> Iterator[HostRow]:
+def by_vocabulary(rounds: int) -> Iterator[dict[str, Any]]:
     """Those rows, and the median time of the 8 most probable tokens of 49 rows."""
     for row in sampling_rows(rounds):
-        what = f"choosing a token, top-k {row.top_k or 'off'}, top-p {row.top_p:g}"
-        yield HostRow("vocabulary", row.vocabulary, what, round(1000 * row.choose_ms, 1))
+        what = f"choosing a token, top-k {row['top_k'] or 'off'}, top-p {row['top_p']:g}"
+        yield host_row("vocabulary", row["vocabulary"], what, round(1000 * row["choose_ms"], 1))
     for vocabulary in VOCABULARIES:
         logits = _logits(vocabulary)
         found = _median_us(lambda: most_probable(logits, _TOP, usable_cpus()), 5 * rounds)  # noqa: B023
-        yield HostRow("vocabulary", vocabulary, f"top {_TOP} of {_ROWS} rows", found)
+        yield host_row("vocabulary", vocabulary, f"top {_TOP} of {_ROWS} rows", found)
 
 
 def _logits(vocabulary: int) -> Any:

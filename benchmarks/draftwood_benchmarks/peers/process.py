@@ -27,11 +27,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, Literal, NamedTuple
+from typing import IO, Annotated, Any, Literal, NamedTuple
 
-from rich.console import Console
+import typer
 
-from draftwood_benchmarks.harness.report import BenchmarkError
+from draftwood_benchmarks.harness.report import BenchmarkError, console
 from draftwood_model_runner.errors import InvalidInputError
 
 ENVIRONMENTS = Path(".venv-peers")
@@ -42,9 +42,16 @@ DRAFTS: dict[str, tuple[str, ...]] = {
     "vllm": ("none", "ngram", "suffix", "draftwood"),
 }
 """What each peer can draft with here."""
-DRAFTS_HELP = "What the peer drafts with; may be given several times. " + "; ".join(
-    f"{name}: {', '.join(drafts)}" for name, drafts in DRAFTS.items()
-)
+_BY_PEER = "; ".join(f"{name}: {', '.join(drafts)}" for name, drafts in DRAFTS.items())
+PeerOption = Annotated[
+    PeerName | None, typer.Option(help="Another engine to measure as well; `make peers` installs it.")
+]
+PeerDraftsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"What the peer drafts with; may be given several times. {_BY_PEER}. none by default.", show_default=False
+    ),
+]
 REMEMBERING = ("suffix", "draftwood")
 """Drafts that come from earlier answers as well."""
 MODULES: dict[str, str] = {"openvino-genai": "openvino_genai_peer", "vllm": "vllm_peer"}
@@ -144,12 +151,10 @@ class Peer:
         """Whether it drafts from earlier answers."""
         return self.drafts in REMEMBERING
 
-    def generate(
-        self, prompt: Sequence[int], max_tokens: int, timeout: float = ANSWER_TIMEOUT, memory: str = ""
-    ) -> PeerAnswer:
+    def generate(self, prompt: Sequence[int], max_tokens: int, memory: str = "") -> PeerAnswer:
         """The greedy answer, and its seconds as the peer measured them. Raises PeerError."""
         request = {"op": "generate", "prompt": list(prompt), "max_tokens": max_tokens, **self._named(memory)}
-        answer = self.ask(request, timeout)
+        answer = self.ask(request, ANSWER_TIMEOUT)
         return PeerAnswer(answer["tokens"], answer["seconds"], answer.get("steps", len(answer["tokens"])))
 
     def load_test(
@@ -190,14 +195,12 @@ class Peer:
             raise PeerError(f"peer {self.name}: no answer to {request['op']} within {timeout:g} s") from None
         if not line:
             raise self._died()
-        try:
+        answer = None
+        with suppress(ValueError):
             answer = json.loads(line)
-        except ValueError:
-            answer = None
         if not isinstance(answer, dict):
-            raise PeerError(
-                f"peer {self.name}: its answer to {request['op']} is no JSON object: {line.strip()[:100]!r}"
-            )
+            told = line.strip()[:100]
+            raise PeerError(f"peer {self.name}: its answer to {request['op']} is no JSON object: {told!r}")
         if "error" in answer:
             raise PeerError(f"peer {self.name}: {request['op']} failed: {answer['error']}")
         return answer
@@ -226,23 +229,17 @@ def check_drafts(name: str | None, drafts: Sequence[str]) -> None:
 
 
 @contextmanager
-def started_peer(name: str, device: str, model: PeerModel, out: Console) -> Iterator[Peer]:
-    """`running_peer`, announced. Raises InvalidInputError too: the benchmark runs on a `device` that peers don't."""
-    check_drafts(name, [model.drafts])
-    if not device.startswith("cpu"):
-        raise InvalidInputError("--peer", name, f"peers run on the CPU, and the model on {device}")
-    out.print(f"Converting and loading the model for {name}" + (f", drafts {model.drafts}" * (model.drafts != "none")))
-    with running_peer(name, model) as peer:
-        yield peer
-
-
-@contextmanager
-def running_peer(name: str, model: PeerModel, timeout: float = LOAD_TIMEOUT) -> Iterator[Peer]:
+def running_peer(name: str, model: PeerModel, device: str = "cpu", timeout: float = LOAD_TIMEOUT) -> Iterator[Peer]:
     """Runs a peer with the model loaded while the context lasts; its converted weights are deleted at the end.
 
     Raises:
+        InvalidInputError: the benchmark runs on a `device` that peers don't.
         PeerError: the peer is not installed, ended by itself, or could not load the model.
     """
+    if not device.startswith("cpu"):
+        raise InvalidInputError("--peer", name, f"peers run on the CPU, and the model on {device}")
+    drafts = "" if model.drafts == "none" else f", drafts {model.drafts}"
+    console.print(f"Converting and loading the model for {name}{drafts}")
     with running_program(name, MODULES[name], timeout, **asdict(model)) as peer:
         yield peer
 

@@ -1,29 +1,48 @@
-"""`draftwood experiment replay`: strategies compared over recorded answers."""
+"""`draftwood experiment replay`: strategies compared over recorded answers, without noise from assignment.
+
+Every arm writes the same tokens, so arms differ in the number of steps alone. The differences are paired by answer, and
+their interval comes from resampling answers.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from rich.table import Table
+from numpy.typing import NDArray
 
-from draftwood_benchmarks.harness.report import BenchmarkError, console, progress
-from draftwood_benchmarks.replay.paired import ArmSpec, PairedRow, paired, steps_of
-from draftwood_benchmarks.replay.trace import TRACES_HELP, Recording, TraceError, read_trace
+from draftwood_benchmarks.harness.report import BenchmarkError, Rows, console, progress, table
+from draftwood_benchmarks.replay.replay import made
+from draftwood_benchmarks.replay.replay import replay as replayed
+from draftwood_benchmarks.replay.trace import TRACES_HELP, Recording, read_trace
 from draftwood_client.cli.apps import new_app, run
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
-from draftwood_strategies.registry import UnknownStrategyError
+from draftwood_strategies import Strategy
 
 NEEDS_MODEL = "reads the model's most probable tokens, which recordings lack; here it drafts from token ids alone"
-
+RESAMPLES = 4000
+_AT_ONCE = 200
+"""Resamples that are drawn at once; affects memory only."""
 
 app = new_app(no_args_is_help=True)
+
+
+class ArmSpec(NamedTuple):
+    """An arm: its name, its strategy, and the strategy's options."""
+
+    name: str
+    strategy: str
+    options: Mapping[str, object]
+
+    def create(self) -> Strategy:
+        """Raises InvalidInputError."""
+        return made("--arm", self.strategy, self.options, self.name)
 
 
 def replay(args: list[str]) -> int:
@@ -48,24 +67,24 @@ def _replay(
 ) -> None:
     """Tokens per step of several strategies over the same recorded answers, compared answer by answer."""
     specs = read_arms(arm)
-    needs_model = [spec.name for spec in specs if _checked(spec).top_k]
-    recordings = _read(files, limit)
-    out = console()
+    needs_model = [spec.name for spec in specs if spec.create().top_k]
+    recordings = [recording for path in files for recording in read_trace(path, limit)]
     tokens = np.array([output.size - 1 for _, output in recordings], np.int64)
     if not tokens.sum():
         raise BenchmarkError("no recorded output has a second token, so there is no step to compare")
-    shown = specs if as_json else progress(specs, "replaying", out)
+    shown = specs if as_json else progress(specs, "replaying")
     rows = paired(specs, [steps_of(spec, recordings, budget) for spec in shown], tokens)
     if as_json:
-        print(
-            json.dumps(
-                {"rows": [asdict(row) for row in rows], "budget": budget, "without_model": needs_model}, indent=1
-            )
-        )
+        print(json.dumps({"rows": rows, "budget": budget, "without_model": needs_model}, indent=1))
         return
-    out.print(_table(rows, budget))
+    title = f"{rows[0]['answers']:,} recorded answers, {rows[0]['tokens']:,} tokens, {budget} draft nodes a step"
+    columns = {"arm": "{arm}", "strategy": "{strategy}", "steps": "{steps:,}", "tokens/step": "{acceptance_length:.3f}"}
+    columns |= {"change": "{change:+.1%}", "95% interval": "{span}"}
+    spans = [None if row["low"] is None else f"{row['low']:+.1%} to {row['high']:+.1%}" for row in rows]
+    shown_rows = [row | {"span": span} for row, span in zip(rows, spans, strict=True)]
+    console.print(table(title, shown_rows, columns, texts=2))
     for name in needs_model:
-        out.print(f"{name} {NEEDS_MODEL}.")
+        console.print(f"{name} {NEEDS_MODEL}.")
 
 
 def read_arms(texts: list[str]) -> list[ArmSpec]:
@@ -96,27 +115,47 @@ def _value(text: str) -> Any:
         return text
 
 
-def _checked(spec: ArmSpec) -> Any:
-    try:
-        return spec.create()
-    except (UnknownStrategyError, TypeError, ValueError) as error:
-        raise InvalidInputError("--arm", spec.name, str(error)) from error
+def steps_of(spec: ArmSpec, recordings: Sequence[Recording], budget: int) -> NDArray[np.int64]:
+    """int64[answer]: steps of each answer, in order; the memory starts empty and learns from each."""
+    strategy = spec.create()
+    return np.array([replayed(strategy, [recording], budget).steps for recording in recordings], np.int64)
 
 
-def _read(files: list[Path], limit: int | None) -> list[Recording]:
-    try:
-        return [recording for path in files for recording in read_trace(path, limit)]
-    except TraceError as error:
-        raise InvalidInputError("FILE", None, str(error)) from error
+def paired(specs: Sequence[ArmSpec], steps: Sequence[NDArray[np.int64]], tokens: NDArray[np.int64]) -> Rows:
+    """The rows of the arms. "answers" have at least one step; "change" is the relative change of the acceptance length
+    from the first arm's, 0.1 being 10% more tokens per step, "low" and "high" its 95% interval; None for the first arm.
+
+    Args:
+        specs: the arms, the first one being the control.
+        steps: int64[answer] of each arm.
+        tokens: int64[answer], tokens written in steps, which are the same in every arm.
+    """
+    rows: Rows = []
+    for spec, own in zip(specs, steps, strict=True):
+        total, all_tokens = int(own.sum()), int(tokens.sum())
+        change, low, high = None, None, None
+        if rows:
+            change, (low, high) = float(steps[0].sum() / total - 1.0), interval(steps[0], own)
+        row = {"arm": spec.name, "strategy": spec.strategy, "answers": int((tokens > 0).sum()), "tokens": all_tokens}
+        row |= {"steps": total, "acceptance_length": all_tokens / total, "change": change, "low": low, "high": high}
+        rows.append(row)
+    return rows
 
 
-def _table(rows: list[PairedRow], budget: int) -> Table:
-    title = f"{rows[0].answers:,} recorded answers, {rows[0].tokens:,} tokens, {budget} draft nodes a step"
-    table = Table(title=title, title_justify="left")
-    for heading in ("arm", "strategy", "steps", "tokens/step", "change", "95% interval"):
-        table.add_column(heading, justify="left" if heading in ("arm", "strategy") else "right")
-    for row in rows:
-        change = "-" if row.change is None else f"{row.change:+.1%}"
-        span = "-" if row.low is None or row.high is None else f"{row.low:+.1%} to {row.high:+.1%}"
-        table.add_row(row.arm, row.strategy, f"{row.steps:,}", f"{row.acceptance_length:.3f}", change, span)
-    return table
+def interval(control: NDArray[np.int64], treatment: NDArray[np.int64], seed: int = 0) -> tuple[float, float]:
+    """95% percentile-bootstrap interval of the relative change of the acceptance length.
+
+    Args:
+        control, treatment: steps of the same answers, int64[answer]; those without a step say nothing.
+        seed: of the resampling.
+    """
+    random = np.random.default_rng(seed)
+    both = np.stack([control, treatment], axis=1)
+    both = both[both[:, 0] > 0]
+    changes = []
+    for _ in range(RESAMPLES // _AT_ONCE):
+        times_drawn = random.multinomial(len(both), np.full(len(both), 1.0 / len(both)), size=_AT_ONCE)
+        sums = times_drawn @ both
+        changes.append(sums[:, 0] / sums[:, 1] - 1.0)
+    low, high = np.percentile(np.concatenate(changes), [2.5, 97.5])
+    return float(low), float(high)

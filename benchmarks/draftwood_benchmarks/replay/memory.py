@@ -7,7 +7,6 @@ of each file are left out and replayed over it. Without files the text is synthe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,12 +15,11 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, progress, table
-from draftwood_benchmarks.replay.replay import replay
-from draftwood_benchmarks.replay.trace import Recording, TraceError, read_trace
+from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, Rows, progress, table
+from draftwood_benchmarks.replay.replay import made, replay
+from draftwood_benchmarks.replay.trace import Recording, read_trace
 from draftwood_client.cli.options import command
-from draftwood_model_runner.errors import InvalidInputError
-from draftwood_strategies import Strategy, create
+from draftwood_strategies import Strategy, strategy_names
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.registry import options_of
 
@@ -34,22 +32,6 @@ _TEXT_TOKENS = 300
 """Length of a synthetic output."""
 _LEAST_CAPACITY = 1_000_000
 """Tokens; a memory that is filled less has the capacity of a usual one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A row of the report; figures as in `replay.Replayed`.
-
-    Attributes:
-        tokens: tokens in memory before the replay.
-    """
-
-    tokens: int
-    strategy: str
-    budget: int
-    draft_us: float
-    learn_us_per_token: float
-    bytes_per_token: float
 
 
 @command
@@ -66,17 +48,16 @@ def memory(
     measured: Annotated[int, typer.Option(min=1, help="Recordings of each file to replay.")] = 10,
 ) -> None:
     """Drafting time, learning time and bytes of a strategy with 10,000, 100,000 and 1,000,000 tokens in memory."""
-    out = console()
-    output.check()
-    traces = _read(files or [], measured, max(tokens or SIZES))
-    sizes = progress(tokens or SIZES, "measuring", out)
-    rows = [asdict(row_of(strategy, size, budget, traces, measured)) for size in sizes]
-    out.print(table_of(rows))
-    output.write(rows)
+    sizes = tokens or SIZES
+    traces = [list(read_trace(path)) for path in files or []]
+    traces = traces or [made_up(max(sizes) // _TEXT_TOKENS + 1 + measured)]
+    rows = [row_of(strategy, size, budget, traces, measured) for size in progress(sizes, "measuring")]
+    output.report(table_of(rows), rows)
 
 
-def row_of(name: str, tokens: int, budget: int, traces: Sequence[Sequence[Recording]], measured: int) -> Row:
-    """Fills a new memory with `tokens` tokens, and replays the last `measured` recordings of each trace over it.
+def row_of(name: str, tokens: int, budget: int, traces: Sequence[Sequence[Recording]], measured: int) -> dict[str, Any]:
+    """Fills a new memory with `tokens` tokens, and replays the last `measured` recordings of each trace over it; its
+    figures are those of `replay.Replayed`.
 
     Raises:
         BenchmarkError: the traces hold fewer tokens, or the strategy has no memory of tokens.
@@ -84,17 +65,17 @@ def row_of(name: str, tokens: int, budget: int, traces: Sequence[Sequence[Record
     """
     kept = [recording for trace in traces for recording in trace[-measured:]]
     replay(_filled(name, 1000, traces, measured), kept[:1], budget)  # compiles
-    strategy = _filled(name, tokens, traces, measured)
-    held, size = _tokens(strategy), int(getattr(strategy, "nbytes", 0))
+    strategy: Any = _filled(name, tokens, traces, measured)
+    held, size = int(strategy.tokens), int(getattr(strategy, "nbytes", 0))
     found = replay(strategy, kept, budget)
-    return Row(
-        tokens=held,
-        strategy=name,
-        budget=budget,
-        draft_us=round(found.draft_us, 2),
-        learn_us_per_token=round(found.learn_us_per_token, 3),
-        bytes_per_token=round(size / held, 1),
-    )
+    return {
+        "tokens": held,
+        "strategy": name,
+        "budget": budget,
+        "draft_us": round(found.draft_us, 2),
+        "learn_us_per_token": round(found.learn_us_per_token, 3),
+        "bytes_per_token": round(size / held, 1),
+    }
 
 
 def made_up(recordings: int, seed: int = 0) -> list[Recording]:
@@ -103,39 +84,28 @@ def made_up(recordings: int, seed: int = 0) -> list[Recording]:
     ends = np.cumsum(random.integers(2, 12, _PHRASES))
     book = random.zipf(_ZIPF, ends[-1]).clip(max=_VOCABULARY).astype(np.int32)
     phrases = np.split(book, ends[:-1])
-    made = []
+    recordings_made = []
     for _ in range(recordings):
         drawn = random.zipf(_ZIPF, _TEXT_TOKENS).clip(max=_PHRASES) - 1
         text = np.concatenate([phrases[at] for at in drawn])[: _TEXT_TOKENS + 1]
-        made.append((text[:1], text[1:]))
-    return made
-
-
-def _read(files: list[Path], measured: int, tokens: int) -> list[list[Recording]]:
-    if not files:
-        return [made_up(tokens // _TEXT_TOKENS + 1 + measured)]
-    try:
-        return [list(read_trace(path)) for path in files]
-    except TraceError as error:
-        raise InvalidInputError("FILE", None, str(error)) from error
+        recordings_made.append((text[:1], text[1:]))
+    return recordings_made
 
 
 def _filled(name: str, tokens: int, traces: Sequence[Sequence[Recording]], measured: int) -> Strategy:
     """A new strategy that has learned `tokens` tokens, or a few more."""
-    try:
-        # Sequence starts and unfinished blocks take up capacity as well.
-        capacity = {"capacity_tokens": max(tokens * 5 // 4, _LEAST_CAPACITY)}
-        strategy: Any = create(name, **(capacity if "capacity_tokens" in options_of(name) else {}))
-    except LookupError as error:
-        raise InvalidInputError("strategy", None, str(error)) from error
+    bounded = name in strategy_names() and "capacity_tokens" in options_of(name)
+    # Sequence starts and unfinished blocks take up capacity as well.
+    capacity = {"capacity_tokens": max(tokens * 5 // 4, _LEAST_CAPACITY)} if bounded else {}
+    strategy: Any = made("--strategy", name, capacity)
     if not hasattr(strategy, "learn") or not hasattr(strategy, "tokens"):
         raise BenchmarkError(f"strategy {name!r} keeps no memory of tokens")
     for text in _texts(traces, measured):
-        if _tokens(strategy) >= tokens:
+        if strategy.tokens >= tokens:
             break
-        strategy.learn(text[: tokens - _tokens(strategy)])
-    if _tokens(strategy) < tokens:
-        raise BenchmarkError(f"the recordings fill a memory with {_tokens(strategy)} tokens, not {tokens}")
+        strategy.learn(text[: tokens - int(strategy.tokens)])
+    if strategy.tokens < tokens:
+        raise BenchmarkError(f"the recordings fill a memory with {strategy.tokens} tokens, not {tokens}")
     return strategy  # type: ignore[no-any-return]
 
 
@@ -146,11 +116,7 @@ def _texts(traces: Sequence[Sequence[Recording]], measured: int) -> Iterator[Int
             yield from (recording[part] for recording in row if recording is not None)
 
 
-def _tokens(strategy: Any) -> int:
-    return int(strategy.tokens)
-
-
-def table_of(rows: list[dict[str, Any]]) -> Table:
+def table_of(rows: Rows) -> Table:
     columns = {"tokens in memory": "{tokens:,}", "strategy": "{strategy}", "nodes": "{budget}"}
     columns |= {"draft us": "{draft_us:.1f}", "learn us/token": "{learn_us_per_token:.2f}"}
     return table("Cost of a memory by its size", rows, columns | {"bytes/token": "{bytes_per_token:.1f}"})

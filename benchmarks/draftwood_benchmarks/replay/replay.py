@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from draftwood_benchmarks.replay.trace import Recording
-from draftwood_strategies import DraftTree, Strategy
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_strategies import DraftTree, Strategy, create
 from draftwood_strategies.budgeting.chains import best_chains
 from draftwood_strategies.draft import DraftTrees, Int32Array
 from draftwood_strategies.tree_index import NO_NODE
@@ -74,6 +75,14 @@ class ChainLimits:
             self.least,
         )
         return DraftTree(tokens, np.arange(-1, tokens.size - 1, dtype=np.int32), scores)
+
+
+def made(flag: str, name: str, options: Mapping[str, object], of: str = "") -> Strategy:
+    """A new strategy. Raises InvalidInputError: it cannot be made; names the flag, and `of` or the strategy."""
+    try:
+        return create(name, **options)
+    except (LookupError, TypeError, ValueError) as error:
+        raise InvalidInputError(flag, of or name, str(error)) from error
 
 
 def accepted_length(tree: DraftTree, continuation: Int32Array) -> int:

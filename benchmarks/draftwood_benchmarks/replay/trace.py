@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from draftwood_model_runner.errors import InvalidInputError
 from draftwood_strategies.draft import Int32Array
 
 Recording = tuple[Int32Array, Int32Array]
@@ -28,8 +29,11 @@ _EXPORT = "draftwood_memory"
 _PARTS = ("prompt_ids", "output_ids")
 
 
-class TraceError(ValueError):
+class TraceError(InvalidInputError):
     """A trace cannot be read; the message names the file, the line and the problem."""
+
+    def __init__(self, path: Path, problem: object) -> None:
+        super().__init__("FILE", path, str(problem))
 
 
 def read_trace(path: Path, limit: int | None = None) -> Iterator[Recording]:
@@ -53,18 +57,18 @@ def _recordings(path: Path) -> Iterator[Recording]:
                     found += 1
                     yield _recording(row, exported, path, number)
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: {error}") from error
+        raise TraceError(path, error) from error
     if exported and not found:
-        raise TraceError(f"{path}: the exported memory has no answer of two tokens or more")
+        raise TraceError(path, "the exported memory has no answer of two tokens or more")
 
 
 def _row(line: str, path: Path, number: int) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise TraceError(f"{path}, line {number}: not JSON ({error})") from error
+        raise TraceError(path, f"line {number}: not JSON ({error})") from error
     if not isinstance(row, dict):
-        raise TraceError(f"{path}, line {number}: not an object")
+        raise TraceError(path, f"line {number}: not an object")
     return row
 
 
@@ -87,7 +91,7 @@ def _ids(given: object, name: str, path: Path, number: int) -> Int32Array:
     except (ValueError, TypeError, OverflowError):
         ids = np.empty(0, np.int32)
     if ids.ndim != 1 or ids.size == 0 or ids.min() < 0:
-        raise TraceError(f"{path}, line {number}: {name} must be a list of one or more ids of at least 0")
+        raise TraceError(path, f"line {number}: {name} must be a list of one or more ids of at least 0")
     return ids
 
 

@@ -9,11 +9,9 @@ to, as it writes the same text. Each round starts with the memories of the first
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from draftwood_benchmarks.harness.machine import OtherLoad, warning
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe
@@ -21,22 +19,22 @@ from draftwood_benchmarks.harness.prompts import (
     SAMPLED,
     ContextOption,
     OwnTextOption,
+    PromptsOption,
+    SampledOption,
     encode,
     lengthened,
-    positions_of,
     random_prompts,
     read_prompts,
     split,
     told,
 )
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console
-from draftwood_benchmarks.peers.process import DRAFTS_HELP, PeerName, check_drafts
+from draftwood_benchmarks.peers.process import PeerDraftsOption, PeerOption, check_drafts
 from draftwood_benchmarks.speed.rows import PLAIN, rows_of, table_of
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 
 if TYPE_CHECKING:
-    from draftwood_benchmarks.speed.contenders import Tally
     from draftwood_model_runner.engine import Engine
     from draftwood_model_runner.loading.model import LoadedModel
     from draftwood_strategies.draft import Int32Array
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
 RANDOM_TEMPERATURE = 2.0
 """For text that cannot be predicted; higher than any service samples at."""
 _RANDOM_PROMPT_TOKENS = 32
+_MAX_DRAFT_NODES = 48
 _LIMIT, _WARM = 20, 120
 _COSTLY_LIMIT, _COSTLY_WARM, _COSTLY_STRATEGY = 3, 16, "hybrid"
 """Defaults with a real vocabulary or a real context, which let a run of the shape 110m end within ten minutes."""
@@ -61,28 +60,15 @@ class SpeedOptions:
             show_default=False,
         ),
     ] = None
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="Prompts of your own: JSON lines or text lines. The bundled questions by default."),
-    ] = None
+    prompts: PromptsOption = None
     text: Annotated[
         Literal["prompts", "random"],
         typer.Option(help="random: random tokens, sampled at temperature 2, which no strategy can predict."),
     ] = "prompts"
-    sampled: Annotated[
-        bool,
-        typer.Option(
-            "--sampled",
-            help="Also answer with sampling: temperature 0.6, top-k 20, top-p 0.95, beside the greedy answers.",
-        ),
-    ] = False
+    sampled: SampledOption = False
     context: ContextOption = None
-    peer: Annotated[
-        PeerName | None, typer.Option(help="Another engine to measure as well; `make peers` installs it.")
-    ] = None
-    peer_drafts: Annotated[
-        list[str] | None, typer.Option(help=f"{DRAFTS_HELP}. none by default.", show_default=False)
-    ] = None
+    peer: PeerOption = None
+    peer_drafts: PeerDraftsOption = None
     rounds: Annotated[
         int, typer.Option(min=1, help="How often all prompts are answered; the table shows the spread.")
     ] = 2
@@ -104,7 +90,6 @@ class SpeedOptions:
         ),
     ] = None  # type: ignore[assignment]
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, at most.")] = 200
-    max_draft_nodes: Annotated[int, typer.Option(min=1, help="Draft nodes per step, at most.")] = 48
     budget: Annotated[
         int | None,
         typer.Option(
@@ -144,91 +129,68 @@ class SpeedOptions:
 @command
 def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> None:
     """Tokens per second of one stream: transformers' generate and prompt lookup, ours with drafting off, and every
-    strategy with an empty and with a warm memory.
+    strategy with an empty and with a warm memory. With --sampled ours also answers by sampling.
 
     Ends with status 1 if float32 outputs differ from plain decoding in a single token.
     """
     options = given.complete(model)
-    out = console()
-    output.check()
-    _report(_measure(model, options, out), options, output, out)
-
-
-class _Measured(NamedTuple):
-    """A run.
-
-    Attributes:
-        name: of the model, for tables.
-        busy: share of the CPU time that other processes took; None where that is not known.
-    """
-
-    tallies: list[Tally]
-    loaded: LoadedModel
-    name: str
-    busy: float | None
-
-
-def _report(run: _Measured, options: SpeedOptions, output: OutputOptions, out: Console) -> None:
-    """Prints the table and writes the files. Raises BenchmarkError: float32 outputs differ."""
-    rows = rows_of(run.tallies, quantized=run.loaded.weights in ("int8", "int4"))
-    warm = f"warm: after {options.warm} others"
-    title = f"{run.name}\n{options.limit} prompts, {options.rounds} rounds; {warm}{warning(run.busy)}"
-    title += "" if options.budget is None else f"; always {options.budget} draft nodes"
-    title += told(options.own_text, options.context)
-    out.print(table_of(rows, title))
-    output.write(
-        rows,
-        model=run.name,
-        text=options.text,
-        vocabulary=run.loaded.vocab_size,
-        context=options.context,
-        prompts=options.limit,
-        warm_prompts=options.warm,
-        budget=options.budget,
-        own_text=options.own_text,
-        rounds=options.rounds,
-        busy=run.busy,
-    )
-    if run.loaded.dtype == "float32" and not all(row["identical"] for row in rows if row["engine"] == "draftwood"):
-        raise BenchmarkError("some outputs differ from plain decoding in float32; this is a defect, please report it")
-
-
-def _measure(model: ModelOptions, options: SpeedOptions, out: Console) -> _Measured:
-    with chosen_model(model, out, positions_of(model, options.context, options.max_tokens)) as chosen:
+    context = options.context
+    with chosen_model(model, None if context is None else context + options.max_tokens) as chosen:
         import torch
 
-        from draftwood_benchmarks.speed.contenders import Task
+        from draftwood_benchmarks.harness.answers import Task
         from draftwood_benchmarks.speed.measuring import Measurement, references
 
-        with out.status("Loading the model"):
+        with console.status("Loading the model"):
             loaded = chosen.load()
             threads = model.threads or torch.get_num_threads()
             engine = _engine(loaded, options, threads)
-            small = chosen.same_text and options.context is None and options.warm > 1
+            small = chosen.same_text and context is None and options.warm > 1
             teacher = _engine(chosen.load_small(), options, threads) if small else engine
-            if options.own_text:
-                with out.status("Writing the model's own text"):
-                    own_text = teacher.own_text(options.own_text, None)
-                    while not own_text.done:
-                        own_text.step()
-                engine.draft_from(own_text.rows)
-        measured, others = _random(loaded, options) if options.random else _read(out, loaded, options)
+        if options.own_text:
+            with console.status("Writing the model's own text"):
+                own_text = teacher.own_text(options.own_text, None)
+                while not own_text.done:
+                    own_text.step()
+            engine.draft_from(own_text.rows)
+        measured, others = _prompts(loaded, options)
         task = Task(options.max_tokens)
         if options.random:
             task = Task(options.max_tokens, RANDOM_TEMPERATURE, ignore_eos=True)
         tasks = [task, Task(options.max_tokens, **SAMPLED)] if options.sampled else [task]
         measurement = Measurement(engine, teacher, tasks, options.strategy or [], measured, others, options.rounds)
         peer, drafts, warm = options.peer, options.peer_drafts or [], options.warm > 0
-        with references(out, chosen, engine, threads, task, peer, drafts, warm=warm) as found:
+        with references(chosen, engine, threads, task, peer, drafts, warm=warm) as found:
             load = OtherLoad()
-            tallies = measurement.tallies(found, out)
-            return _Measured(tallies, loaded, describe(chosen, loaded), load.share())
+            tallies = measurement.tallies(found)
+            busy, name = load.share(), describe(chosen, loaded)
+    rows = rows_of(tallies, quantized=loaded.weights in ("int8", "int4"))
+    title = (
+        f"{name}\n{options.limit} prompts, {options.rounds} rounds; warm: after {options.warm} others{warning(busy)}"
+    )
+    title += "" if options.budget is None else f"; always {options.budget} draft nodes"
+    output.report(
+        table_of(rows, title + told(options.own_text, context)),
+        rows,
+        model=name,
+        text=options.text,
+        vocabulary=loaded.vocab_size,
+        context=context,
+        prompts=options.limit,
+        warm_prompts=options.warm,
+        budget=options.budget,
+        own_text=options.own_text,
+        rounds=options.rounds,
+        busy=busy,
+    )
+    if loaded.dtype == "float32" and not all(row["identical"] for row in rows if row["engine"] == "draftwood"):
+        raise BenchmarkError("some outputs differ from plain decoding in float32; this is a defect, please report it")
 
 
 def _engine(model: LoadedModel, options: SpeedOptions, threads: int) -> Engine:
     from draftwood_model_runner.engine import Engine, EngineConfig
 
-    nodes = options.max_draft_nodes if options.budget is None else options.budget
+    nodes = options.budget or _MAX_DRAFT_NODES
     # One long prompt is answered at a time; others are short.
     kv_tokens = None if options.context is None else 2 * (model.max_context + nodes)
     # transformers has no prefix cache, and all contenders answer the same prompts.
@@ -251,17 +213,15 @@ def _strategies(wanted: list[str] | None) -> list[str]:
     return [name for name in dict.fromkeys(wanted or strategy_names()) if name != PLAIN]
 
 
-def _random(model: LoadedModel, options: SpeedOptions) -> tuple[list[Int32Array], list[Int32Array]]:
-    prompts = random_prompts(options.limit + options.warm, _RANDOM_PROMPT_TOKENS, model.vocab_size)
-    return split(prompts, options.limit, options.warm)
-
-
-def _read(out: Console, model: LoadedModel, options: SpeedOptions) -> tuple[list[Int32Array], list[Int32Array]]:
+def _prompts(model: LoadedModel, options: SpeedOptions) -> tuple[list[Int32Array], list[Int32Array]]:
     """The prompts that are measured, and others, which stay short."""
+    if options.random:
+        prompts = random_prompts(options.limit + options.warm, _RANDOM_PROMPT_TOKENS, model.vocab_size)
+        return split(prompts, options.limit, options.warm)
     encoded = [encode(model.tokenizer, prompt) for prompt in read_prompts(options.prompts)]
     fitting = [prompt for prompt in encoded if prompt.size + options.max_tokens <= model.max_context]
     if len(fitting) < len(encoded):
-        out.print(f"{len(encoded) - len(fitting)} prompts are left out: they do not fit the model's context.")
+        console.print(f"{len(encoded) - len(fitting)} prompts are left out: they do not fit the model's context.")
     measured, others = split(fitting, options.limit, options.warm)
     if options.context is not None:
         measured = lengthened(measured, options.context, fitting, model.max_context - options.max_tokens)

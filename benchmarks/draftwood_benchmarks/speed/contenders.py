@@ -8,18 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 
+from draftwood_benchmarks.harness.answers import Task, finish, generate, sequences
 from draftwood_benchmarks.harness.models import synchronize
 from draftwood_benchmarks.harness.report import BenchmarkError
 from draftwood_benchmarks.peers.process import Peer
 from draftwood_model_runner.engine import Engine
-from draftwood_model_runner.loading.model import LoadedModel
-from draftwood_model_runner.request import Request, SamplingParams, StopParams
-from draftwood_model_runner.sequence import Sequence as EngineSequence
 from draftwood_strategies import Strategy
 from draftwood_strategies.draft import Int32Array
 
@@ -27,26 +24,7 @@ PROMPT_LOOKUP_TOKENS = 10
 """Draft tokens per step: the default of transformers' `PromptLookupCandidateGenerator`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """How each prompt is answered.
-
-    Attributes:
-        max_tokens: new tokens, at most.
-        temperature: 0 is greedy.
-        top_k, top_p: 0 and 1 keep all tokens.
-        ignore_eos: write all of them, past end-of-sequence tokens.
-    """
-
-    max_tokens: int
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    ignore_eos: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The answer of one contender to one prompt.
 
     Attributes:
@@ -139,8 +117,7 @@ class PeerContender:
             self._peer.learn([prompt.tolist() for prompt in others], self._task.max_tokens, self._memory)
 
     def answer(self, prompt: Int32Array, index: int) -> Answer:
-        tokens, seconds, steps = self._peer.generate(prompt.tolist(), self._task.max_tokens, memory=self._memory)
-        return Answer(tokens, seconds, steps, 0)
+        return Answer(*self._peer.generate(prompt.tolist(), self._task.max_tokens, self._memory), nodes=0)
 
 
 class TransformersContender:
@@ -148,38 +125,30 @@ class TransformersContender:
 
     Args:
         module: the model as transformers loads it.
-        model: the same model as our engine runs it.
         threads: CPU threads, set before each answer: our engine changes the number in this process.
     """
 
+    engine = "transformers"
     warm = False
     sampled = False
 
-    def __init__(self, module: Any, model: LoadedModel, task: Task, threads: int, *, prompt_lookup: bool) -> None:
+    def __init__(self, module: Any, task: Task, threads: int, *, prompt_lookup: bool) -> None:
         assert task.temperature == 0.0
-        self.engine = "transformers"
         self.strategy = "prompt-lookup" if prompt_lookup else "none"
         self._module = module
-        self._model = model
+        self._task = task
         self._threads = threads
-        self._arguments: dict[str, Any] = {
-            "max_new_tokens": task.max_tokens,
-            "do_sample": False,
-            "pad_token_id": module.generation_config.pad_token_id or 0,
-        }
+        self._options: dict[str, Any] = {"pad_token_id": module.generation_config.pad_token_id or 0}
         if prompt_lookup:
-            self._arguments["prompt_lookup_num_tokens"] = PROMPT_LOOKUP_TOKENS
+            self._options["prompt_lookup_num_tokens"] = PROMPT_LOOKUP_TOKENS
         self._widths: list[int] = []
 
     def answer(self, prompt: Int32Array, index: int) -> Answer:
         torch.set_num_threads(self._threads)
         self._widths.clear()
         hook = self._module.register_forward_pre_hook(self._note_width, with_kwargs=True)
-        synchronize(self._model)
         started = time.perf_counter()
-        ids = torch.from_numpy(prompt.astype(np.int64)).to(self._model.device)[None]
-        output = self._module.generate(ids, attention_mask=torch.ones_like(ids), **self._arguments)
-        tokens = output[0, prompt.size :].tolist()
+        [tokens] = generate(self._module, [prompt], self._task.max_tokens, **self._options)
         seconds = time.perf_counter() - started
         hook.remove()
         return Answer(tokens, seconds, len(self._widths), sum(width - 1 for width in self._widths[1:]))
@@ -187,21 +156,6 @@ class TransformersContender:
     def _note_width(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         self._widths.append(int(ids.shape[1]))
-
-
-def finish(engine: Engine, sequences: Sequence[EngineSequence]) -> None:
-    """Runs sequences to their ends, at once. Raises BenchmarkError if one fails."""
-    for sequence in sequences:
-        engine.add(sequence)
-    while engine.has_work:
-        step(engine)
-
-
-def step(engine: Engine) -> None:
-    """One step. Raises BenchmarkError if a sequence fails."""
-    for output in engine.step():
-        if output.finish is not None and output.finish.error is not None:
-            raise BenchmarkError(f"the engine failed: {output.finish.error}") from output.finish.error
 
 
 class EngineContender:
@@ -213,50 +167,40 @@ class EngineContender:
         number: of the round. The payoff of drafts is measured by tenant, so each round is a tenant of its own.
     """
 
+    engine = "draftwood"
+
     def __init__(
         self, engine: Engine, task: Task, name: str, strategy: Strategy | None, *, warm: bool, number: int = 0
     ) -> None:
-        self.engine = "draftwood"
         self.strategy = name
         self.warm = warm
         self.sampled = task.temperature > 0.0
         self._engine = engine
         self._task = task
         self._strategy = strategy
-        self._tenant = f"{name}, {'warm' if warm else 'cold'}, {number}{', sampled' * self.sampled}"
+        self._request: dict[str, Any] = {
+            "tenant": f"{name}, {'warm' if warm else 'cold'}, {number}{', sampled' * self.sampled}",
+            "strategy_name": name,
+            "max_draft_nodes": 0 if strategy is None else engine.config.max_draft_nodes,
+        }
+        if not self.sampled:  # the model's own penalties, as in transformers
+            self._request["sampling"] = replace(engine.model.defaults.sampling, temperature=0.0)
 
     def answer(self, prompt: Int32Array, index: int) -> Answer:
         synchronize(self._engine.model)
         started = time.perf_counter()
-        sequence = self._sequence(prompt, index)
-        self._run([sequence])
+        [sequence] = self._run([prompt], index)
         seconds = time.perf_counter() - started
         return Answer(list(sequence.output), seconds, sequence.stats.decode_steps, sequence.stats.draft_tokens)
 
     def answer_together(self, prompts: Iterable[Int32Array], seed: int) -> list[list[int]]:
         """Answers prompts in one batch; the strategy learns from them as in a service."""
-        sequences = [self._sequence(prompt, seed + i) for i, prompt in enumerate(prompts)]
-        self._run(sequences)
-        return [list(sequence.output) for sequence in sequences]
+        return [list(sequence.output) for sequence in self._run([*prompts], seed)]
 
-    def _sequence(self, prompt: Int32Array, seed: int) -> EngineSequence:
-        task = self._task
-        sampling = SamplingParams(temperature=task.temperature, top_k=task.top_k, top_p=task.top_p, seed=seed)
-        if task.temperature == 0.0:  # the model's own penalties, as in transformers
-            sampling = replace(self._engine.model.defaults.sampling, temperature=0.0, seed=seed)
-        request = Request(
-            request_id=f"{self.strategy}-{seed}",
-            prompt=prompt,
-            stop=StopParams(max_tokens=task.max_tokens, ignore_eos=task.ignore_eos),
-            sampling=sampling,
-            tenant=self._tenant,
-            strategy_name=self.strategy,
-            max_draft_nodes=0 if self._strategy is None else self._engine.config.max_draft_nodes,
-        )
-        return EngineSequence(request, self._strategy)
-
-    def _run(self, sequences: Sequence[EngineSequence]) -> None:
-        finish(self._engine, sequences)
-        for sequence in sequences:
+    def _run(self, prompts: list[Int32Array], seed: int) -> list[Any]:
+        running = sequences(prompts, self._task, self._strategy, seed=seed, **self._request)
+        finish(self._engine, running)
+        for sequence in running:
             if reason := sequence.stats.drafting_disabled_reason:
                 raise BenchmarkError(f"strategy {self.strategy!r} was switched off: {reason}")
+        return running

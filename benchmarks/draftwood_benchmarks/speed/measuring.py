@@ -5,19 +5,17 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from rich.console import Console
-
+from draftwood_benchmarks.harness.answers import Task
 from draftwood_benchmarks.harness.models import ChosenModel
-from draftwood_benchmarks.harness.report import progress
-from draftwood_benchmarks.peers.process import PeerModel, started_peer
+from draftwood_benchmarks.harness.report import console, progress
+from draftwood_benchmarks.peers.process import PeerModel, running_peer
 from draftwood_benchmarks.speed.contenders import (
     Contender,
     EngineContender,
     PeerContender,
     Tally,
-    Task,
     TransformersContender,
 )
 from draftwood_benchmarks.speed.rows import PLAIN
@@ -52,7 +50,7 @@ class Measurement:
     others: Sequence[Int32Array]
     rounds: int
 
-    def tallies(self, references: Sequence[Contender], out: Console) -> list[Tally]:
+    def tallies(self, references: Sequence[Contender]) -> list[Tally]:
         """All tallies, in the order of the report."""
         for reference in references:
             reference.answer(self.measured[0], 0)  # the first run is slower
@@ -61,19 +59,18 @@ class Measurement:
             for reference in references:
                 if isinstance(reference, PeerContender):
                     reference.begin(number, self.others)
-            ours = [one for task in self.tasks for one in self._ours(task, number, out)]
-            contenders = [*references, *ours]
+            contenders = [*references, *(one for task in self.tasks for one in self._ours(task, number))]
             tallies = tallies or [Tally(contender, rounds=self.rounds) for contender in contenders]
             for tally, contender in zip(tallies, contenders, strict=True):
                 tally.contender = contender
-            for i, prompt in enumerate(progress(self.measured, f"measuring, round {number + 1}", out)):
+            for i, prompt in enumerate(progress(self.measured, f"measuring, round {number + 1}")):
                 first = (i + number) % len(tallies)
                 for tally in tallies[first:] + tallies[:first]:
                     tally.answers.append(tally.contender.answer(prompt, i))
         gc.unfreeze()  # else Triton reports at the exit what is not freed
         return tallies
 
-    def _ours(self, task: Task, number: int, out: Console) -> Iterator[EngineContender]:
+    def _ours(self, task: Task, number: int) -> Iterator[EngineContender]:
         """Our contenders: drafting off, then each strategy, cold and warm. All have run once, so that they are
         compiled."""
         gc.freeze()  # as in the service: a collection that looks through the loaded model takes 0.15 s
@@ -93,21 +90,20 @@ class Measurement:
             if self.others:
                 strategy = create(name)
                 warm = contender(name, self.engine, strategy, warm=True)
-                self._teach(contender(name, self.teacher, strategy, warm=True), self.others[:-1], out)
+                self._teach(contender(name, self.teacher, strategy, warm=True), self.others[:-1])
                 warm.answer_together(self.others[-1:], _LEARNING_SEED - 1)
                 yield warm
 
-    def _teach(self, contender: EngineContender, prompts: Sequence[Int32Array], out: Console) -> None:
+    def _teach(self, contender: EngineContender, prompts: Sequence[Int32Array]) -> None:
         """Lets it answer some prompts."""
         together = self.teacher.config.max_running
         groups = [prompts[at : at + together] for at in range(0, len(prompts), together)]
-        for i, group in enumerate(progress(groups, f"{contender.strategy}: answers to learn from", out)):
+        for i, group in enumerate(progress(groups, f"{contender.strategy}: answers to learn from")):
             contender.answer_together(group, _LEARNING_SEED + i * together)
 
 
 @contextmanager
 def references(
-    out: Console,
     chosen: ChosenModel,
     engine: Engine,
     threads: int,
@@ -121,20 +117,17 @@ def references(
     loaded = engine.model
     found: list[Contender] = []
     if task.temperature == 0.0:
-        with out.status("Loading the model for transformers"):
+        with console.status("Loading the model for transformers"):
             module = chosen.load_plain(loaded)
-        found += [
-            TransformersContender(module, loaded, task, threads, prompt_lookup=lookup)
-            for lookup in ((False,) if module._is_stateful else (False, True))  # which generate refuses for states
-        ]
-    if peer is None:
-        yield found
-        return
+        lookups = (False,) if module._is_stateful else (False, True)  # which generate refuses for states
+        found += [TransformersContender(module, task, threads, prompt_lookup=lookup) for lookup in lookups]
     with ExitStack() as stack:
-        for one in dict.fromkeys(drafts):
-            peer_model = PeerModel(chosen.path, loaded.dtype, threads, weights=chosen.options.weights, drafts=one)
-            peer_model = replace(peer_model, temperature=task.temperature)
-            process = stack.enter_context(started_peer(peer, loaded.device, peer_model, out))
+        for one in dict.fromkeys(drafts if peer is not None else ()):
+            weights = chosen.options.weights
+            model = PeerModel(
+                chosen.path, loaded.dtype, threads, weights=weights, drafts=one, temperature=task.temperature
+            )
+            process = stack.enter_context(running_peer(str(peer), model, loaded.device))
             states = (False, True) if process.remembers and warm else (False,)
             found += [PeerContender(process, task, warm=state) for state in states]
         yield found

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -18,18 +17,16 @@ from rich.table import Table
 from draftwood_benchmarks.harness.machine import OtherLoad, warning
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe, synchronize
 from draftwood_benchmarks.harness.report import OutputOptions, console, progress, table
+from draftwood_benchmarks.speed.command import RANDOM_TEMPERATURE
 from draftwood_client.cli.options import command
 
 if TYPE_CHECKING:
     from draftwood_model_runner.engine import Engine
 
 TARGET = 0.99
-_TEMPERATURE = 2.0
-"""For text that cannot be predicted, as in `bench speed --text random`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class _Case(NamedTuple):
     """Sequences that run at once, each with a random prompt.
 
     Attributes:
@@ -41,23 +38,6 @@ class Case:
     prompt_tokens: int
     answer_tokens: int
     batches: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Medians over the rounds.
-
-    Attributes:
-        vs_off: of the ratios of neighbouring windows.
-        drafted: draft tokens that were verified for each token that was written.
-    """
-
-    case: str
-    streams: int
-    off_tokens_per_s: float
-    tokens_per_s: float
-    vs_off: float
-    drafted: float
 
 
 @command
@@ -73,70 +53,55 @@ def never_slower(
     """Tokens per second where drafting can bring nothing, relative to drafting off: random text, answers of one token,
     and random text in many streams.
     """
-    out = console()
-    output.check()
     cases = [
-        Case("random text", 1, 32, answer_tokens),
-        Case("one-token answers", 1, prompt_tokens, 1, batches=16),
-        Case("random text", streams, 32, answer_tokens),
+        _Case("random text", 1, 32, answer_tokens),
+        _Case("one-token answers", 1, prompt_tokens, 1, batches=16),
+        _Case("random text", streams, 32, answer_tokens),
     ]
-    with chosen_model(model, out) as chosen:
+    with chosen_model(model) as chosen:
         from draftwood_model_runner.engine import Engine, EngineConfig
         from draftwood_model_runner.warm_up import warm_up
 
-        with out.status("Loading the model"):
+        with console.status("Loading the model"):
             loaded = chosen.load()
             engine = Engine(loaded, EngineConfig(max_running=streams, threads=model.threads))
             warm_up(engine)
         load = OtherLoad()
-        rows = [asdict(_measured(engine, case, strategy, rounds, out)) for case in cases]
+        rows = [_measured(engine, case, strategy, rounds) for case in cases]
         busy, title = load.share(), describe(chosen, loaded)
-    out.print(table_of(rows, f"{title}, {strategy}{warning(busy)}"))
-    output.write(rows, model=title, other_load=busy)
+    output.report(table_of(rows, f"{title}, {strategy}{warning(busy)}"), rows, model=title, other_load=busy)
 
 
-def _measured(engine: Engine, case: Case, strategy: str, rounds: int, out: Any) -> Row:
+def _measured(engine: Engine, case: _Case, strategy: str, rounds: int) -> dict[str, Any]:
+    """Medians over the rounds; "vs_off" of the ratios of neighbouring windows, "drafted" of the draft tokens that were
+    verified for each token that was written."""
     off, on, drafted = list[float](), list[float](), list[float]()
-    for number in progress(range(rounds), f"{case.name}, {case.streams} streams", out):
-        order = ("none", strategy) if number % 2 else (strategy, "none")
-        for name in order:
+    for number in progress(range(rounds), f"{case.name}, {case.streams} streams"):
+        for name in ("none", strategy) if number % 2 else (strategy, "none"):
             speed, nodes = _window(engine, case, name, seed=2 * number + (name == "none"))
             (off if name == "none" else on).append(speed)
             if name != "none":
                 drafted.append(nodes)
     ratios = [mine / other for mine, other in zip(on, off, strict=True)]
     medians = [round(statistics.median(values), 3) for values in (off, on, ratios, drafted)]
-    return Row(case.name, case.streams, *medians)
+    names = ("off_tokens_per_s", "tokens_per_s", "vs_off", "drafted")
+    return {"case": case.name, "streams": case.streams, **dict(zip(names, medians, strict=True))}
 
 
-def _window(engine: Engine, case: Case, strategy_name: str, seed: int) -> tuple[float, float]:
+def _window(engine: Engine, case: _Case, strategy_name: str, seed: int) -> tuple[float, float]:
     """Tokens per second, and verified draft tokens for each token, of new sequences of one tenant without a memory."""
-    from draftwood_benchmarks.speed.contenders import finish
-    from draftwood_model_runner.request import Request, SamplingParams, StopParams
-    from draftwood_model_runner.sequence import Sequence
+    from draftwood_benchmarks.harness.answers import Task, finish, sequences
     from draftwood_strategies import create
 
     random, strategy = np.random.default_rng(seed), create(strategy_name)
-    stop = StopParams(case.answer_tokens, ignore_eos=True)
+    task = Task(case.answer_tokens, RANDOM_TEMPERATURE, ignore_eos=True)
+    named: dict[str, Any] = {"strategy_name": strategy_name, "max_draft_nodes": engine.config.max_draft_nodes}
     written = drafted = 0
     synchronize(engine.model)
     began = time.perf_counter()
     for _ in range(case.batches):
         prompts = random.integers(0, engine.model.vocab_size, (case.streams, case.prompt_tokens), np.int32)
-        batch = [
-            Sequence(
-                Request(
-                    request_id=f"{seed}-{number}",
-                    prompt=prompt,
-                    stop=stop,
-                    sampling=SamplingParams(temperature=_TEMPERATURE, seed=number),
-                    strategy_name=strategy_name,
-                    max_draft_nodes=engine.config.max_draft_nodes,
-                ),
-                strategy,
-            )
-            for number, prompt in enumerate(prompts)
-        ]
+        batch = sequences([*prompts], task, strategy, **named)
         finish(engine, batch)
         written += sum(len(sequence.output) for sequence in batch)
         drafted += sum(sequence.stats.draft_tokens for sequence in batch)
@@ -145,11 +110,7 @@ def _window(engine: Engine, case: Case, strategy_name: str, seed: int) -> tuple[
 
 
 def table_of(rows: list[dict[str, Any]], title: str) -> Table:
-    columns = {
-        "": "{case}",
-        "streams": "{streams}",
-        "off tok/s": "{off_tokens_per_s:.1f}",
-        "tok/s": "{tokens_per_s:.1f}",
-    }
+    columns = {"": "{case}", "streams": "{streams}"}
+    columns |= {"off tok/s": "{off_tokens_per_s:.1f}", "tok/s": "{tokens_per_s:.1f}"}
     columns |= {"x off": "{vs_off:.3f}", "target": f">= {TARGET}", "drafted a token": "{drafted:.2f}"}
     return table(f"Drafts that bring nothing\n{title}", rows, columns, texts=1)

@@ -9,28 +9,14 @@ from typing import Any
 
 import pytest
 
-from draftwood_benchmarks.harness.report import OutputOptions, PictureOptions, percentile, table
+from draftwood_benchmarks.harness.report import PictureOptions, percentile, table
 from draftwood_benchmarks.harness.run_facts import command, run_facts
 from draftwood_model_runner.errors import InvalidValueError
 
 
-@pytest.mark.parametrize(
-    ("values", "percent", "expected"),
-    [
-        ([3.0], 99, 3.0),
-        ([4.0, 1.0, 3.0, 2.0], 50, 2.5),
-        ([1.0, 2.0, 3.0], 50, 2.0),
-        ([0.0, 100.0], 99, 99.0),
-        (list(range(101)), 99, 99.0),
-        ([5.0, 1.0], 0, 1.0),
-        ([5.0, 1.0], 100, 5.0),
-    ],
-)
-def test_percentiles_are_linear_between_ranks(values: list[float], percent: float, expected: float) -> None:
-    assert percentile(values, percent) == pytest.approx(expected)
-
-
-def test_no_values_have_no_percentile() -> None:
+def test_percentiles_are_linear_between_ranks() -> None:
+    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
+    assert percentile([0.0, 100.0], 99) == 99.0
     assert percentile([], 50) is None
 
 
@@ -43,7 +29,6 @@ def test_a_table_shows_rows_and_what_they_lack() -> None:
 
 def test_rows_and_more_are_written_and_drawn(tmp_path: Path) -> None:
     output = PictureOptions(tmp_path / "figures.json", tmp_path / "figures.png")
-    output.check()
     drawn: list[Any] = []
 
     def draw(axes: Any) -> None:
@@ -51,30 +36,21 @@ def test_rows_and_more_are_written_and_drawn(tmp_path: Path) -> None:
         drawn.append(axes)
 
     output.draw(draw)
-    output.write([{"a": 1}], unit="ms")
+    output.report(table("", [], {}), [{"a": 1}], unit="ms")
     report = json.loads((tmp_path / "figures.json").read_text())
     assert report == {"run": run_facts(), "rows": [{"a": 1}], "unit": "ms"}
     assert (tmp_path / "figures.png").read_bytes().startswith(b"\x89PNG")
     assert len(drawn) == 1
 
 
-def test_without_files_nothing_is_written_or_drawn() -> None:
-    PictureOptions().check()
-    PictureOptions().write([{"a": 1}])
-    PictureOptions().draw(lambda axes: pytest.fail("drawn"))
-
-
-@pytest.mark.parametrize(
-    ("output", "message"),
-    [
-        (OutputOptions(json_file=Path("/no/such/folder/a.json")), "--json"),
-        (PictureOptions(plot=Path("/no/such/folder/a.png")), "--plot"),
-        (PictureOptions(plot=Path("a.txt")), ".png"),
-    ],
-)
-def test_what_cannot_be_written_is_known_before_anything_is_measured(output: OutputOptions, message: str) -> None:
-    with pytest.raises(InvalidValueError, match=message):
-        output.check()
+def test_what_cannot_be_written_is_known_before_anything_is_measured() -> None:
+    for name, path, message in (
+        ("json_file", "/no/such/folder/a.json", "--json"),
+        ("plot", "/no/such/folder/a.png", "--plot"),
+        ("plot", "a.txt", ".png"),
+    ):
+        with pytest.raises(InvalidValueError, match=message):
+            PictureOptions(**{name: Path(path)})
 
 
 def test_a_run_is_named_by_its_command_without_its_output_files_and_by_the_commit() -> None:

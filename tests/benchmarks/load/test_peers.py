@@ -43,7 +43,7 @@ def test_each_window_begins_with_a_memory_of_its_own(use_peer: UsePeer, others: 
         peers = MeasuredPeers([plain, suffix], [[1], [2]], others, 8, 1.0, most=4)
         for _ in range(2):
             peers.measure(4)
-    found = {state: (one.window.tokens, one.steps) for (_, state), one in peers.found.items()}
+    found = {state: (one.tokens, one.steps) for (_, state), one in peers.found.items()}
     expected = {PeerState("none", True): (20, 20), PeerState("suffix", False): (20, 20)}
     if others:
         expected[PeerState("suffix", True)] = (60, 20)

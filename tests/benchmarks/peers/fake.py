@@ -7,20 +7,11 @@ from collections.abc import Callable
 UsePeer = Callable[[str], None]
 """Makes the program that of the peer "openvino-genai"."""
 
-ANSWERS = """
+ANSWER_LOAD = """
 import json, sys
-for line in sys.stdin:
-    request = json.loads(line)
-    print(ANSWERS[request["op"]], flush=True)
+request = json.loads(sys.stdin.readline())
+print(json.dumps({"version": request["dtype"] + " " + request["weights"]}), flush=True)
 """
-
-
-def answering(load: str = '{"version": "1"}', generate: str = "", load_test: str = "") -> str:
-    """A program that answers each request by a fixed line."""
-    answers = {"load": load, "generate": generate, "load_test": load_test}
-    return f"ANSWERS = {answers!r}\n{ANSWERS}"
-
-
 ECHO = """
 import json, sys
 for line in sys.stdin:

@@ -8,7 +8,7 @@ import pytest
 
 from draftwood_benchmarks.peers import process
 from draftwood_benchmarks.peers.process import PeerError, PeerModel, running_peer
-from tests.benchmarks.peers.fake import ECHO, UsePeer, answering
+from tests.benchmarks.peers.fake import ANSWER_LOAD, ECHO, UsePeer
 
 MODEL = PeerModel("folder", "float32", 1)
 
@@ -22,8 +22,7 @@ def test_a_peer_answers_prompts_and_load_tests(use_peer: UsePeer) -> None:
 
 
 def test_a_peer_is_told_the_data_types(use_peer: UsePeer) -> None:
-    load = """{"version": request["dtype"] + " " + request["weights"]}"""
-    use_peer(f"import json, sys\nrequest = json.loads(sys.stdin.readline())\nprint(json.dumps({load}), flush=True)")
+    use_peer(ANSWER_LOAD)
     with running_peer("openvino-genai", PeerModel("folder", "bfloat16", 1, weights="int8")) as peer:
         assert peer.version == "bfloat16 int8"
 
@@ -50,16 +49,13 @@ def test_a_peer_that_hangs_is_given_up(use_peer: UsePeer) -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
+def test_a_malformed_answer_is_an_error(use_peer: UsePeer) -> None:
+    for answer, message in (
         ("Loading...", "its answer to generate is no JSON object: 'Loading...'"),
         ("[1]", "its answer to generate is no JSON object"),
         ('{"error": "bad prompt"}', "generate failed: bad prompt"),
-    ],
-)
-def test_a_malformed_answer_is_an_error(answer: str, message: str, use_peer: UsePeer) -> None:
-    use_peer(answering(generate=answer))
-    with running_peer("openvino-genai", MODEL) as peer, pytest.raises(PeerError) as raised:
-        peer.generate([1], 1)
-    assert message in str(raised.value)
+    ):
+        use_peer(f"{ANSWER_LOAD}for line in sys.stdin:\n    print({answer!r}, flush=True)")
+        with running_peer("openvino-genai", MODEL) as peer, pytest.raises(PeerError) as raised:
+            peer.generate([1], 1)
+        assert message in str(raised.value)

@@ -25,10 +25,10 @@ def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
 
 def test_all_contenders_answer_the_same_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
-    texts = ["where is my order 5521?", "how do I cancel order 1?", "where is my order 99?", "x " * 3000]
+    texts = ["where is my order 5521?", "how do I cancel order 1?", "where is my order 5521?", "x " * 3000]
     prompts.write_text("".join(json.dumps({"instruction": text}) + "\n" for text in texts))
     found = run(
-        tmp_path, "--prompts", str(prompts), "--limit", "2", "--warm", "1", "--max-tokens", "24",
+        tmp_path, "--prompts", str(prompts), "--limit", "2", "--warm", "1", "--max-tokens", "60",
         "--strategy", "trie", "--shape", "320x7x5x768", "--dtype", "float32",
     )  # fmt: skip
     rows = found["rows"]
@@ -42,19 +42,10 @@ def test_all_contenders_answer_the_same_prompts(tmp_path: Path, capsys: pytest.C
     assert all(row["identical"] for row in rows if row["strategy"] != "prompt-lookup")
     assert [rows[i]["acceptance_length"] for i in (0, 2)] == [1.0, 1.0]
     assert all(row["acceptance_length"] >= 1.0 and row["tokens_per_s"] > 0 for row in rows)
+    assert rows[4]["acceptance_length"] > 1.2 * rows[3]["acceptance_length"]  # it knows the answer to the first prompt
     out = capsys.readouterr().out
     assert "1 prompts are left out" in out
     assert "HF prompt lookup" in out
-
-
-def test_a_warm_memory_has_learned_the_answers_to_other_prompts(tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("where is my order 5521?\nwhere is my order 5521?\n")
-    found = run(
-        tmp_path, "--prompts", str(prompts), "--limit", "1", "--warm", "1", "--max-tokens", "60", "--strategy", "trie"
-    )
-    cold, warm = found["rows"][-2:]
-    assert warm["acceptance_length"] > 1.5 * cold["acceptance_length"]
 
 
 def test_random_text_is_sampled_and_the_same_with_and_without_drafts(tmp_path: Path) -> None:

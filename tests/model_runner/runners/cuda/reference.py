@@ -104,6 +104,7 @@ def attended(
     *,
     many_rows: bool = False,
     programs: int = 3,
+    capability: int = 90,
     padding: int = 0,
     window: int | None = None,
     softcap: float | None = None,
@@ -149,7 +150,7 @@ def attended(
         memory.fill_(math.nan)
     layer: Any = torch.nn.Module()
     layer.layer_idx = 0
-    with STEP.during(AttentionStep(kv, arrays, scratch, Machine(programs), rows)):
+    with STEP.during(AttentionStep(kv, arrays, scratch, Machine(programs, capability), rows)):
         output, _ = paged_attention(
             layer,
             query.transpose(0, 1)[None],

@@ -71,6 +71,7 @@ class StateCase:
     Args:
         rows: its batch rows.
         padding: tokens behind them.
+        beside: numbers of a token that lie beside each of its inputs.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class StateCase:
         dtype: torch.dtype = torch.float32,
         padding: int = 0,
         deep: float = 0.6,
+        beside: int = 3,
         device: torch.device = CPU,
     ) -> None:
         from draftwood_model_runner.runners.cuda.states.arrays import StateArrays, StateLayout
@@ -89,6 +91,7 @@ class StateCase:
         from draftwood_model_runner.runners.states.rows import StepRow
 
         self._random, self._rows, self._shape, self._dtype, self._device = random, rows, shape, dtype, device
+        self._beside = beside
         self._node_count, self._ends = STATE_NODES, 2 * len(rows)
         parents, begins, self._accepted, planned = list[int](), [0], list[list[int]](), []
         none = np.zeros(0, np.int32)
@@ -261,7 +264,7 @@ class StateCase:
     def _tokens(self, *size: int) -> torch.Tensor:
         """[T, ...], a part of something wider, as projections that were split leave it."""
         flat = int(np.prod(size))
-        found = self._numbers(self._padded, flat + 3)[:, :flat]
+        found = self._numbers(self._padded, flat + self._beside)[:, :flat]
         found[self._size :] = torch.nan
         tokens: torch.Tensor = found.unflatten(1, size)
         return tokens

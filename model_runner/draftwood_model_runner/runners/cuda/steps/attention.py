@@ -22,7 +22,7 @@ _NO_WINDOW = 2**30
 _FEW_ROWS, _LARGE_HEAD, _CONSUMER_BLACKWELL = 16, 128, 120
 _LARGE_HEAD_KEYS = {torch.float32: 16}
 """Entries that a program reads at a time where heads are larger than `_LARGE_HEAD`; 32 in other dtypes, elsewhere
-`WORD`. They fit the 99 KiB of compute capability 8.6, 8.9 and 12.0, see `draftwood bench kernels`."""
+`WORD`. They fit the 99 KiB of compute capability 8.6, 8.9 and 12.0, see `test_compiled.py`."""
 
 
 def blocks_of(size: int) -> int:
@@ -154,8 +154,8 @@ def paged_attention(
 
 
 def _warps(rows: int, head_size: int, dtype: torch.dtype, capability: int) -> int:
-    """Of a part of attention: so many that its sums fit their registers, see `draftwood bench kernels`. With few rows
-    and heads of 64 numbers two took 17.5 us on an H200 where four took 19.5."""
+    """Of a part of attention: so many that its sums fit their registers, see `test_compiled.py`. With few rows and
+    heads of 64 numbers two took 17.5 us on an H200 where four took 19.5."""
     if dtype == torch.float32:
         return 8 if head_size >= _LARGE_HEAD else 4
     if rows <= _FEW_ROWS and head_size <= _LARGE_HEAD // 2:

@@ -1,1 +1,0 @@
-"""Draws a real step of the bundled model for `docs/concepts.md`: `python -m tools.step_pictures`."""
