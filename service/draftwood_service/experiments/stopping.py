@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import structlog
 
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood.admin.v1 import tenants_pb2
-from draftwood_service.experiments.messages import stopped_arm
-from draftwood_service.experiments.statistics.guardrails import Violation
 from draftwood_tenants.catalog import Catalog, write_of
 from draftwood_tenants.experiments.placement import Running
 from draftwood_tenants.resources.base import STOPS, ConflictError, Write
@@ -24,7 +24,7 @@ class GuardrailStops:
         self._stored = stored
         self._catalog = catalog
 
-    async def stop(self, experiment: Running, found: list[Violation]) -> None:
+    async def stop(self, experiment: Running, found: Iterable[pb.StoppedArm]) -> None:
         """Adds stopped arms to the experiment, unless it does not run any more or is another one by now.
 
         Raises:
@@ -73,15 +73,15 @@ class GuardrailStops:
         return Write(STOPS, name, stop.SerializeToString(), self._catalog.stops_revision(name))
 
 
-def _stop(experiment: pb.Experiment, found: list[Violation]) -> list[Violation]:
+def _stop(experiment: pb.Experiment, found: Iterable[pb.StoppedArm]) -> list[pb.StoppedArm]:
     """Adds the first violation of each arm that runs, and stops the experiment if nothing is left to compare."""
     stopped = {one.arm for one in experiment.stopped_arms}
     new = []
-    for violation in found:
-        if violation.arm not in stopped:
-            stopped.add(violation.arm)
-            new.append(violation)
-            experiment.stopped_arms.append(stopped_arm(violation))
+    for one in found:
+        if one.arm not in stopped:
+            stopped.add(one.arm)
+            new.append(one)
+    experiment.stopped_arms.extend(new)
     control, *others = (arm.id for arm in experiment.arms)
     if control in stopped or stopped.issuperset(others):
         experiment.state = pb.EXPERIMENT_STATE_STOPPED

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from draftwood_service.experiments.statistics.mixture import is_rejected, quantile_change
 from draftwood_service.experiments.statistics.ratios import compare
 from draftwood_tenants.experiments.outcomes import TIME_PER_TOKEN, TTFT, FloatArray, Metric, column
-from tests.service.experiments.statistics.simulation import Looks, World, simulate
+from tests.service.experiments.statistics.simulation import Looks, World, fixed_bounds, simulate
 
 ALPHA = 0.05
 LEAST_POWER = 0.8
@@ -101,7 +101,7 @@ def test_fixed_intervals_raise_many_false_alarms_in_the_same_simulation() -> Non
     """What makes the bar of 5% worth testing: an interval for one look fails it when it is looked at 20 times."""
 
     def naive(looks: Looks) -> np.ndarray:
-        low, high = compare(looks.sums[:, :, 0], looks.sums[:, :, 1], TIME_PER_TOKEN).fixed(0.05)
+        low, high = fixed_bounds(compare(*_arms(looks.sums), TIME_PER_TOKEN), ALPHA)
         return (low > 0) | (high < 0)
 
     def sequence(looks: Looks) -> np.ndarray:
