@@ -116,7 +116,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         self._read_by = time.monotonic() + READ_SECONDS
-        self._connections.stalled(self)
+        self._connections.idle(self)
         super().pause_writing()
 
     def resume_writing(self) -> None:
