@@ -156,7 +156,7 @@ def nested(levels: int) -> Any:
         ),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}]},
-            "messages[0].tool_calls[0].arguments",
+            "messages[0].tool_calls[0].function.arguments",
         ),
     ],
 )  # fmt: skip
