@@ -7,12 +7,12 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import structlog
 
 from draftwood_model_runner.answer import Difference
 from draftwood_service.audits.results import AuditOutcome, AuditResult
+from draftwood_service.engine.reporting.report import WorkKey
 from draftwood_service.serving import ServedModel
 
 _log = structlog.get_logger("draftwood.losslessness")
@@ -23,13 +23,6 @@ _LATEST = 100
 _TIE_BOUNDS = {"float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9}
 """Margins that rounding explains: for float32 what `draftwood bench lossless` allows, else four times the distance of
 two neighbouring numbers; docs/lossless.md has what was measured."""
-
-
-class AuditKey(NamedTuple):
-    """What audits are counted by; model, dtype and runner are those of the service."""
-
-    strategy: str
-    arm: str
 
 
 @dataclass(slots=True)
@@ -66,14 +59,14 @@ class AuditLedger:
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
-        self.counts: defaultdict[AuditKey, AuditCounts] = defaultdict(AuditCounts)
+        self.counts: defaultdict[WorkKey, AuditCounts] = defaultdict(AuditCounts)
         self.differences: deque[AuditResult] = deque(maxlen=_LATEST)
         self.listeners: list[Callable[[AuditResult], None]] = []
         self.tie_bound = tie_bound(model.dtype, model.exact)
 
     def record(self, result: AuditResult) -> None:
         """Counts a result, and logs it if it is a difference: ties as warnings, others as errors."""
-        counts = self.counts[AuditKey(result.strategy, result.arm)]
+        counts = self.counts[WorkKey(result.strategy, result.arm)]
         match result.outcome:
             case AuditOutcome.DROPPED:
                 counts.dropped += 1

@@ -12,6 +12,7 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -34,7 +35,7 @@ from draftwood_service.gateway.errors import (
 )
 from draftwood_service.gateway.http.answers import Events, failed, no_route, note, refusal
 from draftwood_service.gateway.http.requests import read_json, read_timeout, unless_left
-from draftwood_service.gateway.metrics import CONTENT_TYPE, Metrics
+from draftwood_service.gateway.metrics import Metrics
 from draftwood_service.gateway.reading import ParsedRequest, read_chat, read_completion, with_tools
 
 _credential: ContextVar[str] = ContextVar("credential")
@@ -227,7 +228,7 @@ class Gateway:
         return JSONResponse({"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def _show_page(self, request: Request) -> Response:
         page = (files("draftwood_service.gateway") / "page.html").read_text(encoding="utf-8")

@@ -19,8 +19,9 @@ from draftwood_client.cli import build_app
 from draftwood_memory import MemoryName
 from draftwood_model_runner.answer import Difference
 from draftwood_service.audits import auditor
-from draftwood_service.audits.ledger import AuditCounts, AuditKey, tie_bound
+from draftwood_service.audits.ledger import AuditCounts, tie_bound
 from draftwood_service.audits.results import AuditResult
+from draftwood_service.engine.reporting.report import WorkKey
 from tests.service.fakes import FakeEngine, FakeModel, Served, answer, serving, until
 
 TOKENS = 12
@@ -52,7 +53,7 @@ async def test_answers_are_counted() -> None:
         await answered(served, request(), request(request_id="s"))
         counts = await audited(served, 2)
         assert (counts.tokens, counts.differing, counts.dropped, counts.failed) == (2 * TOKENS, 0, 0, 0)
-        assert [*served.server.audits.counts] == [AuditKey("hybrid", "")]
+        assert [*served.server.audits.counts] == [WorkKey("hybrid", "")]
         assert all(one.closed for one in served.engine.redecodings)
 
 
@@ -198,7 +199,7 @@ async def test_an_error_while_a_request_is_chosen_or_kept_costs_its_audit_alone(
 
         watch = served.memory.purge_watch
         patched: Any = served.memory
-        counts = served.server.audits.counts[AuditKey("hybrid", "")]
+        counts = served.server.audits.counts[WorkKey("hybrid", "")]
         for of_request in (broken, lambda name: broken):
             patched.purge_watch, failed = of_request, counts.failed
             await answered(served, request())
