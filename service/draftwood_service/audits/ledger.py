@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import structlog
@@ -33,7 +32,7 @@ class AuditCounts:
         audited: answers that were compared; dropped ones are not among them.
         tokens: compared.
         differing: answers that differ; ties: those of them that rounding explains.
-        failed: audits that failed, and results that a listener failed to take, which are among those compared.
+        failed: audits that ended with an error.
         margins: differences by margin; one more than `MARGIN_BOUNDS`.
     """
 
@@ -53,7 +52,6 @@ class AuditLedger:
     Attributes:
         counts: by key, for metrics.
         differences: the latest results that differ, the latest first.
-        listeners: called with each result, after it was counted; what one raises is logged and counted.
         tie_bound: differences with a smaller margin are ties; 0 where answers are the same bits.
     """
 
@@ -61,7 +59,6 @@ class AuditLedger:
         self.model = model
         self.counts: defaultdict[WorkKey, AuditCounts] = defaultdict(AuditCounts)
         self.differences: deque[AuditResult] = deque(maxlen=_LATEST)
-        self.listeners: list[Callable[[AuditResult], None]] = []
         self.tie_bound = tie_bound(model.dtype, model.exact)
 
     def record(self, result: AuditResult) -> None:
@@ -77,12 +74,6 @@ class AuditLedger:
                 counts.tokens += result.tokens
         if result.difference is not None:
             self._differs(result, result.difference, counts)
-        for listener in self.listeners:
-            try:
-                listener(result)
-            except Exception:
-                counts.failed += 1
-                _log.exception("a listener of audits failed", tenant=result.tenant, request_id=result.request_id)
 
     def is_tie(self, difference: Difference) -> bool:
         """Whether rounding explains it."""

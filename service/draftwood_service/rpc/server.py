@@ -91,8 +91,7 @@ class RunningServer:
             bridge, model, settings, catalog.config_of, lambda tenant: catalog.tenant_message(tenant) is not None
         )
         self.audits = AuditLedger(model)
-        self.audits.listeners.append(self._count_audit)
-        bridge.on_audited = self.audits.record
+        bridge.on_audited = self._audited
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
         status = StatusServicer(bridge, self.audits, self.recovery, self.known, settings)
         generation, of_memory = methods_of(self._servicer), methods_of(memory)
@@ -162,8 +161,9 @@ class RunningServer:
             weight = None
         return self._settings.tenant_weights.get(tenant, 1.0) if weight is None else weight
 
-    def _count_audit(self, result: AuditResult) -> None:
-        """Ties are no difference: rounding explains them, in every arm."""
+    def _audited(self, result: AuditResult) -> None:
+        """Counts it, in experiments too. Ties are no difference: rounding explains them, in every arm."""
+        self.audits.record(result)
         if result.outcome in (AuditOutcome.SAME, AuditOutcome.DIFFERENT):
             differing = result.difference is not None and not self.audits.is_tie(result.difference)
             self._administration.experiments.count_audit(
