@@ -178,8 +178,7 @@ class Gateway:
                         chunks += answers.finished(number, event.sample, event.finished.reason.value)
                 for chunk in chunks:
                     yield "", _json(chunk)
-            wholes = [completions[number] for number in sorted(completions)]
-            last = answers.last([one.usage for one in wholes], [one.drafting for one in wholes])
+            last = answers.last([completions[number] for number in sorted(completions)])
             if last is not None:
                 yield "", _json(last)
             end(200)

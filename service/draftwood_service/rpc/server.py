@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from draftwood_service.audits.ledger import AuditLedger
 from draftwood_service.audits.results import AuditOutcome, AuditResult
 from draftwood_service.engine.bridge import EngineBridge
-from draftwood_service.engine.reporting.liveness import EngineLiveness
+from draftwood_service.engine.reporting.liveness import follow_liveness
 from draftwood_service.engine.reporting.recovery import EngineRecovery
 from draftwood_service.errors import ShuttingDownError
 from draftwood_service.quotas.shared import opened_limiter
@@ -73,7 +73,7 @@ class RunningServer:
         self._becoming_ready: asyncio.Task[None] | None = None
         self.bridge = bridge
         self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
-        self._liveness = EngineLiveness(bridge, settings.engine_stall_timeout, bound.set_alive)
+        self._liveness: asyncio.Task[None] | None = None
         self._administration = Administration(settings, f"{socket.gethostname()}:{self.port}", bridge.run_operation)
         self.known = self._administration.known
         bridge.weight_of = self._weight_of
@@ -107,7 +107,8 @@ class RunningServer:
         self.limiter.start()
         await self._bound.start()
         await self._administration.start()
-        self._liveness.start()
+        following = follow_liveness(self.bridge, self._settings.engine_stall_timeout, self._bound.set_alive)
+        self._liveness = asyncio.create_task(following)
         if self.known.is_set():
             await self._set_serving(not self.bridge.stopped)
         else:
@@ -146,7 +147,7 @@ class RunningServer:
             self.bridge.fail_live(ShuttingDownError)
             await self.bridge.wait_idle(_STATUS_SECONDS)
         await asyncio.gather(self._bound.close(), closing)
-        await self._liveness.close()
+        await end([self._liveness])
         await self._administration.close()
         await self.limiter.close()
         await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))  # ends an embedded store
