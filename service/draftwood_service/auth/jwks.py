@@ -75,7 +75,7 @@ def _usable(key: Any, algorithm: str) -> jwt.PyJWK | None:
         return None
 
 
-class JwksFile:
+class JwksFile(FollowedFile[KeySet]):
     """Keys from a file. Raises InvalidInputError if it cannot be read.
 
     Attributes:
@@ -83,17 +83,14 @@ class JwksFile:
     """
 
     def __init__(self, path: Path, algorithms: Sequence[str]) -> None:
-        self._file = FollowedFile(SETTING, path, lambda data: KeySet(data, algorithms))
+        super().__init__(SETTING, path, lambda data: KeySet(data, algorithms))
 
     @property
     def keys(self) -> KeySet:
-        return self._file.value
+        return self.value
 
     async def refresh(self) -> None:
         """Does nothing: the file is looked at every second."""
-
-    async def follow(self) -> None:
-        await self._file.follow()
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 
@@ -47,17 +45,12 @@ class SharedLimiter(Limiter):
     Args:
         secret: hides tenants' names in the store.
         answer_seconds: how long a request waits for the store.
-        clock: seconds of this process; does not go back.
     """
 
     def __init__(
-        self,
-        client: RedisClient,
-        secret: bytes | None = None,
-        answer_seconds: float = ANSWER_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
+        self, client: RedisClient, secret: bytes | None = None, answer_seconds: float = ANSWER_SECONDS
     ) -> None:
-        super().__init__(clock)
+        super().__init__()
         self.replicas = 0
         self._store = QuotaStore(client, secret, answer_seconds)
         self._unreachable = False

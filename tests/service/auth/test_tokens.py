@@ -112,7 +112,7 @@ async def test_a_key_that_is_taken_back_ends_its_tokens(
     for one in (of_rsa, of_ec):
         await verifier.principal(one, time.time())
     write_keys(tmp_path / "jwks.json", public_keys("ec"))
-    assert source._file.look()
+    assert source.look()
     with pytest.raises(UnauthenticatedError, match="no valid credential"):
         await verifier.principal(of_rsa, time.time())
     assert await verifier.principal(of_ec, time.time())
