@@ -86,9 +86,9 @@ class Answers:
     def _details(self, delta: Delta) -> dict[str, list[dict[str, Any]]]:
         """What this service alone reports of some tokens."""
         own: dict[str, list[dict[str, Any]]] = {}
-        if self._parsed.token_details:
+        if self._parsed.options.get("token_details"):
             own["tokens"] = _tokens(delta.details)
-        if self._parsed.draft_trees:
+        if self._parsed.options.get("draft_trees"):
             own["trees"] = [
                 {"tokens": one.tokens, "parents": one.parents, "accepted": one.accepted} for one in delta.draft_trees
             ]
@@ -125,7 +125,7 @@ class Answers:
             reason = read.reason(reason)
         logprobs = None if self._parsed.logprobs is None else await self._logprobs(index, details)
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
-        if self._parsed.token_details:
+        if self._parsed.options.get("token_details"):
             choice["draftwood"] = {"tokens": _tokens(details)}
         return choice
 

@@ -12,7 +12,6 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -221,7 +220,7 @@ class Gateway:
         return JSONResponse({"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Response(self.metrics.text(), media_type=self.metrics.content_type)
 
     async def _show_page(self, request: Request) -> Response:
         page = (files("draftwood_service.gateway") / "page.html").read_text(encoding="utf-8")

@@ -38,8 +38,6 @@ class ParsedRequest:
         options: of each of them, without those that tools need, see `with_tools`.
         tools: what the model may call.
         logprobs: the answer has log-probabilities; so many alternatives.
-        token_details: the answer says of each token whether it was drafted.
-        draft_trees: the answer has what each step verified.
         caller_names: fields that have several names, and the one that the caller wrote.
     """
 
@@ -51,8 +49,6 @@ class ParsedRequest:
     tools: ParsedTools | None = None
     include_usage: bool = False
     logprobs: int | None = None
-    token_details: bool = False
-    draft_trees: bool = False
     samples: int = 1
     caller_names: Mapping[str, str] = field(default_factory=dict)
 
@@ -116,10 +112,9 @@ def _parsed(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, log
         raise InvalidRequestError("stream_options", "needs stream to be true")
     if logprobs is not None:
         options["top_logprobs"] = logprobs
-    details = {name: own.get(name) is True for name in _DETAILS}
-    if details["draft_trees"] and not stream:
+    options |= {name: True for name in _DETAILS if own.get(name) is True}
+    if "draft_trees" in options and not stream:
         raise InvalidRequestError("draftwood.draft_trees", "needs stream to be true")
-    options |= {name: True for name, wanted in details.items() if wanted}
     if isinstance(fields.get("user"), str) and "session" not in options:
         options["session"] = fields["user"]
     return ParsedRequest(
@@ -130,8 +125,6 @@ def _parsed(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, log
         stream=stream,
         include_usage=stream_options.get("include_usage") is True,
         logprobs=logprobs,
-        token_details=details["token_details"],
-        draft_trees=details["draft_trees"],
         samples=samples,
         caller_names=_caller_names(fields, chat),
     )
