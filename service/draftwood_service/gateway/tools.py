@@ -99,10 +99,11 @@ def read_calls(name: str, given: Any) -> list[ToolCall]:
         raise InvalidRequestError(name, "must be a list")
     calls = []
     for at, call in enumerate(given):
-        function: Any = call.get("function") if isinstance(call, dict) else None
+        function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
             raise InvalidRequestError(f"{name}[{at}]", "must have a function")
-        calls.append(ToolCall(function.get("name"), function.get("arguments"), call.get("id") or ""))
+        texts: list[Any] = [function.get("name"), function.get("arguments"), call.get("id") or ""]
+        calls.append(ToolCall(*texts))
     return calls
 
 
