@@ -27,8 +27,8 @@ from draftwood_service.gateway.batch import Batch
 from draftwood_service.gateway.errors import (
     ClientLeftError,
     InvalidRequestError,
-    UnknownModelError,
     body_of,
+    error_body,
     of_tools,
     status_of,
 )
@@ -204,7 +204,8 @@ class Gateway:
         if named is None:
             return JSONResponse({"object": "list", "data": [model]})
         if named != info.model:
-            return refusal(UnknownModelError(named))
+            problem = f"model: there is no model {named[:200]!r}"
+            return JSONResponse(error_body(404, problem, "model"), 404)
         return JSONResponse(model)
 
     async def _health(self, request: Request) -> Response:
