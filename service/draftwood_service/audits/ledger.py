@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import structlog
 
 from draftwood_model_runner.answer import Difference
 from draftwood_service.audits.results import AuditOutcome, AuditResult
+from draftwood_service.engine.reporting.report import WorkKey
 from draftwood_service.serving import ServedModel
 
 _log = structlog.get_logger("draftwood.losslessness")
@@ -25,13 +24,6 @@ _TIE_BOUNDS = {"float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9}
 two neighbouring numbers; docs/lossless.md has what was measured."""
 
 
-class AuditKey(NamedTuple):
-    """What audits are counted by; model, dtype and runner are those of the service."""
-
-    strategy: str
-    arm: str
-
-
 @dataclass(slots=True)
 class AuditCounts:
     """Audits of one key.
@@ -40,7 +32,7 @@ class AuditCounts:
         audited: answers that were compared; dropped ones are not among them.
         tokens: compared.
         differing: answers that differ; ties: those of them that rounding explains.
-        failed: audits that failed, and results that a listener failed to take, which are among those compared.
+        failed: audits that ended with an error.
         margins: differences by margin; one more than `MARGIN_BOUNDS`.
     """
 
@@ -60,20 +52,18 @@ class AuditLedger:
     Attributes:
         counts: by key, for metrics.
         differences: the latest results that differ, the latest first.
-        listeners: called with each result, after it was counted; what one raises is logged and counted.
         tie_bound: differences with a smaller margin are ties; 0 where answers are the same bits.
     """
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
-        self.counts: defaultdict[AuditKey, AuditCounts] = defaultdict(AuditCounts)
+        self.counts: defaultdict[WorkKey, AuditCounts] = defaultdict(AuditCounts)
         self.differences: deque[AuditResult] = deque(maxlen=_LATEST)
-        self.listeners: list[Callable[[AuditResult], None]] = []
         self.tie_bound = tie_bound(model.dtype, model.exact)
 
     def record(self, result: AuditResult) -> None:
         """Counts a result, and logs it if it is a difference: ties as warnings, others as errors."""
-        counts = self.counts[AuditKey(result.strategy, result.arm)]
+        counts = self.counts[WorkKey(result.strategy, result.arm)]
         match result.outcome:
             case AuditOutcome.DROPPED:
                 counts.dropped += 1
@@ -84,12 +74,6 @@ class AuditLedger:
                 counts.tokens += result.tokens
         if result.difference is not None:
             self._differs(result, result.difference, counts)
-        for listener in self.listeners:
-            try:
-                listener(result)
-            except Exception:
-                counts.failed += 1
-                _log.exception("a listener of audits failed", tenant=result.tenant, request_id=result.request_id)
 
     def is_tie(self, difference: Difference) -> bool:
         """Whether rounding explains it."""

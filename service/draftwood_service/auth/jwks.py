@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jwt
 import structlog
@@ -75,35 +75,22 @@ def _usable(key: Any, algorithm: str) -> jwt.PyJWK | None:
         return None
 
 
-class KeySource(Protocol):
-    """Where keys come from."""
+class JwksFile(FollowedFile[KeySet]):
+    """Keys from a file. Raises InvalidInputError if it cannot be read.
 
-    @property
-    def keys(self) -> KeySet | None:
-        """The current keys, the same object as long as they do not change; None if there are none."""
-
-    async def refresh(self) -> None:
-        """Looks for a key that is not among the current ones, unless it did so a moment ago."""
-
-    async def follow(self) -> None:
-        """Keeps the keys current, for ever."""
-
-
-class JwksFile:
-    """Keys from a file. Raises InvalidInputError if it cannot be read."""
+    Attributes:
+        keys: the current ones, the same object as long as they do not change.
+    """
 
     def __init__(self, path: Path, algorithms: Sequence[str]) -> None:
-        self._file = FollowedFile(SETTING, path, lambda data: KeySet(data, algorithms))
+        super().__init__(SETTING, path, lambda data: KeySet(data, algorithms))
 
     @property
     def keys(self) -> KeySet:
-        return self._file.value
+        return self.value
 
     async def refresh(self) -> None:
         """Does nothing: the file is looked at every second."""
-
-    async def follow(self) -> None:
-        await self._file.follow()
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -112,7 +99,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class JwksUrl:
-    """Keys from an https URL; its certificate is verified with the system's authorities, or those of SSL_CERT_FILE."""
+    """Keys from an https URL; its certificate is verified with the system's authorities, or those of SSL_CERT_FILE.
+
+    Attributes:
+        keys: as those of a file; None if there are none, or if they are too old.
+    """
 
     def __init__(self, url: str, algorithms: Sequence[str]) -> None:
         self._url = url
@@ -130,7 +121,10 @@ class JwksUrl:
         return self._keys if time.monotonic() - self._fetched_at < _STALE_SECONDS else None
 
     async def refresh(self) -> None:
-        """Waits `_TIMEOUT_SECONDS` at most. Calls at one time share one request."""
+        """Looks for a key that is not among the current ones, unless it did so a moment ago.
+
+        Waits `_TIMEOUT_SECONDS` at most. Calls at one time share one request.
+        """
         if self._fetching is None:
             if time.monotonic() - self._asked_at < _RETRY_SECONDS:
                 return

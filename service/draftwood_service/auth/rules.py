@@ -10,44 +10,29 @@ from collections.abc import Mapping
 
 from draftwood_service.auth.principal import Role
 
-_RULES: Mapping[str, Mapping[str, Role]] = {
-    "draftwood.v1.GenerationService": {
-        "Generate": Role.CALLER,
-        "Tokenize": Role.CALLER,
-        "Detokenize": Role.CALLER,
-        "GetModelInfo": Role.CALLER,
-    },
+_METHODS: Mapping[str, Mapping[Role, str]] = {
+    "draftwood.v1.GenerationService": {Role.CALLER: "Generate Tokenize Detokenize GetModelInfo"},
     "draftwood.v1.MemoryService": {
-        "GetMemoryStatistics": Role.CALLER,
-        "WarmMemory": Role.TENANT_ADMIN,
-        "ExportMemory": Role.TENANT_ADMIN,
-        "ImportMemory": Role.TENANT_ADMIN,
-        "PurgeMemory": Role.TENANT_ADMIN,
-        "ListOrphanedMemories": Role.OPERATOR,
-        "PurgeOrphanedMemories": Role.OPERATOR,
+        Role.CALLER: "GetMemoryStatistics",
+        Role.TENANT_ADMIN: "WarmMemory ExportMemory ImportMemory PurgeMemory",
+        Role.OPERATOR: "ListOrphanedMemories PurgeOrphanedMemories",
     },
-    "draftwood.admin.v1.AuditService": {
-        "GetAuditReport": Role.OPERATOR,
-    },
-    "draftwood.admin.v1.StatusService": dict.fromkeys(("GetStatus", "WatchStatus"), Role.TENANT_ADMIN),
+    "draftwood.admin.v1.AuditService": {Role.OPERATOR: "GetAuditReport"},
+    "draftwood.admin.v1.StatusService": {Role.TENANT_ADMIN: "GetStatus WatchStatus"},
     "draftwood.admin.v1.TenantService": {
-        "GetTenant": Role.TENANT_ADMIN,
-        **dict.fromkeys(("ListTenants", "CreateTenant", "UpdateTenant", "DeleteTenant"), Role.OPERATOR),
+        Role.TENANT_ADMIN: "GetTenant",
+        Role.OPERATOR: "ListTenants CreateTenant UpdateTenant DeleteTenant",
     },
-    "draftwood.admin.v1.ExperimentService": dict.fromkeys(
-        (
-            "GetExperiment",
-            "ListExperiments",
-            "CreateExperiment",
-            "UpdateExperiment",
-            "DeleteExperiment",
-            "StartExperiment",
-            "StopExperiment",
-            "ConcludeExperiment",
-            "GetExperimentReport",
-        ),
-        Role.OPERATOR,
-    ),
+    "draftwood.admin.v1.ExperimentService": {
+        Role.OPERATOR: "GetExperiment ListExperiments CreateExperiment UpdateExperiment DeleteExperiment"
+        " StartExperiment StopExperiment ConcludeExperiment GetExperimentReport",
+    },
+}
+_RULES = {
+    (service, method): role
+    for service, by_role in _METHODS.items()
+    for role, methods in by_role.items()
+    for method in methods.split()
 }
 
 
@@ -57,4 +42,4 @@ def required_role(service: str, method: str) -> Role:
     Raises:
         KeyError: there is no rule, so that the service cannot be served.
     """
-    return _RULES[service][method]
+    return _RULES[service, method]

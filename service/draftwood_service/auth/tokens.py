@@ -10,7 +10,7 @@ import jwt
 
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth.errors import IssuerUnavailableError, UnauthenticatedError
-from draftwood_service.auth.jwks import KeySet, KeySource
+from draftwood_service.auth.jwks import JwksFile, JwksUrl, KeySet
 from draftwood_service.auth.principal import Principal, Role
 from draftwood_service.settings.network import AuthSettings
 
@@ -34,7 +34,7 @@ class TokenVerifier:
             role it is `caller`.
     """
 
-    def __init__(self, source: KeySource, settings: AuthSettings) -> None:
+    def __init__(self, source: JwksFile | JwksUrl, settings: AuthSettings) -> None:
         self._source = source
         self._settings = settings
         self._verified: OrderedDict[bytes, _Verified] = OrderedDict()

@@ -7,7 +7,6 @@ import secrets
 import time
 
 from draftwood.admin.v1 import experiments_pb2 as pb
-from draftwood_service.experiments.messages import report_message
 from draftwood_service.experiments.reading import CountReader
 from draftwood_service.experiments.watch import Stop, Watch
 from draftwood_tenants.catalog import Catalog
@@ -63,12 +62,9 @@ class LiveExperiments:
         experiment = Running.of(config)
         reading = await self._reader.read(experiment)
         found = await asyncio.to_thread(reading.report)
-        return report_message(message, reading, found, await self._watch.points(experiment))
-
-    async def winner(self, config: ExperimentConfig) -> str | None:
-        """The arm that the report says is better; None if that is open. Raises MemoryStoreError."""
-        reading = await self._reader.read(Running.of(config))
-        return (await asyncio.to_thread(reading.report)).winner
+        found.experiment.CopyFrom(message)
+        found.history.extend(await self._watch.points(experiment))
+        return found
 
     async def delete(self, config: ExperimentConfig) -> None:
         """Deletes an experiment's counts. Raises MemoryStoreError."""

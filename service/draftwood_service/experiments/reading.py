@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood_memory.errors import CorruptValueError
-from draftwood_service.experiments.statistics.report import Conclusion, Report, report
+from draftwood_service.experiments.report import report
 from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot, merge, total
 from draftwood_tenants.experiments.counting import Counting
 from draftwood_tenants.experiments.placement import Running
@@ -32,15 +33,18 @@ class Reading:
     servers: int
     unreadable: int
 
-    def report(self) -> Report:
-        """What may be concluded from it."""
+    def report(self) -> pb.ExperimentReport:
+        """What may be concluded from it; without the experiment itself, and its history."""
         config = self.experiment.config
         found = report(
-            self.experiment.split, self.counts, alpha=config.alpha, limits=config.limits, stopped=config.stopped
+            self.experiment.split,
+            self.counts,
+            alpha=config.alpha,
+            limits=config.limits,
+            stopped=config.stopped,
+            unreadable=self.unreadable,
         )
-        if self.unreadable:
-            text = f"The counts of {self.unreadable} processes cannot be read, and are not in it."
-            found.conclusions.insert(0, Conclusion("counts_missing", text))
+        found.servers = self.servers
         return found
 
 

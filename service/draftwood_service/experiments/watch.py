@@ -4,20 +4,16 @@ plot."""
 from __future__ import annotations
 
 import asyncio
-import time
 import zlib
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 from google.protobuf.message import DecodeError
 
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood_memory.errors import CorruptValueError, MemoryStoreError
-from draftwood_service.experiments.messages import point
 from draftwood_service.experiments.reading import CountReader
-from draftwood_service.experiments.statistics.guardrails import Violation
-from draftwood_service.experiments.statistics.report import Report
+from draftwood_service.experiments.report import deciding
 from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.experiments.definition import ExperimentState
 from draftwood_tenants.experiments.placement import Running
@@ -36,8 +32,8 @@ LEAST_SECONDS, SHARE_OF_AGE = 10.0, 0.025
 _MOST = 600
 _MOST_BYTES = 4 * 2**20
 
-Stop = Callable[[Running, list[Violation]], Awaitable[None]]
-"""Writes violations into an experiment."""
+Stop = Callable[[Running, Iterable[pb.StoppedArm]], Awaitable[None]]
+"""Writes stopped arms into an experiment."""
 
 
 class Watch:
@@ -86,16 +82,19 @@ class Watch:
         new = [one for one in found.violations if (experiment.target, one.arm, one.guardrail) not in self._reported]
         for one in new:
             event = "a guardrail is broken" if experiment.config.report_only else "a guardrail stops an arm"
-            _log.error(event, experiment=experiment.config.name, **asdict(one))
+            _log.error(
+                event, experiment=experiment.config.name, arm=one.arm, guardrail=one.guardrail, reason=one.reason
+            )
         if found.violations and not experiment.config.report_only:
             await self._stop(experiment, found.violations)
         self._reported |= {(experiment.target, one.arm, one.guardrail) for one in new}
 
-    async def _keep(self, experiment: Running, found: Report) -> None:
+    async def _keep(self, experiment: Running, found: pb.ExperimentReport) -> None:
         points = await self.points(experiment)
-        now = time.time()
+        now = found.time.ToNanoseconds() * 1e-9
         if is_due(points, experiment.config.started_at or now, now):
-            await self._store.write_history(experiment.target, encode([*points, point(found, now)]))
+            point = pb.ReportPoint(time=found.time, comparisons=deciding(found.comparisons))
+            await self._store.write_history(experiment.target, encode([*points, point]))
 
     async def points(self, experiment: Running) -> list[pb.ReportPoint]:
         """The looks that are kept, the oldest first. Raises MemoryStoreError."""

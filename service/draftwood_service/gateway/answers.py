@@ -10,13 +10,11 @@ from typing import Any
 from draftwood_client import (
     Completion,
     Delta,
-    DraftStatistics,
     Sample,
     TokenDetail,
     ToolCall,
     ToolCallReader,
     ToolFormat,
-    Usage,
 )
 from draftwood_service.gateway.reading import ParsedRequest
 from draftwood_service.gateway.tools import ParsedTools
@@ -55,8 +53,7 @@ class Answers:
         choices = [
             await self._choice(index, one.text, one.details, one.finish_reason) for index, one in enumerate(answers)
         ]
-        usage, drafting = _usage([one.usage for one in completions]), [one.drafting for one in completions]
-        return {**self._head, "choices": choices, "usage": usage, "metrics": _metrics(drafting)}
+        return {**self._head, "choices": choices, **_totals(completions)}
 
     def first(self) -> list[dict[str, Any]]:
         """Chunks before the first tokens: chat says the role."""
@@ -89,9 +86,9 @@ class Answers:
     def _details(self, delta: Delta) -> dict[str, list[dict[str, Any]]]:
         """What this service alone reports of some tokens."""
         own: dict[str, list[dict[str, Any]]] = {}
-        if self._parsed.token_details:
-            own["tokens"] = [{"text": one.text, "drafted": one.drafted} for one in delta.details]
-        if self._parsed.draft_trees:
+        if self._parsed.options.get("token_details"):
+            own["tokens"] = _tokens(delta.details)
+        if self._parsed.options.get("draft_trees"):
             own["trees"] = [
                 {"tokens": one.tokens, "parents": one.parents, "accepted": one.accepted} for one in delta.draft_trees
             ]
@@ -109,11 +106,11 @@ class Answers:
         empty: dict[str, Any] = {"delta": {}} if self._parsed.chat else {"text": ""}
         return [*chunks, self._chunk(index, empty, content.reason(reason))]
 
-    def last(self, usages: Sequence[Usage], drafting: Sequence[DraftStatistics]) -> dict[str, Any] | None:
+    def last(self, completions: Sequence[Completion]) -> dict[str, Any] | None:
         """The chunk with the usage, if it was asked for: without choices."""
         if not self._parsed.include_usage:
             return None
-        return {**self._chunk_head, "choices": [], "usage": _usage(usages), "metrics": _metrics(drafting)}
+        return {**self._chunk_head, "choices": [], **_totals(completions)}
 
     def _chunk(self, index: int, content: Mapping[str, Any], reason: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "logprobs": None, **content, "finish_reason": reason}
@@ -128,8 +125,8 @@ class Answers:
             reason = read.reason(reason)
         logprobs = None if self._parsed.logprobs is None else await self._logprobs(index, details)
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
-        if self._parsed.token_details:
-            choice["draftwood"] = {"tokens": [{"text": one.text, "drafted": one.drafted} for one in details]}
+        if self._parsed.options.get("token_details"):
+            choice["draftwood"] = {"tokens": _tokens(details)}
         return choice
 
     async def _logprobs(self, index: int, details: Sequence[TokenDetail]) -> dict[str, Any]:
@@ -211,28 +208,32 @@ def _chat_token(text: str, logprob: float | None) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": [*text.encode()]}
 
 
-def _usage(usages: Sequence[Usage]) -> dict[str, Any]:
-    prompt, written = sum(one.prompt_tokens for one in usages), sum(one.completion_tokens for one in usages)
-    cached = sum(one.cached_prompt_tokens for one in usages)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+def _tokens(details: Sequence[TokenDetail]) -> list[dict[str, Any]]:
+    return [{"text": one.text, "drafted": one.drafted} for one in details]
 
 
-def _metrics(statistics: Sequence[DraftStatistics]) -> dict[str, Any]:
-    steps, drafted = sum(one.steps for one in statistics), sum(one.draft_tokens for one in statistics)
-    accepted = sum(one.accepted_tokens for one in statistics)
-    written = sum(one.mean_acceptance_length * one.steps for one in statistics)
+def _totals(completions: Sequence[Completion]) -> dict[str, Any]:
+    """Usage, and what drafting did, over all prompts."""
+    prompt = sum(one.usage.prompt_tokens for one in completions)
+    written = sum(one.usage.completion_tokens for one in completions)
+    drafting = [one.drafting for one in completions]
+    steps = sum(one.steps for one in drafting)
+    by_steps = sum(one.mean_acceptance_length * one.steps for one in drafting)
     return {
-        "speculative_decoding": {
-            "strategy": statistics[0].strategy,
-            "steps": steps,
-            "draft_tokens": drafted,
-            "accepted_tokens": accepted,
-            "mean_acceptance_length": round(written / steps, 3) if steps else 0.0,
-            "disabled_reason": next((one.disabled_reason for one in statistics if one.disabled_reason), ""),
-        }
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": written,
+            "total_tokens": prompt + written,
+            "prompt_tokens_details": {"cached_tokens": sum(one.usage.cached_prompt_tokens for one in completions)},
+        },
+        "metrics": {
+            "speculative_decoding": {
+                "strategy": drafting[0].strategy,
+                "steps": steps,
+                "draft_tokens": sum(one.draft_tokens for one in drafting),
+                "accepted_tokens": sum(one.accepted_tokens for one in drafting),
+                "mean_acceptance_length": round(by_steps / steps, 3) if steps else 0.0,
+                "disabled_reason": next((one.disabled_reason for one in drafting if one.disabled_reason), ""),
+            }
+        },
     }

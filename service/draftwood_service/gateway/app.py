@@ -27,25 +27,19 @@ from draftwood_service.gateway.batch import Batch
 from draftwood_service.gateway.errors import (
     ClientLeftError,
     InvalidRequestError,
-    UnknownModelError,
     body_of,
+    error_body,
     of_tools,
     status_of,
 )
 from draftwood_service.gateway.http.answers import Events, failed, no_route, note, refusal
 from draftwood_service.gateway.http.requests import read_json, read_timeout, unless_left
-from draftwood_service.gateway.metrics import CONTENT_TYPE, Metrics
+from draftwood_service.gateway.metrics import Metrics
 from draftwood_service.gateway.reading import ParsedRequest, read_chat, read_completion, with_tools
 
 _credential: ContextVar[str] = ContextVar("credential")
-_PAGE_POLICY = "; ".join(
-    [
-        "default-src 'none'",
-        "style-src 'unsafe-inline'",
-        "script-src 'unsafe-inline'",
-        "connect-src 'self'",
-        "img-src data:",
-    ]
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
 """The page has nothing from elsewhere."""
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -183,8 +177,7 @@ class Gateway:
                         chunks += answers.finished(number, event.sample, event.finished.reason.value)
                 for chunk in chunks:
                     yield "", _json(chunk)
-            wholes = [completions[number] for number in sorted(completions)]
-            last = answers.last([one.usage for one in wholes], [one.drafting for one in wholes])
+            last = answers.last([completions[number] for number in sorted(completions)])
             if last is not None:
                 yield "", _json(last)
             end(200)
@@ -211,7 +204,8 @@ class Gateway:
         if named is None:
             return JSONResponse({"object": "list", "data": [model]})
         if named != info.model:
-            return refusal(UnknownModelError(named))
+            problem = f"model: there is no model {named[:200]!r}"
+            return JSONResponse(error_body(404, problem, "model"), 404)
         return JSONResponse(model)
 
     async def _health(self, request: Request) -> Response:
@@ -227,7 +221,7 @@ class Gateway:
         return JSONResponse({"status": "ok"})
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.metrics.text(), media_type=CONTENT_TYPE)
+        return Response(self.metrics.text(), media_type=self.metrics.content_type)
 
     async def _show_page(self, request: Request) -> Response:
         page = (files("draftwood_service.gateway") / "page.html").read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ _log = structlog.get_logger(__name__)
 
 def gateway(args: list[str]) -> int:
     """The command. Returns the exit status."""
-    return run(app, args, "gateway")
+    return run(app, args, "gateway", {MissingExtraError: 1})
 
 
 @app.command()
@@ -65,16 +65,12 @@ def _gateway(
     # Imported here: --help need not wait for them.
     from draftwood_service.logging_config import configure_logging
 
-    try:
-        with needs_extra("gateway", "`draftwood gateway`", ("httptools", "prometheus_client", "starlette", "uvicorn")):
-            import uvicorn
+    with needs_extra("gateway", "`draftwood gateway`", ("httptools", "prometheus_client", "starlette", "uvicorn")):
+        import uvicorn
 
-            from draftwood_service.gateway.app import Gateway
-            from draftwood_service.gateway.http.connections import BACKLOG, Connections, connection_limit
-            from draftwood_service.gateway.http.protocol import protocol
-    except MissingExtraError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
+        from draftwood_service.gateway.app import Gateway
+        from draftwood_service.gateway.http.connections import BACKLOG, Connections, connection_limit
+        from draftwood_service.gateway.http.protocol import protocol
     configure_logging(log_level, "console")
     if shares:
         _log.warning("the gateway has a credential: requests without a key of their own call with it")

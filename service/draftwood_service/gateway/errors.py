@@ -25,8 +25,7 @@ _STATUS = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-_TYPES |= {405: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _OF_GRPC = {
     grpc.StatusCode.UNAVAILABLE: "the service cannot be reached; try again later",
     grpc.StatusCode.DEADLINE_EXCEEDED: "there was no complete answer in time",
@@ -51,17 +50,8 @@ class ClientLeftError(OwnError):
         super().__init__("the client left")
 
 
-class UnknownModelError(InvalidRequestError):
-    """A model that is not served."""
-
-    def __init__(self, model: str) -> None:
-        super().__init__("model", f"there is no model {model[:200]!r}")
-
-
 def status_of(error: Exception) -> int:
     """The HTTP status of an error."""
-    if isinstance(error, UnknownModelError):
-        return 404
     if isinstance(error, InvalidRequestError | ArgumentError):
         return 400
     if isinstance(error, ClientLeftError):
@@ -113,7 +103,8 @@ def body_of(error: Exception, caller_names: Mapping[str, str] = MappingProxyType
 
 def error_body(status: int, text: str, field: str | None = None, code: str | None = None) -> dict[str, Any]:
     """`{"error": ...}`."""
-    return {"error": {"message": text, "type": _TYPES.get(status, "server_error"), "param": field, "code": code}}
+    kind = _TYPES.get(status, "invalid_request_error" if status < 499 else "server_error")
+    return {"error": {"message": text, "type": kind, "param": field, "code": code}}
 
 
 def of_tools(error: Exception, has_format: bool) -> Exception:

@@ -35,12 +35,17 @@ _INSIDE = re.compile(r"\b(?:sampling|stop|format|output|drafting|chat)\.[a-z_]+"
 """A field in the middle of a text."""
 
 
+_OF_FUNCTION = re.compile(r"\b(tools|tool_calls)(\[\d+\]\.)(?=name|description|parameters|arguments)")
+"""What is in a function with callers."""
+
+
 def name_for_caller(field: str, caller_names: Mapping[str, str]) -> str:
     """A field as callers know it.
 
     Args:
         caller_names: names that this caller uses for other ones.
     """
+    field = _OF_FUNCTION.sub(r"\1\2function.", field).replace(".tool_name", ".name")
     for ours, theirs in _NAMES.items():
         rest = field[len(ours) :]
         if field.startswith(ours) and (not rest or ours.endswith(".") or rest[0] in ".["):

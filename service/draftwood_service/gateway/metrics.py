@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
-"""Of `Metrics.text`."""
-
 
 class Metrics:
     """What a gateway counts."""
+
+    content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()

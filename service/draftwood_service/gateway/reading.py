@@ -12,25 +12,12 @@ from draftwood_service.gateway.tools import ParsedTools, options_for, read_calls
 
 MAX_PROMPTS = 128
 """Of one completions request."""
-_COMMON = {
-    # ours: the name there, and what it must be
-    "temperature": (float, "a number"),
-    "top_p": (float, "a number"),
-    "presence_penalty": (float, "a number"),
-    "frequency_penalty": (float, "a number"),
-    "n": (int, "an integer"),
-    # of vLLM and others
-    "top_k": (int, "an integer"),
-    "min_p": (float, "a number"),
-    "repetition_penalty": (float, "a number"),
-    "min_tokens": (int, "an integer"),
-    "ignore_eos": (bool, "true or false"),
-    "priority": (int, "an integer"),
-}
-_IGNORED = {"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "store", "service_tier"}
-_IGNORED |= {"prompt_cache_key", "safety_identifier", "draftwood"}
-_READ_APART = {"seed", "stop", "logit_bias", "logprobs", "top_logprobs", "response_format", "max_tokens"}
-_READ_APART |= {"max_completion_tokens", "stop_token_ids"}
+_COMMON = {"temperature", "top_p", "presence_penalty", "frequency_penalty", "n", "stop", "max_tokens"}
+_COMMON |= {"top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "priority", "stop_token_ids"}  # of vLLM
+"""Of which the names are ours as well. The client checks the values."""
+_KNOWN = {"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "store", "service_tier"}
+_KNOWN |= {"prompt_cache_key", "safety_identifier", "draftwood", "seed", "logit_bias", "logprobs", "top_logprobs"}
+_KNOWN |= {"response_format", "max_completion_tokens"}
 _OF_CHAT = {"tools", "tool_choice", "parallel_tool_calls"}
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     # What asks for nothing is allowed.
@@ -51,8 +38,6 @@ class ParsedRequest:
         options: of each of them, without those that tools need, see `with_tools`.
         tools: what the model may call.
         logprobs: the answer has log-probabilities; so many alternatives.
-        token_details: the answer says of each token whether it was drafted.
-        draft_trees: the answer has what each step verified.
         caller_names: fields that have several names, and the one that the caller wrote.
     """
 
@@ -64,8 +49,6 @@ class ParsedRequest:
     tools: ParsedTools | None = None
     include_usage: bool = False
     logprobs: int | None = None
-    token_details: bool = False
-    draft_trees: bool = False
     samples: int = 1
     caller_names: Mapping[str, str] = field(default_factory=dict)
 
@@ -97,7 +80,7 @@ def with_tools(parsed: ParsedRequest, form: ToolFormat) -> ParsedRequest:
     more = options_for(parsed.tools, form, options.pop("json_schema", None))
     if "stop" in more:
         given = options.get("stop") or []
-        more["stop"] += [given] if isinstance(given, str) else given
+        more["stop"] += given if isinstance(given, list) else [given]
     return replace(parsed, options=cast(GenerateOptions, options | more))
 
 
@@ -118,11 +101,10 @@ def _parsed(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, log
         known = ", ".join(sorted(_DRAFTWOOD | _DETAILS))
         raise InvalidRequestError(f"draftwood.{min(unknown)}", f"is unknown; there are {known}")
     options: dict[str, Any] = {name: own[name] for name in own if name not in _DETAILS}
-    options |= {
-        name: value for name, (kind, is_) in _COMMON.items() if (value := _given(fields, name, kind, is_)) is not None
-    }
-    options |= _read_apart(fields)
-    if model := _given(fields, "model", str, "a text"):
+    options |= {name: value for name, value in fields.items() if name in _COMMON and value is not None}
+    options |= _renamed(fields)
+    samples = _given(fields, "n", int, "an integer") or 1
+    if model := fields.get("model"):
         options["model"] = model
     stream = bool(_given(fields, "stream", bool, "true or false"))
     stream_options = _object("stream_options", fields.get("stream_options") or {})
@@ -130,10 +112,9 @@ def _parsed(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, log
         raise InvalidRequestError("stream_options", "needs stream to be true")
     if logprobs is not None:
         options["top_logprobs"] = logprobs
-    details = {name: own.get(name) is True for name in _DETAILS}
-    if details["draft_trees"] and not stream:
+    options |= {name: True for name in _DETAILS if own.get(name) is True}
+    if "draft_trees" in options and not stream:
         raise InvalidRequestError("draftwood.draft_trees", "needs stream to be true")
-    options |= {name: True for name, wanted in details.items() if wanted}
     if isinstance(fields.get("user"), str) and "session" not in options:
         options["session"] = fields["user"]
     return ParsedRequest(
@@ -144,9 +125,7 @@ def _parsed(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, log
         stream=stream,
         include_usage=stream_options.get("include_usage") is True,
         logprobs=logprobs,
-        token_details=details["token_details"],
-        draft_trees=details["draft_trees"],
-        samples=options.get("n") or 1,
+        samples=samples,
         caller_names=_caller_names(fields, chat),
     )
 
@@ -160,21 +139,13 @@ def _caller_names(fields: Mapping[str, Any], chat: bool) -> dict[str, str]:
     return names
 
 
-def _read_apart(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not the same with us."""
     options: dict[str, Any] = {}
-    for name in ("max_completion_tokens", "max_tokens"):
-        if (tokens := _given(fields, name, int, "an integer")) is not None:
-            options["max_tokens"] = tokens
-            break
+    if (tokens := fields.get("max_completion_tokens")) is not None:
+        options["max_tokens"] = tokens
     if (seed := _given(fields, "seed", int, "an integer")) is not None:
         options["seed"] = seed % 2**64
-    stop = fields.get("stop")
-    if stop is not None:
-        if not (isinstance(stop, str) or (isinstance(stop, list) and all(isinstance(one, str) for one in stop))):
-            raise InvalidRequestError("stop", "must be a text or a list of texts")
-        options["stop"] = stop
-    if (ids := fields.get("stop_token_ids")) is not None:
-        options["stop_token_ids"] = ids
     if (bias := fields.get("logit_bias")) is not None:
         try:
             options["logit_bias"] = {int(token): value for token, value in _object("logit_bias", bias).items()}
@@ -203,25 +174,16 @@ def _format(form: Mapping[str, Any]) -> dict[str, Any]:
 
 def _message(name: str, message: Any) -> ChatMessage:
     fields = _object(name, message)
-    role = fields.get("role")
-    if not isinstance(role, str):
-        raise InvalidRequestError(f"{name}.role", "must be a text")
+    role = fields.get("role", "")
     for key in ("function_call", "audio"):
         if fields.get(key):
             raise InvalidRequestError(f"{name}.{key}", "is not served")
     if role == "function":
         raise InvalidRequestError(f"{name}.role", "function is not served; use tool")
     calls = read_calls(f"{name}.tool_calls", fields.get("tool_calls") or [])
-    of_tool = {key: fields.get(key) or "" for key in ("tool_call_id", "name")} if role == "tool" else {}
-    if wrong := next((key for key, value in of_tool.items() if not isinstance(value, str)), None):
-        raise InvalidRequestError(f"{name}.{wrong}", "must be a text")
-    return ChatMessage(
-        "system" if role == "developer" else role,
-        _content(f"{name}.content", fields.get("content")),
-        calls,
-        of_tool.get("tool_call_id", ""),
-        of_tool.get("name", ""),
-    )
+    of_tool = [fields.get(key) or "" for key in ("tool_call_id", "name")] if role == "tool" else []
+    content = _content(f"{name}.content", fields.get("content"))
+    return ChatMessage("system" if role == "developer" else role, content, calls, *of_tool)
 
 
 def _content(name: str, content: Any) -> str:
@@ -255,14 +217,10 @@ def _prompts(given: Any) -> list[Prompt]:
 
 
 def _refuse_unknown(fields: Mapping[str, Any], chat: bool) -> None:
+    known = _COMMON | _KNOWN | (_OF_CHAT if chat else set())
     for name, value in fields.items():
-        if value is None or name in _COMMON or name in _IGNORED or name in _READ_APART or (chat and name in _OF_CHAT):
-            continue
-        if name in _NEUTRAL:
-            if value not in _NEUTRAL[name]:
-                raise InvalidRequestError(name, "is not served")
-            continue
-        raise InvalidRequestError(name, "is not served")
+        if not (value is None or name in known or value in _NEUTRAL.get(name, ())):
+            raise InvalidRequestError(name, "is not served")
 
 
 def _object(name: str, value: Any) -> Mapping[str, Any]:
@@ -273,9 +231,6 @@ def _object(name: str, value: Any) -> Mapping[str, Any]:
 
 def _given(fields: Mapping[str, Any], name: str, kind: type, is_: str) -> Any:
     value = fields.get(name)
-    if value is None:
-        return None
-    allowed: tuple[type, ...] = (int, float) if kind is float else (kind,)
-    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+    if value is not None and type(value) is not kind:
         raise InvalidRequestError(name, f"must be {is_}")
     return value

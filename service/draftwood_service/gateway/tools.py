@@ -63,9 +63,6 @@ def _tool(name: str, given: Any) -> tuple[Tool, bool]:
         raise InvalidRequestError(name, 'must have the type "function" and a function')
     if unknown := function.keys() - _FUNCTION:
         raise InvalidRequestError(f"{name}.function.{min(unknown)}", "is not served")
-    for key in ("name", "description"):
-        if not isinstance(function.get(key) or "", str):
-            raise InvalidRequestError(f"{name}.function.{key}", "must be a text")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise InvalidRequestError(f"{name}.function.parameters", "must be a JSON schema")
@@ -75,8 +72,8 @@ def _tool(name: str, given: Any) -> tuple[Tool, bool]:
         raise InvalidRequestError(f"{name}.function.parameters", str(error)) from None
     if not isinstance(function.get("strict") or False, bool):
         raise InvalidRequestError(f"{name}.function.strict", "must be true or false")
-    if not function.get("name"):
-        raise InvalidRequestError(f"{name}.function.name", "must not be empty")
+    if not (isinstance(function.get("name"), str) and function["name"]):
+        raise InvalidRequestError(f"{name}.function.name", "must be a text, and not empty")
     schema = json.dumps(parameters, ensure_ascii=False) if parameters else ""
     return Tool(function["name"], function.get("description") or "", schema), function.get("strict") is True
 
@@ -97,7 +94,7 @@ def _forced(choice: Any, names: list[str]) -> frozenset[str]:
 
 
 def read_calls(name: str, given: Any) -> list[ToolCall]:
-    """`tool_calls` of a message. Raises InvalidRequestError."""
+    """`tool_calls` of a message, whose texts the client checks. Raises InvalidRequestError."""
     if not isinstance(given, list):
         raise InvalidRequestError(name, "must be a list")
     calls = []
@@ -105,12 +102,8 @@ def read_calls(name: str, given: Any) -> list[ToolCall]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
             raise InvalidRequestError(f"{name}[{at}]", "must have a function")
-        texts = {"name": function.get("name"), "arguments": function.get("arguments"), "id": call.get("id") or ""}
-        if wrong := next((key for key, text in texts.items() if not isinstance(text, str)), None):
-            raise InvalidRequestError(
-                f"{name}[{at}].{'id' if wrong == 'id' else f'function.{wrong}'}", "must be a text"
-            )
-        calls.append(ToolCall(**{key: str(text) for key, text in texts.items()}))
+        texts: list[Any] = [function.get("name"), function.get("arguments"), call.get("id") or ""]
+        calls.append(ToolCall(*texts))
     return calls
 
 

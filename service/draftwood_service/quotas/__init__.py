@@ -3,8 +3,8 @@
 Knows no gRPC.
 """
 
-from draftwood_service.quotas.limits import QuotaExceededError, Reservation
-from draftwood_service.quotas.local import Limiter
+from draftwood_service.quotas.limits import QuotaExceededError
+from draftwood_service.quotas.local import Limiter, Reservation
 from draftwood_tenants.rate_limits import NO_LIMITS, RateLimits
 
 __all__ = ["NO_LIMITS", "Limiter", "QuotaExceededError", "RateLimits", "Reservation"]

@@ -1,8 +1,6 @@
-"""The error of a request beyond its tenant's limits, and the interface of reservations."""
+"""The error of a request beyond its tenant's limits."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from draftwood_model_runner.errors import DraftwoodError
 
@@ -47,18 +45,3 @@ class QuotaExceededError(DraftwoodError):
         self.used = used
         self.needed = needed
         self.retry_seconds = None if needed > value else retry_seconds
-
-
-class Reservation(Protocol):
-    """What an admitted request may use until it is settled."""
-
-    def settle(self, used_tokens: int, counts: bool = True) -> None:
-        """Gives back the tokens that were not used and the lease of the concurrency limit; once, further calls do
-        nothing. Returns at once, never raises, and works while the event loop ends.
-
-        Args:
-            counts: the request itself stays counted.
-        """
-
-    async def settled(self) -> None:
-        """Waits shortly until what `settle` gave back can be used by other requests."""

@@ -2,88 +2,72 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Callable
 
-from draftwood_service.quotas.limits import BUCKETS, Reservation
+from draftwood_service.quotas.limits import BUCKETS
 from draftwood_service.quotas.window import Window
 from draftwood_tenants.rate_limits import RateLimits
 
 
-class Windows:
-    """The windows of all tenants of this process. Those of idle tenants are dropped.
+class Reservation:
+    """What an admitted request may use until it is settled, or further tokens of one.
 
-    Args:
-        clock: seconds; does not go back.
+    Attributes:
+        window: that counts it, in the second `second`.
+        on_settled: called once with the tokens, and the requests, that are given back; what it returns is waited for.
     """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock
-        self.by_tenant: dict[str, Window] = {}
-        self._ids = itertools.count()
-        self._sweep_at = clock() + BUCKETS
-
-    def of(self, tenant: str) -> Window:
-        self._sweep()
-        return self.by_tenant.setdefault(tenant, Window())
-
-    def next_lease(self) -> int:
-        """An id for a request's lease."""
-        return next(self._ids)
-
-    def admit(self, tenant: str, limits: RateLimits, tokens: int, lease: int, requests: int) -> Entry:
-        """Counts a request without a check."""
-        window = self.of(tenant)
-        entry = Entry(window, lease, window.add(tokens, self.clock(), requests), tokens, requests)
-        if limits.concurrency is not None:
-            window.leases.add(entry.lease)
-        return entry
-
-    def _sweep(self) -> None:
-        now = self.clock()
-        if now < self._sweep_at:
-            return
-        self._sweep_at = now + BUCKETS
-        for tenant, window in tuple(self.by_tenant.items()):
-            window.forget(now)
-            if window.idle:
-                del self.by_tenant[tenant]
-
-
-class Entry:
-    """A request in a window, or further tokens of one; the reservation of a `Limiter`."""
 
     def __init__(self, window: Window, lease: int, second: int, tokens: int, requests: int = 1) -> None:
         self.window = window
-        self.requests = requests
         self.lease = lease
         self.second = second
-        self.tokens = tokens
-        self.open = True
+        self.on_settled: Callable[[int, int], asyncio.Task[None] | None] = lambda tokens, requests: None
+        self._tokens = tokens
+        self._requests = requests
+        self._open = True
+        self._settling: asyncio.Task[None] | None = None
 
     def settle(self, used_tokens: int, counts: bool = True) -> None:
-        """See `Reservation`."""
-        if self.open:
-            self.open = False
-            self.window.give_back(self.second, max(0, self.tokens - used_tokens), 0 if counts else self.requests)
+        """Gives back the tokens that were not used and the lease of the concurrency limit; once, further calls do
+        nothing. Returns at once, never raises, and works while the event loop ends.
+
+        Args:
+            counts: the request itself stays counted.
+        """
+        if self._open:
+            self._open = False
+            unused, requests = max(0, self._tokens - used_tokens), 0 if counts else self._requests
+            self.window.give_back(self.second, unused, requests)
             self.window.leases.discard(self.lease)
+            self._settling = self.on_settled(unused, requests)
 
     async def settled(self) -> None:
-        """See `Reservation`: it is at once."""
+        """Waits shortly until what `settle` gave back can be used by other requests."""
+        if self._settling is not None:
+            await asyncio.shield(self._settling)
 
 
 class Limiter:
-    """Counts what tenants use, in this process. For one event loop.
+    """Counts what tenants use, in this process. For one event loop. Windows of idle tenants are dropped.
+
+    Args:
+        clock: seconds; does not go back.
 
     Attributes:
+        windows: by tenant.
         outages: how often its store ceased to count for all tenants; here there is none.
         admitted_alone: requests that were admitted by this server's share of their limits meanwhile.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.outages = self.admitted_alone = 0
-        self.windows = Windows(clock)
+        self.windows: dict[str, Window] = {}
+        self.clock = clock
+        self._leases = itertools.count()
+        self._sweep_at = clock() + BUCKETS
 
     def start(self) -> None:
         """Starts what runs beside requests."""
@@ -98,9 +82,30 @@ class Limiter:
             QuotaExceededError: it does not fit.
         """
         if not limits.any:
-            return Entry(Window(), 0, 0, 0)
-        self.windows.of(tenant).check(limits, tokens, self.windows.clock(), requests)
-        return self.windows.admit(tenant, limits, tokens, self.windows.next_lease(), requests)
+            return Reservation(Window(), 0, 0, 0)
+        self.window_of(tenant).check(limits, tokens, self.clock(), requests)
+        return self.admit(tenant, limits, tokens, next(self._leases), requests)
 
     async def close(self) -> None:
         """Ends what `start` started."""
+
+    def window_of(self, tenant: str) -> Window:
+        self._sweep()
+        return self.windows.setdefault(tenant, Window())
+
+    def admit(self, tenant: str, limits: RateLimits, tokens: int, lease: int, requests: int) -> Reservation:
+        """Counts a request without a check."""
+        window = self.window_of(tenant)
+        if limits.concurrency is not None:
+            window.leases.add(lease)
+        return Reservation(window, lease, window.add(tokens, self.clock(), requests), tokens, requests)
+
+    def _sweep(self) -> None:
+        now = self.clock()
+        if now < self._sweep_at:
+            return
+        self._sweep_at = now + BUCKETS
+        for tenant, window in tuple(self.windows.items()):
+            window.forget(now)
+            if window.idle:
+                del self.windows[tenant]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from draftwood_service.quotas.limits import QuotaExceededError, Reservation
-from draftwood_service.quotas.local import Limiter
+from draftwood_service.quotas.limits import QuotaExceededError
+from draftwood_service.quotas.local import Limiter, Reservation
 from draftwood_tenants.rate_limits import RateLimits
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 
 import structlog
 
 from draftwood_memory.errors import MemoryStoreError
 from draftwood_memory.store.redis_client import RedisClient
-from draftwood_service.quotas.limits import BUCKETS, Reservation
-from draftwood_service.quotas.local import Entry, Limiter
+from draftwood_service.quotas.limits import BUCKETS
+from draftwood_service.quotas.local import Limiter, Reservation
 from draftwood_service.quotas.store import REFRESH_SECONDS, QuotaStore, Refresh
 from draftwood_service.quotas.window import Bucket, Window
 from draftwood_service.settings.tenants import StoreSettings
@@ -46,17 +45,12 @@ class SharedLimiter(Limiter):
     Args:
         secret: hides tenants' names in the store.
         answer_seconds: how long a request waits for the store.
-        clock: seconds of this process; does not go back.
     """
 
     def __init__(
-        self,
-        client: RedisClient,
-        secret: bytes | None = None,
-        answer_seconds: float = ANSWER_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
+        self, client: RedisClient, secret: bytes | None = None, answer_seconds: float = ANSWER_SECONDS
     ) -> None:
-        super().__init__(clock)
+        super().__init__()
         self.replicas = 0
         self._store = QuotaStore(client, secret, answer_seconds)
         self._unreachable = False
@@ -81,21 +75,21 @@ class SharedLimiter(Limiter):
     async def reserve(self, tenant: str, limits: RateLimits, tokens: int, requests: int = 1) -> Reservation:
         """See `Limiter`. Waits `answer_seconds` for the store at most."""
         if not limits.any:
-            return Entry(Window(), 0, 0, 0)
-        lease = self.windows.next_lease()
+            return Reservation(Window(), 0, 0, 0)
+        lease, second = next(self._leases), None
         if not self._is_alone(tenant):
             try:
                 second = await self._store.reserve(tenant, limits, tokens, lease, requests)
             except MemoryStoreError as error:
                 self._fail(error, tenant)
-            else:
-                entry = self.windows.admit(tenant, limits, tokens, lease, requests)
-                return _Reservation(self, tenant, entry, second)
-        share = limits.share(max(1, self.replicas), tokens)
-        self.windows.of(tenant).check(share, tokens, self.windows.clock(), requests)
-        self.admitted_alone += requests
-        self._unsent.setdefault(tenant, Window()).add(tokens, self.windows.clock(), requests)
-        return _Reservation(self, tenant, self.windows.admit(tenant, limits, tokens, lease, requests), None)
+        if second is None:
+            share = limits.share(max(1, self.replicas), tokens)
+            self.window_of(tenant).check(share, tokens, self.clock(), requests)
+            self.admitted_alone += requests
+            self._unsent.setdefault(tenant, Window()).add(tokens, self.clock(), requests)
+        admitted = self.admit(tenant, limits, tokens, lease, requests)
+        admitted.on_settled = partial(self._settle, tenant, lease, admitted.second, second)
+        return admitted
 
     async def close(self) -> None:
         """See `Limiter`. Waits shortly for reservations that are being settled."""
@@ -111,8 +105,8 @@ class SharedLimiter(Limiter):
             MemoryStoreError: the store does not answer, or refuses.
         """
         self.replicas = max(1, await self._store.present())
-        leases = {name: frozenset(one.leases) for name, one in self.windows.by_tenant.items() if one.leases}
-        now = self.windows.clock()
+        leases = {name: frozenset(one.leases) for name, one in self.windows.items() if one.leases}
+        now = self.clock()
         for tenant, window in tuple(self._unsent.items()):
             if tenant not in self._batches:
                 self._number += 1
@@ -125,20 +119,20 @@ class SharedLimiter(Limiter):
             await self._refresh_some(refreshes[first : first + _TENANTS])
         self._unreachable = False
 
-    def settle(
-        self, tenant: str, entry: Entry, second: int | None, unused: int, unused_requests: int = 0
+    def _settle(
+        self, tenant: str, lease: int, here: int, second: int | None, unused: int, unused_requests: int
     ) -> asyncio.Task[None] | None:
         """Tells the store that a request has ended, beside the caller.
 
         Args:
-            second: in which the store admitted it; None if this replica did alone.
+            here, second: in which this process and the store admitted it; None if this replica did alone.
         """
         if second is None and (window := self._unsent.get(tenant)):
-            window.give_back(entry.second, unused, unused_requests)
+            window.give_back(here, unused, unused_requests)
         if self._is_alone(tenant):
             return None
         given_back = (unused, unused_requests) if second else (0, 0)
-        work = self._settle_in_store(tenant, second or 0, *given_back, entry.lease)
+        work = self._settle_in_store(tenant, second or 0, *given_back, lease)
         try:
             task = asyncio.get_running_loop().create_task(work)
         except RuntimeError:  # the loop has ended
@@ -178,7 +172,7 @@ class SharedLimiter(Limiter):
                 continue
             self._alone.discard(one.tenant)
             self._batches.pop(one.tenant, None)
-            ended += [(one.tenant, lease) for lease in one.leases - self.windows.of(one.tenant).leases]
+            ended += [(one.tenant, lease) for lease in one.leases - self.window_of(one.tenant).leases]
         await self._store.free(ended)
 
     def _refresh_of(self, tenant: str, leases: frozenset[int], now: int) -> Refresh:
@@ -199,30 +193,6 @@ class SharedLimiter(Limiter):
             self._unreachable = True
         else:
             self._alone.add(tenant)
-
-
-class _Reservation:
-    """Of a `SharedLimiter`: an entry here, and one in the store unless the store did not count."""
-
-    def __init__(self, limiter: SharedLimiter, tenant: str, entry: Entry, second: int | None) -> None:
-        self._limiter = limiter
-        self._tenant = tenant
-        self._entry = entry
-        self._second = second
-        self._settling: asyncio.Task[None] | None = None
-
-    def settle(self, used_tokens: int, counts: bool = True) -> None:
-        """See `Reservation`."""
-        if self._entry.open:
-            self._entry.settle(used_tokens, counts)
-            unused = max(0, self._entry.tokens - used_tokens)
-            requests = 0 if counts else self._entry.requests
-            self._settling = self._limiter.settle(self._tenant, self._entry, self._second, unused, requests)
-
-    async def settled(self) -> None:
-        """See `Reservation`: the store has answered, or does not in time."""
-        if self._settling is not None:
-            await asyncio.shield(self._settling)
 
 
 def opened_limiter(settings: StoreSettings) -> Limiter:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from draftwood_service.quotas.limits import QuotaExceededError
-from draftwood_service.quotas.local import Windows
+from draftwood_service.quotas.local import Limiter
 from draftwood_tenants.rate_limits import RateLimits
 
 ALLOWANCE = 10
@@ -26,7 +26,7 @@ class TextCallQuota:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._windows = Windows(clock)
+        self._counted = Limiter(clock)
 
     def admit(self, tenant: str, limits: RateLimits) -> None:
         """Counts a call whose tokens are not known yet.
@@ -40,7 +40,7 @@ class TextCallQuota:
         allowed = RateLimits(_times(limits.requests_per_minute), _times(limits.tokens_per_minute))
         if not allowed.any:
             return
-        window, now = self._windows.of(tenant), self._windows.clock()
+        window, now = self._counted.window_of(tenant), self._counted.clock()
         try:
             window.check(allowed, 1, now)
         except QuotaExceededError as error:
@@ -51,7 +51,7 @@ class TextCallQuota:
     def count(self, tenant: str, limits: RateLimits, tokens: int) -> None:
         """Counts the tokens of an admitted call, however many there are: the calls after it are refused."""
         if limits.tokens_per_minute is not None:
-            self._windows.of(tenant).add(tokens, self._windows.clock(), requests=0)
+            self._counted.window_of(tenant).add(tokens, self._counted.clock(), requests=0)
 
 
 def _times(limit: int | None) -> int | None:

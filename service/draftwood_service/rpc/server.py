@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from draftwood_service.audits.ledger import AuditLedger
 from draftwood_service.audits.results import AuditOutcome, AuditResult
 from draftwood_service.engine.bridge import EngineBridge
-from draftwood_service.engine.reporting.liveness import EngineLiveness
+from draftwood_service.engine.reporting.liveness import follow_liveness
 from draftwood_service.engine.reporting.recovery import EngineRecovery
 from draftwood_service.errors import ShuttingDownError
 from draftwood_service.quotas.shared import opened_limiter
@@ -73,7 +73,7 @@ class RunningServer:
         self._becoming_ready: asyncio.Task[None] | None = None
         self.bridge = bridge
         self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
-        self._liveness = EngineLiveness(bridge, settings.engine_stall_timeout, bound.set_alive)
+        self._liveness: asyncio.Task[None] | None = None
         self._administration = Administration(settings, f"{socket.gethostname()}:{self.port}", bridge.run_operation)
         self.known = self._administration.known
         bridge.weight_of = self._weight_of
@@ -91,8 +91,7 @@ class RunningServer:
             bridge, model, settings, catalog.config_of, lambda tenant: catalog.tenant_message(tenant) is not None
         )
         self.audits = AuditLedger(model)
-        self.audits.listeners.append(self._count_audit)
-        bridge.on_audited = self.audits.record
+        bridge.on_audited = self._audited
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
         status = StatusServicer(bridge, self.audits, self.recovery, self.known, settings)
         generation, of_memory = methods_of(self._servicer), methods_of(memory)
@@ -108,7 +107,8 @@ class RunningServer:
         self.limiter.start()
         await self._bound.start()
         await self._administration.start()
-        self._liveness.start()
+        following = follow_liveness(self.bridge, self._settings.engine_stall_timeout, self._bound.set_alive)
+        self._liveness = asyncio.create_task(following)
         if self.known.is_set():
             await self._set_serving(not self.bridge.stopped)
         else:
@@ -147,7 +147,7 @@ class RunningServer:
             self.bridge.fail_live(ShuttingDownError)
             await self.bridge.wait_idle(_STATUS_SECONDS)
         await asyncio.gather(self._bound.close(), closing)
-        await self._liveness.close()
+        await end([self._liveness])
         await self._administration.close()
         await self.limiter.close()
         await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))  # ends an embedded store
@@ -162,8 +162,9 @@ class RunningServer:
             weight = None
         return self._settings.tenant_weights.get(tenant, 1.0) if weight is None else weight
 
-    def _count_audit(self, result: AuditResult) -> None:
-        """Ties are no difference: rounding explains them, in every arm."""
+    def _audited(self, result: AuditResult) -> None:
+        """Counts it, in experiments too. Ties are no difference: rounding explains them, in every arm."""
+        self.audits.record(result)
         if result.outcome in (AuditOutcome.SAME, AuditOutcome.DIFFERENT):
             differing = result.difference is not None and not self.audits.is_tie(result.difference)
             self._administration.experiments.count_audit(

@@ -13,7 +13,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_conte
 
 _log = structlog.get_logger(__name__)
 
-_ITS_OWN = "opentelemetry"
+_ITS_OWN = logging.getLogger("opentelemetry")
 _BETWEEN_COMPLAINTS = 60.0
 _SEVERITIES = {
     logging.DEBUG: SeverityNumber.DEBUG,
@@ -50,10 +50,12 @@ class OtlpHandler(logging.Handler):
 
 
 class Complaints(logging.Handler):
-    """Turns what OpenTelemetry logs of deliveries that fail into a line a minute."""
+    """Turns what OpenTelemetry logs of deliveries that fail into a line a minute, until it is closed."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
+        _ITS_OWN.propagate = False
+        _ITS_OWN.addHandler(self)
         self._next = 0.0
         self._unlogged = 0
 
@@ -65,20 +67,10 @@ class Complaints(logging.Handler):
         _log.warning("telemetry is not delivered", why=record.getMessage(), unlogged_before=self._unlogged)
         self._unlogged = 0
 
-
-def divert_complaints() -> Complaints:
-    """Takes over the loggers of OpenTelemetry; `restore` gives them back."""
-    complaints = Complaints()
-    its_own = logging.getLogger(_ITS_OWN)
-    its_own.propagate = False
-    its_own.addHandler(complaints)
-    return complaints
-
-
-def restore(complaints: Complaints) -> None:
-    its_own = logging.getLogger(_ITS_OWN)
-    its_own.propagate = True
-    its_own.removeHandler(complaints)
+    def close(self) -> None:
+        _ITS_OWN.propagate = True
+        _ITS_OWN.removeHandler(self)
+        super().close()
 
 
 def _context(trace: int, span: int) -> Context:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
@@ -34,7 +35,7 @@ class Metrics:
         for metric in OBSERVED:
             gauge = metric.kind is Kind.GAUGE
             make: Any = self._meter.create_observable_gauge if gauge else self._meter.create_observable_counter
-            make(metric.name, [_callback(observed, metric)], metric.unit, metric.description)
+            make(metric.name, [partial(_read, observed, metric)], metric.unit, metric.description)
 
     def call(self, method: str, code: str, seconds: float) -> None:
         attributes = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method, names.RPC_STATUS: code}
@@ -82,9 +83,6 @@ class Metrics:
         )
 
 
-def _callback(observed: Observed, metric: Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
-    def read(options: CallbackOptions) -> Iterator[Observation]:
-        for value, attributes in observed.points(metric):
-            yield Observation(value, attributes)
-
-    return read
+def _read(observed: Observed, metric: Metric, options: CallbackOptions) -> Iterator[Observation]:
+    for value, attributes in observed.points(metric):
+        yield Observation(value, attributes)

@@ -58,44 +58,35 @@ class Metric(NamedTuple):
     buckets: tuple[float, ...] = ()
 
 
+def _seconds(name: str, description: str, buckets: tuple[float, ...], attributes: tuple[str, ...] = _REQUEST) -> Metric:
+    return Metric(name, Kind.HISTOGRAM, "s", description, attributes, buckets)
+
+
 # The buckets of the conventions; those of the time per output token begin at 10 ms there.
-REQUEST_DURATION = Metric(
+REQUEST_DURATION = _seconds(
     "gen_ai.server.request.duration",
-    Kind.HISTOGRAM,
-    "s",
     "From a request's arrival to its end",
-    _REQUEST,
     (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
 )
-TIME_TO_FIRST_TOKEN = Metric(
+TIME_TO_FIRST_TOKEN = _seconds(
     "gen_ai.server.time_to_first_token",
-    Kind.HISTOGRAM,
-    "s",
     "From a request's arrival to its first token",
-    _REQUEST,
     (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 )
-TIME_PER_OUTPUT_TOKEN = Metric(
+TIME_PER_OUTPUT_TOKEN = _seconds(
     "gen_ai.server.time_per_output_token",
-    Kind.HISTOGRAM,
-    "s",
     "Mean time of a token after the first one of a request",
-    _REQUEST,
     (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 )
-QUEUE_TIME = Metric("draftwood.queue.time", Kind.HISTOGRAM, "s", "From arrival to the first step", _REQUEST, _SHORT)
-PREFILL_TIME = Metric(
-    "draftwood.prefill.time", Kind.HISTOGRAM, "s", "From the first step to the first token", _REQUEST, _SHORT
-)
+QUEUE_TIME = _seconds("draftwood.queue.time", "From arrival to the first step", _SHORT)
+PREFILL_TIME = _seconds("draftwood.prefill.time", "From the first step to the first token", _SHORT)
 USED_INPUT_TOKENS = Metric(INPUT_TOKENS, Kind.COUNTER, "{token}", "Prompt tokens of ended requests", _REQUEST)
 USED_OUTPUT_TOKENS = Metric(OUTPUT_TOKENS, Kind.COUNTER, "{token}", "Tokens of their answers", _REQUEST)
-CALL_DURATION = Metric(
+CALL_DURATION = _seconds(
     "rpc.server.call.duration",
-    Kind.HISTOGRAM,
-    "s",
     "From the arrival of a call to its end",
-    (RPC_SYSTEM, RPC_METHOD, RPC_STATUS, ERROR_TYPE),
     (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    (RPC_SYSTEM, RPC_METHOD, RPC_STATUS, ERROR_TYPE),
 )
 RECORDED = (
     REQUEST_DURATION,

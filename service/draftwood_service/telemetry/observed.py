@@ -89,18 +89,6 @@ def _depths(it: Observed) -> Iterator[Point]:
             yield accepted, {STRATEGY: strategy, ARM: arm, names.DEPTH: str(depth)}
 
 
-def _sources(count: str) -> Read:
-    def points(it: Observed) -> Iterator[Point]:
-        totals: dict[str, float] = {}
-        for work in it.report.work.values():
-            for source, counts in work.by_source.items():
-                totals[source] = totals.get(source, 0) + getattr(counts, count)
-        for source, total in totals.items():
-            yield total, {names.SOURCE: source}
-
-    return points
-
-
 def _audits(it: Observed) -> Iterator[Point]:
     for (strategy, arm), counts in [*it.server.audits.counts.items()]:
         outcomes = {
@@ -151,6 +139,20 @@ def _work(name: str, unit: str, description: str, count: str) -> tuple[Metric, R
     return Metric(name, Kind.COUNTER, unit, description, _WORK), points
 
 
+def _source(name: str, description: str, count: str) -> tuple[Metric, Read]:
+    """A field of `SourceCounts`, by source."""
+
+    def points(it: Observed) -> Iterator[Point]:
+        totals: dict[str, float] = {}
+        for work in it.report.work.values():
+            for source, counts in work.by_source.items():
+                totals[source] = totals.get(source, 0) + getattr(counts, count)
+        for source, total in totals.items():
+            yield total, {names.SOURCE: source}
+
+    return Metric(name, Kind.COUNTER, "{token}", description, (names.SOURCE,)), points
+
+
 def _tenant(kind: Kind, name: str, unit: str, description: str, path: str) -> tuple[Metric, Read]:
     """A value of each tenant that is shown by name; `path` leads to it from `TenantReport`."""
     value: Callable[[Any], float] = attrgetter(path)
@@ -197,20 +199,8 @@ _ALL = (
         *_WORK,
         names.DEPTH,
     ),
-    _counter(
-        "draftwood.draft.source.tokens",
-        "{token}",
-        "Draft tokens verified, by what proposed them",
-        _sources("verified"),
-        names.SOURCE,
-    ),
-    _counter(
-        "draftwood.draft.source.accepted_tokens",
-        "{token}",
-        "Of them, those accepted",
-        _sources("accepted"),
-        names.SOURCE,
-    ),
+    _source("draftwood.draft.source.tokens", "Draft tokens verified, by what proposed them", "verified"),
+    _source("draftwood.draft.source.accepted_tokens", "Of them, those accepted", "accepted"),
     _gauge(
         "draftwood.draft.budget",
         "{token}",

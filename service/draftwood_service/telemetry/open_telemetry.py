@@ -24,17 +24,18 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry, start_http_server
 
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.settings import Settings
-from draftwood_service.telemetry.base import CallRecord, RequestRecord, Telemetry, WatchedServer
+from draftwood_service.telemetry.base import Telemetry, WatchedServer
 from draftwood_service.telemetry.exporters import exporter_of
-from draftwood_service.telemetry.logs import OtlpHandler, divert_complaints, restore
+from draftwood_service.telemetry.logs import Complaints, OtlpHandler
 from draftwood_service.telemetry.loop_lag import LoopLag
 from draftwood_service.telemetry.metrics import Metrics
 from draftwood_service.telemetry.observed import Observed
-from draftwood_service.telemetry.traces import CallTrace, Traces
+from draftwood_service.telemetry.traces import WatchedCall
 from draftwood_service.telemetry.vllm_names import VllmNames
 
 _log = structlog.get_logger(__name__)
@@ -65,7 +66,7 @@ class OpenTelemetry(Telemetry):
             }
         )
         self._tenants = frozenset(settings.metrics_tenants)
-        self._complaints = divert_complaints()
+        self._complaints = Complaints()
         self._closing: list[Callable[[], object]] = []
         self._lag: LoopLag | None = None
         self._registry: CollectorRegistry | None = None
@@ -75,17 +76,16 @@ class OpenTelemetry(Telemetry):
             meters = MeterProvider(self._readers(settings, collector), resource, shutdown_on_exit=False)
             self._closing.append(meters.shutdown)
             self._metrics = Metrics(meters.get_meter("draftwood"), self._tenants)
-            self._traces = self._opened_traces(collector, resource, settings.trace_share)
+            self._tracer = self._opened_tracer(collector, resource, settings.trace_share)
             self._handler = self._opened_logs(collector, resource)
         except BaseException:
             for close in self._closing:
                 close()
-            restore(self._complaints)
+            self._complaints.close()
             raise
 
     def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> WatchedCall:
-        trace = None if self._traces is None else self._traces.call(method, metadata, arrived_at)
-        return WatchedCall(self._metrics, trace, method, arrived_at)
+        return WatchedCall(self._metrics, self._tracer, method, metadata, arrived_at)
 
     def watch(self, server: WatchedServer) -> None:
         self._metrics.model = server.model.name
@@ -108,7 +108,7 @@ class OpenTelemetry(Telemetry):
         deadline = time.monotonic() + _CLOSE_SECONDS
         for thread in threads:
             await asyncio.to_thread(thread.join, max(deadline - time.monotonic(), 0.0))
-        restore(self._complaints)
+        self._complaints.close()
 
     def _readers(self, settings: Settings, collector: str) -> list[MetricReader]:
         readers: list[MetricReader] = []
@@ -128,13 +128,13 @@ class OpenTelemetry(Telemetry):
             readers.append(PeriodicExportingMetricReader(exporter))
         return readers
 
-    def _opened_traces(self, collector: str, resource: Resource, share: float) -> Traces | None:
+    def _opened_tracer(self, collector: str, resource: Resource, share: float) -> Tracer | None:
         if (exporter := exporter_of("traces", collector)) is None:
             return None
         provider = TracerProvider(ParentBased(TraceIdRatioBased(share)), resource, shutdown_on_exit=False)
         provider.add_span_processor(BatchSpanProcessor(exporter))
         self._closing.append(provider.shutdown)
-        return Traces(provider)
+        return provider.get_tracer("draftwood")
 
     def _opened_logs(self, collector: str, resource: Resource) -> OtlpHandler | None:
         if (exporter := exporter_of("logs", collector)) is None:
@@ -150,23 +150,3 @@ class OpenTelemetry(Telemetry):
 def _stop(server: WSGIServer) -> None:
     server.shutdown()
     server.server_close()
-
-
-class WatchedCall(CallRecord):
-    """A `CallRecord`: its time, its span, and the requests in it."""
-
-    def __init__(self, metrics: Metrics, trace: CallTrace | None, method: str, arrived_at: float) -> None:
-        self._metrics = metrics
-        self._trace = trace
-        self._method = method
-        self._arrived_at = arrived_at
-
-    def request(self, record: RequestRecord) -> None:
-        self._metrics.request(record)
-        if self._trace is not None:
-            self._trace.request(record, self._metrics.attributes(record))
-
-    def end(self, code: str) -> None:
-        self._metrics.call(self._method, code, time.perf_counter() - self._arrived_at)
-        if self._trace is not None:
-            self._trace.end(code)

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import structlog
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from draftwood_service.telemetry import names
-from draftwood_service.telemetry.base import RequestRecord
+from draftwood_service.telemetry.base import CallRecord, RequestRecord
+from draftwood_service.telemetry.metrics import Metrics
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _HEADERS = ("traceparent", "tracestate")
@@ -20,39 +20,47 @@ _SERVERS_FAULT = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "IN
 """Statuses that make the span of a server an error, by the conventions."""
 
 
-class Traces:
-    """Starts the spans of calls."""
+class WatchedCall(CallRecord):
+    """A `CallRecord`: its time, its span within the caller's trace, and the requests in it.
 
-    def __init__(self, provider: TracerProvider) -> None:
-        self._tracer = provider.get_tracer("draftwood")
+    Log lines of the call name the trace from its beginning.
 
-    def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> CallTrace:
-        """The span of a call, within the caller's trace. Log lines of the call name the trace from now on."""
+    Args:
+        tracer: None where nothing is traced.
+    """
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        tracer: Tracer | None,
+        method: str,
+        metadata: Iterable[tuple[str, Any]] | None,
+        arrived_at: float,
+    ) -> None:
+        self._metrics = metrics
+        self._method = method
+        self._arrived_at = arrived_at
+        self._clock = _Clock()
+        self._span: Span = INVALID_SPAN
+        if tracer is None:
+            return
+        self._tracer = tracer
         carrier = {key: value for key, value in metadata or () if key in _HEADERS and isinstance(value, str)}
-        parent = _PROPAGATOR.extract(carrier)
         attributes = {names.RPC_SYSTEM: "grpc", names.RPC_METHOD: method}
-        clock = _Clock()
-        span = self._tracer.start_span(method, parent, SpanKind.SERVER, attributes, start_time=clock.at(arrived_at))
-        context = span.get_span_context()
-        if span.is_recording() or carrier:
+        self._span = tracer.start_span(
+            method, _PROPAGATOR.extract(carrier), SpanKind.SERVER, attributes, start_time=self._clock.at(arrived_at)
+        )
+        if self._span.is_recording() or carrier:
+            context = self._span.get_span_context()
             structlog.contextvars.bind_contextvars(
                 trace_id=f"{context.trace_id:032x}", span_id=f"{context.span_id:016x}"
             )
-        return CallTrace(self._tracer, span, clock)
 
-
-class CallTrace:
-    """The spans of one call."""
-
-    def __init__(self, tracer: Tracer, span: Span, clock: _Clock) -> None:
-        self._tracer = tracer
-        self._clock = clock
-        self._span = span
-
-    def request(self, record: RequestRecord, attributes: dict[str, str]) -> None:
-        """The spans of a request that has ended."""
+    def request(self, record: RequestRecord) -> None:
+        self._metrics.request(record)
         if not self._span.is_recording():
             return
+        attributes = self._metrics.attributes(record)
         at, stats, ended = self._clock.at, record.stats, time.perf_counter()
         name = f"{record.operation} {attributes[names.MODEL]}"
         span = self._tracer.start_span(
@@ -82,6 +90,7 @@ class CallTrace:
         span.end(at(ended))
 
     def end(self, code: str) -> None:
+        self._metrics.call(self._method, code, time.perf_counter() - self._arrived_at)
         self._span.set_attribute(names.RPC_STATUS, code)
         if code != "OK":
             self._span.set_attribute(names.ERROR_TYPE, code)

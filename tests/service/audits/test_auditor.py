@@ -19,8 +19,8 @@ from draftwood_client.cli import build_app
 from draftwood_memory import MemoryName
 from draftwood_model_runner.answer import Difference
 from draftwood_service.audits import auditor
-from draftwood_service.audits.ledger import AuditCounts, AuditKey, tie_bound
-from draftwood_service.audits.results import AuditResult
+from draftwood_service.audits.ledger import AuditCounts, tie_bound
+from draftwood_service.engine.reporting.report import WorkKey
 from tests.service.fakes import FakeEngine, FakeModel, Served, answer, serving, until
 
 TOKENS = 12
@@ -52,7 +52,7 @@ async def test_answers_are_counted() -> None:
         await answered(served, request(), request(request_id="s"))
         counts = await audited(served, 2)
         assert (counts.tokens, counts.differing, counts.dropped, counts.failed) == (2 * TOKENS, 0, 0, 0)
-        assert [*served.server.audits.counts] == [AuditKey("hybrid", "")]
+        assert [*served.server.audits.counts] == [WorkKey("hybrid", "")]
         assert all(one.closed for one in served.engine.redecodings)
 
 
@@ -198,7 +198,7 @@ async def test_an_error_while_a_request_is_chosen_or_kept_costs_its_audit_alone(
 
         watch = served.memory.purge_watch
         patched: Any = served.memory
-        counts = served.server.audits.counts[AuditKey("hybrid", "")]
+        counts = served.server.audits.counts[WorkKey("hybrid", "")]
         for of_request in (broken, lambda name: broken):
             patched.purge_watch, failed = of_request, counts.failed
             await answered(served, request())
@@ -207,27 +207,6 @@ async def test_an_error_while_a_request_is_chosen_or_kept_costs_its_audit_alone(
         await answered(served, request(request_id="s"))
         assert (await audited(served, 1)).failed == 2
         assert served.server.recovery.restarts == 0
-
-
-async def test_a_listener_that_fails_costs_that_result_alone() -> None:
-    heard: list[AuditResult] = []
-
-    def broken(result: AuditResult) -> None:
-        raise RuntimeError("no luck")
-
-    async with serving(audit_share=1.0) as served:
-        served.server.audits.listeners[:0] = [broken]
-        served.server.audits.listeners.append(heard.append)
-        with capture_logs() as logs:
-            await answered(served, request())
-            await audited(served, 1)
-            await answered(served, request(request_id="s"))
-            counts = await audited(served, 2)
-        assert [one.request_id for one in heard] == ["r", "s"]
-        assert counts.failed == 2
-        assert [one["request_id"] for one in logs if one["event"] == "a listener of audits failed"] == ["r", "s"]
-        assert served.server.recovery.restarts == 0
-        assert not served.server.bridge.stopped
 
 
 async def test_what_takes_audits_and_reports_of_the_engine_cannot_end_it() -> None:
@@ -254,9 +233,7 @@ def test_tie_bounds() -> None:
 async def test_differences_are_reported(margin: float, exact: bool, tie: bool) -> None:
     engine = FakeEngine()
     engine.difference = Difference(7, margin)
-    heard: list[AuditResult] = []
     async with serving(engine, FakeModel(exact=exact), audit_share=1.0) as served:
-        served.server.audits.listeners.append(heard.append)
         with capture_logs() as logs:
             await answered(served, request())
             await audited(served, 1)
@@ -264,7 +241,6 @@ async def test_differences_are_reported(margin: float, exact: bool, tie: bool) -
         assert line["log_level"] == ("warning" if tie else "error")
         assert (line["tenant"], line["request_id"], line["position"], line["margin"]) == ("acme", "r", 7, margin)
         assert (line["model"], line["dtype"], line["runner"]) == ("fake", "float32", "torch")
-        assert [(one.tenant, one.arm, one.difference) for one in heard] == [("acme", "", Difference(7, margin))]
         stub: Any = audit_pb2_grpc.AuditServiceStub(served.channel)
         report = await stub.GetAuditReport(audit_pb2.GetAuditReportRequest())
         [counts], [found] = report.counts, report.differences

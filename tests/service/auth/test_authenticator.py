@@ -102,13 +102,3 @@ def test_a_key_ends_at_its_time_and_refusals_differ_in_the_log_alone() -> None:
             keys.principal(bad, now)
         assert refused.value.cause == said
         assert str(refused.value) == str(UnauthenticatedError(""))
-
-
-async def test_a_call_without_a_credential_is_told_so(auth_file: Path) -> None:
-    keys = Authenticator(AuthSettings(auth_file=auth_file))
-    for bearer, told in (
-        (None, "the call has no credential: send an API key"),
-        (new_key().key, "the call has no valid"),
-    ):
-        with pytest.raises(UnauthenticatedError, match=f"^{told}"):
-            await keys.principal(bearer, None)

@@ -8,7 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ async def test_a_key_that_is_taken_back_ends_its_tokens(
     for one in (of_rsa, of_ec):
         await verifier.principal(one, time.time())
     write_keys(tmp_path / "jwks.json", public_keys("ec"))
-    assert source._file.look()
+    assert source.look()
     with pytest.raises(UnauthenticatedError, match="no valid credential"):
         await verifier.principal(of_rsa, time.time())
     assert await verifier.principal(of_ec, time.time())
@@ -168,25 +168,18 @@ class Web:
         self.url = f"https://localhost:{self.server.server_port}/jwks"
 
 
-@contextmanager
-def _running(web: Web) -> Iterator[Web]:
-    thread = threading.Thread(target=web.server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield web
-    finally:
-        web.server.shutdown()
-        thread.join()
-        web.server.server_close()
-
-
 @pytest.fixture
 def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    with _running(Web(tmp_path)) as running:
-        monkeypatch.setenv("SSL_CERT_FILE", str(running.certificate))
-        yield running
+    made = Web(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(made.certificate))
+    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
+    thread.start()
+    yield made
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
 
 
 async def test_unknown_key_ids_make_one_request_in_a_while(web: Web, tmp_path: Path) -> None:

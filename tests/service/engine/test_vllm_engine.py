@@ -81,14 +81,14 @@ class Letters:
 
 
 def engine_over(core: Core, slots: int = 2, **weights: float) -> VllmEngine:
+    fakes: Any = {"core": core, "records": Records()}
     return VllmEngine(
-        core,
         slots=slots,
         pages=100,
         weights=weights,
         params=lambda request: {},
         text=lambda request: OutputText(Letters(), request.stop, frozenset({EOS})),
-        records=Records(),
+        **fakes,
     )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
@@ -29,6 +29,7 @@ from draftwood_tenants.experiments import counting
 from draftwood_tenants.experiments.assignment import Split
 from draftwood_tenants.experiments.counters import total
 from draftwood_tenants.experiments.placement import target_of
+from draftwood_tenants.experiments.store.base import Stored
 from draftwood_tenants.experiments.store.encoding import decode
 from draftwood_tenants.experiments.store.redis_counts import RedisCounts
 from draftwood_tenants.resources import follower
@@ -41,6 +42,7 @@ from tests.service.rpc.test_administration import experiments, refused, tenants
 CODE = grpc.StatusCode
 ARMS = [{"id": "trie", "drafting": {"strategy": "trie"}}, {"id": "hybrid", "drafting": {"maxNodes": 5}}]
 NAME = "experiments/x"
+T = TypeVar("T")
 
 
 def fix_salts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,14 +109,19 @@ async def read(served: Served) -> xp.ExperimentReport:
     return found
 
 
-async def requests_counted(served: Served, least: int) -> list[int]:
-    """Requests of each arm, once there are so many; 5 s at most."""
+async def once(found: Callable[[], Awaitable[T]], is_right: Callable[[T], bool]) -> T:
+    """What is found as soon as it is right; 5 s at most."""
     for _ in range(250):
-        counted = [row.requests for row in (await read(served)).arms]
-        if sum(counted) >= least:
-            break
+        if is_right(value := await found()):
+            return value
         await asyncio.sleep(0.02)
-    return counted
+    raise AssertionError(f"still {value}")
+
+
+async def requests_counted(served: Served, least: int) -> list[int]:
+    """Requests of each arm, once there are so many."""
+    found = await once(partial(read, served), lambda report: sum(row.requests for row in report.arms) >= least)
+    return [row.requests for row in found.arms]
 
 
 def split_of(experiment: xp.Experiment, arms: tuple[str, ...] = ("trie", "hybrid")) -> Split:
@@ -170,18 +177,17 @@ async def test_a_stop_keeps_what_was_counted_last_in_the_embedded_store(
 
 
 async def counts_written(served: Served, requests: int) -> None:
-    """Waits until the store has so many requests; 5 s at most."""
+    """Waits until the store has so many requests."""
     client = RedisClient(served.server._settings.store, timeout=1.0)
     [config] = catalog(served).experiments()
-    for _ in range(250):
-        stored = await RedisCounts(client, ResourceCipher(None)).read(target_of(config), {})
-        arms = len(config.arms)
-        counts = total([decode(one.origin, arms, one.data) for one in stored], arms)
-        if counts.sums[..., 0].sum() == requests:
-            break
-        await asyncio.sleep(0.02)
-    else:
-        raise AssertionError(f"the store has no counts of {requests} requests")
+    stored = partial(RedisCounts(client, ResourceCipher(None)).read, target_of(config), {})
+    arms = len(config.arms)
+
+    def counted(found: Iterable[Stored]) -> bool:
+        counts = total([decode(one.origin, arms, one.data) for one in found], arms)
+        return bool(counts.sums[..., 0].sum() == requests)
+
+    await once(stored, counted)
     await client.close()
 
 
@@ -248,14 +254,10 @@ async def provoke(served: Served, experiment: xp.Experiment, arms: tuple[str, ..
             return
 
 
-async def stopped(served: Served) -> xp.Experiment:
-    """The experiment once it has a stopped arm; 5 s at most."""
-    for _ in range(250):
-        found: xp.Experiment = await experiments(served).GetExperiment(xp.GetExperimentRequest(name=NAME))
-        if found.stopped_arms:
-            return found
-        await asyncio.sleep(0.02)
-    raise AssertionError("no arm was stopped")
+async def stopped(served: Served, arms: bool = True) -> xp.Experiment:
+    """The experiment once it has a stopped arm, or none."""
+    get = partial(experiments(served).GetExperiment, xp.GetExperimentRequest(name=NAME))
+    return await once(get, lambda found: bool(found.stopped_arms) == arms)
 
 
 async def test_a_guardrail_stops_an_arm_that_errs(server: Valkey) -> None:
@@ -311,15 +313,10 @@ async def test_a_guardrail_stops_an_arm_of_the_file(server: Valkey, tmp_path: Pa
     async with failing(server, tenants_file=path) as served, failing(server, tenants_file=path) as other:
         experiment = await experiments(served).GetExperiment(xp.GetExperimentRequest(name=NAME))
         await provoke(served, experiment, ("trie", "bad", "ok"))
-        await stopped(served)
         for one in (served, other):
-            found = await experiments(one).GetExperiment(xp.GetExperimentRequest(name=NAME))
-            assert [stop.arm for stop in found.stopped_arms] == ["bad"]
+            assert [stop.arm for stop in (await stopped(one)).stopped_arms] == ["bad"]
         path.write_text(path.read_text().replace("id: ok", "id: better"))  # another experiment
-        async with asyncio.timeout(20):
-            while found.stopped_arms:
-                found = await experiments(served).GetExperiment(xp.GetExperimentRequest(name=NAME))
-                await asyncio.sleep(0.05)
+        await stopped(served, arms=False)
 
 
 async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(server: Valkey) -> None:

@@ -180,7 +180,7 @@ async def test_counts_that_cannot_be_read_are_left_out_and_said_so(store: CountS
         reading = await reader.read(EXPERIMENT)
         assert (reading.servers, reading.unreadable) == (1, 2)
         assert reading.counts.sums[..., 0].sum() == 10
-    assert "2 processes cannot be read" in reading.report().words[0]
+    assert "2 processes cannot be read" in reading.report().conclusions[0]
 
 
 async def test_values_that_were_moved_are_not_read(client: RedisClient, valkey: Valkey) -> None:

@@ -46,17 +46,11 @@ def test_whole_streamed_and_in_a_batch_are_the_same(model: Any) -> None:
     assert len({answer.content for answer in batch}) == 1
 
 
-def test_structured_output_stop_and_logprobs(model: Any) -> None:
+def test_structured_output(model: Any) -> None:
     order = model.with_structured_output(ORDER, method="json_schema").invoke("Say whether it is late.")
     assert set(order) == {"late", "days"}
     assert isinstance(order["late"], bool)
     assert 0 <= order["days"] <= 99
-    text = model.invoke(QUESTION).content
-    word = text.split()[3]
-    assert model.invoke(QUESTION, stop=[word]).content == text[: text.index(word)]
-    logprobs = model.bind(logprobs=True, top_logprobs=2).invoke(QUESTION).response_metadata["logprobs"]["content"]
-    assert "".join(one["token"] for one in logprobs) == text
-    assert all(len(one["top_logprobs"]) == 2 for one in logprobs)
 
 
 def test_tools(gateway_with_tools: str) -> None:

@@ -157,15 +157,6 @@ async def test_an_unknown_model_is_not_found(client: AsyncOpenAI) -> None:
         await client.chat.completions.create(model="gpt-9", messages=QUESTION)
 
 
-async def test_a_prompt_that_is_too_long_has_the_code_that_callers_look_for(client: AsyncOpenAI) -> None:
-    too_long: Any = [{"role": "user", "content": "parcel " * 9000}]
-    for change in ({"messages": too_long}, {"max_tokens": 10**6}, {"max_completion_tokens": 10**6}):
-        with pytest.raises(openai.BadRequestError) as refused:
-            await client.chat.completions.create(**{"model": MODEL, "messages": QUESTION, **change})
-        assert refused.value.code == "context_length_exceeded"
-        assert refused.value.param == next(iter(change))
-
-
 async def test_an_error_in_the_middle_of_a_stream_is_an_event(client: AsyncOpenAI) -> None:
     with pytest.raises(openai.APIError, match=r"within 0\.3 s"):
         async for _ in await client.chat.completions.create(

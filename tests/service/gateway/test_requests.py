@@ -43,6 +43,11 @@ async def live(gateway: Listening) -> str:
     return next(line for line in str(metrics).splitlines() if line.startswith("draftwood_gateway_requests_live"))
 
 
+def choices_of(answer: str) -> list[dict[str, Any]]:
+    """The choices in the chunks of a stream."""
+    return [json.loads(line[6:])["choices"][0] for line in answer.splitlines() if line.startswith("data: {")]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -126,15 +131,9 @@ async def test_a_batch_needs_no_more_places_than_there_are(stream: bool, samples
         status, answer = await gateway.posted(COMPLETIONS, fields)
         assert status == 200
         texts = [""] * 128 * samples
-        if stream:
-            for line in answer.splitlines():
-                if line.startswith("data: {"):
-                    for choice in json.loads(line[6:])["choices"]:
-                        texts[choice["index"]] += choice["text"]
-            assert "[DONE]" in answer
-        else:
-            for choice in answer["choices"]:
-                texts[choice["index"]] = choice["text"]
+        for choice in choices_of(answer) if stream else answer["choices"]:
+            texts[choice["index"]] += choice["text"]
+        assert not stream or "[DONE]" in answer
         assert texts == ["abcdef"] * 128 * samples
         assert engine.most_running <= 4
 
@@ -144,9 +143,8 @@ async def test_a_sample_ends_when_it_has_ended() -> None:
     async with serving(slow_engine()) as served, listening(served.server.address) as gateway:
         fields = {"prompt": "a", "n": 3, "temperature": 1.0, "max_tokens": 6, "stream": True}
         _, answer = await gateway.posted(COMPLETIONS, fields)
-    choices = [json.loads(line[6:])["choices"][0] for line in answer.splitlines() if line[:7] == "data: {"]
     for index in range(3):
-        own = [one for one in choices if one["index"] == index]
+        own = [one for one in choices_of(answer) if one["index"] == index]
         assert "".join(one["text"] for one in own) == "abcdef"
         assert [one["finish_reason"] for one in own] == [None] * (len(own) - 1) + ["length"]
 
@@ -154,7 +152,7 @@ async def test_a_sample_ends_when_it_has_ended() -> None:
 async def test_the_prompts_of_a_batch_are_streamed_side_by_side() -> None:
     async with serving(slow_engine()) as served, listening(served.server.address) as gateway:
         _, answer = await gateway.posted(COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 100, "stream": True})
-    order = [json.loads(line[6:])["choices"][0]["index"] for line in answer.splitlines() if line[:7] == "data: {"]
+    order = [one["index"] for one in choices_of(answer)]
     assert 0 in order[order.index(1) :]
 
 
@@ -250,10 +248,17 @@ def said(text: Any) -> dict[str, Any]:
         (said([IMAGE]), None, "messages[0].content[0].type", ""),
         (said("\ud800"), None, "messages[0].content", "messages[0]"),
         ({"messages": [{"role": "x" * 99, "content": ""}]}, WRONG, "messages[0].role", "messages[0]."),
+        ({"messages": [{"role": 3, "content": ""}]}, None, "messages[0].role", "messages[0].role: must be"),
+        ({"messages": [{"role": "tool", "name": 3}]}, None, "messages[0].name", "messages[0].name: must be"),
         ({"messages": []}, None, "messages", "messages"),
         ({"max_tokens": 5000}, LONG_CONTEXT, "max_tokens", "max_tokens: 5000"),
         ({"max_completion_tokens": 5000}, LONG_CONTEXT, "max_completion_tokens", "max_completion_tokens: 5000"),
         ({"max_tokens": 0}, WRONG, "max_tokens", "max_tokens: 0"),
+        ({"stop": 3}, None, "stop", "stop: must be"),
+        ({"model": 3}, None, "model", "model: must be"),
+        ({"n": True}, None, "n", "n: must be"),
+        ({"temperature": "hot"}, None, "temperature", "temperature: must be"),
+        ({"max_completion_tokens": "x"}, None, "max_completion_tokens", "max_completion_tokens: must be"),
         ({"stop": [""]}, WRONG, "stop[0]", "stop[0]: must"),
         ({"stop": ["x"] * 17}, WRONG, "stop", "stop: has 17"),
         ({"stop_token_ids": [300]}, WRONG, "stop_token_ids[0]", "stop_token_ids"),

@@ -148,6 +148,8 @@ def nested(levels: int) -> Any:
         ({"response_format": {"type": "regex", "pattern": "a"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 3}}}}, "tools"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"parallel_tool_calls": False, "stop": 3}, "stop[1]"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "description": 3}}]}, "tools[0].function.description"),  # noqa: E501
         ({"functions": [{"name": "f"}], "tools": []}, "functions"),
         ({"tools": [tool("f", x={"type": 3})], "tool_choice": "required"}, "tools"),
         (
@@ -156,7 +158,7 @@ def nested(levels: int) -> Any:
         ),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}]},
-            "messages[0].tool_calls[0].arguments",
+            "messages[0].tool_calls[0].function.arguments",
         ),
     ],
 )  # fmt: skip

@@ -98,7 +98,7 @@ async def test_without_a_limit_on_tokens_there_is_one_reservation() -> None:
     await quota.reserve_tokens(10**9)
     quota.queued()
     quota.settle(10**9)
-    assert limiter.windows.of("t").buckets.popitem()[1].requests == 1
+    assert limiter.windows["t"].buckets.popitem()[1].requests == 1
 
 
 def test_calls_on_text_have_a_window_of_their_own() -> None:
@@ -128,4 +128,4 @@ def test_without_limits_no_call_on_text_is_counted() -> None:
         for _ in range(1000):
             quota.admit("t", limits)
             quota.count("t", limits, 10**6)
-    assert not quota._windows.by_tenant
+    assert not quota._counted.windows

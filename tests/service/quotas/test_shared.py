@@ -11,7 +11,7 @@ import pytest
 
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.quotas import NO_LIMITS, QuotaExceededError, RateLimits
-from draftwood_service.quotas.limits import Reservation
+from draftwood_service.quotas.local import Reservation
 from draftwood_service.quotas.shared import SharedLimiter
 from draftwood_service.quotas.store import LEASE_SECONDS, REFRESH_SECONDS
 from draftwood_tenants.resources.ending import end
@@ -70,7 +70,7 @@ async def test_two_replicas_let_no_more_than_the_limit_through(server: Valkey) -
 async def test_nothing_is_stored_without_limits_and_names_are_hidden_with_a_key(server: Valkey) -> None:
     async with limiters(server.url, 1, b"x" * 32) as [limiter]:
         await limiter.reserve("secret-name", NO_LIMITS, 5)
-        assert (server.client.keys("*"), limiter.windows.by_tenant) == ([b"dw:{quota}:replicas"], {})
+        assert (server.client.keys("*"), limiter.windows) == ([b"dw:{quota}:replicas"], {})
         await limiter.reserve("secret-name", RateLimits(requests_per_minute=5, concurrency=5), 5)
         keys = server.client.keys("dw:{quota:*")
         assert len(keys) == 2

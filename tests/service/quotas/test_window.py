@@ -48,10 +48,10 @@ async def test_idle_tenants_and_tenants_without_limits_are_not_kept() -> None:
     await limiter.reserve("free", NO_LIMITS, 10**9)
     for number in range(100):
         (await limiter.reserve(f"t{number}", RateLimits(concurrency=1), 1)).settle(1)
-    assert len(limiter.windows.by_tenant) == 100
+    assert len(limiter.windows) == 100
     clock.now += 200
     await limiter.reserve("t", RateLimits(concurrency=1), 1)
-    assert set(limiter.windows.by_tenant) == {"t"}
+    assert set(limiter.windows) == {"t"}
 
 
 @pytest.mark.parametrize("name", ["requests_per_minute", "tokens_per_minute", "concurrency"])

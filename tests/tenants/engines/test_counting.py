@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftwood.admin.v1.experiments_pb2 import StoppedArm
 from draftwood_memory.engines.options import RequestOptions
 from draftwood_memory.engines.session import Session, SessionRequest
 from draftwood_service.experiments import watch
-from draftwood_service.experiments.statistics.guardrails import Violation
-from draftwood_service.experiments.stopping import GuardrailStops
+from draftwood_service.experiments.stopping import stop_arms
 from draftwood_tenants.engines.measuring import outcome_of
 from draftwood_tenants.experiments import counting
 from draftwood_tenants.experiments.definition import ExperimentConfig
@@ -139,8 +139,13 @@ async def test_a_stopped_arm_is_drafted_for_as_the_control_and_not_counted(serve
             counted = 4 + (arm_of(split, "first") == "off")
             assert (await requests_counted(served, 5))[1] == counted
             [config] = catalog(served).experiments()
-            stops = GuardrailStops(served.server._administration._followed.stored, catalog(served))
-            await stops.stop(Running.of(config), [Violation("off", "errors", "it erred")])
+            stored = served.server._administration._followed.stored
+            await stop_arms(
+                stored,
+                catalog(served),
+                Running.of(config),
+                [StoppedArm(arm="off", guardrail="errors", reason="it erred")],
+            )
             began = time.perf_counter()
             await until(lambda: bool(known(made)[0].stopped))
             assert time.perf_counter() - began < 1.0

@@ -17,7 +17,7 @@ from draftwood_tenants.experiments.counters import Counts, Origin, Recorder, Sna
 from draftwood_tenants.experiments.latencies import BINS, EDGES, bin_of, quantile
 from draftwood_tenants.experiments.outcomes import FIELDS, Outcome, column
 from draftwood_tenants.experiments.store import encoding
-from tests.service.experiments.statistics.test_report import run
+from tests.service.experiments.test_report import run
 
 ORIGINS = [Origin("a", "1"), Origin("a", "2"), Origin("b", "1")]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import zip_longest
 from typing import NamedTuple
 
 from draftwood_memory.counters import MemoryCounters
 from draftwood_model_runner.runners.base import StateUse
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.sequence import Sequence, SequenceState
-from draftwood_model_runner.statistics import EngineCounts
+from draftwood_model_runner.statistics import EngineCounts, SequenceStats
 from draftwood_strategies.base import SourceCounts
 
 
@@ -63,49 +64,41 @@ class WorkCounts:
         """Tokens written by a decoding step of a sequence, on average; 0 if there was none."""
         return self.written_tokens / self.decode_steps if self.decode_steps else 0.0
 
-    def add(self, sequence: Sequence) -> None:
-        """Counts what was done for a sequence so far."""
+    @classmethod
+    def of(cls, sequence: Sequence) -> WorkCounts:
+        """What was done for a sequence so far."""
         stats = sequence.stats
         if not stats.first_scheduled_at:
-            return
-        self.sequences += 1
-        self.prompt_tokens += int(sequence.request.prompt.size)
-        self.cached_prompt_tokens += stats.cached_prompt_tokens
-        self.written_tokens += len(sequence.output)
-        self.decode_steps += stats.decode_steps
-        self.drafts += stats.drafts
-        self.proposed_tokens += stats.proposed_tokens
-        self.draft_tokens += stats.draft_tokens
-        self.accepted_tokens += stats.accepted_tokens
-        self.draft_seconds += stats.draft_seconds
-        self.disabled += bool(stats.drafting_disabled_reason)
-        self.suspensions += stats.suspensions
-        self.preemptions += stats.preemptions
-        self._add_depths(stats.accepted_by_depth)
-        if sequence.state is SequenceState.FINISHED:  # a hybrid tells what its parts proposed when it is closed
-            self._add_sources(stats.sources(sequence.request.strategy_name))
+            return cls()
+        ended = sequence.state is SequenceState.FINISHED
+        return cls(
+            sequences=1,
+            prompt_tokens=int(sequence.request.prompt.size),
+            written_tokens=len(sequence.output),
+            disabled=bool(stats.drafting_disabled_reason),
+            # A hybrid tells what its parts proposed when it is closed.
+            by_source=stats.sources(sequence.request.strategy_name) if ended else {},
+            accepted_by_depth=[*stats.accepted_by_depth],
+            **{name: getattr(stats, name) for name in _OF_STATISTICS},
+        )
 
     def plus(self, other: WorkCounts) -> WorkCounts:
         """Both together, as new counts."""
-        total = replace(self, accepted_by_depth=[*self.accepted_by_depth], by_source=dict(self.by_source))
-        for name in _NUMBERS:
-            setattr(total, name, getattr(total, name) + getattr(other, name))
-        total._add_depths(other.accepted_by_depth)
-        total._add_sources(other.by_source)
-        return total
+        depths = zip_longest(self.accepted_by_depth, other.accepted_by_depth, fillvalue=0)
+        return WorkCounts(
+            accepted_by_depth=[*map(sum, depths)],
+            by_source={name: _sum(self, other, name) for name in self.by_source | other.by_source},
+            **{name: getattr(self, name) + getattr(other, name) for name in _NUMBERS},
+        )
 
-    def _add_depths(self, accepted: list[int]) -> None:
-        self.accepted_by_depth.extend([0] * (len(accepted) - len(self.accepted_by_depth)))
-        for depth, steps in enumerate(accepted):
-            self.accepted_by_depth[depth] += steps
 
-    def _add_sources(self, counts: Mapping[str, SourceCounts]) -> None:
-        for source, (verified, accepted) in counts.items():
-            known = self.by_source.get(source, SourceCounts(0, 0))
-            self.by_source[source] = SourceCounts(known.verified + verified, known.accepted + accepted)
+def _sum(one: WorkCounts, other: WorkCounts, source: str) -> SourceCounts:
+    none = SourceCounts(0, 0)
+    return SourceCounts(*map(sum, zip(one.by_source.get(source, none), other.by_source.get(source, none), strict=True)))
 
 
 _NUMBERS = [one.name for one in fields(WorkCounts) if one.name not in ("accepted_by_depth", "by_source")]
+_OF_STATISTICS = [name for name in _NUMBERS if name in SequenceStats.__slots__]
 
 
 class Load(NamedTuple):

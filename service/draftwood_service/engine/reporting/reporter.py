@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -29,46 +28,38 @@ class WorkLedger:
 
     def __init__(self) -> None:
         self._work: dict[WorkKey, WorkCounts] = {}
-        self._tenants: OrderedDict[str, WorkCounts] = OrderedDict()
+        self._tenants: dict[str, WorkCounts] = {}
         self._active: set[str] = set()
 
     def ended(self, sequence: Sequence) -> None:
         """Counts a sequence that has left the engine."""
-        tenant = sequence.request.tenant
-        self._work.setdefault(_key(sequence), WorkCounts()).add(sequence)
-        self._tenants.setdefault(tenant, WorkCounts()).add(sequence)
-        self._tenants.move_to_end(tenant)
+        tenant, work = sequence.request.tenant, WorkCounts.of(sequence)
+        self._work[_key(sequence)] = self._work.get(_key(sequence), _NONE).plus(work)
+        self._tenants[tenant] = self._tenants.pop(tenant, _NONE).plus(work)  # the last one is the latest active
         self._active.add(tenant)
         if len(self._tenants) > _MAX_TENANTS:
-            self._tenants.popitem(last=False)
+            del self._tenants[next(iter(self._tenants))]
 
     def report(self, engine: StepEngine, live: Iterable[Sequence]) -> EngineReport:
         """All work until now, with that of live sequences, and the load. Without what is known of memories."""
-        work: dict[WorkKey, WorkCounts] = {}
-        tenants: dict[str, WorkCounts] = {}
-        loads: dict[str, Load] = {}
-        for sequence in live:
-            tenant = sequence.request.tenant
-            work.setdefault(_key(sequence), WorkCounts()).add(sequence)
-            tenants.setdefault(tenant, WorkCounts()).add(sequence)
-            loads[tenant] = loads.get(tenant, Load()).plus(sequence.state)
-        active = {*loads, *self._active}
+        work = dict(self._work)
         # A tenant is reported once more after its last sequence ended, so that its load falls to 0.
-        self._active = {*loads}
-        ended = {tenant: self._tenants.get(tenant, WorkCounts()) for tenant in active}
+        tenants = {name: TenantReport(Load(), self._tenants.get(name, _NONE)) for name in self._active}
+        self._active = set()
+        load = Load()
+        for sequence in live:
+            tenant, done = sequence.request.tenant, WorkCounts.of(sequence)
+            work[_key(sequence)] = work.get(_key(sequence), _NONE).plus(done)
+            known = tenants.get(tenant) or TenantReport(Load(), self._tenants.get(tenant, _NONE))
+            tenants[tenant] = TenantReport(known.load.plus(sequence.state), known.work.plus(done))
+            load = load.plus(sequence.state)
+            self._active.add(tenant)
         return EngineReport(
-            engine=engine.counts,
-            load=Load(sum(load.running for load in loads.values()), sum(load.waiting for load in loads.values())),
-            kv=engine.kv_use,
-            states=engine.state_use,
-            work={
-                key: self._work.get(key, WorkCounts()).plus(work.get(key, WorkCounts())) for key in {*self._work, *work}
-            },
-            tenants={
-                tenant: TenantReport(loads.get(tenant, Load()), counts.plus(tenants.get(tenant, WorkCounts())))
-                for tenant, counts in ended.items()
-            },
+            engine=engine.counts, load=load, kv=engine.kv_use, states=engine.state_use, work=work, tenants=tenants
         )
+
+
+_NONE = WorkCounts()
 
 
 def _key(sequence: Sequence) -> WorkKey:

@@ -22,7 +22,7 @@ import structlog
 from draftwood_model_runner.errors import EngineStoppedError, InvalidInputError
 from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.sampling.host.cpus import usable_cpus
-from draftwood_service.engine.vllm.outputs import CoreFacts, CoreOutput, CoreStep
+from draftwood_service.engine.vllm.outputs import CoreOutput, CoreStep
 
 _log = structlog.get_logger(__name__)
 
@@ -44,6 +44,11 @@ class VllmCore:
         arguments: of vLLM's `EngineArgs`.
         wake: called from another thread when a step is there to be taken, and when vLLM has died.
 
+    Attributes:
+        version: of vLLM.
+        pages: of its KV cache.
+        facts: fields of `ModelInfo` that vLLM decides.
+
     Raises:
         InvalidInputError: an argument is not known, or vLLM does not take its value.
     """
@@ -52,10 +57,11 @@ class VllmCore:
         from vllm.v1.engine.core_client import SyncMPClient
         from vllm.v1.executor import Executor
 
-        _require_tested()
+        self.version = _tested_version()
         config = _config(arguments)
         self._client = SyncMPClient(config, Executor.get_class(config), log_stats=True)
         self.facts = _facts(config)
+        self.pages = int(config.cache_config.num_gpu_blocks or 0)
         self._steps: deque[CoreStep] = deque()
         self._error: EngineStoppedError | None = None
         self._wake = wake
@@ -167,13 +173,15 @@ def sampling_params(
     return made
 
 
-def _require_tested() -> None:
-    """Raises InvalidInputError: the engine core of another version may take other messages."""
+def _tested_version() -> str:
+    """vLLM's. Raises InvalidInputError: the engine core of another version may take other messages."""
     import vllm
 
-    if vllm.__version__.split(".")[:2] != TESTED.split("."):
-        problem = f"vLLM {vllm.__version__} is installed, and this version of Draftwood was tested with {TESTED}"
+    version = str(vllm.__version__)
+    if version.split(".")[:2] != TESTED.split("."):
+        problem = f"vLLM {version} is installed, and this version of Draftwood was tested with {TESTED}"
         raise InvalidInputError("engine", "vllm", problem)
+    return version
 
 
 def _config(arguments: Mapping[str, Any]) -> Any:
@@ -221,22 +229,18 @@ def _with_memory(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**arguments, "kv_cache_memory_bytes": of_rank}
 
 
-def _facts(config: Any) -> CoreFacts:
-    import vllm
+def _facts(config: Any) -> dict[str, Any]:
     from vllm.platforms import current_platform
 
-    model, cache = config.model_config, config.cache_config
-    blocks = int(cache.num_gpu_blocks or 0)
-    return CoreFacts(
-        version=vllm.__version__,
-        dtype=str(model.dtype).removeprefix("torch."),
-        quantization=str(model.quantization or ""),
-        device=str(current_platform.device_type),
-        vocab_size=int(model.get_vocab_size()),
-        max_context=int(model.max_model_len),
-        block_size=int(cache.block_size),
-        kv_tokens=blocks * int(cache.block_size),
-    )
+    model = config.model_config
+    dtype = str(model.dtype).removeprefix("torch.")
+    return {
+        "dtype": dtype,
+        "weights": str(model.quantization or dtype),
+        "device": str(current_platform.device_type),
+        "vocab_size": int(model.get_vocab_size()),
+        "max_context": int(model.max_model_len),
+    }
 
 
 def _step(outputs: Any) -> CoreStep:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.errors import EngineStoppedError, InvalidInputError, ModelError
@@ -24,27 +24,12 @@ from draftwood_model_runner.scheduling.scheduler import PRIORITY_SECONDS
 from draftwood_model_runner.scheduling.slot_shares import SlotShares
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
-from draftwood_service.engine.vllm.outputs import CoreOutput, CoreStep
+from draftwood_service.engine.vllm.outputs import CoreOutput
 from draftwood_service.engine.vllm.redecoding import VllmRedecoding
 
-
-class Core(Protocol):
-    """`core.VllmCore`, as far as the engine uses it."""
-
-    @property
-    def has_step(self) -> bool: ...
-    def take(self) -> CoreStep: ...
-    def add(self, request_id: str, prompt: list[int], params: Mapping[str, Any], salt: str) -> None: ...
-    def abort(self, request_ids: list[str]) -> None: ...
-    def close(self) -> None: ...
-
-
-class Recorded(Protocol):
-    """`records.DraftRecords`, as far as the engine uses it."""
-
-    def read(self, live: Container[str]) -> None: ...
-    def drafted(self, request_id: str, sequence: Sequence) -> int: ...
-    def end(self, request_id: str) -> None: ...
+if TYPE_CHECKING:
+    from draftwood_service.engine.vllm.core import VllmCore
+    from draftwood_service.engine.vllm.records import DraftRecords
 
 
 class VllmEngine:
@@ -61,14 +46,14 @@ class VllmEngine:
 
     def __init__(
         self,
-        core: Core,
+        core: VllmCore,
         *,
         slots: int,
         pages: int,
         weights: Mapping[str, float],
         params: Callable[[Request], dict[str, Any]],
         text: Callable[[Request], OutputText],
-        records: Recorded,
+        records: DraftRecords,
     ) -> None:
         self._core = core
         self._slots = slots

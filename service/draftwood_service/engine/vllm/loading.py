@@ -21,7 +21,6 @@ from draftwood_model_runner.sampling.output_text import OutputText
 from draftwood_service.engine.loaded import LoadedEngine
 from draftwood_service.engine.vllm.core import VllmCore, process_variables
 from draftwood_service.engine.vllm.engine import VllmEngine
-from draftwood_service.engine.vllm.outputs import CoreFacts
 from draftwood_service.engine.vllm.params import params_of
 from draftwood_service.engine.vllm.records import draft_records
 from draftwood_service.engine.vllm.store import with_store
@@ -72,13 +71,13 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
         engine = VllmEngine(
             core,
             slots=settings.max_running,
-            pages=core.facts.kv_tokens // core.facts.block_size,
+            pages=core.pages,
             weights=weights,
             params=lambda request: params_of(request, eos, constraints),
             text=text,
             records=records,
         )
-        warm_up(engine, core.facts.vocab_size, drafts=settings.max_draft_nodes > 0)
+        warm_up(engine, core.facts["vocab_size"], drafts=settings.max_draft_nodes > 0)
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -86,7 +85,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
             engine,
             memory,
             None,
-            _info(name_of(path), facts, core.facts, identity, settings),
+            _info(name_of(path), facts, core, identity, settings),
             0,
             settings.strategy,
             settings.audit_share,
@@ -161,7 +160,7 @@ def _set_variables(settings: Settings) -> None:
     os.environ.pop(TENANT_VARIABLE, None)
 
 
-def _info(name: str, facts: CheckpointFacts, core: CoreFacts, identity: str, settings: Settings) -> ModelInfo:
+def _info(name: str, facts: CheckpointFacts, core: VllmCore, identity: str, settings: Settings) -> ModelInfo:
     drafts = settings.max_draft_nodes > 0
     return ModelInfo(
         name=name,
@@ -170,12 +169,8 @@ def _info(name: str, facts: CheckpointFacts, core: CoreFacts, identity: str, set
         runner_reason=f"vLLM {core.version}, by --engine vllm",
         architecture=facts.architecture,
         parameters=facts.parameters,
-        dtype=core.dtype,
-        weights=core.quantization or core.dtype,
-        device=core.device,
+        **core.facts,
         fingerprint=identity,
-        vocab_size=core.vocab_size,
-        max_context=core.max_context,
         eos_token_ids=facts.eos_token_ids,
         defaults=facts.defaults,
         abilities=Abilities(

@@ -1,27 +1,10 @@
-"""What vLLM says of itself and of its steps, in plain values. Imports nothing of vLLM."""
+"""What vLLM says of its steps, in plain values. Imports nothing of vLLM."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from draftwood_model_runner.output import TokenLogprobs
-
-
-class CoreFacts(NamedTuple):
-    """What vLLM says of the model and of itself.
-
-    Attributes:
-        kv_tokens: that fit its KV cache.
-    """
-
-    version: str
-    dtype: str
-    quantization: str
-    device: str
-    vocab_size: int
-    max_context: int
-    block_size: int
-    kv_tokens: int
 
 
 class CoreOutput(NamedTuple):

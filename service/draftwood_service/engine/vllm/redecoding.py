@@ -67,19 +67,16 @@ class VllmRedecoding:
         for token, found in zip(token_ids, logprobs, strict=False):
             if self.done:
                 return
-            at = self._compared
-            if token != written[at]:
-                self._differ(at, _margin(found, written[at]), ended)
+            if token != written[self._compared]:
+                self._end(ended, Difference(self._compared, _margin(found, written[self._compared])))
                 return
             self._compared += 1
             _, finish = self._text.push(token)
-            complete = self._compared == len(written)
-            if complete and finish == self._answer.finish:
-                self._end(ended)
-            elif complete or finish is not None:
-                self._differ(self._compared, ENDING_DIFFERS, ended)
+            if finish is not None or self._compared == len(written):
+                same = self._compared == len(written) and finish == self._answer.finish
+                self._end(ended, None if same else Difference(self._compared, ENDING_DIFFERS))
         if ended and not self.done:
-            self._differ(self._compared, ENDING_DIFFERS, ended)
+            self._end(ended, Difference(self._compared, ENDING_DIFFERS))
 
     def pause(self) -> None:
         """Ends its request in vLLM, since the engine has others to run; the audit begins anew later."""
@@ -92,14 +89,11 @@ class VllmRedecoding:
         self.pause()
         self.done = True
 
-    def _differ(self, position: int, margin: float, ended: str) -> None:
-        self.difference = Difference(position, margin)
-        self._end(ended)
-
-    def _end(self, ended: str) -> None:
+    def _end(self, ended: str, difference: Difference | None) -> None:
+        self.difference = difference
+        self.done = True
         if not ended:
             self._abort(self.id)
-        self.done = True
 
 
 def _margin(found: TokenLogprobs, written: int) -> float:

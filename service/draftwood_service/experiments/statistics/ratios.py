@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
@@ -40,14 +39,9 @@ class Change:
     log_ratio: FloatArray
     variance: FloatArray
 
-    def fixed(self, alpha: float) -> tuple[FloatArray, FloatArray]:
-        """Bounds float64[...] for a single look at a size that was set in advance."""
-        radius = NormalDist().inv_cdf(1.0 - alpha / 2) * np.sqrt(self.variance)
-        return self.log_ratio - radius, self.log_ratio + radius
-
-    def sequence(self, alpha: float, effect: float = EFFECT) -> tuple[FloatArray, FloatArray]:
+    def sequence(self, alpha: float) -> tuple[FloatArray, FloatArray]:
         """Bounds float64[...] that hold at all looks together with probability 1 - alpha, asymptotically."""
-        radius = sequence_radius(self.variance, alpha, effect)
+        radius = sequence_radius(self.variance, alpha)
         return self.log_ratio - radius, self.log_ratio + radius
 
 
@@ -72,12 +66,11 @@ def value_of(sums: FloatArray, metric: Metric) -> FloatArray:
     return ratio
 
 
-def compare(control: FloatArray, treatment: FloatArray, metric: Metric, *, adjust: bool = True) -> Change:
-    """The change of a metric from control to treatment.
+def compare(control: FloatArray, treatment: FloatArray, metric: Metric) -> Change:
+    """The change of a metric from control to treatment, without what the covariates explain (CUPED).
 
     Args:
         control, treatment: sums of an arm, float64[..., bucket, field].
-        adjust: take out what the covariates explain (CUPED).
     """
     arms = np.stack([control, treatment], axis=-3)
     buckets = arms.shape[-2]
@@ -86,9 +79,8 @@ def compare(control: FloatArray, treatment: FloatArray, metric: Metric, *, adjus
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = numerator.sum(-1) / size
         residual = numerator - ratio[..., None] * denominator
-        if adjust:
-            shift, residual = _without_covariates(arms, residual)
-            ratio = ratio - shift / size
+        shift, residual = _without_covariates(arms, residual)
+        ratio = ratio - shift / size
         variance = buckets / (buckets - 1) * (residual**2).sum(-1) / (size * ratio) ** 2
         logs = np.log(ratio)
     counted = [_UNITS, _TIMED] if metric.denominator == "timed" else [_UNITS]

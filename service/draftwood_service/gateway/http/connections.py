@@ -56,22 +56,23 @@ class Connections:
         self._most_bytes = most_bytes
         self._ended = ended
         self._all: set[Connection] = set()
-        self._idle: dict[Connection, float] = {}
-        self._sending: dict[Connection, float] = {}
+        self._waiting: dict[Connection, None] = {}
+        """The one that has waited longest first."""
         self._bytes: dict[Connection, int] = {}
+        """Of incomplete requests, the one that began first first."""
         self._total = 0
         self._sweeping: asyncio.TimerHandle | None = None
 
     def open(self, connection: Connection) -> bool:
         """Counts a new connection; False if there are too many, and requests of all others are being answered."""
         if len(self._all) >= self._most:
-            victim = self._longest_waiting()
+            victim = next(iter(self._waiting), None)
             if victim is None:
                 self._ended("full")
                 return False
             self._end(victim, "full")
         self._all.add(connection)
-        self._idle[connection] = time.monotonic()
+        self._waiting[connection] = None
         if self._sweeping is None:
             self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_SECONDS, self._sweep)
         return True
@@ -80,44 +81,39 @@ class Connections:
         """Counts bytes of a request that is not complete; with 0, that it begins."""
         if connection not in self._all:
             return
-        if connection not in self._sending:
-            self._idle.pop(connection, None)
-            self._sending[connection] = time.monotonic()
+        if connection not in self._bytes:
+            self._wait(connection)
         self._bytes[connection] = self._bytes.get(connection, 0) + size
         self._total += size
         while self._total > self._most_bytes:
-            self._end(next(iter(self._sending)), "bytes")
+            self._end(next(iter(self._bytes)), "bytes")
 
     def complete(self, connection: Connection) -> None:
         """Its request is complete, and is answered now."""
         self._forget(connection)
 
     def idle(self, connection: Connection) -> None:
-        """Its last answer has ended."""
-        if connection in self._all and connection not in self._sending:
-            self._idle[connection] = time.monotonic()
-
-    def stalled(self, connection: Connection) -> None:
-        """Its client does not read its answer."""
-        self.idle(connection)
+        """Its last answer has ended, or its client does not read it."""
+        if connection in self._all and connection not in self._bytes:
+            self._wait(connection)
 
     def resumed(self, connection: Connection) -> None:
         """Its client reads its answer again."""
-        self._idle.pop(connection, None)
+        if connection not in self._bytes:
+            self._waiting.pop(connection, None)
 
     def closed(self, connection: Connection) -> None:
         """It is gone. May be called twice."""
         self._forget(connection)
         self._all.discard(connection)
 
-    def _forget(self, connection: Connection) -> None:
-        self._idle.pop(connection, None)
-        self._sending.pop(connection, None)
-        self._total -= self._bytes.pop(connection, 0)
+    def _wait(self, connection: Connection) -> None:
+        self._waiting.pop(connection, None)
+        self._waiting[connection] = None
 
-    def _longest_waiting(self) -> Connection | None:
-        longest = [next(iter(waiting.items())) for waiting in (self._idle, self._sending) if waiting]
-        return min(longest, key=lambda one: one[1])[0] if longest else None
+    def _forget(self, connection: Connection) -> None:
+        self._waiting.pop(connection, None)
+        self._total -= self._bytes.pop(connection, 0)
 
     def _end(self, connection: Connection, reason: str) -> None:
         self.closed(connection)

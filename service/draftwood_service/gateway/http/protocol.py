@@ -16,6 +16,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from draftwood_service.gateway.errors import error_body
 from draftwood_service.gateway.http.connections import Connections
 
 MAX_HEADER_BYTES = 32 * 1024
@@ -116,7 +117,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         self._read_by = time.monotonic() + READ_SECONDS
-        self._connections.stalled(self)
+        self._connections.idle(self)
         super().pause_writing()
 
     def resume_writing(self) -> None:
@@ -182,8 +183,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Answers with an error in OpenAI's form. What still comes is discarded until the client closes the connection,
         or is late: if it were closed at once, what it has sent would make its system drop the answer."""
         self._refused = True
-        error = {"message": problem, "type": "invalid_request_error" if status < 500 else "server_error"}
-        body = json.dumps({"error": {**error, "param": None, "code": None}}).encode()
+        body = json.dumps(error_body(status, problem)).encode()
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
         if self.transport.can_write_eof():

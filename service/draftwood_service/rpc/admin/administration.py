@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from draftwood_service.experiments.live import LiveExperiments
-from draftwood_service.experiments.stopping import GuardrailStops
+from draftwood_service.experiments.stopping import stop_arms
 from draftwood_service.rpc.admin import experiments, tenants
 from draftwood_service.settings import Settings
 from draftwood_service.store_client import store_client, store_keys
@@ -32,8 +34,8 @@ class Administration:
         client, keys = store_client(settings), store_keys(settings)
         self._followed = FollowedTenants(client, keys, settings.tenants_file, settings.cache_folder, limits)
         stored, self.catalog = self._followed.stored, self._followed.catalog
-        stops = GuardrailStops(stored, self.catalog)
-        self.experiments = LiveExperiments(self._followed.counts, self.catalog, replica, stops.stop)
+        stop = partial(stop_arms, stored, self.catalog)
+        self.experiments = LiveExperiments(self._followed.counts, self.catalog, replica, stop)
         self.known = stored.known
         self.tenants = tenants.TenantServicer(stored, self.catalog, limits)
         self.experiment_service = experiments.ExperimentServicer(

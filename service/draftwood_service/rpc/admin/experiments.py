@@ -197,8 +197,8 @@ class ExperimentServicer:
     async def _better_arm(self, name: str) -> str:
         """The arm that the report says is better."""
         current = await self._current(name)
-        winner = await self._live.winner(self._read(current))
-        if winner is None:
+        winner = (await self._live.report(current, self._read(current))).better_arm
+        if not winner:
             raise NotAllowedNowError(
                 current.name, "STATE", "the report does not say which arm is better; name the winner (--winner ARM)"
             )

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftwood_service.experiments.statistics.ratios import Change
 from draftwood_tenants.experiments.assignment import BUCKETS
 from draftwood_tenants.experiments.latencies import BINS, EDGES
 from draftwood_tenants.experiments.outcomes import FIELDS, FloatArray, column
@@ -113,3 +115,9 @@ def _binned(cells: NDArray[np.int64], values: FloatArray, shape: tuple[int, ...]
     """Sums of the values of each cell of an array of this shape."""
     binned: FloatArray = np.bincount(cells.ravel(), values.ravel(), minlength=math.prod(shape)).astype(np.float64)
     return binned.reshape(shape)
+
+
+def fixed_bounds(change: Change, alpha: float) -> tuple[FloatArray, FloatArray]:
+    """Bounds float64[...] for a single look at a size that was set in advance."""
+    radius = NormalDist().inv_cdf(1.0 - alpha / 2) * np.sqrt(change.variance)
+    return change.log_ratio - radius, change.log_ratio + radius

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from draftwood.admin.v1 import experiments_pb2 as pb
-from draftwood_service.experiments.messages import report_message
-from draftwood_service.experiments.reading import Reading
-from draftwood_service.experiments.statistics import report as statistics_report
+from draftwood_service.experiments import report as report_module
+from draftwood_service.experiments.report import INTERFERENCE, KEYS, report
 from draftwood_service.experiments.statistics.guardrails import violations
-from draftwood_service.experiments.statistics.report import INTERFERENCE, KEYS, report
 from draftwood_tenants.experiments.assignment import BUCKETS, Split
 from draftwood_tenants.experiments.counters import Counts, Origin, Recorder
 from draftwood_tenants.experiments.limits import Limits
@@ -52,45 +49,47 @@ def run(units: float = 3000, timed: float = 100, **treatment: float) -> Counts:
     return recorder.snapshot().counts
 
 
+def kinds(found: pb.ExperimentReport) -> list[str]:
+    return [pb.ConclusionKind.Name(one.kind).removeprefix("CONCLUSION_KIND_") for one in found.findings]
+
+
 def test_a_faster_arm_is_named_with_its_bounds() -> None:
     found = report(SPLIT, run(4000, tpot=0.8))
     (time,) = [one for one in found.comparisons if one.metric == "decode time per token"]
-    assert time.verdict == "better"
-    assert time.low is not None
-    assert time.high is not None
+    assert time.verdict == pb.VERDICT_BETTER
     assert time.low < -0.2 < time.high < -0.1
-    assert not found.mismatch
-    assert found.violations == []
-    (named,) = [one for one in found.conclusions if one.kind == "faster"]
-    assert (named.arm, KEYS[named.metric], found.winner) == ("hybrid", "decode_seconds_per_token", "hybrid")
-    text = " ".join(found.words)
+    assert not found.sample_ratio_mismatch
+    assert not found.violations
+    (named,) = [one for one in found.findings if one.kind == pb.CONCLUSION_KIND_FASTER]
+    assert (named.arm, named.metric_key, found.better_arm) == ("hybrid", "decode_seconds_per_token", "hybrid")
+    text = " ".join(found.conclusions)
     assert "hybrid is faster than trie: decode time per token -" in text
     assert INTERFERENCE in text
     assert [row.arm for row in found.arms] == ["trie", "hybrid"]
     assert sum(row.units for row in found.arms) == 4000
-    assert found.arms[0].values["tokens per step"] == pytest.approx(2.0, abs=0.02)
-    assert found.arms[0].values["ttft p50"] == pytest.approx(0.02, rel=0.1)
+    assert found.arms[0].metrics["tokens per step"] == pytest.approx(2.0, abs=0.02)
+    assert found.arms[0].metrics["ttft p50"] == pytest.approx(0.02, rel=0.1)
 
 
 def test_equal_arms_give_no_difference_and_a_slower_one_is_worse() -> None:
     found = report(SPLIT, run())
-    assert all(one.verdict == "open" for one in found.comparisons)
-    assert "no difference is shown" in " ".join(found.words)
-    assert "may stop now" not in " ".join(found.words)
+    assert all(one.verdict == pb.VERDICT_OPEN for one in found.comparisons)
+    assert "no difference is shown" in " ".join(found.conclusions)
+    assert "may stop now" not in " ".join(found.conclusions)
     slower = report(SPLIT, run(4000, tpot=1.3))
-    assert "hybrid is slower than trie" in " ".join(slower.words)
-    assert "may stop now" in " ".join(slower.words)
-    assert [one.kind for one in (found.conclusions[0], slower.conclusions[0])] == ["no_difference", "slower"]
+    assert "hybrid is slower than trie" in " ".join(slower.conclusions)
+    assert "may stop now" in " ".join(slower.conclusions)
+    assert [kinds(one)[0] for one in (found, slower)] == ["NO_DIFFERENCE", "SLOWER"]
 
 
 def test_too_few_units_say_nothing() -> None:
     found = report(SPLIT, run(120, tpot=0.2))
-    assert found.words[0].startswith("Too early: every arm needs 100 units")
-    assert all(one.low is None for one in found.comparisons if one.metric == "decode time per token")
+    assert found.conclusions[0].startswith("Too early: every arm needs 100 units")
+    assert not any(one.HasField("low") for one in found.comparisons if one.metric == "decode time per token")
     empty = report(SPLIT, Counts.zero(2))
-    assert empty.words[0].startswith("Too early")
-    assert [one.kind for one in empty.conclusions] == ["too_early"]
-    assert all(value is None for value in empty.arms[0].values.values())
+    assert empty.conclusions[0].startswith("Too early")
+    assert kinds(empty) == ["TOO_EARLY"]
+    assert not empty.arms[0].metrics
 
 
 def test_lost_units_forbid_any_conclusion() -> None:
@@ -98,9 +97,9 @@ def test_lost_units_forbid_any_conclusion() -> None:
     kept = np.arange(BUCKETS) % 4 > 0
     counts.sums[1] *= kept[:, None]
     found = report(SPLIT, counts)
-    assert found.mismatch
-    assert found.words[0].startswith("Nothing may be concluded: the units (trie ")
-    assert [one.kind for one in found.conclusions] == ["sample_ratio_mismatch"]
+    assert found.sample_ratio_mismatch
+    assert found.conclusions[0].startswith("Nothing may be concluded: the units (trie ")
+    assert kinds(found) == ["SAMPLE_RATIO_MISMATCH"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def test_an_arm_beyond_a_limit_is_stopped(treatment: dict[str, float], guardrail
     (found,) = violations(SPLIT, counts)
     assert (found.arm, found.guardrail) == ("hybrid", guardrail)
     assert reason in found.reason
-    (stop,) = [one for one in report(SPLIT, counts).conclusions if one.kind == "guardrail"]
+    (stop,) = [one for one in report(SPLIT, counts).findings if one.kind == pb.CONCLUSION_KIND_GUARDRAIL]
     assert stop.arm == "hybrid"
     assert stop.text.startswith(f"Stop hybrid ({guardrail}): ")
 
@@ -155,11 +154,10 @@ def test_answers_without_a_ttft_neither_move_it_nor_make_it_too_sure() -> None:
     times = [[one for one in report(SPLIT, run(4000, timed=timed)).comparisons if "first token" in one.metric]
              for timed in (100, 50, 3)]  # fmt: skip
     (everything,), (half,), (few,) = times
-    assert abs((half.change or 9.0) - (everything.change or 9.0)) < 0.03
-    assert None not in (everything.low, everything.high, half.low, half.high)
-    assert (half.high or 0) - (half.low or 0) > 1.2 * ((everything.high or 0) - (everything.low or 0))
-    assert (few.low, few.high) == (None, None)  # sixty in an arm
-    values = [row.values["mean time to first token"] for row in report(SPLIT, run(4000, timed=50)).arms]
+    assert abs(half.change - everything.change) < 0.03
+    assert half.high - half.low > 1.2 * (everything.high - everything.low) > 0
+    assert [few.HasField(bound) for bound in ("low", "high")] == [False, False]  # sixty in an arm
+    values = [row.metrics["mean time to first token"] for row in report(SPLIT, run(4000, timed=50)).arms]
     assert values == pytest.approx([0.0209, 0.0209], abs=0.001)
     found = report(SPLIT, run(4000, timed=50, ttft=1.5)).violations
     assert [(one.arm, one.guardrail) for one in found] == [("hybrid", "ttft")]
@@ -177,14 +175,11 @@ def test_what_programs_read_says_the_same() -> None:
         "ttft_seconds_p50",
         "ttft_seconds_p90",
     ]
-    found = report(SPLIT, run(4000, tpot=0.8))
-    reading = Reading(cast(Any, None), Counts.zero(2), servers=1, unreadable=0)
-    message = report_message(pb.Experiment(), reading, found, [])
-    assert [one.text for one in message.findings] == [*message.conclusions] == found.words
-    assert pb.ConclusionKind.Name(message.findings[0].kind) == "CONCLUSION_KIND_FASTER"
-    assert message.better_arm == "hybrid"
+    message = report(SPLIT, run(4000, tpot=0.8), unreadable=2)
+    assert [one.text for one in message.findings] == [*message.conclusions]
+    assert kinds(message)[:2] == ["COUNTS_MISSING", "FASTER"]
     for row in message.arms:
         assert dict(row.values) == {KEYS[title]: value for title, value in row.metrics.items()}
     assert {one.metric_key for one in message.comparisons} == {*KEYS.values()}
-    for kind in re.findall(r'Conclusion\(\s*"(\w+)"', Path(statistics_report.__file__).read_text(encoding="utf-8")):
+    for kind in re.findall(r'_conclusion\(\s*"(\w+)"', Path(report_module.__file__).read_text(encoding="utf-8")):
         assert f"CONCLUSION_KIND_{kind.upper()}" in [*pb.ConclusionKind.keys()]
