@@ -38,8 +38,7 @@ _log = structlog.get_logger("draftwood")
 _USAGE_ERROR = 2
 _FAILURE = 1
 _LEAVE_SECONDS = 15.0
-"""For an engine that loads to end, before it is killed: mostly under a second, with vLLM some five. An embedded store
-outlives an engine that is killed, until the next start on its folder."""
+"""For an engine that loads to end, before it is killed: mostly under a second, with vLLM some five."""
 
 
 def serve(args: list[str]) -> int | None:
@@ -158,6 +157,7 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
         runner.join(_LEAVE_SECONDS)
+        runner.remove_store()
         os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
