@@ -46,10 +46,13 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
 
     import draftwood_model_runner.loading.model  # noqa: F401  # takes long
     from draftwood_model_runner.engine import Engine
+    from draftwood_model_runner.execution.allocation import check_capacity
     from draftwood_model_runner.warm_up import warm_up
     from draftwood_strategies.budgeting.watchdog import Watchdog
 
     finished("imports")
+    if (settings.max_context, settings.kv_cache_tokens) != (None, None):
+        check_capacity(settings.model_path, settings.max_context, settings.engine_config)
     _warm_up_strategies()
     finished("strategies")
     model = _load_model(settings)
