@@ -56,7 +56,7 @@ _MAX_ANSWER_BYTES = 4 * 2**20
 
 
 class GenerationServicer:
-    """The methods of GenerationService, for `calls.handlers`.
+    """The methods of GenerationService.
 
     Args:
         config_of: a tenant's configuration.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
 from draftwood_service.audits.ledger import AuditLedger
@@ -20,8 +23,8 @@ from draftwood_service.quotas.shared import opened_limiter
 from draftwood_service.rpc.admin.administration import Administration
 from draftwood_service.rpc.admin.audit import AuditServicer
 from draftwood_service.rpc.admin.status import StatusServicer
-from draftwood_service.rpc.bound import STOP_SECONDS, BoundServer
-from draftwood_service.rpc.calls import Call, Method, methods_of
+from draftwood_service.rpc.bound import SERVICES, STOP_SECONDS, BoundServer
+from draftwood_service.rpc.calls import Call, ServedMethod
 from draftwood_service.rpc.generation import GenerationServicer
 from draftwood_service.rpc.memory import MemoryServicer
 from draftwood_service.rpc.parsing.deserializer import Deserializer
@@ -95,12 +98,13 @@ class RunningServer:
         bridge.on_audited = self.audits.record
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
         status = StatusServicer(bridge, self.audits, self.recovery, self.known, settings)
-        generation, of_memory = methods_of(self._servicer), methods_of(memory)
-        counted = lambda name: _counted(of_memory(name), bridge)  # noqa: E731
-        administrative = (audit, status, self._administration.tenants, self._administration.experiment_service)
-        methods = (generation, counted, *map(methods_of, administrative))
-        for of_service, method_of in zip(bound.handlers, methods, strict=True):
-            of_service.use(method_of, Deserializer)
+        administration = self._administration
+        servicers = self._servicer, memory, audit, status, administration.tenants, administration.experiment_service
+        for service, servicer in zip(SERVICES, servicers, strict=True):
+            for method in service.methods:
+                run = getattr(servicer, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())
+                parse = Deserializer(GetMessageClass(method.input_type))
+                bound.served[method.full_name] = ServedMethod(parse, self._counted(run) if servicer is memory else run)
         bound.telemetry.watch(self)
 
     async def start(self) -> None:
@@ -175,12 +179,11 @@ class RunningServer:
         answer = health_pb2.HealthCheckResponse
         await self._bound.set_health(answer.SERVING if serving else answer.NOT_SERVING)
 
+    def _counted(self, run: Callable[[Any, Call], Awaitable[Any]]) -> Callable[[Any, Call], Awaitable[Any]]:
+        """The same method, as a call that a drain waits for."""
 
-def _counted(method: Method, bridge: EngineBridge) -> Method:
-    """The same method, as a call that a drain waits for."""
+        async def counted(request: Any, call: Call) -> Any:
+            with self.bridge.other_call():
+                return await run(request, call)
 
-    async def run(request: Any, call: Call) -> Any:
-        with bridge.other_call():
-            return await method(request, call)
-
-    return run
+        return counted

@@ -46,7 +46,7 @@ Memories = Callable[[MemoryOperation[int]], Awaitable[int]]
 
 
 class ExperimentServicer:
-    """The methods of ExperimentService, for `calls.handlers`."""
+    """The methods of ExperimentService."""
 
     def __init__(
         self,

@@ -52,10 +52,10 @@ class Resources(Generic[ResourceT]):
         missing: str = "does not exist",
     ) -> None:
         self._kind = kind
-        self._type = message_type
+        self._type: type[ResourceT] = message_type
         self._stored = stored
         self._catalog = catalog
-        self._message_of = message_of
+        self._message_of: Callable[[str], ResourceT | None] = message_of
         self._missing = missing
 
     async def get(self, id_: str) -> ResourceT:
@@ -79,8 +79,8 @@ class Resources(Generic[ResourceT]):
             raise InvalidInputError("page_token", token, "must be empty or a next_page_token") from None
         await self._stored.refresh()
         size = min(size or MAX_PAGE, MAX_PAGE)
-        rest = [id_ for id_ in self._catalog.names(self._kind) if not token or id_ > last]
-        page = [*filter(None, map(self._message_of, rest[:size]))]
+        rest: list[str] = [id_ for id_ in self._catalog.names(self._kind) if not token or id_ > last]
+        page: list[ResourceT] = [*filter(None, map(self._message_of, rest[:size]))]
         return page, base64.urlsafe_b64encode(rest[size - 1].encode()).decode() if len(rest) > size else ""
 
     async def create(self, id_: str, set_up: Callable[[ResourceT], None], validate_only: bool) -> ResourceT:

@@ -17,7 +17,7 @@ from draftwood_tenants.resources.follower import ResourceFollower
 
 
 class TenantServicer:
-    """The methods of TenantService, for `calls.handlers`."""
+    """The methods of TenantService."""
 
     def __init__(self, stored: ResourceFollower, catalog: Catalog, limits: ServerLimits) -> None:
         missing = "has no configuration; the servers' settings apply"
