@@ -16,6 +16,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from draftwood_memory.errors import InvalidSettingError
 from draftwood_memory.settings.memory_settings import size_of
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_service.settings import GROUPS, Settings, default_shown
@@ -75,9 +76,7 @@ def read_settings(args: list[str], environ: Mapping[str, str], prog: str = "draf
         raise _first_error(error, sources) from None
 
 
-def as_given(
-    error: InvalidValueError, args: list[str], environ: Mapping[str, str]
-) -> InvalidValueError | SettingsError:
+def as_given(error: InvalidValueError | InvalidSettingError, args: list[str], environ: Mapping[str, str]) -> Exception:
     """The error of a setting that was found wrong later than by `read_settings`, named as it was given."""
     if error.field.partition("[")[0] not in Settings.model_fields:
         return error
@@ -188,7 +187,7 @@ def _unknown(name: str, known: Iterable[str], what: str) -> InvalidInputError:
 def _first_error(error: ValidationError, sources: Mapping[str, str]) -> SettingsError:
     details = error.errors(include_url=False)[0]
     cause = details.get("ctx", {}).get("error")
-    if isinstance(cause, InvalidValueError):
+    if isinstance(cause, InvalidValueError | InvalidSettingError):
         return _as_given(cause, sources)
     key, value = str(details["loc"][0]), details["input"]
     if details["type"] in _RANGE_ERRORS:
@@ -203,9 +202,11 @@ def _first_error(error: ValidationError, sources: Mapping[str, str]) -> Settings
     return _as_given(InvalidInputError(key, value, _PROBLEMS.get(details["type"], theirs)), sources)
 
 
-def _as_given(error: InvalidValueError, sources: Mapping[str, str]) -> SettingsError:
+def _as_given(error: InvalidValueError | InvalidSettingError, sources: Mapping[str, str]) -> SettingsError:
     """Names settings as flags, as environment variables, or as keys of the file: as the wrong one was given. One that
     is missing is named as one that the error mentions."""
+    if isinstance(error, InvalidSettingError):
+        error = InvalidInputError(error.field, error.value, error.problem)
     key, bracket, rest = error.field.partition("[")
     mentioned = {name for name in re.findall(r"\w+_\w+", error.allowed) if name in Settings.model_fields}
     source = next((sources[name] for name in (key, *sorted(mentioned)) if name in sources), "")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from draftwood_memory.settings.opening import opened_memory
 from draftwood_service.engine.loaded import LoadedEngine
 from draftwood_service.serving import ModelInfo
 from draftwood_service.settings import Settings
-from draftwood_service.store_client import opened_memory
 
 if TYPE_CHECKING:
     from draftwood_model_runner.loading.model import LoadedModel
@@ -59,7 +59,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
     finished("model")
     _log.info("runner", runner=model.runner_name, weights=model.weights, reason=model.runner_reason)
     info = ModelInfo.of(model)
-    with opened_memory(settings, info.fingerprint) as memory:
+    with opened_memory(settings.of_memory, info.fingerprint) as memory:
         finished("memory")
         weights = dict(settings.tenant_weights)
         engine = Engine(model, replace(settings.engine_config, tenant_weights=weights), Watchdog())

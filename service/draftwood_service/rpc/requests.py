@@ -289,7 +289,7 @@ def _drafting(options: pb.DraftOptions, serving: Serving, config: TenantConfig) 
         )
     if choice.max_nodes is not None and choice.max_nodes < 0:
         raise InvalidValueError("drafting.max_nodes", choice.max_nodes, "it must be at least 0")
-    return drafting_of(choice, config, serving.default_strategy, serving.max_draft_nodes)
+    return drafting_of(choice, config, serving.settings.strategy, serving.settings.max_draft_nodes)
 
 
 def _learns(options: pb.DraftOptions, learning: LearningConfig) -> bool:

@@ -13,22 +13,28 @@ import structlog
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
+from draftwood_memory.settings.files import store_keys
+from draftwood_memory.settings.opening import store_client
 from draftwood_service.audits.ledger import AuditLedger
 from draftwood_service.audits.results import AuditOutcome, AuditResult
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.reporting.liveness import EngineLiveness
 from draftwood_service.engine.reporting.recovery import EngineRecovery
 from draftwood_service.errors import ShuttingDownError
+from draftwood_service.experiments.live import LiveExperiments
+from draftwood_service.experiments.stopping import GuardrailStops
 from draftwood_service.quotas.shared import opened_limiter
-from draftwood_service.rpc.admin.administration import Administration
 from draftwood_service.rpc.admin.audit import AuditServicer
+from draftwood_service.rpc.admin.experiments import ExperimentServicer
 from draftwood_service.rpc.admin.status import StatusServicer
+from draftwood_service.rpc.admin.tenants import TenantServicer
 from draftwood_service.rpc.bound import SERVICES, STOP_SECONDS, BoundServer
 from draftwood_service.rpc.calls import Call, ServedMethod
 from draftwood_service.rpc.generation import GenerationServicer
 from draftwood_service.rpc.memory import MemoryServicer
 from draftwood_service.rpc.parsing.deserializer import Deserializer
 from draftwood_service.serving import ServedModel, Serving
+from draftwood_tenants.followed import FollowedTenants
 from draftwood_tenants.resources.ending import end
 from draftwood_tenants.resources.errors import ConfigurationUnknownError
 
@@ -56,9 +62,14 @@ class RunningServer:
         serving: what health says.
         known: set once it is known which tenants are configured: before, nothing is served.
         slots: requests that can run at once.
+        tenants: and experiments, as configured.
+        experiments: on live requests.
 
     Args:
         bridge: to the engine of this model, started. The server closes it.
+
+    Raises:
+        InvalidInputError: the tenants file cannot be read, or is wrong.
     """
 
     def __init__(self, bound: BoundServer, model: ServedModel, bridge: EngineBridge) -> None:
@@ -77,19 +88,20 @@ class RunningServer:
         self.bridge = bridge
         self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
         self._liveness = EngineLiveness(bridge, settings.engine_stall_timeout, bound.set_alive)
-        self._administration = Administration(settings, f"{socket.gethostname()}:{self.port}", bridge.run_operation)
-        self.known = self._administration.known
+        limits, store = settings.tenant_limits, settings.of_memory
+        self.tenants = FollowedTenants(
+            store_client(store), store_keys(store), settings.tenants_file, settings.cache_folder, limits
+        )
+        stored, catalog = self.tenants.stored, self.tenants.catalog
+        self.known = stored.known
+        stops = GuardrailStops(stored, catalog)
+        replica = f"{socket.gethostname()}:{self.port}"
+        self.experiments = LiveExperiments(self.tenants.counts, catalog, replica, stops.stop)
         bridge.weight_of = self._weight_of
         self.limiter = opened_limiter(settings)
         self._servicer = GenerationServicer(
-            Serving.of(model, settings),
-            self.bridge,
-            settings,
-            self.limiter,
-            self._administration.catalog.config_of,
-            self._administration.experiments,
+            Serving(model, settings), bridge, self.limiter, catalog.config_of, self.experiments
         )
-        catalog = self._administration.catalog
         memory = MemoryServicer(
             bridge, model, settings, catalog.config_of, lambda tenant: catalog.tenant_message(tenant) is not None
         )
@@ -98,8 +110,9 @@ class RunningServer:
         bridge.on_audited = self.audits.record
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
         status = StatusServicer(bridge, self.audits, self.recovery, self.known, settings)
-        administration = self._administration
-        servicers = self._servicer, memory, audit, status, administration.tenants, administration.experiment_service
+        tenants = TenantServicer(stored, catalog, limits)
+        experiments = ExperimentServicer(stored, catalog, limits, self.experiments, bridge.run_operation)
+        servicers = self._servicer, memory, audit, status, tenants, experiments
         for service, servicer in zip(SERVICES, servicers, strict=True):
             for method in service.methods:
                 run = getattr(servicer, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())
@@ -111,7 +124,8 @@ class RunningServer:
         """Starts serving."""
         self.limiter.start()
         await self._bound.start()
-        await self._administration.start()
+        await self.tenants.start()
+        self.experiments.start()
         self._liveness.start()
         if self.known.is_set():
             await self._set_serving(not self.bridge.stopped)
@@ -152,7 +166,8 @@ class RunningServer:
             await self.bridge.wait_idle(_STATUS_SECONDS)
         await asyncio.gather(self._bound.close(), closing)
         await self._liveness.close()
-        await self._administration.close()
+        await self.experiments.close()
+        await self.tenants.close()
         await self.limiter.close()
         await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))  # ends an embedded store
         self._servicer.close()
@@ -161,7 +176,7 @@ class RunningServer:
 
     def _weight_of(self, tenant: str) -> float:
         try:
-            weight = self._administration.catalog.config_of(tenant).weight
+            weight = self.tenants.catalog.config_of(tenant).weight
         except ConfigurationUnknownError:
             weight = None
         return self._settings.tenant_weights.get(tenant, 1.0) if weight is None else weight
@@ -170,9 +185,7 @@ class RunningServer:
         """Ties are no difference: rounding explains them, in every arm."""
         if result.outcome in (AuditOutcome.SAME, AuditOutcome.DIFFERENT):
             differing = result.difference is not None and not self.audits.is_tie(result.difference)
-            self._administration.experiments.count_audit(
-                result.tenant, result.arm, result.request_id, differing=differing
-            )
+            self.experiments.count_audit(result.tenant, result.arm, result.request_id, differing=differing)
 
     async def _set_serving(self, serving: bool) -> None:
         self.serving = serving = serving and self.known.is_set()

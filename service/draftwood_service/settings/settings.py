@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
@@ -37,16 +38,8 @@ class Settings(
     @property
     def engine_config(self) -> EngineConfig:
         """The engine's part. Raises InvalidValueError for a value outside its range."""
-        return EngineConfig(
-            max_running=self.max_running,
-            max_draft_nodes=self.max_draft_nodes,
-            prefill_chunk=self.prefill_chunk,
-            shared_prefill_chunk=self.shared_prefill_chunk,
-            kv_cache_tokens=self.kv_cache_tokens,
-            prefix_cache=self.prefix_cache,
-            tenant_weights=self.tenant_weights,
-            threads=self.threads,
-        )
+        names = {one.name for one in fields(EngineConfig)} & {*type(self).model_fields}
+        return EngineConfig(**{name: getattr(self, name) for name in names})
 
     @property
     def tenant_limits(self) -> ServerLimits:

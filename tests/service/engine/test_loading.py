@@ -71,8 +71,6 @@ def test_what_the_configuration_of_a_model_forbids_is_told_before_its_weights_ar
     """There are none, and no tokenizer."""
     config = json.loads(Path(BUNDLED_MODEL, "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": window}))
-    with (
-        pytest.raises(DraftwoodError, match=problem),
-        loaded(Settings(model=str(tmp_path), model_cache=False, max_draft_nodes=48, **options), lambda: None, ""),
-    ):
+    values = {"model": str(tmp_path), "model_cache": False, "max_draft_nodes": 48, **options}
+    with pytest.raises(DraftwoodError, match=problem), loaded(Settings.model_validate(values), lambda: None, ""):
         pass

@@ -139,7 +139,7 @@ async def test_a_stopped_arm_is_drafted_for_as_the_control_and_not_counted(serve
             counted = 4 + (arm_of(split, "first") == "off")
             assert (await requests_counted(served, 5))[1] == counted
             [config] = catalog(served).experiments()
-            stops = GuardrailStops(served.server._administration._followed.stored, catalog(served))
+            stops = GuardrailStops(served.server.tenants.stored, catalog(served))
             await stops.stop(Running.of(config), [Violation("off", "errors", "it erred")])
             began = time.perf_counter()
             await until(lambda: bool(known(made)[0].stopped))

@@ -80,7 +80,7 @@ class Resources(Generic[ResourceT]):
         await self._stored.refresh()
         size = min(size or MAX_PAGE, MAX_PAGE)
         rest: list[str] = [id_ for id_ in self._catalog.names(self._kind) if not token or id_ > last]
-        page: list[ResourceT] = [*filter(None, map(self._message_of, rest[:size]))]
+        page: list[ResourceT] = [one for id_ in rest[:size] if (one := self._message_of(id_)) is not None]
         return page, base64.urlsafe_b64encode(rest[size - 1].encode()).decode() if len(rest) > size else ""
 
     async def create(self, id_: str, set_up: Callable[[ResourceT], None], validate_only: bool) -> ResourceT:
