@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -110,11 +110,12 @@ def flag(key: str) -> str:
 
 def parser(prog: str) -> argparse.ArgumentParser:
     """A parser for all fields. Values stay strings, which `Settings` parses and validates."""
-    result = _Parser(
+    result = argparse.ArgumentParser(
         prog=prog,
         description="Serve a model over gRPC.",
         epilog="A flag takes precedence over its environment variable, and that over the YAML file.",
         allow_abbrev=False,
+        exit_on_error=False,
     )
     result.add_argument("--config", metavar="FILE", help="YAML file of settings (env DRAFTWOOD_CONFIG)")
     for group in GROUPS:
@@ -135,16 +136,12 @@ def _add_argument(section: argparse._ArgumentGroup, key: str, field: FieldInfo) 
     section.add_argument(flag(key), dest=key, metavar=metavar, help=text.replace("%", "%%"))
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises the errors that argparse would print before exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        error = InvalidInputError("arguments", None, f"{message}; see {self.prog} --help")
-        raise SettingsError(error, "the command line")
-
-
 def _flags(args: list[str], prog: str) -> dict[str, str]:
-    parsed, unknown = parser(prog).parse_known_args(args)
+    try:
+        parsed, unknown = parser(prog).parse_known_args(args)
+    except argparse.ArgumentError as error:
+        problem = InvalidInputError("arguments", None, f"{error}; see {prog} --help")
+        raise SettingsError(problem, "the command line") from None
     if unknown:
         names = [flag(key) for key in [*Settings.model_fields, "config"]]
         name = unknown[0].split("=", 1)[0]

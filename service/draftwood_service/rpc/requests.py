@@ -27,7 +27,7 @@ from draftwood_service.rpc.parsing.text_work import TextWork
 from draftwood_service.serving import ServedModel, Serving
 from draftwood_strategies import strategy_names
 from draftwood_strategies.draft import Int32Array
-from draftwood_tenants.config import LearningConfig, LearningScope, TenantConfig
+from draftwood_tenants.config import LearningScope, TenantConfig
 from draftwood_tenants.drafting import DraftChoice, Drafting, drafting_of
 from draftwood_tenants.experiments.placement import Placement
 from draftwood_tenants.reading import sampling_values
@@ -107,6 +107,8 @@ async def read_requests(
     strategy_name, options, max_nodes = _drafting(request.drafting, serving, config)
     prompt = await read_prompt(request, serving, text_work, tenant)
     stop = read_stop(request, model, prompt)
+    learning, forked = config.learning, placement is not None and placement.arm.forked
+    may_learn = request.drafting.learn or not request.drafting.HasField("learn")
     first = Request(
         request_id=call.request_id,
         prompt=prompt.ids,
@@ -115,7 +117,7 @@ async def read_requests(
         strategy_name=strategy_name,
         strategy_options=options,
         max_draft_nodes=max_nodes,
-        learns=_learns(request.drafting, config.learning),
+        learns=may_learn and learning.scope is not LearningScope.NOTHING,
         format=await read_format(request.format, model, text_work, tenant),
         include_special_tokens=output.include_special_tokens,
         tenant=tenant,
@@ -123,7 +125,7 @@ async def read_requests(
         deadline=deadline,
         arrived_at=call.arrived_at,
         arm="" if placement is None else placement.label,
-        memory=_memory_terms(config.learning, forked=placement is not None and placement.arm.forked),
+        memory=MemoryTerms(with_prompts=learning.with_prompts, **asdict(replace(learning.terms, forked=forked))),
         draft_trees=output.draft_trees,
     )
     return [
@@ -290,17 +292,6 @@ def _drafting(options: pb.DraftOptions, serving: Serving, config: TenantConfig) 
     if choice.max_nodes is not None and choice.max_nodes < 0:
         raise InvalidValueError("drafting.max_nodes", choice.max_nodes, "it must be at least 0")
     return drafting_of(choice, config, serving.settings.strategy, serving.settings.max_draft_nodes)
-
-
-def _learns(options: pb.DraftOptions, learning: LearningConfig) -> bool:
-    """Whether strategies may learn from a request."""
-    asked = options.learn if options.HasField("learn") else True
-    return asked and learning.scope is not LearningScope.NOTHING
-
-
-def _memory_terms(learning: LearningConfig, *, forked: bool) -> MemoryTerms:
-    """As a request carries them to the engine."""
-    return MemoryTerms(with_prompts=learning.with_prompts, **asdict(replace(learning.terms, forked=forked)))
 
 
 def _not_empty(prompt: Prompt) -> Prompt:
