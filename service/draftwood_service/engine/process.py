@@ -79,15 +79,10 @@ class EngineProcess:
             ended = True
         except subprocess.TimeoutExpired:
             ended = False
-        self.kill()
+        with suppress(ProcessLookupError):  # its group is gone
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         return ended
-
-    def kill(self) -> None:
-        """Ends the process at once, and what it started."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):  # its group is gone
-                os.killpg(self._process.pid, signal.SIGKILL)
 
     def remove_store(self) -> None:
         """Removes the temporary store, when no other process is to be started. One that ends by itself because the

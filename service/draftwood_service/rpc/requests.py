@@ -190,7 +190,9 @@ async def read_prompt(
     if request.HasField("text"):
         if not request.text:
             raise InvalidInputError("text", None, "must not be empty")
-        require_characters("text", len(request.text), serving.max_prompt_characters)
+        if len(request.text) > (most := serving.max_prompt_characters):
+            problem = f"must have at most {most} characters; it has {len(request.text)}"
+            raise ContextLengthError("text", None, problem)
         encode = model.tokenizer.encode
         return _not_empty(Prompt("text", await _read(text_work, tenant, len(request.text), encode, request.text)))
     if request.HasField("chat"):
@@ -253,12 +255,6 @@ def require_in_vocabulary(field: str, ids: Int32Array, vocab_size: int) -> None:
         index = int(outside[0])
         allowed = f"it must lie in [0, {vocab_size - 1}], the model's vocabulary"
         raise InvalidValueError(f"{field}[{index}]", int(ids[index]), allowed)
-
-
-def require_characters(field: str, characters: int, most: int) -> None:
-    """Raises InvalidValueError for a text that is too long to be tokenized."""
-    if characters > most:
-        raise ContextLengthError(field, None, f"must have at most {most} characters; it has {characters}")
 
 
 async def _read(
