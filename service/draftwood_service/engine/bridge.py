@@ -23,7 +23,6 @@ from draftwood_service.audits.results import AuditResult
 from draftwood_service.engine.admission import Admission
 from draftwood_service.engine.link import (
     Add,
-    Audited,
     Control,
     Died,
     FromEngine,
@@ -31,11 +30,9 @@ from draftwood_service.engine.link import (
     MemoryRequest,
     MemoryResponse,
     Ready,
-    Reported,
-    Stepped,
 )
 from draftwood_service.engine.process import EngineRunner
-from draftwood_service.engine.reporting.report import ReportHistory
+from draftwood_service.engine.reporting.report import EngineReport, ReportHistory
 from draftwood_service.engine.stream import Stream
 from draftwood_service.errors import ShuttingDownError
 
@@ -244,18 +241,18 @@ class EngineBridge:
 
     def _receive(self, message: FromEngine) -> None:
         match message:
-            case Stepped(outputs):
-                for output in outputs:
+            case list():
+                for output in message:
                     if (stream := self._streams.get(output.request)) is not None:
                         stream.put(output)
             case MemoryResponse(call_id, result, error):
                 call = self._memory_calls.get(call_id)
                 if call is not None and not call.done():
                     call.set_result(result) if error is None else call.set_exception(error)
-            case Audited(result):
-                _call_listener(self.on_audited, result)
-            case Reported(report):
-                _call_listener(self.reports.add, report)
+            case AuditResult():
+                _call_listener(self.on_audited, message)
+            case EngineReport():
+                _call_listener(self.reports.add, message)
             case Ready(info):
                 if not self._started.done():
                     self._started.set_result(info)

@@ -82,24 +82,6 @@ class Ready(NamedTuple):
     info: Any
 
 
-class Stepped(NamedTuple):
-    """From the engine: the outputs of one or several steps, in order."""
-
-    outputs: list[Output]
-
-
-class Audited(NamedTuple):
-    """From the engine: an answer was decoded again."""
-
-    result: AuditResult
-
-
-class Reported(NamedTuple):
-    """From the engine: its work and load, once a second."""
-
-    report: EngineReport
-
-
 class Died(NamedTuple):
     """From the engine: its last message, with the error that ended it."""
 
@@ -107,7 +89,8 @@ class Died(NamedTuple):
 
 
 ToEngine: TypeAlias = Add | Control | MemoryRequest
-FromEngine: TypeAlias = Ready | Stepped | MemoryResponse | Audited | Reported | Died
+FromEngine: TypeAlias = Ready | list[Output] | MemoryResponse | AuditResult | EngineReport | Died
+"""Among them the outputs of one or several steps in order, an answer that was decoded again, and a report a second."""
 
 
 class Link(asyncio.Protocol):
