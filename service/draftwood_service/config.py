@@ -34,15 +34,8 @@ _RANGE_ERRORS = frozenset(
     {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "literal_error", "value_error"}
 )
 """pydantic's types of errors for values outside a range or set; the others are values that cannot be parsed."""
-_PROBLEMS = {
-    "bool_parsing": "must be true or false",
-    "bool_type": "must be true or false",
-    "int_parsing": "must be an integer",
-    "int_type": "must be an integer",
-    "float_parsing": "must be a number",
-    "float_type": "must be a number",
-}
-"""What is wrong, by pydantic's type of the error, where its own words are not plain."""
+_PROBLEMS = {"bool": "must be true or false", "int": "must be an integer", "float": "must be a number"}
+"""What is wrong, by the first word of pydantic's type of the error, where its own words are not plain."""
 
 
 class SettingsError(DraftwoodError):
@@ -86,7 +79,11 @@ def as_given(error: InvalidValueError | InvalidSettingError, args: list[str], en
 def _merged(args: list[str], environ: Mapping[str, str], prog: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Values by field, and the source of each. Raises SettingsError."""
     flags = _flags(args, prog)
-    env = {key[len(ENV_PREFIX) :].lower(): text for key, text in _own(environ).items() if text != ""}
+    env = {
+        key.removeprefix(ENV_PREFIX).lower(): text
+        for key, text in environ.items()
+        if key.startswith(ENV_PREFIX) and key not in CLIENT_VARIABLES and text != ""
+    }
     _refuse_unknown(env, lambda key: ENV_PREFIX + key.upper(), "the environment", [*Settings.model_fields, "config"])
     config = flags.pop("config", None) or env.pop("config", None)
     env.pop("config", None)
@@ -149,10 +146,6 @@ def _flags(args: list[str], prog: str) -> dict[str, str]:
     return {key: value for key, value in vars(parsed).items() if value is not None}
 
 
-def _own(environ: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX) and key not in CLIENT_VARIABLES}
-
-
 def _yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -196,7 +189,7 @@ def _first_error(error: ValidationError, sources: Mapping[str, str]) -> Settings
             InvalidInputError(key, value, "must be a number of bytes, or one with the suffix K, M or G"), sources
         )
     theirs = details["msg"].replace("Input should be", "must be", 1).partition(",")[0]
-    return _as_given(InvalidInputError(key, value, _PROBLEMS.get(details["type"], theirs)), sources)
+    return _as_given(InvalidInputError(key, value, _PROBLEMS.get(details["type"].partition("_")[0], theirs)), sources)
 
 
 def _as_given(error: InvalidValueError | InvalidSettingError, sources: Mapping[str, str]) -> SettingsError:

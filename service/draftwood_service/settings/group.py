@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -38,13 +37,6 @@ class SettingsGroup(BaseModel):
         for missing, present in (keys, reversed(keys)):
             if getattr(self, missing) is None and getattr(self, present) is not None:
                 raise InvalidInputError(missing, None, f"must be set, since {present} is set")
-
-    def require_files(self, *keys: str) -> None:
-        """Raises InvalidInputError for a file that is set and does not exist."""
-        for key in keys:
-            path: Path | None = getattr(self, key)
-            if path is not None and not path.is_file():
-                raise InvalidInputError(key, path, "no such file")
 
 
 def shared(name: str) -> Any:

@@ -29,11 +29,6 @@ class QuotaSettings(SettingsGroup):
         """Of every tenant that has no others."""
         return RateLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrency)
 
-    @model_validator(mode="after")
-    def _check_file(self) -> Self:
-        self.require_files("tenants_file")
-        return self
-
 
 class DraftingSettings(SettingsGroup):
     """Drafting."""
