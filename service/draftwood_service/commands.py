@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import structlog
 import uvloop
 
-from draftwood_memory.errors import DraftwoodMemoryError
+from draftwood_memory.errors import DraftwoodMemoryError, InvalidSettingError
+from draftwood_memory.settings.files import check_files
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import require_folder, set_offline_mode
 from draftwood_service.config import SettingsError, as_given, read_settings
@@ -25,7 +26,7 @@ from draftwood_service.logging_config import configure_logging
 from draftwood_service.settings import Settings
 from draftwood_service.starting.devices import require_driver
 from draftwood_service.starting.extras import require_engine
-from draftwood_service.starting.files import require_store, require_writable, write_whole
+from draftwood_service.starting.files import require_writable, write_whole
 from draftwood_service.starting.listening import require_free
 from draftwood_service.telemetry import opened_telemetry
 
@@ -38,8 +39,7 @@ _log = structlog.get_logger("draftwood")
 _USAGE_ERROR = 2
 _FAILURE = 1
 _LEAVE_SECONDS = 15.0
-"""For an engine that loads to end, before it is killed: mostly under a second, with vLLM some five. An embedded store
-outlives an engine that is killed, until the next start on its folder."""
+"""For an engine that loads to end, before it is killed: mostly under a second, with vLLM some five."""
 
 
 def serve(args: list[str]) -> int | None:
@@ -56,7 +56,7 @@ def serve(args: list[str]) -> int | None:
     configure_logging(settings.log_level, settings.log_format)
     try:
         return uvloop.run(_serve(settings))
-    except InvalidValueError as error:
+    except (InvalidValueError, InvalidSettingError) as error:
         return _fail(as_given(error, args, os.environ), _FAILURE)
     except (DraftwoodError, DraftwoodMemoryError) as error:
         return _fail(error, _FAILURE)
@@ -76,7 +76,7 @@ async def _serve(settings: Settings) -> int:
     require_folder(settings.model_path)
     set_offline_mode(settings.model_path, os.environ)
     require_writable("ready_file", settings.ready_file)
-    require_store(settings)
+    check_files(settings.of_memory)
     _copy_compiled(settings)
     starting = asyncio.create_task(_start_engine(settings))
     await asyncio.sleep(0)  # its process starts; what follows is imported meanwhile
@@ -158,6 +158,7 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
         runner.join(_LEAVE_SECONDS)
+        runner.remove_store()
         os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):

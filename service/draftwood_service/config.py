@@ -10,12 +10,13 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from draftwood_memory.errors import InvalidSettingError
 from draftwood_memory.settings.memory_settings import size_of
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_service.settings import GROUPS, Settings, default_shown
@@ -33,15 +34,8 @@ _RANGE_ERRORS = frozenset(
     {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "literal_error", "value_error"}
 )
 """pydantic's types of errors for values outside a range or set; the others are values that cannot be parsed."""
-_PROBLEMS = {
-    "bool_parsing": "must be true or false",
-    "bool_type": "must be true or false",
-    "int_parsing": "must be an integer",
-    "int_type": "must be an integer",
-    "float_parsing": "must be a number",
-    "float_type": "must be a number",
-}
-"""What is wrong, by pydantic's type of the error, where its own words are not plain."""
+_PROBLEMS = {"bool": "must be true or false", "int": "must be an integer", "float": "must be a number"}
+"""What is wrong, by the first word of pydantic's type of the error, where its own words are not plain."""
 
 
 class SettingsError(DraftwoodError):
@@ -75,9 +69,7 @@ def read_settings(args: list[str], environ: Mapping[str, str], prog: str = "draf
         raise _first_error(error, sources) from None
 
 
-def as_given(
-    error: InvalidValueError, args: list[str], environ: Mapping[str, str]
-) -> InvalidValueError | SettingsError:
+def as_given(error: InvalidValueError | InvalidSettingError, args: list[str], environ: Mapping[str, str]) -> Exception:
     """The error of a setting that was found wrong later than by `read_settings`, named as it was given."""
     if error.field.partition("[")[0] not in Settings.model_fields:
         return error
@@ -87,7 +79,11 @@ def as_given(
 def _merged(args: list[str], environ: Mapping[str, str], prog: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Values by field, and the source of each. Raises SettingsError."""
     flags = _flags(args, prog)
-    env = {key[len(ENV_PREFIX) :].lower(): text for key, text in _own(environ).items() if text != ""}
+    env = {
+        key.removeprefix(ENV_PREFIX).lower(): text
+        for key, text in environ.items()
+        if key.startswith(ENV_PREFIX) and key not in CLIENT_VARIABLES and text != ""
+    }
     _refuse_unknown(env, lambda key: ENV_PREFIX + key.upper(), "the environment", [*Settings.model_fields, "config"])
     config = flags.pop("config", None) or env.pop("config", None)
     env.pop("config", None)
@@ -111,11 +107,12 @@ def flag(key: str) -> str:
 
 def parser(prog: str) -> argparse.ArgumentParser:
     """A parser for all fields. Values stay strings, which `Settings` parses and validates."""
-    result = _Parser(
+    result = argparse.ArgumentParser(
         prog=prog,
         description="Serve a model over gRPC.",
         epilog="A flag takes precedence over its environment variable, and that over the YAML file.",
         allow_abbrev=False,
+        exit_on_error=False,
     )
     result.add_argument("--config", metavar="FILE", help="YAML file of settings (env DRAFTWOOD_CONFIG)")
     for group in GROUPS:
@@ -136,25 +133,17 @@ def _add_argument(section: argparse._ArgumentGroup, key: str, field: FieldInfo) 
     section.add_argument(flag(key), dest=key, metavar=metavar, help=text.replace("%", "%%"))
 
 
-class _Parser(argparse.ArgumentParser):
-    """Raises the errors that argparse would print before exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        error = InvalidInputError("arguments", None, f"{message}; see {self.prog} --help")
-        raise SettingsError(error, "the command line")
-
-
 def _flags(args: list[str], prog: str) -> dict[str, str]:
-    parsed, unknown = parser(prog).parse_known_args(args)
+    try:
+        parsed, unknown = parser(prog).parse_known_args(args)
+    except argparse.ArgumentError as error:
+        problem = InvalidInputError("arguments", None, f"{error}; see {prog} --help")
+        raise SettingsError(problem, "the command line") from None
     if unknown:
         names = [flag(key) for key in [*Settings.model_fields, "config"]]
         name = unknown[0].split("=", 1)[0]
         raise SettingsError(_unknown(name, names, "flag"), "the command line")
     return {key: value for key, value in vars(parsed).items() if value is not None}
-
-
-def _own(environ: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in environ.items() if key.startswith(ENV_PREFIX) and key not in CLIENT_VARIABLES}
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -188,7 +177,7 @@ def _unknown(name: str, known: Iterable[str], what: str) -> InvalidInputError:
 def _first_error(error: ValidationError, sources: Mapping[str, str]) -> SettingsError:
     details = error.errors(include_url=False)[0]
     cause = details.get("ctx", {}).get("error")
-    if isinstance(cause, InvalidValueError):
+    if isinstance(cause, InvalidValueError | InvalidSettingError):
         return _as_given(cause, sources)
     key, value = str(details["loc"][0]), details["input"]
     if details["type"] in _RANGE_ERRORS:
@@ -200,12 +189,14 @@ def _first_error(error: ValidationError, sources: Mapping[str, str]) -> Settings
             InvalidInputError(key, value, "must be a number of bytes, or one with the suffix K, M or G"), sources
         )
     theirs = details["msg"].replace("Input should be", "must be", 1).partition(",")[0]
-    return _as_given(InvalidInputError(key, value, _PROBLEMS.get(details["type"], theirs)), sources)
+    return _as_given(InvalidInputError(key, value, _PROBLEMS.get(details["type"].partition("_")[0], theirs)), sources)
 
 
-def _as_given(error: InvalidValueError, sources: Mapping[str, str]) -> SettingsError:
+def _as_given(error: InvalidValueError | InvalidSettingError, sources: Mapping[str, str]) -> SettingsError:
     """Names settings as flags, as environment variables, or as keys of the file: as the wrong one was given. One that
     is missing is named as one that the error mentions."""
+    if isinstance(error, InvalidSettingError):
+        error = InvalidInputError(error.field, error.value, error.problem)
     key, bracket, rest = error.field.partition("[")
     mentioned = {name for name in re.findall(r"\w+_\w+", error.allowed) if name in Settings.model_fields}
     source = next((sources[name] for name in (key, *sorted(mentioned)) if name in sources), "")

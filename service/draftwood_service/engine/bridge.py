@@ -23,7 +23,6 @@ from draftwood_service.audits.results import AuditResult
 from draftwood_service.engine.admission import Admission
 from draftwood_service.engine.link import (
     Add,
-    Audited,
     Control,
     Died,
     FromEngine,
@@ -31,11 +30,9 @@ from draftwood_service.engine.link import (
     MemoryRequest,
     MemoryResponse,
     Ready,
-    Reported,
-    Stepped,
 )
 from draftwood_service.engine.process import EngineRunner
-from draftwood_service.engine.reporting.report import ReportHistory
+from draftwood_service.engine.reporting.report import EngineReport, ReportHistory
 from draftwood_service.engine.stream import Stream
 from draftwood_service.errors import ShuttingDownError
 
@@ -60,6 +57,8 @@ class EngineBridge:
         on_stopped: called when the engine has died; `restart` starts another.
         on_audited: called with the result of each audit.
         reports: of the engine, one a second.
+        stopped: the engine was closed, or has died and was not restarted yet.
+        draining: no request is admitted any more, since the service stops.
     """
 
     def __init__(self, runner: EngineRunner, *, max_running: int, max_waiting: int) -> None:
@@ -73,8 +72,8 @@ class EngineBridge:
         self._streams: dict[int, Stream] = {}
         self._memory_calls: dict[int, asyncio.Future[Any]] = {}
         self._started_with: Any = None
-        self._stopped = False
-        self._draining = False
+        self.stopped = False
+        self.draining = False
         self._other_calls = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -84,16 +83,6 @@ class EngineBridge:
     def live(self) -> int:
         """Slots of requests that were admitted and have not ended."""
         return self._admission.taken
-
-    @property
-    def stopped(self) -> bool:
-        """The engine was closed, or has died and was not restarted yet."""
-        return self._stopped
-
-    @property
-    def draining(self) -> bool:
-        """No request is admitted any more, since the service stops."""
-        return self._draining
 
     async def start(self, connection: socket.socket | None = None) -> Any:
         """Starts the engine, and returns its `Ready.info` once it is loaded.
@@ -112,7 +101,7 @@ class EngineBridge:
         _, self._link = await loop.create_connection(lambda: Link(self._receive, self._lost), sock=connection)
         info = await self._started
         self.reports.at = time.monotonic()
-        if not self._stopped:
+        if not self.stopped:
             self._started_with = info
         return info
 
@@ -127,12 +116,12 @@ class EngineBridge:
         if self._link is not None:
             self._link.close()
         await asyncio.to_thread(self._runner.join, _JOIN_SECONDS)
-        if self._draining:
+        if self.draining:
             raise ShuttingDownError()
         self.reports.restarted()
         if await self.start() != self._started_with:
             raise EngineStoppedError("another model was loaded")
-        self._stopped = False
+        self.stopped = False
 
     def admit(self, slots: int = 1, tenant: str = "") -> Stream:
         """Reserves slots for one more request, one for each of its samples, until the stream is closed.
@@ -144,9 +133,9 @@ class EngineBridge:
             EngineStoppedError, ShuttingDownError: no request is admitted any more.
             QueueFullError: fewer slots are free.
         """
-        if self._stopped:
+        if self.stopped:
             raise EngineStoppedError("the engine has stopped")
-        if self._draining:
+        if self.draining:
             raise ShuttingDownError()
         stream = Stream(self._submit, self._release, slots, tenant, self._pause)
         self._admission.enter(stream)
@@ -160,7 +149,7 @@ class EngineBridge:
             EngineStoppedError: the engine has stopped.
             Exception: the operation's error.
         """
-        if self._stopped or self._link is None:
+        if self.stopped or self._link is None:
             raise EngineStoppedError("the engine has stopped")
         call_id = next(self._ids)
         call: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -178,7 +167,7 @@ class EngineBridge:
         Raises:
             ShuttingDownError: the service drains.
         """
-        if self._draining:
+        if self.draining:
             raise ShuttingDownError()
         self._other_calls += 1
         self._idle.clear()
@@ -190,7 +179,7 @@ class EngineBridge:
 
     def drain(self) -> None:
         """Admits no further request, and refuses those that wait; as many as run together continue."""
-        self._draining = True
+        self.draining = True
         self._admission.drain()
 
     async def wait_idle(self, seconds: float) -> bool:
@@ -216,7 +205,7 @@ class EngineBridge:
         Returns:
             Whether the engine ended by itself within `seconds`.
         """
-        self._draining = self._stopped = True
+        self.draining = self.stopped = True
         self.fail_live(ShuttingDownError)
         if self._link is not None:
             self._link.close()
@@ -226,7 +215,7 @@ class EngineBridge:
         return ended
 
     def _submit(self, stream: Stream) -> None:
-        if self._stopped or self._link is None:
+        if self.stopped or self._link is None:
             raise EngineStoppedError("the engine has stopped")
         self._admission.take_slots(stream)
         stream.id = next(self._ids)
@@ -252,18 +241,18 @@ class EngineBridge:
 
     def _receive(self, message: FromEngine) -> None:
         match message:
-            case Stepped(outputs):
-                for output in outputs:
+            case list():
+                for output in message:
                     if (stream := self._streams.get(output.request)) is not None:
                         stream.put(output)
             case MemoryResponse(call_id, result, error):
                 call = self._memory_calls.get(call_id)
                 if call is not None and not call.done():
                     call.set_result(result) if error is None else call.set_exception(error)
-            case Audited(result):
-                _call_listener(self.on_audited, result)
-            case Reported(report):
-                _call_listener(self.reports.add, report)
+            case AuditResult():
+                _call_listener(self.on_audited, message)
+            case EngineReport():
+                _call_listener(self.reports.add, message)
             case Ready(info):
                 if not self._started.done():
                     self._started.set_result(info)
@@ -271,16 +260,16 @@ class EngineBridge:
                 self._died(error)
 
     def _lost(self) -> None:
-        if not self._stopped or not self._started.done():
+        if not self.stopped or not self._started.done():
             self._died(EngineStoppedError(self._runner.end))
 
     def _died(self, error: BaseException) -> None:
         if not self._started.done():
             self._started.set_exception(error)
             return
-        if self._stopped:
+        if self.stopped:
             return
-        self._stopped = True
+        self.stopped = True
         _log.error("engine died", live=len(self._admission.live), error=f"{type(error).__name__}: {error}")
         self.fail_live(lambda: EngineStoppedError("the engine has stopped"))
         self.on_stopped()

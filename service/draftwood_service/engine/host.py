@@ -23,15 +23,12 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_service.audits.auditor import Auditor
 from draftwood_service.engine.link import (
     Add,
-    Audited,
     Control,
     Died,
     EngineEnd,
     MemoryRequest,
     MemoryResponse,
     Ready,
-    Reported,
-    Stepped,
     portable,
     service_has_ended,
 )
@@ -88,7 +85,7 @@ class EngineHost:
         self._live: dict[int, LiveRequest] = {}
         self._names: dict[Sequence, tuple[LiveRequest, int]] = {}
         self._preparation = Preparation(loaded, self.between_steps, self._begin, self._fail)
-        self._auditor = Auditor(lambda result: end.send(Audited(result)))
+        self._auditor = Auditor(end.send)
         self._ledger = WorkLedger()
         own_text = loaded.own_text
         self._own_text = None if own_text is None or own_text.done else own_text
@@ -111,7 +108,7 @@ class EngineHost:
         memory.start(self.between_steps, self._loaded.preload, self._loaded.strategy)
         report = lambda: self._ledger.report(engine, self._names)  # noqa: E731
         of_memory = self._loaded.memory_report or (lambda: (memory.counters(), memory.healthy))
-        reporter = Reporter(report, self.between_steps, lambda made: self._end.send(Reported(made)), of_memory)
+        reporter = Reporter(report, self.between_steps, self._end.send, of_memory)
         try:
             self._await_preload()
             self._end.send(Ready(self._loaded.info))
@@ -270,12 +267,12 @@ class EngineHost:
         if time.perf_counter() - self._sent_at >= self._interval:
             self._send_outputs()
         elif urgent := {(one.request, one.sample) for one in queued if one.stats is not None}:
-            self._end.send(Stepped([one for one in self._unsent if (one.request, one.sample) in urgent]))
+            self._end.send([one for one in self._unsent if (one.request, one.sample) in urgent])
             self._unsent = [one for one in self._unsent if (one.request, one.sample) not in urgent]
 
     def _send_outputs(self) -> None:
         if self._unsent:
-            self._end.send(Stepped(self._unsent))
+            self._end.send(self._unsent)
             self._unsent = []
             self._sent_at = time.perf_counter()
 

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from draftwood_memory.memory import MemoryOperation
@@ -81,24 +82,6 @@ class Ready(NamedTuple):
     info: Any
 
 
-class Stepped(NamedTuple):
-    """From the engine: the outputs of one or several steps, in order."""
-
-    outputs: list[Output]
-
-
-class Audited(NamedTuple):
-    """From the engine: an answer was decoded again."""
-
-    result: AuditResult
-
-
-class Reported(NamedTuple):
-    """From the engine: its work and load, once a second."""
-
-    report: EngineReport
-
-
 class Died(NamedTuple):
     """From the engine: its last message, with the error that ended it."""
 
@@ -106,7 +89,8 @@ class Died(NamedTuple):
 
 
 ToEngine: TypeAlias = Add | Control | MemoryRequest
-FromEngine: TypeAlias = Ready | Stepped | MemoryResponse | Audited | Reported | Died
+FromEngine: TypeAlias = Ready | list[Output] | MemoryResponse | AuditResult | EngineReport | Died
+"""Among them the outputs of one or several steps in order, an answer that was decoded again, and a report a second."""
 
 
 class Link(asyncio.Protocol):
@@ -163,37 +147,34 @@ class EngineEnd:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)
-        self._connection = connection
+        self._connection = Connection(connection.detach())
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self._arrivals = select.poll()
-        self._arrivals.register(connection, select.POLLIN)
+        self._arrivals.register(self._connection, select.POLLIN)
         self._arrivals.register(self._wake_read, select.POLLIN)
         self._sending = threading.Lock()
-        self._buffer = bytearray()
 
     def send(self, message: FromEngine) -> None:
         """From any thread."""
-        data = framed(message)
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         try:
             with self._sending:
-                self._connection.sendall(data)
+                self._connection.send_bytes(data)
         except OSError as error:
             raise EOFError from error
 
     def receive(self, wait: bool) -> ToEngine | None:
         """The next message; None if there is none and `wait` is false, or after `interrupt`."""
-        if not self._buffer:
-            arrived = self._arrivals.poll(None if wait else 0)
-            if not arrived:
-                return None
-            ready = {fd for fd, _ in arrived}
-            if self._wake_read in ready:
-                os.read(self._wake_read, _CHUNK)
-            if self._connection.fileno() not in ready:
-                return None
-        (size,) = _HEADER.unpack(self._read(_HEADER.size))
-        message: ToEngine = pickle.loads(self._read(size))
+        ready = {fd for fd, _ in self._arrivals.poll(None if wait else 0)}
+        if self._wake_read in ready:
+            os.read(self._wake_read, _CHUNK)
+        if not ready - {self._wake_read}:
+            return None
+        try:
+            message: ToEngine = pickle.loads(self._connection.recv_bytes())
+        except OSError as error:
+            raise EOFError from error
         return message
 
     def interrupt(self) -> None:
@@ -205,22 +186,9 @@ class EngineEnd:
         with self._sending:
             self._connection.close()
 
-    def _read(self, size: int) -> bytes:
-        while len(self._buffer) < size:
-            try:
-                data = self._connection.recv(_CHUNK)
-            except OSError as error:
-                raise EOFError from error
-            if not data:
-                raise EOFError
-            self._buffer += data
-        data = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return data
-
 
 def framed(message: object) -> bytes:
-    """A message with its length in front."""
+    """A message with its length in front, as `Connection` reads it."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _HEADER.pack(len(data)) + data
 

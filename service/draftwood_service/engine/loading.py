@@ -8,17 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import structlog
 
+from draftwood_memory.settings.opening import opened_memory
 from draftwood_service.engine.loaded import LoadedEngine
 from draftwood_service.serving import ModelInfo
 from draftwood_service.settings import Settings
-from draftwood_service.store_client import opened_memory
-
-if TYPE_CHECKING:
-    from draftwood_model_runner.loading.model import LoadedModel
 
 _log = structlog.get_logger("draftwood")
 
@@ -44,19 +40,34 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
         _log.info("loading", finished=step, seconds=round(now - began, 2))
         began = now
 
-    import draftwood_model_runner.loading.model  # noqa: F401  # takes long
     from draftwood_model_runner.engine import Engine
+    from draftwood_model_runner.execution.allocation import check_capacity
+    from draftwood_model_runner.loading.model import load_model
     from draftwood_model_runner.warm_up import warm_up
     from draftwood_strategies.budgeting.watchdog import Watchdog
 
     finished("imports")
+    if (settings.max_context, settings.kv_cache_tokens) != (None, None):
+        check_capacity(settings.model_path, settings.max_context, settings.engine_config)
     _warm_up_strategies()
     finished("strategies")
-    model = _load_model(settings)
+    model = load_model(
+        settings.model_path,
+        device=settings.device,
+        dtype=settings.dtype,
+        max_context=settings.max_context,
+        exact=settings.exact,
+        runner=settings.runner,
+        weights=settings.weights,
+        generation_defaults=settings.generation_defaults,
+        threads=settings.threads,
+        tensor_parallel=settings.tensor_parallel,
+        cache=settings.cache_folder,
+    )
     finished("model")
     _log.info("runner", runner=model.runner_name, weights=model.weights, reason=model.runner_reason)
     info = ModelInfo.of(model)
-    with opened_memory(settings, info.fingerprint) as memory:
+    with opened_memory(settings.of_memory, info.fingerprint) as memory:
         finished("memory")
         weights = dict(settings.tenant_weights)
         engine = Engine(model, replace(settings.engine_config, tenant_weights=weights), Watchdog())
@@ -80,25 +91,6 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
             weights,
             own_text=own_text,
         )
-
-
-def _load_model(settings: Settings) -> LoadedModel:
-    """Raises DraftwoodError."""
-    from draftwood_model_runner.loading.model import load_model
-
-    return load_model(
-        settings.model_path,
-        device=settings.device,
-        dtype=settings.dtype,
-        max_context=settings.max_context,
-        exact=settings.exact,
-        runner=settings.runner,
-        weights=settings.weights,
-        generation_defaults=settings.generation_defaults,
-        threads=settings.threads,
-        tensor_parallel=settings.tensor_parallel,
-        cache=settings.cache_folder,
-    )
 
 
 def _warm_up_strategies() -> None:

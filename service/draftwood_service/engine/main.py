@@ -47,9 +47,9 @@ def main() -> None:
 
     configure_logging(settings.log_level, settings.log_format)
     connection = socket.socket(fileno=int(sys.argv[1]))
-    end = EngineEnd(connection)
     with suppress(ServiceEnded):  # may come before `run_engine` catches it, or after
         loaded = _end_with_service(connection)
+        end = EngineEnd(connection)
         gc.disable()  # until the engine is loaded: what is imported stays, and collections take a tenth of the time
 
         def load() -> AbstractContextManager[LoadedEngine]:

@@ -5,14 +5,18 @@ Imports little, so that the other process starts before this one imports the res
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 from draftwood_service.settings import Settings
@@ -36,6 +40,12 @@ class EngineRunner(Protocol):
         """How it ended, for an error message."""
 
 
+def temporary_store(name: str) -> Path:
+    """The folder of the store that an engine process of this name runs where the settings name none. It outlives the
+    process, for the next one of the name."""
+    return Path(tempfile.gettempdir(), f"draftwood-{name}")
+
+
 class EngineProcess:
     """Runs the engine of these settings in a process of its own, which ends when its link is closed."""
 
@@ -43,6 +53,7 @@ class EngineProcess:
         self._settings = settings
         self._name = secrets.token_hex(8)  # of all processes that it starts, one after another
         self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.remove_store)
 
     def start(self, connection: socket.socket) -> None:
         command = [sys.executable, "-P", "-m", "draftwood_service.engine.main", str(connection.fileno())]
@@ -68,15 +79,15 @@ class EngineProcess:
             ended = True
         except subprocess.TimeoutExpired:
             ended = False
-        self.kill()
+        with suppress(ProcessLookupError):  # its group is gone
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         return ended
 
-    def kill(self) -> None:
-        """Ends the process at once, and what it started."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):  # its group is gone
-                os.killpg(self._process.pid, signal.SIGKILL)
+    def remove_store(self) -> None:
+        """Removes the temporary store, when no other process is to be started. One that ends by itself because the
+        service has ended does so as well."""
+        shutil.rmtree(temporary_store(self._name), ignore_errors=True)
 
     @property
     def end(self) -> str:

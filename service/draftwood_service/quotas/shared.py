@@ -9,13 +9,14 @@ from functools import partial
 import structlog
 
 from draftwood_memory.errors import MemoryStoreError
+from draftwood_memory.settings.files import store_keys
+from draftwood_memory.settings.opening import store_client
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.quotas.limits import BUCKETS
 from draftwood_service.quotas.local import Limiter, Reservation
 from draftwood_service.quotas.store import REFRESH_SECONDS, QuotaStore, Refresh
 from draftwood_service.quotas.window import Bucket, Window
 from draftwood_service.settings.tenants import StoreSettings
-from draftwood_service.store_client import store_client, store_keys
 from draftwood_tenants.rate_limits import RateLimits
 from draftwood_tenants.resources.ending import end
 
@@ -196,6 +197,6 @@ class SharedLimiter(Limiter):
 
 
 def opened_limiter(settings: StoreSettings) -> Limiter:
-    """A limiter that counts where the memories are stored, not started yet. Raises InvalidInputError."""
-    client, keys = store_client(settings, REFRESH_SECONDS), store_keys(settings)
+    """A limiter that counts where the memories are stored, not started yet. Raises InvalidSettingError."""
+    client, keys = store_client(settings.of_memory, REFRESH_SECONDS), store_keys(settings.of_memory)
     return Limiter() if client is None else SharedLimiter(client, None if keys is None else keys.naming_key)

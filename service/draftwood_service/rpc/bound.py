@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import grpc
-from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from draftwood.admin.v1 import audit_pb2, experiments_pb2, status_pb2, tenants_pb2
 from draftwood.v1 import generation_pb2, memory_pb2
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import Authenticator
-from draftwood_service.errors import LoadingError
 from draftwood_service.rpc.access import Gate
-from draftwood_service.rpc.calls import Call, Method, handlers
+from draftwood_service.rpc.calls import ServedMethod, handlers
 from draftwood_service.rpc.reflection import enable_reflection
 from draftwood_service.rpc.tls import server_credentials
 from draftwood_service.settings import Settings
@@ -44,6 +39,9 @@ class BoundServer:
     Once started, health is NOT_SERVING and every other call is refused with `LoadingError`, until a `RunningServer`
     takes over.
 
+    Attributes:
+        served: the methods that are served, by full name.
+
     Args:
         telemetry: records its calls.
 
@@ -59,12 +57,14 @@ class BoundServer:
         self.health = health.aio.HealthServicer()
         self.authenticator = Authenticator(settings)
         self.gate = Gate(self.authenticator)
-        self.handlers = [_Handlers(service, self.gate, telemetry) for service in SERVICES]
+        self.served: dict[str, ServedMethod] = {}
         self._started = False
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.port = _listen(self.grpc_server, "port", host, settings.port, server_credentials(settings))
         self.address = f"{host}:{self.port}"
-        self.grpc_server.add_generic_rpc_handlers(tuple(self.handlers))
+        self.grpc_server.add_generic_rpc_handlers(
+            tuple(handlers(service, self.served, self.gate, telemetry) for service in SERVICES)
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc_server)
         if settings.reflection:
             enable_reflection([service.full_name for service in SERVICES], self.grpc_server, self.gate)
@@ -99,25 +99,6 @@ class BoundServer:
     async def set_alive(self, alive: bool) -> None:
         answer = health_pb2.HealthCheckResponse
         await self.health.set(LIVENESS, answer.SERVING if alive else answer.NOT_SERVING)
-
-
-class _Handlers(grpc.GenericRpcHandler):
-    """The methods of a service; until there are any, each call is refused."""
-
-    def __init__(self, service: ServiceDescriptor, gate: Gate, telemetry: Telemetry) -> None:
-        async def refuse(request: Any, call: Call) -> None:
-            raise LoadingError()
-
-        self._service = service
-        self._gate = gate
-        self._telemetry = telemetry
-        self._handlers = handlers(service, lambda name: refuse, gate, None, telemetry)
-
-    def use(self, method_of: Callable[[str], Method], deserializer: Callable[[Any], Callable[[bytes], Any]]) -> None:
-        self._handlers = handlers(self._service, method_of, self._gate, deserializer, self._telemetry)
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        return self._handlers.service(handler_call_details)
 
 
 def _listen(server: grpc.aio.Server, key: str, host: str, port: int, credentials: grpc.ServerCredentials | None) -> int:

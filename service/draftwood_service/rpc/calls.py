@@ -1,25 +1,23 @@
-"""Between gRPC and the servicers: parses requests, gives each call its id, and maps every exception to one status."""
+"""Between gRPC and the servicers: gives each call its id, and maps every exception to one status."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import grpc
 import structlog
-from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from draftwood_service.auth import Principal, required_role
-from draftwood_service.errors import INTERNAL, ClientGoneError, rule_for, to_status
+from draftwood_service.errors import INTERNAL, ClientGoneError, LoadingError, rule_for, to_status
 from draftwood_service.rpc.access import Gate
-from draftwood_service.rpc.parsing.malformed import Malformed
-from draftwood_service.telemetry import NO_TELEMETRY, CallRecord, Telemetry
+from draftwood_service.telemetry import CallRecord, Telemetry
 from draftwood_tenants.identifiers import check_identifier
 
 _log = structlog.get_logger(__name__)
@@ -46,62 +44,59 @@ class Call:
     record: CallRecord
 
 
-Method: TypeAlias = Callable[[Any, Call], Awaitable[Any]]
-"""Takes a parsed request, or an iterator of them; returns the response, or None if it has streamed its responses."""
+class ServedMethod(NamedTuple):
+    """What answers the calls of a method.
 
+    Attributes:
+        parse: a request from its bytes; raises InvalidInputError.
+        run: takes a request, or an iterator of them; returns the response, or None if it has streamed its responses.
+    """
 
-def methods_of(servicer: object) -> Callable[[str], Method]:
-    """What a servicer calls the methods of its service: `get_tenant` is GetTenant."""
-    return lambda name: getattr(servicer, re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
+    parse: Callable[[bytes], Any]
+    run: Callable[[Any, Call], Awaitable[Any]]
 
 
 def handlers(
-    service: ServiceDescriptor,
-    method_of: Callable[[str], Method],
-    gate: Gate,
-    deserializer: Callable[[Any], Callable[[bytes], Any]] | None,
-    telemetry: Telemetry = NO_TELEMETRY,
+    service: ServiceDescriptor, served: Mapping[str, ServedMethod], gate: Gate, telemetry: Telemetry
 ) -> grpc.GenericRpcHandler:
     """gRPC handlers of all methods of a service, for calls that pass the gate. A method with a stream of requests has a
     stream of responses.
 
     Args:
-        method_of: the method of a name.
-        deserializer: `parsing.deserializer.Deserializer`; without one, methods get the bytes of their requests.
+        served: by full name; calls of a method that is not there yet are refused with LoadingError.
 
     Raises:
-        AttributeError: a servicer lacks a method of its service.
-        KeyError: one has no rule in `draftwood_service.auth.rules`.
+        KeyError: a method has no rule in `draftwood_service.auth.rules`.
     """
     by_name: dict[str, Any] = {}
     for method in service.methods:
         assert method.server_streaming or not method.client_streaming
         make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
         make = grpc.stream_stream_rpc_method_handler if method.client_streaming else make
+        serializer = GetMessageClass(method.output_type).SerializeToString
         by_name[method.name] = make(
-            _endpoint(service.full_name, method.name, method_of(method.name), gate, telemetry),
-            request_deserializer=deserializer and deserializer(GetMessageClass(method.input_type)),
-            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+            _endpoint(service.full_name, method, served, gate, telemetry), response_serializer=serializer
         )
     return grpc.method_handlers_generic_handler(service.full_name, by_name)
 
 
-def _endpoint(service: str, name: str, method: Method, gate: Gate, telemetry: Telemetry) -> Any:
-    role = required_role(service, name)
+def _endpoint(
+    service: str, method: MethodDescriptor, served: Mapping[str, ServedMethod], gate: Gate, telemetry: Telemetry
+) -> Any:
+    name, full_name, role = method.name, method.full_name, required_role(service, method.name)
 
-    async def endpoint(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    async def endpoint(data: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         arrived_at = time.perf_counter()
         request_id = uuid.uuid4().hex
         record, code = telemetry.call(f"{service}/{name}", context.invocation_metadata(), arrived_at), "OK"
         try:
             principal = await gate.admit(context, name, role)
-            if isinstance(request, Malformed):
-                raise request.error
-            if isinstance(request, AsyncIterator):
-                request = _well_formed(request)
+            if (found := served.get(full_name)) is None:
+                raise LoadingError()
+            request = _each(data, found.parse) if isinstance(data, AsyncIterator) else found.parse(data)
             given = getattr(request, "request_id", "")
             request_id = check_identifier("request_id", given) if given else request_id
-            return await method(request, Call(context, principal, request_id, arrived_at, record))
+            return await found.run(request, Call(context, principal, request_id, arrived_at, record))
         except asyncio.CancelledError:
             code = grpc.StatusCode.CANCELLED.name
             raise
@@ -115,11 +110,9 @@ def _endpoint(service: str, name: str, method: Method, gate: Gate, telemetry: Te
     return endpoint
 
 
-async def _well_formed(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
-        if isinstance(request, Malformed):
-            raise request.error
-        yield request
+async def _each(messages: AsyncIterator[bytes], parse: Callable[[bytes], Any]) -> AsyncIterator[Any]:
+    async for data in messages:
+        yield parse(data)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, method: str, request_id: str) -> None:

@@ -36,7 +36,6 @@ from draftwood_service.rpc.streaming.messages import delta, finished
 from draftwood_service.rpc.streaming.relay import relay
 from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_service.serving import Serving
-from draftwood_service.settings import Settings
 from draftwood_tenants.config import TenantConfig
 from draftwood_tenants.experiments.placement import Placement
 from draftwood_tenants.identifiers import check_identifier
@@ -56,7 +55,7 @@ _MAX_ANSWER_BYTES = 4 * 2**20
 
 
 class GenerationServicer:
-    """The methods of GenerationService, for `calls.handlers`.
+    """The methods of GenerationService.
 
     Args:
         config_of: a tenant's configuration.
@@ -67,11 +66,11 @@ class GenerationServicer:
         self,
         serving: Serving,
         bridge: EngineBridge,
-        settings: Settings,
         limiter: Limiter,
         config_of: Callable[[str], TenantConfig],
         experiments: LiveExperiments,
     ) -> None:
+        settings = serving.settings
         self._serving = serving
         self._bridge = bridge
         self._config_of = config_of
@@ -85,7 +84,7 @@ class GenerationServicer:
         self._token_text = lru_cache(_TOKEN_TEXTS)(lambda token: decode([token], include_special_tokens=True))
         self._text_work = TextWork()
         self._format_work = TextWork()
-        self._info = model_info(serving, settings)
+        self._info = model_info(serving)
 
     def close(self) -> None:
         """Ends its threads."""

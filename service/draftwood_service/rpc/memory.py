@@ -52,7 +52,7 @@ _MAX_PAGE = 1000
 
 
 class MemoryServicer:
-    """The methods of MemoryService, for `calls.handlers`.
+    """The methods of MemoryService.
 
     Args:
         config_of: a tenant's configuration.

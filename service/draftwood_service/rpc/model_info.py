@@ -7,7 +7,8 @@ from importlib.metadata import version
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
-from draftwood_service.rpc.parsing.chat import MAX_TOOLS, tool_format_of
+from draftwood_service.rpc.parsing.chat import MAX_TOOLS
+from draftwood_service.rpc.parsing.tool_format import ToolFormat
 from draftwood_service.rpc.requests import (
     MAX_GRAMMAR_CHARACTERS,
     MAX_LOGIT_BIASES,
@@ -16,13 +17,12 @@ from draftwood_service.rpc.requests import (
     MAX_STOP_TOKEN_IDS,
 )
 from draftwood_service.serving import Serving
-from draftwood_service.settings import Settings
 from draftwood_strategies import strategy_names
 
 
-def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
+def model_info(serving: Serving) -> pb.GetModelInfoResponse:
     """The model's properties and the limits of requests."""
-    model, (tool_format, no_tools_reason) = serving.model, tool_format_of(serving)
+    model, settings, tool_format = serving.model, serving.settings, serving.model.tool_format
     return pb.GetModelInfoResponse(
         model=model.name,
         architecture=model.architecture,
@@ -33,10 +33,10 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
         max_context_tokens=model.max_context,
         max_running_requests=settings.max_running,
         max_waiting_requests=settings.max_waiting,
-        max_draft_nodes=serving.max_draft_nodes,
+        max_draft_nodes=settings.max_draft_nodes,
         has_chat_template=model.tokenizer.has_chat_template,
         strategies=strategy_names(),
-        default_strategy=serving.default_strategy,
+        default_strategy=settings.strategy,
         eos_token_ids=sorted(model.eos_token_ids),
         server_version=version("draftwood"),
         exact=model.exact,
@@ -47,7 +47,7 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
         limits=pb.RequestLimits(
             message_bytes=settings.max_message_bytes,
             prompt_characters=serving.max_prompt_characters,
-            chat_messages=serving.max_chat_messages,
+            chat_messages=settings.max_chat_messages,
             stop_strings=MAX_STOP_STRINGS,
             stop_string_characters=MAX_STOP_STRING_CHARACTERS,
             stop_token_ids=MAX_STOP_TOKEN_IDS,
@@ -57,8 +57,8 @@ def model_info(serving: Serving, settings: Settings) -> pb.GetModelInfoResponse:
             tools=MAX_TOOLS,
         ),
         memory_max_bytes=settings.memory_budget,
-        tool_format=tool_format,
-        no_tools_reason=no_tools_reason,
+        tool_format=pb.ToolFormat(**asdict(tool_format)) if isinstance(tool_format, ToolFormat) else None,
+        no_tools_reason="" if isinstance(tool_format, ToolFormat) else str(tool_format),
         abilities=pb.EngineAbilities(**asdict(model.abilities)),
     )
 

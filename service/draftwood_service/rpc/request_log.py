@@ -58,33 +58,31 @@ class RequestLog:
             self._ended(failed)
 
     def _ended(self, failed: bool) -> None:
-        fields: dict[str, object] = {
-            "request_id": self.call.request_id,
-            "principal": self.call.principal.name,
-            "tenant": self.tenant,
-            "outcome": self.outcome,
-        }
-        if self.samples:
-            fields |= _measurements(self.samples)
-        seconds = time.perf_counter() - self.call.arrived_at
-        _log.info("request", **fields, total_ms=_milliseconds(seconds))
-        self.call.record.request(self._record(seconds, failed))
-        counted = outcome_of(self.outcome, self.samples, self.call.arrived_at) if self.placement else None
-        if self.placement is not None and counted is not None:
-            self.counting.record(self.placement, counted)
-
-    def _record(self, seconds: float, failed: bool) -> RequestRecord:
-        parts = [sample.stats for sample in self.samples]
-        return RequestRecord(
+        samples = self.samples
+        record = RequestRecord(
             tenant=self.tenant,
             operation=self.operation,
             error=self.outcome if failed else "",
-            request=self.samples[0].request if self.samples else None,
-            stats=SequenceStats.over(parts) if parts else SequenceStats(),
-            output_tokens=sum(sample.completion_tokens for sample in self.samples),
+            request=samples[0].request if samples else None,
+            stats=SequenceStats.over([sample.stats for sample in samples]) if samples else SequenceStats(),
+            output_tokens=sum(sample.completion_tokens for sample in samples),
             finish_reasons=self.finish_reasons,
-            seconds=seconds,
+            seconds=time.perf_counter() - self.call.arrived_at,
         )
+        _log.info(
+            "request",
+            request_id=self.call.request_id,
+            principal=self.call.principal.name,
+            tenant=self.tenant,
+            outcome=self.outcome,
+            **_measurements(record, len(samples)),
+            total_ms=_milliseconds(record.seconds),
+        )
+        self.call.record.request(record)
+        if self.placement is not None:
+            counted = outcome_of(self.outcome, samples, self.call.arrived_at)
+            if counted is not None:
+                self.counting.record(self.placement, counted)
 
 
 @contextmanager
@@ -110,19 +108,21 @@ def audited(call: Call, event: str, **fields: Any) -> Iterator[dict[str, Any]]:
         )
 
 
-def _measurements(samples: list[Sample]) -> dict[str, object]:
-    request, stats = samples[0].request, SequenceStats.over([sample.stats for sample in samples])
-    written = sum(sample.completion_tokens for sample in samples)
+def _measurements(record: RequestRecord, samples: int) -> dict[str, object]:
+    """None for a request that was not read."""
+    request, stats = record.request, record.stats
+    if request is None:
+        return {}
     measured: dict[str, object] = {
         "strategy": request.strategy_name,
         "prompt_tokens": request.prompt.size,
-        "completion_tokens": written,
-        "acceptance_length": round(written / max(stats.decode_steps, 1), 3),
+        "completion_tokens": record.output_tokens,
+        "acceptance_length": round(record.output_tokens / max(stats.decode_steps, 1), 3),
     }
     if request.arm:
         measured["arm"] = request.arm
-    if len(samples) > 1:
-        measured["samples"] = len(samples)
+    if samples > 1:
+        measured["samples"] = samples
     if stats.first_scheduled_at:
         measured["queue_ms"] = _milliseconds(stats.first_scheduled_at - stats.arrived_at)
     if stats.first_token_at:

@@ -27,7 +27,7 @@ from draftwood_service.rpc.parsing.text_work import TextWork
 from draftwood_service.serving import ServedModel, Serving
 from draftwood_strategies import strategy_names
 from draftwood_strategies.draft import Int32Array
-from draftwood_tenants.config import LearningConfig, LearningScope, TenantConfig
+from draftwood_tenants.config import LearningScope, TenantConfig
 from draftwood_tenants.drafting import DraftChoice, Drafting, drafting_of
 from draftwood_tenants.experiments.placement import Placement
 from draftwood_tenants.reading import sampling_values
@@ -107,6 +107,8 @@ async def read_requests(
     strategy_name, options, max_nodes = _drafting(request.drafting, serving, config)
     prompt = await read_prompt(request, serving, text_work, tenant)
     stop = read_stop(request, model, prompt)
+    learning, forked = config.learning, placement is not None and placement.arm.forked
+    may_learn = request.drafting.learn or not request.drafting.HasField("learn")
     first = Request(
         request_id=call.request_id,
         prompt=prompt.ids,
@@ -115,7 +117,7 @@ async def read_requests(
         strategy_name=strategy_name,
         strategy_options=options,
         max_draft_nodes=max_nodes,
-        learns=_learns(request.drafting, config.learning),
+        learns=may_learn and learning.scope is not LearningScope.NOTHING,
         format=await read_format(request.format, model, text_work, tenant),
         include_special_tokens=output.include_special_tokens,
         tenant=tenant,
@@ -123,7 +125,7 @@ async def read_requests(
         deadline=deadline,
         arrived_at=call.arrived_at,
         arm="" if placement is None else placement.label,
-        memory=_memory_terms(config.learning, forked=placement is not None and placement.arm.forked),
+        memory=MemoryTerms(with_prompts=learning.with_prompts, **asdict(replace(learning.terms, forked=forked))),
         draft_trees=output.draft_trees,
     )
     return [
@@ -188,7 +190,9 @@ async def read_prompt(
     if request.HasField("text"):
         if not request.text:
             raise InvalidInputError("text", None, "must not be empty")
-        require_characters("text", len(request.text), serving.max_prompt_characters)
+        if len(request.text) > (most := serving.max_prompt_characters):
+            problem = f"must have at most {most} characters; it has {len(request.text)}"
+            raise ContextLengthError("text", None, problem)
         encode = model.tokenizer.encode
         return _not_empty(Prompt("text", await _read(text_work, tenant, len(request.text), encode, request.text)))
     if request.HasField("chat"):
@@ -253,12 +257,6 @@ def require_in_vocabulary(field: str, ids: Int32Array, vocab_size: int) -> None:
         raise InvalidValueError(f"{field}[{index}]", int(ids[index]), allowed)
 
 
-def require_characters(field: str, characters: int, most: int) -> None:
-    """Raises InvalidValueError for a text that is too long to be tokenized."""
-    if characters > most:
-        raise ContextLengthError(field, None, f"must have at most {most} characters; it has {characters}")
-
-
 async def _read(
     text_work: TextWork, tenant: str, characters: int, encode: Callable[[Any], Int32Array], text: Any
 ) -> Int32Array:
@@ -289,18 +287,7 @@ def _drafting(options: pb.DraftOptions, serving: Serving, config: TenantConfig) 
         )
     if choice.max_nodes is not None and choice.max_nodes < 0:
         raise InvalidValueError("drafting.max_nodes", choice.max_nodes, "it must be at least 0")
-    return drafting_of(choice, config, serving.default_strategy, serving.max_draft_nodes)
-
-
-def _learns(options: pb.DraftOptions, learning: LearningConfig) -> bool:
-    """Whether strategies may learn from a request."""
-    asked = options.learn if options.HasField("learn") else True
-    return asked and learning.scope is not LearningScope.NOTHING
-
-
-def _memory_terms(learning: LearningConfig, *, forked: bool) -> MemoryTerms:
-    """As a request carries them to the engine."""
-    return MemoryTerms(with_prompts=learning.with_prompts, **asdict(replace(learning.terms, forked=forked)))
+    return drafting_of(choice, config, serving.settings.strategy, serving.settings.max_draft_nodes)
 
 
 def _not_empty(prompt: Prompt) -> Prompt:

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import structlog
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
+from draftwood_memory.settings.files import store_keys
+from draftwood_memory.settings.opening import store_client
 from draftwood_service.audits.ledger import AuditLedger
 from draftwood_service.audits.results import AuditOutcome, AuditResult
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.reporting.liveness import follow_liveness
 from draftwood_service.engine.reporting.recovery import EngineRecovery
 from draftwood_service.errors import ShuttingDownError
+from draftwood_service.experiments.live import LiveExperiments
+from draftwood_service.experiments.stopping import stop_arms
 from draftwood_service.quotas.shared import opened_limiter
-from draftwood_service.rpc.admin.administration import Administration
 from draftwood_service.rpc.admin.audit import AuditServicer
+from draftwood_service.rpc.admin.experiments import ExperimentServicer
 from draftwood_service.rpc.admin.status import StatusServicer
-from draftwood_service.rpc.bound import STOP_SECONDS, BoundServer
-from draftwood_service.rpc.calls import Call, Method, methods_of
+from draftwood_service.rpc.admin.tenants import TenantServicer
+from draftwood_service.rpc.bound import SERVICES, STOP_SECONDS, BoundServer
+from draftwood_service.rpc.calls import Call, ServedMethod
 from draftwood_service.rpc.generation import GenerationServicer
 from draftwood_service.rpc.memory import MemoryServicer
 from draftwood_service.rpc.parsing.deserializer import Deserializer
 from draftwood_service.serving import ServedModel, Serving
+from draftwood_tenants.followed import FollowedTenants
 from draftwood_tenants.resources.ending import end
 from draftwood_tenants.resources.errors import ConfigurationUnknownError
 
@@ -53,9 +63,14 @@ class RunningServer:
         serving: what health says.
         known: set once it is known which tenants are configured: before, nothing is served.
         slots: requests that can run at once.
+        tenants: and experiments, as configured.
+        experiments: on live requests.
 
     Args:
         bridge: to the engine of this model, started. The server closes it.
+
+    Raises:
+        InvalidInputError: the tenants file cannot be read, or is wrong.
     """
 
     def __init__(self, bound: BoundServer, model: ServedModel, bridge: EngineBridge) -> None:
@@ -74,19 +89,19 @@ class RunningServer:
         self.bridge = bridge
         self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
         self._liveness: asyncio.Task[None] | None = None
-        self._administration = Administration(settings, f"{socket.gethostname()}:{self.port}", bridge.run_operation)
-        self.known = self._administration.known
+        limits, store = settings.tenant_limits, settings.of_memory
+        self.tenants = FollowedTenants(
+            store_client(store), store_keys(store), settings.tenants_file, settings.cache_folder, limits
+        )
+        stored, catalog = self.tenants.stored, self.tenants.catalog
+        self.known = stored.known
+        replica = f"{socket.gethostname()}:{self.port}"
+        self.experiments = LiveExperiments(self.tenants.counts, catalog, replica, partial(stop_arms, stored, catalog))
         bridge.weight_of = self._weight_of
         self.limiter = opened_limiter(settings)
         self._servicer = GenerationServicer(
-            Serving.of(model, settings),
-            self.bridge,
-            settings,
-            self.limiter,
-            self._administration.catalog.config_of,
-            self._administration.experiments,
+            Serving(model, settings), bridge, self.limiter, catalog.config_of, self.experiments
         )
-        catalog = self._administration.catalog
         memory = MemoryServicer(
             bridge, model, settings, catalog.config_of, lambda tenant: catalog.tenant_message(tenant) is not None
         )
@@ -94,19 +109,22 @@ class RunningServer:
         bridge.on_audited = self._audited
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
         status = StatusServicer(bridge, self.audits, self.recovery, self.known, settings)
-        generation, of_memory = methods_of(self._servicer), methods_of(memory)
-        counted = lambda name: _counted(of_memory(name), bridge)  # noqa: E731
-        administrative = (audit, status, self._administration.tenants, self._administration.experiment_service)
-        methods = (generation, counted, *map(methods_of, administrative))
-        for of_service, method_of in zip(bound.handlers, methods, strict=True):
-            of_service.use(method_of, Deserializer)
+        tenants = TenantServicer(stored, catalog, limits)
+        experiments = ExperimentServicer(stored, catalog, limits, self.experiments, bridge.run_operation)
+        servicers = self._servicer, memory, audit, status, tenants, experiments
+        for service, servicer in zip(SERVICES, servicers, strict=True):
+            for method in service.methods:
+                run = getattr(servicer, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())
+                parse = Deserializer(GetMessageClass(method.input_type))
+                bound.served[method.full_name] = ServedMethod(parse, self._counted(run) if servicer is memory else run)
         bound.telemetry.watch(self)
 
     async def start(self) -> None:
         """Starts serving."""
         self.limiter.start()
         await self._bound.start()
-        await self._administration.start()
+        await self.tenants.start()
+        self.experiments.start()
         following = follow_liveness(self.bridge, self._settings.engine_stall_timeout, self._bound.set_alive)
         self._liveness = asyncio.create_task(following)
         if self.known.is_set():
@@ -148,7 +166,8 @@ class RunningServer:
             await self.bridge.wait_idle(_STATUS_SECONDS)
         await asyncio.gather(self._bound.close(), closing)
         await end([self._liveness])
-        await self._administration.close()
+        await self.experiments.close()
+        await self.tenants.close()
         await self.limiter.close()
         await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))  # ends an embedded store
         self._servicer.close()
@@ -157,7 +176,7 @@ class RunningServer:
 
     def _weight_of(self, tenant: str) -> float:
         try:
-            weight = self._administration.catalog.config_of(tenant).weight
+            weight = self.tenants.catalog.config_of(tenant).weight
         except ConfigurationUnknownError:
             weight = None
         return self._settings.tenant_weights.get(tenant, 1.0) if weight is None else weight
@@ -167,21 +186,18 @@ class RunningServer:
         self.audits.record(result)
         if result.outcome in (AuditOutcome.SAME, AuditOutcome.DIFFERENT):
             differing = result.difference is not None and not self.audits.is_tie(result.difference)
-            self._administration.experiments.count_audit(
-                result.tenant, result.arm, result.request_id, differing=differing
-            )
+            self.experiments.count_audit(result.tenant, result.arm, result.request_id, differing=differing)
 
     async def _set_serving(self, serving: bool) -> None:
         self.serving = serving = serving and self.known.is_set()
         answer = health_pb2.HealthCheckResponse
         await self._bound.set_health(answer.SERVING if serving else answer.NOT_SERVING)
 
+    def _counted(self, run: Callable[[Any, Call], Awaitable[Any]]) -> Callable[[Any, Call], Awaitable[Any]]:
+        """The same method, as a call that a drain waits for."""
 
-def _counted(method: Method, bridge: EngineBridge) -> Method:
-    """The same method, as a call that a drain waits for."""
+        async def counted(request: Any, call: Call) -> Any:
+            with self.bridge.other_call():
+                return await run(request, call)
 
-    async def run(request: Any, call: Call) -> Any:
-        with bridge.other_call():
-            return await method(request, call)
-
-    return run
+        return counted

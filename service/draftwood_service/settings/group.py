@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from draftwood_memory.errors import InvalidSettingError
 from draftwood_memory.settings.memory_settings import definition_of, size_of
 from draftwood_model_runner.errors import InvalidInputError
 
@@ -41,22 +37,6 @@ class SettingsGroup(BaseModel):
         for missing, present in (keys, reversed(keys)):
             if getattr(self, missing) is None and getattr(self, present) is not None:
                 raise InvalidInputError(missing, None, f"must be set, since {present} is set")
-
-    def require_files(self, *keys: str) -> None:
-        """Raises InvalidInputError for a file that is set and does not exist."""
-        for key in keys:
-            path: Path | None = getattr(self, key)
-            if path is not None and not path.is_file():
-                raise InvalidInputError(key, path, "no such file")
-
-
-@contextmanager
-def named_settings() -> Iterator[None]:
-    """Raises InvalidInputError for what the memory says of a setting."""
-    try:
-        yield
-    except InvalidSettingError as error:
-        raise InvalidInputError(error.field, error.value, error.problem) from None
 
 
 def shared(name: str) -> Any:

@@ -55,7 +55,6 @@ class ListenSettings(SettingsGroup):
         self.require_both("tls_cert", "tls_key")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise InvalidInputError("tls_cert", None, "must be set, since tls_client_ca is set")
-        self.require_files("tls_cert", "tls_key", "tls_client_ca")
         return self
 
 
@@ -97,7 +96,6 @@ class AuthSettings(SettingsGroup):
         for key in ("auth_file", "jwt_jwks"):
             if self.auth == "open" and getattr(self, key) is not None:
                 raise InvalidInputError("auth", "open", f"cannot be combined with {key}")
-        self.require_files("auth_file")
         return self
 
 

@@ -58,8 +58,3 @@ class StreamSettings(SettingsGroup):
             return DeltaShaping(self.delta_cadence, self.delta_padding, self.delta_rounding)
         except InvalidValueError as error:
             raise InvalidValueError(f"delta_{error.field}", error.value, error.allowed) from None
-
-    @model_validator(mode="after")
-    def _check_shaping(self) -> Self:
-        _ = self.delta_shaping
-        return self

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
@@ -17,6 +19,9 @@ from draftwood_service.settings.tenants import DraftingSettings, QuotaSettings, 
 
 if TYPE_CHECKING:
     from draftwood_tenants.reading import ServerLimits
+
+
+_FILES = ("tls_cert", "tls_key", "tls_client_ca", "auth_file", "tenants_file")
 
 
 class Settings(
@@ -37,16 +42,8 @@ class Settings(
     @property
     def engine_config(self) -> EngineConfig:
         """The engine's part. Raises InvalidValueError for a value outside its range."""
-        return EngineConfig(
-            max_running=self.max_running,
-            max_draft_nodes=self.max_draft_nodes,
-            prefill_chunk=self.prefill_chunk,
-            shared_prefill_chunk=self.shared_prefill_chunk,
-            kv_cache_tokens=self.kv_cache_tokens,
-            prefix_cache=self.prefix_cache,
-            tenant_weights=self.tenant_weights,
-            threads=self.threads,
-        )
+        names = {one.name for one in fields(EngineConfig)} & {*type(self).model_fields}
+        return EngineConfig(**{name: getattr(self, name) for name in names})
 
     @property
     def tenant_limits(self) -> ServerLimits:
@@ -63,9 +60,13 @@ class Settings(
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        _ = self.engine_config
+        _ = self.engine_config, self.delta_shaping
         self.check_engine()
         self._check_ports()
+        for key in _FILES:
+            path: Path | None = getattr(self, key)
+            if path is not None and not path.is_file():
+                raise InvalidInputError(key, path, "no such file")
         if self.auth != "open" and not (self.has_credentials or self.is_local):
             problem = (
                 "is not a loopback address, and without authentication anyone could call: set auth_file (API keys, made"

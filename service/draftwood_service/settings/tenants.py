@@ -7,8 +7,8 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from draftwood_memory.settings.memory_settings import check_store
-from draftwood_service.settings.group import OptionalSize, SettingsGroup, Size, named_settings, shared
+from draftwood_memory.settings.memory_settings import MemorySettings, check_store
+from draftwood_service.settings.group import OptionalSize, SettingsGroup, Size, shared
 from draftwood_tenants.rate_limits import RateLimits
 
 
@@ -28,11 +28,6 @@ class QuotaSettings(SettingsGroup):
     def rate_limits(self) -> RateLimits:
         """Of every tenant that has no others."""
         return RateLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrency)
-
-    @model_validator(mode="after")
-    def _check_file(self) -> Self:
-        self.require_files("tenants_file")
-        return self
 
 
 class DraftingSettings(SettingsGroup):
@@ -80,6 +75,11 @@ class StoreSettings(SettingsGroup):
     memory_preload: int = shared("memory_preload")
 
     @property
+    def of_memory(self) -> MemorySettings:
+        """The same as plug-ins have them."""
+        return MemorySettings(**self.model_dump(include={*StoreSettings.model_fields}))
+
+    @property
     def memory_budget(self) -> int:
         """Bytes of all tenants' memories in RAM."""
         # Imported here, as it brings the rest of the memory.
@@ -94,12 +94,10 @@ class StoreSettings(SettingsGroup):
             # Imported here: the Redis library takes a while to import, which --help need not wait for.
             from draftwood_memory.store.redis_client import RedisClient
 
-            with named_settings():
-                RedisClient(given)
+            RedisClient(given)
         return given
 
     @model_validator(mode="after")
     def _check_store(self) -> Self:
-        with named_settings():
-            check_store(self)
+        check_store(self)
         return self

@@ -7,17 +7,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.settings import named_settings
-from draftwood_service.settings.tenants import StoreSettings
-
-
-def require_store(settings: StoreSettings) -> None:
-    """Checks keys and PEM files of the store, and makes the folder of an embedded one. Raises InvalidInputError."""
-    from draftwood_memory.settings.files import check_files
-    from draftwood_memory.settings.memory_settings import MemorySettings
-
-    with named_settings():
-        check_files(MemorySettings(**settings.model_dump(include={*StoreSettings.model_fields})))
 
 
 def require_writable(key: str, path: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from draftwood_model_runner.engine import Engine
+from draftwood_model_runner.errors import DraftwoodError
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.request import StopParams
 from draftwood_service.engine import loading
 from draftwood_service.engine.loading import loaded
@@ -50,3 +53,24 @@ def test_the_log_tells_of_a_compilation_that_takes_long(monkeypatch: pytest.Monk
     with capture_logs() as logs:
         loading._warm_up_strategies()
     assert ["being compiled" in one["event"] for one in logs] == [True] * (seconds > 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "window", "problem"),
+    [
+        ({"kv_cache_tokens": 2095}, None, "kv_cache_tokens: 2095 .* one full context with its drafts needs 2096"),
+        ({"kv_cache_tokens": 100, "max_context": 64}, None, "kv_cache_tokens: 100 .* drafts needs 112"),
+        ({"max_context": 2049}, None, r"max_context: 2049 .* in \[2, 2048\]"),
+        ({"kv_cache_tokens": 2096}, None, "has no tokenizer"),
+        ({"kv_cache_tokens": 2095}, 32, "has no tokenizer"),
+    ],
+)
+def test_what_the_configuration_of_a_model_forbids_is_told_before_its_weights_are_read(
+    tmp_path: Path, options: dict[str, int], window: int | None, problem: str
+) -> None:
+    """There are none, and no tokenizer."""
+    config = json.loads(Path(BUNDLED_MODEL, "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": window}))
+    values = {"model": str(tmp_path), "model_cache": False, "max_draft_nodes": 48, **options}
+    with pytest.raises(DraftwoodError, match=problem), loaded(Settings.model_validate(values), lambda: None, ""):
+        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -60,6 +61,19 @@ def test_ctrl_c_while_the_model_loads_ends_the_engine_before_the_service(after: 
             assert "not used" not in process.stderr.read()
         finally:
             process.kill()
+
+
+LEAVES_A_STORE = """
+from draftwood_service.engine.process import EngineProcess, temporary_store
+from draftwood_service.settings import Settings
+
+temporary_store(EngineProcess(Settings())._name).mkdir()
+"""
+
+
+def test_a_temporary_store_that_a_killed_engine_left_goes_with_the_service(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", LEAVES_A_STORE], env={**os.environ, "TMPDIR": str(tmp_path)}, check=True)
+    assert not [*tmp_path.iterdir()]
 
 
 SWALLOWS = """

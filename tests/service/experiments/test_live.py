@@ -85,7 +85,7 @@ async def knows(served: Served) -> None:
 
 
 def catalog(served: Served) -> Any:
-    return served.server._administration.catalog
+    return served.server.tenants.catalog
 
 
 async def asked(served: Served, request_id: str = "", tenant: str = "acme", **fields: Any) -> pb.Started:

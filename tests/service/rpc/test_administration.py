@@ -53,7 +53,7 @@ async def refused(call: Any, code: grpc.StatusCode, text: str = "") -> None:
 
 
 def config_of(served: Served, name: str) -> TenantConfig:
-    return served.server._administration.catalog.config_of(name)
+    return served.server.tenants.catalog.config_of(name)
 
 
 async def test_the_life_of_a_tenant(served: Served) -> None:

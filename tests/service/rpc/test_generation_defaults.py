@@ -60,12 +60,10 @@ def test_several_samples_of_a_model_that_samples_by_default() -> None:
 
 
 def test_model_info_tells_them() -> None:
-    told = model_info(Serving.of(MODEL, Settings()), Settings()).generation_defaults
+    told = model_info(Serving(MODEL, Settings())).generation_defaults
     assert told.sampling.temperature == pytest.approx(0.7)
     assert (told.sampling.top_k, told.stop.max_tokens, told.stop.min_tokens) == (20, 300, 3)
     assert [list(words.ids) for words in told.constraints.bad_words] == [[1, 2]]
     constraints = told.constraints
     assert (constraints.no_repeat_ngram_size, list(constraints.suppressed_first)) == (2, [4, 5])
-    assert not model_info(Serving.of(FakeModel(), Settings()), Settings()).generation_defaults.stop.HasField(
-        "max_tokens"
-    )
+    assert not model_info(Serving(FakeModel(), Settings())).generation_defaults.stop.HasField("max_tokens")

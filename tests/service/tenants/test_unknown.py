@@ -61,7 +61,7 @@ async def ask(served: Served, tenant: str = "acme", times: int = 1) -> list[Answ
 
 
 def catalog(served: Served) -> Catalog:
-    return served.server._administration.catalog
+    return served.server.tenants.catalog
 
 
 def reasons(answers: list[Answer]) -> list[str]:
@@ -123,9 +123,7 @@ async def test_a_running_server_keeps_what_a_wiped_store_had(valkey: Valkey) -> 
         await configure(served)
         valkey.client.flushall()
         async with serving(store=valkey.url) as late:  # may read the store before it was restored
-            await until(
-                lambda: all(one.server._administration.catalog.tenant_message("acme") for one in (second, late))
-            )
+            await until(lambda: all(one.server.tenants.catalog.tenant_message("acme") for one in (second, late)))
             assert reasons(await ask(late, times=4)) == [""] * 3 + ["QUOTA_EXCEEDED"]
         assert reasons(await ask(served)) == ["QUOTA_EXCEEDED"]
         assert not learned(served) + learned(second)
@@ -140,7 +138,7 @@ async def test_a_tenant_that_cannot_be_decrypted_is_refused_and_no_other(valkey:
         await configure(served)
         async with serving(store=valkey.url, store_keys=f"{NEW},{OLD},{NAMES}") as newer:
             await configure(newer, "rotated")
-        await until(lambda: served.server._administration._followed.stored.is_unknown(TENANTS, "rotated"))
+        await until(lambda: served.server.tenants.stored.is_unknown(TENANTS, "rotated"))
         assert reasons(await ask(served, times=4)) == [""] * 3 + ["QUOTA_EXCEEDED"]
         assert reasons(await ask(served, "rotated")) == ["CONFIGURATION_UNKNOWN"]
         assert reasons(await ask(served, "never-configured")) == [""]
@@ -160,7 +158,7 @@ async def test_a_part_that_is_not_valid_here_never_sets_a_tenant_free(valkey: Va
     """A server that allows less than the one that wrote the tenant."""
     value = b"\xff" if isinstance(part, str) else ParseDict({**CONFIGURED, **part}, pb.Tenant()).SerializeToString()
     async with serving(store=valkey.url) as served:
-        stored = served.server._administration._followed.stored
+        stored = served.server.tenants.stored
         await stored.write([Write(TENANTS, "acme", value, 0)])
         if outcome == "refused":
             assert reasons(await ask(served)) == ["CONFIGURATION_UNKNOWN"]

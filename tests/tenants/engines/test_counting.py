@@ -139,9 +139,8 @@ async def test_a_stopped_arm_is_drafted_for_as_the_control_and_not_counted(serve
             counted = 4 + (arm_of(split, "first") == "off")
             assert (await requests_counted(served, 5))[1] == counted
             [config] = catalog(served).experiments()
-            stored = served.server._administration._followed.stored
             await stop_arms(
-                stored,
+                served.server.tenants.stored,
                 catalog(served),
                 Running.of(config),
                 [StoppedArm(arm="off", guardrail="errors", reason="it erred")],

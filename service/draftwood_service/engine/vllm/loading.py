@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings
+from draftwood_memory.settings.opening import opened_memory
 from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.loading.checkpoint import CheckpointFacts, name_of, read_checkpoint
@@ -27,7 +28,6 @@ from draftwood_service.engine.vllm.store import with_store
 from draftwood_service.engine.vllm.warm_up import warm_up
 from draftwood_service.serving import ModelInfo
 from draftwood_service.settings import Settings
-from draftwood_service.store_client import opened_memory
 from draftwood_tenants.engines.opening import TENANT_VARIABLE, checkpoint_of, fingerprint
 
 _log = structlog.get_logger("draftwood")
@@ -60,7 +60,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
         stack.callback(core.close)
         # As the worker's plug-in: both follow the same memories.
         identity = fingerprint("vLLM", checkpoint_of(path, None), f"{path} None", tokenizer.token_ids())
-        memory = stack.enter_context(opened_memory(settings, identity))
+        memory = stack.enter_context(opened_memory(settings.of_memory, identity))
         eos, constraints = facts.eos_token_ids, facts.defaults.constraints
         weights = dict(settings.tenant_weights)
 

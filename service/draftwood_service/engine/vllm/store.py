@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from draftwood_memory.store.embedded import EmbeddedServer, default_folder, socket_url
 from draftwood_service.engine.link import service_has_ended
+from draftwood_service.engine.process import temporary_store
 from draftwood_service.settings import Settings
 
 
@@ -28,16 +27,12 @@ def with_store(settings: Settings, name: str) -> Iterator[Settings]:
         yield settings
         return
     temporary = settings.store == "memory"
-    folder = (
-        Path(tempfile.gettempdir(), f"draftwood-{name}") if temporary else settings.store_folder or default_folder()
-    )
-    is_new = not folder.exists()
+    folder = temporary_store(name) if temporary else settings.store_folder or default_folder()
     try:
         with EmbeddedServer(folder, settings.store_bytes) as server:
             server.wait()
             yield settings.model_copy(update={"store": socket_url(folder)})
     except BaseException as error:
-        # The service has ended, or the first engine could not be loaded.
-        if temporary and (isinstance(error, EOFError) or service_has_ended(error) or is_new):
+        if temporary and (isinstance(error, EOFError) or service_has_ended(error)):
             shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -13,7 +13,7 @@ from draftwood_service.rpc.calls import Call
 
 
 class AuditServicer:
-    """The methods of AuditService, for `calls.handlers`.
+    """The methods of AuditService.
 
     Args:
         share: of requests that are audited.

@@ -30,7 +30,7 @@ _MOST_WATCHES = 16
 
 
 class StatusServicer:
-    """The methods of StatusService, for `calls.handlers`.
+    """The methods of StatusService.
 
     Args:
         ledger: counts audits, and knows the model.

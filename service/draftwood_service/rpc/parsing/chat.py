@@ -10,7 +10,7 @@ from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.errors import ContextLengthError
 from draftwood_service.rpc.parsing.bounds import require_at_most, require_length
 from draftwood_service.rpc.parsing.json_objects import indentation, read_object
-from draftwood_service.rpc.parsing.tool_format import NoToolFormatError, ToolFormat
+from draftwood_service.rpc.parsing.tool_format import NoToolFormatError
 from draftwood_service.serving import Serving
 
 MAX_ROLE_CHARACTERS = 64
@@ -38,7 +38,7 @@ def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
     count = len(chat.messages)
     if not count:
         raise InvalidInputError("chat.messages", None, "must not be empty")
-    require_at_most("chat.messages", count, serving.max_chat_messages, "messages")
+    require_at_most("chat.messages", count, serving.settings.max_chat_messages, "messages")
     require_at_most("chat.tools", len(chat.tools), MAX_TOOLS, "tools")
     for index, message in enumerate(chat.messages):
         require_length(f"chat.messages[{index}].role", message.role, MAX_ROLE_CHARACTERS)
@@ -61,19 +61,6 @@ def read_chat(chat: pb.Chat, serving: Serving) -> Conversation:
     characters += sum(map(indentation, [*tools, *of_calls]))
     _require_characters(characters, serving)
     return Conversation(messages, tools or None, characters)
-
-
-def tool_format_of(serving: Serving) -> tuple[pb.ToolFormat | None, str]:
-    """How the model writes calls, and why it is given no tools."""
-    found = serving.model.tool_format
-    if isinstance(found, ToolFormat):
-        written = pb.ToolFormat(
-            begin=found.begin, end=found.end, name_key=found.name_key, arguments_key=found.arguments_key
-        )
-        if found.between is not None:
-            written.between = found.between
-        return written, ""
-    return None, str(found)
 
 
 def _with_tools(chat: pb.Chat) -> Iterator[str]:

@@ -17,15 +17,6 @@ _EXPLAINED_BYTES = 16 * 1024
 _LENGTH_DELIMITED = 2
 
 
-class Malformed:
-    """Stands for a request that could not be parsed, until a handler can answer with `error`."""
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: InvalidInputError) -> None:
-        self.error = error
-
-
 def explain(descriptor: Descriptor, data: bytes) -> InvalidInputError:
     """The error for the first field of serialized `data` that keeps it from being a message of type `descriptor`."""
     found = _fault(descriptor, data, "") if len(data) <= _EXPLAINED_BYTES else None
