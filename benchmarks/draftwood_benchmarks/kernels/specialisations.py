@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.cuda.device.launching import Machine
@@ -86,7 +87,8 @@ def _step(variant: Variant, capability: int) -> None:
     )
     masks = TokenMasks(np.full(batch.size, NO_MASK, np.int32), np.zeros((1, _VOCAB // 32), np.int32))
     adjustments = Adjustments(zeros, zeros, zeros.astype(np.float32), zeros)
-    sampling = SamplingMetadata.of([SequenceSampling(1.0, 5, 0.9, 0.1, 1, 1.1, 0.1, 0.1, 9, adjustments, masks)])
+    params = SamplingParams(1.0, 5, 0.9, 0.1, 1.1, 0.1, 0.1, seed=1)
+    sampling = SamplingMetadata.of([SequenceSampling(params, 9, adjustments, masks)])
     space.arrays.fill(batch, tiles, batch.size, sampling)
     layer: Any = torch.nn.Module()
     layer.layer_idx = 0
