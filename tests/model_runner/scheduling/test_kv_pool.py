@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, inv
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.scheduling.page_table import GROWTH, AttentionWindow
-from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix, common_prefix
+from draftwood_model_runner.scheduling.prefix_cache import common_prefix
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.draft import Int32Array
@@ -221,25 +218,11 @@ def test_what_a_sequence_gave_up_is_forgotten_with_the_rest() -> None:
     assert start(memory, tokens((1, 500))).committed == 0
 
 
-def test_a_waiting_sequence_is_looked_up_once_and_then_asked_for_what_is_new() -> None:
+def test_what_is_known_of_a_waiting_sequence_follows_what_becomes_cached_and_what_is_forgotten() -> None:
     memory = memory_of(500)
     ended(memory, tokens((1, 1000)))
-    looked: list[int] = []
-    prefixes: Any = memory.pool._prefixes
-    extend: Callable[[KnownPrefix, Int32Array], int] = prefixes.extend
-
-    def counting(prefix: KnownPrefix, new: Int32Array) -> int:
-        looked.append(new.size)
-        return extend(prefix, new)
-
-    prefixes.extend = counting
     waiting = make_sequence("r", tokens((1, 1500)), StopParams(1), tenant="a")
     assert memory.pool.cached(waiting) == 992
-    looked.clear()
-    for _ in range(3):
-        assert memory.pool.cached(waiting) == 992
-        assert memory.pool.missing(waiting) <= 0
-    assert looked == [PAGE] * 6
     ended(memory, tokens((1, 1200)))
     assert memory.pool.cached(waiting) == 1200
     other = make_sequence("r", tokens((2, 500 * PAGE - 1100)), StopParams(1), tenant="b")
