@@ -26,7 +26,7 @@ from draftwood_model_runner.execution.writers import SequenceWriters, Written
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.own_text import OwnText
-from draftwood_model_runner.redecoding import Redecoding
+from draftwood_model_runner.redecoding import PlainDecoding, Redecoding
 from draftwood_model_runner.runners.base import StateUse
 from draftwood_model_runner.sampling.background import background_threads
 from draftwood_model_runner.scheduling.kv_pool import KVUse
@@ -179,7 +179,7 @@ class Engine:
         return self._redecoding
 
     @property
-    def _idle_work(self) -> list[OwnText | Redecoding]:
+    def _idle_work(self) -> list[PlainDecoding]:
         """What is computed while the engine has no work, and gives way to what it runs."""
         return [work for work in (self._own_text, self._redecoding) if work is not None]
 
