@@ -8,7 +8,6 @@ most probable tokens at each of their positions are kept. That contains nothing 
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -142,7 +141,11 @@ class OwnText(PlainDecoding):
         if self._file is None:
             return
         try:
-            _save(self._file, self.rows)
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._file.parent) as folder:
+                part = Path(folder) / self._file.name
+                np.save(part, self.rows)
+                part.replace(self._file)
         except OSError as error:
             _log.warning("the model's own text was not kept: %s", error)
 
@@ -173,16 +176,3 @@ def _read(file: Path, vocab_size: int) -> Int32Array:
     if rows[:, :WIDTH].min() < 0 or rows[:, :WIDTH].max() >= vocab_size:
         raise ValueError("it has tokens that the model does not have")
     return rows
-
-
-def _save(file: Path, rows: Int32Array) -> None:
-    """Writes a file as a whole."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
-        try:
-            np.save(part, rows)
-            part.close()
-            os.replace(part.name, file)
-        except BaseException:
-            os.unlink(part.name)
-            raise

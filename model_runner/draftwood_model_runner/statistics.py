@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from operator import add
 from typing import NamedTuple
 
 from draftwood_strategies.base import SourceCounts
@@ -29,12 +30,7 @@ class EngineCounts(NamedTuple):
 
     def plus(self, other: EngineCounts) -> EngineCounts:
         """Both together."""
-        return EngineCounts(
-            self.steps + other.steps,
-            self.step_seconds + other.step_seconds,
-            self.model_seconds + other.model_seconds,
-            self.microbatches + other.microbatches,
-        )
+        return EngineCounts(*map(add, self, other))
 
 
 @dataclass(slots=True)

@@ -45,7 +45,7 @@ class _Writer(NamedTuple):
 
 
 class LiveSequences:
-    """What live sequences hold: slots and pages by the scheduler, drafters by the policy, and once they ran, writers."""
+    """What they hold: slots and pages by the scheduler, drafters by the policy; and once they ran, writers."""
 
     def __init__(self, model: LoadedModel, scheduler: Scheduler, policy: DraftPolicy) -> None:
         self._model, self._scheduler, self._policy = model, scheduler, policy

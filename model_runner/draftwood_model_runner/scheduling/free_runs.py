@@ -26,9 +26,6 @@ class FreeRuns:
         self._longest: list[tuple[int, int]] = []  # a heap of (-length, begin), some out of date
         self._add(0, pages)
 
-    def __len__(self) -> int:
-        return len(self._length_at)
-
     def take_at(self, begin: int, count: int) -> Int32Array | None:
         """int32[count]: the pages from `begin` on, if a run of as many begins there."""
         length = self._length_at.get(begin, 0)
@@ -60,13 +57,13 @@ class FreeRuns:
             if end > first:
                 self._merge(int(ordered[first]), end - first)
 
-    def check(self, is_free: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
-        """Asserts that the runs are those of `is_free`, bool[pages]."""
-        edges = np.flatnonzero(np.diff(is_free, prepend=False, append=False))
-        runs = {int(begin): int(end - begin) for begin, end in edges.reshape(-1, 2)}
-        assert self._length_at == runs
-        assert self._begin_before == {begin + length: begin for begin, length in runs.items()}
-        assert {(-length, begin) for begin, length in runs.items()} <= {*self._longest}
+    def check(self) -> Int32Array:
+        """Asserts that the runs are apart, and known from both ends; returns int32[n], their pages."""
+        runs = sorted(self._length_at.items())
+        assert all(begin + length < behind for (begin, length), (behind, _) in pairwise(runs))
+        assert self._begin_before == {begin + length: begin for begin, length in runs}
+        assert {(-length, begin) for begin, length in runs} <= {*self._longest}
+        return np.array([page for begin, length in runs for page in range(begin, begin + length)], np.int32)
 
     def _merge(self, begin: int, length: int) -> None:
         """Adds a run to what is free on both sides of it."""

@@ -25,7 +25,6 @@ class PagePool:
     def __init__(self, pages: int) -> None:
         self.references = np.zeros(pages, np.int32)
         self.free = pages
-        self._is_free = np.ones(pages, np.bool_)
         self._runs = FreeRuns(pages)
 
     def take(self, count: int, after: int = -1) -> Int32Array:
@@ -38,14 +37,12 @@ class PagePool:
         pages = self._runs.take_at(after + 1, count) if after >= 0 and count else None
         if pages is None:
             pages = self._from_the_longest_runs(count)
-        self._is_free[pages] = False
         self.references[pages] = 1
         self.free -= count
         return pages
 
     def share(self, pages: Int32Array) -> None:
         """One more reference to each; none may be free."""
-        assert not self._is_free[pages].any()
         self.references[pages] += 1
 
     def release(self, pages: Int32Array) -> Int32Array:
@@ -58,16 +55,14 @@ class PagePool:
     def put_back(self, pages: Int32Array) -> None:
         """Makes pages without references free."""
         assert not self.references[pages].any()
-        assert not self._is_free[pages].any()
-        self._is_free[pages] = True
         self._runs.put_back(pages)
         self.free += pages.size
 
     def check(self) -> None:
-        """Asserts that no free page has references, and that the runs are those of free pages."""
-        assert self.free == self._is_free.sum()
-        assert not self.references[self._is_free].any()
-        self._runs.check(self._is_free)
+        """Asserts that no free page has references."""
+        free = self._runs.check()
+        assert self.free == free.size
+        assert not self.references[free].any()
 
     def _from_the_longest_runs(self, count: int) -> Int32Array:
         pieces, missing = [np.empty(0, np.int32)], count

@@ -73,7 +73,6 @@ class Scheduler:
         self._planner = StepPlanner(self._queue, self._shares, self._ranks.__getitem__, prefill_chunk, shared_chunk)
         self._next_deadline = math.inf
         self.step_seconds = 0.0
-        self._admitted: set[Sequence] = set()
         self._unrecorded: dict[Sequence, None] = {}
         self._common: dict[Sequence, dict[Sequence, int]] = {}
         self.running: list[Sequence] = []
@@ -139,7 +138,6 @@ class Scheduler:
         if sequence.state is not SequenceState.PAUSED:
             self._queue.leave(sequence.request.tenant)
         sequence.state = SequenceState.FINISHED
-        self._admitted.discard(sequence)
         del self._ranks[sequence]
 
     def pause(self, sequence: Sequence) -> None:
@@ -186,7 +184,6 @@ class Scheduler:
         assert all(s.committed == 0 for s in (*waiting, *paused))
         assert len(self.running) + len(waiting) + len(paused) == len(self._ranks)
         assert self._ranks.keys() == {*self.running, *waiting, *paused}
-        assert {*self.running} <= self._admitted <= self._ranks.keys()
         assert self._common.keys() <= {*waiting}
         assert self._unrecorded.keys() <= {*self.running}
         self._queue.check([*self.running, *waiting])
@@ -266,8 +263,7 @@ class Scheduler:
                 return  # its cached prefix was in pages that were given up
             tenant = sequence.request.tenant
             self._leave_queue(sequence)
-            if sequence not in self._admitted:
-                self._admitted.add(sequence)
+            if sequence.slot_generation == 0:
                 self._queue.charge(tenant, sequence.length - sequence.committed)
                 sequence.stats.cached_prompt_tokens = sequence.committed
             sequence.state = SequenceState.RUNNING
