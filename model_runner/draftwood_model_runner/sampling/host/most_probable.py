@@ -70,10 +70,11 @@ def _fill(bits: npt.NDArray[Any], best: Int32Array, greatest: Int32Array, values
         find_greatest(of_row, greatest)
         filled = 0
         for block in range(greatest.shape[0]):
-            place = _place(values, filled, greatest[block])
-            if place < k:
-                values[place] = greatest[block]
-                filled = min(filled + 1, k)
+            most = np.int64(greatest[block])
+            if filled == k and most <= values[k - 1]:
+                continue
+            values[_place(values, filled, most)] = most
+            filled = min(filled + 1, k)
         least = values[k - 1] if filled == k else np.int64(LEAST_KEY)
         filled = 0
         for block in range(greatest.shape[0]):
