@@ -43,7 +43,7 @@ class FairQueue:
         self._waiting: dict[str, list[Sequence]] = {}
         self._waiting_by_weight: dict[float, dict[str, None]] = {}
         self._served: dict[str, float] = {}
-        self._waiting_by_service, self._live_by_service = LeastServed(self._served), LeastServed(self._served)
+        self._waiting_by_service = LeastServed(self._served)
         self._idle: list[tuple[float, str]] = []
         self._live: Counter[str] = Counter()
         self._live_weights: dict[str, float] = {}
@@ -68,7 +68,6 @@ class FairQueue:
         if tenant not in self._live:
             level = self._level()
             self._served[tenant] = max(self._served.get(tenant, level), level)
-            self._live_by_service.add(tenant)
         self._live[tenant] += 1
         self._read_weight(tenant)
         self.put_back(sequence)
@@ -122,7 +121,6 @@ class FairQueue:
             return
         del self._live[tenant], self._live_weights[tenant]
         self._weight_sum = None
-        self._live_by_service.remove(tenant)
         if not self._live:
             self._served.clear()
             self._idle.clear()
@@ -161,7 +159,6 @@ class FairQueue:
         """Asserts that the counts are those of the live sequences, and each tenant's waiting ones are in order."""
         assert self._live == Counter(sequence.request.tenant for sequence in live)
         assert self._served.keys() >= self._live.keys() == self._live_weights.keys()
-        assert {*self._live_by_service.in_order()} == {*self._live}
         assert {*self._waiting_by_service.in_order()} == {*self._waiting}
         assert {(tenant, weight) for weight, tenants in self._waiting_by_weight.items() for tenant in tenants} == {
             (tenant, self._live_weights[tenant]) for tenant in self._waiting
@@ -175,8 +172,7 @@ class FairQueue:
 
     def _level(self) -> float:
         """What the least served tenant of live sequences was served; 0 if there are none."""
-        least = self._live_by_service.first()
-        return 0.0 if least is None else self.served(least)
+        return min(map(self.served, self._live), default=0.0)
 
     def _weights_of_live(self) -> float:
         """The sum over all tenants of live sequences, rounded once, so that it does not drift."""
