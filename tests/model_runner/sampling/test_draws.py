@@ -17,7 +17,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 from draftwood_model_runner.request import SamplingParams as Draw
 from draftwood_model_runner.sampling.draws.noise import gumbel_noise
 from draftwood_model_runner.sampling.draws.sample import BoolArray, kept_tokens, sample
-from draftwood_model_runner.sampling.token_weights import dropped_share, least_weight, token_weights
+from draftwood_model_runner.sampling.token_weights import WEIGHT_BITS, dropped_share, least_weight, token_weights
 from draftwood_strategies.draft import Float32Array
 
 TOP_PS = [0.999, 0.95, 0.9, 0.8, 0.5, 0.1, 0.001, 1e-9]
@@ -99,6 +99,18 @@ def test_with_a_real_vocabulary() -> None:
         for seed in range(5):
             noise = gumbel_noise(scores.size, seed, 77)
             assert sample(scores, replace(draw, seed=seed), 77) == int(np.where(kept, cooled + noise, -np.inf).argmax())
+
+
+def test_weights_are_probabilities() -> None:
+    scores = np.linspace(-30.0, 7.0, 10_001, dtype=np.float32)
+    expected = np.exp((scores - scores[-1]).astype(np.float64)) * 2.0**WEIGHT_BITS
+    assert token_weights(scores) == pytest.approx(expected, rel=2e-7, abs=1.5)
+
+
+def test_weights_stay_what_they_are() -> None:
+    """Written down once: a seed must write the same text after an upgrade, and on every device."""
+    scores = np.array([0.0, -0.5, -1.0, -10.0, -23.0, -24.9, -25.0, -np.inf], np.float32)
+    assert token_weights(scores).tolist() == [17179869184.0, 10420117504.0, 6320120832.0, 779964.0, 1.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("deviation", [0.01, 1.0, 4.0])

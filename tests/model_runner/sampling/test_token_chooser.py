@@ -123,34 +123,6 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@given(wanted=params, stop=stops, others=st.lists(params, min_size=7, max_size=7))
-@few_examples
-def test_the_output_is_the_same_alone_in_a_batch_and_with_any_draft(
-    name: str, wanted: SamplingParams, stop: StopParams, others: list[SamplingParams]
-) -> None:
-    answer = expected("llama", PROMPT, wanted, stop)
-    engine = engine_for("llama")
-
-    def fresh() -> Strategy:
-        return OracleStrategy({PROMPT: answer}, VOCAB, seed=1) if name == "oracle" else create(name)
-
-    strategy = fresh()
-    plain, drafted, again = (sequence(PROMPT, wanted, stop, s) for s in (None, strategy, strategy))
-    for one in (plain, drafted, again):
-        run(engine, one)
-        assert one.stats.drafting_disabled_reason == ""
-        assert one.output == answer
-    if name == "oracle" and len(answer) > 8:
-        assert drafted.stats.accepted_tokens > 0
-    others_draft = strategy if name != "oracle" else None
-    crowd = [sequence((*PROMPT, i), other, stop, others_draft) for i, other in enumerate(others)]
-    in_crowd = sequence(PROMPT, wanted, stop, fresh())
-    run(engine, *crowd[:3], in_crowd, *crowd[3:])
-    assert in_crowd.output == answer
-    engine.check()
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
 @given(wanted=params, stop=stops)
 @few_examples
 def test_the_output_is_the_same_when_steps_are_skipped(name: str, wanted: SamplingParams, stop: StopParams) -> None:

@@ -63,15 +63,6 @@ def test_the_common_prefix_ends_where_tokens_differ(a: list[int], b: list[int], 
     assert common_prefix(left, right) == common_prefix(right, left) == expected
 
 
-def test_the_next_chat_turn_begins_with_the_pages_of_the_last_one() -> None:
-    memory = memory_of(100)
-    ended(memory, tokens((1, 100)), output=20)
-    second = start(memory, np.concatenate([tokens((1, 100)), np.arange(1000, 1020, dtype=np.int32), tokens((2, 9))]))
-    assert second.committed == 112  # of the 119 that were computed, those in full pages
-    memory.run(ScheduledSequence(second, 17), [5])
-    memory.pool.check([second])
-
-
 def test_what_begins_alike_is_held_once() -> None:
     memory = memory_of(100)
     ended(memory, tokens((1, 64), (2, 40)))

@@ -184,24 +184,6 @@ def test_another_tenants_prompt_is_never_reused() -> None:
     assert [s.stats.cached_prompt_tokens for s in (first, again, other)] == [0, 144, 0]
 
 
-def test_without_the_prefix_cache_nothing_is_reused() -> None:
-    engine = engine_for(prefix_cache=False)
-    for _ in range(2):
-        assert answer(engine, (7, 2) * 40, 9).stats.cached_prompt_tokens == 0
-
-
-def test_prefixes_are_right_after_eviction() -> None:
-    engine = engine_for(kv_cache_tokens=CONTEXT + NODES)
-    reused = 0
-    for round_ in range(3):
-        for first in (1, 2, 3, 3):
-            prompt = (first, 6) * 30 + (round_,)
-            sequence = answer(engine, prompt, 9)
-            assert sequence.output == greedy("llama", prompt, 9)
-            reused += sequence.stats.cached_prompt_tokens > 0
-    assert 0 < reused < 12
-
-
 @pytest.mark.parametrize("runner", ["torch", "openvino"])
 def test_samples_of_one_prompt_share_its_prefill(runner: str) -> None:
     engine = engine_for(runner=runner, prefill_chunk=64, shared_prefill_chunk=64)
