@@ -11,9 +11,7 @@ import numpy as np
 from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.sampling.adjustments import LogitAdjustments
 from draftwood_model_runner.sampling.constraints import ConstrainedLogits
-from draftwood_model_runner.sampling.draws.margins import sampling_margin
-from draftwood_model_runner.sampling.draws.noise import gumbel_noise
-from draftwood_model_runner.sampling.draws.sample import kept_tokens, sample
+from draftwood_model_runner.sampling.draws.sample import sample, sampling_margin
 from draftwood_model_runner.sampling.generation_defaults import NO_CONSTRAINTS, Constraints
 from draftwood_model_runner.sampling.metadata import MOST_PROBABLE, ON_HOST, SequenceSampling
 from draftwood_model_runner.sequence import Sequence
@@ -126,10 +124,7 @@ class TokenChooser:
         if self._params.temperature == 0.0:
             margin = float(scores.max()) - float(scores[token])
         else:
-            kept = kept_tokens(scores, self._params)
-            cooled = scores.astype(np.float64) / self._params.temperature
-            noise = gumbel_noise(cooled.size, self._params.seed, self._position)
-            margin = sampling_margin(cooled, kept, noise, token) * self._params.temperature
+            margin = sampling_margin(scores, self._params, self._position, token)
         return margin / max(largest, 1e-30)
 
     def logprobs(self, logits: Logits, token: int) -> TokenLogprobs:

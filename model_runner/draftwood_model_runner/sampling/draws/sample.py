@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draftwood_model_runner.request import SamplingParams
-from draftwood_model_runner.sampling.draws.noise import UNIFORM_UNIT, random_bits
+from draftwood_model_runner.sampling.draws.noise import UNIFORM_UNIT, gumbel_noise, random_bits
 from draftwood_model_runner.sampling.draws.selection import (
     BLOCK,
     Workspace,
@@ -86,6 +86,29 @@ def kept_tokens(scores: Float32Array, params: SamplingParams) -> BoolArray:
     keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     kept = (keys > edge[0]) | ((keys == edge[0]) & (np.arange(keys.size) >= edge[1]))
     return np.asarray(kept & np.isfinite(scores) & (token_weights(over_temperature) >= least_weight(params.min_p)))
+
+
+def sampling_margin(scores: Float32Array, params: SamplingParams, position: int, token: int) -> float:
+    """By how much scores would have to be off for `token` to be drawn; infinite for a token with a score of -inf.
+
+    The token must be among those that are kept, and each kept one with a larger sum of score and noise must either lose
+    to it or be left out. A token crosses the edge of what is kept at its distance to the nearest one on the other side:
+    exact for top-k. For top-p it is an estimate, since what counts there is the sum of all probabilities before it.
+
+    Args:
+        scores, position: as for `sample`.
+        token: not the one that was drawn.
+    """
+    if not np.isfinite(scores[token]):
+        return float("inf")
+    kept, warm = kept_tokens(scores, params), scores.astype(np.float64) / params.temperature
+    sums = warm + gumbel_noise(warm.size, params.seed, position)
+    margin = 0.0 if kept[token] else float(warm[kept].min() - warm[token])
+    ahead = kept & (sums > sums[token])
+    if ahead.any():
+        edge = float(warm[~kept].max()) if not kept.all() else -np.inf
+        margin = max(margin, float(np.minimum(sums[ahead] - sums[token], warm[ahead] - edge).max()))
+    return margin * params.temperature
 
 
 def _workspace(vocab: int) -> Struct[Workspace]:
