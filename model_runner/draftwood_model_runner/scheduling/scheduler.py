@@ -217,18 +217,12 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence) -> None:
         """Gives a running sequence further pages; preempts those that yield before it if need be, or else itself."""
-        for victim in self._victims(sequence):
-            self._preempt(victim)
+        if (missing := self._pool.shortfall([sequence])) > 0:
+            before = itertools.takewhile(lambda other: other is not sequence, self._shares.yielding())
+            for victim in self._pool.enough(before, missing) or [sequence]:
+                self._preempt(victim)
         if sequence.state is SequenceState.RUNNING:
             self._pool.grow(sequence)
-
-    def _victims(self, sequence: Sequence) -> list[Sequence]:
-        """The sequences to preempt so that this one can grow: itself if those that yield before it hold too little."""
-        missing = self._pool.shortfall([sequence])
-        if missing <= 0:
-            return []
-        before = itertools.takewhile(lambda other: other is not sequence, self._shares.yielding())
-        return self._pool.enough(before, missing) or [sequence]
 
     def _stop(self, sequence: Sequence, keep: bool = True) -> None:
         """Takes the slot and the pages of a running sequence."""
@@ -282,24 +276,15 @@ class Scheduler:
             for head in heads:
                 if self._gains_by_waiting(head):
                     continue
-                victims = self._givers(head, free)
-                if victims is not None:
+                missing = self._pool.missing(head)
+                if free and missing <= 0:
+                    return head, []
+                if (victims := self._pool.enough(self._shares.givers(head), missing)) is not None:
                     return head, victims
                 looked_at += 1
                 if free or looked_at == _MOST_LOOKS:
                     return None
         return None
-
-    def _givers(self, sequence: Sequence, free: bool) -> list[Sequence] | None:
-        """The running sequences that give way so that this one can run, if need be; None if it has to wait.
-
-        Args:
-            free: there is a free slot.
-        """
-        missing = self._pool.missing(sequence)
-        if free and missing <= 0:
-            return []
-        return self._pool.enough(self._shares.givers(sequence), missing)
 
     def _gains_by_waiting(self, sequence: Sequence) -> bool:
         """Whether a running sequence is about to compute a prefix of this prompt, which can be shared then.
