@@ -65,7 +65,7 @@ class PrefixCache:
 
     def known(self, pages: Int32Array) -> npt.NDArray[np.bool_]:
         """bool[p], which of these pages, int32[p], hold a block."""
-        return np.array([page in self._hash_of for page in pages.tolist()], np.bool_)
+        return np.fromiter(map(self._hash_of.__contains__, pages.tolist()), np.bool_, pages.size)
 
     def look_up(self, prefix: KnownPrefix) -> None:
         """Sets the pages of a prefix to those of its first blocks, as far as they are known."""
