@@ -69,7 +69,7 @@ class Scheduler:
         self._serial = itertools.count()
         self._ranks: dict[Sequence, Rank] = {}
         self._queue = FairQueue(self._ranks.__getitem__, weights)
-        self._shares = SlotShares(self._queue, self._ranks.__getitem__, max_running)
+        self._shares = SlotShares(self._queue, self._ranks.__getitem__, self._limit)
         self._planner = StepPlanner(self._queue, self._shares, self._ranks.__getitem__, prefill_chunk, shared_chunk)
         self._next_deadline = math.inf
         self.step_seconds = 0.0
@@ -119,7 +119,6 @@ class Scheduler:
             self._find_memory(short)
         self._admit()
         if self._limit.passed(len(self.running), self.waiting):
-            self._shares.slots = self.max_running
             _log.info("no step ran out of memory lately; now %d sequences run at once", self.max_running)
         return self._planner.plan(self.running, in_flight, microbatch)
 
@@ -169,7 +168,6 @@ class Scheduler:
         """
         if not self._limit.out_of_memory(len(self.running)):
             return False
-        self._shares.slots = self.max_running
         for victim in [*itertools.islice(self._shares.yielding(), max(0, len(self.running) - self.max_running))]:
             self._preempt(victim)
         return True
