@@ -37,7 +37,7 @@ class KnownPrefix:
 
     def append(self, tokens: Int32Array, page_size: int) -> None:
         """Adds the blocks of `tokens`, int32[n * page_size], which follow those that it has."""
-        before = self.hashes[-1] if self.hashes else sha256(self.tenant.encode()).digest()
+        before = self.hashes[-1] if self.hashes else sha256(self.tenant.encode("utf-8", "surrogatepass")).digest()
         data, size = tokens.tobytes(), page_size * tokens.itemsize
         for begin in range(0, len(data), size):
             before = sha256(before + data[begin : begin + size]).digest()

@@ -89,13 +89,14 @@ def test_a_live_sequences_prompt_serves_as_prefix() -> None:
 
 
 def test_tenants_never_meet() -> None:
-    memory = memory_of(100)
+    memory = memory_of(200)
     ended(memory, tokens((1, 100)), "a")
     live = start(memory, tokens((2, 100)), "a")
     memory.run(ScheduledSequence(live, 100), [7])
     memory.pool.record(live)
     for prompt in (tokens((1, 100)), tokens((2, 100))):
         assert start(memory, prompt, "b").committed == 0
+        assert start(memory, prompt, "a\ud800").committed == 0  # a name that UTF-8 has no bytes for
         assert start(memory, prompt, "a").committed == 96
 
 
