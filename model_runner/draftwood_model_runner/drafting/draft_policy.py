@@ -243,23 +243,19 @@ class DraftPolicy:
             model_seconds: what the forward pass took.
             sharing: how many sequences shared it.
         """
-        rows, outputs, drafters = list[int](), list[StepOutput](), list[GuardedDrafter]()
-        for row, output in written.items():
-            drafter = self._states[output.sequence].drafter
-            if drafter.active:
-                rows.append(row)
-                outputs.append(output)
-                drafters.append(drafter)
-        if not rows:
+        drafters = [self._states[output.sequence].drafter for output in written.values()]
+        active = [i for i, drafter in enumerate(drafters) if drafter.active]
+        if not active:
             return
-        if len(rows) < feedback.begins.shape[0] - 1:
-            feedback = feedback.part(rows)
-        accepted = np.array([output.drafted.count(True) for output in outputs], np.int32)
+        each, drafters = [*written.items()], [drafters[i] for i in active]
+        if len(active) < feedback.begins.shape[0] - 1:
+            feedback = feedback.part([each[i][0] for i in active])
+        accepted = np.array([*map(sum, [each[i][1].drafted for i in active])], np.int32)
         verifying = self._verifying_seconds(feedback)
         step_all([drafter.account for drafter in drafters], model_seconds, accepted, verifying, sharing)
-        tokens = np.array([token for output in outputs for token in output.token_ids], np.int32)
-        begins = np.cumsum([0, *(len(output.token_ids) for output in outputs)], dtype=np.int32)
-        observe_all(drafters, tokens, begins, feedback)
+        tokens = [each[i][1].token_ids for i in active]
+        begins = np.cumsum([0, *map(len, tokens)], dtype=np.int32)
+        observe_all(drafters, np.array([token for one in tokens for token in one], np.int32), begins, feedback)
 
     def _verifying_seconds(self, feedback: StepFeedback) -> Float64Array:
         """What the nodes and branches of each sequence's draft added to the latest step, by the step-time model,
