@@ -22,11 +22,10 @@ from draftwood_model_runner.errors import (
 from draftwood_model_runner.execution.allocation import allocate
 from draftwood_model_runner.execution.begun_step import BegunStep, lay_out_step
 from draftwood_model_runner.execution.lifecycle import LiveSequences, check_fits
-from draftwood_model_runner.execution.writers import SequenceWriters, Written
 from draftwood_model_runner.loading.model import LoadedModel
-from draftwood_model_runner.output import StepOutput
+from draftwood_model_runner.output import StepOutput, VerifiedTree
 from draftwood_model_runner.own_text import OwnText
-from draftwood_model_runner.redecoding import Redecoding
+from draftwood_model_runner.redecoding import PlainDecoding, Redecoding
 from draftwood_model_runner.runners.base import StateUse
 from draftwood_model_runner.sampling.background import background_threads
 from draftwood_model_runner.scheduling.kv_pool import KVUse
@@ -35,7 +34,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_model_runner.statistics import EngineCounts
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.budgeting.watchdog import Watchdog
-from draftwood_strategies.native import Int32Array
+from draftwood_strategies.native import Int32Array, sizes_between
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -78,8 +77,7 @@ class Engine:
         self._policy = DraftPolicy(model.vocab_size, self._runner.draft_limits, step_times, watchdog)
         self._overlap = Overlap(step_times if self._runner.is_asynchronous else None)
         self._in_flight: BegunStep | None = None
-        self._writers = SequenceWriters(model)
-        self._live = LiveSequences(self._scheduler, self._policy, self._writers)
+        self._live = LiveSequences(model, self._scheduler, self._policy)
         self._masking = background_threads(1, "mask")
         self._redecodings = 0
         self._redecoding: Redecoding | None = None
@@ -179,7 +177,7 @@ class Engine:
         return self._redecoding
 
     @property
-    def _idle_work(self) -> list[OwnText | Redecoding]:
+    def _idle_work(self) -> list[PlainDecoding]:
         """What is computed while the engine has no work, and gives way to what it runs."""
         return [work for work in (self._own_text, self._redecoding) if work is not None]
 
@@ -240,7 +238,7 @@ class Engine:
             return None
         batch = lay_out_step(drafts, self._pool, self._policy.least_score(drafts))
         try:
-            on_device = self._runner.begin(batch, self._policy.top_k(drafts), self._writers.choosers(scheduled))
+            on_device = self._runner.begin(batch, self._policy.top_k(drafts), self._live.choosers(scheduled))
         except DeviceLostError:
             raise
         except Exception as error:
@@ -261,10 +259,9 @@ class Engine:
         except Exception as error:
             outputs += self._failed([step.scheduled[row].sequence for row in step.valid_rows], error)
             return
-        if written.outputs:
-            self._policy.observe(written.outcomes(seconds))
-        outputs += written.outputs
-        for output in written.outputs:
+        self._policy.observe(written, feedback, seconds, len(step.scheduled))
+        outputs += written.values()
+        for output in written.values():
             if output.finish:
                 self._live.finish(output.sequence)
             elif output.sequence.grammar is not None:
@@ -277,18 +274,20 @@ class Engine:
             sequence.stats.model_seconds += seconds
             sequence.stats.step_seconds += ended - step.started
 
-    def _verify(self, step: BegunStep, feedback: StepFeedback, outputs: list[StepOutput]) -> Written:
-        """What each sequence writes. A sequence that fails is ended, and its last output added to `outputs`."""
+    def _verify(self, step: BegunStep, feedback: StepFeedback, outputs: list[StepOutput]) -> dict[int, StepOutput]:
+        """What each sequence writes, by batch row. One that fails is ended, and its last output added to `outputs`."""
         valid = [(row, step.scheduled[row]) for row in step.valid_rows]
         writing = [(row, one.sequence) for row, one in valid if one.reaches_end]
         paths = step.on_device.verify([row for row, _ in writing])
         for _, (sequence, tokens) in valid:
             sequence.committed += tokens
-        written = Written(step, feedback)
+        drafted, written = (sizes_between(feedback.begins) - 1).tolist(), dict[int, StepOutput]()
         for (row, sequence), path in zip(writing, paths, strict=True):
-            output = self._writers.write(sequence, path)
+            output = self._live.write(sequence, path, drafted[row])
             if isinstance(output, StepOutput):
-                written.add(row, output, path)
+                if sequence.request.draft_trees:
+                    output.tree = VerifiedTree.of(feedback, row, path.nodes[: output.drafted.count(True)])
+                written[row] = output
                 continue
             if not isinstance(output, DraftwoodError):
                 _log.error("request %r failed in verification", sequence.request.request_id, exc_info=output)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies.base import StepFeedback
 
 
 class FinishReason(Enum):
@@ -54,6 +55,13 @@ class VerifiedTree:
     token_ids: list[int]
     parents: list[int]
     accepted: list[int]
+
+    @classmethod
+    def of(cls, feedback: StepFeedback, row: int, accepted: list[int]) -> VerifiedTree:
+        """That of a batch row of a step."""
+        nodes = feedback.of_row(row)
+        tokens, parents = feedback.tokens[nodes][1:], feedback.parents[nodes][1:] - 1  # without the root
+        return cls(tokens.tolist(), parents.tolist(), accepted)
 
 
 @dataclass(slots=True)

@@ -8,25 +8,21 @@ most probable tokens at each of their positions are kept. That contains nothing 
 from __future__ import annotations
 
 import logging
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.tokenizer import Tokenizer
-from draftwood_model_runner.redecoding import PREFILL_TOKENS
+from draftwood_model_runner.redecoding import PlainDecoding
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
-from draftwood_model_runner.runners.base import Runner
-from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.base import Predictions, Runner
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies import EMPTY_TREE
 from draftwood_strategies.native import Int32Array
 from draftwood_strategies.successors import COLUMNS, NOWHERE, ORDERS, WIDTH, SuccessorTable, has_layout
 
@@ -44,15 +40,8 @@ _ROOT: Int32Array = np.array([-1], np.int32)
 _log = logging.getLogger(__name__)
 
 
-class _Text(NamedTuple):
-    """A text that is being written."""
-
-    sequence: Sequence
-    chooser: TokenChooser
-
-
-class OwnText:
-    """Writes the texts, some at a time. To be stepped only while no sequence runs; `pause` gives the KV pages up.
+class OwnText(PlainDecoding):
+    """Writes the texts, some at a time.
 
     Args:
         at_once: texts, at most.
@@ -77,17 +66,16 @@ class OwnText:
         cache: Path | None,
         publish: Callable[[Int32Array], None],
     ) -> None:
-        self.done = False
+        super().__init__(runner, pool)
         self.rows: Int32Array = np.empty((0, COLUMNS), np.int32)
-        self._model, self._runner, self._pool, self._publish = model, runner, pool, publish
+        self._model, self._publish = model, publish
         self._at_once = min(at_once, _AT_ONCE)
         self._file = None if cache is None else cache / f"own-text-{model.fingerprint}-{tokens}.npy"
         self._beginning = _beginning(model.tokenizer)
         self._length = min(_TEXT_TOKENS, tokens, model.max_context - self._beginning.size - 1)
         self._texts = -(-tokens // self._length) if self._length > 0 else 0
         self._begun = 0
-        self._writing: list[_Text] = []
-        self._opened: list[Sequence] = []
+        self._writing: dict[Sequence, TokenChooser] = {}
         self._table = SuccessorTable(_CONTEXTS)
         if self._file is not None and self._file.exists():
             try:
@@ -96,37 +84,22 @@ class OwnText:
             except (OSError, ValueError, EOFError, MemoryError) as error:
                 _log.warning("the model's own text in %s is not used: %s", self._file, error)
 
-    @property
-    def with_pages(self) -> list[Sequence]:
-        """What holds KV pages."""
-        return [*self._opened]
-
     def step(self) -> None:
         """One forward pass: of the latest token of each text, or of some that have no keys and values yet."""
         assert not self.done
         if not self._writing:
             self._begin()
-        if rows := [text for text in self._writing if self._has_room(text.sequence)]:
-            self._compute(rows)
-        else:  # each waits for pages that another one holds
-            self.pause()
-        if not all(len(text.sequence.output) == self._length for text in self._writing):
+        unfinished = [one for one in self._writing if len(one.output) < self._length]
+        for sequence, predictions in self._forward(unfinished, WIDTH):
+            self._write(sequence, predictions)
+        if not all(len(one.output) == self._length for one in self._writing):
             return
         self._release(keep=False)
-        self._writing = []
+        self._writing = {}
         self.done = self._begun == self._texts
         self._show(self._table.rows if self.done else self._table.rows.copy())
         if self.done:
             self._keep()
-
-    def pause(self) -> None:
-        """Gives up the pages. What they hold is found again by the next step, or computed again if they were needed."""
-        self._release(keep=True)
-
-    def close(self) -> None:
-        """Ends it, finished or not, and forgets its pages; idempotent."""
-        self.done = True
-        self._release(keep=False)
 
     def _begin(self) -> None:
         """Begins the next texts."""
@@ -142,56 +115,22 @@ class OwnText:
                 learns=False,
             )
             sequence = Sequence(request)
-            chooser = TokenChooser(sequence, model.eos_token_ids, model.vocab_size, model.defaults.constraints)
-            self._writing.append(_Text(sequence, chooser))
+            constraints = model.defaults.constraints
+            self._writing[sequence] = TokenChooser(sequence, model.eos_token_ids, model.vocab_size, constraints)
         self._begun = end
 
-    def _has_room(self, sequence: Sequence) -> bool:
-        """Whether a text goes on in this step: it is not at its end, and has pages for the step."""
-        if len(sequence.output) == self._length:
-            return False
-        if sequence not in self._opened:
-            if not self._pool.open(sequence):
-                return False
-            self._opened.append(sequence)
-        if self._pool.is_short(sequence):
-            self._pool.trim(sequence)
-            if self._pool.shortfall([sequence]) > 0:
-                return False
-            self._pool.grow(sequence)
-        return True
-
-    def _compute(self, texts: list[_Text]) -> None:
-        """A forward pass of these texts; each that is computed to its end gets a token."""
-        rows, most = [], max(1, PREFILL_TOKENS // len(texts))
-        for sequence, _ in texts:
-            left = sequence.length - sequence.committed
-            count = min(left, most)
-            chain = sequence.tokens(sequence.committed, count)
-            logits_from = count - 1 if count == left else count
-            pages, prompt = self._pool.pages(sequence), self._beginning.size
-            rows.append(BatchRow(pages, sequence.committed, chain, EMPTY_TREE, logits_from, prompt))
-        predictions = self._runner.step(lay_out(rows), WIDTH)
-        for row, text in zip(rows, texts, strict=True):
-            text.sequence.committed += row.chain.size
-        ends = [text for text in texts if text.sequence.committed == text.sequence.length]
-        for i, (sequence, chooser) in enumerate(ends):
-            assert predictions.top_tokens is not None
-            tail: Int32Array = np.full(ORDERS, NOWHERE, np.int32)
-            latest = sequence.tokens(max(sequence.length - ORDERS, 0), min(sequence.length, ORDERS))
-            tail[ORDERS - latest.size :] = latest
-            top_tokens = np.ascontiguousarray(predictions.top_tokens[i : i + 1], np.int32)
-            self._table.note(tail, tail[-1:], _ROOT, top_tokens)
-            token = chooser.pick(predictions.logits[i], [int(predictions.tokens[i])])
-            chooser.remember(token)
-            sequence.output.append(token)
-
-    def _release(self, keep: bool) -> None:
-        for sequence in self._opened:
-            self._pool.close(sequence, keep)
-        self._opened = []
-        for text in self._writing:
-            self._pool.leave(text.sequence)
+    def _write(self, sequence: Sequence, predictions: Predictions) -> None:
+        """The next token of a text, and what else may follow here."""
+        assert predictions.top_tokens is not None
+        tail: Int32Array = np.full(ORDERS, NOWHERE, np.int32)
+        latest = sequence.tokens(max(sequence.length - ORDERS, 0), min(sequence.length, ORDERS))
+        tail[ORDERS - latest.size :] = latest
+        top_tokens = np.ascontiguousarray(predictions.top_tokens, np.int32)
+        self._table.note(tail, tail[-1:], _ROOT, top_tokens)
+        chooser = self._writing[sequence]
+        token = chooser.pick(predictions.logits[0], [int(predictions.tokens[0])])
+        chooser.remember(token)
+        sequence.output.append(token)
 
     def _show(self, rows: Int32Array) -> None:
         self.rows = rows
@@ -202,7 +141,11 @@ class OwnText:
         if self._file is None:
             return
         try:
-            _save(self._file, self.rows)
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._file.parent) as folder:
+                part = Path(folder) / self._file.name
+                np.save(part, self.rows)
+                part.replace(self._file)
         except OSError as error:
             _log.warning("the model's own text was not kept: %s", error)
 
@@ -233,16 +176,3 @@ def _read(file: Path, vocab_size: int) -> Int32Array:
     if rows[:, :WIDTH].min() < 0 or rows[:, :WIDTH].max() >= vocab_size:
         raise ValueError("it has tokens that the model does not have")
     return rows
-
-
-def _save(file: Path, rows: Int32Array) -> None:
-    """Writes a file as a whole."""
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
-        try:
-            np.save(part, rows)
-            part.close()
-            os.replace(part.name, file)
-        except BaseException:
-            os.unlink(part.name)
-            raise

@@ -1,11 +1,9 @@
 """Decodes an answer again without drafts, one token a step, and compares: drafting must not change what is written.
-
-It shares nothing with the answer but the model: no scheduler, no draft policy, and no page that a step with drafts
-wrote. Knows nothing of torch.
-"""
+No torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from draftwood_model_runner.answer import ENDING_DIFFERS, Answer, Difference
@@ -23,61 +21,23 @@ PREFILL_TOKENS = 32
 than one of a single token, since both read all weights (`draftwood bench step`)."""
 
 
-class Redecoding:
-    """Decodes one answer again. To be stepped only while no sequence runs; `pause` gives the KV pages up.
-
-    Args:
-        label: stands for the tenant in the prefix cache: no other sequence may have it.
+class PlainDecoding:
+    """Decodes sequences without drafts. To be stepped only while the engine runs none; `pause` gives the KV pages up.
 
     Attributes:
-        done: all tokens were compared, or one differs.
-        difference: the first one, if there is any.
+        done: there is nothing left to do.
     """
 
-    def __init__(self, model: LoadedModel, runner: Runner, pool: KVPool, answer: Answer, label: str) -> None:
-        request = replace(answer.request, tenant=label, strategy_name="none", max_draft_nodes=0, learns=False)
-        self.sequence = Sequence(request, grammar=answer.grammar)
+    def __init__(self, runner: Runner, pool: KVPool) -> None:
         self.done = False
-        self.difference: Difference | None = None
-        self._answer = answer
         self._runner = runner
         self._pool = pool
-        self._has_pages = False
-        eos = model.eos_token_ids
-        self._chooser = TokenChooser(self.sequence, eos, model.vocab_size, model.defaults.constraints)
-        decoder = model.tokenizer.stream(request.prompt, request.include_special_tokens)
-        self._text = OutputText(decoder, request.stop, eos)
-
-    @property
-    def waits(self) -> bool:
-        """Never: each step is the caller's."""
-        return False
+        self._opened: list[Sequence] = []
 
     @property
     def with_pages(self) -> list[Sequence]:
         """What holds KV pages."""
-        return [self.sequence] if self._has_pages else []
-
-    def step(self) -> None:
-        """One forward pass: of the latest token, or of up to `PREFILL_TOKENS` that have no keys and values yet."""
-        assert not self.done
-        sequence, pool = self.sequence, self._pool
-        if not self._has_pages:
-            self._has_pages = pool.open(sequence)
-            assert self._has_pages, "a sequence runs"
-        if pool.is_short(sequence):
-            pool.trim(sequence)
-            pool.grow(sequence)
-        count = min(sequence.length - sequence.committed, PREFILL_TOKENS)
-        chain = sequence.tokens(sequence.committed, count)
-        prompt = int(sequence.request.prompt.size)
-        row = BatchRow(pool.pages(sequence), sequence.committed, chain, EMPTY_TREE, count - 1, prompt)
-        predictions = self._runner.step(lay_out([row]), 0)
-        sequence.committed += count
-        if sequence.committed == sequence.length:
-            self._compare(predictions)
-        if self.done:
-            self.close()
+        return [*self._opened]
 
     def pause(self) -> None:
         """Gives up the pages. What they hold is found again by the next step, or computed again if they were needed."""
@@ -88,10 +48,86 @@ class Redecoding:
         self.done = True
         self._release(keep=False)
 
+    def _forward(self, sequences: Iterable[Sequence], top_k: int) -> list[tuple[Sequence, Predictions]]:
+        """One forward pass: of the latest token of each sequence that there are pages for, or of up to `PREFILL_TOKENS`
+        of all of them that have no keys and values yet. Returns the predictions for those computed to their end."""
+        if not (computed := [one for one in sequences if self._has_room(one)]):
+            self.pause()  # each waits for pages that another one holds
+            return []
+        rows, most = [], max(1, PREFILL_TOKENS // len(computed))
+        for one in computed:
+            left = one.length - one.committed
+            chain = one.tokens(one.committed, min(left, most))
+            logits_from = chain.size - 1 if chain.size == left else chain.size
+            prompt = int(one.request.prompt.size)
+            rows.append(BatchRow(self._pool.pages(one), one.committed, chain, EMPTY_TREE, logits_from, prompt))
+        logits, tokens, top = self._runner.step(lay_out(rows), top_k)
+        for one, row in zip(computed, rows, strict=True):
+            one.committed += row.chain.size
+        ends = [one for one in computed if one.committed == one.length]
+        return [
+            (one, Predictions(logits[i : i + 1], tokens[i : i + 1], None if top is None else top[i : i + 1]))
+            for i, one in enumerate(ends)
+        ]
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether there are pages for a sequence in this step."""
+        pool = self._pool
+        if sequence not in self._opened:
+            if not pool.open(sequence):
+                pool.leave(sequence)
+                return False
+            self._opened.append(sequence)
+        if pool.is_short(sequence):
+            pool.trim(sequence)
+            if pool.shortfall([sequence]) > 0:
+                return False
+            pool.grow(sequence)
+        return True
+
     def _release(self, keep: bool) -> None:
-        if self._has_pages:
-            self._has_pages = False
-            self._pool.close(self.sequence, keep)
+        for sequence in self._opened:
+            self._pool.close(sequence, keep)
+        self._opened = []
+
+
+class Redecoding(PlainDecoding):
+    """Decodes one answer again, and compares. It shares nothing with the answer but the model: no scheduler, no draft
+    policy, and no page that a step with drafts wrote.
+
+    Args:
+        label: stands for the tenant in the prefix cache: no other sequence may have it.
+
+    Attributes:
+        done: all tokens were compared, or one differs.
+        difference: the first one, if there is any.
+    """
+
+    def __init__(self, model: LoadedModel, runner: Runner, pool: KVPool, answer: Answer, label: str) -> None:
+        super().__init__(runner, pool)
+        request = replace(answer.request, tenant=label, strategy_name="none", max_draft_nodes=0, learns=False)
+        self.sequence = Sequence(request, grammar=answer.grammar)
+        self.difference: Difference | None = None
+        self._answer = answer
+        eos = model.eos_token_ids
+        self._chooser = TokenChooser(self.sequence, eos, model.vocab_size, model.defaults.constraints)
+        decoder = model.tokenizer.stream(request.prompt, request.include_special_tokens)
+        self._text = OutputText(decoder, request.stop, eos)
+
+    @property
+    def waits(self) -> bool:
+        """Never: each step is the caller's."""
+        return False
+
+    def step(self) -> None:
+        """One forward pass, see `PREFILL_TOKENS`."""
+        assert not self.done
+        predicted = self._forward([self.sequence], 0)
+        assert self._opened, "a sequence runs"
+        for _, predictions in predicted:
+            self._compare(predictions)
+        if self.done:
+            self.close()
 
     def _compare(self, predictions: Predictions) -> None:
         output, written = self.sequence.output, self._answer.output

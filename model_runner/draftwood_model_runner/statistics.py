@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import zip_longest
-from typing import NamedTuple
+from operator import add
+from typing import Any, NamedTuple
 
 from draftwood_strategies.base import SourceCounts
 
@@ -29,12 +31,7 @@ class EngineCounts(NamedTuple):
 
     def plus(self, other: EngineCounts) -> EngineCounts:
         """Both together."""
-        return EngineCounts(
-            self.steps + other.steps,
-            self.step_seconds + other.step_seconds,
-            self.model_seconds + other.model_seconds,
-            self.microbatches + other.microbatches,
-        )
+        return EngineCounts(*map(add, self, other))
 
 
 @dataclass(slots=True)
@@ -102,28 +99,8 @@ class SequenceStats:
     @classmethod
     def over(cls, parts: SequenceOf[SequenceStats]) -> SequenceStats:
         """Of several samples of one request: counts are summed, times run from the first to the last."""
-        depths = zip_longest(*(part.accepted_by_depth for part in parts), fillvalue=0)
-        return cls(
-            arrived_at=parts[0].arrived_at,
-            first_scheduled_at=min(part.first_scheduled_at for part in parts),
-            first_token_at=min(part.first_token_at for part in parts),
-            finished_at=max(part.finished_at for part in parts),
-            cached_prompt_tokens=sum(part.cached_prompt_tokens for part in parts),
-            preemptions=sum(part.preemptions for part in parts),
-            pauses=max(part.pauses for part in parts),
-            decode_steps=sum(part.decode_steps for part in parts),
-            proposed_tokens=sum(part.proposed_tokens for part in parts),
-            drafts=sum(part.drafts for part in parts),
-            draft_tokens=sum(part.draft_tokens for part in parts),
-            accepted_tokens=sum(part.accepted_tokens for part in parts),
-            accepted_by_depth=[sum(steps) for steps in depths],
-            draft_seconds=sum(part.draft_seconds for part in parts),
-            step_seconds=max(part.step_seconds for part in parts),
-            model_seconds=max(part.model_seconds for part in parts),
-            suspensions=sum(part.suspensions for part in parts),
-            by_source=_added([part.by_source for part in parts]),
-            drafting_disabled_reason=next((reason for p in parts if (reason := p.drafting_disabled_reason)), ""),
-        )
+        of_all = {one.name: [getattr(part, one.name) for part in parts] for one in fields(cls)}
+        return cls(**{name: _OVER_SAMPLES.get(name, sum)(values) for name, values in of_all.items()})
 
 
 def _added(parts: SequenceOf[dict[str, SourceCounts]]) -> dict[str, SourceCounts]:
@@ -133,3 +110,13 @@ def _added(parts: SequenceOf[dict[str, SourceCounts]]) -> dict[str, SourceCounts
         before = total.get(name, SourceCounts(0, 0))
         total[name] = SourceCounts(before.verified + counts.verified, before.accepted + counts.accepted)
     return total
+
+
+_OVER_SAMPLES: dict[str, Callable[[list[Any]], Any]] = {
+    **dict.fromkeys(("arrived_at", "first_scheduled_at", "first_token_at"), min),
+    **dict.fromkeys(("finished_at", "pauses", "step_seconds", "model_seconds"), max),
+    "accepted_by_depth": lambda parts: [sum(steps) for steps in zip_longest(*parts, fillvalue=0)],
+    "drafting_disabled_reason": lambda reasons: next(filter(None, reasons), ""),
+    "by_source": _added,
+}
+"""How the values of several samples make one; those of other fields are summed."""

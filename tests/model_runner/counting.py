@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -16,9 +17,11 @@ def calls_of(function: Callable[[], Any]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
+    gc.disable()  # whose callbacks count, whenever it runs
     sys.setprofile(counting)
     try:
         function()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count

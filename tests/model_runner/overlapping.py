@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Any
 
-from draftwood_model_runner.runners.base import DraftLimits, KVCompaction, Predictions, Runner, StepBatch
+from draftwood_model_runner.runners.base import Predictions, Runner, StepBatch
 from draftwood_model_runner.runners.host_step import compact
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.sampling.verification import AcceptedPath, predicted_paths, verify
@@ -48,7 +49,7 @@ class Step:
         others = [row for row in rows if row not in self.on_device]
         found = verify(self.choosers, self.feedback, self.predictions.logits, others, 1)
         paths = dict(zip(others, found, strict=True))
-        compact(self.runner, self.batch, paths)
+        compact(self.runner.runner, self.batch, paths)
         return [paths[row] if row in paths else self.on_device[row] for row in rows]
 
 
@@ -68,22 +69,8 @@ class OverlappingRunner:
     is_asynchronous: bool = True
     mixed_batches: bool = True
 
-    @property
-    def pages(self) -> int:
-        return self.runner.pages
-
-    @property
-    def page_size(self) -> int:
-        return self.runner.page_size
-
-    def draft_limits(self, position: int) -> DraftLimits:
-        return self.runner.draft_limits(position)
-
-    def compact_kv(self, moves: KVCompaction) -> None:
-        self.runner.compact_kv(moves)
-
-    def step(self, batch: StepBatch, top_k: int) -> Predictions:
-        return self.runner.step(batch, top_k)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
 
     def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> Step:
         if self.begin_errors and (error := self.begin_errors.pop(0)) is not None:
@@ -96,7 +83,7 @@ class OverlappingRunner:
         paths = predicted_paths(batch.feedback(found.tokens, None), found.tokens)
         greedy = [chooser is not None and chooser.follows_predictions for chooser in choosers]
         on_device = {row: path for row, path in enumerate(paths) if greedy[row]}
-        compact(self, batch, on_device)
+        compact(self.runner, batch, on_device)
         error = self.wait_errors.pop(0) if self.wait_errors else None
         self.begun.append(Step(self, batch, choosers, predictions, on_device, error))
         return self.begun[-1]

@@ -22,44 +22,40 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> int:
     return 64
 
 
-def v2(root: Path, text: str) -> Path:
-    (root / "cpu.max").write_text(text)
-    return root
-
-
-def v1(root: Path, quota: int, period: int = 100_000, folder: str = "cpu") -> Path:
-    (root / folder).mkdir()
-    (root / folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
-    (root / folder / "cpu.cfs_period_us").write_text(f"{period}\n")
+def files(root: Path, **texts: object) -> Path:
+    """A control group; `max`, `cfs_quota_us` and so on, in a folder of version 1 if one is named."""
+    folder = root / str(texts.pop("folder", ""))
+    folder.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (folder / f"cpu.{name}").write_text(f"{text}\n")
     return root
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("texts", "expected"),
     [
-        ("400000 100000\n", 4),
-        ("250000 100000\n", 2),  # a third thread would be held back half of the time
-        ("50000 100000\n", 1),
-        ("max 100000\n", 64),
-        ("12800000 100000\n", 64),
-        ("nonsense", 64),
-        ("", 64),
+        ({"max": "400000 100000"}, 4),
+        ({"max": "250000 100000"}, 2),  # a third thread would be held back half of the time
+        ({"max": "50000 100000"}, 1),
+        ({"max": "max 100000"}, 64),
+        ({"max": "12800000 100000"}, 64),
+        ({"max": "nonsense"}, 64),
+        ({"max": ""}, 64),
+        *(
+            ({"folder": folder, "cfs_quota_us": quota, "cfs_period_us": 100_000}, expected)
+            for folder in ("cpu", "cpu,cpuacct")
+            for quota, expected in ((400_000, 4), (150_000, 1), (-1, 64))
+        ),
     ],
 )
-def test_a_quota_of_version_2(machine: int, tmp_path: Path, text: str, expected: int) -> None:
-    assert usable_cpus(v2(tmp_path, text)) == expected
-
-
-@pytest.mark.parametrize("folder", ["cpu", "cpu,cpuacct"])
-@pytest.mark.parametrize(("quota", "expected"), [(400_000, 4), (150_000, 1), (-1, 64)])
-def test_a_quota_of_version_1(machine: int, tmp_path: Path, folder: str, quota: int, expected: int) -> None:
-    assert usable_cpus(v1(tmp_path, quota, folder=folder)) == expected
+def test_a_quota(machine: int, tmp_path: Path, texts: dict[str, object], expected: int) -> None:
+    assert usable_cpus(files(tmp_path, **texts)) == expected
 
 
 def test_no_control_group_and_fewer_cores(machine: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert usable_cpus(tmp_path / "absent") == machine
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
-    assert usable_cpus(v2(tmp_path, "400000 100000")) == 2
+    assert usable_cpus(files(tmp_path, max="400000 100000")) == 2
 
 
 _STEP_THREADS = """
@@ -82,7 +78,7 @@ print(torch.get_num_threads(), found)
 def test_a_model_is_loaded_and_computed_with_as_many_threads_as_the_quota_has(runner: str, tmp_path: Path) -> None:
     """On a machine with more, of which torch would take all."""
     environment = os.environ | {"OMP_NUM_THREADS": "2"}
-    arguments = [sys.executable, "-c", _STEP_THREADS, str(v2(tmp_path, "150000 100000")), runner]
+    arguments = [sys.executable, "-c", _STEP_THREADS, str(files(tmp_path, max="150000 100000")), runner]
     made = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert made.stdout.split() == ["1", "1"], made.stderr
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 import draftwood_strategies
@@ -53,10 +52,7 @@ def sequence(prompt: tuple[int, ...] = PROMPT, **options: object) -> Sequence:
 
 FAULTS: dict[str, dict[str, Any]] = {
     **{call: {"raises_in": call} for call in ("start", "propose", "observe", "close")},
-    "too many": {"tree": DraftTree.of([7] * 9)},
-    "vocabulary": {"tree": DraftTree.of([10**6])},
-    "not a tree": {"tree": object()},
-    "laws": {"tree": DraftTree(np.array([1, 2], np.int32), np.array([1, 0], np.int32), np.ones(2, np.float32))},
+    "malformed": {"tree": object()},
 }
 
 

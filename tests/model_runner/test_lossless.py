@@ -155,19 +155,6 @@ def test_sequences_that_skip_steps_for_a_prompt(name: str) -> None:
     assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
 
 
-def test_min_tokens_suppresses_the_end() -> None:
-    model = served("bundled")
-    prompt = tuple(model.tokenizer.encode_chat([{"role": "user", "content": "?"}]).tolist())
-    free = greedy("bundled", prompt, 200)
-    least, longest = len(free) + 20, len(free) + 30
-    expected = greedy("bundled", prompt, longest, min_new_tokens=least)
-    assert len(expected) > len(free)
-    engine, strategy = fixed_engine("bundled"), draftwood_strategies.create("trie")
-    for _ in range(2):
-        [sequence] = generate(engine, [prompt], strategy, 24, StopParams(longest, min_tokens=least))
-        assert sequence.output == expected
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("runner", ["torch", "openvino"])
 def test_adaptive_budget_changes_no_token(runner: str) -> None:

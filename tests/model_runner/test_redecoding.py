@@ -119,10 +119,6 @@ def test_formats_and_stop_strings(runner: str) -> None:
         assert redecoding.sequence.output == [*answer.output]
 
 
-def test_it_writes_what_transformers_writes(engine: Engine) -> None:
-    assert decoded(engine, drafted(engine)).sequence.output == greedy("llama", PROMPT, NEW_TOKENS)
-
-
 def test_a_token_changed_by_a_draft_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A verification that goes wrong where a draft is accepted: the answer goes on from another token."""
     truth = greedy("llama", PROMPT, NEW_TOKENS)

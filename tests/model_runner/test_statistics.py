@@ -27,12 +27,3 @@ def test_samples_add_up() -> None:
     both = SequenceStats.over([first, second])
     assert (both.arrived_at, both.first_token_at, both.finished_at) == (1.0, 2.0, 9.0)
     assert (both.decode_steps, both.accepted_by_depth) == (5, [3, 1])
-
-
-def test_a_step_is_counted_by_depth() -> None:
-    stats = SequenceStats()
-    stats.record_step(drafted=4, accepted=2)
-    stats.record_step(drafted=3, accepted=0)
-    assert (stats.decode_steps, stats.draft_tokens, stats.accepted_tokens) == (2, 7, 2)
-    assert stats.accepted_by_depth == [1, 1]
-    assert stats.first_token_at > 0

@@ -16,7 +16,7 @@ from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import load_model
 from draftwood_model_runner.request import Request, StopParams
 from draftwood_model_runner.sequence import Sequence
-from draftwood_model_runner.warm_up import TENANT, warm_up
+from draftwood_model_runner.warm_up import warm_up
 from draftwood_strategies import create, strategy_names
 from draftwood_strategies.registry import warm_up as warm_up_strategy
 
@@ -37,10 +37,6 @@ def test_nothing_of_the_warm_up_stays() -> None:
     assert not engine.has_work
     assert not engine.drafting_failures
     engine.check()
-
-
-def test_no_caller_can_be_the_tenant_of_the_warm_up() -> None:
-    assert not TENANT.isprintable()
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.runners.base import DraftLimits, StepBatch
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
@@ -37,7 +38,7 @@ from draftwood_strategies.budgeting.chains import (
     worthwhile_branches,
 )
 from draftwood_strategies.budgeting.draft_account import DraftCostModel, step_all
-from draftwood_strategies.budgeting.guarded_batches import observe_all, propose_all, runs_of
+from draftwood_strategies.budgeting.guarded_batches import observe_all, propose_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, IndexingBudget
 from draftwood_strategies.budgeting.step_time import StepSeconds, StepTimes
 from draftwood_strategies.budgeting.watchdog import Watchdog
@@ -66,28 +67,6 @@ class Drafts(NamedTuple):
     scheduled: list[ScheduledSequence]
     trees: DraftTrees
     levels: Int32Array
-
-
-class Outcomes(NamedTuple):
-    """What came of a step for the sequences that wrote.
-
-    Attributes:
-        sequences: in the order of the other attributes.
-        written: int32[a], what they wrote, one after the other.
-        begins: int32[s + 1]; sequence i wrote `written[begins[i] : begins[i + 1]]`.
-        accepted: of each, how many of these tokens were drafted.
-        feedback: the predictions of the model at every node.
-        model_seconds: what the forward pass took.
-        sharing: how many sequences shared it.
-    """
-
-    sequences: list[Sequence]
-    written: Int32Array
-    begins: Int32Array
-    accepted: list[int]
-    feedback: StepFeedback
-    model_seconds: float
-    sharing: int
 
 
 class _Rework(NamedTuple):
@@ -253,25 +232,30 @@ class DraftPolicy:
                 batch.size, batch.rows, seconds, self._context, drafts=drafts, changed=changed, branches=branches
             )
 
-    def observe(self, outcomes: Outcomes) -> None:
-        """A step in which sequences wrote tokens."""
-        drafters, active = [], []
-        for i, sequence in enumerate(outcomes.sequences):
-            drafter = self._states[sequence].drafter
-            if drafter.active:
-                drafters.append(drafter)
-                active.append(i)
+    def observe(
+        self, written: Mapping[int, StepOutput], feedback: StepFeedback, model_seconds: float, sharing: int
+    ) -> None:
+        """A step in which sequences wrote tokens.
+
+        Args:
+            written: what, by their batch rows.
+            feedback: of all batch rows.
+            model_seconds: what the forward pass took.
+            sharing: how many sequences shared it.
+        """
+        drafters = [self._states[output.sequence].drafter for output in written.values()]
+        active = [i for i, drafter in enumerate(drafters) if drafter.active]
         if not active:
             return
-        feedback = outcomes.feedback
-        accounts, accepted = [drafter.account for drafter in drafters], np.array(outcomes.accepted, np.int32)[active]
-        verifying = self._verifying_seconds(feedback)[active]
-        step_all(accounts, outcomes.model_seconds, accepted, verifying, outcomes.sharing)
-        if len(active) == len(outcomes.sequences):
-            observe_all(drafters, outcomes.written, outcomes.begins, feedback)
-        else:
-            written, begins = runs_of(outcomes.written, outcomes.begins, active)
-            observe_all(drafters, written, begins, feedback.part(active))
+        each, drafters = [*written.items()], [drafters[i] for i in active]
+        if len(active) < feedback.begins.shape[0] - 1:
+            feedback = feedback.part([each[i][0] for i in active])
+        accepted = np.array([*map(sum, [each[i][1].drafted for i in active])], np.int32)
+        verifying = self._verifying_seconds(feedback)
+        step_all([drafter.account for drafter in drafters], model_seconds, accepted, verifying, sharing)
+        tokens = [each[i][1].token_ids for i in active]
+        begins = np.cumsum([0, *map(len, tokens)], dtype=np.int32)
+        observe_all(drafters, np.array([token for one in tokens for token in one], np.int32), begins, feedback)
 
     def _verifying_seconds(self, feedback: StepFeedback) -> Float64Array:
         """What the nodes and branches of each sequence's draft added to the latest step, by the step-time model,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -81,13 +83,17 @@ def _timed_step(runner: Runner, context: int, largest: int, sequences: int = 1) 
 
     def seconds(size: int) -> float:
         tokens = np.zeros(size, np.int32)
-        laid_out = lay_out([BatchRow(pages, context, tokens, EMPTY_TREE, logits_from=0) for pages in tables])
-        batch = replace(laid_out, made_up=True)
-        started = time.perf_counter()
-        runner.step(batch, 0)
-        return time.perf_counter() - started
+        return _seconds(runner, [BatchRow(pages, context, tokens, EMPTY_TREE, logits_from=0) for pages in tables])
 
     return seconds
+
+
+def _seconds(runner: Runner, rows: SequenceOf[BatchRow]) -> float:
+    """What a step on made-up contexts takes."""
+    batch = replace(lay_out(rows), made_up=True)
+    started = time.perf_counter()
+    runner.step(batch, 0)
+    return time.perf_counter() - started
 
 
 def _change_cost(runner: Runner, max_context: int) -> float:
@@ -96,13 +102,24 @@ def _change_cost(runner: Runner, max_context: int) -> float:
     if max_context - context < max(_OF_TWO_SIZES):
         return 0.0
     step = _timed_step(runner, context, max(_OF_TWO_SIZES))
-    changed, same = (dict.fromkeys(_OF_TWO_SIZES, float("inf")) for _ in range(2))
+    fastest = _fastest([partial(step, size) for size in _OF_TWO_SIZES for _ in range(2)])
+    changed, same = fastest[::2], fastest[1::2]
+    more = (sum(changed) - sum(same)) / len(_OF_TWO_SIZES)
+    return more if more > _LEAST_COST * min(same) else 0.0
+
+
+def _fastest(steps: SequenceOf[Callable[[], float]], limit: float = float("inf")) -> list[float]:
+    """The least seconds that each of some steps takes, which are run in turn.
+
+    Args:
+        limit: seconds after which no further round begins.
+    """
+    fastest, deadline = [float("inf")] * len(steps), time.perf_counter() + limit
     for _ in range(_ROUNDS):
-        for size in _OF_TWO_SIZES:
-            changed[size] = min(changed[size], step(size))
-            same[size] = min(same[size], step(size))
-    more = (sum(changed.values()) - sum(same.values())) / len(_OF_TWO_SIZES)
-    return more if more > _LEAST_COST * min(same.values()) else 0.0
+        fastest = [min(least, step()) for least, step in zip(fastest, steps, strict=True)]
+        if time.perf_counter() > deadline:
+            break
+    return fastest
 
 
 def _padding_cost(runner: Runner, max_context: int) -> float:
@@ -112,12 +129,7 @@ def _padding_cost(runner: Runner, max_context: int) -> float:
         return 0.0
     step = _timed_step(runner, context, BLOCK + 1)
     step(BLOCK + 1)  # the first run of all pays for allocations
-    full = one_more = float("inf")
-    deadline = time.perf_counter() + _PADDING_SECONDS
-    for _ in range(_ROUNDS):
-        full, one_more = min(full, step(BLOCK)), min(one_more, step(BLOCK + 1))
-        if time.perf_counter() > deadline:
-            break
+    full, one_more = _fastest([partial(step, BLOCK), partial(step, BLOCK + 1)], _PADDING_SECONDS)
     more = one_more - full * (BLOCK + 1) / BLOCK
     return more / (BLOCK - 1) if more > _LEAST_PADDING * full else 0.0
 
@@ -133,18 +145,11 @@ def _branch_cost(runner: Runner, max_context: int) -> float:
     pages = np.arange(-(-(context + nodes + 1) // runner.page_size), dtype=np.int32) % runner.pages
     level = np.arange(nodes, dtype=np.int32) // _PATHS
     tree = DraftTree.of(np.arange(nodes, dtype=np.int32), np.where(level > 0, np.arange(nodes) - _PATHS, -1))
-    batches = [
-        replace(lay_out([BatchRow(pages, context, np.zeros(1, np.int32), draft, logits_from=0)]), made_up=True)
-        for draft in (DraftTree.of(tree.tokens), tree)
-    ]
-    fastest = [float("inf"), float("inf")]
-    for _ in range(_ROUNDS):
-        for at, batch in enumerate(batches):
-            started = time.perf_counter()
-            runner.step(batch, 0)
-            fastest[at] = min(fastest[at], time.perf_counter() - started)
-    more = (fastest[1] - fastest[0]) / (_PATHS - 1)
-    return more if more > _LEAST_COST * fastest[0] else 0.0
+    last = np.zeros(1, np.int32)
+    rows = [BatchRow(pages, context, last, draft, logits_from=0) for draft in (DraftTree.of(tree.tokens), tree)]
+    chain, paths = _fastest([partial(_seconds, runner, [row]) for row in rows])
+    more = (paths - chain) / (_PATHS - 1)
+    return more if more > _LEAST_COST * chain else 0.0
 
 
 def _context_cost(runner: Runner, max_context: int, curve: StepTimeCurve) -> ContextCost:

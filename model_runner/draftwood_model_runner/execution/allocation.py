@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
 
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import InvalidValueError
@@ -15,17 +14,6 @@ from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.scheduling.page_table import AttentionWindow
 
 _log = logging.getLogger(__name__)
-
-
-class Allocated(NamedTuple):
-    """
-    Attributes:
-        max_running: how many sequences can run at once.
-    """
-
-    runner: Runner
-    pool: KVPool
-    max_running: int
 
 
 def check_capacity(path_or_id: str, max_context: int | None, config: EngineConfig) -> None:
@@ -41,8 +29,11 @@ def check_capacity(path_or_id: str, max_context: int | None, config: EngineConfi
         _require_capacity(config.kv_cache_tokens, context + config.max_draft_nodes)
 
 
-def allocate(model: LoadedModel, config: EngineConfig) -> Allocated:
+def allocate(model: LoadedModel, config: EngineConfig) -> tuple[Runner, KVPool, int]:
     """Makes the runner of a model with its memory, and logs what that takes.
+
+    Returns:
+        The runner, its pages, and how many sequences can run at once.
 
     Raises:
         InvalidValueError: the KV cache, as configured or as memory allows, cannot hold one full context, or the device
@@ -61,7 +52,7 @@ def allocate(model: LoadedModel, config: EngineConfig) -> Allocated:
     tokens = runner.pages * runner.page_size
     _log.info("KV cache: %d tokens, %.2f GB", tokens, tokens * model.factory.kv_bytes_per_token / 1e9)
     pool = KVPool(runner.pages, runner.page_size, config.prefix_cache, states, window)
-    return Allocated(runner, pool, config.max_running if states is None else _running_with(states, config.max_running))
+    return runner, pool, config.max_running if states is None else _running_with(states, config.max_running)
 
 
 def _require_capacity(tokens: int, least: int) -> None:

@@ -1,4 +1,4 @@
-"""How sequences enter the engine, begin to run, and end: whatever they hold is freed once. No torch."""
+"""How sequences enter the engine, begin to run, write, and end: whatever they hold is freed once. No torch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import logging
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from typing import NamedTuple
 
 from draftwood_model_runner.drafting.draft_policy import DraftPolicy
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import DeadlineError, InvalidValueError, ModelError
-from draftwood_model_runner.execution.writers import SequenceWriters
 from draftwood_model_runner.loading.facts import ModelFacts
+from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.output import StepOutput
-from draftwood_model_runner.scheduling.scheduler import Scheduler
+from draftwood_model_runner.sampling.output_text import OutputText
+from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.verification import AcceptedPath
+from draftwood_model_runner.scheduling.scheduler import ScheduledSequence, Scheduler
 from draftwood_model_runner.sequence import Sequence, SequenceState
 
 _log = logging.getLogger(__name__)
@@ -33,19 +37,56 @@ def check_fits(sequence: Sequence, model: ModelFacts, config: EngineConfig) -> N
         raise InvalidValueError("max_draft_nodes", request.max_draft_nodes, f"it must lie in [0, {most}]")
 
 
-class LiveSequences:
-    """What live sequences hold: slots and pages by the scheduler, drafters by the policy, and writers."""
+class _Writer(NamedTuple):
+    """The state of one sequence that choosing tokens and turning them into text needs, from first to last."""
 
-    def __init__(self, scheduler: Scheduler, policy: DraftPolicy, writers: SequenceWriters) -> None:
-        self._scheduler, self._policy, self._writers = scheduler, policy, writers
+    chooser: TokenChooser
+    text: OutputText
+
+
+class LiveSequences:
+    """What they hold: slots and pages by the scheduler, drafters by the policy; and once they ran, writers."""
+
+    def __init__(self, model: LoadedModel, scheduler: Scheduler, policy: DraftPolicy) -> None:
+        self._model, self._scheduler, self._policy = model, scheduler, policy
+        self._writers: dict[Sequence, _Writer] = {}
 
     def start(self, sequences: Iterable[Sequence], now: float) -> None:
         """Gives each of these sequences that runs for the first time what it needs to draft and to write."""
+        model, eos = self._model, self._model.eos_token_ids
         for sequence in sequences:
-            if sequence not in self._writers.sequences:
+            if sequence not in self._writers:
                 sequence.stats.first_scheduled_at = now
                 self._policy.start(sequence)
-                self._writers.start(sequence)
+                request = sequence.request
+                chooser = TokenChooser(sequence, eos, model.vocab_size, model.defaults.constraints)
+                decoder = model.tokenizer.stream(request.prompt, request.include_special_tokens)
+                self._writers[sequence] = _Writer(chooser, OutputText(decoder, request.stop, eos))
+
+    def choosers(self, scheduled: list[ScheduledSequence]) -> list[TokenChooser | None]:
+        """Of each sequence; None for one that writes nothing in the step, since its prompt goes on."""
+        return [self._writers[one.sequence].chooser if one.reaches_end else None for one in scheduled]
+
+    def write(self, sequence: Sequence, path: AcceptedPath, verified: int) -> StepOutput | Exception:
+        """What a sequence writes in a step, up to the token that ends it; or the error that ends it.
+
+        Args:
+            verified: draft tokens of the step.
+        """
+        try:
+            texts, finish = self._writers[sequence].text.write(path.token_ids)
+        except Exception as error:
+            return error
+        if finish is not None:
+            path = path.cut(len(texts))
+        elif path.error is not None:
+            return path.error
+        accepted = len(path.nodes)
+        sequence.committed += accepted
+        sequence.output.extend(path.token_ids)
+        sequence.stats.record_step(verified, accepted)
+        drafted = [True] * accepted + [False] * (len(path.token_ids) - accepted)
+        return StepOutput(sequence, path.token_ids, texts, drafted, finish, path.logprobs)
 
     def finish(self, sequence: Sequence, keep: bool = True) -> None:
         """Frees all that a sequence holds; does nothing for one that has ended.
@@ -57,7 +98,7 @@ class LiveSequences:
             return
         self._scheduler.finish(sequence, keep)
         sequence.stats.finished_at = time.perf_counter()
-        self._writers.close(sequence)
+        self._writers.pop(sequence, None)
         self._policy.close(sequence)
 
     def fail(self, sequence: Sequence, error: Exception, keep: bool = False) -> StepOutput:
@@ -88,5 +129,5 @@ class LiveSequences:
         """Asserts that slots, KV pages, drafters and writers are held by live sequences that have run, and by no
         others; `others` hold pages as well."""
         self._scheduler.check(others)
-        assert self._writers.sequences == self._policy.sequences
-        assert self._writers.sequences <= {*self._scheduler.live}
+        assert self._writers.keys() == self._policy.sequences
+        assert self._writers.keys() <= {*self._scheduler.live}

@@ -11,7 +11,7 @@ from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.adoption import DTYPES, adopt, load_module
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, name_of, require_folder
 from draftwood_model_runner.loading.loaded import LoadedModel
-from draftwood_model_runner.loading.prepared import Prepared, prepared_model
+from draftwood_model_runner.loading.prepared import entry_of, load_entry, save_entry
 from draftwood_model_runner.loading.sharded import load_sharded
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_model_runner.runners.capacity.threads import default_threads
@@ -76,9 +76,9 @@ def load_model(
             raise InvalidValueError("exact", exact, f"tensor_parallel is {tensor_parallel}; exact mode needs 1")
         options = {"dtype": dtype, "max_context": max_context, "generation_defaults": generation_defaults}
         return load_sharded(path_or_id, chosen_device, runner, tensor_parallel, options)
-    prepared: Prepared | None = None
+    entry: Path | None = None
     if cache is not None and chosen_device.type == "cpu" and runner != "torch" and not exact:
-        prepared = prepared_model(
+        entry = entry_of(
             cache,
             path_or_id,
             dtype=dtype,
@@ -89,7 +89,7 @@ def load_model(
             threads=threads,
         )
     tokenizer = load_tokenizer(path_or_id)
-    if prepared is not None and (found := prepared.load(tokenizer, name_of(path_or_id), threads)) is not None:
+    if entry is not None and (found := load_entry(entry, tokenizer, name_of(path_or_id), threads)) is not None:
         return found
     model = adopt(
         load_module(path_or_id, chosen_device, dtype),
@@ -102,8 +102,8 @@ def load_model(
         defaults=generation_defaults,
         threads=threads,
     )
-    if prepared is not None:
-        prepared.save(model)
+    if entry is not None:
+        save_entry(entry, model)
     return model
 
 

@@ -2,7 +2,7 @@
 
 An entry holds for the content of the model's folder, the options it was loaded with, the versions of the packages that
 read and computed it, and this package's own code: any change makes another key. What is in an entry is used only if its
-digests are right and it computes, bit by bit, the logits that it did when it was written. Whatever goes wrong here, the
+digest is right and it computes, bit by bit, the logits that it did when it was written. Whatever goes wrong here, the
 model is loaded as it would be without.
 """
 
@@ -36,21 +36,20 @@ its files would be written twice."""
 _KEPT = 4
 """Entries, the latest used."""
 _PACKAGES = ("numpy", "openvino", "safetensors", "tokenizers", "torch", "transformers")
-_FACTS = "facts.json"
+_FACTS, _DIGEST = "facts.json", "sha256"
 _CODE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What is kept of a model and of its factory, and the digests of the files."""
+    """What is kept of a model and of its factory beside OpenVINO's files."""
 
     facts: ModelFacts
     shapes: tuple[KVShape, ...]
     window: tuple[int | None, bool]
-    digests: dict[str, str]
 
 
-def prepared_model(cache: Path, path_or_id: str, **options: str | int | None) -> Prepared | None:
+def entry_of(cache: Path, path_or_id: str, **options: str | int | None) -> Path | None:
     """The folder in `cache` of a model that is loaded with these options; None if it cannot be kept.
 
     That is a model on the hub, which may change; one with an adapter, whose base is elsewhere; one that is too large;
@@ -64,91 +63,80 @@ def prepared_model(cache: Path, path_or_id: str, **options: str | int | None) ->
         if sum(path.stat().st_size for path in files) > _LARGEST:
             return None
         _require_private(cache)
-        return Prepared(cache / _key(files, options))
+        versions = {package: version(package) for package in _PACKAGES}
+        key = json.dumps([options, versions, _digest([*files, *sorted(_CODE.rglob("*.py"))])], sort_keys=True)
+        return cache / hashlib.sha256(key.encode()).hexdigest()[:32]
     except OSError as error:
         _log.warning("converted models are not kept: %s", error)
         return None
 
 
-class Prepared:
-    """The folder of one model in the cache.
+def load_entry(folder: Path, tokenizer: Tokenizer, name: str, threads: int | None) -> LoadedModel | None:
+    """The model of an entry; None if there is none or it is damaged.
 
     Args:
-        folder: where its entry is, if there is one.
+        tokenizer, name: of the model.
+        threads: CPU threads that steps will be computed with.
     """
+    if not folder.is_dir():
+        return None
+    try:
+        model = _load(folder, tokenizer, name, threads)
+        os.utime(folder)
+    except Exception as error:
+        _log.warning("the converted model in %s is not used: %s", folder, error)
+        return None
+    return model
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
 
-    def load(self, tokenizer: Tokenizer, name: str, threads: int | None) -> LoadedModel | None:
-        """The model; None if there is no entry or it is damaged.
+def _load(folder: Path, tokenizer: Tokenizer, name: str, threads: int | None) -> LoadedModel:
+    from draftwood_model_runner.runners.openvino import stored
+    from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
 
-        Args:
-            tokenizer, name: of the model.
-            threads: CPU threads that steps will be computed with.
-        """
-        if not self._folder.is_dir():
-            return None
-        try:
-            model = self._load(tokenizer, name, threads)
-            os.utime(self._folder)
-        except Exception as error:
-            _log.warning("the converted model in %s is not used: %s", self._folder, error)
-            return None
-        return model
+    if (folder / _DIGEST).read_text(encoding="utf-8") != _digest_of(folder):
+        raise ValueError("a file is damaged")
+    entry = TypeAdapter(_Entry).validate_json((folder / _FACTS).read_bytes())
+    facts, layout = entry.facts, PageLayout(entry.shapes, entry.facts.dtype)
+    factory = stored.load(folder, layout, entry.window, facts.vocab_size, facts.max_context, threads)
+    tokenizer.check_ends(facts.eos_token_ids)
+    return LoadedModel(
+        name=name,
+        factory=factory,
+        tokenizer=tokenizer,
+        grammars=tokenizer.grammars(facts.vocab_size, facts.eos_token_ids),
+        **vars(facts),
+    )
 
-    def _load(self, tokenizer: Tokenizer, name: str, threads: int | None) -> LoadedModel:
-        from draftwood_model_runner.runners.openvino import stored
-        from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
 
-        digest, _, text = (self._folder / _FACTS).read_text(encoding="utf-8").partition("\n")
-        if digest != hashlib.sha256(text.encode()).hexdigest():
-            raise ValueError(f"{_FACTS} is damaged")
-        entry = TypeAdapter(_Entry).validate_json(text)
-        for file, expected in entry.digests.items():
-            if _digest(self._folder / file) != expected:
-                raise ValueError(f"{file} is damaged")
-        facts, layout = entry.facts, PageLayout(entry.shapes, entry.facts.dtype)
-        factory = stored.load(self._folder, layout, entry.window, facts.vocab_size, facts.max_context, threads)
-        tokenizer.check_ends(facts.eos_token_ids)
-        return LoadedModel(
-            name=name,
-            factory=factory,
-            tokenizer=tokenizer,
-            grammars=tokenizer.grammars(facts.vocab_size, facts.eos_token_ids),
-            **vars(facts),
-        )
+def save_entry(folder: Path, model: LoadedModel) -> None:
+    """Writes an entry in place of whatever is there, if OpenVINO computes the model. Logs what goes wrong."""
+    if model.runner_name != "openvino":
+        return
+    cache = folder.parent
+    part = Path(tempfile.mkdtemp(prefix="part-", dir=cache))
+    try:
+        _write(model, part)
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
+        _remove_old(cache)
+    except Exception as error:
+        _log.warning("the converted model was not kept: %s", error)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
-    def save(self, model: LoadedModel) -> None:
-        """Writes an entry in place of whatever is there, if OpenVINO computes the model. Logs what goes wrong."""
-        if model.runner_name != "openvino":
-            return
-        cache = self._folder.parent
-        part = Path(tempfile.mkdtemp(prefix="part-", dir=cache))
-        try:
-            self._write(model, part)
-            shutil.rmtree(self._folder, ignore_errors=True)
-            part.rename(self._folder)
-            _remove_old(cache)
-        except Exception as error:
-            _log.warning("the converted model was not kept: %s", error)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
 
-    def _write(self, model: LoadedModel, folder: Path) -> None:
-        from draftwood_model_runner.runners.openvino import stored
+def _write(model: LoadedModel, folder: Path) -> None:
+    from draftwood_model_runner.runners.openvino import stored
 
-        factory: Any = model.factory
-        stored.save(factory, folder, model.vocab_size, model.max_context)
-        entry = _Entry(
-            facts=ModelFacts(**{one.name: getattr(model, one.name) for one in fields(ModelFacts)}),
-            shapes=factory.converted.layout.shapes,
-            window=(factory.converted.window, factory.converted.in_every_layer),
-            digests={path.name: _digest(path) for path in folder.iterdir()},
-        )
-        text = TypeAdapter(_Entry).dump_json(entry).decode()
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        (folder / _FACTS).write_text(f"{digest}\n{text}", encoding="utf-8")
+    factory: Any = model.factory
+    stored.save(factory, folder, model.vocab_size, model.max_context)
+    entry = _Entry(
+        facts=ModelFacts(**{one.name: getattr(model, one.name) for one in fields(ModelFacts)}),
+        shapes=factory.converted.layout.shapes,
+        window=(factory.converted.window, factory.converted.in_every_layer),
+    )
+    (folder / _FACTS).write_bytes(TypeAdapter(_Entry).dump_json(entry))
+    (folder / _DIGEST).write_text(_digest_of(folder), encoding="utf-8")
 
 
 def _require_private(cache: Path) -> None:
@@ -163,17 +151,17 @@ def _require_private(cache: Path) -> None:
         raise PermissionError(f"{cache} must belong to the user of the service, and no other may write to it")
 
 
-def _key(files: Iterable[Path], options: dict[str, str | int | None]) -> str:
-    versions = {package: version(package) for package in _PACKAGES}
-    digest = hashlib.sha256(json.dumps([options, versions], sort_keys=True).encode())
-    for path in [*files, *sorted(_CODE.rglob("*.py"))]:
-        digest.update(f"{path.name} {_digest(path)}\n".encode())
-    return digest.hexdigest()[:32]
+def _digest_of(folder: Path) -> str:
+    return _digest(path for path in sorted(folder.iterdir()) if path.name != _DIGEST)
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _digest(files: Iterable[Path]) -> str:
+    """Of names and contents."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def _remove_old(cache: Path) -> None:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.sampling.host.cpus import usable_cpus
 from draftwood_model_runner.sampling.host.row_threads import in_threads, parts
 from draftwood_model_runner.sampling.token_weights import dropped_share, least_weight
@@ -75,20 +76,13 @@ class SequenceSampling(NamedTuple):
     """How the next tokens of one sequence are chosen.
 
     Attributes:
-        repetition, presence, frequency: penalties.
+        params: temperature, top-k, top-p, min-p, seed and penalties.
         unlocked_at: the first absolute position where tokens with the flag `ENDS_OUTPUT` may be written.
         masks: for the draft tree of the step, or what finds them, to be called while the device computes; None if
             every token may follow.
     """
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    repetition: float
-    presence: float
-    frequency: float
+    params: SamplingParams
     unlocked_at: int
     adjustments: Adjustments
     masks: TokenMasks | Callable[[], TokenMasks] | None = None
@@ -173,16 +167,18 @@ class SamplingTensors(NamedTuple):
                 masks.append(found.bits)
                 count += found.bits.shape[0]
         tokens, counts, biases, flags = zip(*(one.adjustments for one in sequences), strict=True)
+        params = [one.params for one in sequences]
+        penalties = [(one.repetition_penalty, one.presence_penalty, one.frequency_penalty) for one in params]
         return cls(
             row_sequences=row_sequences,
             row_masks=row_masks,
-            temperatures=np.array([one.temperature for one in sequences], np.float32),
-            dropped_shares=np.array([dropped_share(one.top_p) if one.top_p < 1.0 else -1.0 for one in sequences]),
-            least_weights=np.array([least_weight(one.min_p) for one in sequences], np.float32),
-            penalties=np.array([(one.repetition, one.presence, one.frequency) for one in sequences], np.float32),
-            top_ks=np.array([one.top_k for one in sequences], np.int32),
+            temperatures=np.array([one.temperature for one in params], np.float32),
+            dropped_shares=np.array([dropped_share(one.top_p) for one in params]),
+            least_weights=np.array([least_weight(one.min_p) for one in params], np.float32),
+            penalties=np.array(penalties, np.float32),
+            top_ks=np.array([one.top_k for one in params], np.int32),
             unlocked_at=np.array([one.unlocked_at for one in sequences], np.int32),
-            seeds=np.array([one.seed for one in sequences], np.uint64).view(np.int64),
+            seeds=np.array([one.seed for one in params], np.uint64).view(np.int64),
             begins=np.cumsum([0, *(part.size for part in tokens)]).astype(np.int32),
             tokens=np.concatenate(tokens),
             counts=np.concatenate(counts),

@@ -11,9 +11,7 @@ import numpy as np
 from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.sampling.adjustments import LogitAdjustments
 from draftwood_model_runner.sampling.constraints import ConstrainedLogits
-from draftwood_model_runner.sampling.draws.margins import sampling_margin
-from draftwood_model_runner.sampling.draws.noise import gumbel_noise
-from draftwood_model_runner.sampling.draws.sample import Draw, kept_tokens, sample
+from draftwood_model_runner.sampling.draws.sample import sample, sampling_margin
 from draftwood_model_runner.sampling.generation_defaults import NO_CONSTRAINTS, Constraints
 from draftwood_model_runner.sampling.metadata import MOST_PROBABLE, ON_HOST, SequenceSampling
 from draftwood_model_runner.sequence import Sequence
@@ -53,7 +51,6 @@ class TokenChooser:
         self._position = int(request.prompt.size)
         self._unlocked_at = self._position + stop.min_tokens
         self._ends = stop.token_ids if stop.ignore_eos else stop.token_ids | eos_token_ids
-        self._draw = Draw(params.temperature, params.top_k, params.top_p, params.min_p)
         self._adjustments = LogitAdjustments(params, request.prompt, sorted(self._ends))
         self._constrained = None
         if constraints and self.grammar is None:  # a format alone determines what may be written
@@ -84,20 +81,8 @@ class TokenChooser:
             return ON_HOST
         if self.follows_predictions:
             return MOST_PROBABLE
-        params = self._params
-        return SequenceSampling(
-            params.temperature,
-            params.top_k,
-            params.top_p,
-            params.min_p,
-            params.seed,
-            params.repetition_penalty,
-            params.presence_penalty,
-            params.frequency_penalty,
-            self._unlocked_at,
-            self._adjustments.with_draft(nodes[1:]),
-            None if self.grammar is None else partial(self.grammar.masks, nodes, parents),
-        )
+        masks = None if self.grammar is None else partial(self.grammar.masks, nodes, parents)
+        return SequenceSampling(self._params, self._unlocked_at, self._adjustments.with_draft(nodes[1:]), masks)
 
     @property
     def _masks_on_host(self) -> bool:
@@ -126,7 +111,7 @@ class TokenChooser:
         scores = self._adjusted(logits)
         if self._params.temperature == 0.0:
             return int(scores.argmax())
-        return sample(scores, self._draw, self._params.seed, self._position)
+        return sample(scores, self._params, self._position)
 
     def margin(self, logits: Logits, token: int) -> float:
         """By how much logits [vocab] would have to be off for `token` to be picked, over the largest of them.
@@ -139,10 +124,7 @@ class TokenChooser:
         if self._params.temperature == 0.0:
             margin = float(scores.max()) - float(scores[token])
         else:
-            kept = kept_tokens(scores, self._draw)
-            cooled = scores.astype(np.float64) / self._params.temperature
-            noise = gumbel_noise(cooled.size, self._params.seed, self._position)
-            margin = sampling_margin(cooled, kept, noise, token) * self._params.temperature
+            margin = sampling_margin(scores, self._params, self._position, token)
         return margin / max(largest, 1e-30)
 
     def logprobs(self, logits: Logits, token: int) -> TokenLogprobs:

@@ -36,8 +36,8 @@ _LOW = 0xFFFFFFFF
 
 
 def dropped_share(top_p: float) -> float:
-    """The share of all weights that the tokens that top-p leaves out may have together."""
-    return (1.0 - top_p) * (1.0 + _ROUNDING)
+    """The share of all weights that the tokens that top-p leaves out may have together; negative if it keeps all."""
+    return (1.0 - top_p) * (1.0 + _ROUNDING) if top_p < 1.0 else -1.0
 
 
 def least_weight(min_p: float) -> float:

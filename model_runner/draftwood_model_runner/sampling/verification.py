@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,8 +15,7 @@ from draftwood_model_runner.sampling.host.row_threads import LEAST_NUMBERS, in_t
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.native import compiled
-from draftwood_strategies.tree_index import find_child, link_all, unlinked
+from draftwood_strategies.native import Integer, compiled
 
 ROOT_NODE = 0
 """The node of the last committed token; the nodes of the draft follow."""
@@ -106,19 +104,17 @@ def predicted_paths(feedback: StepFeedback, predicted: Int32Array) -> list[Accep
 def walk_row(chooser: TokenChooser, feedback: StepFeedback, logits: Any, row: int) -> AcceptedPath:
     """The path of one tree along the tokens that the chooser chooses, up to one that ends the output, one that a slow
     mask comes after, or an error."""
-    own, top, path, at = feedback.of_row(row), feedback.top_tokens, AcceptedPath([], []), ROOT_NODE
-
-    def choose(node: int) -> int:
-        index = own.start + node
-        most_probable = feedback.predictions[index : index + 1] if top is None else top[index]
-        return chooser.choose(logits[index], most_probable.tolist())
-
+    own, top, path, node = feedback.of_row(row), feedback.top_tokens, AcceptedPath([], []), ROOT_NODE
+    tokens, parents = feedback.tokens[own], feedback.parents[own]
     try:
-        for token, node in walk(feedback.tokens[own], feedback.parents[own], choose):
+        while True:
+            index = own.start + node
+            most_probable = feedback.predictions[index : index + 1] if top is None else top[index]
+            token = chooser.choose(logits[index], most_probable.tolist())
             path.token_ids.append(token)
             if chooser.reported is not None:
-                path.logprobs.append(chooser.logprobs(logits[own.start + at], token))
-            at = node
+                path.logprobs.append(chooser.logprobs(logits[index], token))
+            node = _child(tokens, parents, node, token)
             if node == ROOT_NODE or (chooser.slow and not chooser.ended):
                 break  # the token after this one is chosen in another step
             path.nodes.append(node - 1)
@@ -127,6 +123,15 @@ def walk_row(chooser: TokenChooser, feedback: StepFeedback, logits: Any, row: in
     except Exception as error:
         path.error = error
     return path
+
+
+@compiled
+def _child(tokens: Int32Array, parents: Int32Array, node: Integer, token: Integer) -> int:
+    """The node with a token under another one; `ROOT_NODE` if there is none."""
+    for child in range(node + 1, tokens.shape[0]):
+        if parents[child] == node and tokens[child] == token:
+            return child
+    return ROOT_NODE
 
 
 @compiled
@@ -162,29 +167,3 @@ def follow_all(
         nodes[end], written[end] = ROOT_NODE, predicted[begin + at]
         end += 1
         ends[s] = end
-
-
-def walk(tokens: Int32Array, parents: Int32Array, choose: Callable[[int], int]) -> Iterator[tuple[int, int]]:
-    """Walks from the root along the tokens that the model chooses, and yields each with the node that carries it.
-
-    The model chooses every token, so what is yielded is the output of plain decoding, whatever the tree.
-
-    Args:
-        tokens, parents: int32[n], the tree with its root, which is node 0.
-        choose: the model's token after a node.
-
-    Yields:
-        (token, node). The node of the last one is `ROOT_NODE`: it was not drafted.
-    """
-    if tokens.shape[0] == 1:  # nothing was drafted
-        yield choose(ROOT_NODE), ROOT_NODE
-        return
-    index = unlinked(tokens)
-    link_all(index, parents)
-    node = ROOT_NODE
-    while True:
-        token = choose(node)
-        node = max(find_child(index, node, token), ROOT_NODE)
-        yield token, node
-        if node == ROOT_NODE:
-            return

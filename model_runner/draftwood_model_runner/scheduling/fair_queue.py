@@ -29,8 +29,8 @@ Rank = tuple[float, int]
 class FairQueue:
     """Waiting sequences, and the service that the tenants of all live sequences received.
 
-    Nothing that a step asks for is summed or sorted over all tenants: the sum of the weights changes with the live
-    tenants only, and tenants are kept in the order of their service.
+    Nothing that a step asks for is summed or sorted over all tenants: sums change with the live tenants and their
+    weights only, and waiting tenants are kept in the order of their service.
 
     Args:
         rank: the rank of a live sequence.
@@ -41,13 +41,13 @@ class FairQueue:
         self._rank = rank
         self._weights = weights
         self._waiting: dict[str, list[Sequence]] = {}
-        self._waiting_by_weight: dict[float, dict[str, None]] = {}
         self._served: dict[str, float] = {}
-        self._waiting_by_service, self._live_by_service = LeastServed(self._served), LeastServed(self._served)
+        self._waiting_by_service = LeastServed(self._served)
         self._idle: list[tuple[float, str]] = []
         self._live: Counter[str] = Counter()
         self._live_weights: dict[str, float] = {}
         self._weight_sum: float | None = None
+        self._with_share: tuple[int, list[str]] | None = None
         self._count = 0
         self._most_served = 0.0
 
@@ -68,9 +68,10 @@ class FairQueue:
         if tenant not in self._live:
             level = self._level()
             self._served[tenant] = max(self._served.get(tenant, level), level)
-            self._live_by_service.add(tenant)
         self._live[tenant] += 1
-        self._read_weight(tenant)
+        if self._live_weights.get(tenant) != (weight := self._weights.get(tenant, 1.0)):
+            self._live_weights[tenant] = weight
+            self._weight_sum = self._with_share = None
         self.put_back(sequence)
 
     def put_back(self, sequence: Sequence) -> None:
@@ -79,7 +80,6 @@ class FairQueue:
         if (waiting := self._waiting.get(tenant)) is None:
             waiting = self._waiting[tenant] = []
             self._waiting_by_service.add(tenant)
-            self._waiting_by_weight.setdefault(self._live_weights[tenant], {})[tenant] = None
         insort(waiting, sequence, key=self._rank)
         self._count += 1
 
@@ -93,9 +93,9 @@ class FairQueue:
 
     def with_share(self, slots: int) -> Iterator[str]:
         """The tenants of waiting sequences that at least one of the slots belongs to: at most as many as slots."""
-        for weight, tenants in self._waiting_by_weight.items():
-            if slots * weight / self._weights_of_live() >= 1:
-                yield from tenants
+        if self._with_share is None or self._with_share[0] != slots:
+            self._with_share = slots, [tenant for tenant in self._live if self.share(tenant, slots) >= 1]
+        return (tenant for tenant in self._with_share[1] if tenant in self._waiting)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes out a sequence, which stays live until `leave`."""
@@ -105,7 +105,6 @@ class FairQueue:
         if not waiting:
             del self._waiting[tenant]
             self._waiting_by_service.remove(tenant)
-            self._forget_waiting_weight(tenant)
         self._count -= 1
 
     def charge(self, tenant: str, tokens: int) -> None:
@@ -121,8 +120,7 @@ class FairQueue:
         if self._live[tenant]:
             return
         del self._live[tenant], self._live_weights[tenant]
-        self._weight_sum = None
-        self._live_by_service.remove(tenant)
+        self._weight_sum = self._with_share = None
         if not self._live:
             self._served.clear()
             self._idle.clear()
@@ -161,11 +159,7 @@ class FairQueue:
         """Asserts that the counts are those of the live sequences, and each tenant's waiting ones are in order."""
         assert self._live == Counter(sequence.request.tenant for sequence in live)
         assert self._served.keys() >= self._live.keys() == self._live_weights.keys()
-        assert {*self._live_by_service.in_order()} == {*self._live}
         assert {*self._waiting_by_service.in_order()} == {*self._waiting}
-        assert {(tenant, weight) for weight, tenants in self._waiting_by_weight.items() for tenant in tenants} == {
-            (tenant, self._live_weights[tenant]) for tenant in self._waiting
-        }
         assert self._weights_of_live() == math.fsum(self._live_weights.values())
         assert self._count == sum(map(len, self._waiting.values()))
         for tenant, waiting in self._waiting.items():
@@ -175,27 +169,10 @@ class FairQueue:
 
     def _level(self) -> float:
         """What the least served tenant of live sequences was served; 0 if there are none."""
-        least = self._live_by_service.first()
-        return 0.0 if least is None else self.served(least)
+        return min(map(self.served, self._live), default=0.0)
 
     def _weights_of_live(self) -> float:
         """The sum over all tenants of live sequences, rounded once, so that it does not drift."""
         if self._weight_sum is None:
             self._weight_sum = math.fsum(self._live_weights.values())
         return self._weight_sum
-
-    def _read_weight(self, tenant: str) -> None:
-        weight = self._weights.get(tenant, 1.0)
-        if self._live_weights.get(tenant) == weight:
-            return
-        if tenant in self._waiting:
-            self._forget_waiting_weight(tenant)
-            self._waiting_by_weight.setdefault(weight, {})[tenant] = None
-        self._live_weights[tenant] = weight
-        self._weight_sum = None
-
-    def _forget_waiting_weight(self, tenant: str) -> None:
-        weight = self._live_weights[tenant]
-        del self._waiting_by_weight[weight][tenant]
-        if not self._waiting_by_weight[weight]:
-            del self._waiting_by_weight[weight]

@@ -60,7 +60,7 @@ class KVPool:
         self.prefix_cache = prefix_cache
         self._states = states
         self._pages = PagePool(pages)
-        self._prefixes = PrefixCache(page_size, pages)
+        self._prefixes = PrefixCache(pages)
         self._tables: dict[Sequence, PageTable] = {}
         self._known: dict[Sequence, KnownPrefix] = {}
 
@@ -85,7 +85,7 @@ class KVPool:
 
     def cached(self, sequence: Sequence) -> int:
         """How many of the tokens of a waiting sequence are cached. Looks at what is new since the last time alone."""
-        return len(self._find(sequence).blocks) * self.page_size
+        return self._find(sequence).size * self.page_size
 
     def open(self, sequence: Sequence) -> bool:
         """Gives a sequence its pages, the first of them shared with the longest cached prefix of its tokens.
@@ -95,14 +95,14 @@ class KVPool:
         """
         if self.missing(sequence) > 0:
             return False
-        prefix = self._find(sequence)
-        self.leave(sequence)
-        sequence.committed = len(prefix.blocks) * self.page_size
+        found = self._find(sequence)
+        sequence.committed = found.size * self.page_size
         behind = self._behind(sequence.committed)
-        shared = prefix.pages[behind:]
+        shared = found[behind:]
         self._prefixes.reuse(shared)
         self._pages.share(shared)
-        table = self._tables[sequence] = PageTable(prefix.pages.copy(), prefix, behind)
+        prefix = self._known.pop(sequence, None) or KnownPrefix(sequence.request.tenant)
+        table = self._tables[sequence] = PageTable(found.copy(), prefix, found.size, behind)
         table.pages[:behind] = NO_PAGE
         self._extend(sequence, self._need(sequence, sequence.committed) - table.pages.size)
         if self._states is not None and shared.size:
@@ -115,10 +115,10 @@ class KVPool:
 
         Looks at what is new since the last time alone; `leave` forgets what was found.
         """
-        prefix = self._find(sequence)
-        committed = len(prefix.blocks) * self.page_size
-        reused = self._prefixes.retained_from(prefix, self._behind(committed))
-        return self._need(sequence, committed) - len(prefix.blocks) - (self.available - reused)
+        found = self._find(sequence)
+        committed = found.size * self.page_size
+        reused = self._prefixes.count_retained(found[self._behind(committed) :])
+        return self._need(sequence, committed) - found.size - (self.available - reused)
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence stopped waiting."""
@@ -187,7 +187,8 @@ class KVPool:
         if self._states is not None:
             self._states.release([*unused.tolist(), *cached.tolist()], kept=keep)
         if table.given_up:
-            cached = np.concatenate([self._prefixes.retained_pages(table.prefix), cached])
+            given_up = self._prefixes.retained_pages(table.prefix.hashes[: table.given_up])
+            cached = np.concatenate([given_up, cached])
             self._prefixes.reuse(cached)
         if keep:
             self._prefixes.retain(cached[::-1])  # a block is found by the ones before it, so it is of use no longer
@@ -214,15 +215,12 @@ class KVPool:
             assert sequence.committed <= table.pages.size * self.page_size
             assert (table.pages[: table.given_up] == NO_PAGE).all()
             assert table.given_up <= self._behind(sequence.committed)
-            self._prefixes.check_prefix(table.prefix)
             # What will be written next is in no other table, and cannot be found.
             own = table.pages[sequence.committed // self.page_size :]
             assert (self._pages.references[own] == 1).all()
-            assert not any(page in self._prefixes for page in own.tolist())
+            assert not self._prefixes.known(own).any()
         self._pages.check()
         self._prefixes.check()
-        for prefix in self._known.values():
-            self._prefixes.check_prefix(prefix)
 
     def _need(self, sequence: Sequence, committed: int) -> int:
         """How many pages the table of the sequence should have after `committed` tokens, with those given up."""
@@ -241,43 +239,40 @@ class KVPool:
         known = self._prefixes.known(unused)
         return unused[~known], unused[known]
 
-    def _find(self, sequence: Sequence) -> KnownPrefix:
-        """The longest cached prefix of a waiting sequence."""
+    def _find(self, sequence: Sequence) -> Int32Array:
+        """int32[p], the pages of the longest cached prefix that a waiting sequence can begin with."""
         if not self.prefix_cache:
-            return KnownPrefix(sequence.request.tenant)
+            return np.empty(0, np.int32)
         prefix = self._known.get(sequence)
         if prefix is None:
             prefix = self._known[sequence] = KnownPrefix(sequence.request.tenant)
-        self._prefixes.refresh(prefix)
+        self._prefixes.look_up(prefix)
         full, count = min(sequence.length - 1, self._shareable(sequence)) // self.page_size, 1
-        while (known := len(prefix.blocks)) < full:
-            count = min(count, full - known)
-            tokens = sequence.tokens(known * self.page_size, count * self.page_size)
-            if self._prefixes.extend(prefix, tokens) < count:
-                break
+        while prefix.pages.size == (hashed := len(prefix.hashes)) < full:
+            self._hash(sequence, prefix, min(hashed + count, full))
+            self._prefixes.look_up(prefix)
             count *= 2
-        return self._resumable(prefix)
+        known = prefix.pages.size  # with states: up to a page after which they are known
+        while self._states is not None and known and not self._states.resumes_after(int(prefix.pages[known - 1])):
+            known -= 1
+        return prefix.pages[:known]
 
     def _shareable(self, sequence: Sequence) -> int:
         """How many of its tokens others may begin with."""
         return sequence.length if self._states is None else int(sequence.request.prompt.size)
 
-    def _resumable(self, prefix: KnownPrefix) -> KnownPrefix:
-        """As much of a prefix as a sequence can begin with: up to a page after which the states are known."""
-        known = len(prefix.blocks)
-        while self._states is not None and known and not self._states.resumes_after(prefix.blocks[known - 1].page):
-            known -= 1
-        return self._prefixes.beginning(prefix, known)
+    def _hash(self, sequence: Sequence, prefix: KnownPrefix, blocks: int) -> None:
+        """Hashes its blocks up to so many."""
+        hashed, size = len(prefix.hashes), self.page_size
+        if blocks > hashed:
+            prefix.append(sequence.tokens(hashed * size, (blocks - hashed) * size), size)
 
     def _record(self, sequence: Sequence, committed: int) -> None:
         table, full = self._tables[sequence], committed // self.page_size
-        if not self.prefix_cache or full <= len(table.prefix.blocks):
-            return
-        self._prefixes.refresh(table.prefix)
-        known = len(table.prefix.blocks)
-        if known >= table.given_up:  # otherwise some of what was given up is gone, and what follows cannot be found
-            tokens = sequence.tokens(known * self.page_size, (full - known) * self.page_size)
-            self._prefixes.add(table.prefix, tokens, table.pages[known:full])
+        if self.prefix_cache and full > table.recorded:
+            self._hash(sequence, table.prefix, full)
+            self._prefixes.add(table.prefix.hashes[table.recorded : full], table.pages[table.recorded : full])
+            table.recorded = full
 
     def _extend(self, sequence: Sequence, count: int) -> None:
         """Adds pages to a page table; forgets the least recently used prefixes if need be."""

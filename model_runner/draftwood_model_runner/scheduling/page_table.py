@@ -19,13 +19,15 @@ class PageTable:
 
     Attributes:
         pages: int32[p]; token i of the sequence is in row i % page_size of page i // page_size.
-        prefix: what the prefix cache knows of its tokens.
+        prefix: its blocks, as far as they were hashed.
+        recorded: how many of its first pages the prefix cache was told of, or told it.
         given_up: how many of the first pages it gave up; they are `NO_PAGE`.
         longest: tokens of the sequence up to which its next step fits, with its draft.
     """
 
     pages: Int32Array
     prefix: KnownPrefix
+    recorded: int
     given_up: int = 0
     longest: int = 0
 

@@ -69,11 +69,10 @@ class Scheduler:
         self._serial = itertools.count()
         self._ranks: dict[Sequence, Rank] = {}
         self._queue = FairQueue(self._ranks.__getitem__, weights)
-        self._shares = SlotShares(self._queue, self._ranks.__getitem__, max_running)
+        self._shares = SlotShares(self._queue, self._ranks.__getitem__, self._limit)
         self._planner = StepPlanner(self._queue, self._shares, self._ranks.__getitem__, prefill_chunk, shared_chunk)
         self._next_deadline = math.inf
         self.step_seconds = 0.0
-        self._admitted: set[Sequence] = set()
         self._unrecorded: dict[Sequence, None] = {}
         self._common: dict[Sequence, dict[Sequence, int]] = {}
         self.running: list[Sequence] = []
@@ -120,7 +119,6 @@ class Scheduler:
             self._find_memory(short)
         self._admit()
         if self._limit.passed(len(self.running), self.waiting):
-            self._shares.slots = self.max_running
             _log.info("no step ran out of memory lately; now %d sequences run at once", self.max_running)
         return self._planner.plan(self.running, in_flight, microbatch)
 
@@ -139,7 +137,6 @@ class Scheduler:
         if sequence.state is not SequenceState.PAUSED:
             self._queue.leave(sequence.request.tenant)
         sequence.state = SequenceState.FINISHED
-        self._admitted.discard(sequence)
         del self._ranks[sequence]
 
     def pause(self, sequence: Sequence) -> None:
@@ -171,7 +168,6 @@ class Scheduler:
         """
         if not self._limit.out_of_memory(len(self.running)):
             return False
-        self._shares.slots = self.max_running
         for victim in [*itertools.islice(self._shares.yielding(), max(0, len(self.running) - self.max_running))]:
             self._preempt(victim)
         return True
@@ -186,7 +182,6 @@ class Scheduler:
         assert all(s.committed == 0 for s in (*waiting, *paused))
         assert len(self.running) + len(waiting) + len(paused) == len(self._ranks)
         assert self._ranks.keys() == {*self.running, *waiting, *paused}
-        assert {*self.running} <= self._admitted <= self._ranks.keys()
         assert self._common.keys() <= {*waiting}
         assert self._unrecorded.keys() <= {*self.running}
         self._queue.check([*self.running, *waiting])
@@ -220,18 +215,12 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence) -> None:
         """Gives a running sequence further pages; preempts those that yield before it if need be, or else itself."""
-        for victim in self._victims(sequence):
-            self._preempt(victim)
+        if (missing := self._pool.shortfall([sequence])) > 0:
+            before = itertools.takewhile(lambda other: other is not sequence, self._shares.yielding())
+            for victim in self._pool.enough(before, missing) or [sequence]:
+                self._preempt(victim)
         if sequence.state is SequenceState.RUNNING:
             self._pool.grow(sequence)
-
-    def _victims(self, sequence: Sequence) -> list[Sequence]:
-        """The sequences to preempt so that this one can grow: itself if those that yield before it hold too little."""
-        missing = self._pool.shortfall([sequence])
-        if missing <= 0:
-            return []
-        before = itertools.takewhile(lambda other: other is not sequence, self._shares.yielding())
-        return self._pool.enough(before, missing) or [sequence]
 
     def _stop(self, sequence: Sequence, keep: bool = True) -> None:
         """Takes the slot and the pages of a running sequence."""
@@ -266,8 +255,7 @@ class Scheduler:
                 return  # its cached prefix was in pages that were given up
             tenant = sequence.request.tenant
             self._leave_queue(sequence)
-            if sequence not in self._admitted:
-                self._admitted.add(sequence)
+            if sequence.slot_generation == 0:
                 self._queue.charge(tenant, sequence.length - sequence.committed)
                 sequence.stats.cached_prompt_tokens = sequence.committed
             sequence.state = SequenceState.RUNNING
@@ -286,24 +274,15 @@ class Scheduler:
             for head in heads:
                 if self._gains_by_waiting(head):
                     continue
-                victims = self._givers(head, free)
-                if victims is not None:
+                missing = self._pool.missing(head)
+                if free and missing <= 0:
+                    return head, []
+                if (victims := self._pool.enough(self._shares.givers(head), missing)) is not None:
                     return head, victims
                 looked_at += 1
                 if free or looked_at == _MOST_LOOKS:
                     return None
         return None
-
-    def _givers(self, sequence: Sequence, free: bool) -> list[Sequence] | None:
-        """The running sequences that give way so that this one can run, if need be; None if it has to wait.
-
-        Args:
-            free: there is a free slot.
-        """
-        missing = self._pool.missing(sequence)
-        if free and missing <= 0:
-            return []
-        return self._pool.enough(self._shares.givers(sequence), missing)
 
     def _gains_by_waiting(self, sequence: Sequence) -> bool:
         """Whether a running sequence is about to compute a prefix of this prompt, which can be shared then.

@@ -8,6 +8,7 @@ from contextlib import closing
 from heapq import heapify, heappop, heapreplace
 
 from draftwood_model_runner.scheduling.fair_queue import FairQueue, Rank
+from draftwood_model_runner.scheduling.slot_limit import SlotLimit
 from draftwood_model_runner.sequence import Sequence
 
 QUANTUM = 128.0
@@ -21,16 +22,16 @@ class SlotShares:
     Args:
         queue: knows weights and service of the tenants.
         rank: the rank of a live sequence.
-        slots: most sequences that run at once.
+        limit: how many sequences run at once, at most.
 
     Attributes:
         running: the running sequences of each tenant that has any, by rank.
     """
 
-    def __init__(self, queue: FairQueue, rank: Callable[[Sequence], Rank], slots: int) -> None:
+    def __init__(self, queue: FairQueue, rank: Callable[[Sequence], Rank], limit: SlotLimit) -> None:
         self._queue = queue
         self._rank = rank
-        self.slots = slots
+        self._limit = limit
         self.running: dict[str, list[Sequence]] = {}
 
     def started(self, sequence: Sequence) -> None:
@@ -58,7 +59,7 @@ class SlotShares:
                 by `QUANTUM`.
         """
         queue = self._queue
-        lacking = sorted(filter(self._lacks, queue.with_share(self.slots)), key=queue.served)
+        lacking = sorted(filter(self._lacks, queue.with_share(self._limit.slots)), key=queue.served)
         yield from map(queue.head, lacking)
         with closing(queue.by_service()) as by_service:
             for tenant in by_service:
@@ -125,4 +126,4 @@ class SlotShares:
         return int(self._share(tenant))
 
     def _share(self, tenant: str) -> float:
-        return self._queue.share(tenant, self.slots)
+        return self._queue.share(tenant, self._limit.slots)

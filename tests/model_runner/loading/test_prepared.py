@@ -16,7 +16,7 @@ import pytest
 from draftwood_model_runner.loading.adoption import load_module
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
-from draftwood_model_runner.loading.prepared import Prepared, prepared_model
+from draftwood_model_runner.loading.prepared import entry_of, save_entry
 from draftwood_model_runner.runners.openvino import factory, stored
 from draftwood_model_runner.runners.openvino.probe import trial_logits
 from tests.model_runner.runners.openvino.bfloat16 import needs_bfloat16
@@ -138,9 +138,9 @@ def test_an_entry_that_computes_else_is_not_used(
 
 def test_another_model_or_other_options_have_other_entries(tmp_path: Path) -> None:
     def place(folder: Path, **options: Any) -> Path:
-        prepared = prepared_model(tmp_path / "cache", str(folder), **options)
-        assert prepared is not None
-        return prepared._folder
+        found = entry_of(tmp_path / "cache", str(folder), **options)
+        assert found is not None
+        return found
 
     model = tmp_path / "model"
     shutil.copytree(BUNDLED_MODEL, model)
@@ -156,39 +156,39 @@ def test_another_model_or_other_options_have_other_entries(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("version", ["torch", "transformers", "openvino"])
 def test_another_version_has_other_entries(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = prepared_model(tmp_path, BUNDLED_MODEL)
+    before = entry_of(tmp_path, BUNDLED_MODEL)
     monkeypatch.setattr("draftwood_model_runner.loading.prepared.version", lambda name: "0" if name == version else "1")
-    after = prepared_model(tmp_path, BUNDLED_MODEL)
+    after = entry_of(tmp_path, BUNDLED_MODEL)
     assert before is not None
     assert after is not None
-    assert before._folder != after._folder
+    assert before != after
 
 
 def test_only_a_private_folder_is_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     made = tmp_path / "one" / "two"
-    assert prepared_model(made, BUNDLED_MODEL) is not None
+    assert entry_of(made, BUNDLED_MODEL) is not None
     assert made.stat().st_mode & 0o077 == 0
     made.chmod(0o777)
-    assert prepared_model(made, BUNDLED_MODEL) is None
+    assert entry_of(made, BUNDLED_MODEL) is None
     assert "no other may write to it" in caplog.text
     (tmp_path / "file").touch()
-    assert prepared_model(tmp_path / "file" / "cache", BUNDLED_MODEL) is None
+    assert entry_of(tmp_path / "file" / "cache", BUNDLED_MODEL) is None
 
 
 def test_what_a_folder_does_not_hold_whole_is_not_kept(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(BUNDLED_MODEL, model)
     (model / "adapter_config.json").write_text("{}")
-    assert prepared_model(tmp_path / "cache", str(model)) is None
-    assert prepared_model(tmp_path / "cache", "org/name") is None
+    assert entry_of(tmp_path / "cache", str(model)) is None
+    assert entry_of(tmp_path / "cache", "org/name") is None
 
 
 @pytest.mark.system
 def test_the_oldest_entries_are_removed(tmp_path: Path) -> None:
     model = load_model(runner="openvino")
     for number in range(6):
-        Prepared(tmp_path / str(number)).save(model)
+        save_entry(tmp_path / str(number), model)
     assert {path.name for path in tmp_path.iterdir()} == {"2", "3", "4", "5"}
 
 

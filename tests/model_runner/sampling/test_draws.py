@@ -4,6 +4,7 @@ is drawn from these alone, as if all had been given noise."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from draftwood_model_runner.request import SamplingParams as Draw
 from draftwood_model_runner.sampling.draws.noise import gumbel_noise
-from draftwood_model_runner.sampling.draws.sample import BoolArray, Draw, kept_tokens, sample
-from draftwood_model_runner.sampling.token_weights import dropped_share, least_weight, token_weights
+from draftwood_model_runner.sampling.draws.sample import BoolArray, kept_tokens, sample
+from draftwood_model_runner.sampling.token_weights import WEIGHT_BITS, dropped_share, least_weight, token_weights
 from draftwood_strategies.draft import Float32Array
 
 TOP_PS = [0.999, 0.95, 0.9, 0.8, 0.5, 0.1, 0.001, 1e-9]
@@ -80,18 +82,35 @@ def test_a_token_is_drawn_from_what_the_rule_keeps(scores: Float32Array, draw: D
     kept, cooled = plainly(scores, draw)
     assert (kept_tokens(scores, draw) == kept).all()
     sums = np.where(kept, cooled.astype(np.float64) + gumbel_noise(scores.size, seed, position), -np.inf)
-    assert sample(scores, draw, seed, position) == int(sums.argmax())
+    assert sample(scores, replace(draw, seed=seed), position) == int(sums.argmax())
 
 
 def test_with_a_real_vocabulary() -> None:
     """Scores without ties, as many as a model of today has."""
     scores = (np.random.default_rng(4).standard_normal(151_936) * 2.5).astype(np.float32)
-    for draw in (Draw(0.6, 20, 0.95, 0), Draw(1.0, 0, 0.95, 0), Draw(0.6, 5_000, 0.9, 0.01), Draw(1.3, 0, 1.0, 0)):
+    for draw in (
+        Draw(0.6, 20, 0.95, 0),
+        Draw(1.0, 0, 0.95, 0),
+        Draw(0.6, 5_000, 0.9, 0.01),
+        Draw(1.3, 0, 1.0, 0),
+    ):
         kept, cooled = plainly(scores, draw)
         assert (kept_tokens(scores, draw) == kept).all()
         for seed in range(5):
             noise = gumbel_noise(scores.size, seed, 77)
-            assert sample(scores, draw, seed, 77) == int(np.where(kept, cooled + noise, -np.inf).argmax())
+            assert sample(scores, replace(draw, seed=seed), 77) == int(np.where(kept, cooled + noise, -np.inf).argmax())
+
+
+def test_weights_are_probabilities() -> None:
+    scores = np.linspace(-30.0, 7.0, 10_001, dtype=np.float32)
+    expected = np.exp((scores - scores[-1]).astype(np.float64)) * 2.0**WEIGHT_BITS
+    assert token_weights(scores) == pytest.approx(expected, rel=2e-7, abs=1.5)
+
+
+def test_weights_stay_what_they_are() -> None:
+    """Written down once: a seed must write the same text after an upgrade, and on every device."""
+    scores = np.array([0.0, -0.5, -1.0, -10.0, -23.0, -24.9, -25.0, -np.inf], np.float32)
+    assert token_weights(scores).tolist() == [17179869184.0, 10420117504.0, 6320120832.0, 779964.0, 1.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("deviation", [0.01, 1.0, 4.0])
@@ -101,7 +120,10 @@ def test_top_p_keeps_as_many_as_transformers(top_p: float, deviation: float) -> 
     rounding of its sums, where what is left out has the probability 1 - p but for 1e-6."""
     for seed in range(20):
         scores = tied(seed, 2_000, deviation)
-        expected, kept = by_warper(TopPLogitsWarper(top_p), scores), kept_tokens(scores, Draw(1.0, 0, top_p, 0.0))
+        expected, kept = (
+            by_warper(TopPLogitsWarper(top_p), scores),
+            kept_tokens(scores, Draw(1.0, 0, top_p, 0.0)),
+        )
         if sorted(scores[kept]) != sorted(scores[expected]):
             weights = token_weights(scores).astype(np.float64)
             assert abs(kept.sum() - expected.sum()) <= 1
@@ -130,10 +152,10 @@ def test_of_equal_scores_those_with_the_highest_ids_are_kept() -> None:
 @pytest.mark.parametrize("draw", [Draw(0.7, 0, 1.0, 0.0), Draw(0.7, 20, 0.9, 0.0), Draw(0.7, 0, 0.9, 0.1)])
 def test_what_cannot_be_sampled_from_still_gives_a_token(draw: Draw) -> None:
     scores = np.full(200, -np.inf, np.float32)
-    assert sample(scores, draw, 1, 1) == 0
+    assert sample(scores, draw, 1) == 0
     scores[130] = 2.0
     assert np.flatnonzero(kept_tokens(scores, draw)).tolist() == [130]
-    assert sample(scores, draw, 1, 1) == 130
+    assert sample(scores, draw, 1) == 130
     scores[[50, 70]] = np.inf
-    assert sample(scores, draw, 1, 1) == 50
-    assert 0 <= sample(np.full(200, np.nan, np.float32), draw, 1, 1) < 200
+    assert sample(scores, draw, 1) == 50
+    assert 0 <= sample(np.full(200, np.nan, np.float32), draw, 1) < 200

@@ -7,21 +7,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import draftwood_strategies
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_strategies import Strategy
+from draftwood_strategies import Strategy, create, strategy_names
 from tests.model_runner.families import FAMILIES, OPENVINO_FAMILIES, VOCAB, WINDOW, reference, with_runners
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sampling import test_token_chooser as chooser
 from tests.model_runner.sampling.test_token_chooser import PROMPT, engine_for, expected, few_examples, sequence
 from tests.model_runner.sequences import run
 
-OTHERS = [name for name in FAMILIES if name != "llama"]
 LONGER = PROMPT * 2
 """Longer than the window of those that have one."""
 
 
-@pytest.mark.parametrize(("family", "runner"), with_runners(OTHERS, ["llama"]))
+@pytest.mark.parametrize(("family", "runner"), with_runners(FAMILIES, ["llama"]))
 @given(wanted=chooser.params, stop=chooser.stops, others=st.lists(chooser.params, min_size=7, max_size=7))
 @few_examples
 def test_every_setting_alone_in_a_batch_and_with_any_draft(
@@ -30,8 +28,9 @@ def test_every_setting_alone_in_a_batch_and_with_any_draft(
     assert len(LONGER) > WINDOW
     answer = expected(family, LONGER, wanted, stop)
     oracle = OracleStrategy({LONGER: answer}, VOCAB, seed=1)
-    engine, hybrid = engine_for(family, runner), draftwood_strategies.create("hybrid")
-    drafting: list[Strategy | None] = [None, oracle, hybrid, hybrid]
+    engine, hybrid = engine_for(family, runner), create("hybrid")
+    others_draft = [create(name) for name in strategy_names() if family == "llama"]
+    drafting: list[Strategy | None] = [None, oracle, hybrid, hybrid, *others_draft, *others_draft]
     for strategy in drafting:
         one = sequence(LONGER, wanted, stop, strategy)
         run(engine, one)
@@ -41,6 +40,7 @@ def test_every_setting_alone_in_a_batch_and_with_any_draft(
     one = sequence(LONGER, wanted, stop, oracle)
     run(engine, *crowd[:3], one, *crowd[3:])
     assert one.output == answer
+    engine.check()
 
 
 @pytest.mark.parametrize(("family", "runner"), with_runners(FAMILIES, OPENVINO_FAMILIES))

@@ -27,10 +27,9 @@ from transformers import (
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.sampling.draws.noise import gumbel_noise
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy, create, strategy_names
-from tests.model_runner.families import VOCAB, generate, greedy, reference, served
+from tests.model_runner.families import VOCAB, generate, reference, served
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import engine_of, make_sequence, run
 
@@ -123,34 +122,6 @@ STRATEGIES = [
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@given(wanted=params, stop=stops, others=st.lists(params, min_size=7, max_size=7))
-@few_examples
-def test_the_output_is_the_same_alone_in_a_batch_and_with_any_draft(
-    name: str, wanted: SamplingParams, stop: StopParams, others: list[SamplingParams]
-) -> None:
-    answer = expected("llama", PROMPT, wanted, stop)
-    engine = engine_for("llama")
-
-    def fresh() -> Strategy:
-        return OracleStrategy({PROMPT: answer}, VOCAB, seed=1) if name == "oracle" else create(name)
-
-    strategy = fresh()
-    plain, drafted, again = (sequence(PROMPT, wanted, stop, s) for s in (None, strategy, strategy))
-    for one in (plain, drafted, again):
-        run(engine, one)
-        assert one.stats.drafting_disabled_reason == ""
-        assert one.output == answer
-    if name == "oracle" and len(answer) > 8:
-        assert drafted.stats.accepted_tokens > 0
-    others_draft = strategy if name != "oracle" else None
-    crowd = [sequence((*PROMPT, i), other, stop, others_draft) for i, other in enumerate(others)]
-    in_crowd = sequence(PROMPT, wanted, stop, fresh())
-    run(engine, *crowd[:3], in_crowd, *crowd[3:])
-    assert in_crowd.output == answer
-    engine.check()
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
 @given(wanted=params, stop=stops)
 @few_examples
 def test_the_output_is_the_same_when_steps_are_skipped(name: str, wanted: SamplingParams, stop: StopParams) -> None:
@@ -181,34 +152,6 @@ def test_the_output_is_the_same_when_several_threads_choose(wanted: list[Samplin
         run(engine, *crowd)
     for i, one in enumerate(crowd):
         assert one.output == expected("llama", (*PROMPT, i), wanted[i], stop)
-
-
-def test_real_text_is_drafted_and_sampled_the_same() -> None:
-    model = served("bundled")
-    prompt = tuple(model.tokenizer.encode_chat([{"role": "user", "content": "i lost my pasword"}]).tolist())
-    wanted, stop = SamplingParams(temperature=0.7, top_p=0.9, seed=11), StopParams(60, token_ids=model.eos_token_ids)
-    answer = expected("bundled", prompt, wanted, stop)
-    assert answer != greedy("bundled", prompt, 60)[: len(answer)]
-    engine, strategy = engine_for("bundled"), create("trie")
-    first, second = (sequence(prompt, wanted, stop, strategy) for _ in range(2))
-    run(engine, first)
-    run(engine, second)
-    assert first.output == second.output == answer
-    assert second.stats.accepted_tokens > 0.5 * len(answer)
-
-
-def test_samples_follow_the_models_distribution() -> None:
-    """Pearson's chi-squared over pairs of successive tokens: each token's law, and their independence of each other."""
-    generator = torch.Generator().manual_seed(3)
-    vocab, draws = 12, 6000
-    first, second = 1.5 * torch.randn(2, vocab, generator=generator)
-    counts = np.zeros((vocab, vocab))
-    for seed in range(draws):
-        one = sequence((5,), SamplingParams(temperature=0.8, seed=seed), StopParams(2), None)
-        chooser = TokenChooser(one, frozenset(), vocab)
-        counts[chooser.choose(first, [int(first.argmax())]), chooser.choose(second, [int(second.argmax())])] += 1
-    law = torch.outer(torch.softmax(first / 0.8, 0), torch.softmax(second / 0.8, 0)).double().numpy() * draws
-    assert chi_squared_is_plausible(counts.ravel(), law.ravel())
 
 
 def test_samples_that_were_drafted_follow_the_models_distribution() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.sampling import metadata
 from draftwood_model_runner.sampling.host.token_masks import forbid
 from draftwood_model_runner.sampling.metadata import Adjustments, SamplingTensors, SequenceSampling, TokenMasks
@@ -37,9 +38,7 @@ def test_masks_of_several_sequences_are_found_side_by_side(monkeypatch: pytest.M
         return TokenMasks(np.array([0, -2], np.int32), np.full((1, 2), sequence, np.int32))
 
     adjustments = Adjustments(NONE, NONE, NONE.astype(np.float32), NONE)
-    sequences = [
-        SequenceSampling(1.0, 0, 1.0, 0.0, 0, 1.0, 0.0, 0.0, 0, adjustments, partial(masks, i)) for i in range(8)
-    ]
+    sequences = [SequenceSampling(SamplingParams(), 0, adjustments, partial(masks, i)) for i in range(8)]
     begins = np.arange(9, dtype=np.int32) * 2
     tensors = SamplingTensors.of(sequences, begins[:-1], begins[1:])
     assert tensors.masks.tolist() == [[i, i] for i in range(8)]

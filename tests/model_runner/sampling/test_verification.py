@@ -10,21 +10,14 @@ from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.sampling.token_chooser import TokenChooser
-from draftwood_model_runner.sampling.verification import ROOT_NODE, predicted_paths, verify, walk
+from draftwood_model_runner.sampling.verification import predicted_paths, verify, walk_row
 from draftwood_strategies import EMPTY_TREE, DraftTree
-from draftwood_strategies.draft import Int32Array
 from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.sequences import make_sequence
 from tests.strategies.test_draft import paths, trees
 
 LAST = np.array([99], np.int32)
 VOCAB = 100
-
-
-def rooted(tree: DraftTree) -> tuple[Int32Array, Int32Array]:
-    """Tokens and parents of the tree under the last committed token."""
-    batch = rooted_batch(tree)
-    return batch.tokens, batch.parents
 
 
 def rooted_batch(tree: DraftTree) -> StepBatch:
@@ -34,18 +27,15 @@ def rooted_batch(tree: DraftTree) -> StepBatch:
 @given(trees(), st.lists(st.integers(0, 5), min_size=40, max_size=40))
 def test_what_is_written_does_not_depend_on_the_tree(tree: DraftTree, truth: list[int]) -> None:
     """A model that writes `truth` writes a beginning of it, and the nodes on the way carry exactly that."""
-    tokens, parents = rooted(tree)
-    depths = [0, *(len(path) for path in paths(tree))]
-    steps = list(walk(tokens, parents, lambda node: truth[depths[node]]))
+    batch, depths = rooted_batch(tree), [0, *(len(path) for path in paths(tree))]
     predicted = np.array(truth, np.int32)[depths]
-    [path] = predicted_paths(rooted_batch(tree).feedback(predicted, None), predicted)
-    assert steps == list(zip(path.token_ids, [*(node + 1 for node in path.nodes), ROOT_NODE], strict=True))
-    assert [token for token, _ in steps] == truth[: len(steps)]
-    nodes = [node for _, node in steps]
-    assert nodes[-1] == ROOT_NODE
-    assert ROOT_NODE not in nodes[:-1]
-    assert tokens[nodes[:-1]].tolist() == truth[: len(nodes) - 1]
-    assert parents[nodes[:-1]].tolist() == [ROOT_NODE, *nodes[:-2]][: len(nodes) - 1]
+    feedback, logits = batch.feedback(predicted, None), np.eye(VOCAB, dtype=np.float32)[predicted]
+    [followed] = predicted_paths(feedback, predicted)
+    walked = walk_row(TokenChooser(make_sequence("a", LAST, StopParams(99)), frozenset(), VOCAB), feedback, logits, 0)
+    assert (walked.token_ids, walked.nodes, walked.error) == (followed.token_ids, followed.nodes, None)
+    assert walked.token_ids == truth[: len(walked.token_ids)]
+    assert tree.tokens[walked.nodes].tolist() == walked.token_ids[:-1]
+    assert tree.parents[walked.nodes].tolist() == [-1, *walked.nodes][:-1]
 
 
 @given(st.lists(trees(), min_size=1, max_size=4), st.data())

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.scheduling.fair_queue import FairQueue
 from draftwood_model_runner.scheduling.least_served import LeastServed
+from draftwood_model_runner.scheduling.slot_limit import SlotLimit
 from draftwood_model_runner.scheduling.slot_shares import SlotShares
 from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.scheduling.plain_shares import PlainShares
@@ -30,7 +31,7 @@ class SharesMachine(RuleBasedStateMachine):
         self.weights: dict[str, float] = {}
         self.ranks: dict[Sequence, tuple[float, int]] = {}
         self.queue = FairQueue(self.ranks.__getitem__, self.weights)
-        self.shares = SlotShares(self.queue, self.ranks.__getitem__, slots)
+        self.shares = SlotShares(self.queue, self.ranks.__getitem__, SlotLimit(slots))
         self.plain = PlainShares(self.ranks, slots)
 
     @rule(tenant=TENANTS, weight=WEIGHTS, rank=st.integers(0, 50))

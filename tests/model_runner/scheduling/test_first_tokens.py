@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from draftwood_model_runner.request import StopParams
-from draftwood_model_runner.sequence import Sequence, SequenceState
-from tests.model_runner.families import VOCAB, greedy, served
-from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.scheduling.test_scheduler import Bench
-from tests.model_runner.sequences import engine_of, make_sequence
 
 
 def crowded(slots: int = 8) -> Bench:
@@ -78,30 +72,3 @@ def test_a_prompt_of_several_steps_has_its_last_one_alone() -> None:
     assert [work["b"] for work in works] == [128, 128, 44]
     assert ["a" in work for work in works] == [True, True, False]
     assert len(long.output) == 1
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2-sliding"])
-def test_skipping_steps_changes_no_token(family: str) -> None:
-    prompts = [tuple(int(t) for t in np.random.default_rng(i).integers(0, 9, 5 + 3 * i)) for i in range(8)]
-    answers = {prompt: greedy(family, prompt, 60 if i < 5 else 4) for i, prompt in enumerate(prompts)}
-    engine, oracle = engine_of(served(family), 16, max_running=4), OracleStrategy(answers, VOCAB, seed=1)
-
-    def added(tenant: str, prompt: tuple[int, ...]) -> Sequence:
-        stop = StopParams(len(answers[prompt]))
-        one = make_sequence("r", prompt, stop, tenant=tenant, strategy=oracle, max_draft_nodes=4)
-        engine.add(one)
-        return one
-
-    crowd = [added("a", prompt) for prompt in prompts[:5]]
-    for _ in range(5):
-        engine.step()
-    skips, guests = 0, list[Sequence]()
-    while engine.has_work:
-        if len(guests) < 3 and all(guest.state is SequenceState.FINISHED for guest in guests):
-            guests.append(added("b", prompts[5 + len(guests)]))
-        decoding = [one for one in crowd if one.committed]
-        wrote = {output.sequence for output in engine.step()}
-        engine.check()
-        skips += any(one.state is SequenceState.RUNNING and one not in wrote for one in decoding)
-    assert [s.output for s in (*crowd, *guests)] == [*answers.values()]
-    assert skips >= 3

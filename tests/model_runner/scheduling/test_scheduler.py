@@ -19,6 +19,7 @@ from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.scheduling.fair_queue import FairQueue
 from draftwood_model_runner.scheduling.kv_pool import KVPool
+from draftwood_model_runner.scheduling.page_table import AttentionWindow
 from draftwood_model_runner.scheduling.scheduler import PRIORITY_SECONDS, ScheduledSequence, Scheduler
 from draftwood_model_runner.scheduling.slot_shares import QUANTUM
 from draftwood_model_runner.sequence import Sequence, SequenceState
@@ -32,9 +33,16 @@ PAGE = 16
 class Bench:
     """A scheduler over fake KV memory, and an engine that writes one token a step."""
 
-    def __init__(self, max_running: int = 4, pages: int = 10**4, prefix_cache: bool = False, **options: object) -> None:
+    def __init__(
+        self,
+        max_running: int = 4,
+        pages: int = 10**4,
+        prefix_cache: bool = False,
+        window: AttentionWindow | None = None,
+        **options: object,
+    ) -> None:
         self.pages = pages
-        self.pool = KVPool(pages, PAGE, prefix_cache)
+        self.pool = KVPool(pages, PAGE, prefix_cache, window=window)
         self.memory = FakeMemory(self.pool)
         chunks = {"prefill_chunk": 512, "shared_chunk": 128, **options}
         self.scheduler = Scheduler(self.pool, max_running, **chunks)  # type: ignore[arg-type]
@@ -376,16 +384,23 @@ def test_shares_are_fair_and_leave_nothing(tokens: int, tenants: dict[str, tuple
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Sequences of three tenants come, run, pause, are cancelled, run out of time; memory holds a fraction of them."""
+    """Sequences of three tenants come, run, pause, are cancelled, run out of time; memory holds a fraction of them.
+
+    Every row that is read holds what it should."""
 
     live = Values("live")
 
     @initialize(
-        pages=st.integers(25, 75), max_running=st.integers(1, 6), chunk=st.integers(1, 60), prefix_cache=st.booleans()
+        pages=st.integers(25, 75),
+        max_running=st.integers(1, 6),
+        chunk=st.integers(1, 60),
+        prefix_cache=st.booleans(),
+        window=st.none() | st.integers(1, 70),
     )
-    def _make(self, pages: int, max_running: int, chunk: int, prefix_cache: bool) -> None:
+    def _make(self, pages: int, max_running: int, chunk: int, prefix_cache: bool, window: int | None) -> None:
         chunks = {"prefill_chunk": chunk, "shared_chunk": chunk // 2 + 1}
-        self.bench = Bench(max_running, pages, prefix_cache, weights={"b": 2.0}, **chunks)
+        of_model = None if window is None else AttentionWindow(window, chunk)
+        self.bench = Bench(max_running, pages, prefix_cache, of_model, weights={"b": 2.0}, **chunks)
 
     @rule(
         target=live,
@@ -415,9 +430,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def resume(self, sequence: Sequence) -> None:
         self.bench.scheduler.resume(sequence)
 
-    @rule(sequence=consumes(live))
-    def cancel(self, sequence: Sequence) -> None:
-        self.bench.scheduler.finish(sequence)
+    @rule(sequence=consumes(live), keep=st.booleans())
+    def cancel(self, sequence: Sequence, keep: bool) -> None:
+        self.bench.scheduler.finish(sequence, keep)
 
     @rule(now=st.integers(0, 300))
     def expire(self, now: int) -> None:
@@ -432,6 +447,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def lawful(self) -> None:
         self.bench.scheduler.check()
+        pool = self.bench.pool
+        for sequence in self.bench.scheduler._queue:  # what is known of them is what a look-up from the beginning finds
+            anew = Sequence(sequence.request, output=sequence.output)
+            assert pool.cached(sequence) == pool.cached(anew)
+            assert pool.missing(sequence) == pool.missing(anew)
+            pool.leave(anew)
 
     def teardown(self) -> None:
         """Whatever happened, all that is left ends, without a step in which nobody runs."""

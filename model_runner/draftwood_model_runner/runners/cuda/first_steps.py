@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.runners.base import Predictions, Runner, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.cuda.steps.results import LaunchedStep
@@ -59,4 +60,4 @@ def _sampled(masks: TokenMasks | None) -> SequenceSampling:
     """Sampling of every kind, with one adjusted token."""
     one = np.zeros(1, np.int32)
     adjustments = Adjustments(one, one, one.astype(np.float32), one)
-    return SequenceSampling(1.0, 2, 0.9, 0.1, 0, 1.1, 0.1, 0.1, 0, adjustments, masks)
+    return SequenceSampling(SamplingParams(1.0, 2, 0.9, 0.1, 1.1, 0.1, 0.1), 0, adjustments, masks)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 import numpy as np
 import numpy.typing as npt
 
-from draftwood_model_runner.sampling.draws.noise import UNIFORM_UNIT, random_bits
+from draftwood_model_runner.request import SamplingParams
+from draftwood_model_runner.sampling.draws.noise import UNIFORM_UNIT, gumbel_noise, random_bits
 from draftwood_model_runner.sampling.draws.selection import (
     BLOCK,
-    LEAST_KEY,
     Workspace,
     cooled,
     find_edge,
@@ -42,15 +42,6 @@ _UNUSED_BITS = np.uint64(12)
 _LANES = 4
 
 
-class Draw(NamedTuple):
-    """How a token is drawn, as in `SamplingParams`; `top_k` 0, `top_p` 1 and `min_p` 0 keep all tokens."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-
-
 class _Local(threading.local):
     work: Struct[Workspace] | None = None
 
@@ -58,51 +49,72 @@ class _Local(threading.local):
 _local = _Local()
 
 
-def sample(scores: Float32Array, draw: Draw, seed: int, position: int) -> int:
+def sample(scores: Float32Array, params: SamplingParams, position: int) -> int:
     """A token drawn from the softmax of scores over the temperature, among the tokens that are kept.
 
     Args:
         scores: float32[vocab], contiguous. If the greatest is infinite, or none is finite, it is drawn without noise.
-        seed, position: what noise depends on, beside the token; in [0, 2^64).
+        position: what noise depends on, beside the seed and the token.
     """
     work = _workspace(scores.shape[0])
-    return int(
-        _sample(
-            scores,
-            np.float32(draw.temperature),
-            draw.top_k,
-            dropped_share(draw.top_p) if draw.top_p < 1.0 else -1.0,
-            least_weight(draw.min_p),
-            np.uint64(seed),
-            np.uint64(position),
-            work.address,
-            np.empty(2, np.int64),
-        )
+    token = _sample(
+        scores,
+        np.float32(params.temperature),
+        params.top_k,
+        dropped_share(params.top_p),
+        least_weight(params.min_p),
+        np.uint64(params.seed),
+        np.uint64(position),
+        work.address,
+        np.empty(2, np.int64),
     )
+    return int(token)
 
 
-def kept_tokens(scores: Float32Array, draw: Draw) -> BoolArray:
+def kept_tokens(scores: Float32Array, params: SamplingParams) -> BoolArray:
     """bool[vocab]: the tokens that `sample` draws from.
 
     Args:
         scores: as there, one of them finite, none greater.
     """
     work, edge = _workspace(scores.shape[0]), np.empty(2, np.int64)
-    temperature = np.float32(draw.temperature)
+    temperature = np.float32(params.temperature)
     find_greatest(scores.view(np.int32), work.fields.greatest)
-    share = dropped_share(draw.top_p) if draw.top_p < 1.0 else -1.0
-    _find_edge(scores, temperature, draw.top_k, share, work.address, edge)
+    _find_edge(scores, temperature, params.top_k, dropped_share(params.top_p), work.address, edge)
     over_temperature = scores / temperature
     bits = (over_temperature + np.float32(0.0)).view(np.int32)
     keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     kept = (keys > edge[0]) | ((keys == edge[0]) & (np.arange(keys.size) >= edge[1]))
-    return np.asarray(kept & np.isfinite(scores) & (token_weights(over_temperature) >= least_weight(draw.min_p)))
+    return np.asarray(kept & np.isfinite(scores) & (token_weights(over_temperature) >= least_weight(params.min_p)))
+
+
+def sampling_margin(scores: Float32Array, params: SamplingParams, position: int, token: int) -> float:
+    """By how much scores would have to be off for `token` to be drawn; infinite for a token with a score of -inf.
+
+    The token must be among those that are kept, and each kept one with a larger sum of score and noise must either lose
+    to it or be left out. A token crosses the edge of what is kept at its distance to the nearest one on the other side:
+    exact for top-k. For top-p it is an estimate, since what counts there is the sum of all probabilities before it.
+
+    Args:
+        scores, position: as for `sample`.
+        token: not the one that was drawn.
+    """
+    if not np.isfinite(scores[token]):
+        return float("inf")
+    kept, warm = kept_tokens(scores, params), scores.astype(np.float64) / params.temperature
+    sums = warm + gumbel_noise(warm.size, params.seed, position)
+    margin = 0.0 if kept[token] else float(warm[kept].min() - warm[token])
+    ahead = kept & (sums > sums[token])
+    if ahead.any():
+        edge = float(warm[~kept].max()) if not kept.all() else -np.inf
+        margin = max(margin, float(np.minimum(sums[ahead] - sums[token], warm[ahead] - edge).max()))
+    return margin * params.temperature
 
 
 def _workspace(vocab: int) -> Struct[Workspace]:
     """That of the thread."""
     work = _local.work
-    if work is None or work.fields.tokens.shape[0] != vocab:
+    if work is None or work.fields.entries.shape[0] != vocab:
         work = _local.work = Struct(Workspace.of(vocab))
     return work
 
@@ -123,9 +135,7 @@ def _sample(
     highest = find_greatest(scores.view(np.int32), work.greatest)
     if not -_INFINITE - 1 < highest < _INFINITE:
         return _first_with(scores, highest)
-    edge[0], edge[1] = LEAST_KEY, 0
-    if top_k > 0 or share >= 0.0:
-        find_edge(scores, temperature, top_k, share, work, edge)
+    find_edge(scores, temperature, top_k, share, work, edge)
     return _greatest_sum(scores, temperature, edge, least, seed, position, work)
 
 

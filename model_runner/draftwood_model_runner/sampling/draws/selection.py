@@ -2,7 +2,7 @@
 
 Scores are compared by keys, integers that order as floats do. Tokens lie in blocks, whose greatest keys are found
 first: blocks below the edge are never looked at again. For top-p alone, a histogram tells in which bin the edge is, so
-that few tokens are gathered. The edge among gathered ones is found eleven bits of their keys at a time.
+that few tokens are gathered. The edge among gathered ones is found as in quickselect.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from draftwood_strategies.native import Float64Array, Int64Array, Integer, Real,
 BLOCK = 64
 LEAST_KEY = -(1 << 31)
 """At most any float's key."""
-_DIGIT_BITS = 11
-_BINS = 1 << _DIGIT_BITS
+_BINS = 2048
 _BINS_PER_UNIT = np.float32((_BINS - 1) / FARTHEST)
+_TOKEN_BITS, _TOKEN = 32, 0xFFFFFFFF
 _SIGN = np.int32(31)
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _FAR = np.float32(FARTHEST)
@@ -36,15 +36,15 @@ class Workspace(NamedTuple):
         greatest: int32[blocks], the greatest key in each block, before the scores are divided by the temperature.
         masses: float64[bins + BLOCK], integers.
         weights, bins: float32[BLOCK], int32[BLOCK].
-        keys, tokens: int32[vocab], of gathered tokens.
+        entries: int64[vocab], gathered tokens, each the key above the token, so that they order as keys do,
+            and of equal keys as their tokens.
     """
 
     greatest: Int32Array
     masses: Float64Array
     weights: Float32Array
     bins: Int32Array
-    keys: Int32Array
-    tokens: Int32Array
+    entries: Int64Array
 
     @classmethod
     def of(cls, vocab: int) -> Workspace:
@@ -53,7 +53,7 @@ class Workspace(NamedTuple):
             np.empty(_BINS + BLOCK, np.float64),
             np.empty(BLOCK, np.float32),
             np.empty(BLOCK, np.int32),
-            *np.empty((2, vocab), np.int32),
+            np.empty(vocab, np.int64),
         )
 
 
@@ -153,21 +153,35 @@ def find_edge(
     if 0 < top_k < vocab:
         least = np.int32(LEAST_KEY)
         if top_k < blocks:  # that many blocks have a token at least as great
-            least = np.int32(_edge_among(work.greatest, blocks, top_k, False, hottest, work.masses)[0])
+            for block in range(blocks):
+                work.entries[block] = _entry(work.greatest[block], block)
+            least = _key(_edge_among(work.entries[:blocks], top_k, False, hottest))
             least = key_of(cooled(score_of(least), temperature))
         n = _gather(scores, temperature, least, work)
-        edge[0] = _edge_among(work.keys, n, top_k, False, hottest, work.masses)[0]
+        edge[0] = _key(_edge_among(work.entries[:n], top_k, False, hottest))
         if share >= 0.0:
             kept, total = 0, np.int64(0)
             for i in range(n):
-                if work.keys[i] >= edge[0]:
-                    work.keys[kept], work.tokens[kept] = work.keys[i], work.tokens[i]
-                    total += _weight(work.keys[i], hottest)
+                if _key(work.entries[i]) >= edge[0]:
+                    work.entries[kept] = work.entries[i]
+                    total += _weight(work.entries[i], hottest)
                     kept += 1
-            _set_edge(work, kept, _wanted(total, share), hottest, edge)
+            last = _edge_among(work.entries[:kept], _wanted(total, share), True, hottest)
+            edge[0], edge[1] = _key(last), last & _TOKEN
     elif share >= 0.0:
         n, wanted = _gather_bin(scores, temperature, hottest, share, work)
-        _set_edge(work, n, wanted, hottest, edge)
+        last = _edge_among(work.entries[:n], wanted, True, hottest)
+        edge[0], edge[1] = _key(last), last & _TOKEN
+
+
+@numba.njit(nogil=True, inline="always")
+def _entry(key: Any, token: Any) -> Any:
+    return (np.int64(key) << _TOKEN_BITS) | np.int64(token)
+
+
+@numba.njit(nogil=True, inline="always")
+def _key(entry: Any) -> Any:
+    return np.int32(entry >> _TOKEN_BITS)
 
 
 @numba.njit(nogil=True, inline="always")
@@ -177,8 +191,8 @@ def _wanted(total: Any, share: Any) -> Any:
 
 
 @numba.njit(nogil=True, inline="always")
-def _weight(key: Any, hottest: Any) -> Any:
-    distance = hottest - score_of(key)
+def _weight(entry: Any, hottest: Any) -> Any:
+    distance = hottest - score_of(_key(entry))
     return np.int64(weight_at(distance)) if distance < _FAR else np.int64(0)
 
 
@@ -192,7 +206,7 @@ def _gather(scores: Float32Array, temperature: Real, least: Integer, work: Works
         for token in range(block * BLOCK, min(scores.shape[0], (block + 1) * BLOCK)):
             key = key_of(cooled(scores[token], temperature))
             if key >= least:
-                work.keys[n], work.tokens[n] = key, token
+                work.entries[n] = _entry(key, token)
                 n += 1
     return n
 
@@ -226,7 +240,7 @@ def _gather_bin(
         for token in range(first, end):
             score = cooled(scores[token], temperature)
             if _bin(hottest - score) == at:
-                work.keys[n], work.tokens[n] = key_of(score), token
+                work.entries[n] = _entry(key_of(score), token)
                 n += 1
     return n, wanted
 
@@ -265,45 +279,29 @@ def _weigh(scores: Float32Array, temperature: Real, hottest: Real, work: Workspa
 
 
 @compiled
-def _edge_among(
-    keys: Int32Array, n: Integer, wanted: Integer, weighed: bool, hottest: Real, masses: Float64Array
-) -> tuple[Integer, Integer]:
-    """The greatest key such that tokens of at least this key are as many as `wanted`, or weigh as much; and what is
-    left of `wanted` for those that have it.
+def _edge_among(entries: Int64Array, wanted: Integer, weighed: bool, hottest: Real) -> int:
+    """The greatest entry such that those that are as great are as many as `wanted`, or weigh as much.
 
     Args:
-        keys: int32[n or more].
+        entries: int64[n], all different; reordered.
         wanted: at least 1, at most what all of them count.
     """
-    prefix, shift = np.int64(0), np.int64(3 * _DIGIT_BITS)
-    while shift > 0:
-        shift -= _DIGIT_BITS
-        masses[:] = 0.0
-        for i in range(n):
-            key = np.int64(keys[i]) - LEAST_KEY
-            if key >> (shift + _DIGIT_BITS) == prefix:
-                counted = _weight(keys[i], hottest) if weighed else np.int64(1)
-                masses[(key >> shift) & (_BINS - 1)] += counted
-        digit = _BINS - 1
-        while digit > 0 and np.int64(masses[digit]) < wanted:
-            wanted -= np.int64(masses[digit])
-            digit -= 1
-        prefix = (prefix << _DIGIT_BITS) | digit
-    return prefix + LEAST_KEY, wanted
-
-
-@compiled
-def _set_edge(work: Workspace, n: Integer, wanted: Integer, hottest: Real, edge: Int64Array) -> None:
-    """Sets the edge among n gathered tokens: of equal ones at the edge the last are kept, as many as are needed."""
-    key, wanted = _edge_among(work.keys, n, wanted, True, hottest, work.masses)
-    ties = 0
-    for i in range(n):
-        ties += work.keys[i] == key
-    weight = max(_weight(np.int32(key), hottest), np.int64(1))
-    dropped = ties - (wanted + weight - 1) // weight
-    edge[0] = key
-    for i in range(n):
-        if work.keys[i] == key:
-            if dropped == 0:
-                edge[1] = work.tokens[i]
-            dropped -= 1
+    first, end = 0, entries.shape[0]
+    while end - first > 1:
+        middle = (first + end) // 2
+        pivot, entries[middle] = entries[middle], entries[first]
+        entries[first], at, greater = pivot, first + 1, np.int64(0)
+        for i in range(first + 1, end):
+            entry = entries[i]
+            if entry > pivot:
+                entries[i], entries[at] = entries[at], entry
+                at += 1
+                greater += _weight(entry, hottest) if weighed else np.int64(1)
+        with_pivot = greater + (_weight(pivot, hottest) if weighed else np.int64(1))
+        if wanted <= greater:
+            first, end = first + 1, at
+        elif wanted <= with_pivot:
+            return int(pivot)
+        else:
+            first, wanted = at, wanted - with_pivot
+    return int(entries[first])

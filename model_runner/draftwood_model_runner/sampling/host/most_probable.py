@@ -6,18 +6,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from draftwood_model_runner.sampling.draws.selection import BLOCK, LEAST_KEY, find_greatest, key_of_bits
 from draftwood_model_runner.sampling.host.row_threads import LEAST_NUMBERS, in_threads, parts
 from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.native import Int64Array, Integer
+from draftwood_strategies.native import Int64Array, Integer, compiled
 
-_BLOCK = 64
-_LEAST = -(1 << 40)
-"""Below any float's bits."""
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
@@ -46,17 +43,18 @@ def most_probable(
         ordered = torch.sort(logits, dim=-1, descending=True, stable=True).indices  # `topk` mixes ties
         return best, ordered[:, :k].to(torch.int32).cpu().numpy()
     best = np.zeros((bits.shape[0], max(k, 1)), np.int32)
-    sign = 8 * bits.itemsize - 1
-    if bits.size < LEAST_NUMBERS:
-        _fill(bits, sign, best)
-    else:
-        rows = [slice(part.start, part.stop) for part in parts(bits.shape[0], threads)]
-        in_threads([partial(_fill, bits[part], sign, best[part]) for part in rows], threads)
+    rows = [slice(part.start, part.stop) for part in parts(bits.shape[0], threads if bits.size >= LEAST_NUMBERS else 1)]
+    in_threads([partial(_find, bits[part], best[part]) for part in rows], threads)
     return best[:, 0].copy(), best if k else None  # a copy, so that compiled functions see contiguous arrays only
 
 
-@numba.njit(cache=True, nogil=True)
-def _fill(bits: npt.NDArray[Any], sign: int, best: Int32Array) -> None:
+def _find(bits: npt.NDArray[Any], best: Int32Array) -> None:
+    greatest = np.empty(-(-bits.shape[1] // BLOCK), np.int32)
+    _fill(bits, best, greatest, np.empty(best.shape[1], np.int64))
+
+
+@compiled
+def _fill(bits: npt.NDArray[Any], best: Int32Array, greatest: Int32Array, values: Int64Array) -> None:
     """Sets best[row] to the row's most probable tokens.
 
     Floats are compared as integers: compilers take the maximum of floats one by one, for the sake of NaN. Blocks of
@@ -64,36 +62,26 @@ def _fill(bits: npt.NDArray[Any], sign: int, best: Int32Array) -> None:
 
     Args:
         bits: int[row, vocab], the bits of floats.
-        sign: the number of their sign bit.
+        greatest, values: workspace for so many blocks, and for k values.
     """
     vocab, k = bits.shape[1], best.shape[1]
-    greatest, values = np.empty(-(-vocab // _BLOCK), np.int64), np.empty(k, np.int64)
     for row in range(bits.shape[0]):
         of_row = bits[row]
+        find_greatest(of_row, greatest)
         filled = 0
         for block in range(greatest.shape[0]):
-            first = block * _BLOCK
-            most: Integer = np.int64(_LEAST)
-            if first + _BLOCK <= vocab:
-                for token in range(_BLOCK):  # of fixed length: many at a time
-                    value = _ordered(of_row[first + token], sign)
-                    most = value if value > most else most
-            else:
-                for token in range(first, vocab):
-                    value = _ordered(of_row[token], sign)
-                    most = value if value > most else most
-            greatest[block] = most
-            place = _place(values, filled, most)
-            if place < k:
-                values[place] = most
-                filled = min(filled + 1, k)
-        least = values[k - 1] if filled == k else _LEAST
+            most = np.int64(greatest[block])
+            if filled == k and most <= values[k - 1]:
+                continue
+            values[_place(values, filled, most)] = most
+            filled = min(filled + 1, k)
+        least = values[k - 1] if filled == k else np.int64(LEAST_KEY)
         filled = 0
         for block in range(greatest.shape[0]):
             if greatest[block] < least:
                 continue
-            for token in range(block * _BLOCK, min(vocab, (block + 1) * _BLOCK)):
-                value = _ordered(of_row[token], sign)
+            for token in range(block * BLOCK, min(vocab, (block + 1) * BLOCK)):
+                value = np.int64(key_of_bits(of_row[token]))
                 place = _place(values, filled, value)
                 if place < k:
                     for behind in range(min(filled, k - 1), place, -1):
@@ -102,14 +90,7 @@ def _fill(bits: npt.NDArray[Any], sign: int, best: Int32Array) -> None:
                     filled = min(filled + 1, k)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
-def _ordered(bits: Integer, sign: int) -> Integer:
-    """A float's bits as an integer that orders as floats do: the magnitude of negative ones inverted."""
-    ordered: Integer = bits ^ ((bits >> sign) & ((1 << sign) - 1))
-    return ordered
-
-
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _place(values: Int64Array, filled: int, value: Integer) -> int:
     """Makes room for a value behind those that are as great; returns where, or k if it is not among the k greatest."""
     k = int(values.shape[0])

@@ -25,6 +25,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch
 from draftwood_model_runner.runners.cuda.exact_linear import exact_linear
@@ -103,7 +104,8 @@ def _whole_step(head_size: int) -> None:
     space = Workspace((shape,), batch.size, words, parts, 64, pages, CPU, 0)
     masks = TokenMasks(np.full(batch.size, NO_MASK, np.int32), np.zeros((1, _VOCAB // 32), np.int32))
     adjustments = Adjustments(zeros, zeros, zeros.astype(np.float32), zeros)
-    sampling = SamplingMetadata.of([SequenceSampling(1.0, 5, 0.9, 0.1, 1, 1.1, 0.1, 0.1, 9, adjustments, masks)])
+    params = SamplingParams(1.0, 5, 0.9, 0.1, 1.1, 0.1, 0.1, seed=1)
+    sampling = SamplingMetadata.of([SequenceSampling(params, 9, adjustments, masks)])
     space.arrays.fill(batch, tiles, batch.size, sampling)
     hidden = torch.zeros(1, batch.size, _HIDDEN, dtype=_BF16)
     exact_linear(torch.empty(_HIDDEN, _HIDDEN, dtype=_BF16), hidden[0, 0])(hidden)

@@ -103,7 +103,7 @@ def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, samp
     tensors = sent(SamplingTensors.of(sampling.sequences, firsts, lasts)._asdict(), logits.device)
     first, of_rows = int(firsts[0]), (tensors["row_sequences"], tensors["row_masks"])
     scores = torch.empty((int(lasts[-1]) - first, vocab), dtype=torch.float32, device=logits.device)
-    weighed = any(one.top_p < 1.0 or one.min_p > 0.0 for one in sampling.sequences)
+    weighed = any(one.params.top_p < 1.0 or one.params.min_p > 0.0 for one in sampling.sequences)
     weights = torch.empty_like(scores) if weighed else scores
     launch(
         adjust_scores,
