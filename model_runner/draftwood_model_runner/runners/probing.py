@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import Any
@@ -15,7 +16,7 @@ from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.positions import plain_positions
-from draftwood_model_runner.runners.shrinking import THRESHOLD, shrunken, thresholds
+from draftwood_model_runner.runners.shrinking import shrunken, thresholds
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
 from draftwood_strategies.tree_index import NO_NODE
 
@@ -72,9 +73,11 @@ def same_bits(
 
 
 def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference of two arrays of logits, relative to the largest logit that was expected."""
+    """The largest difference of two arrays of logits, relative to the largest logit that was expected; infinite if one
+    is no number."""
     expected = expected.float()
-    return float((logits.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+    largest = (logits.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0)
+    return float(largest.nan_to_num(nan=math.inf))
 
 
 def hidden_window(config: Any, windows: SequenceOf[int | None], max_context: int) -> str | None:
@@ -147,57 +150,25 @@ def past_thresholds(module: Any, max_context: int, trial: Callable[[Any], object
     Raises:
         UnsupportedModelError: the trial failed, or there can be no copy.
     """
-    name, config = type(module).__name__, module.config.get_text_config()
-    limits = thresholds(config, max_context)
+    limits = thresholds(module.config.get_text_config(decoder=True), max_context)
     if not limits:
         return
-    named = _named(limits)
-    copied = small_copy(module, limits)
-    if not _cache_agrees(copied):
+    name, named = type(module).__name__, ", ".join(f"{key} = {value}" for key, value in limits.items())
+    advice = shorter_context(min(limits.values()))
+    try:
+        copied = shrunken(module)
+    except Exception as error:
         raise UnsupportedModelError(
-            f"{name}: beyond {named} transformers itself computes something else with a KV cache than without"
-            f"{shorter_context(min(limits.values()))}"
-        )
+            f"{name}: what it computes beyond {named} cannot be tried, as there is no small copy of it"
+            f" ({type(error).__name__}: {error}){advice}"
+        ) from error
     try:
         trial(copied.to(module.device))
     except UnsupportedModelError as error:
-        refusal = type(error)
-        raise refusal(
-            f"{name}: beyond {named} its layers compute something that draft trees cannot be verified with, such as a"
-            f" window that is in its own mask only{shorter_context(min(limits.values()))} (in a small copy: {error})"
+        raise type(error)(
+            f"{name}: beyond {named} its layers compute something that drafts cannot be verified with, such as a window"
+            f" that is in its own mask only{advice} (in a small copy: {error})"
         ) from error
-
-
-def small_copy(module: Any, limits: dict[str, int]) -> Any:
-    """A model of the same architecture, see `shrinking`, for trials beyond these thresholds.
-
-    Raises:
-        UnsupportedModelError: there can be none.
-    """
-    try:
-        return shrunken(module)
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"{type(module).__name__}: what it computes beyond {_named(limits)} cannot be tried, as there is no small"
-            f" copy of it ({type(error).__name__}: {error}){shorter_context(min(limits.values()))}"
-        ) from error
-
-
-def _named(limits: dict[str, int]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in limits.items())
-
-
-@torch.inference_mode()
-def _cache_agrees(module: Any) -> bool:
-    """Whether a small copy computes the same for tokens one after the other, as `generate` does, and all at once."""
-    vocab = int(module.config.get_text_config().vocab_size)
-    ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocab, (1, 3 * THRESHOLD)))
-    expected = module(input_ids=ids, use_cache=False).logits[0]
-    generated = generated_logits(module, ids, 2 * THRESHOLD)
-    return all(
-        difference(logits[0, -1], expected[at]) <= TOLERANCE[torch.float32]
-        for at, logits in enumerate(generated, 2 * THRESHOLD - 1)
-    )
 
 
 def generated_logits(module: Any, ids: torch.Tensor, prompt: int) -> Iterator[torch.Tensor]:

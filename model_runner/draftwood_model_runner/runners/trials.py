@@ -15,7 +15,6 @@ import torch
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.base import KVCompaction, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.positions import plain_positions
 from draftwood_model_runner.runners.probing import TOLERANCE, difference, generated_logits, path_with_wrong_siblings
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
 
@@ -64,8 +63,12 @@ class Trial(NamedTuple):
 
     @classmethod
     def of(cls, module: Any, context: int, seed: int = 0) -> Trial:
+        """For a model, as `random`."""
+        return cls.random(int(module.config.get_text_config(decoder=True).vocab_size), context, seed)
+
+    @classmethod
+    def random(cls, vocab: int, context: int, seed: int = 0) -> Trial:
         """With a prompt of `context` tokens, at least 3."""
-        vocab = int(module.config.get_text_config(decoder=True).vocab_size)
         return cls(np.random.default_rng(seed).integers(0, vocab, context + PATH, np.int32), vocab)
 
     @property
@@ -90,14 +93,9 @@ class Trial(NamedTuple):
         """The path alone."""
         return Draft(DraftTree.of(self.path), range(PATH))
 
-    def plain(self, module: Any) -> torch.Tensor:
-        """Logits [1 + PATH, vocab] by the forward pass of the model, from the last token of the prompt on."""
-        positions = plain_positions(module, self.tokens.size)
-        logits: torch.Tensor = module(input_ids=self.ids(module), use_cache=False, **positions).logits
-        return logits[0, self.context - 1 :]
-
     def drafted(self, model: Stepper, draft: Draft) -> torch.Tensor:
-        """The same logits along the path of a draft, under a token that needs none.
+        """Logits [1 + PATH, vocab] from the last token of the prompt on, along the path of a draft, which hangs under a
+        token that needs none before.
 
         The context is committed before in two steps, in pages that are no neighbours.
         """
@@ -140,11 +138,16 @@ class Trial(NamedTuple):
 
 
 def require_same(module: Any, logits: torch.Tensor, expected: torch.Tensor) -> None:
-    """Raises UnsupportedModelError if logits over a draft tree differ from those of a model by more than rounding."""
-    differing, tolerance = difference(logits, expected), TOLERANCE[module.dtype]
-    if not differing <= tolerance:
-        raise UnsupportedModelError(
-            f"{type(module).__name__}: logits over a draft tree differ from the model's own by {differing:.1e} (at most"
-            f" {tolerance:.0e} is rounding), so it computes something beside attention that depends on the other tokens"
-            " of a step, or positions of its own"
-        )
+    """Raises UnsupportedModelError if logits over a draft differ from those of a model by more than rounding."""
+    differing = difference(logits, expected)
+    if differing > TOLERANCE[module.dtype]:
+        raise UnsupportedModelError(different(module, differing))
+
+
+def different(module: Any, differing: float) -> str:
+    """Why a model is refused whose logits over a draft differ by so much."""
+    return (
+        f"{type(module).__name__}: logits over a draft differ from the model's own by {differing:.1e} (at most"
+        f" {TOLERANCE[module.dtype]:.0e} is rounding), so it computes something that depends on the other tokens of a"
+        " step, has positions of its own, or keeps something of earlier tokens beside its cache"
+    )
