@@ -24,18 +24,18 @@ class StateVariant(NamedTuple):
     """What a recurrent layer is compiled for.
 
     Attributes:
-        kernel: "delta_rule" or "state_space"; the convolution before it too.
+        kind: "delta_rule" or "state_space"; the convolution before it too.
         rows, columns: of the state of a head.
     """
 
-    kernel: str
+    kind: str
     rows: int
     columns: int
     dtype: torch.dtype = torch.bfloat16
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"state {self.rows} x {self.columns} {dtype}"
+        return f"{self.kind} {self.rows} x {self.columns} {dtype}"
 
     def run(self, capability: int) -> None:
         """Launches what a mixer launches on a GPU of this compute capability."""
@@ -57,11 +57,11 @@ STATE_VARIANTS = (
 
 
 def _mix(variant: StateVariant, capability: int) -> None:
-    kernel, rows, columns, dtype = variant
+    kind, rows, columns, dtype = variant
     channels = 2 * _GROUPS * rows + _HEADS * columns
     key, value = Input((_GROUPS, rows), dtype), Input((_HEADS, columns), dtype)
     number = Input((_HEADS,), torch.float32)
-    inputs = (key, value, number, Input((_HEADS,), dtype)) if kernel == "delta_rule" else (value, number, key)
+    inputs = (key, value, number, Input((_HEADS,), dtype)) if kind == "delta_rule" else (key, value, number)
     recurrence = RecurrenceShape(_HEADS, rows, columns, inputs)
     shape = MixerShape((ConvolutionShape(channels, _WIDTH, dtype),), recurrence)
     (states,) = allocated((shape,), 1, 2, CPU)
@@ -77,7 +77,7 @@ def _mix(variant: StateVariant, capability: int) -> None:
         part.unflatten(-1, (heads, -1)) for part, heads in zip(parts, (_GROUPS, _GROUPS, _HEADS), strict=True)
     )
     of_heads = torch.zeros(1, _TOKENS, _HEADS)
-    if kernel == "delta_rule":
+    if kind == "delta_rule":
         scan.delta_rule(query, keys, values, g=of_heads, beta=of_heads.to(dtype), use_qk_l2norm_in_kernel=True)
     else:
         scan.state_space(values, of_heads.to(dtype), of_heads[0, 0], keys, query, 16, D=of_heads[0, 0])

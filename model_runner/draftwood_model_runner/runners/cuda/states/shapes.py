@@ -110,8 +110,8 @@ class _Noting(Scan):
 
     def scan_states(self, given: StateSpace) -> torch.Tensor:
         values, written = given.inputs, given.written
-        parts = Input(tuple(given.dt.shape[2:]), torch.float32), Input(tuple(written.shape[2:]), written.dtype)
-        inputs = Input(tuple(values.shape[2:]), values.dtype), *parts
+        key, value = (Input(tuple(part.shape[2:]), part.dtype) for part in (written, values))
+        inputs = key, value, Input(tuple(given.dt.shape[2:]), torch.float32)
         self._note(RecurrenceShape(values.shape[2], written.shape[3], values.shape[3], inputs))
         return torch.zeros_like(values)
 
