@@ -88,6 +88,7 @@ def attention_calls(module: Any, max_context: int, every_layer: bool = True) -> 
     return calls
 
 
+@torch.no_grad()
 def _calls_of(module: Any) -> list[AttentionCall]:
     """The calls of attention in a forward pass.
 
