@@ -75,11 +75,11 @@ def _taken_over(module: Any, reason: str | None, exact: bool, max_context: int =
             mixers += find_mixers(module)
             if not mixers:
                 raise UnsupportedModelError(f"{name}: {reason}")
+        calls = attention_calls(module, max_context, every_layer=not mixers)
+        module.set_attn_implementation("eager")
         trial = Trial.of(module, _LONG_CONTEXT if mixers or max_context == CONTEXT else _CONTEXT)
         expected = trial.generated(module)
-        shapes = shapes_of(module, mixers)
-        calls = attention_calls(module, max_context, every_layer=not mixers)
-        layout = _layout(module, calls, shapes, exact)
+        layout = _layout(module, calls, shapes_of(module, mixers), exact)
         STEP.install(module)
         if exact:
             make_exact(module)
