@@ -14,8 +14,7 @@ from draftwood_model_runner.runners.attention_shapes import AttentionCall, atten
 from draftwood_model_runner.runners.base import KVCompaction, StepBatch
 from draftwood_model_runner.runners.cuda import constants
 from draftwood_model_runner.runners.cuda.exact_linear import make_exact
-from draftwood_model_runner.runners.cuda.fusing.forward import remove
-from draftwood_model_runner.runners.cuda.fusing.model import fuse
+from draftwood_model_runner.runners.cuda.fusing.model import fuse, remove
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
 from draftwood_model_runner.runners.cuda.states.shapes import MixerShape, shapes_of

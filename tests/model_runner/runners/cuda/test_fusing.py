@@ -17,7 +17,6 @@ from draftwood_model_runner.runners.cuda.fusing import model as fusing
 from draftwood_model_runner.runners.cuda.fusing.attention import FusedAttention, fused_rotation
 from draftwood_model_runner.runners.cuda.fusing.decoder import FusedDecoder
 from draftwood_model_runner.runners.cuda.fusing.families import FAMILIES, Fusions
-from draftwood_model_runner.runners.cuda.fusing.forward import FusedForward
 from draftwood_model_runner.runners.cuda.fusing.mlp import FusedMLP, fused_silu
 from draftwood_model_runner.runners.cuda.fusing.model import fuse
 from draftwood_model_runner.runners.cuda.fusing.norms import FusedNorm
@@ -41,8 +40,8 @@ def fused_parts(module: Any) -> dict[str, int]:
     """How many parts of a model have a forward of ours, by its class."""
     counts = dict.fromkeys((kind.__name__ for kind in (FusedNorm, FusedMLP, FusedAttention, FusedDecoder)), 0)
     for part in module.modules():
-        if isinstance(forward := vars(part).get("forward"), FusedForward):
-            counts[type(forward).__name__] += 1
+        if (name := type(vars(part).get("forward")).__name__) in counts:
+            counts[name] += 1
     return counts
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from draftwood_model_runner.runners.cuda.states.arrays import StateArrays
 from draftwood_model_runner.runners.cuda.states.memory import MixerStates
 from draftwood_model_runner.runners.cuda.states.shapes import STATE_NODES
 from draftwood_model_runner.runners.cuda.steps.attention import power_of_2
-from draftwood_model_runner.runners.states.mixers import STEP, Mixer, MixerCall
+from draftwood_model_runner.runners.states.mixers import Mixer, MixerCall
 from draftwood_model_runner.runners.states.scanning import Convolution, Scan, StateSpace, time_steps
 
 _PROGRAMS = 2
@@ -118,19 +117,6 @@ class DeviceStep:
 
     def run(self, mixer: Mixer, call: MixerCall) -> Any:
         return mixer.scan(call, DeviceScan(self._states[mixer.index], self._arrays, self._machine))
-
-
-@contextmanager
-def mixing(step: DeviceStep | None) -> Iterator[None]:
-    """While it lasts, mixers compute this step. Nothing for a model without mixers."""
-    if step is None:
-        yield
-        return
-    token = STEP.set(step)
-    try:
-        yield
-    finally:
-        STEP.reset(token)
 
 
 def _with_heads(tensor: torch.Tensor) -> torch.Tensor:

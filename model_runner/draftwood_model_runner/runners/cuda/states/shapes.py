@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from draftwood_model_runner.runners.attention_hook import setting
 from draftwood_model_runner.runners.states.mixers import STEP, Mixer, MixerCall
 from draftwood_model_runner.runners.states.scanning import Convolution, Scan, StateSpace
 
@@ -148,9 +149,6 @@ def shapes_of(module: Any, mixers: Sequence[Mixer]) -> tuple[MixerShape, ...]:
         if not mixer.can_scan:
             raise ValueError(f"{type(mixer.part).__name__} is not computed by functions that kernels can replace")
     step = _NotingStep()
-    token = STEP.set(step)
-    try:
+    with setting(STEP, step):
         module(input_ids=torch.zeros(1, _TOKENS, dtype=torch.long, device=module.device), use_cache=False)
-    finally:
-        STEP.reset(token)
     return tuple(step.shapes[index] for index in range(len(mixers)))
