@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache
 
 from draftwood_model_runner.errors import UnsupportedModelError
-from draftwood_model_runner.runners.base import StepBatch
-from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.positions import plain_positions
 from draftwood_model_runner.runners.shrinking import shrunken, thresholds
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
-from draftwood_strategies.tree_index import NO_NODE
+from draftwood_strategies.draft import DraftTree, Int32Array
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 """Largest `difference` that is rounding, by the dtype of the model: tiny random models
@@ -33,43 +27,6 @@ def path_with_wrong_siblings(path: Int32Array, vocab: int) -> DraftTree:
     parents = np.repeat(np.arange(-2, 2 * len(path) - 2, 2, dtype=np.int32), 2)
     parents[:2] = -1
     return DraftTree.of(tokens, parents)
-
-
-def same_bits(
-    step: Callable[[StepBatch], torch.Tensor], pages: int, context: Int32Array, path: Int32Array, vocab: int
-) -> bool:
-    """Whether logits have the same bits with and without drafts, in other batches and for other chunks of a prompt.
-
-    Nodes of a draft tree, far from their rows in plain decoding and in pages that are no neighbours, after a prompt
-    that was read in two steps, are compared with plain decoding on one thread.
-
-    Args:
-        step: one forward pass; returns logits [R, vocab].
-        pages: of KV memory, for the context and the tree twice.
-        path: what follows the context.
-    """
-    n, half = context.size, context.size // 2
-    neighbours, scattered = np.arange(pages // 2 * 2, dtype=np.int32).reshape(2, -1)
-    scattered = scattered[::-1].copy()
-    step(lay_out([BatchRow(scattered, 0, context[:half], EMPTY_TREE, logits_from=half - 1)]))
-    whole = BatchRow(neighbours, 0, context[:-1], EMPTY_TREE, logits_from=n - 2)
-    rest = BatchRow(scattered, half, context[half:-1], EMPTY_TREE, logits_from=n - 2 - half)
-    step(lay_out([whole, rest]))
-    crowd = DraftTree.of([*range(min(40, vocab))], [NO_NODE] * min(40, vocab))
-    tree = merged([crowd, path_with_wrong_siblings(path, vocab)])
-    drafted = step(lay_out([BatchRow(scattered, n - 1, context[-1:], tree, logits_from=0)]))
-    rows = [0]
-    for token in path.tolist():
-        children = (tree.parents == rows[-1] - 1) & (tree.tokens == token)
-        rows.append(1 + int(np.flatnonzero(children)[0]))
-    drafted, plain = drafted[rows].clone(), []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for at, token in enumerate([int(context[-1]), *path.tolist()]):
-        one = BatchRow(neighbours, n - 1 + at, np.array([token], np.int32), EMPTY_TREE, logits_from=0)
-        plain.append(step(lay_out([one])).clone())
-    torch.set_num_threads(threads)
-    return torch.equal(torch.cat(plain), drafted)
 
 
 def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
@@ -169,18 +126,3 @@ def past_thresholds(module: Any, max_context: int, trial: Callable[[Any], object
             f"{name}: beyond {named} its layers compute something that drafts cannot be verified with, such as a window"
             f" that is in its own mask only{advice} (in a small copy: {error})"
         ) from error
-
-
-def generated_logits(module: Any, ids: torch.Tensor, prompt: int) -> Iterator[torch.Tensor]:
-    """Logits [1, n, vocab] as `generate` computes them: of the first `prompt` tokens of ids, int64[1, N], at once, and
-    of each further one with the cache that the model returned."""
-    names = inspect.signature(type(module).forward).parameters
-    name = "cache_params" if "cache_params" in names else "past_key_values"
-    output = module(input_ids=ids[:, :prompt], use_cache=True, **plain_positions(module, prompt))
-    if (cache := output.get(name)) is None:  # the model returns none, as RecurrentGemma
-        cache = DynamicCache(config=module.config.get_text_config())
-        output = module(input_ids=ids[:, :prompt], use_cache=True, **{name: cache}, **plain_positions(module, prompt))
-    yield output.logits
-    for at in range(prompt, ids.shape[1]):
-        positions = plain_positions(module, 1, at)
-        yield module(input_ids=ids[:, at : at + 1], use_cache=True, **{name: cache}, **positions).logits

@@ -5,18 +5,22 @@ What differs between runners is how they take a model over, and how they compute
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from transformers import DynamicCache
 
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.base import KVCompaction, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.probing import TOLERANCE, difference, generated_logits, path_with_wrong_siblings
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from draftwood_model_runner.runners.positions import plain_positions
+from draftwood_model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
+from draftwood_strategies.tree_index import NO_NODE
 
 PATH = 5
 """Tokens of the true path of a tree."""
@@ -106,9 +110,19 @@ class Trial(NamedTuple):
         return model.step(lay_out([self.drafted_row(pages, draft)]))[draft.rows]
 
     def generated(self, module: Any) -> torch.Tensor:
-        """Logits [2 + PATH, vocab] computed as by `generate`, the prompt at once, then one token after the other: from
-        the last token of the prompt on, the last of them twice."""
-        logits = [logits[0, -1:] for logits in generated_logits(module, self.ids(module), self.context)]
+        """Logits [2 + PATH, vocab] computed as by `generate`, the prompt at once, then one token after the other with
+        the cache that the model returned: from the last token of the prompt on, the last of them twice."""
+        names, ids = inspect.signature(type(module).forward).parameters, self.ids(module)
+        name = "cache_params" if "cache_params" in names else "past_key_values"
+        prompt = {"input_ids": ids[:, : self.context], "use_cache": True, **plain_positions(module, self.context)}
+        output = module(**prompt)
+        if (cache := output.get(name)) is None:  # the model returns none, as RecurrentGemma
+            cache = DynamicCache(config=module.config.get_text_config())
+            output = module(**prompt, **{name: cache})
+        logits = [output.logits[0, -1:]]
+        for at in range(self.context, ids.shape[1]):
+            token = {"input_ids": ids[:, at : at + 1], "use_cache": True, **plain_positions(module, 1, at)}
+            logits.append(module(**token, **{name: cache}).logits[0, -1:])
         return torch.cat([*logits, logits[-1]])
 
     def continued(
@@ -126,6 +140,38 @@ class Trial(NamedTuple):
         accept(KVCompaction(slots[nodes], slots[: len(nodes)], np.array([0, len(nodes)], np.int32)), nodes)
         last = BatchRow(pages, self.context + PATH - 1, self.path[-1:], EMPTY_TREE, logits_from=0, prompt=self.context)
         return torch.cat([logits, model.step(lay_out([last]))[:1]])
+
+    def same_bits(self, model: Stepper) -> bool:
+        """Whether logits have the same bits with and without drafts, in other batches and for other chunks of a prompt.
+
+        Nodes of a draft tree, far from their rows in plain decoding and in pages that are no neighbours, after a prompt
+        that was read in two steps, are compared with plain decoding on one thread.
+
+        Args:
+            model: its KV memory holds the context and the tree twice.
+        """
+        context, n, half = self.tokens[: self.context], self.context, self.context // 2
+        neighbours, scattered = np.arange(model.pages // 2 * 2, dtype=np.int32).reshape(2, -1)
+        scattered = scattered[::-1].copy()
+        model.step(lay_out([BatchRow(scattered, 0, context[:half], EMPTY_TREE, logits_from=half - 1)]))
+        whole = BatchRow(neighbours, 0, context[:-1], EMPTY_TREE, logits_from=n - 2)
+        rest = BatchRow(scattered, half, context[half:-1], EMPTY_TREE, logits_from=n - 2 - half)
+        model.step(lay_out([whole, rest]))
+        crowd = DraftTree.of([*range(min(40, self.vocab))], [NO_NODE] * min(40, self.vocab))
+        tree = merged([crowd, path_with_wrong_siblings(self.path, self.vocab)])
+        drafted = model.step(lay_out([BatchRow(scattered, n - 1, context[-1:], tree, logits_from=0)]))
+        rows = [0]
+        for token in self.path.tolist():
+            children = (tree.parents == rows[-1] - 1) & (tree.tokens == token)
+            rows.append(1 + int(np.flatnonzero(children)[0]))
+        drafted, plain = drafted[rows].clone(), []
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        for at in range(n - 1, n + PATH):
+            one = BatchRow(neighbours, at, self.tokens[at : at + 1], EMPTY_TREE, logits_from=0)
+            plain.append(model.step(lay_out([one])).clone())
+        torch.set_num_threads(threads)
+        return torch.equal(torch.cat(plain), drafted)
 
     def pages(self, model: Stepper) -> Int32Array:
         """int32[pages], the page table of the sequence: no two of its pages are neighbours in this order."""

@@ -20,7 +20,7 @@ from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
 from draftwood_model_runner.runners.cuda.states.shapes import MixerShape, shapes_of
 from draftwood_model_runner.runners.cuda.steps.attention import STEP
 from draftwood_model_runner.runners.cuda.steps.results import LaunchedStep
-from draftwood_model_runner.runners.probing import does_not_run, other_layers, past_thresholds, same_bits
+from draftwood_model_runner.runners.probing import does_not_run, other_layers, past_thresholds
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.states.finding import find_mixers
 from draftwood_model_runner.runners.states.mixers import Mixer
@@ -141,7 +141,6 @@ def _drafted(module: Any, layout: CudaLayout, trial: Trial) -> torch.Tensor:
 
 def _is_exact(module: Any, layout: CudaLayout, max_context: int) -> bool:
     length = min(constants.EXACT_RUN - 2, max_context - PATH - 1)  # the true path crosses the end of a run
-    trial = Trial.of(module, length, seed=1)
     runner = CudaRunner(module, layout, 2 * (length + 4 * PAGE_SIZE), graphs=False)
-    tokens = trial.tokens[:length]
-    return same_bits(lambda batch: runner.step(batch, 0).logits, runner.pages, tokens, trial.path, trial.vocab)
+    model = Stepper(runner.pages, lambda batch: runner.step(batch, 0).logits)
+    return Trial.of(module, length, seed=1).same_bits(model)

@@ -20,7 +20,6 @@ from draftwood_model_runner.runners.probing import (
     does_not_run,
     other_layers,
     past_thresholds,
-    same_bits,
 )
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.states.finding import find_mixers
@@ -202,5 +201,4 @@ def _is_exact(module: Any, layout: KVLayout) -> bool:
     longest = getattr(module.config.get_text_config(), "max_position_embeddings", None) or 2 * _EXACT_CONTEXT
     trial = Trial.of(module, min(_EXACT_CONTEXT, int(longest) - PATH - 1))
     kv = KVCache(layout, 2 * (trial.context // PAGE_SIZE + 4) * PAGE_SIZE)
-    tokens = trial.tokens[: trial.context]
-    return same_bits(lambda batch: forward(module, batch, kv), kv.pages, tokens, trial.path, trial.vocab)
+    return trial.same_bits(Stepper(kv.pages, lambda batch: forward(module, batch, kv)))
