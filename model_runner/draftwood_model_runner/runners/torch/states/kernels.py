@@ -83,7 +83,7 @@ def recurrence(
     Args:
         query, key: [T, key heads, K]; value: [T, H, V]; C, B and x of Mamba 2.
         gates: logarithms of decays [T, H, 1 or K]; of Mamba 2 time steps [T, H, 1].
-        betas: [T, H]; of Mamba 2 [0, H].
+        betas: [T, H]; of Mamba 2 [0, 0].
         old_key, old_value, old_gates, old_betas: the same of replayed tokens.
         rates, skips: A and D [H] of Mamba 2; [0] for the delta rule.
         parents: int32[T], within a row.

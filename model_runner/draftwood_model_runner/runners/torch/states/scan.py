@@ -18,6 +18,8 @@ from draftwood_strategies.draft import Int32Array
 
 _THREADED = 1 << 22
 """Numbers of states that are read and written from which on threads pay. Not tuned."""
+_NO_HEADS, _NO_BETAS = torch.empty(0), torch.empty(0, 0)
+"""What one recurrence has and the other has not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,20 +132,20 @@ class HostScan(Scan):
     def scan_deltas(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
     ) -> torch.Tensor:
-        decay, none = g if g.dim() == 4 else g[..., None], torch.empty(0)
+        decay = g if g.dim() == 4 else g[..., None]
         of_tokens = [self._own(part) for part in (query, key, value, decay, beta)]
         replayed = [self._replay(part) for part in of_tokens[1:]]
-        output = self._recurrence(of_tokens, replayed, none, none)
+        output = self._recurrence(of_tokens, replayed, _NO_HEADS, _NO_HEADS)
         return _filled(output, query.shape[1])[None].to(query.dtype)
 
     def scan_states(self, given: StateSpace) -> torch.Tensor:
         dt, heads = given.dt[0, : self._step.size], given.inputs.shape[2]
         steps = time_steps(dt, given.bias, given.softplus, given.limit, self._step.given).contiguous()
         of_tokens = [*(self._own(part) for part in (given.read, given.written, given.inputs)), steps[..., None]]
-        replayed, none = [self._replay(part) for part in of_tokens[1:]], torch.empty(0, heads)
+        replayed = [self._replay(part) for part in of_tokens[1:]]
         skips = torch.zeros(heads) if given.skips is None else given.skips
         rates, skips = (part.detach().float().contiguous() for part in (given.rates, skips))
-        output = self._recurrence([*of_tokens, none], [*replayed, none], rates, skips)
+        output = self._recurrence([*of_tokens, _NO_BETAS], [*replayed, _NO_BETAS], rates, skips)
         return _filled(output, given.inputs.shape[1])[None]
 
     def _recurrence(
