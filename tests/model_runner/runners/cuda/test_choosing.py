@@ -131,23 +131,44 @@ def test_as_on_the_host_at_every_node(params: SamplingParams, seed: int, coarse:
 
 
 @given(
-    params=sampling,
+    params=sampling.filter(lambda params: params.temperature > 0.0 and params.top_p < 1.0),
     seed=st.integers(0, 2**16),
     nodes=st.sampled_from([0, 2, 6]),
     known=st.sampled_from([0, 1, 3, 1_000]),
 )
 @settings(max_examples=12, derandomize=True, phases=[Phase.generate], suppress_health_check=[*HealthCheck])
 def test_neither_the_draft_nor_the_clock_chooses(params: SamplingParams, seed: int, nodes: int, known: int) -> None:
-    """Under a grammar, the device chooses where there was time for a mask, and the host elsewhere. Beside a sequence
-    without a grammar."""
+    """Under a grammar, the device chooses where there was time for a mask, and the host elsewhere."""
     random = np.random.default_rng(seed)
     grammar = RandomGrammar(VOCAB, 0.6, known)
     written, tree = Written(params, seed, grammar=grammar), random_tree(random, nodes, 0.6)
-    free, logits = Written(params, seed + 1), made_up_logits(random, 3 + nodes, coarse=True)
-    chosen, _, _ = chosen_by_kernels([(free, DraftTree.of([8], [-1])), (written, tree)], logits, [None, None])
-    assert chosen[0] == free.chooser([]).pick(logits[0], [int(logits[0].argmax())])
+    logits = made_up_logits(random, 1 + nodes, coarse=True)
+    chosen, _, _ = chosen_by_kernels([(written, tree)], logits, [None])
     for node, path in enumerate(paths(tree)):
-        expected = written.chooser(path).pick(logits[2 + node], [int(logits[2 + node].argmax())])
+        expected = written.chooser(path).pick(logits[node], [0])
+        assert chosen[node] == (expected if node < known else NOT_CHOSEN), (node, path)
+
+
+@pytest.mark.parametrize("known", [1_000, 3, 0])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0, top_p=0.8, presence_penalty=0.8, seed=1),
+        SamplingParams(logit_bias=((7, 9.0), (290, -100.0)), seed=2),
+    ],
+)
+def test_what_a_grammar_allows(params: SamplingParams, known: int) -> None:
+    """Where a mask is not known, the host must choose. Beside a sequence without a grammar."""
+    random = np.random.default_rng(4)
+    grammar = RandomGrammar(VOCAB, 0.3, known)
+    written, free = Written(params, 4, grammar=grammar), Written(params, 5)
+    tree = random_tree(random, 6, 0.6)
+    logits = made_up_logits(random, 9, coarse=False)
+    batch = [(free, DraftTree.of([8], [-1])), (written, tree)]
+    chosen, _, _ = chosen_by_kernels(batch, logits, [None, None])
+    assert chosen[0] == free.chooser([]).pick(logits[0], [0])
+    for node, path in enumerate(paths(tree)):
+        expected = written.chooser(path).pick(logits[2 + node], [0])
         assert chosen[2 + node] == (expected if node < known else NOT_CHOSEN), (node, path)
 
 

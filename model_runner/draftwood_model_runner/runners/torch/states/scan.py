@@ -153,6 +153,7 @@ class HostScan(Scan):
     ) -> torch.Tensor:
         """Outputs [T, heads, columns]; keeps the states [S, heads, rows, columns]. The arguments are the kernel's."""
         (heads, columns), rows = of_tokens[2].shape[1:], of_tokens[1].shape[2]
+        kernel: Any = recurrence
         step, kind = self._step, ("recurrent", 0)
         blank = torch.zeros(1, heads, rows, columns)
         states = torch.cat([row.get(kind, blank) for row in self._before])
@@ -168,7 +169,7 @@ class HostScan(Scan):
         fixed += [states.numpy(), ends.numpy()]
         in_threads(
             [
-                partial(recurrence, *fixed, nodes[i], sums[i], (share.start, share.stop), output.numpy())
+                partial(kernel, *fixed, nodes[i], sums[i], (share.start, share.stop), output.numpy())
                 for i, share in enumerate(shares)
             ],
             threads,
