@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 from transformers import AttentionInterface
 
 Step = TypeVar("Step")
+
+
+@contextmanager
+def setting(variable: ContextVar[Step], step: Step) -> Iterator[None]:
+    """While it lasts, the variable has this value."""
+    token = variable.set(step)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 class AttentionHook(Generic[Step]):
@@ -34,14 +44,9 @@ class AttentionHook(Generic[Step]):
         AttentionInterface.register(self._name, self._function)
         module.set_attn_implementation(self._name)
 
-    @contextmanager
-    def during(self, step: Step) -> Iterator[None]:
+    def during(self, step: Step) -> AbstractContextManager[None]:
         """While it lasts, `step` is what `get` returns."""
-        token = self._step.set(step)
-        try:
-            yield
-        finally:
-            self._step.reset(token)
+        return setting(self._step, step)
 
     def get(self) -> Step:
         """The step, within `during`."""

@@ -65,15 +65,6 @@ _CALLS = AttentionHook[list[AttentionCall]]("draftwood_noted", _noted_attention)
 """Its step is where calls are noted."""
 
 
-def attention_shapes(
-    module: Any, max_context: int, every_layer: bool = True
-) -> tuple[tuple[KVShape, ...], int, torch.dtype]:
-    """The shapes of keys and values, the most heads that share a key, and the dtype; see `attention_calls`."""
-    calls = attention_calls(module, max_context, every_layer)
-    dtype = calls[0].dtype if calls else module.dtype
-    return tuple(call.shape for call in calls), max((call.group for call in calls), default=1), dtype
-
-
 def attention_calls(module: Any, max_context: int, every_layer: bool = True) -> list[AttentionCall]:
     """What layers call attention with, in their order.
 
@@ -97,6 +88,7 @@ def attention_calls(module: Any, max_context: int, every_layer: bool = True) -> 
     return calls
 
 
+@torch.no_grad()
 def _calls_of(module: Any) -> list[AttentionCall]:
     """The calls of attention in a forward pass.
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
+
+from draftwood_model_runner.runners.attention_hook import setting
 
 _POSITIONS: ContextVar[torch.Tensor | None] = ContextVar("draftwood_positions", default=None)
 """int64[batch, T] of the step that the model of this thread computes; None outside steps."""
@@ -30,14 +31,9 @@ def plain_positions(module: Any, tokens: int, past: int = 0) -> dict[str, torch.
     return {"position_ids": torch.arange(past, past + tokens, device=module.device)[None]}
 
 
-@contextmanager
-def positions_of_step(positions: torch.Tensor) -> Iterator[None]:
+def positions_of_step(positions: torch.Tensor) -> AbstractContextManager[None]:
     """While it lasts, position embeddings that `follow_positions` found are given these positions, int64[batch, T]."""
-    token = _POSITIONS.set(positions)
-    try:
-        yield
-    finally:
-        _POSITIONS.reset(token)
+    return setting(_POSITIONS, positions)
 
 
 def follow_positions(module: Any) -> int:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache
 
 from draftwood_model_runner.errors import UnsupportedModelError
-from draftwood_model_runner.runners.base import StepBatch
-from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.positions import plain_positions
-from draftwood_model_runner.runners.shrinking import THRESHOLD, shrunken, thresholds
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
-from draftwood_strategies.tree_index import NO_NODE
+from draftwood_model_runner.runners.shrinking import shrunken, thresholds
+from draftwood_strategies.draft import DraftTree, Int32Array
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 """Largest `difference` that is rounding, by the dtype of the model: tiny random models
@@ -34,47 +29,12 @@ def path_with_wrong_siblings(path: Int32Array, vocab: int) -> DraftTree:
     return DraftTree.of(tokens, parents)
 
 
-def same_bits(
-    step: Callable[[StepBatch], torch.Tensor], pages: int, context: Int32Array, path: Int32Array, vocab: int
-) -> bool:
-    """Whether logits have the same bits with and without drafts, in other batches and for other chunks of a prompt.
-
-    Nodes of a draft tree, far from their rows in plain decoding and in pages that are no neighbours, after a prompt
-    that was read in two steps, are compared with plain decoding on one thread.
-
-    Args:
-        step: one forward pass; returns logits [R, vocab].
-        pages: of KV memory, for the context and the tree twice.
-        path: what follows the context.
-    """
-    n, half = context.size, context.size // 2
-    neighbours, scattered = np.arange(pages // 2 * 2, dtype=np.int32).reshape(2, -1)
-    scattered = scattered[::-1].copy()
-    step(lay_out([BatchRow(scattered, 0, context[:half], EMPTY_TREE, logits_from=half - 1)]))
-    whole = BatchRow(neighbours, 0, context[:-1], EMPTY_TREE, logits_from=n - 2)
-    rest = BatchRow(scattered, half, context[half:-1], EMPTY_TREE, logits_from=n - 2 - half)
-    step(lay_out([whole, rest]))
-    crowd = DraftTree.of([*range(min(40, vocab))], [NO_NODE] * min(40, vocab))
-    tree = merged([crowd, path_with_wrong_siblings(path, vocab)])
-    drafted = step(lay_out([BatchRow(scattered, n - 1, context[-1:], tree, logits_from=0)]))
-    rows = [0]
-    for token in path.tolist():
-        children = (tree.parents == rows[-1] - 1) & (tree.tokens == token)
-        rows.append(1 + int(np.flatnonzero(children)[0]))
-    drafted, plain = drafted[rows].clone(), []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for at, token in enumerate([int(context[-1]), *path.tolist()]):
-        one = BatchRow(neighbours, n - 1 + at, np.array([token], np.int32), EMPTY_TREE, logits_from=0)
-        plain.append(step(lay_out([one])).clone())
-    torch.set_num_threads(threads)
-    return torch.equal(torch.cat(plain), drafted)
-
-
 def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference of two arrays of logits, relative to the largest logit that was expected."""
+    """The largest difference of two arrays of logits, relative to the largest logit that was expected; infinite if one
+    is no number."""
     expected = expected.float()
-    return float((logits.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+    largest = (logits.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0)
+    return float(largest.nan_to_num(nan=math.inf))
 
 
 def hidden_window(config: Any, windows: SequenceOf[int | None], max_context: int) -> str | None:
@@ -147,69 +107,22 @@ def past_thresholds(module: Any, max_context: int, trial: Callable[[Any], object
     Raises:
         UnsupportedModelError: the trial failed, or there can be no copy.
     """
-    name, config = type(module).__name__, module.config.get_text_config()
-    limits = thresholds(config, max_context)
+    limits = thresholds(module.config.get_text_config(decoder=True), max_context)
     if not limits:
         return
-    named = _named(limits)
-    copied = small_copy(module, limits)
-    if not _cache_agrees(copied):
+    name, named = type(module).__name__, ", ".join(f"{key} = {value}" for key, value in limits.items())
+    advice = shorter_context(min(limits.values()))
+    try:
+        copied = shrunken(module)
+    except Exception as error:
         raise UnsupportedModelError(
-            f"{name}: beyond {named} transformers itself computes something else with a KV cache than without"
-            f"{shorter_context(min(limits.values()))}"
-        )
+            f"{name}: what it computes beyond {named} cannot be tried, as there is no small copy of it"
+            f" ({type(error).__name__}: {error}){advice}"
+        ) from error
     try:
         trial(copied.to(module.device))
     except UnsupportedModelError as error:
-        refusal = type(error)
-        raise refusal(
-            f"{name}: beyond {named} its layers compute something that draft trees cannot be verified with, such as a"
-            f" window that is in its own mask only{shorter_context(min(limits.values()))} (in a small copy: {error})"
+        raise type(error)(
+            f"{name}: beyond {named} its layers compute something that drafts cannot be verified with, such as a window"
+            f" that is in its own mask only{advice} (in a small copy: {error})"
         ) from error
-
-
-def small_copy(module: Any, limits: dict[str, int]) -> Any:
-    """A model of the same architecture, see `shrinking`, for trials beyond these thresholds.
-
-    Raises:
-        UnsupportedModelError: there can be none.
-    """
-    try:
-        return shrunken(module)
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"{type(module).__name__}: what it computes beyond {_named(limits)} cannot be tried, as there is no small"
-            f" copy of it ({type(error).__name__}: {error}){shorter_context(min(limits.values()))}"
-        ) from error
-
-
-def _named(limits: dict[str, int]) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in limits.items())
-
-
-@torch.inference_mode()
-def _cache_agrees(module: Any) -> bool:
-    """Whether a small copy computes the same for tokens one after the other, as `generate` does, and all at once."""
-    vocab = int(module.config.get_text_config().vocab_size)
-    ids = torch.from_numpy(np.random.default_rng(0).integers(0, vocab, (1, 3 * THRESHOLD)))
-    expected = module(input_ids=ids, use_cache=False).logits[0]
-    generated = generated_logits(module, ids, 2 * THRESHOLD)
-    return all(
-        difference(logits[0, -1], expected[at]) <= TOLERANCE[torch.float32]
-        for at, logits in enumerate(generated, 2 * THRESHOLD - 1)
-    )
-
-
-def generated_logits(module: Any, ids: torch.Tensor, prompt: int) -> Iterator[torch.Tensor]:
-    """Logits [1, n, vocab] as `generate` computes them: of the first `prompt` tokens of ids, int64[1, N], at once, and
-    of each further one with the cache that the model returned."""
-    names = inspect.signature(type(module).forward).parameters
-    name = "cache_params" if "cache_params" in names else "past_key_values"
-    output = module(input_ids=ids[:, :prompt], use_cache=True, **plain_positions(module, prompt))
-    if (cache := output.get(name)) is None:  # the model returns none, as RecurrentGemma
-        cache = DynamicCache(config=module.config.get_text_config())
-        output = module(input_ids=ids[:, :prompt], use_cache=True, **{name: cache}, **plain_positions(module, prompt))
-    yield output.logits
-    for at in range(prompt, ids.shape[1]):
-        positions = plain_positions(module, 1, at)
-        yield module(input_ids=ids[:, at : at + 1], use_cache=True, **{name: cache}, **positions).logits

@@ -5,19 +5,22 @@ What differs between runners is how they take a model over, and how they compute
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from transformers import DynamicCache
 
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.base import KVCompaction, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.positions import plain_positions
-from draftwood_model_runner.runners.probing import TOLERANCE, difference, generated_logits, path_with_wrong_siblings
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from draftwood_model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
+from draftwood_strategies.tree_index import NO_NODE
 
 PATH = 5
 """Tokens of the true path of a tree."""
@@ -64,8 +67,12 @@ class Trial(NamedTuple):
 
     @classmethod
     def of(cls, module: Any, context: int, seed: int = 0) -> Trial:
+        """For a model, as `random`."""
+        return cls.random(int(module.config.get_text_config(decoder=True).vocab_size), context, seed)
+
+    @classmethod
+    def random(cls, vocab: int, context: int, seed: int = 0) -> Trial:
         """With a prompt of `context` tokens, at least 3."""
-        vocab = int(module.config.get_text_config(decoder=True).vocab_size)
         return cls(np.random.default_rng(seed).integers(0, vocab, context + PATH, np.int32), vocab)
 
     @property
@@ -90,14 +97,9 @@ class Trial(NamedTuple):
         """The path alone."""
         return Draft(DraftTree.of(self.path), range(PATH))
 
-    def plain(self, module: Any) -> torch.Tensor:
-        """Logits [1 + PATH, vocab] by the forward pass of the model, from the last token of the prompt on."""
-        positions = plain_positions(module, self.tokens.size)
-        logits: torch.Tensor = module(input_ids=self.ids(module), use_cache=False, **positions).logits
-        return logits[0, self.context - 1 :]
-
     def drafted(self, model: Stepper, draft: Draft) -> torch.Tensor:
-        """The same logits along the path of a draft, under a token that needs none.
+        """Logits [1 + PATH, vocab] from the last token of the prompt on, along the path of a draft, which hangs under a
+        token that needs none before.
 
         The context is committed before in two steps, in pages that are no neighbours.
         """
@@ -108,9 +110,19 @@ class Trial(NamedTuple):
         return model.step(lay_out([self.drafted_row(pages, draft)]))[draft.rows]
 
     def generated(self, module: Any) -> torch.Tensor:
-        """Logits [2 + PATH, vocab] computed as by `generate`, the prompt at once, then one token after the other: from
-        the last token of the prompt on, the last of them twice."""
-        logits = [logits[0, -1:] for logits in generated_logits(module, self.ids(module), self.context)]
+        """Logits [2 + PATH, vocab] computed as by `generate`, the prompt at once, then one token after the other with
+        the cache that the model returned: from the last token of the prompt on, the last of them twice."""
+        names, ids = inspect.signature(type(module).forward).parameters, self.ids(module)
+        name = "cache_params" if "cache_params" in names else "past_key_values"
+        prompt = {"input_ids": ids[:, : self.context], "use_cache": True, **plain_positions(module, self.context)}
+        output = module(**prompt)
+        if (cache := output.get(name)) is None:  # the model returns none, as RecurrentGemma
+            cache = DynamicCache(config=module.config.get_text_config())
+            output = module(**prompt, **{name: cache})
+        logits = [output.logits[0, -1:]]
+        for at in range(self.context, ids.shape[1]):
+            token = {"input_ids": ids[:, at : at + 1], "use_cache": True, **plain_positions(module, 1, at)}
+            logits.append(module(**token, **{name: cache}).logits[0, -1:])
         return torch.cat([*logits, logits[-1]])
 
     def continued(
@@ -129,6 +141,38 @@ class Trial(NamedTuple):
         last = BatchRow(pages, self.context + PATH - 1, self.path[-1:], EMPTY_TREE, logits_from=0, prompt=self.context)
         return torch.cat([logits, model.step(lay_out([last]))[:1]])
 
+    def same_bits(self, model: Stepper) -> bool:
+        """Whether logits have the same bits with and without drafts, in other batches and for other chunks of a prompt.
+
+        Nodes of a draft tree, far from their rows in plain decoding and in pages that are no neighbours, after a prompt
+        that was read in two steps, are compared with plain decoding on one thread.
+
+        Args:
+            model: its KV memory holds the context and the tree twice.
+        """
+        context, n, half = self.tokens[: self.context], self.context, self.context // 2
+        neighbours, scattered = np.arange(model.pages // 2 * 2, dtype=np.int32).reshape(2, -1)
+        scattered = scattered[::-1].copy()
+        model.step(lay_out([BatchRow(scattered, 0, context[:half], EMPTY_TREE, logits_from=half - 1)]))
+        whole = BatchRow(neighbours, 0, context[:-1], EMPTY_TREE, logits_from=n - 2)
+        rest = BatchRow(scattered, half, context[half:-1], EMPTY_TREE, logits_from=n - 2 - half)
+        model.step(lay_out([whole, rest]))
+        crowd = DraftTree.of([*range(min(40, self.vocab))], [NO_NODE] * min(40, self.vocab))
+        tree = merged([crowd, path_with_wrong_siblings(self.path, self.vocab)])
+        drafted = model.step(lay_out([BatchRow(scattered, n - 1, context[-1:], tree, logits_from=0)]))
+        rows = [0]
+        for token in self.path.tolist():
+            children = (tree.parents == rows[-1] - 1) & (tree.tokens == token)
+            rows.append(1 + int(np.flatnonzero(children)[0]))
+        drafted, plain = drafted[rows].clone(), []
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        for at in range(n - 1, n + PATH):
+            one = BatchRow(neighbours, at, self.tokens[at : at + 1], EMPTY_TREE, logits_from=0)
+            plain.append(model.step(lay_out([one])).clone())
+        torch.set_num_threads(threads)
+        return torch.equal(torch.cat(plain), drafted)
+
     def pages(self, model: Stepper) -> Int32Array:
         """int32[pages], the page table of the sequence: no two of its pages are neighbours in this order."""
         return np.arange(model.pages, dtype=np.int32)[::-1].copy()
@@ -140,11 +184,16 @@ class Trial(NamedTuple):
 
 
 def require_same(module: Any, logits: torch.Tensor, expected: torch.Tensor) -> None:
-    """Raises UnsupportedModelError if logits over a draft tree differ from those of a model by more than rounding."""
-    differing, tolerance = difference(logits, expected), TOLERANCE[module.dtype]
-    if not differing <= tolerance:
-        raise UnsupportedModelError(
-            f"{type(module).__name__}: logits over a draft tree differ from the model's own by {differing:.1e} (at most"
-            f" {tolerance:.0e} is rounding), so it computes something beside attention that depends on the other tokens"
-            " of a step, or positions of its own"
-        )
+    """Raises UnsupportedModelError if logits over a draft differ from those of a model by more than rounding."""
+    differing = difference(logits, expected)
+    if differing > TOLERANCE[module.dtype]:
+        raise UnsupportedModelError(different(module, differing))
+
+
+def different(module: Any, differing: float) -> str:
+    """Why a model is refused whose logits over a draft differ by so much."""
+    return (
+        f"{type(module).__name__}: logits over a draft differ from the model's own by {differing:.1e} (at most"
+        f" {TOLERANCE[module.dtype]:.0e} is rounding), so it computes something that depends on the other tokens of a"
+        " step, has positions of its own, or keeps something of earlier tokens beside its cache"
+    )

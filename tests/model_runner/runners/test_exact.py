@@ -152,17 +152,6 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
     assert write(two, prompts("bundled")[-1:], None, 1.0) == wanted[-1:]
 
 
-@pytest.mark.system
-def test_without_exact_mode_bfloat16_depends_on_the_batch() -> None:
-    """What exact mode is for; where this fails it is not needed."""
-    loose = load_model(BUNDLED_MODEL, dtype="bfloat16", exact=False, runner="torch")
-    assert not loose.exact
-    alone, together = (engine_of(loose, 64) for _ in range(2))
-    wanted = [write(alone, [prompt], None, 0.0)[0] for prompt in prompts("bundled")]
-    oracle = OracleStrategy({p: tokens for p, (tokens, _) in zip(prompts("bundled"), wanted, strict=True)}, VOCAB, 1)
-    assert write(together, prompts("bundled"), oracle, 0.0) != wanted
-
-
 def test_drafts_stay_within_their_block() -> None:
     for position in (0, 1, SUM_BLOCK - 2, SUM_BLOCK - 1, SUM_BLOCK, 1000):
         levels, nodes, _ = draft_limits(position)

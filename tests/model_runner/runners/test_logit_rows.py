@@ -11,7 +11,6 @@ import transformers as tf
 
 from draftwood_model_runner.errors import UnsupportedModelError, UnsupportedRunnerError
 from draftwood_model_runner.request import StopParams
-from draftwood_model_runner.runners.logit_rows import check_rows, logits_of_rows
 from draftwood_model_runner.runners.shrinking import randomized
 from tests.model_runner.families import VOCAB, taken_over
 from tests.model_runner.oracle import OracleStrategy
@@ -117,15 +116,3 @@ def test_a_model_that_gives_other_rows_is_refused(runner: str, model_class: Any)
     refused = UnsupportedModelError, UnsupportedRunnerError
     with pytest.raises(refused, match=r"rows of logits|differ from the model's"):
         taken_over(module_of(model_class, config), max_context=128, runner=runner)
-
-
-def test_rows_are_those_of_all_tokens() -> None:
-    module, ids, rows = module_of(tf.WhisperForCausalLM, whisper()), torch.arange(9)[None], torch.tensor([2, 5, 8])
-    with torch.inference_mode():
-        selected = logits_of_rows(module, rows, input_ids=ids, use_cache=False)
-        assert torch.equal(selected, module(input_ids=ids, use_cache=False).logits[0, rows])
-
-
-def test_a_wrong_number_of_rows_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="gave 9 rows of logits, 1 were asked for"):
-        check_rows((9, VOCAB), 1)

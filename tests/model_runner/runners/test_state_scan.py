@@ -90,7 +90,8 @@ def test_the_state_space_follows_trees_and_limits_steps_of_prompts_only() -> Non
     old[1] = torch.nn.functional.softplus(old[1])  # replayed time steps are those that were computed
     rates, skips = -torch.rand(HEADS, generator=case.generator), torch.randn(HEADS, generator=case.generator)
     state, limit = torch.randn(1, HEADS, KEY, VALUE, generator=case.generator), 0.9
-    scan = HostScan(case.step, [{}, {("recurrent", 0): state}], [part[0] for part in old])
+    earlier = [old[2][0], old[0][0], old[1][0, ..., None]]
+    scan = HostScan(case.step, [{}, {("recurrent", 0): state}], earlier)
     output = scan.state_space(
         inputs, steps, rates, written, read, 16, D=skips, dt_softplus=True, dt_limit=(limit, float("inf"))
     )

@@ -23,9 +23,9 @@ from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 from torch.overrides import TorchFunctionMode
 from transformers.utils import logging as transformers_logging
 
-from draftwood_model_runner.errors import UnsupportedRunnerError
+from draftwood_model_runner.errors import UnsupportedModelError, UnsupportedRunnerError
 from draftwood_model_runner.runners.attention_hook import AttentionHook
-from draftwood_model_runner.runners.base import KVShape
+from draftwood_model_runner.runners.attention_shapes import attention_calls
 from draftwood_model_runner.runners.openvino.graph.joining import join_products
 from draftwood_model_runner.runners.openvino.graph.paged_attention import (
     OPERATOR,
@@ -35,7 +35,7 @@ from draftwood_model_runner.runners.openvino.graph.paged_attention import (
 )
 from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
 from draftwood_model_runner.runners.positions import follow_positions, positions_of_step
-from draftwood_model_runner.runners.probing import hidden_window, other_layers, too_few_calls
+from draftwood_model_runner.runners.probing import other_layers
 
 _EXPERTS = "batched_mm"
 """The implementation of mixtures of experts that can be traced."""
@@ -64,31 +64,6 @@ def _shape_of_attention(
     return query.new_zeros(query.shape[0], query.shape[2], heads, value_dim)
 
 
-class _Trace:
-    """What attention is called with in one conversion.
-
-    Attributes:
-        max_context: positions that the model will be run on at most.
-        shapes: of keys and values, layer by layer.
-        windows: tokens that each layer attends to; None for all.
-        refusal: why the model cannot be converted, if a call showed it.
-    """
-
-    def __init__(self, max_context: int) -> None:
-        self.max_context = max_context
-        self.shapes: list[KVShape] = []
-        self.windows: list[int | None] = []
-        self.refusal: str | None = None
-
-    def check(self, softcap: float | None, sinks: torch.Tensor | None) -> None:
-        if softcap is not None:
-            self.refusal = "attention with soft-capping is not supported"
-        elif sinks is not None:
-            self.refusal = "attention with sinks is not supported"
-        if self.refusal is not None:
-            raise UnsupportedRunnerError(self.refusal)
-
-
 def _traced_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -97,38 +72,32 @@ def _traced_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it, see `runners.torch.attention.tree_attention`; [T, 1, head, value_dim]."""
-    trace = _TRACE.get()
-    trace.check(softcap, s_aux)
     heads, key_dim, kv_heads, value_dim = (
         int(size) for size in (query.shape[1], query.shape[3], key.shape[1], value.shape[3])
     )
     if heads % kv_heads:  # the kernel would divide by zero
         raise ValueError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
-    trace.shapes.append(KVShape(kv_heads, key_dim, value_dim))
-    trace.windows.append(sliding_window)
-    window = 0 if sliding_window is None or sliding_window >= trace.max_context else sliding_window
+    window = 0 if sliding_window is None or sliding_window >= _TRACE.get() else sliding_window
     scale = key_dim**-0.5 if scaling is None else float(scaling)
     attend = torch.ops.draftwood.paged_attention
     return attend(query, key, value, scale, heads, key_dim, kv_heads, value_dim, window), None
 
 
-_TRACE = AttentionHook[_Trace]("draftwood_openvino", _traced_attention)
-"""Its step is the conversion that this thread does."""
+_TRACE = AttentionHook[int]("draftwood_openvino", _traced_attention)
+"""Its step is how many positions the model will be run on at most."""
 
 
 class _FlatModel(torch.nn.Module):
     """The model over a flat batch: input_ids int64[T, 1], position_ids int64[T, 1], logit_rows int64[R]; logits
     [R, vocab]. Hidden states are gathered before the output embedding."""
 
-    def __init__(self, module: Any, trace: _Trace) -> None:
+    def __init__(self, module: Any, max_context: int) -> None:
         super().__init__()
         self.module = module
-        self._trace_of_call = trace
+        self._max_context = max_context
 
     def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor) -> torch.Tensor:
         def gather(_: torch.nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
@@ -136,7 +105,7 @@ class _FlatModel(torch.nn.Module):
 
         hook = self.module.get_output_embeddings().register_forward_pre_hook(gather)
         try:
-            with _TRACE.during(self._trace_of_call), positions_of_step(position_ids):
+            with _TRACE.during(self._max_context), positions_of_step(position_ids):
                 output = self.module(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         finally:
             hook.remove()
@@ -159,25 +128,31 @@ def convert(module: Any, max_context: int) -> ConvertedModel:
     if reason := other_layers(config, max_context):
         raise UnsupportedRunnerError(f"OpenVINO: {name}: {reason}")
     follow_positions(module)
-    trace = _Trace(max_context)
     try:
         with _as_traced(module):
-            model = _to_openvino(_FlatModel(module, trace))
+            calls = attention_calls(module, max_context)
+            for option, what in (("softcap", "soft-capping"), ("s_aux", "sinks")):
+                if any(option in call.options for call in calls):
+                    raise UnsupportedRunnerError(f"attention with {what} is not supported")
+            _TRACE.install(module)
+            model = _to_openvino(_FlatModel(module, max_context))
     except UnsupportedRunnerError as error:
         raise UnsupportedRunnerError(f"OpenVINO: {name}: {error}") from error
+    except UnsupportedModelError as error:
+        raise UnsupportedRunnerError(f"OpenVINO: {error}") from error
     except Exception as error:
-        reason = trace.refusal or f"the model cannot be converted: {type(error).__name__}: {_first_line(error)}"
+        reason = f"the model cannot be converted: {type(error).__name__}: {_first_line(error)}"
         raise UnsupportedRunnerError(f"OpenVINO: {name}: {reason}") from error
     join_products(model)
-    layers = add_parameters(model)
-    if reason := too_few_calls(layers, config):
-        raise UnsupportedRunnerError(f"OpenVINO: {name} {reason}")
-    if hidden := hidden_window(config, trace.windows, max_context):
-        raise UnsupportedRunnerError(f"OpenVINO: {name} {hidden}")
-    layout = PageLayout(tuple(trace.shapes), str(module.dtype).removeprefix("torch."))
-    windows = [window for window in trace.windows if window is not None and window < max_context]
-    everywhere = len(windows) == len(trace.windows) and len({*windows}) == 1
-    return ConvertedModel(model, layout, min(windows, default=None), everywhere)
+    add_parameters(model)
+    layout = PageLayout(tuple(call.shape for call in calls), str(module.dtype).removeprefix("torch."))
+    narrow = [
+        call.options["sliding_window"]
+        for call in calls
+        if call.options.get("sliding_window", max_context) < max_context
+    ]
+    everywhere = len(narrow) == len(calls) and len({*narrow}) == 1
+    return ConvertedModel(model, layout, min(narrow, default=None), everywhere)
 
 
 def _first_line(error: Exception) -> str:
@@ -186,7 +161,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _as_traced(module: Any) -> Iterator[None]:
-    """The module in float32, with the attention and the experts that can be traced; afterwards as it was.
+    """The module in float32, with experts that can be traced; afterwards as it was, its attention too.
 
     transformers keeps these choices in the config, which other models may share.
     """
@@ -197,7 +172,6 @@ def _as_traced(module: Any) -> Iterator[None]:
     try:
         for tensor in tensors:
             tensor.data = tensor.data.float()
-        _TRACE.install(module)
         if module._can_set_experts_implementation():
             module.set_experts_implementation(_EXPERTS)
         yield

@@ -74,31 +74,21 @@ def _cache_name(part: nn.Module) -> str:
     return next(name for name in _CACHE_NAMES if name in names)
 
 
+_ASKED = frozenset(
+    {"get_conv_state", "get_linear_cache", "get_recurrent_state", "has_previous_state", "update_conv_state"}
+)
+"""Methods of a cache that mixers call; before transformers 5.21 they begin with `has_previous_state`."""
+
+
 class _Noting:
     """Notes who asks a cache for a state."""
 
     note: Callable[[], None]
 
-    def get_conv_state(self, *args: Any, **kwargs: Any) -> Any:
-        self.note()
-        return super().get_conv_state(*args, **kwargs)  # type: ignore[misc]
-
-    def has_previous_state(self, *args: Any, **kwargs: Any) -> Any:
-        """As mixers ask before transformers 5.21."""
-        self.note()
-        return super().has_previous_state(*args, **kwargs)  # type: ignore[misc]
-
-    def update_conv_state(self, *args: Any, **kwargs: Any) -> Any:
-        self.note()
-        return super().update_conv_state(*args, **kwargs)  # type: ignore[misc]
-
-    def get_recurrent_state(self, *args: Any, **kwargs: Any) -> Any:
-        self.note()
-        return super().get_recurrent_state(*args, **kwargs)  # type: ignore[misc]
-
-    def get_linear_cache(self, *args: Any, **kwargs: Any) -> Any:
-        self.note()
-        return super().get_linear_cache(*args, **kwargs)  # type: ignore[misc]
+    def __getattribute__(self, name: str) -> Any:
+        if name in _ASKED:
+            self.note()
+        return super().__getattribute__(name)
 
 
 def _left(stack: list[nn.Module]) -> None:

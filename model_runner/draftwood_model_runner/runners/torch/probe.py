@@ -1,10 +1,12 @@
-"""Checks that draft trees can be verified on a model, by comparing their logits with the plain forward pass."""
+"""Checks that drafts can be verified on a model, by comparing their logits with those of the model's own decoding."""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,38 +20,44 @@ from draftwood_model_runner.runners.probing import (
     does_not_run,
     other_layers,
     past_thresholds,
-    same_bits,
 )
 from draftwood_model_runner.runners.shrinking import CONTEXT
+from draftwood_model_runner.runners.states.finding import find_mixers
+from draftwood_model_runner.runners.states.mixers import Mixer
 from draftwood_model_runner.runners.torch.attention import BATCH
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
 from draftwood_model_runner.runners.torch.latents import keep_expanded, keep_latents
 from draftwood_model_runner.runners.torch.machine import bound_kernel_caches
-from draftwood_model_runner.runners.torch.own.probe import own_layout
+from draftwood_model_runner.runners.torch.own.cache import own_cache
 from draftwood_model_runner.runners.torch.packed_linear import linear_shapes, noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.runner import forward
-from draftwood_model_runner.runners.torch.states.probe import stateful_layout
-from draftwood_model_runner.runners.trials import PATH, Stepper, Trial, require_same
+from draftwood_model_runner.runners.torch.states.ways import least_time_step, ways
+from draftwood_model_runner.runners.trials import PATH, Stepper, Trial, different
 
 _log = logging.getLogger(__name__)
+_TREE_ATTENTION = "tree attention"
+_FORMS = (_TREE_ATTENTION, "by kind", "one", None)
+"""How a model attends, best first: by our function, or by its own with these `OwnCache.tree_masks`."""
 _CONTEXT = PAGE_SIZE - 3
 """Tokens of the prompt. The path behind it crosses the end of a page."""
 _LONG_CONTEXT = 6 * PAGE_SIZE - 3
-"""Tokens of the prompt of a small copy: far beyond the thresholds of `shrinking`."""
+"""Tokens of the prompt of a small copy, far beyond the thresholds of `shrinking`, and of a model with recurrent layers:
+more than linear attention computes in one chunk."""
 _EXACT_CONTEXT = 150
 """Tokens of the prompt in the trial of exact attention: it ends in the second block of `exact_attention`."""
 
 
 @torch.inference_mode()
 def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
-    """Makes a model ready for draft trees; returns the shape of its keys and values.
+    """Makes a model ready for drafts; returns the shape of its keys and values.
 
     It gets packed linear layers and tree attention. One that computes something else then, as it attends in code of its
-    own, keeps its own attention over a cache of ours, if that computes the same; see `own`.
+    own, keeps its own attention over a cache of ours, over trees or else over chains, if that computes the same; see
+    `own`.
 
-    A prompt and a small tree, whose true path has a wrong sibling beside every node, go through tree attention. The
-    logits along the true path must be those of the unmodified model over the plain sequence. A model with windows or
-    other thresholds is tried beyond them as well, on a small copy.
+    A prompt in two steps, a draft, and a step after some of it was accepted must give the logits that the unmodified
+    model computes as in `generate`. A model with windows or other thresholds is tried beyond them as well, on a small
+    copy.
 
     Args:
         exact: choose exact attention if its logits are bit-identical with and without drafts on this machine.
@@ -58,110 +66,139 @@ def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
     Raises:
         UnsupportedModelError: with the reason.
     """
-    name = type(module).__name__
+    name, config = type(module).__name__, module.config.get_text_config(decoder=True)
     bound_kernel_caches(linear_shapes(module))
-    try:
-        return _tree_attention(module, exact, max_context)
-    except UnsupportedModelError as refusal:
-        try:
-            layout = own_layout(module, max_context)
-        except UnsupportedModelError as error:
-            raise type(refusal)(f"{refusal}; {error}") from error
-        _log.warning(
-            "%s: computed one sequence after the other, with its own attention; outputs may differ in rounding. %s",
-            name,
-            refusal,
-        )
-        return layout
-
-
-def _tree_attention(module: Any, exact: bool, max_context: int) -> KVLayout:
-    name, config = type(module).__name__, module.config.get_text_config()
+    recurrent, refusals = False, list[UnsupportedModelError]()
     if reason := other_layers(config, max_context):
-        if (stateful := stateful_layout(module, max_context)) is not None:
-            if exact:
-                _log.warning("%s: recurrent layers have no exact mode; outputs may differ in rounding", name)
-            return stateful
-        raise UnsupportedModelError(f"{name}: {reason}")
-    layout = _layout(module, max_context)
-    past_thresholds(
-        module, max_context, lambda copied: _compare(copied, _layout(copied, CONTEXT), False, _LONG_CONTEXT)
-    )
-    return _compare(module, layout, exact, _CONTEXT)
+        try:
+            recurrent = bool(_mixers(module))
+        except UnsupportedModelError as error:
+            reason = str(error)
+        if not recurrent:
+            refusals.append(UnsupportedModelError(f"{name}: {reason}"))
+    if recurrent and exact:
+        _log.warning("%s: recurrent layers have no exact mode; outputs may differ in rounding", name)
+    for form in _FORMS[len(refusals) :]:
+        try:
+            past_thresholds(module, max_context, partial(_tried, form=form, recurrent=recurrent))
+            layout = _tried(module, form, recurrent, max_context, exact)
+        except UnsupportedModelError as error:
+            refusals.append(error)
+            continue
+        if layout.own is not None:
+            _log.warning(
+                "%s: computed one sequence after the other, with its own attention; outputs may differ in rounding. %s",
+                name,
+                refusals[0],
+            )
+        return layout
+    first, last = refusals[0], refusals[-1]
+    raise type(first)(str(first) if str(last) == str(first) else f"{first}; {last}") from last
 
 
-def _compare(module: Any, layout: KVLayout, exact: bool, context: int) -> KVLayout:
-    """Puts tree attention into a module and compares, with a prompt of `context` tokens; returns the layout in use."""
-    trial = Trial.of(module, context)
+def _tried(module: Any, form: str | None, recurrent: bool, max_context: int = CONTEXT, exact: bool = False) -> KVLayout:
+    """The layout with which a model computes what it should, attending in a form.
+
+    Args:
+        recurrent: it has recurrent layers.
+        max_context, exact: as for `probe`; by default those of a small copy.
+    """
+    name, tolerance = type(module).__name__, TOLERANCE[module.dtype]
+    trial = Trial.of(module, _LONG_CONTEXT if recurrent or max_context == CONTEXT else _CONTEXT)
+    least, failed = math.inf, None
     try:
+        layout = _layout(module, form, _mixers(module) if recurrent else (), max_context)
         module.set_attn_implementation("eager")
         follow_positions(module)
         with noted_calls(module) as called:
-            plain = trial.plain(module)
+            expected = trial.generated(module)
         pack_linears(module, called)
-        BATCH.install(module)
-        if exact and module.device.type == "cpu":
-            layout = _exact_if_possible(module, layout)
-        if not layout.exact and (latent := _over_latents(module, layout, trial, plain)) is not None:
-            return latent
-        logits = trial.drafted(stepper(module, layout, context + 2 * PATH), trial.tree())
+        if layout.own is None:
+            BATCH.install(module)
+        for candidate in _candidates(module, layout, form, exact):
+            model = KVCache(candidate, trial.context + 2 * PATH)
+            try:
+                differing = _differing(module, model, trial, expected)
+            except Exception as error:
+                failed = failed or error
+                continue
+            if differing <= tolerance:
+                return candidate if model.states is None else replace(candidate, state_bytes=model.states.state_bytes)
+            least = min(least, differing)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(does_not_run(name, error)) from error
+    if reason := least_time_step(layout.mixers):
+        raise UnsupportedModelError(f"{name}: {reason}")
+    if failed is not None and least == math.inf:
+        raise UnsupportedModelError(does_not_run(name, failed)) from failed
+    raise UnsupportedModelError(different(module, least))
+
+
+def _mixers(module: Any) -> tuple[Mixer, ...]:
+    module.set_attn_implementation("eager")
+    try:
+        return tuple(find_mixers(module))
     except Exception as error:
         raise UnsupportedModelError(does_not_run(type(module).__name__, error)) from error
-    require_same(module, logits, plain)
-    return layout
 
 
-def _over_latents(module: Any, layout: KVLayout, trial: Trial, plain: torch.Tensor) -> KVLayout | None:
-    """A layout that keeps latents in place of keys and values, for a model that has some and computes the same then."""
-    name = type(module).__name__
+def _layout(module: Any, form: str | None, mixers: tuple[Mixer, ...], max_context: int) -> KVLayout:
+    if form == _TREE_ATTENTION:
+        calls = attention_calls(module, max_context, every_layer=not mixers)
+        window = None if mixers else attention_window(calls, max_context)
+        dtype = calls[0].dtype if calls else module.dtype
+        return KVLayout(tuple(call.shape for call in calls), dtype, module.device, window=window, mixers=mixers)
+    module.set_attn_implementation("eager")
+    ids = torch.arange(5, device=module.device)[None]
+    own, shapes, dtype = own_cache(module, ids, stateful=bool(mixers))
+    return KVLayout(shapes, dtype, module.device, own=replace(own, tree_masks=form), mixers=mixers)
+
+
+def _candidates(module: Any, layout: KVLayout, form: str | None, exact: bool) -> Iterator[KVLayout]:
+    """Layouts to try, the best first; the model is prepared for each when it is asked for."""
+    if layout.mixers:
+        for branches in (True, False) if form is not None else (False,):
+            for _ in ways(layout.mixers):
+                yield replace(layout, branches=branches)
+        return
+    if layout.own is not None:
+        yield replace(layout, branches=form is not None)
+        return
+    if exact and module.device.type == "cpu":
+        in_order = replace(layout, exact=True, dtype=torch.float32)
+        if _is_exact(module, in_order):
+            yield in_order
+            return
+        _log.warning(
+            "%s: kernels here sum in an order that depends on the batch; outputs may differ in rounding",
+            type(module).__name__,
+        )
     try:
         kept = keep_latents(module)
-        if not kept:
-            return None
-        shapes = tuple(kept.get(layer, shape) for layer, shape in enumerate(layout.shapes))
-        smaller = replace(layout, shapes=shapes)
-        model = stepper(module, smaller, trial.context + 2 * PATH)
-        differing = difference(trial.drafted(model, trial.tree()), plain)
-    except Exception as error:
-        differing, reason = math.inf, f"{type(error).__name__}: {error}"
+    except ValueError as error:
+        _log.warning("%s: keeps expanded keys and values: %s", type(module).__name__, error)
     else:
-        reason = f"logits differ by {differing:.1e}"
-    if differing <= TOLERANCE[module.dtype]:
-        _log.info("%s: keeps latents, %.1f KiB a token", name, smaller.bytes_per_token / 1024)
-        return smaller
-    keep_expanded(module)
-    _log.warning("%s: keeps expanded keys and values, since its latents do not do: %s", name, reason)
-    return None
+        if kept:
+            yield replace(layout, shapes=tuple(kept.get(layer, shape) for layer, shape in enumerate(layout.shapes)))
+            keep_expanded(module)
+            _log.warning("%s: keeps expanded keys and values, since latents do not do", type(module).__name__)
+    yield layout
 
 
-def stepper(module: Any, layout: KVLayout, kv_tokens: int) -> Stepper:
-    """Steps of a module with tree attention, for trials."""
-    kv = KVCache(layout, kv_tokens)
-    return Stepper(kv.pages, lambda batch: forward(module, batch, kv))
-
-
-def _layout(module: Any, max_context: int) -> KVLayout:
-    calls = attention_calls(module, max_context)
-    shapes, window = tuple(call.shape for call in calls), attention_window(calls, max_context)
-    return KVLayout(shapes, calls[0].dtype, module.device, window=window)
-
-
-def _exact_if_possible(module: Any, layout: KVLayout) -> KVLayout:
-    exact = replace(layout, exact=True, dtype=torch.float32)
-    if _is_exact(module, exact):
-        return exact
-    _log.warning(
-        "%s: kernels here sum in an order that depends on the batch; outputs may differ in rounding",
-        type(module).__name__,
-    )
-    return layout
+def _differing(module: Any, kv: KVCache, trial: Trial, expected: torch.Tensor) -> float:
+    """By how much logits along the path of a draft differ from those of `Trial.generated`."""
+    model, layout = Stepper(kv.pages, lambda batch: forward(module, batch, kv)), kv.layout
+    drafts = [trial.tree()] if layout.branches else [trial.chain()]
+    if layout.own is not None and layout.branches:
+        drafts.append(trial.chain())  # for which it makes its masks itself
+    logits = [trial.continued(model, draft, PAGE_SIZE, lambda moves, _: kv.move(moves)) for draft in drafts]
+    return max(difference(found, expected) for found in logits)
 
 
 def _is_exact(module: Any, layout: KVLayout) -> bool:
-    trial = Trial.of(module, min(_EXACT_CONTEXT, _longest(module) - PATH - 1))
-    model = stepper(module, layout, 2 * (trial.context // PAGE_SIZE + 4) * PAGE_SIZE)
-    return same_bits(model.step, model.pages, trial.tokens[: trial.context], trial.path, trial.vocab)
-
-
-def _longest(module: Any) -> int:
-    return int(getattr(module.config.get_text_config(), "max_position_embeddings", None) or 2 * _EXACT_CONTEXT)
+    longest = getattr(module.config.get_text_config(), "max_position_embeddings", None) or 2 * _EXACT_CONTEXT
+    trial = Trial.of(module, min(_EXACT_CONTEXT, int(longest) - PATH - 1))
+    kv = KVCache(layout, 2 * (trial.context // PAGE_SIZE + 4) * PAGE_SIZE)
+    return trial.same_bits(Stepper(kv.pages, lambda batch: forward(module, batch, kv)))

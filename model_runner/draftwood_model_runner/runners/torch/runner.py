@@ -46,8 +46,7 @@ class TorchRunner:
         self._threads = threads or default_threads()
 
     def draft_limits(self, position: int) -> DraftLimits:
-        own = self._layout.own
-        if not self._layout.branches or (own is not None and own.tree_masks is None):
+        if not self._layout.branches:
             return DraftLimits(branches=False)
         return draft_limits(position) if self._layout.exact else NO_LIMITS
 

@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from draftwood_model_runner.runners.attention_hook import setting
 from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch
 from draftwood_model_runner.runners.cuda.steps.forward import Forward, Ready
 
@@ -51,12 +52,8 @@ class Recording:
         notes = _Notes()
         fixed = frozenset(tensor.untyped_storage().data_ptr() for tensor in self._forward.fixed_memory)
         notes.fixed = fixed
-        token = LAUNCHER.set(notes.launch)
-        try:
-            with notes:
-                logits = self._forward.launch(self._ready)
-        finally:
-            LAUNCHER.reset(token)
+        with setting(LAUNCHER, notes.launch), notes:
+            logits = self._forward.launch(self._ready)
         return notes.noted, logits
 
 

@@ -167,13 +167,13 @@ class StateCase:
         inputs, written, read = self._tokens(heads, columns), self._tokens(groups, rows), self._tokens(groups, rows)
         steps, rates, skips = self._tokens(heads), -self._numbers(heads).float().abs(), self._numbers(heads).float()
         softplus = torch.nn.functional.softplus
-        nodes = (self._nodes(heads, columns), softplus(self._nodes(heads).float()), self._nodes(groups, rows))
+        nodes = (self._nodes(groups, rows), self._nodes(heads, columns), softplus(self._nodes(heads).float()))
         limited = softplus(steps).float()
         given = self._arrays.given[: self._padded] != 0
         limited[given] = limited[given].clamp(min=0.5)
 
         def follow(state: torch.Tensor, numbers: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-            x, dt, b, *rest = numbers
+            b, x, dt, *rest = numbers
             b = b.repeat_interleave(heads // groups, 0)
             added = torch.einsum("hn,hp->hnp", b * dt[:, None], x)
             state = state * (dt * rates.double()).exp()[:, None, None] + added
@@ -186,7 +186,7 @@ class StateCase:
             found: torch.Tensor = scan.state_space(x, dt, rates, b, c, 16, D=skips, dt_softplus=True, dt_limit=limit)
             return found[0]
 
-        return self._recurrence("state_space", compute, (inputs, limited, written, read), nodes, follow)
+        return self._recurrence("state_space", compute, (written, inputs, limited, read), nodes, follow)
 
     def _recurrence(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from draftwood_model_runner.request import SamplingParams
-from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch
 from draftwood_model_runner.runners.cuda.first_steps import compile_choosing
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
 from draftwood_model_runner.runners.cuda.runner import CudaRunner
@@ -13,6 +12,7 @@ from tests.model_runner.families import VOCAB
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.runners.cuda.device import DEVICE
+from tests.model_runner.runners.cuda.launched import launched
 from tests.model_runner.runners.cuda.test_lossless import PROMPTS, run, served
 
 ROOM = 2 * PAGE_SIZE if DEVICE.type == "cpu" else 256
@@ -22,19 +22,10 @@ BESIDE_THE_MODEL = {"adjust_scores", "choose_tokens", "accept_paths", "move_kv"}
 
 def kernels_of(action: Any) -> set[tuple[str, tuple[tuple[str, Any], ...]]]:
     """Kernels beside the model that are launched, each with its constants."""
-    found = set()
-
-    def noted(one: Launch) -> None:
-        if one.kernel.__name__ in BESIDE_THE_MODEL:
-            found.add((one.kernel.__name__, tuple(sorted(one.constants.items()))))
-        one.run()
-
-    token = LAUNCHER.set(noted)
-    try:
+    with launched() as launches:
         action()
-    finally:
-        LAUNCHER.reset(token)
-    return found
+    names = ((one.kernel.__name__, tuple(sorted(one.constants.items()))) for one in launches)
+    return {(name, constants) for name, constants in names if name in BESIDE_THE_MODEL}
 
 
 def runner_of(kv_tokens: int) -> CudaRunner:

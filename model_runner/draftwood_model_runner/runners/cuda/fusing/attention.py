@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from draftwood_model_runner.runners.cuda.device.launching import launch
-from draftwood_model_runner.runners.cuda.fusing.forward import FusedForward
 from draftwood_model_runner.runners.cuda.fusing.linears import ParallelLinears
 from draftwood_model_runner.runners.cuda.kernels.fused import rotate
 from draftwood_model_runner.runners.cuda.steps.attention import paged_attention, power_of_2, with_rows
 
 
-class FusedAttention(FusedForward):
+class FusedAttention:
     """The attention of a layer, see `families.Fusions.attention`.
 
     Args:

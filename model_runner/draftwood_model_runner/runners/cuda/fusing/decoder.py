@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from draftwood_model_runner.runners.cuda.fusing.forward import FusedForward
 from draftwood_model_runner.runners.cuda.fusing.norms import FusedNorm
 
 
-class FusedDecoder(FusedForward):
+class FusedDecoder:
     """The embedding, all layers and the last norm of a model, see `families.Fusions.decoder`.
 
     Args:

@@ -8,12 +8,11 @@ import torch
 
 from draftwood_model_runner.runners.cuda.constants import SILU_BLOCK
 from draftwood_model_runner.runners.cuda.device.launching import launch
-from draftwood_model_runner.runners.cuda.fusing.forward import FusedForward
 from draftwood_model_runner.runners.cuda.fusing.linears import ParallelLinears
 from draftwood_model_runner.runners.cuda.kernels.fused import silu_product
 
 
-class FusedMLP(FusedForward):
+class FusedMLP:
     """down_proj(act_fn(gate_proj(x)) * up_proj(x)).
 
     Args:

@@ -15,6 +15,8 @@ from draftwood_model_runner.runners.cuda.fusing.families import FAMILIES
 from draftwood_model_runner.runners.cuda.fusing.mlp import FusedMLP
 from draftwood_model_runner.runners.cuda.fusing.norms import LARGEST_ROW, FusedNorm
 
+_FUSED = (FusedAttention, FusedDecoder, FusedMLP, FusedNorm)
+"""What takes the place of a module's forward: an attribute of the module that it is installed on, not of its class."""
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 _SILU = ("silu", "swish")
 
@@ -22,7 +24,7 @@ _SILU = ("silu", "swish")
 def fuse(module: Any, options: Sequence[Mapping[str, Any]], exact: bool = False) -> bool:
     """Replaces the forwards of a model's parts by those that its family has; whether it has any.
 
-    Weights become parts of larger tensors. `forward.remove` gives the parts their own forwards back.
+    Weights become parts of larger tensors. `remove` gives the parts their own forwards back.
 
     Args:
         module: a model of transformers.
@@ -48,6 +50,13 @@ def fuse(module: Any, options: Sequence[Mapping[str, Any]], exact: bool = False)
     if family.decoder:
         decoder.forward = FusedDecoder(decoder)
     return True
+
+
+def remove(module: Any) -> None:
+    """Gives the parts of a model their own forwards back."""
+    for part in module.modules():
+        if isinstance(vars(part).get("forward"), _FUSED):
+            del part.forward
 
 
 def _epsilon(norm: Any) -> float:

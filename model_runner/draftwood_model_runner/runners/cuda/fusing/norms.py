@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from draftwood_model_runner.runners.cuda.device.launching import launch
-from draftwood_model_runner.runners.cuda.fusing.forward import FusedForward
 from draftwood_model_runner.runners.cuda.kernels.fused import rms_norm
 from draftwood_model_runner.runners.cuda.steps.attention import power_of_2
 
@@ -15,7 +14,7 @@ _FOUR_WARPS = 4096
 """Numbers that the registers of four warps hold in every dtype."""
 
 
-class FusedNorm(FusedForward):
+class FusedNorm:
     """A norm.
 
     Args:

@@ -118,18 +118,19 @@ def convolve(
 
 
 @triton.jit
-def delta_rule(
+def recurrence(
     query,
     key,
     value,
-    decay,
-    beta,
+    gates,
+    weights,
+    skips,
     output,
     states,
     node_keys,
     node_values,
-    node_decays,
-    node_betas,
+    node_gates,
+    node_weights,
     rows,
     row_count,
     walk,
@@ -144,18 +145,24 @@ def delta_rule(
     VALUE_DIM: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
     NODES: tl.constexpr,
+    DELTA: tl.constexpr,
 ):
-    """The gated delta rule (Yang et al., 2024, arXiv 2412.06464) with normalized queries and keys.
+    """With DELTA the gated delta rule (Yang et al., 2024, arXiv 2412.06464) with normalized queries and keys, else the
+    recurrence of Mamba 2 (Dao and Gu, 2024, arXiv 2405.21060).
 
     A program takes one batch row, head and VALUE_BLOCK of its columns after the other, so that the grid depends on the
     device and not on the batch.
 
     Args:
-        query, key: [token, GROUPS, KEY_DIM], value: [token, HEADS, VALUE_DIM], with the strides of tokens given.
-        decay: logarithms [token, HEADS]; beta: [token, HEADS].
+        query, key: [token, GROUPS, KEY_DIM], value: [token, HEADS, VALUE_DIM], with the strides of tokens given; C, B
+            and x of Mamba 2.
+        gates: logarithms of decays [token, HEADS]; of Mamba 2 time steps float32[token, HEADS].
+        weights: beta [token, HEADS]; of Mamba 2 A float32[HEADS].
+        skips: D float32[HEADS] of Mamba 2; scale: of queries of the delta rule.
         output: [token, HEADS, VALUE_DIM], out; padding is left as it is.
         states: float32[state row, HEADS, KEY_DIM, VALUE_DIM].
-        node_keys, node_values, node_decays, node_betas: [state row, NODES, ...], inputs of nodes.
+        node_keys, node_values, node_gates, node_weights: [state row, NODES, ...], inputs of nodes, the last ones of the
+            delta rule only.
         row_count: int32[1].
     """
     SLICES: tl.constexpr = (VALUE_DIM + VALUE_BLOCK - 1) // VALUE_BLOCK
@@ -178,24 +185,26 @@ def delta_rule(
         border = first + tl.load(row + _BORDER)
         begin = tl.load(row + _WALK)
         paths = begin + tl.load(row + _REPLAYED)
+        rate = 0.0 if DELTA else tl.load(weights + head)
+        skip = 0.0 if DELTA else tl.load(skips + head)
         size = HEADS * KEY_DIM * VALUE_DIM
         state = tl.load(place + source * size, mask=_inside(source, i, j, KEY_DIM, VALUE_DIM), other=0.0)
         for n in range(begin, paths):
             node = source * NODES + tl.load(walk + n)
             k = tl.load(node_keys + (node * GROUPS + group) * KEY_DIM + i, mask=in_key, other=0.0)
             v = tl.load(node_values + (node * HEADS + head) * VALUE_DIM + j, mask=in_value, other=0.0)
-            g = tl.load(node_decays + node * HEADS + head)
-            b = tl.load(node_betas + node * HEADS + head)
-            state = _delta_token(state, k, v, g, b)
+            g = tl.load(node_gates + node * HEADS + head)
+            w = tl.load(node_weights + node * HEADS + head) if DELTA else rate
+            state = _after(state, k, v, g, w, DELTA)
         for t in range(first, root_end):
             token = first.to(tl.int64) + (t - first)
             q = tl.load(query + token * query_stride + group * KEY_DIM + i, mask=in_key, other=0.0)
             k = tl.load(key + token * key_stride + group * KEY_DIM + i, mask=in_key, other=0.0)
             v = tl.load(value + token * value_stride + head * VALUE_DIM + j, mask=in_value, other=0.0)
-            g = tl.load(decay + token * HEADS + head)
-            b = tl.load(beta + token * HEADS + head)
-            state = _delta_token(state, k, v, g, b)
-            out = tl.sum(state * (_normalized(q) * scale)[:, None], 0)
+            g = tl.load(gates + token * HEADS + head)
+            w = tl.load(weights + token * HEADS + head) if DELTA else rate
+            state = _after(state, k, v, g, w, DELTA)
+            out = _read(state, q, v, scale, skip, DELTA)
             tl.store(output + (token * HEADS + head) * VALUE_DIM + j, out.to(kind), mask=in_value)
             if t + 1 == border:
                 end = tl.load(row + _END).to(tl.int64)
@@ -210,10 +219,10 @@ def delta_rule(
             q = tl.load(query + token * query_stride + group * KEY_DIM + i, mask=in_key, other=0.0)
             k = tl.load(key + token * key_stride + group * KEY_DIM + i, mask=in_key, other=0.0)
             v = tl.load(value + token * value_stride + head * VALUE_DIM + j, mask=in_value, other=0.0)
-            g = tl.load(decay + token * HEADS + head)
-            b = tl.load(beta + token * HEADS + head)
-            state = _delta_token(state, k, v, g, b)
-            out = tl.sum(state * (_normalized(q) * scale)[:, None], 0)
+            g = tl.load(gates + token * HEADS + head)
+            w = tl.load(weights + token * HEADS + head) if DELTA else rate
+            state = _after(state, k, v, g, w, DELTA)
+            out = _read(state, q, v, scale, skip, DELTA)
             tl.store(output + (token * HEADS + head) * VALUE_DIM + j, out.to(kind), mask=in_value)
             kept = token - root_end
             node = target * NODES + kept
@@ -226,8 +235,9 @@ def delta_rule(
                 k,
                 mask=i < tl.where(once & (head % SHARING == 0), KEY_DIM, 0),
             )
-            tl.store(node_decays + node * HEADS + head, g, mask=once)
-            tl.store(node_betas + node * HEADS + head, b, mask=once)
+            tl.store(node_gates + node * HEADS + head, g, mask=once)
+            if DELTA:
+                tl.store(node_weights + node * HEADS + head, w, mask=once)
         tl.debug_barrier()
 
 
@@ -238,130 +248,30 @@ def _inside(row, i, j, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr):
 
 
 @triton.jit
-def _delta_token(state, key, value, decay, beta):
+def _after(state, key, value, gate, weight, DELTA: tl.constexpr):
     """The state [K, V] after a token."""
-    k = _normalized(key)[:, None]
-    state = state * tl.exp(decay.to(tl.float32))
-    delta = (value.to(tl.float32) - tl.sum(state * k, 0)) * beta.to(tl.float32)
-    return state + k * delta[None, :]
+    if DELTA:
+        k = _normalized(key)[:, None]
+        state = state * tl.exp(gate.to(tl.float32))
+        delta = (value.to(tl.float32) - tl.sum(state * k, 0)) * weight.to(tl.float32)
+        state = state + k * delta[None, :]
+    else:
+        added = (key.to(tl.float32) * gate)[:, None] * value.to(tl.float32)[None, :]
+        state = tl.exp(gate * weight) * state + added
+    return state
+
+
+@triton.jit
+def _read(state, query, value, scale, skip, DELTA: tl.constexpr):
+    """The output [V] of a token."""
+    if DELTA:
+        out = tl.sum(state * (_normalized(query) * scale)[:, None], 0)
+    else:
+        out = tl.sum(state * query.to(tl.float32)[:, None], 0) + skip * value.to(tl.float32)
+    return out
 
 
 @triton.jit
 def _normalized(vector):
     numbers = vector.to(tl.float32)
     return numbers * tl.rsqrt(tl.sum(numbers * numbers, 0) + _EPSILON)
-
-
-@triton.jit
-def state_space(
-    inputs,
-    steps,
-    written,
-    read,
-    rates,
-    skips,
-    output,
-    states,
-    node_inputs,
-    node_steps,
-    node_written,
-    rows,
-    row_count,
-    walk,
-    input_stride,
-    written_stride,
-    read_stride,
-    HEADS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    KEY_DIM: tl.constexpr,
-    KEY_BLOCK: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    VALUE_BLOCK: tl.constexpr,
-    NODES: tl.constexpr,
-):
-    """The recurrence of Mamba 2 (Dao and Gu, 2024, arXiv 2405.21060), in programs as those of `delta_rule`.
-
-    Args:
-        inputs: x [token, HEADS, VALUE_DIM]; written, read: B and C [token, GROUPS, KEY_DIM]; with the strides of
-            tokens given.
-        steps: time steps float32[token, HEADS].
-        rates: A float32[HEADS]; skips: D float32[HEADS].
-        output: [token, HEADS, VALUE_DIM], out; padding is left as it is.
-        states: float32[state row, HEADS, KEY_DIM, VALUE_DIM].
-        node_inputs, node_steps, node_written: [state row, NODES, ...], inputs of nodes.
-        row_count: int32[1].
-    """
-    SLICES: tl.constexpr = (VALUE_DIM + VALUE_BLOCK - 1) // VALUE_BLOCK
-    SHARING: tl.constexpr = HEADS // GROUPS
-    i = tl.arange(0, KEY_BLOCK)
-    in_key = i < KEY_DIM
-    kind = output.dtype.element_ty
-    for item in range(tl.program_id(0), tl.load(row_count) * HEADS * SLICES, tl.num_programs(0)):
-        row = rows + item // (HEADS * SLICES) * ROW
-        head = item // SLICES % HEADS
-        group = head // SHARING
-        j = item % SLICES * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
-        in_value = j < VALUE_DIM
-        inside = in_key[:, None] & in_value[None, :]
-        place = states + (head * KEY_DIM + i[:, None]) * VALUE_DIM + j[None, :]
-        source = tl.load(row + _SOURCE).to(tl.int64)
-        target = tl.load(row + _TARGET).to(tl.int64)
-        first = tl.load(row + _FIRST)
-        root_end = first + tl.load(row + _CERTAIN)
-        border = first + tl.load(row + _BORDER)
-        begin = tl.load(row + _WALK)
-        paths = begin + tl.load(row + _REPLAYED)
-        rate = tl.load(rates + head)
-        skip = tl.load(skips + head)
-        size = HEADS * KEY_DIM * VALUE_DIM
-        state = tl.load(place + source * size, mask=_inside(source, i, j, KEY_DIM, VALUE_DIM), other=0.0)
-        for n in range(begin, paths):
-            node = source * NODES + tl.load(walk + n)
-            b = tl.load(node_written + (node * GROUPS + group) * KEY_DIM + i, mask=in_key, other=0.0)
-            x = tl.load(node_inputs + (node * HEADS + head) * VALUE_DIM + j, mask=in_value, other=0.0)
-            state = _state_space_token(state, b, x, tl.load(node_steps + node * HEADS + head), rate)
-        for t in range(first, root_end):
-            token = first.to(tl.int64) + (t - first)
-            c = tl.load(read + token * read_stride + group * KEY_DIM + i, mask=in_key, other=0.0)
-            b = tl.load(written + token * written_stride + group * KEY_DIM + i, mask=in_key, other=0.0)
-            x = tl.load(inputs + token * input_stride + head * VALUE_DIM + j, mask=in_value, other=0.0)
-            state = _state_space_token(state, b, x, tl.load(steps + token * HEADS + head), rate)
-            out = tl.sum(state * c.to(tl.float32)[:, None], 0) + skip * x.to(tl.float32)
-            tl.store(output + (token * HEADS + head) * VALUE_DIM + j, out.to(kind), mask=in_value)
-            if t + 1 == border:
-                end = tl.load(row + _END).to(tl.int64)
-                tl.store(place + end * size, state, mask=_inside(end, i, j, KEY_DIM, VALUE_DIM))
-        tl.store(place + target * size, state, mask=inside)
-        tl.debug_barrier()  # other paths begin with it
-        for n in range(paths, tl.load(row + _WALK_END)):
-            entry = tl.load(walk + n)
-            if entry % 2 == 1:
-                state = tl.load(place + target * size, mask=inside, other=0.0)
-            token = (entry // 2).to(tl.int64)
-            c = tl.load(read + token * read_stride + group * KEY_DIM + i, mask=in_key, other=0.0)
-            b = tl.load(written + token * written_stride + group * KEY_DIM + i, mask=in_key, other=0.0)
-            x = tl.load(inputs + token * input_stride + head * VALUE_DIM + j, mask=in_value, other=0.0)
-            step = tl.load(steps + token * HEADS + head)
-            state = _state_space_token(state, b, x, step, rate)
-            out = tl.sum(state * c.to(tl.float32)[:, None], 0) + skip * x.to(tl.float32)
-            tl.store(output + (token * HEADS + head) * VALUE_DIM + j, out.to(kind), mask=in_value)
-            kept = token - root_end
-            node = target * NODES + kept
-            once = (kept < NODES) & (item % SLICES == 0)
-            tl.store(
-                node_inputs + (node * HEADS + head) * VALUE_DIM + j, x, mask=j < tl.where(kept < NODES, VALUE_DIM, 0)
-            )
-            tl.store(
-                node_written + (node * GROUPS + group) * KEY_DIM + i,
-                b,
-                mask=i < tl.where(once & (head % SHARING == 0), KEY_DIM, 0),
-            )
-            tl.store(node_steps + node * HEADS + head, step, mask=once)
-        tl.debug_barrier()
-
-
-@triton.jit
-def _state_space_token(state, written, inputs, step, rate):
-    """The state [N, P] after a token."""
-    added = (written.to(tl.float32) * step)[:, None] * inputs.to(tl.float32)[None, :]
-    return tl.exp(step * rate) * state + added

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from draftwood_model_runner.runners.cuda.constants import CONVOLUTION_BLOCK, STATE_BLOCK
 from draftwood_model_runner.runners.cuda.device.launching import Machine, launch
-from draftwood_model_runner.runners.cuda.kernels.states import convolve, delta_rule, state_space
+from draftwood_model_runner.runners.cuda.kernels.states import convolve, recurrence
 from draftwood_model_runner.runners.cuda.states.arrays import StateArrays
 from draftwood_model_runner.runners.cuda.states.memory import MixerStates
 from draftwood_model_runner.runners.cuda.states.shapes import STATE_NODES
 from draftwood_model_runner.runners.cuda.steps.attention import power_of_2
-from draftwood_model_runner.runners.states.mixers import STEP, Mixer, MixerCall
+from draftwood_model_runner.runners.states.mixers import Mixer, MixerCall
 from draftwood_model_runner.runners.states.scanning import Convolution, Scan, StateSpace, time_steps
 
 _PROGRAMS = 2
@@ -56,54 +55,43 @@ class DeviceScan(Scan):
     def scan_deltas(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
     ) -> torch.Tensor:
-        query, key, value = (_with_heads(part[0]) for part in (query, key, value))
-        return self._recurrence(
-            delta_rule,
-            (query, key, value, g[0].contiguous(), beta[0].contiguous()),
-            (*(part.stride(0) for part in (query, key, value)), key.shape[2] ** -0.5),
-            value,
-            key,
-        )[None]
+        return self._recurrence((query, key, value), (g[0].contiguous(), beta[0].contiguous()), None)
 
     def scan_states(self, given: StateSpace) -> torch.Tensor:
         of_prompts = self._arrays.given[: given.dt.shape[1]] != 0
         steps = time_steps(given.dt[0], given.bias, given.softplus, given.limit, of_prompts).contiguous()
-        inputs, written, read = (_with_heads(part[0]) for part in (given.inputs, given.written, given.read))
         rates = given.rates.float().contiguous()
         skips = torch.zeros_like(rates) if given.skips is None else given.skips.float().contiguous()
-        return self._recurrence(
-            state_space,
-            (inputs, steps, written, read, rates, skips),
-            tuple(part.stride(0) for part in (inputs, written, read)),
-            inputs,
-            written,
-        )[None]
+        return self._recurrence((given.read, given.written, given.inputs), (steps, rates), skips)
 
     def _recurrence(
         self,
-        kernel: Any,
-        inputs: tuple[torch.Tensor, ...],
-        numbers: tuple[float, ...],
-        value: torch.Tensor,
-        key: torch.Tensor,
+        vectors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        gates: tuple[torch.Tensor, torch.Tensor],
+        skips: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Outputs [T, heads, columns] of a kernel.
+        """Outputs [1, T, heads, columns], see `kernels.states.recurrence`.
 
         Args:
-            inputs, numbers: its first arguments and its last ones.
-            value: [T, heads, columns]; key: [T, groups, rows].
+            vectors: queries and keys [1, T, groups, rows], values [1, T, heads, columns].
+            gates: with what scales the states and what is added to them.
+            skips: of Mamba 2; None for the delta rule.
         """
         memory, arrays = self._states.recurrence, self._arrays
         assert memory is not None
+        query, key, value = (_with_heads(part[0]) for part in vectors)
         output = value.new_zeros(value.shape)
         (heads, columns), (groups, rows) = value.shape[1:], key.shape[1:]
         row_block = power_of_2(rows)
         column_block = max(1, min(power_of_2(columns), STATE_BLOCK // row_block))
         items = value.shape[0] * heads * -(-columns // column_block)
+        nodes = (*memory.nodes, memory.states)[:4]  # Mamba 2 has three inputs of a node
         launch(
-            kernel,
+            recurrence,
             (min(items, _PROGRAMS * self._machine.programs),),
-            *(*inputs, output, memory.states, *memory.nodes, arrays.rows, arrays.row_count, arrays.walk, *numbers),
+            *(query, key, value, *gates, memory.states if skips is None else skips, output, memory.states, *nodes),
+            *(arrays.rows, arrays.row_count, arrays.walk),
+            *(query.stride(0), key.stride(0), value.stride(0), rows**-0.5),
             HEADS=heads,
             GROUPS=groups,
             KEY_DIM=rows,
@@ -111,8 +99,9 @@ class DeviceScan(Scan):
             VALUE_DIM=columns,
             VALUE_BLOCK=column_block,
             NODES=STATE_NODES,
+            DELTA=skips is None,
         )
-        return output
+        return output[None]
 
 
 class DeviceStep:
@@ -128,19 +117,6 @@ class DeviceStep:
 
     def run(self, mixer: Mixer, call: MixerCall) -> Any:
         return mixer.scan(call, DeviceScan(self._states[mixer.index], self._arrays, self._machine))
-
-
-@contextmanager
-def mixing(step: DeviceStep | None) -> Iterator[None]:
-    """While it lasts, mixers compute this step. Nothing for a model without mixers."""
-    if step is None:
-        yield
-        return
-    token = STEP.set(step)
-    try:
-        yield
-    finally:
-        STEP.reset(token)
 
 
 def _with_heads(tensor: torch.Tensor) -> torch.Tensor:

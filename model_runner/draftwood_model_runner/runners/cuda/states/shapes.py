@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from draftwood_model_runner.runners.attention_hook import setting
 from draftwood_model_runner.runners.states.mixers import STEP, Mixer, MixerCall
 from draftwood_model_runner.runners.states.scanning import Convolution, Scan, StateSpace
 
@@ -110,8 +111,8 @@ class _Noting(Scan):
 
     def scan_states(self, given: StateSpace) -> torch.Tensor:
         values, written = given.inputs, given.written
-        parts = Input(tuple(given.dt.shape[2:]), torch.float32), Input(tuple(written.shape[2:]), written.dtype)
-        inputs = Input(tuple(values.shape[2:]), values.dtype), *parts
+        key, value = (Input(tuple(part.shape[2:]), part.dtype) for part in (written, values))
+        inputs = key, value, Input(tuple(given.dt.shape[2:]), torch.float32)
         self._note(RecurrenceShape(values.shape[2], written.shape[3], values.shape[3], inputs))
         return torch.zeros_like(values)
 
@@ -148,9 +149,6 @@ def shapes_of(module: Any, mixers: Sequence[Mixer]) -> tuple[MixerShape, ...]:
         if not mixer.can_scan:
             raise ValueError(f"{type(mixer.part).__name__} is not computed by functions that kernels can replace")
     step = _NotingStep()
-    token = STEP.set(step)
-    try:
+    with setting(STEP, step):
         module(input_ids=torch.zeros(1, _TOKENS, dtype=torch.long, device=module.device), use_cache=False)
-    finally:
-        STEP.reset(token)
     return tuple(step.shapes[index] for index in range(len(mixers)))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from draftwood_model_runner.runners.attention_hook import setting
 from draftwood_model_runner.runners.base import KVShape, StepBatch
 from draftwood_model_runner.runners.cuda.constants import LEAST_RUN, LEAST_RUN_OF_MANY, TOP_BLOCK
 from draftwood_model_runner.runners.cuda.device.launching import PROGRAMS, Machine, launch, machine
@@ -16,7 +17,7 @@ from draftwood_model_runner.runners.cuda.kv_cache import KVPages
 from draftwood_model_runner.runners.cuda.states.arrays import WALK, StateArrays, StateLayout
 from draftwood_model_runner.runners.cuda.states.memory import MixerStates
 from draftwood_model_runner.runners.cuda.states.rows import PlannedRow
-from draftwood_model_runner.runners.cuda.states.scan import DeviceStep, mixing
+from draftwood_model_runner.runners.cuda.states.scan import DeviceStep
 from draftwood_model_runner.runners.cuda.steps.attention import STEP, AttentionStep, Scratch, power_of_2
 from draftwood_model_runner.runners.cuda.steps.choosing import choose_and_keep, log_probabilities
 from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS, divide_exactly
@@ -24,6 +25,7 @@ from draftwood_model_runner.runners.cuda.steps.results import TOP, Results
 from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
 from draftwood_model_runner.runners.cuda.steps.tiling import NO_TILES, Division, Tiles, divide
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
+from draftwood_model_runner.runners.states.mixers import STEP as MIXERS
 from draftwood_model_runner.sampling.host.most_probable import most_probable
 from draftwood_model_runner.sampling.metadata import SamplingMetadata
 
@@ -210,7 +212,10 @@ class Forward:
         workspace, tokens = ready.workspace, ready.tokens
         arrays = workspace.arrays
         step = AttentionStep(self._kv, arrays, workspace.scratch, self._machine, ready.rows)
-        with STEP.during(step), mixing(self._mixers(workspace, tokens)):
+        mixing = None
+        if workspace.state_arrays is not None:
+            mixing = DeviceStep(self._states, workspace.state_arrays, tokens, self._machine)
+        with STEP.during(step), setting(MIXERS, mixing):
             logits = logits_of_rows(
                 self._module,
                 arrays.logit_rows[: ready.logit_rows].long(),
@@ -235,11 +240,6 @@ class Forward:
         host_top.copy_(workspace.top[:wanted], non_blocking=True)
         more = most_probable(logits, top_k)[1] if top_k > TOP else None  # waits
         return Results(logits, host_top, more, sampling is not None, logprobs)
-
-    def _mixers(self, workspace: Workspace, tokens: int) -> DeviceStep | None:
-        if workspace.state_arrays is None:
-            return None
-        return DeviceStep(self._states, workspace.state_arrays, tokens, self._machine)
 
     def _walk(self, entries: int) -> int:
         """Entries of `walk` in a workspace; 0 without recurrent layers."""

@@ -101,8 +101,8 @@ def restore_heads(model: ov.Model, layout: PageLayout) -> None:
         _name_heads(attention, *shape)
 
 
-def add_parameters(model: ov.Model) -> int:
-    """Gives all PagedAttention operators of a model their inputs; returns how many there are.
+def add_parameters(model: ov.Model) -> None:
+    """Gives all PagedAttention operators of a model, at least one, their inputs.
 
     The caches of the i-th are `key_cache.i` and `value_cache.i`: [page, kv_head, position, size], of the type that the
     property KV_CACHE_PRECISION names.
@@ -118,10 +118,8 @@ def add_parameters(model: ov.Model) -> int:
         for number, parameter in (shared | caches).items():
             attention.input(number).replace_source_output(parameter.output(0))
         added += caches.values()
-    if attentions:
-        model.add_parameters(added)
-        model.validate_nodes_and_infer_types()
-    return len(attentions)
+    model.add_parameters(added)
+    model.validate_nodes_and_infer_types()
 
 
 def _attentions(model: ov.Model) -> list[Any]:

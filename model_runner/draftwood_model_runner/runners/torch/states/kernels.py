@@ -52,16 +52,18 @@ def ancestors(parents: Int32Array, begins: Int32Array, old_begins: Int32Array, p
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"})
-def delta_rule(
+def recurrence(
     query: Float32Array,
     key: Float32Array,
     value: Float32Array,
-    decay: Float32Array,
-    beta: Float32Array,
+    gates: Float32Array,
+    betas: Float32Array,
     old_key: Float32Array,
     old_value: Float32Array,
-    old_decay: Float32Array,
-    old_beta: Float32Array,
+    old_gates: Float32Array,
+    old_betas: Float32Array,
+    rates: Float32Array,
+    skips: Float32Array,
     parents: Int32Array,
     inner: BoolArray,
     begins: Int32Array,
@@ -75,11 +77,15 @@ def delta_rule(
     heads: tuple[int, int],
     output: Float32Array,
 ) -> None:
-    """The gated delta rule (Yang et al., 2024, arXiv 2412.06464) for some heads, `heads[0]` to `heads[1]`.
+    """The gated delta rule (Yang et al., 2024, arXiv 2412.06464), or with rates the recurrence of Mamba 2 (Dao and Gu,
+    2024, arXiv 2405.21060), for some heads, `heads[0]` to `heads[1]`.
 
     Args:
-        query, key: [T, key heads, K]; value: [T, H, V]; decay: logarithms [T, H, 1 or K]; beta: [T, H].
-        old_key, old_value, old_decay, old_beta: the same of replayed tokens.
+        query, key: [T, key heads, K]; value: [T, H, V]; C, B and x of Mamba 2.
+        gates: logarithms of decays [T, H, 1 or K]; of Mamba 2 time steps [T, H, 1].
+        betas: [T, H]; of Mamba 2 [0, 0].
+        old_key, old_value, old_gates, old_betas: the same of replayed tokens.
+        rates, skips: A and D [H] of Mamba 2; [0] for the delta rule.
         parents: int32[T], within a row.
         inner: bool[T], which nodes have children.
         roots: int32[S], the last certain token of each row.
@@ -89,22 +95,28 @@ def delta_rule(
         nodes: [most nodes of a row, K, V] and sums: [2, V], workspace.
         output: [T, H, V].
     """
-    group = value.shape[1] // key.shape[1]
+    group, delta = value.shape[1] // key.shape[1], rates.shape[0] == 0
     for s in range(roots.shape[0]):
         for h in range(heads[0], heads[1]):
             state, shared = states[s, h], h // group
             for t in range(old_begins[s], old_begins[s + 1]):
-                k = old_key[t, shared]
-                _delta_token(
-                    state, state, k, k, old_value[t, h], old_decay[t, h], old_beta[t, h], True, sums[0], sums[1]
-                )
+                k, v, g = old_key[t, shared], old_value[t, h], old_gates[t, h]
+                if delta:
+                    _delta_token(state, state, k, k, v, g, old_betas[t, h], True, sums[0], sums[1])
+                else:
+                    _state_space_token(state, state, k, k, v, g[0], rates[h], True, sums[0])
             for t in range(begins[s], begins[s + 1]):
                 node, above = t - roots[s] - 1, parents[t] - (roots[s] - begins[s]) - 1
                 before = state if node < 0 or above < 0 else nodes[above]
                 after = state if node < 0 else nodes[max(node, 0)]
-                q, k, out = query[t, shared], key[t, shared], output[t, h]
+                q, k, v, g, out = query[t, shared], key[t, shared], value[t, h], gates[t, h], output[t, h]
                 keeps = node < 0 or inner[t]
-                _delta_token(before, after, q, k, value[t, h], decay[t, h], beta[t, h], keeps, sums[0], out)
+                if delta:
+                    _delta_token(before, after, q, k, v, g, betas[t, h], keeps, sums[0], out)
+                else:
+                    _state_space_token(before, after, q, k, v, g[0], rates[h], keeps, out)
+                    for j in range(out.shape[0]):
+                        out[j] += skips[h] * v[j]
                 if t + 1 == borders[s]:
                     ends[s, h] = state
 
@@ -157,78 +169,26 @@ def _delta_token(
 
 
 @numba.njit(cache=True, nogil=True, fastmath={"contract"})
-def state_space(
-    inputs: Float32Array,
-    steps: Float32Array,
-    written: Float32Array,
-    read: Float32Array,
-    old_inputs: Float32Array,
-    old_steps: Float32Array,
-    old_written: Float32Array,
-    rates: Float32Array,
-    skips: Float32Array,
-    parents: Int32Array,
-    inner: BoolArray,
-    begins: Int32Array,
-    roots: Int32Array,
-    borders: Int32Array,
-    old_begins: Int32Array,
-    states: Float32Array,
-    ends: Float32Array,
-    nodes: Float32Array,
-    sums: Float32Array,
-    heads: tuple[int, int],
-    output: Float32Array,
-) -> None:
-    """The recurrence of Mamba 2 (Dao and Gu, 2024, arXiv 2405.21060) for some heads, `heads[0]` to `heads[1]`.
-
-    Args:
-        inputs: x [T, H, P]; steps: time steps [T, H]; written, read: B and C [T, groups, N].
-        old_inputs, old_steps, old_written: the same of replayed tokens.
-        rates: A [H]; skips: D [H].
-        states: [S, H, N, P]; the other arguments are those of `delta_rule`, with N for K and P for V.
-        output: [T, H, P].
-    """
-    group = inputs.shape[1] // written.shape[1]
-    for s in range(roots.shape[0]):
-        for h in range(heads[0], heads[1]):
-            state, shared = states[s, h], h // group
-            for t in range(old_begins[s], old_begins[s + 1]):
-                b = old_written[t, shared]
-                _state_space_token(state, state, old_inputs[t, h], old_steps[t, h], b, b, rates[h], True, sums[0])
-            for t in range(begins[s], begins[s + 1]):
-                node, above = t - roots[s] - 1, parents[t] - (roots[s] - begins[s]) - 1
-                before = state if node < 0 or above < 0 else nodes[above]
-                after = state if node < 0 else nodes[max(node, 0)]
-                x, b, c, out = inputs[t, h], written[t, shared], read[t, shared], output[t, h]
-                _state_space_token(before, after, x, steps[t, h], b, c, rates[h], node < 0 or inner[t], out)
-                for j in range(out.shape[0]):
-                    out[j] += skips[h] * x[j]
-                if t + 1 == borders[s]:
-                    ends[s, h] = state
-
-
-@numba.njit(cache=True, nogil=True, fastmath={"contract"})
 def _state_space_token(
     before: Float32Array,
     after: Float32Array,
-    inputs: Float32Array,
+    query: Float32Array,
+    key: Float32Array,
+    value: Float32Array,
     step: np.float32,
-    written: Float32Array,
-    read: Float32Array,
     rate: np.float32,
     keeps: bool,
     output: Float32Array,
 ) -> None:
-    """One token of one head: its output [P], and the state [N, P] after it if `keeps`."""
+    """As `_delta_token`; the output without what skips the recurrence."""
     rows, columns = before.shape
     fading = np.float32(math.exp(step * rate))
     for j in range(columns):
         output[j] = np.float32(0.0)
     for i in range(rows):
-        b, c = written[i] * step, read[i]
+        k, q = key[i] * step, query[i]
         for j in range(columns):
-            number = fading * before[i, j] + b * inputs[j]
-            output[j] += c * number
+            number = fading * before[i, j] + k * value[j]
+            output[j] += q * number
             if keeps:
                 after[i, j] = number

@@ -12,12 +12,14 @@ import torch
 from transformers.activations import ACT2FN
 
 from draftwood_model_runner.runners.states.scanning import Convolution, Scan, StateSpace, time_steps
-from draftwood_model_runner.runners.torch.states.kernels import ancestors, delta_rule, state_space
+from draftwood_model_runner.runners.torch.states.kernels import ancestors, recurrence
 from draftwood_model_runner.sampling.host.row_threads import in_threads, parts
 from draftwood_strategies.draft import Int32Array
 
 _THREADED = 1 << 22
 """Numbers of states that are read and written from which on threads pay. Not tuned."""
+_NO_HEADS, _NO_BETAS = torch.empty(0), torch.empty(0, 0)
+"""What one recurrence has and the other has not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,25 +135,25 @@ class HostScan(Scan):
         decay = g if g.dim() == 4 else g[..., None]
         of_tokens = [self._own(part) for part in (query, key, value, decay, beta)]
         replayed = [self._replay(part) for part in of_tokens[1:]]
-        heads, rows, columns = value.shape[2], key.shape[3], value.shape[3]
-        output = self._recurrence(delta_rule, [*of_tokens, *replayed], heads, rows, columns)
+        output = self._recurrence(of_tokens, replayed, _NO_HEADS, _NO_HEADS)
         return _filled(output, query.shape[1])[None].to(query.dtype)
 
     def scan_states(self, given: StateSpace) -> torch.Tensor:
-        dt = given.dt[0, : self._step.size]
+        dt, heads = given.dt[0, : self._step.size], given.inputs.shape[2]
         steps = time_steps(dt, given.bias, given.softplus, given.limit, self._step.given).contiguous()
-        of_tokens = [self._own(given.inputs), steps, self._own(given.written), self._own(given.read)]
-        replayed = [self._replay(part) for part in of_tokens[:3]]
-        heads, columns, rows = given.inputs.shape[2], given.inputs.shape[3], given.written.shape[3]
+        of_tokens = [*(self._own(part) for part in (given.read, given.written, given.inputs)), steps[..., None]]
+        replayed = [self._replay(part) for part in of_tokens[1:]]
         skips = torch.zeros(heads) if given.skips is None else given.skips
-        constants = [part.detach().float().contiguous() for part in (given.rates, skips)]
-        output = self._recurrence(state_space, [*of_tokens, *replayed, *constants], heads, rows, columns)
+        rates, skips = (part.detach().float().contiguous() for part in (given.rates, skips))
+        output = self._recurrence([*of_tokens, _NO_BETAS], [*replayed, _NO_BETAS], rates, skips)
         return _filled(output, given.inputs.shape[1])[None]
 
     def _recurrence(
-        self, kernel: Any, arguments: list[torch.Tensor], heads: int, rows: int, columns: int
+        self, of_tokens: list[torch.Tensor], replayed: list[torch.Tensor], rates: torch.Tensor, skips: torch.Tensor
     ) -> torch.Tensor:
-        """Outputs [T, heads, columns] of a kernel; keeps the states [S, heads, rows, columns] after it."""
+        """Outputs [T, heads, columns]; keeps the states [S, heads, rows, columns]. The arguments are the kernel's."""
+        (heads, columns), rows = of_tokens[2].shape[1:], of_tokens[1].shape[2]
+        kernel: Any = recurrence
         step, kind = self._step, ("recurrent", 0)
         blank = torch.zeros(1, heads, rows, columns)
         states = torch.cat([row.get(kind, blank) for row in self._before])
@@ -162,7 +164,7 @@ class HostScan(Scan):
         threads = torch.get_num_threads() if tokens * heads * rows * columns >= _THREADED else 1
         shares = parts(heads, threads)
         nodes, sums = step.nodes(len(shares), rows, columns)
-        fixed = [part.numpy() for part in arguments]
+        fixed = [part.numpy() for part in (*of_tokens, *replayed, rates, skips)]
         fixed += [step.parents, step.inner(), step.begins, step.roots, step.borders, step.old_begins]
         fixed += [states.numpy(), ends.numpy()]
         in_threads(

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from draftwood_model_runner.runners.attention_hook import setting
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.states.mixers import STEP, Mixer, MixerCall, State
 from draftwood_model_runner.runners.states.rows import StepRow, rows_of
@@ -243,11 +244,8 @@ def states_of_step(batch: StepBatch, memory: StateMemory | None, width: int, dev
         yield
         return
     step = StepStates(batch, memory, width, device)
-    token = STEP.set(step)
-    try:
+    with setting(STEP, step):
         yield
-    finally:
-        STEP.reset(token)
     if not batch.made_up:
         step.commit(memory, batch)
 
