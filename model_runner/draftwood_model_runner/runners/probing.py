@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import Any
@@ -14,6 +13,7 @@ from transformers import DynamicCache
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.cache_argument import cache_argument
 from draftwood_model_runner.runners.positions import plain_positions
 from draftwood_model_runner.runners.shrinking import THRESHOLD, shrunken, thresholds
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
@@ -203,8 +203,7 @@ def _cache_agrees(module: Any) -> bool:
 def generated_logits(module: Any, ids: torch.Tensor, prompt: int) -> Iterator[torch.Tensor]:
     """Logits [1, n, vocab] as `generate` computes them: of the first `prompt` tokens of ids, int64[1, N], at once, and
     of each further one with the cache that the model returned."""
-    names = inspect.signature(type(module).forward).parameters
-    name = "cache_params" if "cache_params" in names else "past_key_values"
+    name = cache_argument(type(module).forward) or "past_key_values"
     output = module(input_ids=ids[:, :prompt], use_cache=True, **plain_positions(module, prompt))
     if (cache := output.get(name)) is None:  # the model returns none, as RecurrentGemma
         cache = DynamicCache(config=module.config.get_text_config())

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
+from draftwood_model_runner.runners.cache_argument import cache_argument
 from draftwood_model_runner.runners.positions import follow_positions, plain_positions
 from draftwood_model_runner.runners.probing import TOLERANCE, difference, shorter_context, small_copy
 from draftwood_model_runner.runners.shrinking import thresholds
@@ -99,15 +100,12 @@ class _Trial:
 
 def _generated(module: Any, ids: torch.Tensor, context: int) -> torch.Tensor:
     """Logits [1 + path, vocab] as `generate` computes them: the prompt at once, then one token after the other."""
+    name = str(cache_argument(type(module).forward))
     output = module(input_ids=ids[:, :context], use_cache=True, **plain_positions(module, context))
     logits = [output.logits[0, -1]]
     for at in range(context, ids.shape[1]):
-        output = module(
-            input_ids=ids[:, at : at + 1],
-            past_key_values=output.past_key_values,
-            use_cache=True,
-            **plain_positions(module, 1, at),
-        )
+        positions = plain_positions(module, 1, at)
+        output = module(input_ids=ids[:, at : at + 1], use_cache=True, **{name: output[name]}, **positions)
         logits.append(output.logits[0, -1])
     return torch.stack(logits)
 
