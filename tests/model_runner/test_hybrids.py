@@ -6,6 +6,7 @@ Whatever is drafted, joins, ends early, is preempted or begins with a cached pre
 from __future__ import annotations
 
 import functools
+import inspect
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.runners.cache_argument import cache_argument
 from draftwood_model_runner.runners.capacity.kv_capacity import StateCapacity
 from draftwood_model_runner.runners.torch import kv_cache
 from draftwood_model_runner.sampling.draws.noise import gumbel_noise
@@ -242,9 +244,14 @@ class EarlierCache:
 def test_mixers_may_read_the_states_of_their_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     forward: Any = Qwen3NextGatedDeltaNet.forward
 
-    def earlier(self: Any, hidden_states: torch.Tensor, cache_params: Any = None, **kwargs: Any) -> Any:
-        cache = None if cache_params is None else EarlierCache(cache_params)
-        return forward(self, hidden_states, cache, **kwargs)
+    signature, cache = inspect.signature(forward), str(cache_argument(forward))
+
+    @functools.wraps(forward)
+    def earlier(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        if bound.arguments.get(cache) is not None:
+            bound.arguments[cache] = EarlierCache(bound.arguments[cache])
+        return forward(*bound.args, **bound.kwargs)
 
     prompts = [tuple(range(1, 10 + number)) for number in range(3)]
     expected = [generated("qwen3_next", prompt, 8).tokens for prompt in prompts]

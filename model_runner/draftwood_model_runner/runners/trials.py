@@ -5,7 +5,6 @@ What differs between runners is how they take a model over, and how they compute
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from transformers import DynamicCache
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.base import KVCompaction, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.cache_argument import cache_argument
 from draftwood_model_runner.runners.positions import plain_positions
 from draftwood_model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
@@ -112,8 +112,7 @@ class Trial(NamedTuple):
     def generated(self, module: Any) -> torch.Tensor:
         """Logits [2 + PATH, vocab] computed as by `generate`, the prompt at once, then one token after the other with
         the cache that the model returned: from the last token of the prompt on, the last of them twice."""
-        names, ids = inspect.signature(type(module).forward).parameters, self.ids(module)
-        name = "cache_params" if "cache_params" in names else "past_key_values"
+        name, ids = cache_argument(type(module).forward) or "past_key_values", self.ids(module)
         prompt = {"input_ids": ids[:, : self.context], "use_cache": True, **plain_positions(module, self.context)}
         output = module(**prompt)
         if (cache := output.get(name)) is None:  # the model returns none, as RecurrentGemma

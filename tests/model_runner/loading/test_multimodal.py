@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from draftwood_model_runner.errors import ModelNotFoundError
 from draftwood_model_runner.loading.adoption import load_module
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
+from draftwood_model_runner.loading.text_part import text_part
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.shrinking import randomized
 from tests.model_runner.families import generate
@@ -153,6 +154,17 @@ def saved(whole: Any, folder: Path) -> Path:
     return folder
 
 
+def runs(whole: Any) -> bool:
+    """Whether transformers runs it on text alone: Llama 4 of 5.24.0 looks for an output that its text model lacks."""
+    try:
+        with torch.inference_mode():
+            whole(input_ids=torch.ones(1, 2, dtype=torch.long))
+    except AttributeError:
+        assert (whole.config.model_type, tf.__version__) == ("llama4", "5.24.0")
+        return False
+    return True
+
+
 def written(model: LoadedModel, prompts: list[Any], answers: list[list[int]]) -> list[list[int]]:
     oracle = OracleStrategy(dict(zip([tuple(one.tolist()) for one in prompts], answers, strict=True)), VOCAB, 0)
     sequences = batch_of(prompts, StopParams(NEW), strategy=oracle, max_draft_nodes=DRAFT)
@@ -170,8 +182,10 @@ def test_its_text_part_writes_what_the_whole_writes(
     whole = whole_model(family)
     random = np.random.default_rng(0)
     prompts = [random.integers(3, 240, size, np.int32) for size in (3, 30, 90)]
-    answers = [generate(whole, prompt, NEW) for prompt in prompts]
-    model = load_model(str(saved(whole, tmp_path)), runner=runner, exact=False if runner == "torch" else None)
+    path = str(saved(whole, tmp_path))
+    answers = [generate(whole if runs(whole) else text_part(whole), prompt, NEW) for prompt in prompts]
+    caplog.clear()
+    model = load_model(path, runner=runner, exact=False if runner == "torch" else None)
     assert model.architecture == SERVED[family]
     assert caplog.text.count("is multimodal") == 1
     assert written(model, prompts, answers) == answers

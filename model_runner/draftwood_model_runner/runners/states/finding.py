@@ -6,7 +6,6 @@ a module that does so is a mixer, whatever it computes.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,9 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from draftwood_model_runner.runners.cache_argument import cache_argument
 from draftwood_model_runner.runners.states.mixers import AttributeMixer, Mixer
-
-_CACHE_NAMES = ("past_key_values", "cache_params")
 
 
 def find_mixers(module: Any) -> list[Mixer]:
@@ -28,7 +26,7 @@ def find_mixers(module: Any) -> list[Mixer]:
         if isinstance(earlier := vars(part).get("forward"), Mixer):  # of another runner
             earlier.remove()
     ids = torch.zeros(1, 3, dtype=torch.long, device=module.device)
-    name = next((name for name in _CACHE_NAMES if name in inspect.signature(module.forward).parameters), None)
+    name = cache_argument(module.forward)
     if name is None:
         return []
     cache = module(input_ids=ids, use_cache=True).get(name)
@@ -42,7 +40,7 @@ def find_mixers(module: Any) -> list[Mixer]:
         return _with_attributes(module, ids)
     inside = {part for outer in found for part in outer.modules() if part is not outer}
     found = {part: None for part in found if part not in inside}
-    return [Mixer(index, part, _cache_name(part)) for index, part in enumerate(found)]
+    return [Mixer(index, part, str(cache_argument(part.forward))) for index, part in enumerate(found)]
 
 
 def _with_attributes(module: Any, ids: torch.Tensor) -> list[Mixer]:
@@ -67,11 +65,6 @@ def _with_attributes(module: Any, ids: torch.Tensor) -> list[Mixer]:
 def _tensors(part: nn.Module) -> dict[str, torch.Tensor]:
     """Attributes that are neither parameters nor buffers."""
     return {name: value for name, value in vars(part).items() if isinstance(value, torch.Tensor)}
-
-
-def _cache_name(part: nn.Module) -> str:
-    names = inspect.signature(part.forward).parameters
-    return next(name for name in _CACHE_NAMES if name in names)
 
 
 _ASKED = frozenset(

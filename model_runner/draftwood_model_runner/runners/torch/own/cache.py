@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.base import KVShape, StepBatch
+from draftwood_model_runner.runners.cache_argument import cache_argument
 from draftwood_model_runner.runners.torch.kv_cache import KVCache, LayerParts, OwnCache, StepEntries
 
 
@@ -114,7 +115,7 @@ def own_cache(
         UnsupportedModelError: it keeps something else, or nothing that is handed on from step to step.
     """
     name = type(module).__name__
-    cache = getattr(module(input_ids=tokens, use_cache=True), "past_key_values", None)
+    cache = module(input_ids=tokens, use_cache=True).get(cache_argument(type(module).forward))
     if isinstance(cache, EncoderDecoderCache):
         cache = cache.self_attention_cache
     if not isinstance(cache, Cache):
