@@ -152,7 +152,7 @@ def stream_of(memory: Memory, tenant: str, arm: str = "") -> str:
 async def agreed(
     memories: SequenceOf[Memory], tenant: str, seconds: float = 10.0, outboxes: bool = True
 ) -> list[list[int]]:
-    """Waits until all `outboxes` are empty, and all records and indexes of a tenant are the same; returns them sorted."""
+    """Waits until all `outboxes` are empty, and all records and indexes of a tenant the same; returns them sorted."""
     for memory in memories:
         await strategy_of(memory, tenant)
 
