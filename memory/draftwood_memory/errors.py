@@ -7,7 +7,8 @@ DraftwoodMemoryError
     ├── StoreFullError          out of memory
     ├── MemoryPurgedError       the memory was purged while it was being filled
     ├── StoreRefusedError       permanently refused: password, permission, missing command
-    │   └── NewerMemoryError    a newer version of this program wrote to the memory
+    │   ├── NewerMemoryError    a newer version of this program wrote to the memory
+    │   └── WrongTypeError      another program wrote to a key
     └── CorruptValueError       a stored value cannot be read
         ├── NewerFormatError    written by a newer version
         └── UnknownKeyError     encrypted with a key that this process does not have
@@ -66,6 +67,10 @@ class NewerMemoryError(StoreRefusedError):
         self, text: str = "a newer version of this program wrote to the memory; upgrade this server to change it"
     ) -> None:
         super().__init__(text)
+
+
+class WrongTypeError(StoreRefusedError):
+    """Another program wrote to a key, which is of another type now. Other keys can be used."""
 
 
 class CorruptValueError(MemoryStoreError):

@@ -28,29 +28,63 @@ class StrategyUse:
     terms: Terms = Terms()
 
 
-class Learner:
-    """Takes what requests wrote: into their memories, the outbox and other strategies.
+class Learning:
+    """A context manager; the memory stays in this process meanwhile. Made by `Memory.learning`.
 
     Args:
         replica: None without a store.
         wake: starts the memory thread's next round.
+        resident: a pinned memory.
+        strategy: has learned the answer already.
+        request: see `Memory.learning`.
+
+    Attributes:
+        generation: of the memory when the request began; None if it was not known.
+        since: when it began, on the clock of `time.monotonic`.
+        repeated: it was sent before, so a strategy should not learn from its drafts: `learn` adds what is new.
     """
 
-    def __init__(self, process: Process, replica: Replica | None, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        process: Process,
+        replica: Replica | None,
+        wake: Callable[[], None],
+        resident: Resident,
+        strategy: Strategy | None,
+        since: float,
+        request: str,
+    ) -> None:
+        self.resident = resident
+        self.strategy = strategy
+        self.generation = resident.generation
+        self.since = since
+        self.request = request
+        self.repeated = bool(request) and bool(resident.log.of_request(request_key(request, 0)))
         self._process = process
         self._replica = replica
         self._wake = wake
 
-    def learn(self, scope: Learning, tokens: Int32Array, request: int) -> None:
-        """Takes an answer, see `Learning.learn`. The request's own strategy has learned it; the tenant's others do now.
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.residents.unpin(self.resident)
+
+    def learn(self, tokens: Int32Array, sample: int = 0) -> None:
+        """Learns an answer, int32[n], unless the memory was purged since the request began: into the memory, the outbox
+        and the tenant's other strategies.
+
+        Of an answer to a request that was sent before, what was not learned then, a few tokens before it included.
 
         Args:
-            request: as `Record.request`.
+            sample: which one of the request's answers.
         """
-        resident = scope.resident
+        resident, request = self.resident, request_key(self.request, sample) if self.request else 0
         with resident.lock:
             lapsed = self._replica is not None and self._replica.processes.lapsed
-            if lapsed or not resident.is_current(scope.generation, scope.since):
+            if lapsed or not resident.is_current(self.generation, self.since):
                 self._process.counters.stale += 1
                 return
             known = resident.known(request, tokens)
@@ -63,53 +97,10 @@ class Learner:
                 resident.add(held)
                 self._process.counters.learned += 1
                 if self._replica is not None:
-                    self._process.outbox.add(Waiting(resident.name, scope.generation, scope.since, now, held))
-            has_learned = None if scope.repeated else scope.strategy
+                    self._process.outbox.add(Waiting(resident.name, self.generation, self.since, now, held))
+            has_learned = None if self.repeated else self.strategy
             others = [one for one in resident.strategies.values() if one is not has_learned]
         if self._replica is not None:
             self._wake()
         if others:
             self._process.between_steps.learn(others, [tokens])
-
-    def unpin(self, resident: Resident) -> None:
-        """A request does not use a memory any more."""
-        self._process.residents.unpin(resident)
-
-
-class Learning:
-    """A context manager; the memory stays in this process meanwhile. Made by `Memory.learning`.
-
-    Attributes:
-        generation: of the memory when the request began; None if it was not known.
-        since: when it began, on the clock of `time.monotonic`.
-        repeated: it was sent before, so a strategy should not learn from its drafts: `learn` adds what is new.
-    """
-
-    def __init__(
-        self, learner: Learner, resident: Resident, strategy: Strategy | None, since: float, request: str
-    ) -> None:
-        self.resident = resident
-        self.strategy = strategy
-        self.generation = resident.generation
-        self.since = since
-        self.request = request
-        self.repeated = bool(request) and bool(resident.log.of_request(request_key(request, 0)))
-        self._learner = learner
-
-    def __enter__(self) -> Self:
-        return self
-
-    def learn(self, tokens: Int32Array, sample: int = 0) -> None:
-        """Learns an answer, int32[n], unless the memory was purged since the request began.
-
-        Of an answer to a request that was sent before, what was not learned then, a few tokens before it included.
-
-        Args:
-            sample: which one of the request's answers.
-        """
-        self._learner.learn(self, tokens, request_key(self.request, sample) if self.request else 0)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._learner.unpin(self.resident)

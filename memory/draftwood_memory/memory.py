@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 from draftwood_memory.config import MemoryConfig
 from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import CorruptValueError
-from draftwood_memory.learning import Learner, Learning, StrategyUse
+from draftwood_memory.learning import Learning, StrategyUse
 from draftwood_memory.local.between_steps import BetweenSteps, RunOnEngine
 from draftwood_memory.local.outbox import Outbox
 from draftwood_memory.local.process import Process
@@ -90,7 +90,7 @@ class Memory:
         self.replica = None if self.memories is None else Replica(self.memories, process)
         self._upkeep = Upkeep(process, self.replica)
         self.thread = MemoryThread(process, self.replica, self._upkeep)
-        self._learner = Learner(process, self.replica, self.thread.wake)
+        self._process = process
         self._preloaded: Future[None] = Future()
 
     def start(self, run_on_engine: RunOnEngine, preload: int = 0, strategy: str = "") -> None:
@@ -168,7 +168,8 @@ class Memory:
             request: what it has in common with the same request sent again; "" if that is not known.
         """
         since = time.monotonic() if began is None else began
-        return Learning(self._learner, self.residents.pin(name), strategy, since, request)
+        resident = self.residents.pin(name)
+        return Learning(self._process, self.replica, self.thread.wake, resident, strategy, since, request)
 
     def purge_watch(self, name: MemoryName) -> Callable[[], bool]:
         """A function that tells whether a memory is known not to have been purged, on any replica, since now.

@@ -11,7 +11,13 @@ from redis import exceptions
 from redis._parsers.base import BaseParser
 
 from draftwood_memory import RedisClient
-from draftwood_memory.errors import MemoryStoreError, StoreFullError, StoreRefusedError, StoreUnavailableError
+from draftwood_memory.errors import (
+    MemoryStoreError,
+    StoreFullError,
+    StoreRefusedError,
+    StoreUnavailableError,
+    WrongTypeError,
+)
 from draftwood_memory.store import redis_client
 from draftwood_memory.store.redis_client import Script
 from tests.memory.helpers import numbers, replicas, stored, until
@@ -104,7 +110,7 @@ async def test_a_blocked_reader_leaves_a_primary_that_is_demoted() -> None:
         ("NOAUTH Authentication required.", StoreRefusedError),
         ("WRONGPASS invalid username-password pair or user is disabled.", StoreRefusedError),
         ("ERR unknown command 'XADD'", StoreRefusedError),
-        ("WRONGTYPE Operation against a key holding the wrong kind of value", StoreRefusedError),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", WrongTypeError),
         # As Redis 6 reports what failed within a script.
         (
             "ERR Error running script (call to f_a1): @user_script:3: @user_script: 3: -READONLY You can't write "

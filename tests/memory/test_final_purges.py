@@ -76,6 +76,8 @@ async def test_a_replica_without_the_store_is_told_of_and_forgets_in_time(
         proxy.open.set()
         await until(lambda: away.thread.healthy)
         assert await stored([here, away], "t", numbers(5)) == [numbers(5)]
+        proxy.open.clear()
+        await until(lambda: log_of(away, "t") == [])  # once more
 
 
 @pytest.mark.system

@@ -10,7 +10,7 @@ import pytest
 from draftwood_memory import Memory
 from draftwood_memory.errors import StoreUnavailableError
 from draftwood_memory.replication.record_store import RecordStore
-from draftwood_memory.store.naming import stream_key, tenant_key
+from draftwood_memory.store.naming import tenant_key
 from tests.memory.helpers import (
     FINGERPRINT,
     agreed,
@@ -103,20 +103,23 @@ async def test_a_store_that_lost_the_latest_entries_is_followed_on(
         assert second.counters().reloads == 1
 
 
-@pytest.mark.parametrize(("key", "is_sent"), [(tenant_key("t"), False), (stream_key(f"{FINGERPRINT}:t:", 0), True)])
-async def test_a_memory_that_the_store_cannot_serve_costs_no_other(
-    server: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, key: str, is_sent: bool
+@pytest.mark.parametrize("live", [True, False])
+async def test_after_a_failure_all_memories_are_compared_at_once(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch, live: bool
 ) -> None:
-    monkeypatch.setattr("draftwood_memory.replication.replica._RETRY_SECONDS", 0.1)
-    server.client.set(key, "of another kind")
+    """Also one that is not followed, for no request used it of late."""
     async with replicas(1, server.url) as [memory]:
-        await learn_output(memory, "t", numbers(11))
-        await learn_output(memory, "other", numbers(10))
-        await until(lambda: memory.counters().pushed == 1)
-        assert (memory.outbox.pending, resident(memory, "t").loaded, memory.healthy) == (1, False, True)
-        assert "cannot be read" in caplog.text
-        assert ("store refuses learned records" in caplog.text) == is_sent
-        server.client.delete(key)
-        await rounds_until(memory, lambda: resident(memory, "t").loaded and not memory.outbox.pending)
-        assert await agreed([memory], "t") == [numbers(11)]
-        assert memory.counters().failures == 0
+        await stored([memory], "t", numbers(10))
+        if not live:
+            monkeypatch.setattr("draftwood_memory.local.resident.LIVE_SECONDS", 0.0)
+        server.client.flushall()
+
+        def cut() -> bool:
+            """Until something waited on a connection: one that breaks while nothing does is replaced silently."""
+            server.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            return memory.counters().failures > 0
+
+        await until(cut)
+        await until(lambda: memory.counters().restored)
+    async with replicas(1, server.url) as [later]:
+        assert await agreed([later], "t") == [numbers(10)]

@@ -29,6 +29,7 @@ from tests.memory.helpers import (
     KEY_A,
     KEY_B,
     agreed,
+    before_command,
     known_to,
     learn_output,
     log_of,
@@ -38,6 +39,7 @@ from tests.memory.helpers import (
     replicas,
     stored,
     strategy_of,
+    stream_of,
     until,
 )
 from tests.memory.servers import Valkey
@@ -91,6 +93,19 @@ async def test_a_purge_ends_the_fill_that_it_interrupts(server: Valkey) -> None:
         with pytest.raises(MemoryPurgedError):
             await perform(fill(progress, 10), first)
         assert (await perform(fill(FillProgress(), 10), first)).records == 1
+
+
+async def test_a_fill_leaves_nothing_that_the_purge_before_it_did_not_see(server: Valkey) -> None:
+    async with replicas(2, server.url) as [first, second]:
+        progress = await perform(fill(FillProgress(), 10), first)
+        old = stream_of(first, "t")
+        assert server.client.exists(old)
+        with (
+            before_command(first, "XADD", lambda: perform(PurgeMemory("t"), second), of=old),
+            pytest.raises(MemoryPurgedError),
+        ):
+            await perform(fill(progress, 10), first)
+        assert not server.client.exists(old)
 
 
 async def test_a_fill_of_nothing_reaches_no_store() -> None:

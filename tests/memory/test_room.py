@@ -181,7 +181,7 @@ async def test_the_list_of_memories_does_not_grow_for_ever(server: Valkey) -> No
         await until(lambda: not memory.outbox.pending)
         key = memories_key(FINGERPRINT)
         for tenant in ("gone", "old"):
-            server.client.zadd(key, {f"{FINGERPRINT}:{tenant}:": time.time() - (90 if tenant == "old" else 91) * DAY})
+            server.client.zadd(key, {f"{FINGERPRINT}:{tenant}:": time.time() - (91 if tenant == "old" else 90) * DAY})
         server.client.delete(*server.client.keys("dw:{t:gone}:3:*"))
         assert memory.memories is not None
         await asyncio.wrap_future(memory.thread.submit(memory.memories.forget_listed(FINGERPRINT)))
@@ -226,13 +226,20 @@ async def test_a_store_that_is_full_of_other_things_is_left_alone(
         assert await agreed([memory], "t") == [numbers(100)]
 
 
-async def test_an_import_into_a_full_store_whose_limit_is_not_known_replaces_what_is_old(server: Valkey) -> None:
-    """A user who may not ask for the store's memory; on a cluster nobody can."""
+@pytest.mark.parametrize("begun", [False, True])
+async def test_an_import_into_a_full_store_whose_limit_is_not_known_replaces_what_is_old(
+    server: Valkey, begun: bool
+) -> None:
+    """A user who may not ask for the store's memory; on a cluster nobody can. It is refused first where the memory is
+    listed as used or, if that was done a moment ago, where records are written.
+    """
     server.client.execute_command("ACL", "SETUSER", "dw", "on", ">pw", "~dw:*", "+@all", "-info")
     async with replicas(1, f"redis://dw:pw@127.0.0.1:{server.port}") as [memory]:
         await learn_much(memory, "old", 0, 200_000)
         server.client.zadd(memories_key(FINGERPRINT), {f"{FINGERPRINT}:old:": time.time() - 2 * DAY})
         old = stream_of(memory, "old")
+        if begun:
+            await learn_much(memory, "new", 2, 10)
         server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - 100_000)
         try:
             await learn_much(memory, "new", 1, 20_000)

@@ -95,10 +95,16 @@ SECRET = base64.b64encode(bytes(range(32))).decode()
     [
         (SECRET, "key 1 has no id of 1 to 32 bytes, or no value"),
         (f"names={SECRET}\n{SECRET.rstrip('=')}", "key 2 has no id"),
+        (f"names={SECRET},={SECRET}", "key 2 has no id"),
+        (f"names={SECRET},{'k' * 33}={SECRET}", "key 2 has no id"),
+        (f"names={SECRET},{'é' * 17}={SECRET}", "key 2 has no id"),
         (f"k={SECRET},k={SECRET}", "the id 'k' occurs twice"),
         (f"k={SECRET[:8]}", "the key 'k' has 6 bytes"),
+        (f"k={base64.b64encode(bytes(31)).decode()}", "the key 'k' has 31 bytes"),
         (f"k=?{SECRET}", "the key 'k' is not valid base64"),
         (f"names={SECRET}", "a key is missing"),
+        (f"k={SECRET}", "a key is missing"),
+        ("# none", "a key is missing"),
     ],
 )
 def test_a_wrong_key_is_told_without_its_text(keys: str, problem: str) -> None:

@@ -112,6 +112,10 @@ async def test_a_memory_with_an_idle_ttl_is_deleted_and_others_stay(server: Valk
         assert {one.name.arm for one in listed.memories} == {"x/a", ""}
         own, arms = stream_of(memory, "t"), stream_of(memory, "t", "x/a")
         assert 0 < server.client.pttl(own) <= 100_000 < server.client.pttl(arms)
+        async with replicas(1, server.url) as [other]:
+            await instance(other, idle_ttl=100.0)
+            await until(lambda: resident(other, "t").loaded)
+        assert 0 < server.client.pttl(own) <= 100_000  # to be read keeps no memory longer
         server.client.pexpire(own, 1)
         await until(lambda: not server.client.exists(own))
         listed = await perform(GetStatistics("t"), memory)

@@ -1,4 +1,4 @@
-"""The blocking client."""
+"""The blocking client, and what it has in common with the asyncio one."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Protocol, Self, Unpack
 
 import grpc
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
+from draftwood_client.admin.calls import AsyncCalls, Calls
 from draftwood_client.connection import Connection, Token
-from draftwood_client.errors import ClientClosedError, DeadlineError, UnavailableError
+from draftwood_client.errors import DeadlineError, UnavailableError
 from draftwood_client.options import UNSET, CallOptions, RequestOptions, Timeout
 from draftwood_client.protocol.request import Messages, Prompt, conversation, plain_prompt, token_ids, tokenize_request
 from draftwood_client.protocol.response import Answer, model_info, tokenization
@@ -22,11 +23,45 @@ from draftwood_client.results import Completion, Delta, Finished, ModelInfo, Sta
 from draftwood_client.retry import POLL_SECONDS, RetryPolicy, Waiting
 from draftwood_client.tls import TlsConfig
 
-_Request = TypeVar("_Request", contravariant=True)
-_Response = TypeVar("_Response", covariant=True)
+
+class BaseClient:
+    """The arguments of both clients."""
+
+    _calls_of: ClassVar[type[Calls | AsyncCalls]]
+
+    def __init__(
+        self,
+        target: str | None = None,
+        *,
+        tenant: str | None = None,
+        timeout: Timeout = UNSET,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
+        tls: bool | TlsConfig | None = None,
+        api_key: str | None = None,
+        token: Token | None = None,
+        plaintext_credentials: bool = False,
+        metadata: Mapping[str, str] | None = None,
+        channel_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._connection = Connection.of(
+            target,
+            tenant=tenant,
+            timeout=timeout,
+            retry=retry,
+            tls=tls,
+            api_key=api_key,
+            token=token,
+            plaintext_credentials=plaintext_credentials,
+            metadata=metadata,
+            channel_options=channel_options,
+        )
+        self._calls = self._calls_of(self._connection, repr(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._connection.target!r})"
 
 
-class Client:
+class Client(BaseClient):
     """A connection to a Draftwood server.
 
     Thread-safe: one client serves any number of threads. Not fork-safe: make it in the process that uses it,
@@ -57,34 +92,9 @@ class Client:
         ArgumentError: an argument is invalid.
     """
 
-    def __init__(
-        self,
-        target: str | None = None,
-        *,
-        tenant: str | None = None,
-        timeout: Timeout = UNSET,
-        retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
-        tls: bool | TlsConfig | None = None,
-        api_key: str | None = None,
-        token: Token | None = None,
-        plaintext_credentials: bool = False,
-        metadata: Mapping[str, str] | None = None,
-        channel_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._connection = Connection.of(
-            target,
-            tenant=tenant,
-            timeout=timeout,
-            retry=retry,
-            tls=tls,
-            api_key=api_key,
-            token=token,
-            plaintext_credentials=plaintext_credentials,
-            metadata=metadata,
-            channel_options=channel_options,
-        )
-        self._channel = self._connection.open_channel()
-        self._open_stub: GenerationServiceStub | None = GenerationServiceStub(self._channel)
+    _calls_of = Calls
+    _calls: Calls
+    _kept_stub: GenerationServiceStub | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -94,13 +104,9 @@ class Client:
     ) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._connection.target!r})"
-
     def close(self) -> None:
         """Cancels requests under way and closes the connection. May be called twice."""
-        self._open_stub = None
-        self._channel.close()
+        self._calls.close()
 
     def chat(self, messages: str | Messages, **options: Unpack[RequestOptions]) -> Completion:
         """The whole answer to a conversation.
@@ -152,18 +158,18 @@ class Client:
 
     def tokenize(self, source: str | Messages, **call: Unpack[CallOptions]) -> Tokenization:
         """The token ids of a text, or of a conversation as `chat` sends it. Raises `ArgumentError`, `StatusError`."""
-        return tokenization(self._call(self._stub().Tokenize, tokenize_request(source), call))
+        return tokenization(self._calls.ask(self._stub().Tokenize, tokenize_request(source), call))
 
     def detokenize(
         self, ids: Sequence[int], *, include_special_tokens: bool = False, **call: Unpack[CallOptions]
     ) -> str:
         """The text of token ids. Raises `ArgumentError`, `StatusError`."""
         request = pb.DetokenizeRequest(token_ids=token_ids("ids", ids), include_special_tokens=include_special_tokens)
-        return self._call(self._stub().Detokenize, request, call).text
+        return self._calls.ask(self._stub().Detokenize, request, call).text
 
     def model_info(self, **call: Unpack[CallOptions]) -> ModelInfo:
         """The served model and its limits. Raises `StatusError`."""
-        return model_info(self._call(self._stub().GetModelInfo, pb.GetModelInfoRequest(), call))
+        return model_info(self._calls.ask(self._stub().GetModelInfo, pb.GetModelInfoRequest(), call))
 
     def wait_until_ready(self, timeout: float = 60.0) -> ModelInfo:
         """Waits for a server that is starting or loading its model.
@@ -182,25 +188,58 @@ class Client:
             time.sleep(POLL_SECONDS)
 
     def _stream(self, prompt: Prompt, options: RequestOptions, name: str = "prompt") -> GenerationStream:
-        limit = self._connection.timeout_for(options.pop("timeout", UNSET))
-        metadata = options.pop("metadata", None)
-        request = self._connection.generate_request(prompt, options, name)
-        return GenerationStream(self._stub, request, self._connection, limit, metadata)
+        return GenerationStream(self._stub, self._connection, prompt, options, name)
 
     def _stub(self) -> GenerationServiceStub:
-        if self._open_stub is None:
-            raise ClientClosedError(repr(self))
-        return self._open_stub
-
-    def _call(self, method: _Method[_Request, _Response], request: _Request, call: CallOptions) -> _Response:
-        limit, metadata = self._connection.read(call)
-        try:
-            return method(request, timeout=limit, metadata=metadata)
-        except grpc.RpcError as error:
-            raise self._connection.error(error, limit) from error
+        """Made once, for that takes a tenth of a millisecond. Raises `ClientClosedError`."""
+        channel = self._calls.channel
+        if self._kept_stub is None:
+            self._kept_stub = GenerationServiceStub(channel)
+        return self._kept_stub
 
 
-class GenerationStream(Iterator[Delta]):
+class BaseStream:
+    """A request of both clients, and what has come of its answer."""
+
+    def __init__(
+        self, stub: Callable[[], Any], connection: Connection, prompt: Prompt, options: RequestOptions, name: str
+    ) -> None:
+        self._call: Any = None
+        self._first: Delta | None = None
+        self._answer = Answer()
+        self._cancelled = threading.Event()
+        self._stub = stub
+        self._connection = connection
+        self._timeout = connection.timeout_for(options.pop("timeout", UNSET))
+        self._metadata = options.pop("metadata", None)
+        self._request = connection.generate_request(prompt, options, name)
+
+    def __repr__(self) -> str:
+        state = "finished" if self.finished else "started" if self.started else "not started"
+        return f"<{type(self).__name__} {state}{f', request_id={self._request_id!r}' if self._request_id else ''}>"
+
+    @property
+    def started(self) -> Started | None:
+        return self._answer.started
+
+    @property
+    def finished(self) -> Finished | None:
+        return self._answer.finished
+
+    @property
+    def _request_id(self) -> str:
+        return self._request.request_id
+
+    def _send(self) -> Any:
+        if self._cancelled.is_set():
+            raise cancelled_error(self._request_id)
+        self._call = self._stub().Generate(
+            self._request, timeout=self._timeout, metadata=self._connection.call_metadata(self._metadata)
+        )
+        return self._call
+
+
+class GenerationStream(BaseStream, Iterator[Delta]):
     """One answer as it is generated. Returned by `Client.stream`; a context manager and an iterator.
 
     Leaving the `with` block cancels an unfinished answer. Without one, garbage collection of the object does.
@@ -211,23 +250,7 @@ class GenerationStream(Iterator[Delta]):
         finished: set when the answer is complete; None before.
     """
 
-    def __init__(
-        self,
-        stub: Callable[[], GenerationServiceStub],
-        request: pb.GenerateRequest,
-        connection: Connection,
-        timeout: float | None,
-        metadata: Mapping[str, str] | None,
-    ) -> None:
-        self._stub = stub
-        self._request = request
-        self._connection = connection
-        self._timeout = timeout
-        self._metadata = metadata
-        self._answer = Answer()
-        self._call: _Events | None = None
-        self._first: Delta | None = None
-        self._cancelled = threading.Event()
+    _call: _Events | None
 
     def __enter__(self) -> Self:
         """Returns once the server has admitted the request. Raises `StatusError`."""
@@ -257,18 +280,6 @@ class GenerationStream(Iterator[Delta]):
         self._answer.check_complete()
         raise StopIteration
 
-    def __repr__(self) -> str:
-        state = "finished" if self.finished else "started" if self.started else "not started"
-        return f"<{type(self).__name__} {state}{f', request_id={self._request_id!r}' if self._request_id else ''}>"
-
-    @property
-    def started(self) -> Started | None:
-        return self._answer.started
-
-    @property
-    def finished(self) -> Finished | None:
-        return self._answer.finished
-
     def cancel(self) -> None:
         """Cancels the request on client and server; no effect after its end. May be called from any thread."""
         self._cancelled.set()
@@ -281,19 +292,11 @@ class GenerationStream(Iterator[Delta]):
             pass
         return self._answer.completion()
 
-    @property
-    def _request_id(self) -> str:
-        return self._request.request_id
-
     def _start(self) -> _Events:
         """Sends the request, if it has not been sent, and waits for the first event."""
         if self._call is not None:
             return self._call
-        if self._cancelled.is_set():
-            raise cancelled_error(self._request_id)
-        self._call = call = self._stub().Generate(
-            self._request, timeout=self._timeout, metadata=self._connection.call_metadata(self._metadata)
-        )
+        call: _Events = self._send()
         if self._cancelled.is_set():
             call.cancel()
         try:
@@ -312,11 +315,3 @@ class _Events(Protocol):
     def __next__(self) -> pb.GenerateResponse: ...
 
     def cancel(self) -> bool: ...
-
-
-class _Method(Protocol[_Request, _Response]):
-    """A unary method of a stub."""
-
-    def __call__(
-        self, request: _Request, *, timeout: float | None, metadata: tuple[tuple[str, str | bytes], ...]
-    ) -> _Response: ...

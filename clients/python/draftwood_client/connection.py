@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypedDict
 
 import grpc
+import grpc.aio
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client import environment
@@ -115,6 +116,12 @@ class Connection:
         if self.tls is None:
             return grpc.insecure_channel(self.target, options=self.options())
         return grpc.secure_channel(self.target, self.tls.credentials(), options=self.options())
+
+    def open_async_channel(self) -> grpc.aio.Channel:
+        """A new channel, of the running event loop. It connects with its first request."""
+        if self.tls is None:
+            return grpc.aio.insecure_channel(self.target, options=self.options())
+        return grpc.aio.secure_channel(self.target, self.tls.credentials(), options=self.options())
 
     def options(self) -> list[tuple[str, Any]]:
         """gRPC channel arguments, each once, for gRPC takes the first: those of the caller replace the others."""

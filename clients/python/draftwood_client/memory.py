@@ -183,15 +183,11 @@ class MemoryClient:
     def statistics(self, tenant: str | None = None, **call: Unpack[CallOptions]) -> MemoryStatistics:
         """Statistics of one tenant, by default the client's; if neither is set, of all that the caller may see."""
         request = pb.GetMemoryStatisticsRequest(tenant=tenant or self._default_tenant)
-        tenants: list[TenantMemoryStatistics] = []
-        while True:
-            response = self._calls.ask(self._stub.GetMemoryStatistics, request, call)
-            tenants += (from_message(TenantMemoryStatistics, one) for one in response.tenants)
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                break
-        store = from_message(MemoryStoreStatistics, response.store) if response.HasField("store") else None
-        return MemoryStatistics(tuple(tenants), store, response.fingerprint)
+        pages = [*self._calls.pages(self._stub.GetMemoryStatistics, request, call)]
+        tenants = tuple(from_message(TenantMemoryStatistics, one) for page in pages for one in page.tenants)
+        last = pages[-1]
+        store = from_message(MemoryStoreStatistics, last.store) if last.HasField("store") else None
+        return MemoryStatistics(tenants, store, last.fingerprint)
 
     def warm(
         self,
@@ -266,14 +262,8 @@ class MemoryClient:
 
     def orphans(self, **call: Unpack[CallOptions]) -> list[OrphanedMemory]:
         """The memories in the store that no server uses."""
-        request = pb.ListOrphanedMemoriesRequest()
-        found: list[OrphanedMemory] = []
-        while True:
-            response = self._calls.ask(self._stub.ListOrphanedMemories, request, call)
-            found += (from_message(OrphanedMemory, one) for one in response.memories)
-            request.page_token = response.next_page_token
-            if not request.page_token:
-                return found
+        pages = self._calls.pages(self._stub.ListOrphanedMemories, pb.ListOrphanedMemoriesRequest(), call)
+        return [from_message(OrphanedMemory, one) for page in pages for one in page.memories]
 
     def purge_orphans(self, fingerprint: str = "", **call: Unpack[CallOptions]) -> int:
         """Deletes the memories that no server uses; returns the number of tokens that they held.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from draftwood_memory.local.record_log import Held
@@ -65,19 +65,24 @@ class Outbox:
             self._tokens += waiting.tokens
             self._bound()
 
-    def take(self, max_tokens: int) -> list[Waiting]:
-        """The oldest records, at least one if there is any. They stay pending until `settle`."""
+    def take(self, max_tokens: int, without: Container[MemoryName] = ()) -> list[Waiting]:
+        """The oldest records but for those of some memories, at least one if there is any. Pending until `settle`."""
         oldest = time.monotonic() - self._max_seconds
         with self._lock:
             assert not self._taken
+            left: list[Waiting] = []
             while self._waiting and (not self._taken or max_tokens > 0):
                 one = self._waiting.popleft()
+                if one.name in without and one.learned >= oldest:
+                    left.append(one)
+                    continue
                 self._tokens -= one.tokens
                 if one.learned < oldest:
                     self.dropped += 1
                     continue
                 self._taken.append(one)
                 max_tokens -= one.tokens
+            self._waiting.extendleft(reversed(left))
             return [*self._taken]
 
     def settle(self, unsent: Iterable[Waiting]) -> None:

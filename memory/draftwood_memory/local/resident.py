@@ -82,6 +82,7 @@ class Resident:
         newer: a newer version wrote to it: nothing of it is written here.
         resized: its capacity has changed, which log and strategies do not follow yet.
         retry_at: until then it is not loaded, since the store could not serve it.
+        problem: why it could not; "" if it could.
         strategies: the instances that requests draft with, those used last at the end.
         unbuilt: strategies without the log yet, each with the future that completes when it has it.
         learned_meanwhile: what was learned here while instances are being built; None while none are.
@@ -102,6 +103,7 @@ class Resident:
     newer: bool = False
     resized: bool = False
     retry_at: float = 0.0
+    problem: str = ""
     strategies: dict[StrategyKey, Strategy] = field(default_factory=dict)
     unbuilt: dict[StrategyKey, Future[None]] = field(default_factory=dict)
     learned_meanwhile: list[Held] | None = None

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from draftwood_memory.config import Terms
-from draftwood_memory.errors import MemoryPurgedError, NewerMemoryError
+from draftwood_memory.errors import MemoryPurgedError, NewerMemoryError, WrongTypeError
 from draftwood_memory.local.record_log import Held
 from draftwood_memory.memory import Memory
 from draftwood_memory.records import Int32Array, Kind, Record, split
@@ -51,14 +51,18 @@ class AdoptArm:
                 tag for tag in await memory.memories.catalogue.tags(memory.naming.fingerprint) if arm_part(tag) == part
             ]
             names |= {name for one in await memory.memories.info(tags) if (name := memory.name_of(one)) is not None}
-        return sum([await self._adopt(memory, name) for name in sorted(names)])
+        added = 0
+        for name in sorted(names):
+            with suppress(WrongTypeError):  # this tenant's memory alone cannot be used
+                added += await self._adopt(memory, name)
+        return added
 
     async def _adopt(self, memory: Memory, arm: MemoryName) -> int:
         name = MemoryName(arm.tenant)
         if arm in memory.residents:  # requests use it here, and will use the tenant's
             memory.residents.open(name)
         async with memory.locked() as replica:
-            [head] = [None] if replica is None else await replica.memories.heads([memory.naming.tag(name)])
+            head = None if replica is None else await replica.memories.head(memory.naming.tag(name))
             if head is not None and head.newer:
                 return 0
             known = {_identity(record) for record in await _records(memory, replica, name)}

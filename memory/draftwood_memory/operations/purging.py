@@ -7,7 +7,7 @@ from collections.abc import Set as SetOf
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from draftwood_memory.errors import NewerMemoryError
+from draftwood_memory.errors import NewerMemoryError, WrongTypeError
 from draftwood_memory.local.resident import Resident
 from draftwood_memory.memory import Memory
 from draftwood_memory.replication.replica import Replica
@@ -95,21 +95,21 @@ async def _purge(replica: Replica, memories: SetOf[tuple[str, str | None]], at_l
     """Purges tenants, or arms of theirs, by their names in keys. Ends when all processes know of it.
 
     Raises:
-        NewerMemoryError: a newer version wrote to some; the others are purged.
+        NewerMemoryError, WrongTypeError: a newer version, or another program, wrote to some; the others are purged.
         MemoryStoreError: the store failed; nothing is certain.
     """
     purged: dict[str, int] = {}
-    newer: NewerMemoryError | None = None
+    refused: NewerMemoryError | WrongTypeError | None = None
     latest = b"0-0"
     async with replica.lock:
         for part, arm in sorted(memories, key=str):
             try:
                 purged |= await replica.memories.purge(part, arm, at_least)
-            except NewerMemoryError as error:
-                newer = error
+            except (NewerMemoryError, WrongTypeError) as error:
+                refused = error
             latest = await replica.processes.announce(part)
         await replica.purged(frozenset(part for part, _ in memories))
     final_in = await replica.processes.wait(latest)
-    if newer is not None:
-        raise newer
+    if refused is not None:
+        raise refused
     return PurgeResult(len(purged), sum(purged.values()), final_in)

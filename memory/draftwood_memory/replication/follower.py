@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from draftwood_memory.errors import MemoryStoreError
+from draftwood_memory.errors import WrongTypeError
 from draftwood_memory.local.process import Process
 from draftwood_memory.local.resident import Resident
 from draftwood_memory.replication.replica import Replica
@@ -55,11 +55,20 @@ class Follower:
     async def follow(self) -> None:
         """One read of the streams that are live here; what they hold is learned."""
         self._followed = self._live()
+        try:
+            await self._read()
+        except WrongTypeError:
+            async with self._replica.lock:
+                await self._replica.check(live_only=True)
+            if self._followed <= self._live():  # none of them was set aside
+                raise
+
+    async def _read(self) -> None:
         streams = {stream_key(one.tag, one.generation or 0): (one, one.generation or 0) for one in self._followed}
         after = {key: one.position for key, (one, _) in streams.items()} | {PURGES_KEY: self._replica.processes.applied}
         if self._client.is_cluster:
             words = [("XRANGE", key, b"(" + id_, "+", "COUNT", _READ_ENTRIES) for key, id_ in after.items()]
-            answers = await self._client.commands(words)
+            answers = await self._client.results(words)
             found = {key: answer for key, answer in zip(after, answers, strict=True) if answer}
             pause = _POLL_SECONDS + _POLL_STREAM_SECONDS * len(after)
         else:
@@ -74,8 +83,6 @@ class Follower:
             pause = _COLLECT_SECONDS + _COLLECT_STREAM_SECONDS * len(after) if found.keys() - {self._wake_key} else 0.0
         async with self._replica.lock:
             for key, entries in found.items():
-                if isinstance(entries, MemoryStoreError):
-                    raise entries
                 if key in streams:
                     resident, generation = streams[key]
                     await self._replica.take(resident, generation, entries_of(entries))

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Sequence as SequenceOf
 
-from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
+from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError, WrongTypeError
 from draftwood_memory.local.process import Process
 from draftwood_memory.local.record_log import Held
 from draftwood_memory.local.resident import Resident
@@ -77,15 +77,13 @@ class Replica:
                 except StoreUnavailableError:
                     raise
                 except MemoryStoreError as error:
-                    resident.retry_at = time.monotonic() + _RETRY_SECONDS
-                    _log.error("memory %s cannot be read: %s", resident.tag, error)
+                    self._set_aside(resident, error)
             elif resident.loaded and resident.unbuilt:
                 resident.build([*resident.unbuilt])
 
     async def refresh(self, resident: Resident) -> None:
         """Reads a memory up to the store's latest entry, and builds its strategies. Raises MemoryStoreError."""
-        [head] = await self.memories.heads([resident.tag])
-        await self.agree(resident, head)
+        await self.agree(resident, await self.memories.head(resident.tag))
         assert resident.generation is not None
         if resident.loaded:
             found = await self.memories.read(resident.tag, resident.generation, resident.position)
@@ -102,6 +100,7 @@ class Replica:
             resident.learned_meanwhile = None
             raise
         resident.replace_log([*held, *unsent], position)
+        resident.problem = ""
         if held:
             await self.records.note_use([resident.tag])
             await self.records.renew(resident.name, resident.generation)
@@ -141,18 +140,26 @@ class Replica:
         await self._process.between_steps.learn_records(resident, [one.record for one in held])
 
     async def check(self, live_only: bool) -> None:
-        """Compares memories with the store's, which may have lost something. Raises MemoryStoreError."""
+        """Compares memories with the store's, which may have lost something. Raises MemoryStoreError.
+
+        One whose keys another program wrote to is set aside, and read again later.
+        """
         residents = [one for one in self._residents.all() if one.live or not live_only]
         for start in range(0, len(residents), _CHECKED):
             some = residents[start : start + _CHECKED]
             for resident, head in zip(some, await self.memories.heads([one.tag for one in some]), strict=True):
+                if isinstance(head, WrongTypeError):
+                    self._set_aside(resident, head)
+                    continue
                 await self.agree(resident, head)
                 if not head.known and resident.loaded and len(resident.log):
                     await self._restore(resident)
             some = [one for one in some if one.loaded]
             ids = await self.memories.last_ids([(one.tag, one.generation or 0) for one in some])
             for resident, last in zip(some, ids, strict=True):
-                if id_order(last) < id_order(resident.position):
+                if isinstance(last, WrongTypeError):
+                    self._set_aside(resident, last)
+                elif id_order(last) < id_order(resident.position):
                     resident.position = last
                     self._counters.reloads += 1
 
@@ -160,15 +167,23 @@ class Replica:
         """Some tenants, by their names in keys, were purged. Raises MemoryStoreError."""
         some = [one for one in self._residents.all() if tenant_part(one.tag) in parts]
         for resident, head in zip(some, await self.memories.heads([one.tag for one in some]), strict=True):
-            await self.agree(resident, head)
+            if isinstance(head, Head):
+                await self.agree(resident, head)
 
     async def stored(self, name: MemoryName) -> tuple[Head, list[Record]]:
         """What the store says of a memory and the records that it and the outbox hold. Raises MemoryStoreError."""
         tag = self._process.naming.tag(name)
-        [head] = await self.memories.heads([tag])
+        head = await self.memories.head(tag)
         held, _ = await self.records.read(tag, head.generation)
         unsent = [one.held for one in self._outbox.of(name) if head.is_current(one.generation, one.began)]
         return head, [one.record for one in (*held, *unsent)]
+
+    def _set_aside(self, resident: Resident, error: MemoryStoreError) -> None:
+        """A memory cannot be read; others can. What is known of it stays in use."""
+        resident.loaded, resident.retry_at = False, time.monotonic() + _RETRY_SECONDS
+        if resident.problem != str(error):
+            resident.problem = str(error)
+            _log.error("memory %s cannot be read: %s", resident.tag, error)
 
     async def _fork(self, resident: Resident) -> list[Held]:
         """The records of the tenant's memory, which an arm's begins with, if no process has begun it before."""

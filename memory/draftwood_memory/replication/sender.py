@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
-from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
+from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError, WrongTypeError
 from draftwood_memory.local.outbox import Waiting
 from draftwood_memory.local.process import Process
 from draftwood_memory.local.resident import Resident
@@ -46,14 +46,14 @@ class Sender:
 
     async def push(self) -> None:
         """Sends the outbox. Raises StoreUnavailableError."""
-        while taken := self._outbox.take(_PUSH_TOKENS):
+        refused = frozenset[MemoryName]()
+        while taken := self._outbox.take(_PUSH_TOKENS, refused):
             unsent = taken
             try:
                 unsent = await self._send(taken)
             finally:
                 self._outbox.settle(unsent)
-            if unsent:
-                return
+            refused |= {one.name for one in unsent}
 
     async def _send(self, taken: list[Waiting]) -> list[Waiting]:
         """Those that could not be sent now."""
@@ -92,13 +92,17 @@ class Sender:
         for name in names:
             if (resident := self._process.residents.get(name)) is None:
                 elsewhere.append(name)
-            elif resident.generation is None:
+            elif resident.generation is None or resident.problem:
                 found[name] = None
             else:
                 since = None if resident.purged_at is None else time.monotonic() - resident.purged_at
                 found[name] = Head(resident.generation, True, resident.newer, since)
         heads = await self._memories.heads([self._process.naming.tag(name) for name in elsewhere])
-        return found | dict(zip(elsewhere, heads, strict=True))
+        for name, head in zip(elsewhere, heads, strict=True):
+            if isinstance(head, WrongTypeError):
+                self._refuse(name, head)
+            found[name] = head if isinstance(head, Head) else None
+        return found
 
     async def _sent(self, name: MemoryName, generation: int, run: list[Waiting], id_: bytes, head: Head) -> None:
         self._refused = False

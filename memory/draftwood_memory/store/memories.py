@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
-from draftwood_memory.errors import MemoryStoreError, NewerMemoryError, StoreRefusedError
+from draftwood_memory.errors import MemoryStoreError, NewerMemoryError, StoreRefusedError, WrongTypeError
 from draftwood_memory.store.catalogue import Catalogue
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import (
@@ -53,12 +53,18 @@ class Memories:
         self.clock = clock
         self.catalogue = Catalogue(client, clock)
 
-    async def heads(self, tags: SequenceOf[str]) -> list[Head]:
+    async def head(self, tag: str) -> Head:
+        [head] = await self.heads([tag])
+        if isinstance(head, WrongTypeError):
+            raise head
+        return head
+
+    async def heads(self, tags: SequenceOf[str]) -> list[Head | WrongTypeError]:
         if not tags:
             return []
-        answers = await self.client.results([("TIME",), *map(_head, tags)])
+        answers = await self.client.results([("TIME",), *map(_head, tags)], wrong_types=True)
         now = self.clock.agree(answers[0])
-        return [Head.of(answer, now) for answer in answers[1:]]
+        return [one if isinstance(one, WrongTypeError) else Head.of(one, now) for one in answers[1:]]
 
     async def read(self, tag: str, generation: int, after: bytes = _FIRST) -> list[Entry]:
         """The entries after an id, the oldest first, `PAGE` at most."""
@@ -66,10 +72,11 @@ class Memories:
             await self.client.command("XRANGE", stream_key(tag, generation), b"(" + after, "+", "COUNT", PAGE)
         )
 
-    async def last_ids(self, memories: SequenceOf[tuple[str, int]]) -> list[bytes]:
+    async def last_ids(self, memories: SequenceOf[tuple[str, int]]) -> list[bytes | WrongTypeError]:
         """The id of the last entry of each (tag, generation); b"0-0" if there is none."""
         words = [("XREVRANGE", stream_key(*one), "+", "-", "COUNT", 1) for one in memories]
-        return [answer[0][0] if answer else _FIRST for answer in await self.client.results(words)]
+        answers = await self.client.results(words, wrong_types=True)
+        return [one if isinstance(one, WrongTypeError) else one[0][0] if one else _FIRST for one in answers]
 
     async def append(self, appends: SequenceOf[Append]) -> list[tuple[bytes, Head] | MemoryStoreError]:
         """Writes entries; for each its id and what the store says of the memory after it, or its error.
@@ -181,16 +188,22 @@ class Memories:
         return [tag for tag in _tags(fields, part, None) if fingerprint_of(tag) == fingerprint]
 
     async def info(self, tags: SequenceOf[str]) -> list[StoredMemory]:
-        """Of those memories that hold something, in the order of the tags."""
+        """Of those memories that hold something and can be read, in the order of the tags."""
+        pairs = zip(tags, await self.heads(tags), strict=True)
+        heads = [(tag, head) for tag, head in pairs if isinstance(head, Head)]
+        words: list[Words] = []
+        for tag, head in heads:
+            stream, field = stream_key(tag, head.generation), _field(tag)
+            words += [
+                ("HMGET", tenant_key(tenant_part(tag)), f"n:{field}", f"t:{field}"),
+                ("XLEN", stream),
+                ("MEMORY", "USAGE", stream),
+            ]
+        answers = await self.client.results(words, wrong_types=True)
         found: list[StoredMemory] = []
-        words = [("HMGET", tenant_key(tenant_part(tag)), f"n:{_field(tag)}", f"t:{_field(tag)}") for tag in tags]
-        named = await self.client.results(words)
-        heads = await self.heads(tags)
-        streams = [stream_key(tag, head.generation) for tag, head in zip(tags, heads, strict=True)]
-        lengths = await self.client.results([("XLEN", stream) for stream in streams])
-        sizes = await self.client.results([("MEMORY", "USAGE", stream) for stream in streams])
-        for tag, (name, tokens), head, length, size in zip(tags, named, heads, lengths, sizes, strict=True):
-            if length:
+        for (tag, head), named, length, size in zip(heads, answers[::3], answers[1::3], answers[2::3], strict=True):
+            if length and not isinstance(named, WrongTypeError) and not isinstance(length, WrongTypeError):
+                name, tokens = named
                 known = (name or b"", head.generation, int(tokens or 0))
                 found.append(StoredMemory(tag, *known, size or 0, length, head.newer))
         return found

@@ -21,6 +21,7 @@ from draftwood_memory.errors import (
     StoreFullError,
     StoreRefusedError,
     StoreUnavailableError,
+    WrongTypeError,
 )
 from draftwood_memory.store.address import StoreAddress
 
@@ -126,11 +127,15 @@ class RedisClient:
         """
         return await self.commands([*map(_words, scripts)])
 
-    async def results(self, commands: SequenceOf[Words]) -> list[Any]:
-        """As `commands`. Raises the first MemoryStoreError of any."""
+    async def results(self, commands: SequenceOf[Words], wrong_types: bool = False) -> list[Any]:
+        """As `commands`. Raises the first MemoryStoreError of any.
+
+        Args:
+            wrong_types: a WrongTypeError is not raised, but in the place of its command's result.
+        """
         answers = await self.commands(commands)
         for answer in answers:
-            if isinstance(answer, MemoryStoreError):
+            if isinstance(answer, MemoryStoreError) and not (wrong_types and isinstance(answer, WrongTypeError)):
                 raise answer
         return answers
 
@@ -236,6 +241,8 @@ def _mapped(error: BaseException) -> MemoryStoreError:
     code = _code(error, text)
     if code == "OOM":
         return StoreFullError(text)
+    if code == "WRONGTYPE":
+        return WrongTypeError(text)
     if code in _REFUSED or isinstance(error, (exceptions.AuthenticationError, exceptions.AuthorizationError)):
         return StoreRefusedError(text)
     if isinstance(error, exceptions.ResponseError) and code not in _LATER:

@@ -104,6 +104,36 @@ async def test_followers_read_pages_and_what_they_missed(store: ResourceStore, m
     assert {*late.of_kind("tenants")} == {*follower.of_kind("tenants")} == {f"t{n}" for n in range(20, 30)}
 
 
+async def test_deletions_are_forgotten_and_nothing_else(store: ResourceStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not what has the name of one that was deleted."""
+    for module in (base, redis_resources, __import__("draftwood_tenants.resources.in_process", fromlist=["x"])):
+        monkeypatch.setattr(module, "MOST_DELETED", 3)
+
+    async def comes_and_goes(name: str) -> None:
+        [revision] = await store.write([Write("tenants", name, b"1", 0)])
+        await store.write([Write("tenants", name, None, revision)])
+
+    await comes_and_goes("again")
+    [kept] = await store.write([Write("tenants", "again", b"2", 0)])
+    for number in range(5):
+        await comes_and_goes(f"t{number}")
+    page = await store.changes(Cursor())
+    assert [one.name for one in page.changes.values() if one] == ["again"]
+    assert len(page.changes) <= 1 + 3
+    await store.write([Write("tenants", "again", b"3", kept)])
+
+
+async def test_revisions_go_on_where_a_server_with_an_older_clock_takes_over(valkey: Valkey) -> None:
+    valkey.client.flushall()
+    store = on(valkey)
+    await store.write([Write("tenants", "a", b"1", 0)])
+    ahead = 8 * 10**15
+    valkey.client.hset("dw:{resources}:meta", "revision", ahead)
+    [revision] = await store.write([Write("tenants", "b", b"1", 0)])
+    assert revision == ahead + 1
+    await store.close()
+
+
 async def test_names_and_values_are_hidden_with_keys(valkey: Valkey) -> None:
     valkey.client.flushall()
     store = on(valkey, KEYS)

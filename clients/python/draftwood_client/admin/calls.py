@@ -1,15 +1,14 @@
-"""Calls of the operators' clients, blocking and asyncio."""
+"""Calls of all clients, blocking and asyncio."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
-from draftwood_client.aio import open_channel, raise_if_task_cancelled
 from draftwood_client.connection import Connection
 from draftwood_client.errors import ClientClosedError
 from draftwood_client.options import CallOptions
@@ -21,8 +20,9 @@ _Response = TypeVar("_Response")
 class Calls:
     """A channel, and calls on it. Thread-safe."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, client: str = "") -> None:
         self._connection = connection
+        self._name = client or f"the client of {connection.target}"
         self._channel = connection.open_channel()
         self._closed = False
 
@@ -30,7 +30,7 @@ class Calls:
     def channel(self) -> grpc.Channel:
         """Raises `ClientClosedError`."""
         if self._closed:
-            raise ClientClosedError(f"the client of {self._connection.target}")
+            raise ClientClosedError(self._name)
         return self._channel
 
     def ask(self, method: Callable[..., _Response], request: object, call: CallOptions) -> _Response:
@@ -40,6 +40,15 @@ class Calls:
             return method(request, timeout=timeout, metadata=metadata)
         except grpc.RpcError as error:
             raise self._connection.error(error, timeout) from error
+
+    def pages(self, method: Callable[..., _Response], request: Any, call: CallOptions) -> Iterator[_Response]:
+        """All pages of a list, each read when it is asked for. Raises as `ask`."""
+        while True:
+            page: Any = self.ask(method, request, call)
+            yield page
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                return
 
     def stream(
         self,
@@ -66,8 +75,9 @@ class Calls:
 class AsyncCalls:
     """`Calls` for asyncio. Belongs to the event loop of its first call."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, client: str = "") -> None:
         self._connection = connection
+        self._name = client or f"the client of {connection.target}"
         self._channel: grpc.aio.Channel | None = None
         self._closed = False
 
@@ -75,9 +85,9 @@ class AsyncCalls:
     def channel(self) -> grpc.aio.Channel:
         """Opened on first use, since it belongs to the running event loop. Raises `ClientClosedError`."""
         if self._closed:
-            raise ClientClosedError(f"the client of {self._connection.target}")
+            raise ClientClosedError(self._name)
         if self._channel is None:
-            self._channel = open_channel(self._connection)
+            self._channel = self._connection.open_async_channel()
         return self._channel
 
     async def ask(self, method: Callable[..., Awaitable[_Response]], request: object, call: CallOptions) -> _Response:
@@ -90,6 +100,17 @@ class AsyncCalls:
         except asyncio.CancelledError:
             raise_if_task_cancelled()
             raise cancelled_error() from None
+
+    async def pages(
+        self, method: Callable[..., Awaitable[_Response]], request: Any, call: CallOptions
+    ) -> AsyncIterator[_Response]:
+        """As of `Calls`."""
+        while True:
+            page: Any = await self.ask(method, request, call)
+            yield page
+            request.page_token = page.next_page_token
+            if not request.page_token:
+                return
 
     async def stream(
         self, method: Callable[..., AsyncIterable[_Response]], request: object, call: CallOptions
@@ -109,3 +130,13 @@ class AsyncCalls:
         self._closed = True
         if self._channel is not None:
             await self._channel.close()
+
+
+def raise_if_task_cancelled() -> None:
+    """Inside `except CancelledError`: raises it again if the task was cancelled.
+
+    grpc.aio also raises it if only the RPC was cancelled, which is no cancellation of the task.
+    """
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise

@@ -37,12 +37,8 @@ class Experiments:
     def list(self, *, page_size: int = 0, **call: Unpack[CallOptions]) -> Iterator[Experiment]:
         """All experiments by name; pages are read during iteration."""
         request = pb.ListExperimentsRequest(page_size=page_size)
-        while True:
-            page = self._calls.ask(self._stub.ListExperiments, request, call)
+        for page in self._calls.pages(self._stub.ListExperiments, request, call):
             yield from map(_experiment, page.experiments)
-            request.page_token = page.next_page_token
-            if not request.page_token:
-                return
 
     def create(
         self, experiment: str, config: Experiment, *, validate_only: bool = False, **call: Unpack[CallOptions]
@@ -133,13 +129,9 @@ class AsyncExperiments:
 
     async def list(self, *, page_size: int = 0, **call: Unpack[CallOptions]) -> AsyncIterator[Experiment]:
         request = pb.ListExperimentsRequest(page_size=page_size)
-        while True:
-            page = await self._calls.ask(self._stub.ListExperiments, request, call)
+        async for page in self._calls.pages(self._stub.ListExperiments, request, call):
             for one in page.experiments:
                 yield _experiment(one)
-            request.page_token = page.next_page_token
-            if not request.page_token:
-                return
 
     async def create(
         self, experiment: str, config: Experiment, *, validate_only: bool = False, **call: Unpack[CallOptions]

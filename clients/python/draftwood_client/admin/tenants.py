@@ -34,12 +34,8 @@ class Tenants:
     def list(self, *, page_size: int = 0, **call: Unpack[CallOptions]) -> Iterator[Tenant]:
         """All tenants that have a configuration, by name; pages are read during iteration."""
         request = pb.ListTenantsRequest(page_size=page_size)
-        while True:
-            page = self._calls.ask(self._stub.ListTenants, request, call)
+        for page in self._calls.pages(self._stub.ListTenants, request, call):
             yield from map(_tenant, page.tenants)
-            request.page_token = page.next_page_token
-            if not request.page_token:
-                return
 
     def create(
         self, tenant: str, config: Tenant, *, validate_only: bool = False, **call: Unpack[CallOptions]
@@ -99,13 +95,9 @@ class AsyncTenants:
 
     async def list(self, *, page_size: int = 0, **call: Unpack[CallOptions]) -> AsyncIterator[Tenant]:
         request = pb.ListTenantsRequest(page_size=page_size)
-        while True:
-            page = await self._calls.ask(self._stub.ListTenants, request, call)
+        async for page in self._calls.pages(self._stub.ListTenants, request, call):
             for one in page.tenants:
                 yield _tenant(one)
-            request.page_token = page.next_page_token
-            if not request.page_token:
-                return
 
     async def create(
         self, tenant: str, config: Tenant, *, validate_only: bool = False, **call: Unpack[CallOptions]

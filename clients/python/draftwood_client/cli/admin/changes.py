@@ -1,13 +1,14 @@
-"""What `draftwood tenant` and `draftwood experiment` do alike: show, create, set, apply and delete."""
-
-from __future__ import annotations
+"""What `draftwood tenant` and `draftwood experiment` do alike: list, show, create, set, apply, edit and delete."""
+# Annotations are no text here: those of the commands are made with them.
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Generic
 
 import typer
 
+from draftwood_client.admin.client import AdminClient
 from draftwood_client.cli.admin.documents import (
     Kind,
     Resources,
@@ -20,6 +21,8 @@ from draftwood_client.cli.admin.documents import (
 )
 from draftwood_client.cli.admin.editing import edit
 from draftwood_client.cli.admin.fields import Data, apply_setting, changed_paths, mask_of
+from draftwood_client.cli.answering import AsJson
+from draftwood_client.cli.options import ServerOptions, command
 from draftwood_client.cli.output import print_json
 from draftwood_client.errors import AbortedError, ArgumentValueError, NotFoundError
 
@@ -35,11 +38,93 @@ _TRIES = 5
 """To change a resource that others change at the same time."""
 
 
-def show(kind: Kind[ResourceT], resource: ResourceT, as_json: bool) -> None:
-    if as_json:
-        print_json(kind.data(resource))
-    else:
-        print_resource(kind, resource)
+@dataclass(frozen=True, slots=True)
+class Group(Generic[ResourceT]):
+    """The commands of one kind.
+
+    Attributes:
+        of: the kind's resources of a client.
+        table: prints a list of them.
+        name, setting: the help of the arguments NAME and FIELD=VALUE.
+        about_list, about_set, about_apply, about_delete: the help of these commands.
+        question: before a deletion, with {name!r}.
+        set_creates: `set` makes a resource that is not there.
+    """
+
+    kind: Kind[ResourceT]
+    of: Callable[[AdminClient], Resources[ResourceT]]
+    table: Callable[[list[ResourceT]], None]
+    name: str
+    setting: str
+    about_list: str
+    about_set: str
+    about_apply: str
+    about_delete: str
+    question: str
+    set_creates: bool = False
+
+    def add_to(self, app: typer.Typer, create: Callable[..., None]) -> None:
+        """Adds the commands that all kinds have; `create` is the kind's own."""
+        kind, of = self.kind, self.of
+        a_noun = f"a{'n' if kind.noun[0] in 'aeiou' else ''} {kind.noun}"
+        Name = Annotated[str, typer.Argument(metavar=kind.noun.upper(), help=self.name)]
+        Settings = Annotated[list[str], typer.Argument(metavar="FIELD=VALUE...", help=self.setting)]
+
+        def list_all(server: ServerOptions, as_json: AsJson = False) -> None:
+            with server.admin_client() as admin:
+                found = [*of(admin).list()]
+            if as_json:
+                print_json({kind.plural: [kind.data(one) for one in found]})
+            elif found:
+                self.table(found)
+            else:
+                typer.echo(f"no {kind.plural}")
+
+        def show(server: ServerOptions, name: Name, as_json: AsJson = False) -> None:
+            with server.admin_client() as admin:
+                found = of(admin).get(name)
+            if as_json:
+                print_json(kind.data(found))
+            else:
+                print_resource(kind, found)
+
+        def set_some(
+            server: ServerOptions, name: Name, settings: Settings, dry_run: DryRun = False, as_json: AsJson = False
+        ) -> None:
+            with server.admin_client() as admin:
+                set_fields(kind, of(admin), name, settings, dry_run, as_json, create_missing=self.set_creates)
+
+        def apply_file(
+            server: ServerOptions, file: RequiredFile, dry_run: DryRun = False, as_json: AsJson = False
+        ) -> None:
+            with server.admin_client() as admin:
+                apply(kind, of(admin), file, dry_run, as_json)
+
+        def edit_one(server: ServerOptions, name: Name) -> None:
+            with server.admin_client() as admin:
+                saved = edit(kind, of(admin), name)
+            typer.echo("nothing changed" if saved is None else f"{kind.noun} {name} changed")
+
+        def delete(
+            server: ServerOptions,
+            name: Name,
+            allow_missing: Annotated[bool, typer.Option("--allow-missing", help="No error if there is none.")] = False,
+            dry_run: DryRun = False,
+            yes: Yes = False,
+        ) -> None:
+            with server.admin_client() as admin:
+                if not (yes or dry_run):
+                    typer.confirm(self.question.format(name=name), abort=True)
+                of(admin).delete(name, allow_missing=allow_missing, validate_only=dry_run)
+            typer.echo(f"{kind.noun} {name} {'would be ' if dry_run else ''}deleted")
+
+        app.command("list", help=self.about_list)(command(list_all))
+        app.command("show", help=f"Show {a_noun} as YAML that `apply` takes.")(command(show))
+        app.command("create")(create)
+        app.command("set", help=self.about_set)(command(set_some))
+        app.command("apply", help=self.about_apply)(command(apply_file))
+        app.command("edit", help=f"Change {a_noun} in $VISUAL or $EDITOR.")(command(edit_one))
+        app.command("delete", help=self.about_delete)(command(delete))
 
 
 def file_entry(kind: Kind[ResourceT], file: Path | None, name: str | None) -> tuple[str, Data]:
@@ -134,39 +219,6 @@ def _apply_one(
     masks = [mask_of(path) for path in changed_paths(before, kind.definition(change), kind.descriptor)]
     changed = resources.update(change, masks, validate_only=dry_run) if masks else current
     _tell(kind, name, "changed" if masks else "", before, changed, dry_run, as_json)
-
-
-def edit_one(kind: Kind[ResourceT], resources: Resources[ResourceT], name: str) -> None:
-    saved = edit(kind, resources, name)
-    typer.echo("nothing changed" if saved is None else f"{kind.noun} {name} changed")
-
-
-def delete(
-    kind: Kind[ResourceT],
-    resources: Resources[ResourceT],
-    name: str,
-    question: str,
-    *,
-    allow_missing: bool,
-    dry_run: bool,
-    yes: bool,
-) -> None:
-    if not (yes or dry_run):
-        typer.confirm(question, abort=True)
-    resources.delete(name, allow_missing=allow_missing, validate_only=dry_run)
-    typer.echo(f"{kind.noun} {name} {'would be ' if dry_run else ''}deleted")
-
-
-def print_all(
-    kind: Kind[ResourceT], resources: Resources[ResourceT], as_json: bool, table: Callable[[list[ResourceT]], None]
-) -> None:
-    found = [*resources.list()]
-    if as_json:
-        print_json({kind.plural: [kind.data(one) for one in found]})
-    elif found:
-        table(found)
-    else:
-        typer.echo(f"no {kind.plural}")
 
 
 def _tell(

@@ -10,7 +10,7 @@ import typer
 from draftwood_client.admin.resources import Experiment
 from draftwood_client.cli.admin import changes, report_command
 from draftwood_client.cli.admin.arms import arms_of
-from draftwood_client.cli.admin.changes import DryRun, FileOption, RequiredFile, Yes
+from draftwood_client.cli.admin.changes import DryRun, FileOption, Group
 from draftwood_client.cli.admin.fields import Data
 from draftwood_client.cli.admin.kinds import EXPERIMENT
 from draftwood_client.cli.admin.tables import experiments_table
@@ -20,29 +20,31 @@ from draftwood_client.cli.options import ServerOptions, command
 from draftwood_client.cli.output import print_json
 from draftwood_client.errors import ArgumentValueError
 
-Name = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="Its name.")]
+GROUP = Group(
+    EXPERIMENT,
+    lambda admin: admin.experiments,
+    experiments_table,
+    name="Its name.",
+    setting="Such as coverage=1 or burnIn=5m; null clears a field.",
+    about_list="List all experiments.",
+    about_set="Change fields of an experiment. Of a running one: coverage (upwards), guardrails, description.",
+    about_apply="Create or change experiments so that they are as in a file: one, or a list under `experiments:`.",
+    about_delete="Delete an experiment with its counts and the memories of its arms. A running one must be stopped "
+    "first.",
+    question="Delete experiment {name!r}, its counts and the memories of its arms?",
+)
+
+
+Name = Annotated[str, typer.Argument(metavar="EXPERIMENT", help=GROUP.name)]
 
 
 def group() -> typer.Typer:
     """The group of commands; a new one, since plugins add to it."""
     app = new_app(no_args_is_help=True, help="Compare drafting strategies: on live requests, and on recorded answers.")
-    for name, function in _COMMANDS.items():
-        app.command(name)(function)
+    GROUP.add_to(app, create)
+    for function in (start, stop, conclude, report):
+        app.command()(function)
     return app
-
-
-@command
-def list_experiments(server: ServerOptions, as_json: AsJson = False) -> None:
-    """List all experiments."""
-    with server.admin_client() as admin:
-        changes.print_all(EXPERIMENT, admin.experiments, as_json, experiments_table)
-
-
-@command
-def show(server: ServerOptions, name: Name, as_json: AsJson = False) -> None:
-    """Show an experiment as YAML that `apply` takes."""
-    with server.admin_client() as admin:
-        changes.show(EXPERIMENT, admin.experiments.get(name), as_json)
 
 
 def _arms(help: str, name: str, metavar: str) -> typer.models.OptionInfo:
@@ -91,52 +93,6 @@ def create(
     definition.update({field: value for field, value in given.items() if value is not None})
     with server.admin_client() as admin:
         changes.create(EXPERIMENT, admin.experiments, experiment, definition, dry_run, as_json)
-
-
-@command
-def set_fields(
-    server: ServerOptions,
-    name: Name,
-    settings: Annotated[
-        list[str],
-        typer.Argument(metavar="FIELD=VALUE...", help="Such as coverage=1 or burnIn=5m; null clears a field."),
-    ],
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-) -> None:
-    """Change fields of an experiment. Of a running one: coverage (upwards), guardrails, description."""
-    with server.admin_client() as admin:
-        changes.set_fields(EXPERIMENT, admin.experiments, name, settings, dry_run, as_json)
-
-
-@command
-def apply(server: ServerOptions, file: RequiredFile, dry_run: DryRun = False, as_json: AsJson = False) -> None:
-    """Create or change experiments so that they are as in a file: one, or a list under `experiments:`."""
-    with server.admin_client() as admin:
-        changes.apply(EXPERIMENT, admin.experiments, file, dry_run, as_json)
-
-
-@command
-def edit(server: ServerOptions, name: Name) -> None:
-    """Change an experiment in $VISUAL or $EDITOR."""
-    with server.admin_client() as admin:
-        changes.edit_one(EXPERIMENT, admin.experiments, name)
-
-
-@command
-def delete(
-    server: ServerOptions,
-    name: Name,
-    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="No error if there is none.")] = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-) -> None:
-    """Delete an experiment with its counts and the memories of its arms. A running one must be stopped first."""
-    with server.admin_client() as admin:
-        question = f"Delete experiment {name!r}, its counts and the memories of its arms?"
-        changes.delete(
-            EXPERIMENT, admin.experiments, name, question, allow_missing=allow_missing, dry_run=dry_run, yes=yes
-        )
 
 
 @command
@@ -202,18 +158,3 @@ def _tell(experiment: Experiment, dry_run: bool, as_json: bool) -> None:
         experiment.state,
     ]
     typer.echo(" ".join(words) + (f", winner {experiment.winner}" if experiment.winner else ""))
-
-
-_COMMANDS = {
-    "list": list_experiments,
-    "show": show,
-    "create": create,
-    "set": set_fields,
-    "apply": apply,
-    "edit": edit,
-    "delete": delete,
-    "start": start,
-    "stop": stop,
-    "conclude": conclude,
-    "report": report,
-}

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from draftwood_client.cli.admin import changes
-from draftwood_client.cli.admin.changes import DryRun, FileOption, RequiredFile, Yes
+from draftwood_client.cli.admin.changes import DryRun, FileOption, Group
 from draftwood_client.cli.admin.documents import Kind, Resources, ResourceT, definition_of, entries, read_file
 from draftwood_client.cli.admin.fields import apply_setting
 from draftwood_client.cli.admin.kinds import EXPERIMENT, TENANT
@@ -19,34 +19,28 @@ from draftwood_client.cli.apps import new_app
 from draftwood_client.cli.options import FAILURE, ServerOptions, command, error_line
 from draftwood_client.errors import ArgumentValueError, FailedPreconditionError, InvalidRequestError
 
-Name = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant, as in requests.")]
-SETTINGS_HELP = "FIELD=VALUE, such as drafting.options.branch_length=8 or weight=2; null clears a field."
+GROUP = Group(
+    TENANT,
+    lambda admin: admin.tenants,
+    tenants_table,
+    name="The tenant, as in requests.",
+    setting="FIELD=VALUE, such as drafting.options.branch_length=8 or weight=2; null clears a field.",
+    about_list="List the tenants that have a configuration.",
+    about_set="Change fields of a tenant; all others stay. A tenant without a configuration gets one.",
+    about_apply="Create or change tenants so that they are as in a file: one tenant, or a list under `tenants:`.",
+    about_delete="Delete a tenant's configuration: it uses the settings of the servers again. Its memory stays.",
+    question="Delete the configuration of tenant {name!r}?",
+    set_creates=True,
+)
 
 app = new_app(no_args_is_help=True, help="Show and change the configuration of tenants.")
 
 
-@app.command("list")
-@command
-def list_tenants(server: ServerOptions, as_json: AsJson = False) -> None:
-    """List the tenants that have a configuration."""
-    with server.admin_client() as admin:
-        changes.print_all(TENANT, admin.tenants, as_json, tenants_table)
-
-
-@app.command("show")
-@command
-def show(server: ServerOptions, name: Name, as_json: AsJson = False) -> None:
-    """Show a tenant as YAML that `apply` takes."""
-    with server.admin_client() as admin:
-        changes.show(TENANT, admin.tenants.get(name), as_json)
-
-
-@app.command("create")
 @command
 def create(
     server: ServerOptions,
     name: Annotated[str | None, typer.Argument(metavar="[TENANT]", help="As in requests.", show_default=False)] = None,
-    settings: Annotated[list[str] | None, typer.Argument(metavar="[FIELD=VALUE]...", help=SETTINGS_HELP)] = None,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[FIELD=VALUE]...", help=GROUP.setting)] = None,
     file: FileOption = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -62,49 +56,7 @@ def create(
         changes.create(TENANT, admin.tenants, tenant, definition, dry_run, as_json)
 
 
-@app.command("set")
-@command
-def set_fields(
-    server: ServerOptions,
-    name: Name,
-    settings: Annotated[list[str], typer.Argument(metavar="FIELD=VALUE...", help=SETTINGS_HELP)],
-    dry_run: DryRun = False,
-    as_json: AsJson = False,
-) -> None:
-    """Change fields of a tenant; all others stay. A tenant without a configuration gets one."""
-    with server.admin_client() as admin:
-        changes.set_fields(TENANT, admin.tenants, name, settings, dry_run, as_json, create_missing=True)
-
-
-@app.command("apply")
-@command
-def apply(server: ServerOptions, file: RequiredFile, dry_run: DryRun = False, as_json: AsJson = False) -> None:
-    """Create or change tenants so that they are as in a file: one tenant, or a list under `tenants:`."""
-    with server.admin_client() as admin:
-        changes.apply(TENANT, admin.tenants, file, dry_run, as_json)
-
-
-@app.command("edit")
-@command
-def edit(server: ServerOptions, name: Name) -> None:
-    """Change a tenant in $VISUAL or $EDITOR."""
-    with server.admin_client() as admin:
-        changes.edit_one(TENANT, admin.tenants, name)
-
-
-@app.command("delete")
-@command
-def delete(
-    server: ServerOptions,
-    name: Name,
-    allow_missing: Annotated[bool, typer.Option("--allow-missing", help="No error if there is none.")] = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-) -> None:
-    """Delete a tenant's configuration: it uses the settings of the servers again. Its memory stays."""
-    with server.admin_client() as admin:
-        question = f"Delete the configuration of tenant {name!r}?"
-        changes.delete(TENANT, admin.tenants, name, question, allow_missing=allow_missing, dry_run=dry_run, yes=yes)
+GROUP.add_to(app, create)
 
 
 @app.command("check")
