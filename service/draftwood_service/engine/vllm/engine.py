@@ -21,6 +21,7 @@ from draftwood_model_runner.sampling.output_text import OutputText
 from draftwood_model_runner.scheduling.fair_queue import FairQueue, Rank
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.scheduling.scheduler import PRIORITY_SECONDS
+from draftwood_model_runner.scheduling.slot_limit import SlotLimit
 from draftwood_model_runner.scheduling.slot_shares import SlotShares
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
@@ -78,7 +79,7 @@ class VllmEngine:
         self._records = records
         self._ranks: dict[Sequence, Rank] = {}
         self._queue = FairQueue(self._ranks.__getitem__, weights)
-        self._shares = SlotShares(self._queue, self._ranks.__getitem__, slots)
+        self._shares = SlotShares(self._queue, self._ranks.__getitem__, SlotLimit(slots))
         self._serial = itertools.count()
         self._running: dict[str, tuple[Sequence, OutputText]] = {}
         self._ids: dict[Sequence, str] = {}
