@@ -18,8 +18,8 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.runners.cache_argument import cache_argument
 from draftwood_model_runner.runners.capacity.kv_capacity import StateCapacity
+from draftwood_model_runner.runners.model_inputs import cache_argument
 from draftwood_model_runner.runners.torch import kv_cache
 from draftwood_model_runner.sampling.draws.noise import gumbel_noise
 from draftwood_model_runner.sequence import Sequence, SequenceState

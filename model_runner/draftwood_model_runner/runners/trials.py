@@ -16,8 +16,7 @@ from transformers import DynamicCache
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.base import KVCompaction, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.cache_argument import cache_argument
-from draftwood_model_runner.runners.positions import plain_positions
+from draftwood_model_runner.runners.model_inputs import cache_argument_of, plain_positions
 from draftwood_model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
 from draftwood_strategies.tree_index import NO_NODE
@@ -112,7 +111,7 @@ class Trial(NamedTuple):
     def generated(self, module: Any) -> torch.Tensor:
         """Logits [2 + PATH, vocab] computed as by `generate`, the prompt at once, then one token after the other with
         the cache that the model returned: from the last token of the prompt on, the last of them twice."""
-        name, ids = cache_argument(type(module).forward) or "past_key_values", self.ids(module)
+        name, ids = cache_argument_of(module.__class__), self.ids(module)
         prompt = {"input_ids": ids[:, : self.context], "use_cache": True, **plain_positions(module, self.context)}
         output = module(**prompt)
         if (cache := output.get(name)) is None:  # the model returns none, as RecurrentGemma

@@ -13,7 +13,7 @@ import transformers as tf
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.loading.model import adopt
 from draftwood_model_runner.request import StopParams
-from draftwood_model_runner.runners.positions import follow_positions, positions_of_step
+from draftwood_model_runner.runners.model_inputs import follow_positions, positions_of_step
 from draftwood_model_runner.runners.shrinking import randomized
 from draftwood_model_runner.runners.torch.packed_linear import PackedLinear, noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.probe import probe

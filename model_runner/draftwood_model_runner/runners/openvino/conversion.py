@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from draftwood_model_runner.errors import UnsupportedModelError, UnsupportedRunnerError
 from draftwood_model_runner.runners.attention_hook import AttentionHook
 from draftwood_model_runner.runners.attention_shapes import attention_calls
+from draftwood_model_runner.runners.model_inputs import follow_positions, positions_of_step
 from draftwood_model_runner.runners.openvino.graph.joining import join_products
 from draftwood_model_runner.runners.openvino.graph.paged_attention import (
     OPERATOR,
@@ -34,7 +35,6 @@ from draftwood_model_runner.runners.openvino.graph.paged_attention import (
     paged_attention,
 )
 from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
-from draftwood_model_runner.runners.positions import follow_positions, positions_of_step
 from draftwood_model_runner.runners.probing import other_layers
 
 _EXPERTS = "batched_mm"

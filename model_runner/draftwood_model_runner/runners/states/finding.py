@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from draftwood_model_runner.runners.cache_argument import cache_argument
+from draftwood_model_runner.runners.model_inputs import cache_argument
 from draftwood_model_runner.runners.states.mixers import AttributeMixer, Mixer
 
 

@@ -13,7 +13,7 @@ import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.attention_shapes import attention_calls, attention_window
-from draftwood_model_runner.runners.positions import follow_positions
+from draftwood_model_runner.runners.model_inputs import follow_positions
 from draftwood_model_runner.runners.probing import (
     TOLERANCE,
     difference,

@@ -14,7 +14,7 @@ from draftwood_model_runner.runners.capacity.threads import default_threads
 from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_model_runner.runners.host_step import HostStep
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
-from draftwood_model_runner.runners.positions import positions_of_step, takes_positions
+from draftwood_model_runner.runners.model_inputs import positions_of_step, takes_positions
 from draftwood_model_runner.runners.torch.attention import BATCH
 from draftwood_model_runner.runners.torch.exact_attention import SUM_BLOCK, draft_limits
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout

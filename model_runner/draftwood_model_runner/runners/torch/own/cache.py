@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.base import KVShape, StepBatch
-from draftwood_model_runner.runners.cache_argument import cache_argument
+from draftwood_model_runner.runners.model_inputs import cache_argument_of
 from draftwood_model_runner.runners.torch.kv_cache import KVCache, LayerParts, OwnCache, StepEntries
 
 
@@ -115,7 +115,7 @@ def own_cache(
         UnsupportedModelError: it keeps something else, or nothing that is handed on from step to step.
     """
     name = type(module).__name__
-    cache = module(input_ids=tokens, use_cache=True).get(cache_argument(type(module).forward))
+    cache = module(input_ids=tokens, use_cache=True).get(cache_argument_of(module.__class__))
     if isinstance(cache, EncoderDecoderCache):
         cache = cache.self_attention_cache
     if not isinstance(cache, Cache):

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from draftwood_model_runner.runners.base import StepBatch
-from draftwood_model_runner.runners.cache_argument import cache_argument
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
-from draftwood_model_runner.runners.positions import positions_of_step, takes_positions
+from draftwood_model_runner.runners.model_inputs import cache_argument_of, positions_of_step, takes_positions
 from draftwood_model_runner.runners.torch.kv_cache import KVCache, OwnCache
 from draftwood_model_runner.runners.torch.own.cache import RowMemory, cache_of
 from draftwood_model_runner.runners.torch.states.step import states_of_step
@@ -55,7 +54,7 @@ def _rows(batch: StepBatch) -> list[StepBatch]:
 def _row_forward(module: Any, row: StepBatch, kv: KVCache, own: OwnCache) -> torch.Tensor:
     device = kv.layout.device
     positions = torch.from_numpy(row.positions.astype(np.int64)).to(device)
-    inputs: dict[str, Any] = {_cache_argument(module.__class__): cache_of(RowMemory(kv, row), own), "use_cache": True}
+    inputs: dict[str, Any] = {cache_argument_of(module.__class__): cache_of(RowMemory(kv, row), own), "use_cache": True}
     if takes_positions(module.__class__):
         inputs["position_ids"] = positions[None]
     if own.tree_masks is not None and not _is_chain(row):
@@ -105,11 +104,6 @@ def _chunked(full: torch.Tensor, batch: StepBatch, chunk: int) -> torch.Tensor:
     of_entries = torch.cat([torch.arange(context), torch.from_numpy(batch.positions.astype(np.int64))]) // chunk
     of_entries = of_entries.to(full.device)
     return full.masked_fill(of_entries[None, :] != of_entries[context:, None], finite)
-
-
-@cache
-def _cache_argument(model_class: Any) -> str:
-    return str(cache_argument(model_class.forward))
 
 
 @cache

@@ -1,8 +1,12 @@
-"""Positions of a step, for models whose forward takes none: their position embeddings are given those of the tree."""
+"""What the forward of a model, or of a layer, is given beside tokens: transformers' cache, and positions.
+
+If it takes no positions, its position embeddings are given those of the tree.
+"""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
@@ -13,8 +17,24 @@ from torch import nn
 
 from draftwood_model_runner.runners.attention_hook import setting
 
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""Since transformers 5.24; before that, and that of models without attention."""
 _POSITIONS: ContextVar[torch.Tensor | None] = ContextVar("draftwood_positions", default=None)
 """int64[batch, T] of the step that the model of this thread computes; None outside steps."""
+
+
+def cache_argument(forward: Callable[..., Any]) -> str | None:
+    """The name by which a forward takes transformers' cache, and its output has it; None if it takes none."""
+    names = inspect.signature(forward).parameters
+    return next((name for name in _CACHE_NAMES if name in names), None)
+
+
+@cache
+def cache_argument_of(model_class: Any) -> str:
+    """That of a model; the usual one if its forward takes whatever it is given."""
+    from transformers.masking_utils import create_causal_mask  # imports what most loading does without
+
+    return cache_argument(model_class.forward) or cache_argument(create_causal_mask) or _CACHE_NAMES[0]
 
 
 @cache
