@@ -71,6 +71,18 @@ def _text_model(whole: Any) -> Any | None:
     text_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(decoder.config), None)
     if text_class is None or head is None:
         return None
+    module = decoder if type(decoder) is text_class else _around(decoder, head, text_class)
+    if module is None:
+        return None
+    module.generation_config = whole.generation_config
+    if (quantization := getattr(whole.config, "quantization_config", None)) is not None:
+        module.config.quantization_config = quantization
+    module.eval()
+    return module if _compute_alike(module, whole) else None
+
+
+def _around(decoder: Any, head: Any, text_class: Any) -> Any | None:
+    """A causal LM of this class with a decoder and a head; None if it has other weights besides."""
     with torch.device("meta"):
         module = text_class(decoder.config)
     places = [name for name, child in module.named_children() if type(child) is type(decoder)]
@@ -78,13 +90,7 @@ def _text_model(whole: Any) -> Any | None:
         return None
     setattr(module, places[0], decoder)
     module.set_output_embeddings(head)
-    if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
-        return None
-    module.generation_config = whole.generation_config
-    if (quantization := getattr(whole.config, "quantization_config", None)) is not None:
-        module.config.quantization_config = quantization
-    module.eval()
-    return module if _compute_alike(module, whole) else None
+    return None if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())) else module
 
 
 def _compute_alike(module: Any, whole: Any) -> bool:

@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
-from transformers import AttentionInterface
-
 Step = TypeVar("Step")
 
 
@@ -41,6 +39,8 @@ class AttentionHook(Generic[Step]):
 
     def install(self, module: Any) -> None:
         """Lets a model call the function in place of its own attention."""
+        from transformers import AttentionInterface  # imports modelling code, which most loading does without
+
         AttentionInterface.register(self._name, self._function)
         module.set_attn_implementation(self._name)
 

@@ -19,6 +19,8 @@ from draftwood_model_runner.runners.attention_hook import setting
 
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 """Since transformers 5.24; before that, and that of models without attention."""
+_LENGTHS = frozenset({"cache_length", "past_key_values_length"})
+"""How position embeddings name the length of the cache, since transformers 5.24 and before."""
 _POSITIONS: ContextVar[torch.Tensor | None] = ContextVar("draftwood_positions", default=None)
 """int64[batch, T] of the step that the model of this thread computes; None outside steps."""
 
@@ -71,7 +73,7 @@ def follow_positions(module: Any) -> int:
 
 def _is_position_embedding(part: nn.Module) -> bool:
     names = inspect.signature(type(part).forward).parameters
-    return not list(part.children()) and {"past_key_values_length", "position_ids"} <= set(names)
+    return not list(part.children()) and "position_ids" in names and not _LENGTHS.isdisjoint(names)
 
 
 def _given(

@@ -41,11 +41,11 @@ def gpt_j() -> Any:
     ("module", "masks"),
     [
         (bloom, None),
-        (gpt_j, "one"),
+        (lambda: small_model("falcon"), "one"),
         (lambda: small_model("axk2"), "by kind"),
         (lambda: small_model("deepseek_v4"), None),
     ],
-    ids=["bloom", "gptj", "axk2", "deepseek_v4"],
+    ids=["bloom", "falcon", "axk2", "deepseek_v4"],
 )
 def test_how_a_model_is_computed(module: Any, masks: str | None) -> None:
     layout = probe(module(), exact=False, max_context=_CONTEXT)
