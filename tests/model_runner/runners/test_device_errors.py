@@ -160,8 +160,8 @@ def test_the_cuda_runner_tells_of_errors_while_it_moves(
         pytest.skip(str(missing))
     from draftwood_model_runner.runners.cuda import runner as cuda
 
-    monkeypatch.setattr(cuda, "move", failing_with([error]))
     runner = served("llama", "cuda").factory.runner(64)
+    monkeypatch.setattr(cuda, "move", failing_with([error]))
     one = np.zeros(1, np.int32)
     with pytest.raises(kind, match="moving keys and values"):
         runner.compact_kv(KVCompaction(one, one, np.array([0, 1], np.int32)))

@@ -85,7 +85,8 @@ class Slow:
     def __del__(self):
         time.sleep(1.0)
 
-main._end_with_service(socket.socket(fileno=int(sys.argv[1])))
+link = socket.socket(fileno=int(sys.argv[1]))  # closed with its last reference
+main._end_with_service(link)
 try:
     print("began", flush=True)
     Slow()
