@@ -18,7 +18,15 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 """Largest `difference` that is rounding, by the dtype of the model: tiny random models
 show 2e-6 in float32 and 4e-2 in bfloat16, and a wrong mask far more."""
 
+_FOUR_BITS = 3e-3
+"""As `TOLERANCE` for bitsandbytes' layers of 4 bits, whose kernel for single tokens differs by 1.7e-3."""
 _PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+def tolerance_of(module: Any) -> float:
+    """The largest `difference` that is rounding in a model."""
+    four_bits = getattr(getattr(module.config, "quantization_config", None), "load_in_4bit", False)
+    return max(TOLERANCE[module.dtype], _FOUR_BITS if four_bits else 0.0)
 
 
 def path_with_wrong_siblings(path: Int32Array, vocab: int) -> DraftTree:

@@ -17,7 +17,7 @@ from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.base import KVCompaction, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.model_inputs import cache_argument_of, plain_positions
-from draftwood_model_runner.runners.probing import TOLERANCE, difference, path_with_wrong_siblings
+from draftwood_model_runner.runners.probing import difference, path_with_wrong_siblings, tolerance_of
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
 from draftwood_strategies.tree_index import NO_NODE
 
@@ -184,7 +184,7 @@ class Trial(NamedTuple):
 def require_same(module: Any, logits: torch.Tensor, expected: torch.Tensor) -> None:
     """Raises UnsupportedModelError if logits over a draft differ from those of a model by more than rounding."""
     differing = difference(logits, expected)
-    if differing > TOLERANCE[module.dtype]:
+    if differing > tolerance_of(module):
         raise UnsupportedModelError(different(module, differing))
 
 
@@ -192,6 +192,6 @@ def different(module: Any, differing: float) -> str:
     """Why a model is refused whose logits over a draft differ by so much."""
     return (
         f"{type(module).__name__}: logits over a draft differ from the model's own by {differing:.1e} (at most"
-        f" {TOLERANCE[module.dtype]:.0e} is rounding), so it computes something that depends on the other tokens of a"
+        f" {tolerance_of(module):.0e} is rounding), so it computes something that depends on the other tokens of a"
         " step, has positions of its own, or keeps something of earlier tokens beside its cache"
     )

@@ -15,11 +15,11 @@ from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.runners.attention_shapes import attention_calls, attention_window
 from draftwood_model_runner.runners.model_inputs import follow_positions
 from draftwood_model_runner.runners.probing import (
-    TOLERANCE,
     difference,
     does_not_run,
     other_layers,
     past_thresholds,
+    tolerance_of,
 )
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.states.finding import find_mixers
@@ -103,7 +103,7 @@ def _tried(module: Any, form: str | None, recurrent: bool, max_context: int = CO
         recurrent: it has recurrent layers.
         max_context, exact: as for `probe`; by default those of a small copy.
     """
-    name, tolerance = type(module).__name__, TOLERANCE[module.dtype]
+    name, tolerance = type(module).__name__, tolerance_of(module)
     trial = Trial.of(module, _LONG_CONTEXT if recurrent or max_context == CONTEXT else _CONTEXT)
     least, failed = math.inf, None
     try:
