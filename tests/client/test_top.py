@@ -131,9 +131,9 @@ def test_a_server_goes_away_and_comes_back() -> None:
 
 
 def test_an_engine_that_reports_nothing_is_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "STALLED_SECONDS", 1.0)
     with FakeStatus(sample(1), sample(2)) as server, watching(server) as watch:
         until(watch, lambda shown: shown.replicas[0].state == "serving" and shown.tokens_per_second > 0)
+        monkeypatch.setattr(replica, "STALLED_SECONDS", 1.0)
         stalled = until(watch, lambda shown: shown.replicas[0].state == "stalled")
         assert stalled.tokens_per_second == 0
         assert "stalled" in "\n".join(lines(Screen(stalled)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from draftwood_client.admin.status import LoadStatus, ServerStatus
@@ -21,6 +21,29 @@ Counts = dict[str, float]
 """What a thing counted, by the names of its fields."""
 Key = tuple[str, ...]
 """Of a thing: ("load",), ("tenant", name), ("drafting", strategy, arm) or ("source", name)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One server at one moment.
+
+    Attributes:
+        state: as the server names it, or "stalled", "away" or "connecting".
+        problem: why no sample comes now; "" while they do.
+        latest: None while the server is away.
+        rates: for each thing that counts, what it counted a second; empty before two samples, or if it stalled.
+    """
+
+    target: str
+    state: str
+    problem: str
+    latest: ServerStatus | None
+    rates: dict[Key, Counts]
+
+    @property
+    def load(self) -> LoadStatus | None:
+        """None while the server is away, and for callers who may not see it."""
+        return None if self.latest is None else self.latest.load
 
 
 class Replica:
@@ -65,30 +88,22 @@ class Replica:
         """There are two samples of different moments, or there will be none."""
         return len(self._samples) > 1 or self.problem not in ("", CONNECTING)
 
-    @property
-    def latest(self) -> ServerStatus | None:
-        """None while the server is away."""
-        if not self._samples or time.monotonic() - self._arrived_at > self._patience:
-            return None
-        return self._samples[-1]
+    def reading(self) -> Reading:
+        """All that is shown of the server, as of one moment."""
+        now = time.monotonic()
+        if not self._samples or now - self._arrived_at > self._patience:
+            connecting = self.problem == CONNECTING
+            problem = self.problem or "it does not answer"
+            return Reading(self.target, CONNECTING if connecting else "away", problem, latest=None, rates={})
+        latest = self._samples[-1]
+        stalled = now - self._reported_at > STALLED_SECONDS
+        state = "stalled" if stalled and latest.state == "serving" else latest.state
+        return Reading(self.target, state, self.problem, latest, rates={} if stalled else self._rates())
 
-    @property
-    def state(self) -> str:
-        """As the server names it, or "stalled", "away" or "connecting"."""
-        if self.latest is not None:
-            return "stalled" if self._stalled and self.latest.state == "serving" else self.latest.state
-        return CONNECTING if self.problem == CONNECTING else "away"
-
-    @property
-    def _stalled(self) -> bool:
-        return time.monotonic() - self._reported_at > STALLED_SECONDS
-
-    def rates(self) -> dict[Key, Counts]:
-        """For each thing that counts, what it counted a second; nothing before two samples, or if it stalled."""
-        last = self.latest
-        if last is None or len(self._samples) < 2 or self._stalled:
+    def _rates(self) -> dict[Key, Counts]:
+        if len(self._samples) < 2:
             return {}
-        first = self._samples[0]
+        first, last = self._samples[0], self._samples[-1]
         seconds = last.uptime - first.uptime
         before, now = _counters(first), _counters(last)
         return {
@@ -111,9 +126,3 @@ def _counters(status: ServerStatus) -> dict[Key, Counts]:
 def _numbers(one: Any) -> Counts:
     values = {field.name: getattr(one, field.name) for field in fields(one)}
     return {name: value for name, value in values.items() if isinstance(value, int | float)}
-
-
-def load_of(replica: Replica) -> LoadStatus | None:
-    """None while the server is away, and for callers who may not see it."""
-    latest = replica.latest
-    return None if latest is None else latest.load

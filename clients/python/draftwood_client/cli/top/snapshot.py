@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from draftwood_client.admin.status import LoadStatus, StoreStatus
-from draftwood_client.cli.top.replica import Counts, Key, Replica, load_of
+from draftwood_client.cli.top.replica import Counts, Key, Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +132,13 @@ class Snapshot:
     store: Store | None
 
 
-def snapshot(replicas: Sequence[Replica]) -> Snapshot:
+def snapshot(replicas: Sequence[Reading]) -> Snapshot:
     """The latest figures of all servers."""
     rates: defaultdict[Key, Counts] = defaultdict(dict)
     for replica in replicas:
-        for key, counts in replica.rates().items():
+        for key, counts in replica.rates.items():
             _add(rates[key], counts)
-    loads = [load for replica in replicas if (load := load_of(replica)) is not None]
+    loads = [load for replica in replicas if (load := replica.load) is not None]
     tenants = _tenants(replicas, rates)
     total = _load(loads, rates[("load",)]) if loads else None
     return Snapshot(
@@ -157,14 +157,14 @@ def snapshot(replicas: Sequence[Replica]) -> Snapshot:
     )
 
 
-def _replica(replica: Replica) -> ReplicaRow:
-    latest, load, rates = replica.latest, load_of(replica), replica.rates()
+def _replica(replica: Reading) -> ReplicaRow:
+    latest, load, rates = replica.latest, replica.load, replica.rates
     tenants = () if latest is None else latest.tenants
     own = [rates["load",]] if ("load",) in rates else [counts for key, counts in rates.items() if key[0] == "tenant"]
     return ReplicaRow(
         target=replica.target,
         state=replica.state,
-        problem=replica.problem or ("it does not answer" if latest is None else ""),
+        problem=replica.problem,
         version=latest.server_version if latest else "",
         model=latest.model if latest else "",
         dtype=latest.dtype if latest else "",
@@ -231,7 +231,7 @@ def _strategies(loads: Sequence[LoadStatus], rates: dict[Key, Counts]) -> list[S
     return sorted(rows, key=lambda row: (-row.tokens_per_second, row.strategy, row.arm))
 
 
-def _tenants(replicas: Sequence[Replica], rates: dict[Key, Counts]) -> list[TenantRow]:
+def _tenants(replicas: Sequence[Reading], rates: dict[Key, Counts]) -> list[TenantRow]:
     live: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for replica in replicas:
         latest = replica.latest

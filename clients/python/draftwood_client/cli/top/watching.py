@@ -71,7 +71,7 @@ class Watching:
         with self._lock:
             if self._first_error is not None and all(one.refused for one in self._replicas):
                 raise self._first_error
-            return snapshot(self._replicas)
+            return snapshot([one.reading() for one in self._replicas])
 
     def wait_for_rates(self, seconds: float) -> None:
         """Waits until each server has sent two samples, or could not be reached; at most so long.
@@ -86,7 +86,7 @@ class Watching:
                 if all(one.has_rates for one in self._replicas):
                     break
         with self._lock:
-            if self._first_error is not None and not any(one.latest for one in self._replicas):
+            if self._first_error is not None and all(one.reading().latest is None for one in self._replicas):
                 raise self._first_error
 
     def _follow(self, client: AdminClient, replica: Replica) -> None:
