@@ -39,11 +39,12 @@ _RESCALING = frozenset({"dynamic", "longrope"})
 """Rotations that all change once any position passes the original context."""
 _LAYERS = 4
 _SIZES = {
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size"), 128),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size", "unpadded_vocab_size"), 128),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_zero_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "moe_top_k", "top_k_experts"), 2),
     **dict.fromkeys(("topk_blocks", "index_topk_blocks"), 1),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "n_shared_experts", "num_shared_experts"), 1),
+    "n_layers_per_attn_res_block": 1,
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "embedding_size", "hidden_size_per_layer_input"), 32),
     **dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), 16),
 }
@@ -168,7 +169,10 @@ def _is_number(value: object) -> bool:
 
 def _shrink_layers(values: dict[str, Any]) -> None:
     """Few layers, of each kind that a model has, those that share keys and values with others apart; lists that hold
-    something for every layer are cut alike."""
+    something for every layer are cut alike. If a model runs layers several times, all but the first and the last are."""
+    if "n_recurrent_layers" in values:  # Dory's dictionary counts attention and MLP as two layers
+        values["layer_types"] = values["layer_types"][::2]
+        values["num_hidden_layers"] //= 2
     name = next((key for key in _LAYER_COUNTS if _is_number(values.get(key))), None)
     if name is None:
         return
@@ -189,6 +193,10 @@ def _shrink_layers(values: dict[str, Any]) -> None:
         values["num_layers_per_stack"], values[name] = 1, layers // per_stack
         return
     values[name] = len(kept)
+    if "n_recurrent_layers" in values:
+        values |= {"n_input_layers": 1, "n_recurrent_layers": len(kept) - 2, "n_output_layers": 1}
+    if "loop_layer_index_end" in values:
+        values |= {"loop_layer_index_start": 1, "loop_layer_index_end": len(kept) - 1}
     for key in ("first_k_dense_replace", "max_window_layers"):
         if _is_number(values.get(key)):
             values[key] = min(values[key], 1)

@@ -40,3 +40,13 @@ def test_thresholds_within_the_context_are_scaled_down() -> None:
     assert thresholds(config, 32_768) == {"sliding_window": 4096}
     assert thresholds(config, 4096) == {}
     assert shrunken_config(config, threshold=12).sliding_window == 12
+
+
+@pytest.mark.skipif("dory" not in FAMILIES, reason="this version of transformers has no looped layers")
+def test_layers_that_are_run_several_times_stay() -> None:
+    dory = shrunken_config(AutoConfig.for_model("dory"))
+    assert (dory.n_input_layers, dory.n_recurrent_layers, dory.n_output_layers, dory.n_recurrent_loops) == (1, 2, 1, 2)
+    assert {*dory.layer_types} == {"sliding_attention", "full_attention"}
+    inkling = shrunken_config(AutoConfig.for_model("inkling2_loop_text"))
+    assert (inkling.loop_layer_index_start, inkling.loop_layer_index_end) == (1, inkling.num_hidden_layers - 1)
+    assert inkling.loop_num_passes == 3
