@@ -169,7 +169,7 @@ def _is_number(value: object) -> bool:
 
 def _shrink_layers(values: dict[str, Any]) -> None:
     """Few layers, of each kind that a model has, those that share keys and values with others apart; lists that hold
-    something for every layer are cut alike. If a model runs layers several times, all but the first and the last are."""
+    something for every layer are cut alike. Of layers that are run several times, two are left."""
     if "n_recurrent_layers" in values:  # Dory's dictionary counts attention and MLP as two layers
         values["layer_types"] = values["layer_types"][::2]
         values["num_hidden_layers"] //= 2
