@@ -16,6 +16,11 @@ def use_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UsePeer:
     def use(program: str) -> None:
         script = tmp_path / "peer.py"
         script.write_text(program)
-        monkeypatch.setattr(process, "command_of", lambda name, module: [sys.executable, str(script)])
+        command_of = process.command_of
+
+        def command(name: str, module: str) -> list[str]:
+            return [sys.executable, str(script)] if name in process.DRAFTS else command_of(name, module)
+
+        monkeypatch.setattr(process, "command_of", command)
 
     return use

@@ -2,7 +2,7 @@
 
 The service runs in a process of its own, the clients in this one. Drafting on and off alternate on the same service, so
 that other load on the machine slows both alike. A peer is measured before and after them, in its own process and
-without gRPC.
+without gRPC; with `--engine-alone` so is our engine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, cast
@@ -38,14 +38,16 @@ from draftwood_benchmarks.harness.server_process import ServerProcess, log_tail,
 from draftwood_benchmarks.load.closed_loop import Window, closed_loop
 from draftwood_benchmarks.load.peers import MeasuredPeers
 from draftwood_benchmarks.load.questions import Questions, fitting, take_from
-from draftwood_benchmarks.load.rows import draw, peer_row, row_of, table_of
+from draftwood_benchmarks.load.rows import OURS, draw, peer_row, row_of, table_of
 from draftwood_benchmarks.peers.process import (
+    OUR_ENGINE,
     Peer,
     PeerDraftsOption,
     PeerModel,
     PeerOption,
     check_drafts,
     running_peer,
+    running_program,
 )
 from draftwood_client import AsyncClient, GenerateOptions, ModelInfo, Prompt
 from draftwood_client.cli.options import command
@@ -74,6 +76,9 @@ class LoadOptions:
     engine: Annotated[EngineName, typer.Option(help="What the service runs on.")] = "draftwood"
     peer: PeerOption = None
     peer_drafts: PeerDraftsOption = None
+    engine_alone: Annotated[
+        bool, typer.Option("--engine-alone", help="Measure our engine without gRPC as well, as the peer is measured.")
+    ] = False
     strategy: Annotated[
         str | None, typer.Option(help="Drafting strategy; the default of the service if unset.", show_default=False)
     ] = None
@@ -110,8 +115,8 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
     positions = None if options.context is None else options.context + options.max_tokens
     with chosen_model(model, positions) as chosen, ExitStack() as stack:
         on_engine, process = server_on(options.engine, chosen)
+        folder = stack.enter_context(TemporaryDirectory(prefix="draftwood-"))
         if options.own_text:
-            folder = stack.enter_context(TemporaryDirectory(prefix="draftwood-"))
             flags += ["--own-text-tokens", str(options.own_text), "--model-cache-folder", folder]
         with console.status("Starting the service"):
             server = stack.enter_context(server_process(*on_engine, *flags, **process))
@@ -119,10 +124,10 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
             with console.status("Writing the model's own text"):
                 _await_own_text(Path(folder), server)
         other_load = OtherLoad()
-        measuring = _measure(server.target, texts, options, lambda info: _peers(stack, chosen, options, info))
+        measuring = _measure(server.target, texts, options, lambda info: _peers(stack, chosen, options, info, folder))
         info, measured, peers = uvloop.run(measuring)
         busy = other_load.share()
-    rows, name = _rows(options.peer, measured, peers), describe_served(chosen, info)
+    rows, name = _rows(measured, peers), describe_served(chosen, info)
     title = (
         f"{name}\n{info.default_strategy} after {options.warm} other prompts{told(options.own_text, options.context)}"
     )
@@ -155,15 +160,15 @@ def _await_own_text(folder: Path, server: ServerProcess) -> None:
         time.sleep(0.2)
 
 
-def _rows(peer: str | None, measured: dict[tuple[int, bool], Window], peers: MeasuredPeers | None) -> Rows:
-    """The rows of the report, by concurrency, the peer's first."""
+def _rows(measured: dict[tuple[int, bool], Window], peers: MeasuredPeers | None) -> Rows:
+    """The rows of the report, by concurrency, those of engines without a service first."""
     rows = [
         row_of(level, drafting, window, None if peers is None else peers.plain(level))
         for (level, drafting), window in sorted(measured.items())
     ]
-    if peer is not None and peers is not None:
-        of_peer = sorted(peers.found.items(), key=lambda item: item[0])
-        rows = [peer_row(peer, level, window, peers.plain(level), state) for (level, state), window in of_peer] + rows
+    if peers is not None:
+        found = sorted(peers.found.items(), key=lambda item: item[0], reverse=True)
+        rows = [peer_row(level, window, peers.plain(level), state) for (level, state), window in found] + rows
     return sorted(rows, key=lambda row: row["concurrency"])
 
 
@@ -175,10 +180,12 @@ def read_levels(text: str) -> list[int]:
     return sorted(set(map(int, numbers)))
 
 
-def _peers(stack: ExitStack, chosen: ChosenModel, options: LoadOptions, info: ModelInfo) -> list[Peer]:
-    """A process of the peer for each kind of drafts, with the model of the service; they end with the stack."""
-    if options.peer is None:
-        return []
+def _peers(stack: ExitStack, chosen: ChosenModel, options: LoadOptions, info: ModelInfo, folder: str) -> list[Peer]:
+    """A process of the peer for each kind of drafts, with the model of the service; they end with the stack.
+
+    Args:
+        folder: where the service has put the model's own text.
+    """
     import torch
 
     threads, weights = chosen.options.threads or torch.get_num_threads(), chosen.options.weights
@@ -186,7 +193,13 @@ def _peers(stack: ExitStack, chosen: ChosenModel, options: LoadOptions, info: Mo
         PeerModel(chosen.path, info.dtype, threads, max(options.levels), prefix_cache=True, weights=weights, drafts=one)
         for one in dict.fromkeys(options.peer_drafts or ["none"])
     ]
-    return [stack.enter_context(running_peer(options.peer, one, info.device)) for one in models]
+    peers = [stack.enter_context(running_peer(options.peer, one, info.device)) for one in models if options.peer]
+    if options.engine_alone:
+        ours = {"strategy": info.default_strategy, "own_text": options.own_text, "own_text_folder": folder}
+        for drafts in ("none", OURS):
+            load = asdict(replace(models[0], drafts=drafts)) | ours
+            peers.append(stack.enter_context(running_program(OUR_ENGINE, "engine_peer", **load)))
+    return peers
 
 
 async def _measure(

@@ -1,4 +1,5 @@
-"""The peer of `bench load`: one process for each kind of drafts, each measured in windows of its own."""
+"""Engines without a service in `bench load`, a peer or ours: one process for each kind of drafts, each measured in
+windows of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from draftwood_benchmarks.load.closed_loop import RequestResult, Window
-from draftwood_benchmarks.peers.process import Peer
+from draftwood_benchmarks.peers.process import OUR_ENGINE, Peer
 
 _FIRST_SECONDS = 2.0
 """Of the requests before those that are measured."""
@@ -16,16 +17,18 @@ class PeerState(NamedTuple):
     """What a window of the peer was measured with.
 
     Attributes:
+        engine: as in `--peer`, or `OUR_ENGINE`.
         drafts: as in `--peer-drafts`.
         warm: its drafts knew answers to other prompts.
     """
 
+    engine: str
     drafts: str
     warm: bool
 
 
 class MeasuredPeers:
-    """Measures the processes of a peer.
+    """Measures the processes of engines.
 
     Args:
         prompts: token ids of the measured ones.
@@ -73,13 +76,13 @@ class MeasuredPeers:
 
     def plain(self, level: int) -> Window | None:
         """What ours is compared with: the peer without drafts, else its first state; None without a peer."""
-        found = [window for (of_level, _), window in self.found.items() if of_level == level]
-        return self.found.get((level, PeerState("none", True)), next(iter(found), None))
+        found = {state: one for (of, state), one in self.found.items() if of == level and state.engine != OUR_ENGINE}
+        return next((one for state, one in found.items() if state.drafts == "none"), next(iter(found.values()), None))
 
     def _states(self) -> Iterator[tuple[Peer, PeerState]]:
         """A peer without a memory has one state, as if it were warm."""
         for peer in self._peers:
             if not peer.remembers or self._others:
-                yield peer, PeerState(peer.drafts, True)
+                yield peer, PeerState(peer.name, peer.drafts, True)
             if peer.remembers:
-                yield peer, PeerState(peer.drafts, False)
+                yield peer, PeerState(peer.name, peer.drafts, False)

@@ -9,6 +9,7 @@ from rich.table import Table
 from draftwood_benchmarks.harness.report import Rows, half_range, percentile, table
 from draftwood_benchmarks.load.closed_loop import Window
 from draftwood_benchmarks.load.peers import PeerState
+from draftwood_benchmarks.peers.process import OUR_ENGINE
 
 OURS = "draftwood"
 
@@ -45,10 +46,11 @@ def row_of(concurrency: int, drafting: bool, window: Window, peer: Window | None
     }
 
 
-def peer_row(engine: str, concurrency: int, window: Window, plain: Window | None, state: PeerState) -> dict[str, Any]:
-    """The row of a peer, in which no request fails; latencies are null if it does not time its requests."""
+def peer_row(concurrency: int, window: Window, plain: Window | None, state: PeerState) -> dict[str, Any]:
+    """The row of an engine without a service, in which no request fails; latencies are null if it does not time its
+    requests."""
     return row_of(concurrency, state.drafts != "none", window, plain) | {
-        "engine": engine,
+        "engine": state.engine,
         "drafts": state.drafts,
         "warm": state.warm,
         "acceptance_length": round(window.tokens / window.steps, 3) if window.steps else None,
@@ -63,20 +65,22 @@ def _rounded(value: float | None) -> float | None:
 
 def table_of(rows: Rows, title: str) -> Table:
     peer = any(row["vs_peer"] is not None for row in rows)
-    plain = {row["concurrency"]: row["tokens_per_s"] for row in rows if row["engine"] == OURS and not row["drafting"]}
+    plain = {(row["engine"], row["concurrency"]): row["tokens_per_s"] for row in rows if not row["drafting"]}
 
     def more(row: dict[str, Any]) -> dict[str, Any]:
-        off = plain[row["concurrency"]]
-        name = _name(row) if row["engine"] == OURS else _name(row).replace(row["engine"], "peer")
+        of = row["engine"] if row["engine"] == OUR_ENGINE else OURS
+        off = plain[of, row["concurrency"]]
+        name = _name(row) if of == row["engine"] else _name(row).replace(row["engine"], "peer")
         return {"name": name, "spread": half_range(row), "x_off": row["tokens_per_s"] / off if off else None}
 
     columns = {"clients": "{concurrency}", "drafts": "{name}", "tok/s": "{tokens_per_s:.0f}", "+-": "{spread:.0%}"}
     columns |= {"x off": "{x_off:.2f}"} | ({"x peer": "{vs_peer:.2f}"} if peer else {})
     columns |= {"accept": "{acceptance_length:.2f}", "TTFT ms": "{ttft_p50:.0f} / {ttft_p99:.0f}"}
     columns |= {"TPOT ms": "{tpot_p50:.1f} / {tpot_p99:.1f}", "err": "{errors}"}
+    alone = " engine alone: without gRPC, as the peer;" if any(row["engine"] == OUR_ENGINE for row in rows) else ""
     caption = (
         "+-: half the range of the windows; x off: throughput against drafting off;"
-        f"{' x peer: against the peer;' if peer else ''} accept: acceptance length, tokens per step;"
+        f"{' x peer: against the peer;' if peer else ''}{alone} accept: acceptance length, tokens per step;"
         " TTFT, TPOT: time to the first token and for each later one, median / 99th percentile;"
         " err: requests that failed"
     )
@@ -84,16 +88,18 @@ def table_of(rows: Rows, title: str) -> Table:
 
 
 def _name(row: dict[str, Any]) -> str:
-    if row["engine"] != OURS:
-        drafts = f", {row['drafts']}{'' if row['warm'] else ' cold'}" if row["drafting"] else ""
-        return f"{row['engine']}{drafts}"
-    return "on" if row["drafting"] else "off"
+    on = f"on{'' if row['warm'] else ', cold'}" if row["drafting"] else "off"
+    if row["engine"] == OURS:
+        return on
+    if row["engine"] == OUR_ENGINE:
+        return f"{on}, engine alone"
+    return f"{row['engine']}, {row['drafts']}{'' if row['warm'] else ' cold'}" if row["drafting"] else row["engine"]
 
 
 def draw(rows: Rows, title: str, axes: Any) -> None:
     for name in dict.fromkeys(map(_name, rows)):
         mine = [row for row in rows if _name(row) == name]
-        name = f"drafting {name}" if mine[0]["engine"] == OURS else name
+        name = f"drafting {name}" if mine[0]["engine"] in (OURS, OUR_ENGINE) else name
         axes.plot([r["concurrency"] for r in mine], [r["tokens_per_s"] for r in mine], marker="o", label=name)
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0)

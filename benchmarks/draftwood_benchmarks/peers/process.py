@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import queue
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -54,6 +55,8 @@ PeerDraftsOption = Annotated[
 ]
 REMEMBERING = ("suffix", "draftwood")
 """Drafts that come from earlier answers as well."""
+OUR_ENGINE = "draftwood-engine"
+"""Ours without its service, measured as a peer is; it needs no environment of its own."""
 MODULES: dict[str, str] = {"openvino-genai": "openvino_genai_peer", "vllm": "vllm_peer"}
 """The module of each peer."""
 LOAD_TIMEOUT = 900.0
@@ -277,7 +280,7 @@ def running_program(
 
 def command_of(name: str, module: str) -> list[str]:
     """The command that starts a program. Raises PeerError if the peer is not installed."""
-    python = ENVIRONMENTS / name / "bin" / "python"
+    python = Path(sys.executable) if name == OUR_ENGINE else ENVIRONMENTS / name / "bin" / "python"
     if not python.exists():
         raise PeerError(f"peer {name}: {python} is missing; run `make peers` in the repository")
     return [str(python), "-W", "ignore", str(Path(__file__).with_name("serve_peer.py")), module]

@@ -42,7 +42,7 @@ def test_a_row_counts_tokens_of_the_window_and_latencies_of_the_requests() -> No
 def test_throughput_is_compared_with_the_peer() -> None:
     window, peer = Window(2.0, 6), Window(1.0, 6)
     assert row_of(2, False, window, peer)["vs_peer"] == 0.5
-    row = peer_row("openvino-genai", 2, peer, peer, PeerState("none", True))
+    row = peer_row(2, peer, peer, PeerState("openvino-genai", "none", True))
     assert set(row) == KEYS
     assert (row["engine"], row["tokens_per_s"], row["vs_peer"], row["ttft_p50"]) == ("openvino-genai", 6.0, 1.0, None)
     assert row["requests"] is None
@@ -85,18 +85,22 @@ def test_a_real_vocabulary_sampled_with_prompts_of_a_real_length(tmp_path: Path)
     assert all(row["errors"] == 0 and row["acceptance_length"] >= 1.0 for row in found["rows"])
 
 
-def test_a_peer_is_measured_beside_the_service(
+def test_a_peer_and_our_engine_alone_are_measured_beside_the_service(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], use_peer: UsePeer
 ) -> None:
     use_peer(ECHO)
     report = tmp_path / "load.json"
     arguments = ["--concurrency", "2", "--duration", "1", "--warm", "4", "--max-tokens", "8", "--threads", "1"]
-    status = bench(["load", "--peer", "openvino-genai", *arguments, "--json", str(report)])
+    others = ["--peer", "openvino-genai", "--engine-alone", "--own-text", "256"]
+    status = bench(["load", *others, *arguments, "--json", str(report)])
     captured = capsys.readouterr()
     assert status == 0, captured.err
     rows = json.loads(report.read_text())["rows"]
-    assert [(row["engine"], row["drafting"]) for row in rows] == [
-        ("openvino-genai", False), ("draftwood", False), ("draftwood", True),
+    assert [(row["engine"], row["drafting"], row["warm"]) for row in rows] == [
+        ("openvino-genai", False, True),
+        ("draftwood-engine", False, True), ("draftwood-engine", True, True), ("draftwood-engine", True, False),
+        ("draftwood", False, True), ("draftwood", True, True),
     ]  # fmt: skip
     assert rows[0]["tokens_per_s"] == 2 * 2 * 136  # of the fake: a token per prompt and stream in half a second
     assert all(row["vs_peer"] > 0 for row in rows)
+    assert [row["acceptance_length"] > 1.0 for row in rows[1:4]] == [False, True, True]

@@ -44,9 +44,9 @@ def test_each_window_begins_with_a_memory_of_its_own(use_peer: UsePeer, others: 
         for _ in range(2):
             peers.measure(4)
     found = {state: (one.tokens, one.steps) for (_, state), one in peers.found.items()}
-    expected = {PeerState("none", True): (20, 20), PeerState("suffix", False): (20, 20)}
+    expected = {PeerState("vllm", "none", True): (20, 20), PeerState("vllm", "suffix", False): (20, 20)}
     if others:
-        expected[PeerState("suffix", True)] = (60, 20)
+        expected[PeerState("vllm", "suffix", True)] = (60, 20)
     assert found == expected
     window = peers.plain(4)
     assert window is not None
