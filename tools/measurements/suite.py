@@ -47,13 +47,13 @@ MEASUREMENTS = (
     Measurement(
         "one-stream",
         "One stream, a real vocabulary",
-        f"speed {_REAL} --sampled {_PEER} --strategy hybrid --limit 4 --warm 80 --max-tokens 150 {_OWN}",
+        f"speed {_REAL} --sampled {_PEER} --strategy hybrid --limit 8 --warm 80 --max-tokens 150 {_OWN}",
         lambda rows: speed(rows, ""),
     ),
     Measurement(
         "many-streams",
         "Many streams, a real vocabulary",
-        f"load {_REAL} {_PEER} --concurrency 8,32 --duration 16 {_OWN}",
+        f"load {_REAL} {_PEER} --engine-alone --concurrency 8,32 --duration 16 {_OWN}",
         lambda rows: load(rows, ""),
     ),
     Measurement(
