@@ -133,7 +133,7 @@ def resident(memory: Memory, tenant: str, arm: str = "") -> Resident:
 def log_of(memory: Memory, tenant: str, arm: str = "") -> list[list[int]]:
     """The sequences that a process holds of a memory, the oldest first."""
     found = memory.residents.get(MemoryName(tenant, arm))
-    return [] if found is None else [held.record.tokens.tolist() for held in found.log]
+    return [] if found is None else [logged.record.tokens.tolist() for logged in found.log]
 
 
 def known_to(memory: Memory, tenant: str, arm: str = "") -> list[list[int]]:

@@ -183,8 +183,8 @@ async def test_records_are_dropped_when_they_are_too_old(server: Valkey, monkeyp
             await answered(memory, numbers(40, 1000 * number), max_age=100.0)
         await until(lambda: not memory.outbox.pending)
         found = resident(memory, "t")
-        for held in found.log:
-            held.record = replace(held.record, learned_at=int(time.time()) - 101)
+        for logged in found.log:
+            logged.record = replace(logged.record, learned_at=int(time.time()) - 101)
         await answered(memory, numbers(40, 5000), max_age=100.0)
         await until(lambda: not memory.outbox.pending)  # what is sent later is of a later time
         found.aged_at = 0.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from draftwood_memory.config import Capacity, MemoryConfig
-from draftwood_memory.local.record_log import Held, RecordLog
+from draftwood_memory.local.record_log import LoggedRecord, RecordLog
 from draftwood_memory.records import Int32Array
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import MemoryName
@@ -106,7 +106,7 @@ class Resident:
     problem: str = ""
     strategies: dict[StrategyKey, Strategy] = field(default_factory=dict)
     unbuilt: dict[StrategyKey, Future[None]] = field(default_factory=dict)
-    learned_meanwhile: list[Held] | None = None
+    learned_meanwhile: list[LoggedRecord] | None = None
     pins: int = 0
     used_at: float = field(default_factory=time.monotonic)
     changed_at: float = 0.0
@@ -185,12 +185,12 @@ class Resident:
                 known = max(known, start + int(same.size if same.all() else same.argmin()))
         return known
 
-    def add(self, held: Held) -> None:
+    def add(self, logged: LoggedRecord) -> None:
         """A record was learned. With the lock."""
-        self.log.append(held)
+        self.log.append(logged)
         self.changed_at = time.monotonic()
         if self.learned_meanwhile is not None:
-            self.learned_meanwhile.append(held)
+            self.learned_meanwhile.append(logged)
 
     def reset(self, generation: int | None, purged_at: float | None) -> None:
         """Drops all records and begins a generation. Live requests keep the strategies that they have."""
@@ -215,14 +215,14 @@ class Resident:
                 dropped |= self.log.drop_older(self.config.oldest(self.clock.now()))
         return dropped
 
-    def replace_log(self, stored: list[Held], position: bytes) -> None:
+    def replace_log(self, stored: list[LoggedRecord], position: bytes) -> None:
         """The store's records, then this process's own that came while they were read, are the log. It is loaded."""
         with self.lock:
             log = RecordLog(self.config.capacity, stored)
-            for held in self.learned_meanwhile or ():
-                log.append(held)
+            for logged in self.learned_meanwhile or ():
+                log.append(logged)
             self.log, self.position, self.loaded, self.learned_meanwhile = log, position, True, None
-            newest = max((held.record.learned_at for held in log), default=0)
+            newest = max((logged.record.learned_at for logged in log), default=0)
             self.changed_at = time.monotonic() - max(0.0, self.clock.now() - newest - 1.0)  # times are in whole seconds
 
     def build(self, keys: list[StrategyKey], replace_empty: bool = False) -> None:
@@ -241,7 +241,7 @@ class Resident:
                 learn(built[key], (record.tokens for record in records))
         with self.lock:
             for strategy in built.values():
-                learn(strategy, (held.record.tokens for held in self.learned_meanwhile or ()))
+                learn(strategy, (logged.record.tokens for logged in self.learned_meanwhile or ()))
             self.learned_meanwhile = None
             self.strategies.update({key: strategy for key, strategy in built.items() if key in self.strategies})
             waiting = [self.unbuilt.pop(key) for key in keys if key in self.unbuilt]

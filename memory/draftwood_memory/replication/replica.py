@@ -12,7 +12,7 @@ from collections.abc import Sequence as SequenceOf
 
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError, WrongTypeError
 from draftwood_memory.local.process import Process
-from draftwood_memory.local.record_log import Held
+from draftwood_memory.local.record_log import LoggedRecord
 from draftwood_memory.local.resident import Resident
 from draftwood_memory.records import Record
 from draftwood_memory.replication.record_store import RecordStore
@@ -20,7 +20,7 @@ from draftwood_memory.replication.sender import Sender
 from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import MemoryName, tenant_part
 from draftwood_memory.store.processes import RENEW_SECONDS, Processes, id_order
-from draftwood_memory.store.stored import Entry, Head
+from draftwood_memory.store.stored import Entry, MemoryMetadata
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Replica:
 
     async def refresh(self, resident: Resident) -> None:
         """Reads a memory up to the store's latest entry, and builds its strategies. Raises MemoryStoreError."""
-        await self.agree(resident, await self.memories.head(resident.tag))
+        await self.agree(resident, await self.memories.metadata(resident.tag))
         assert resident.generation is not None
         if resident.loaded:
             found = await self.memories.read(resident.tag, resident.generation, resident.position)
@@ -91,37 +91,37 @@ class Replica:
             return
         with resident.lock:
             resident.learned_meanwhile = []
-            unsent = [one.held for one in self._outbox.of(resident.name)]
+            unsent = [one.logged for one in self._outbox.of(resident.name)]
         try:
-            held, position = await self.records.read(resident.tag, resident.generation)
-            if not held and resident.forked:
-                held, position = await self._fork(resident), b"0-0"
+            logged, position = await self.records.read(resident.tag, resident.generation)
+            if not logged and resident.forked:
+                logged, position = await self._fork(resident), b"0-0"
         except BaseException:
             resident.learned_meanwhile = None
             raise
-        resident.replace_log([*held, *unsent], position)
+        resident.replace_log([*logged, *unsent], position)
         resident.problem = ""
-        if held:
+        if logged:
             await self.records.note_use([resident.tag])
             await self.records.renew(resident.name, resident.generation)
         resident.build([*resident.strategies])
 
-    async def agree(self, resident: Resident, head: Head) -> None:
+    async def agree(self, resident: Resident, metadata: MemoryMetadata) -> None:
         """Takes over what the store says of a memory. A purge empties it. Raises MemoryStoreError."""
         known = resident.generation
-        if head.newer and not resident.newer:
+        if metadata.newer and not resident.newer:
             _log.warning("memory %s is of a newer version; it is read, not written", resident.tag)
-        resident.newer = head.newer
-        if known is not None and head.generation < known:
-            if not head.newer:
-                await self.memories.raise_again(resident.tag, known, head.generation)
+        resident.newer = metadata.newer
+        if known is not None and metadata.generation < known:
+            if not metadata.newer:
+                await self.memories.raise_again(resident.tag, known, metadata.generation)
             return
-        if known == head.generation:
+        if known == metadata.generation:
             return
-        purged_at = None if head.purged_since is None else time.monotonic() - head.purged_since
+        purged_at = None if metadata.purged_since is None else time.monotonic() - metadata.purged_since
         if known is not None or purged_at is not None:
-            resident.reset(head.generation, purged_at)
-        resident.generation = head.generation
+            resident.reset(metadata.generation, purged_at)
+        resident.generation = metadata.generation
         self._counters.stale += self._outbox.discard(
             resident.name, lambda one: not resident.is_current(one.generation, one.began)
         )
@@ -132,12 +132,12 @@ class Replica:
         if not found or not resident.loaded or resident.generation != generation:
             return
         resident.position = found[-1][0]
-        held = self.records.decoded(resident.tag, generation, found, others_only=True)
+        logged = self.records.decoded(resident.tag, generation, found, others_only=True)
         with resident.lock:
-            for one in held:
+            for one in logged:
                 resident.add(one)
-        self._counters.received += len(held)
-        await self._process.between_steps.learn_records(resident, [one.record for one in held])
+        self._counters.received += len(logged)
+        await self._process.between_steps.learn_records(resident, [one.record for one in logged])
 
     async def check(self, live_only: bool) -> None:
         """Compares memories with the store's, which may have lost something. Raises MemoryStoreError.
@@ -147,12 +147,14 @@ class Replica:
         residents = [one for one in self._residents.all() if one.live or not live_only]
         for start in range(0, len(residents), _CHECKED):
             some = residents[start : start + _CHECKED]
-            for resident, head in zip(some, await self.memories.heads([one.tag for one in some]), strict=True):
-                if isinstance(head, WrongTypeError):
-                    self._set_aside(resident, head)
+            for resident, metadata in zip(
+                some, await self.memories.metadata_of([one.tag for one in some]), strict=True
+            ):
+                if isinstance(metadata, WrongTypeError):
+                    self._set_aside(resident, metadata)
                     continue
-                await self.agree(resident, head)
-                if not head.known and resident.loaded and len(resident.log):
+                await self.agree(resident, metadata)
+                if not metadata.exists and resident.loaded and len(resident.log):
                     await self._restore(resident)
             some = [one for one in some if one.loaded]
             ids = await self.memories.last_ids([(one.tag, one.generation or 0) for one in some])
@@ -166,17 +168,17 @@ class Replica:
     async def purged(self, parts: frozenset[str]) -> None:
         """Some tenants, by their names in keys, were purged. Raises MemoryStoreError."""
         some = [one for one in self._residents.all() if tenant_part(one.tag) in parts]
-        for resident, head in zip(some, await self.memories.heads([one.tag for one in some]), strict=True):
-            if isinstance(head, Head):
-                await self.agree(resident, head)
+        for resident, metadata in zip(some, await self.memories.metadata_of([one.tag for one in some]), strict=True):
+            if isinstance(metadata, MemoryMetadata):
+                await self.agree(resident, metadata)
 
-    async def stored(self, name: MemoryName) -> tuple[Head, list[Record]]:
+    async def stored(self, name: MemoryName) -> tuple[MemoryMetadata, list[Record]]:
         """What the store says of a memory and the records that it and the outbox hold. Raises MemoryStoreError."""
         tag = self._process.naming.tag(name)
-        head = await self.memories.head(tag)
-        held, _ = await self.records.read(tag, head.generation)
-        unsent = [one.held for one in self._outbox.of(name) if head.is_current(one.generation, one.began)]
-        return head, [one.record for one in (*held, *unsent)]
+        metadata = await self.memories.metadata(tag)
+        logged, _ = await self.records.read(tag, metadata.generation)
+        unsent = [one.logged for one in self._outbox.of(name) if metadata.is_current(one.generation, one.began)]
+        return metadata, [one.record for one in (*logged, *unsent)]
 
     def _set_aside(self, resident: Resident, error: MemoryStoreError) -> None:
         """A memory cannot be read; others can. What is known of it stays in use."""
@@ -185,18 +187,18 @@ class Replica:
             resident.problem = str(error)
             _log.error("memory %s cannot be read: %s", resident.tag, error)
 
-    async def _fork(self, resident: Resident) -> list[Held]:
+    async def _fork(self, resident: Resident) -> list[LoggedRecord]:
         """The records of the tenant's memory, which an arm's begins with, if no process has begun it before."""
         if resident.newer or not await self._claim(resident):
             return []
         _, records = await self.stored(MemoryName(resident.name.tenant))
         await self._begin(resident, records)
-        return [Held(record) for record in records]
+        return [LoggedRecord(record) for record in records]
 
     async def _restore(self, resident: Resident) -> None:
         """Writes a memory that the store has lost; one of the processes that have it does."""
-        unsent = {id(one.held) for one in self._outbox.of(resident.name)}
-        records = [held.record for held in resident.log if id(held) not in unsent]
+        unsent = {id(one.logged) for one in self._outbox.of(resident.name)}
+        records = [logged.record for logged in resident.log if id(logged) not in unsent]
         if not records:
             return
         if not await self._claim(resident):

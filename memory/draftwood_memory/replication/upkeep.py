@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from draftwood_memory.errors import MemoryStoreError
 from draftwood_memory.local.process import Process
-from draftwood_memory.local.record_log import Held
+from draftwood_memory.local.record_log import LoggedRecord
 from draftwood_memory.local.resident import Resident
 from draftwood_memory.replication.replica import Replica
 from draftwood_memory.store.naming import MemoryName
@@ -81,7 +81,7 @@ class Upkeep:
         base = self._residents.get(MemoryName(resident.name.tenant))
         empty = not resident.generation and not len(resident.log)
         if resident.forked and empty and base is not None and base is not resident:
-            resident.replace_log([Held(held.record) for held in base.log], b"0-0")
+            resident.replace_log([LoggedRecord(logged.record) for logged in base.log], b"0-0")
 
     async def _trim(self, replica: Replica, resident: Resident) -> None:
         if resident.config.max_age and not resident.newer:

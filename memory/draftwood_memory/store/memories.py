@@ -26,7 +26,7 @@ from draftwood_memory.store.naming import (
     tenant_part,
 )
 from draftwood_memory.store.redis_client import RedisClient, Words, despite_full
-from draftwood_memory.store.stored import Append, Entry, Head, StoredMemory
+from draftwood_memory.store.stored import Append, Entry, MemoryMetadata, StoredMemory
 
 _HASH_SECONDS = 30 * 24 * 3600
 """A tenant's hash outlives its streams by so long, so that no late entry is read again. Not tuned: it has to outlast
@@ -53,18 +53,18 @@ class Memories:
         self.clock = clock
         self.catalogue = Catalogue(client, clock)
 
-    async def head(self, tag: str) -> Head:
-        [head] = await self.heads([tag])
-        if isinstance(head, WrongTypeError):
-            raise head
-        return head
+    async def metadata(self, tag: str) -> MemoryMetadata:
+        [metadata] = await self.metadata_of([tag])
+        if isinstance(metadata, WrongTypeError):
+            raise metadata
+        return metadata
 
-    async def heads(self, tags: SequenceOf[str]) -> list[Head | WrongTypeError]:
+    async def metadata_of(self, tags: SequenceOf[str]) -> list[MemoryMetadata | WrongTypeError]:
         if not tags:
             return []
-        answers = await self.client.results([("TIME",), *map(_head, tags)], wrong_types=True)
+        answers = await self.client.results([("TIME",), *map(_metadata_command, tags)], wrong_types=True)
         now = self.clock.agree(answers[0])
-        return [one if isinstance(one, WrongTypeError) else Head.of(one, now) for one in answers[1:]]
+        return [one if isinstance(one, WrongTypeError) else MemoryMetadata.of(one, now) for one in answers[1:]]
 
     async def read(self, tag: str, generation: int, after: bytes = _FIRST) -> list[Entry]:
         """The entries after an id, the oldest first, `PAGE` at most."""
@@ -78,10 +78,10 @@ class Memories:
         answers = await self.client.results(words, wrong_types=True)
         return [one if isinstance(one, WrongTypeError) else one[0][0] if one else _FIRST for one in answers]
 
-    async def append(self, appends: SequenceOf[Append]) -> list[tuple[bytes, Head] | MemoryStoreError]:
+    async def append(self, appends: SequenceOf[Append]) -> list[tuple[bytes, MemoryMetadata] | MemoryStoreError]:
         """Writes entries; for each its id and what the store says of the memory after it, or its error.
 
-        A purge that comes before the entry is told in its `Head`; one that comes after it deletes the entry.
+        A purge that comes before the entry shows in its `MemoryMetadata`; one that comes after it deletes the entry.
         """
         words: list[Words] = [("TIME",)]
         for one in appends:
@@ -90,11 +90,11 @@ class Memories:
         if isinstance(answers[0], MemoryStoreError):
             raise answers[0]
         now = self.clock.agree(answers[0])
-        found: list[tuple[bytes, Head] | MemoryStoreError] = []
+        found: list[tuple[bytes, MemoryMetadata] | MemoryStoreError] = []
         for at in range(1, len(answers), len(words) // max(1, len(appends))):
-            added, head = answers[at], answers[at + 4]
-            error = next((one for one in (added, head) if isinstance(one, MemoryStoreError)), None)
-            found.append((added, Head.of(head, now)) if error is None else error)
+            added, metadata = answers[at], answers[at + 4]
+            error = next((one for one in (added, metadata) if isinstance(one, MemoryStoreError)), None)
+            found.append((added, MemoryMetadata.of(metadata, now)) if error is None else error)
         return found
 
     async def renew(self, tag: str, generation: int, expiry: float) -> None:
@@ -189,11 +189,11 @@ class Memories:
 
     async def info(self, tags: SequenceOf[str]) -> list[StoredMemory]:
         """Of those memories that hold something and can be read, in the order of the tags."""
-        pairs = zip(tags, await self.heads(tags), strict=True)
-        heads = [(tag, head) for tag, head in pairs if isinstance(head, Head)]
+        pairs = zip(tags, await self.metadata_of(tags), strict=True)
+        readable = [(tag, metadata) for tag, metadata in pairs if isinstance(metadata, MemoryMetadata)]
         words: list[Words] = []
-        for tag, head in heads:
-            stream, field = stream_key(tag, head.generation), _field(tag)
+        for tag, metadata in readable:
+            stream, field = stream_key(tag, metadata.generation), _field(tag)
             words += [
                 ("HMGET", tenant_key(tenant_part(tag)), f"n:{field}", f"t:{field}"),
                 ("XLEN", stream),
@@ -201,11 +201,13 @@ class Memories:
             ]
         answers = await self.client.results(words, wrong_types=True)
         found: list[StoredMemory] = []
-        for (tag, head), named, length, size in zip(heads, answers[::3], answers[1::3], answers[2::3], strict=True):
+        for (tag, metadata), named, length, size in zip(
+            readable, answers[::3], answers[1::3], answers[2::3], strict=True
+        ):
             if length and not isinstance(named, WrongTypeError) and not isinstance(length, WrongTypeError):
                 name, tokens = named
-                known = (name or b"", head.generation, int(tokens or 0))
-                found.append(StoredMemory(tag, *known, size or 0, length, head.newer))
+                known = (name or b"", metadata.generation, int(tokens or 0))
+                found.append(StoredMemory(tag, *known, size or 0, length, metadata.newer))
         return found
 
 
@@ -214,7 +216,7 @@ def entries_of(answer: list[Any]) -> list[Entry]:
     return [(id_, fields[b"e"]) for id_, fields in answer if fields and b"e" in fields]
 
 
-def _head(tag: str) -> tuple[str, ...]:
+def _metadata_command(tag: str) -> tuple[str, ...]:
     return "HMGET", tenant_key(tenant_part(tag)), "v", "g", f"g:{arm_part(tag)}"
 
 
@@ -228,7 +230,7 @@ def _append(one: Append) -> list[Words]:
         _expire(stream, one.expiry),
         ("HSET", key, "v", SCHEMA, f"n:{field}", one.name, *tokens),
         _expire(key, one.expiry and one.expiry + _HASH_SECONDS),
-        _head(one.tag),
+        _metadata_command(one.tag),
     ]
 
 
