@@ -26,9 +26,9 @@ from draftwood_memory.local.process import Process
 from draftwood_memory.local.resident import Resident, StrategyKey, make
 from draftwood_memory.local.residents import Residents
 from draftwood_memory.records import WRITER_BYTES, Codec
+from draftwood_memory.replication.maintenance import Maintenance
 from draftwood_memory.replication.memory_thread import MemoryThread
 from draftwood_memory.replication.replica import Replica
-from draftwood_memory.replication.upkeep import Upkeep
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.encryption import KeyRing
 from draftwood_memory.store.memories import Memories
@@ -88,8 +88,8 @@ class Memory:
         )
         self.memories = None if store is None else Memories(store, self.clock)
         self.replica = None if self.memories is None else Replica(self.memories, process)
-        self._upkeep = Upkeep(process, self.replica)
-        self.thread = MemoryThread(process, self.replica, self._upkeep)
+        self._maintenance = Maintenance(process, self.replica)
+        self.thread = MemoryThread(process, self.replica, self._maintenance)
         self._process = process
         self._preloaded: Future[None] = Future()
 
@@ -205,7 +205,7 @@ class Memory:
         )
 
     def _instance(self, use: StrategyUse) -> tuple[Strategy, Future[None] | None]:
-        if self._upkeep.forget_if_lapsed():
+        if self._maintenance.forget_if_lapsed():
             return make(use.key, self.config.capacity), None
         if use.memory not in self.residents:
             make(use.key, self.config.capacity)  # what cannot be made must raise before the memory is added

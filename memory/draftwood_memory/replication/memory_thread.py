@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
 from draftwood_memory.local.process import Process
 from draftwood_memory.replication.follower import Follower
+from draftwood_memory.replication.maintenance import Maintenance
 from draftwood_memory.replication.replica import Replica
-from draftwood_memory.replication.upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
 
@@ -50,16 +50,16 @@ class MemoryThread:
 
     Args:
         replica: None without a store; the thread then only evicts memories and runs operations.
-        upkeep: runs in every round.
+        maintenance: runs in every round.
 
     Attributes:
         follower: None without a store.
     """
 
-    def __init__(self, process: Process, replica: Replica | None, upkeep: Upkeep) -> None:
+    def __init__(self, process: Process, replica: Replica | None, maintenance: Maintenance) -> None:
         self._replica = replica
         self._outbox, self._counters = process.outbox, process.counters
-        self._upkeep = upkeep
+        self._maintenance = maintenance
         self.follower = None if replica is None else Follower(replica, process)
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
         self._awake = asyncio.Event()
@@ -178,7 +178,7 @@ class MemoryThread:
             self._healthy.set()
         finally:
             self._round_since = None
-            await self._upkeep.run(self.failing)
+            await self._maintenance.run(self.failing)
 
     async def _with_store(self, replica: Replica) -> None:
         now = time.monotonic()

@@ -21,7 +21,7 @@ _EVICT_SECONDS = 1.0
 """Between two evictions. Not tuned: it bounds how long surplus memories stay."""
 
 
-class Upkeep:
+class Maintenance:
     """Runs on the memory thread, but for `forget_if_lapsed`.
 
     Args:
