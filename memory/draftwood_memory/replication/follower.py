@@ -40,7 +40,7 @@ class Follower:
         self._wake_key = wake_key(process.id.hex())
         self._woken = b"0-0"
         self._followed: frozenset[Resident] = frozenset()
-        self._client = replica.memories.client.sibling(BLOCK_SECONDS)
+        self._client = replica.memories.client.with_longer_timeout(BLOCK_SECONDS)
 
     async def close(self) -> None:
         await self._client.close()
@@ -67,8 +67,8 @@ class Follower:
         streams = {stream_key(one.tag, one.generation or 0): (one, one.generation or 0) for one in self._followed}
         after = {key: one.position for key, (one, _) in streams.items()} | {PURGES_KEY: self._replica.processes.applied}
         if self._client.is_cluster:
-            words = [("XRANGE", key, b"(" + id_, "+", "COUNT", _READ_ENTRIES) for key, id_ in after.items()]
-            answers = await self._client.results(words)
+            commands = [("XRANGE", key, b"(" + id_, "+", "COUNT", _READ_ENTRIES) for key, id_ in after.items()]
+            answers = await self._client.results(commands)
             found = {key: answer for key, answer in zip(after, answers, strict=True) if answer}
             pause = _POLL_SECONDS + _POLL_STREAM_SECONDS * len(after)
         else:

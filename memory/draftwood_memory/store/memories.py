@@ -25,7 +25,7 @@ from draftwood_memory.store.naming import (
     tenant_key,
     tenant_part,
 )
-from draftwood_memory.store.redis_client import RedisClient, Words, despite_full
+from draftwood_memory.store.redis_client import Command, RedisClient, write_when_full
 from draftwood_memory.store.stored import Append, Entry, MemoryMetadata, StoredMemory
 
 _HASH_SECONDS = 30 * 24 * 3600
@@ -74,8 +74,8 @@ class Memories:
 
     async def last_ids(self, memories: SequenceOf[tuple[str, int]]) -> list[bytes | WrongTypeError]:
         """The id of the last entry of each (tag, generation); b"0-0" if there is none."""
-        words = [("XREVRANGE", stream_key(*one), "+", "-", "COUNT", 1) for one in memories]
-        answers = await self.client.results(words, wrong_types=True)
+        commands = [("XREVRANGE", stream_key(*one), "+", "-", "COUNT", 1) for one in memories]
+        answers = await self.client.results(commands, wrong_types=True)
         return [one if isinstance(one, WrongTypeError) else one[0][0] if one else _FIRST for one in answers]
 
     async def append(self, appends: SequenceOf[Append]) -> list[tuple[bytes, MemoryMetadata] | MemoryStoreError]:
@@ -83,15 +83,15 @@ class Memories:
 
         A purge that comes before the entry shows in its `MemoryMetadata`; one that comes after it deletes the entry.
         """
-        words: list[Words] = [("TIME",)]
+        commands: list[Command] = [("TIME",)]
         for one in appends:
-            words += _append(one)
-        answers = await self.client.commands(words)
+            commands += _append(one)
+        answers = await self.client.commands(commands)
         if isinstance(answers[0], MemoryStoreError):
             raise answers[0]
         now = self.clock.agree(answers[0])
         found: list[tuple[bytes, MemoryMetadata] | MemoryStoreError] = []
-        for at in range(1, len(answers), len(words) // max(1, len(appends))):
+        for at in range(1, len(answers), len(commands) // max(1, len(appends))):
             added, metadata = answers[at], answers[at + 4]
             error = next((one for one in (added, metadata) if isinstance(one, MemoryStoreError)), None)
             found.append((added, MemoryMetadata.of(metadata, now)) if error is None else error)
@@ -156,7 +156,7 @@ class Memories:
         now = int(1e6 * self.clock.agree(clock))
         generation = max(now, at_least, *(one + 1 for one in passed))
         dead = b",".join(b"%d" % one for one in sorted(passed))
-        raise_ = despite_full("HSET", key, "v", SCHEMA, "g" if arm is None else f"g:{arm}", generation, "dead", dead)
+        raise_ = write_when_full("HSET", key, "v", SCHEMA, "g" if arm is None else f"g:{arm}", generation, "dead", dead)
         await self.client.results([raise_])
         # What was named until now, too: a writer that is later finds the generation raised, and deletes its entry.
         tags = _tags(_fields(await self.client.command("HGETALL", key)), part, arm)
@@ -168,7 +168,7 @@ class Memories:
     async def raise_again(self, tag: str, generation: int, found: int) -> None:
         """The store lost a purge, as in a failover: this memory's generation is `generation`, not `found`."""
         fields = ("v", SCHEMA, f"g:{arm_part(tag)}", generation)
-        raise_ = despite_full("HSET", tenant_key(tenant_part(tag)), *fields)
+        raise_ = write_when_full("HSET", tenant_key(tenant_part(tag)), *fields)
         await self.client.results([raise_, ("UNLINK", stream_key(tag, found))])
 
     async def fill(self) -> tuple[int, int]:
@@ -191,15 +191,15 @@ class Memories:
         """Of those memories that hold something and can be read, in the order of the tags."""
         pairs = zip(tags, await self.metadata_of(tags), strict=True)
         readable = [(tag, metadata) for tag, metadata in pairs if isinstance(metadata, MemoryMetadata)]
-        words: list[Words] = []
+        commands: list[Command] = []
         for tag, metadata in readable:
             stream, field = stream_key(tag, metadata.generation), _field(tag)
-            words += [
+            commands += [
                 ("HMGET", tenant_key(tenant_part(tag)), f"n:{field}", f"t:{field}"),
                 ("XLEN", stream),
                 ("MEMORY", "USAGE", stream),
             ]
-        answers = await self.client.results(words, wrong_types=True)
+        answers = await self.client.results(commands, wrong_types=True)
         found: list[StoredMemory] = []
         for (tag, metadata), named, length, size in zip(
             readable, answers[::3], answers[1::3], answers[2::3], strict=True
@@ -220,7 +220,7 @@ def _metadata_command(tag: str) -> tuple[str, ...]:
     return "HMGET", tenant_key(tenant_part(tag)), "v", "g", f"g:{arm_part(tag)}"
 
 
-def _append(one: Append) -> list[Words]:
+def _append(one: Append) -> list[Command]:
     stream, key, field = stream_key(one.tag, one.generation), tenant_key(tenant_part(one.tag)), _field(one.tag)
     bound = ("MAXLEN", "~", max(1, one.max_bytes // _LEAST_ENTRY_BYTES))
     kept = bound if one.first_id is None else ("MINID", "~", one.first_id)
