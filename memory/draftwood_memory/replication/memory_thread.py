@@ -184,7 +184,7 @@ class MemoryThread:
         now = time.monotonic()
         if self._check_all or now - self._checked_at > _CHECK_SECONDS:
             await replica.check(live_only=not self._check_all)
-            await replica.records.make_room()
+            await replica.records.free_space()
             self._check_all, self._checked_at = False, now
         await replica.join()
         await replica.load()

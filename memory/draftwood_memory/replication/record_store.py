@@ -13,7 +13,7 @@ from draftwood_memory.errors import CorruptValueError, MemoryStoreError, StoreFu
 from draftwood_memory.local.process import Process
 from draftwood_memory.local.record_log import LoggedRecord
 from draftwood_memory.records import Record, runs
-from draftwood_memory.store.eviction import make_room
+from draftwood_memory.store.eviction import free_space
 from draftwood_memory.store.memories import PAGE, Memories
 from draftwood_memory.store.naming import MemoryName
 from draftwood_memory.store.processes import id_order
@@ -25,7 +25,7 @@ _LISTED_SECONDS = 10.0
 """A memory is listed as used at most so often. Not tuned: the list orders what is preloaded, and evicted."""
 _USE_SECONDS = 600.0
 """Between two notes of which memories were used, if only to draft from. Not tuned: less than any memory's expiry."""
-_ROOM_SECONDS = 2.0
+_SPACE_CHECK_SECONDS = 2.0
 """Between two looks for memories to delete in a full store. Not tuned: a look asks for the size of each."""
 
 
@@ -45,7 +45,9 @@ class RecordStore:
         self._process = process
         self._listed: dict[str, float] = {}
         self._used_at = time.monotonic()
-        self._room_at = dict.fromkeys((False, True), -_ROOM_SECONDS)  # each waits for its own kind of look alone
+        self._space_checked_at = dict.fromkeys(
+            (False, True), -_SPACE_CHECK_SECONDS
+        )  # each waits for its own kind of look alone
 
     async def read(self, tag: str, generation: int) -> tuple[list[LoggedRecord], bytes]:
         """All records of a stream, and the id of its last entry."""
@@ -82,7 +84,7 @@ class RecordStore:
         await self.note_use([self._process.naming.tag(one.name) for one in batches])
         answers = await self._memories.append([*map(self._append_of, batches)])
         if any(isinstance(answer, StoreFullError) for answer in answers):
-            await self.make_room(is_full=True)
+            await self.free_space(is_full=True)
         return answers
 
     async def append(self, name: MemoryName, generation: int, records: SequenceOf[Record]) -> MemoryMetadata:
@@ -92,11 +94,11 @@ class RecordStore:
             MemoryStoreError: some may be written.
         """
         metadata = MemoryMetadata(generation, True, False, None)
-        await self.make_room()  # an import can fill a store faster than the checks come
+        await self.free_space()  # an import can fill a store faster than the checks come
         for run in runs(records):
             batch = Batch(name, generation, run)
             [answer] = await self.write([batch])
-            if isinstance(answer, StoreFullError):  # there is room now, perhaps
+            if isinstance(answer, StoreFullError):  # some may be free now
                 [answer] = await self.write([batch])
             if isinstance(answer, MemoryStoreError):
                 raise answer
@@ -106,12 +108,12 @@ class RecordStore:
                 break
         return metadata
 
-    async def make_room(self, is_full: bool = False) -> None:
+    async def free_space(self, is_full: bool = False) -> None:
         """Deletes memories from a store that is nearly full, or refused a write."""
         now = time.monotonic()
-        if now - self._room_at[is_full] >= _ROOM_SECONDS:
-            self._room_at[is_full] = now
-            await make_room(self._memories, self._process.naming.fingerprint, is_full)
+        if now - self._space_checked_at[is_full] >= _SPACE_CHECK_SECONDS:
+            self._space_checked_at[is_full] = now
+            await free_space(self._memories, self._process.naming.fingerprint, is_full)
 
     async def note_use(self, tags: Iterable[str]) -> None:
         """Lists memories as used now. Before they are written to, so that there is none that the list does not have."""
@@ -120,7 +122,7 @@ class RecordStore:
         try:
             await self._memories.catalogue.note_use(due)
         except StoreFullError:
-            await self.make_room(is_full=True)
+            await self.free_space(is_full=True)
             return
         self._listed = {tag: at for tag, at in self._listed.items() if now - at < _LISTED_SECONDS}
         self._listed |= dict.fromkeys(due, now)

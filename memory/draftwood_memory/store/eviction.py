@@ -1,4 +1,4 @@
-"""Room in a store that is nearly full: memories that nobody used for long are deleted, the least recently used first.
+"""Eviction from a store that is nearly full: the least recently used memories are deleted first.
 
 The store itself evicts nothing (`noeviction`), since tenants' configuration is in it, too. Processes that do this at
 the same time choose the same memories. What is deleted may still be in processes that use it; only drafts are lost.
@@ -24,14 +24,14 @@ _RECENT_SECONDS = 24 * 3600.0
 """A memory that was used since then is deleted only if its tenant has more than its share. Not tuned."""
 
 
-async def make_room(memories: Memories, fingerprint: str, is_full: bool) -> None:
+async def free_space(memories: Memories, fingerprint: str, is_full: bool) -> None:
     """Deletes memories of all models if the store is nearly full. Raises MemoryStoreError.
 
     Args:
         fingerprint: of a model that this process serves.
         is_full: the store has refused a write.
     """
-    used, limit = await memories.fill()
+    used, limit = await memories.usage()
     if not is_full and used <= _NEARLY_FULL * limit:
         return
     models = {fingerprint, *map(fingerprint_of, await memories.catalogue.kinds())}

@@ -171,7 +171,7 @@ class Memories:
         raise_ = write_when_full("HSET", tenant_key(tenant_part(tag)), *fields)
         await self.client.results([raise_, ("UNLINK", stream_key(tag, found))])
 
-    async def fill(self) -> tuple[int, int]:
+    async def usage(self) -> tuple[int, int]:
         """Bytes that the store uses, and its limit; (0, 0) without one, or if that cannot be known."""
         if self.client.is_cluster:
             return 0, 0
