@@ -87,10 +87,10 @@ class Learning:
             if lapsed or not resident.is_current(self.generation, self.since):
                 self._process.counters.stale += 1
                 return
-            known = resident.known(request, tokens)
-            if known >= tokens.size:
+            learned = resident.learned_prefix(request, tokens)
+            if learned >= tokens.size:
                 return
-            tokens = tokens[max(0, known - OVERLAP) :]
+            tokens = tokens[max(0, learned - OVERLAP) :]
             now = time.monotonic()
             for piece in split(tokens):
                 logged = LoggedRecord(Record(Kind.OUTPUT, piece, int(self._process.clock.at(now)), request))

@@ -135,8 +135,8 @@ class Resident:
         """It holds records, and nothing was added for so long that the store has deleted it."""
         return len(self.log) > 0 and 0 < self.config.stored_seconds < time.monotonic() - self.changed_at
 
-    def agree(self, config: MemoryConfig, forked: bool) -> None:
-        """Takes over what a request's terms say."""
+    def reconfigure(self, config: MemoryConfig, forked: bool) -> None:
+        """Applies the terms of a request."""
         with self.lock:
             self.forked = forked
             self.resized |= config.capacity != self.config.capacity
@@ -172,18 +172,18 @@ class Resident:
         """Whether no purge came after a request that began at `since`, in `generation` if that was known then."""
         return generation in (None, self.generation) and (self.purged_at is None or since > self.purged_at)
 
-    def known(self, request: int, tokens: Int32Array) -> int:
+    def learned_prefix(self, request: int, tokens: Int32Array) -> int:
         """How many tokens of an answer, from its begin, were learned when the request was sent before. With the lock.
 
         Args:
             request: as `Record.request`.
         """
-        known = 0
+        learned = 0
         for record in self.log.of_request(request):
-            for start in (known, max(0, known - OVERLAP)):
+            for start in (learned, max(0, learned - OVERLAP)):
                 same = record.tokens[: tokens.size - start] == tokens[start : start + record.tokens.size]
-                known = max(known, start + int(same.size if same.all() else same.argmin()))
-        return known
+                learned = max(learned, start + int(same.size if same.all() else same.argmin()))
+        return learned
 
     def add(self, logged: LoggedRecord) -> None:
         """A record was learned. With the lock."""

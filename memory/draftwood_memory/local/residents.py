@@ -73,7 +73,7 @@ class Residents:
             self._terms.pop(name, None)
         elif terms is not None:
             self._terms[name] = terms
-        resident.agree(self.config_of(name), self._terms.get(name, Terms()).forked)
+        resident.reconfigure(self.config_of(name), self._terms.get(name, Terms()).forked)
         return resident
 
     def config_of(self, name: MemoryName) -> MemoryConfig:

@@ -153,7 +153,7 @@ async def _add(
     if replica is not None:
         metadata = await replica.records.append(name, generation, records)
         if resident is not None:
-            await replica.agree(resident, metadata)
+            await replica.apply_metadata(resident, metadata)
         if metadata.generation != generation:
             raise MemoryPurgedError(_PURGED)
     if resident is not None:

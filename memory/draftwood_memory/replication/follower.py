@@ -60,7 +60,7 @@ class Follower:
         except WrongTypeError:
             async with self._replica.lock:
                 await self._replica.check(live_only=True)
-            if self._followed <= self._live():  # none of them was set aside
+            if self._followed <= self._live():  # none of them was postponed
                 raise
 
     async def _read(self) -> None:
@@ -85,7 +85,7 @@ class Follower:
             for key, entries in found.items():
                 if key in streams:
                     resident, generation = streams[key]
-                    await self._replica.take(resident, generation, entries_of(entries))
+                    await self._replica.apply_entries(resident, generation, entries_of(entries))
                 elif key == PURGES_KEY:
                     await self._replica.apply_purges()
                 else:

@@ -47,7 +47,7 @@ class Replica:
         self.processes = Processes(memories.client, memories.clock, process.id.hex())
         self.lock = asyncio.Lock()
         self.records = RecordStore(memories, process)
-        self.sender = Sender(memories, self.records, process, self.agree)
+        self.sender = Sender(memories, self.records, process, self.apply_metadata)
         self._process = process
         self._residents, self._outbox, self._counters = process.residents, process.outbox, process.counters
         self._joined = False
@@ -77,17 +77,17 @@ class Replica:
                 except StoreUnavailableError:
                     raise
                 except MemoryStoreError as error:
-                    self._set_aside(resident, error)
+                    self._postpone(resident, error)
             elif resident.loaded and resident.unbuilt:
                 resident.build([*resident.unbuilt])
 
     async def refresh(self, resident: Resident) -> None:
         """Reads a memory up to the store's latest entry, and builds its strategies. Raises MemoryStoreError."""
-        await self.agree(resident, await self.memories.metadata(resident.tag))
+        await self.apply_metadata(resident, await self.memories.metadata(resident.tag))
         assert resident.generation is not None
         if resident.loaded:
             found = await self.memories.read(resident.tag, resident.generation, resident.position)
-            await self.take(resident, resident.generation, found)
+            await self.apply_entries(resident, resident.generation, found)
             return
         with resident.lock:
             resident.learned_meanwhile = []
@@ -106,15 +106,15 @@ class Replica:
             await self.records.renew(resident.name, resident.generation)
         resident.build([*resident.strategies])
 
-    async def agree(self, resident: Resident, metadata: MemoryMetadata) -> None:
-        """Takes over what the store says of a memory. A purge empties it. Raises MemoryStoreError."""
+    async def apply_metadata(self, resident: Resident, metadata: MemoryMetadata) -> None:
+        """Applies what the store says of a memory; a purge empties it. Raises MemoryStoreError."""
         known = resident.generation
         if metadata.newer and not resident.newer:
             _log.warning("memory %s is of a newer version; it is read, not written", resident.tag)
         resident.newer = metadata.newer
         if known is not None and metadata.generation < known:
             if not metadata.newer:
-                await self.memories.raise_again(resident.tag, known, metadata.generation)
+                await self.memories.restore_generation(resident.tag, known, metadata.generation)
             return
         if known == metadata.generation:
             return
@@ -126,7 +126,7 @@ class Replica:
             resident.name, lambda one: not resident.is_current(one.generation, one.began)
         )
 
-    async def take(self, resident: Resident, generation: int, found: SequenceOf[Entry]) -> None:
+    async def apply_entries(self, resident: Resident, generation: int, found: SequenceOf[Entry]) -> None:
         """Learns entries that were read after `resident.position` in a generation."""
         found = [one for one in found if id_order(one[0]) > id_order(resident.position)]
         if not found or not resident.loaded or resident.generation != generation:
@@ -142,7 +142,7 @@ class Replica:
     async def check(self, live_only: bool) -> None:
         """Compares memories with the store's, which may have lost something. Raises MemoryStoreError.
 
-        One whose keys another program wrote to is set aside, and read again later.
+        A memory whose keys another program wrote to is read again later.
         """
         residents = [one for one in self._residents.all() if one.live or not live_only]
         for start in range(0, len(residents), _CHECKED):
@@ -151,16 +151,16 @@ class Replica:
                 some, await self.memories.metadata_of([one.tag for one in some]), strict=True
             ):
                 if isinstance(metadata, WrongTypeError):
-                    self._set_aside(resident, metadata)
+                    self._postpone(resident, metadata)
                     continue
-                await self.agree(resident, metadata)
+                await self.apply_metadata(resident, metadata)
                 if not metadata.exists and resident.loaded and len(resident.log):
                     await self._restore(resident)
             some = [one for one in some if one.loaded]
             ids = await self.memories.last_ids([(one.tag, one.generation or 0) for one in some])
             for resident, last in zip(some, ids, strict=True):
                 if isinstance(last, WrongTypeError):
-                    self._set_aside(resident, last)
+                    self._postpone(resident, last)
                 elif id_order(last) < id_order(resident.position):
                     resident.position = last
                     self._counters.reloads += 1
@@ -170,7 +170,7 @@ class Replica:
         some = [one for one in self._residents.all() if tenant_part(one.tag) in parts]
         for resident, metadata in zip(some, await self.memories.metadata_of([one.tag for one in some]), strict=True):
             if isinstance(metadata, MemoryMetadata):
-                await self.agree(resident, metadata)
+                await self.apply_metadata(resident, metadata)
 
     async def stored(self, name: MemoryName) -> tuple[MemoryMetadata, list[Record]]:
         """What the store says of a memory and the records that it and the outbox hold. Raises MemoryStoreError."""
@@ -180,7 +180,7 @@ class Replica:
         unsent = [one.logged for one in self._outbox.of(name) if metadata.is_current(one.generation, one.began)]
         return metadata, [one.record for one in (*logged, *unsent)]
 
-    def _set_aside(self, resident: Resident, error: MemoryStoreError) -> None:
+    def _postpone(self, resident: Resident, error: MemoryStoreError) -> None:
         """A memory cannot be read; others can. What is known of it stays in use."""
         resident.loaded, resident.retry_at = False, time.monotonic() + _RETRY_SECONDS
         if resident.problem != str(error):

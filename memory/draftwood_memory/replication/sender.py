@@ -27,7 +27,7 @@ class Sender:
     """Runs on the memory thread.
 
     Args:
-        agree: is told what the store says of a memory in this process.
+        apply_metadata: called with what the store says of a memory in this process.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class Sender:
         memories: Memories,
         records: RecordStore,
         process: Process,
-        agree: Callable[[Resident, MemoryMetadata], Awaitable[None]],
+        apply_metadata: Callable[[Resident, MemoryMetadata], Awaitable[None]],
     ) -> None:
         self._memories = memories
         self._records = records
         self._process = process
         self._outbox, self._counters = process.outbox, process.counters
-        self._agree = agree
+        self._apply_metadata = apply_metadata
         self._refused = False
 
     async def push(self) -> None:
@@ -118,7 +118,7 @@ class Sender:
                 one.logged.id = id_
         resident = self._process.residents.get(name)
         if resident is not None and resident.generation == generation:
-            await self._agree(resident, metadata)
+            await self._apply_metadata(resident, metadata)
 
     def _refuse(self, name: MemoryName, error: MemoryStoreError) -> None:
         if isinstance(error, StoreUnavailableError):

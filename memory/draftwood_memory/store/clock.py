@@ -26,7 +26,7 @@ class StoreClock:
         """The Unix time at a time on the clock of `time.monotonic`."""
         return monotonic + self._ahead
 
-    def agree(self, answer: list[Any]) -> float:
+    def synchronize(self, answer: list[Any]) -> float:
         """Takes over the store's answer to TIME; returns it in seconds."""
         now = int(answer[0]) + int(answer[1]) / 1e6
         self._ahead = now - time.monotonic()

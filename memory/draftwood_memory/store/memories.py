@@ -63,7 +63,7 @@ class Memories:
         if not tags:
             return []
         answers = await self.client.results([("TIME",), *map(_metadata_command, tags)], wrong_types=True)
-        now = self.clock.agree(answers[0])
+        now = self.clock.synchronize(answers[0])
         return [one if isinstance(one, WrongTypeError) else MemoryMetadata.of(one, now) for one in answers[1:]]
 
     async def read(self, tag: str, generation: int, after: bytes = _FIRST) -> list[Entry]:
@@ -89,7 +89,7 @@ class Memories:
         answers = await self.client.commands(commands)
         if isinstance(answers[0], MemoryStoreError):
             raise answers[0]
-        now = self.clock.agree(answers[0])
+        now = self.clock.synchronize(answers[0])
         found: list[tuple[bytes, MemoryMetadata] | MemoryStoreError] = []
         for at in range(1, len(answers), len(commands) // max(1, len(appends))):
             added, metadata = answers[at], answers[at + 4]
@@ -153,11 +153,13 @@ class Memories:
             raise NewerMemoryError()
         passed = {int(one) for one in fields.get("dead", b"0").split(b",")}
         passed |= {int(value) for name, value in fields.items() if name == "g" or name.startswith("g:")}
-        now = int(1e6 * self.clock.agree(clock))
+        now = int(1e6 * self.clock.synchronize(clock))
         generation = max(now, at_least, *(one + 1 for one in passed))
         dead = b",".join(b"%d" % one for one in sorted(passed))
-        raise_ = write_when_full("HSET", key, "v", SCHEMA, "g" if arm is None else f"g:{arm}", generation, "dead", dead)
-        await self.client.results([raise_])
+        write_generation = write_when_full(
+            "HSET", key, "v", SCHEMA, "g" if arm is None else f"g:{arm}", generation, "dead", dead
+        )
+        await self.client.results([write_generation])
         # What was named until now, too: a writer that is later finds the generation raised, and deletes its entry.
         tags = _tags(_fields(await self.client.command("HGETALL", key)), part, arm)
         streams = [("UNLINK", stream_key(tag, one)) for tag in tags for one in sorted(passed)]
@@ -165,11 +167,11 @@ class Memories:
         await self.client.results([*streams, *forgotten, ("HDEL", key, "dead")])
         return {tag: int(fields.get(f"t:{_field(tag)}", 0)) for tag in tags}
 
-    async def raise_again(self, tag: str, generation: int, found: int) -> None:
+    async def restore_generation(self, tag: str, generation: int, found: int) -> None:
         """The store lost a purge, as in a failover: this memory's generation is `generation`, not `found`."""
         fields = ("v", SCHEMA, f"g:{arm_part(tag)}", generation)
-        raise_ = write_when_full("HSET", tenant_key(tenant_part(tag)), *fields)
-        await self.client.results([raise_, ("UNLINK", stream_key(tag, found))])
+        write_generation = write_when_full("HSET", tenant_key(tenant_part(tag)), *fields)
+        await self.client.results([write_generation, ("UNLINK", stream_key(tag, found))])
 
     async def usage(self) -> tuple[int, int]:
         """Bytes that the store uses, and its limit; (0, 0) without one, or if that cannot be known."""
