@@ -80,21 +80,21 @@ def split(tokens: Int32Array) -> list[Int32Array]:
     return [tokens[start : start + MAX_TOKENS] for start in range(0, tokens.size, MAX_TOKENS)]
 
 
-def runs(
+def batched(
     items: SequenceOf[Item], max_tokens: int = MAX_ENTRY_TOKENS, record: Callable[[Item], Record] = _itself
 ) -> Iterator[list[Item]]:
-    """Records, or items with one, in runs of at most `max_tokens`, at least one in each; by default one entry each."""
-    run: list[Item] = []
+    """Records, or items with one, in batches of `max_tokens` at most, or of one; by default one entry each."""
+    batch: list[Item] = []
     size = 0
     for item in items:
         tokens = record(item).tokens.size
-        if run and size + tokens > max_tokens:
-            yield run
-            run, size = [], 0
-        run.append(item)
+        if batch and size + tokens > max_tokens:
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
         size += int(tokens)
-    if run:
-        yield run
+    if batch:
+        yield batch
 
 
 class Codec:

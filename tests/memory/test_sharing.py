@@ -198,7 +198,7 @@ async def test_a_restricted_user_is_enough(server: Valkey, monkeypatch: pytest.M
     rights = (
         "xadd xread xrange xrevrange xlen xtrim info hset hsetnx hget hmget hgetall hdel zadd zrange zrem zscore unlink"
     )
-    rights += " del expire pexpire persist time ping hello client|setname client|setinfo memory|fill"
+    rights += " del expire pexpire persist time ping hello client|setname client|setinfo memory|usage"
     rights += " eval get set incr zcard zrangebyscore zremrangebyscore exists pttl hincrby"  # quotas, configuration
     granted = [f"+{one}" for one in rights.split()]
     server.client.execute_command("ACL", "SETUSER", "dw", "on", ">pw", "resetkeys", "~dw:*", "-@all", *granted)

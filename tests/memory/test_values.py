@@ -19,7 +19,7 @@ from draftwood_memory import MemoryConfig, MemoryName, Terms
 from draftwood_memory.config import Capacity
 from draftwood_memory.errors import CorruptValueError, InvalidSettingError, NewerFormatError, UnknownKeyError
 from draftwood_memory.local.record_log import LoggedRecord, RecordLog
-from draftwood_memory.records import MAX_ENTRY_TOKENS, MAX_TOKENS, Codec, Kind, Record, runs, split
+from draftwood_memory.records import MAX_ENTRY_TOKENS, MAX_TOKENS, Codec, Kind, Record, batched, split
 from draftwood_memory.store.encryption import KeyRing, Plain, read_key_file, read_keys
 from draftwood_memory.store.naming import Naming, kind_of, stream_key, tenant_key
 
@@ -100,11 +100,11 @@ def test_small_vocabularies_take_two_bytes_a_token() -> None:
 def test_long_sequences_become_several_records_and_entries() -> None:
     pieces = split(np.arange(2 * MAX_ENTRY_TOKENS + 1, dtype=np.int32))
     assert {piece.size for piece in pieces} == {MAX_TOKENS, 1}
-    found = [*runs([Record(Kind.OUTPUT, piece, 0) for piece in pieces])]
+    found = [*batched([Record(Kind.OUTPUT, piece, 0) for piece in pieces])]
     assert [sum(one.tokens.size for one in run) for run in found] == [MAX_ENTRY_TOKENS, MAX_ENTRY_TOKENS, 1]
-    assert [*runs([])] == []
-    assert [len(run) for run in runs([record(1, 1)] * 5, max_tokens=2)] == [2, 2, 1]
-    assert [len(run) for run in runs([record(1, 3)] * 2, max_tokens=2)] == [1, 1]
+    assert [*batched([])] == []
+    assert [len(run) for run in batched([record(1, 1)] * 5, max_tokens=2)] == [2, 2, 1]
+    assert [len(run) for run in batched([record(1, 3)] * 2, max_tokens=2)] == [1, 1]
 
 
 NASTY = ["a", "a:b", "a%3Ab", "{a}", "a}", "{", "a:", ":a", "", " ", "A", "é", "e\u0301", "%C3%A9", "!", "#", "\ud800"]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from draftwood_memory.local.resident import Resident, learn
-from draftwood_memory.records import Int32Array, Record, runs
+from draftwood_memory.records import Int32Array, Record, batched
 from draftwood_strategies import Strategy
 
 _BATCH_TOKENS = 2048
@@ -57,10 +57,10 @@ class BetweenSteps:
         """Lets the published strategies of a memory learn records, a batch between two steps. On the memory thread."""
         strategies = [*resident.strategies.values()]
         before: Future[None] | None = None
-        for run in runs(records, _BATCH_TOKENS) if strategies else ():
+        for batch in batched(records, _BATCH_TOKENS) if strategies else ():
             if before is not None:
                 with suppress(TimeoutError):  # a long step
                     await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(before)), _LEARN_SECONDS)
-            before = self.learn(strategies, [record.tokens for record in run])
+            before = self.learn(strategies, [record.tokens for record in batch])
             if before is None:
                 return

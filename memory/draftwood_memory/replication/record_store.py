@@ -12,7 +12,7 @@ from typing import NamedTuple
 from draftwood_memory.errors import CorruptValueError, MemoryStoreError, StoreFullError
 from draftwood_memory.local.process import Process
 from draftwood_memory.local.record_log import LoggedRecord
-from draftwood_memory.records import Record, runs
+from draftwood_memory.records import Record, batched
 from draftwood_memory.store.eviction import free_space
 from draftwood_memory.store.memories import PAGE, Memories
 from draftwood_memory.store.naming import MemoryName
@@ -95,8 +95,8 @@ class RecordStore:
         """
         metadata = MemoryMetadata(generation, True, False, None)
         await self.free_space()  # an import can fill a store faster than the checks come
-        for run in runs(records):
-            batch = Batch(name, generation, run)
+        for some in batched(records):
+            batch = Batch(name, generation, some)
             [answer] = await self.write([batch])
             if isinstance(answer, StoreFullError):  # some may be free now
                 [answer] = await self.write([batch])

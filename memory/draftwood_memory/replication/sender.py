@@ -11,7 +11,7 @@ from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError, Wro
 from draftwood_memory.local.outbox import PendingRecord
 from draftwood_memory.local.process import Process
 from draftwood_memory.local.resident import Resident
-from draftwood_memory.records import Record, runs
+from draftwood_memory.records import Record, batched
 from draftwood_memory.replication.record_store import Batch, RecordStore
 from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import MemoryName
@@ -71,18 +71,18 @@ class Sender:
             else:
                 current = [one for one in pending if metadata.is_current(one.generation, one.began)]
                 self._counters.stale += len(pending) - len(current)
-                sent += [(name, metadata.generation, run) for run in runs(current, record=_record_of)]
-        for _, _, run in sent:
-            for one in run:  # its time was this process's, if it was learned before the store's was known
+                sent += [(name, metadata.generation, batch) for batch in batched(current, record=_record_of)]
+        for _, _, batch in sent:
+            for one in batch:  # its time was this process's, if it was learned before the store's was known
                 one.logged.record = replace(_record_of(one), learned_at=int(self._memories.clock.at(one.learned)))
-        batches = [Batch(name, generation, [*map(_record_of, run)]) for name, generation, run in sent]
+        batches = [Batch(name, generation, [*map(_record_of, batch)]) for name, generation, batch in sent]
         answers = await self._records.write(batches)
-        for (name, generation, run), answer in zip(sent, answers, strict=True):
+        for (name, generation, batch), answer in zip(sent, answers, strict=True):
             if isinstance(answer, MemoryStoreError):
-                unsent += run
+                unsent += batch
                 self._refuse(name, answer)
             else:
-                await self._sent(name, generation, run, *answer)
+                await self._sent(name, generation, batch, *answer)
         return unsent
 
     async def _metadata_of(self, names: Iterable[MemoryName]) -> dict[MemoryName, MemoryMetadata | None]:
@@ -105,16 +105,16 @@ class Sender:
         return found
 
     async def _sent(
-        self, name: MemoryName, generation: int, run: list[PendingRecord], id_: bytes, metadata: MemoryMetadata
+        self, name: MemoryName, generation: int, batch: list[PendingRecord], id_: bytes, metadata: MemoryMetadata
     ) -> None:
         self._refused = False
         if metadata.generation > generation:
-            self._counters.stale += len(run)
+            self._counters.stale += len(batch)
             await self._memories.unlink(self._process.naming.tag(name), generation)
         else:
-            self._counters.pushed += len(run)
-            self._counters.last_lag = time.monotonic() - run[0].learned
-            for one in run:
+            self._counters.pushed += len(batch)
+            self._counters.last_lag = time.monotonic() - batch[0].learned
+            for one in batch:
                 one.logged.id = id_
         resident = self._process.residents.get(name)
         if resident is not None and resident.generation == generation:
