@@ -21,7 +21,7 @@ import numpy as np
 
 from draftwood_memory.engines.exclusion import Exclusion
 from draftwood_memory.engines.figures import Figures, Point
-from draftwood_memory.engines.forms.base import ChargedDraft, DraftForm, Writing
+from draftwood_memory.engines.forms.base import ChargedDraft, DecodeRow, DraftForm
 from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
 from draftwood_memory.engines.session import Row, Session, Step
 from draftwood_memory.engines.sessions import Sessions
@@ -39,12 +39,12 @@ _PUBLISH_SECONDS = 1.0
 MOST_FAILURES = 3
 """Steps in a row in which drafting raised, after which it is switched off."""
 
-Made = TypeVar("Made")
+Drafts = TypeVar("Drafts")
 Publish: TypeAlias = Callable[[list[Point]], None]
 Tell: TypeAlias = Callable[[SequenceOf[Session]], None]
 
 
-class EngineDrafts(Generic[Made]):
+class EngineDrafts(Generic[Drafts]):
     """Drafts for all requests of one engine.
 
     Args:
@@ -67,7 +67,7 @@ class EngineDrafts(Generic[Made]):
         settings: MemorySettings,
         policy: RequestPolicy,
         vocab_size: int,
-        form: DraftForm[Made],
+        form: DraftForm[Drafts],
         is_live: Callable[[str], bool],
         publish: Publish | None = None,
         tell: Tell = lambda sessions: None,
@@ -94,7 +94,7 @@ class EngineDrafts(Generic[Made]):
         self.memory.start(self.sessions.between_steps, self._settings.memory_preload, self._settings.strategy)
         self._resting.start()
 
-    def step(self, rows: SequenceOf[Row]) -> Made:
+    def step(self, rows: SequenceOf[Row]) -> Drafts:
         """The drafts of the rows, after the engine's step.
 
         Raises:
@@ -104,27 +104,27 @@ class EngineDrafts(Generic[Made]):
         self._exclusion.tell()
         with self._exclusion.held():
             self.sessions.run_tasks()
-            writing = [Writing(i, row, self.sessions.of(row)) for i, row in enumerate(rows) if row.writes]
-            if len(self.sessions) > len(writing):
+            decoding = [DecodeRow(i, row, self.sessions.of(row)) for i, row in enumerate(rows) if row.writes]
+            if len(self.sessions) > len(decoding):
                 self.sessions.end_gone(rows)
-            self._observe(began, self._measured(began, rows, writing), writing)
-            made = self._form.propose(len(rows), writing)
-            sessions = [one.session for one in writing]
+            self._observe(began, self._measured(began, rows, decoding), decoding)
+            drafts = self._form.propose(len(rows), decoding)
+            sessions = [one.session for one in decoding]
             self._stepped_at = time.perf_counter()
             step = Step(len(rows), len(rows) + sum(len(one.chain) for one in sessions), self._stepped_at)
             for session in sessions:
                 session.step = step
             self._tell(sessions)
-        return made
+        return drafts
 
-    def attempt(self, rows: Callable[[], SequenceOf[Row]]) -> Made | None:
+    def attempt(self, rows: Callable[[], SequenceOf[Row]]) -> Drafts | None:
         """As `step`; None where something raises: the next step of the engine has no drafts then.
 
         Raises:
             Exception: what raised, if it is the `MOST_FAILURES`th step in a row that did: `close` is to follow.
         """
         try:
-            made = self.step(rows())
+            drafts = self.step(rows())
         except Exception as error:
             self.failing = True
             self._failures += 1
@@ -133,7 +133,7 @@ class EngineDrafts(Generic[Made]):
             _log.warning("a step is not drafted for: %s: %s", type(error).__name__, error)
             return None
         self.failing, self._failures = False, 0
-        return made
+        return drafts
 
     def points(self) -> list[Point]:
         """All metrics as of now."""
@@ -167,10 +167,10 @@ class EngineDrafts(Generic[Made]):
         self.sessions.policy, self.sessions.figures = policy, Figures()
         self._form.forget()
 
-    def _observe(self, now: float, seconds: float | None, writing: list[Writing]) -> None:
+    def _observe(self, now: float, seconds: float | None, decoding: list[DecodeRow]) -> None:
         """Takes what each request wrote in the step that ends now, and took so long if that is known."""
         told, pieces, drafts = [], [], defaultdict[Step, list[ChargedDraft]](list)
-        for _, row, session in writing:
+        for _, row, session in decoding:
             written = row.tokens[session.seen :].astype(np.int32)
             if not written.shape[0]:
                 continue
@@ -188,12 +188,12 @@ class EngineDrafts(Generic[Made]):
             begins = np.array([0, *accumulate([piece.shape[0] for piece in pieces])], np.int32)
             observe_all(told, np.concatenate(pieces), begins, None)
 
-    def _measured(self, now: float, rows: SequenceOf[Row], writing: list[Writing]) -> float | None:
+    def _measured(self, now: float, rows: SequenceOf[Row], decoding: list[DecodeRow]) -> float | None:
         """What the step took that ends now, if it had the rows that were drafted for and no others."""
-        step = writing[0].session.step if writing else None
-        if step is None or not len(rows) == len(writing) == step.rows:
+        step = decoding[0].session.step if decoding else None
+        if step is None or not len(rows) == len(decoding) == step.rows:
             return None
-        if any(one.session.step is not step for one in writing):
+        if any(one.session.step is not step for one in decoding):
             return None
         self._form.took(step, now - step.began)
         return now - step.began

@@ -12,7 +12,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Generic, NamedTuple, Self
 
-from draftwood_memory.engines.drafts import EngineDrafts, Made, Publish, Tell
+from draftwood_memory.engines.drafts import Drafts, EngineDrafts, Publish, Tell
 from draftwood_memory.engines.figures import DRAFTING_UP
 from draftwood_memory.engines.fingerprint import UnknownCheckpointError, fingerprint_of
 from draftwood_memory.engines.forms.base import DraftForm
@@ -62,7 +62,7 @@ class ServedModel(NamedTuple):
         return cls(checkpoint_of(path, revision), f"{path} {revision}", vocabulary, vocab_size)
 
 
-class OpenedDrafts(Generic[Made]):
+class OpenedDrafts(Generic[Drafts]):
     """Drafts of an engine, with the store that they use. They are closed when the process ends, if not before.
 
     Args:
@@ -86,7 +86,7 @@ class OpenedDrafts(Generic[Made]):
         engine: str,
         environ: Mapping[str, str],
         model: ServedModel,
-        form: DraftForm[Made],
+        form: DraftForm[Drafts],
         is_live: Callable[[str], bool],
         policy: RequestPolicy | None = None,
         told: Callable[[Memory], AbstractContextManager[Tell]] | None = None,

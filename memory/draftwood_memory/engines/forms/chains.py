@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from draftwood_memory.engines.forms.base import ChargedDraft, Writing
+from draftwood_memory.engines.forms.base import ChargedDraft, DecodeRow
 from draftwood_memory.engines.session import Session, Step
 from draftwood_strategies.budgeting.chains import worthwhile_chains
 from draftwood_strategies.budgeting.draft_account import step_all
@@ -47,14 +47,14 @@ class ChainForm:
         taken = float(without[-1]) if seconds is None else seconds
         step_all(accounts, taken, np.array(accepted, np.int32), verifying, step.rows)
 
-    def propose(self, rows: int, writing: SequenceOf[Writing]) -> list[list[int]]:
+    def propose(self, rows: int, decoding: SequenceOf[DecodeRow]) -> list[list[int]]:
         chains: list[list[int]] = [[] for _ in range(rows)]
         if self._times.probes(rows):
             return chains
         indexing = IndexingBudget()
         asked = [
             (one, one.session.drafter)
-            for one in writing
+            for one in decoding
             if one.row.room > 0 and one.session.drafter is not None and one.session.drafter.ready(indexing)
         ]
         if not asked:
@@ -65,7 +65,7 @@ class ChainForm:
         trees = propose_all([drafter for _, drafter in asked], budgets.astype(np.int32))
         found = worthwhile_chains(trees, longest, rows, partial(self._times.between, sequences=rows))
         for (one, _), chain in zip(asked, found.lists(), strict=True):
-            chains[one.number], one.session.chain = chain, [*chain]  # the engine may shorten its own
+            chains[one.index], one.session.chain = chain, [*chain]  # the engine may shorten its own
         return chains
 
     def ending(self, session: Session) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_memory.engines.forms.base import ChargedDraft, Writing
+from draftwood_memory.engines.forms.base import ChargedDraft, DecodeRow
 from draftwood_memory.engines.session import Session, Step
 from draftwood_memory.records import Int32Array
 from draftwood_strategies.budgeting.draft_account import step_all
@@ -92,9 +92,9 @@ class TreeForm:
             free = np.zeros(len(accounts))
             step_all(accounts, seconds or self._step_seconds, np.array(accepted, np.int32), free, step.rows)
 
-    def propose(self, rows: int, writing: SequenceOf[Writing]) -> RowTrees:
+    def propose(self, rows: int, decoding: SequenceOf[DecodeRow]) -> RowTrees:
         indexing = IndexingBudget()
-        asked = [one for one in writing if one.session.drafter is not None and one.session.drafter.ready(indexing)]
+        asked = [one for one in decoding if one.session.drafter is not None and one.session.drafter.ready(indexing)]
         if not asked:
             return NO_TREES
         budgets = [min(one.session.request.max_draft_nodes, self._nodes) for one in asked]
@@ -104,7 +104,7 @@ class TreeForm:
             assert isinstance(one.session, TreeSession)
             one.session.nodes = nodes
             one.session.stats.drafted += nodes
-        return RowTrees([one.number for one in asked], trees)
+        return RowTrees([one.index for one in asked], trees)
 
     def ending(self, session: Session) -> None:
         output = self._output_of(session.request.request_id)
