@@ -104,7 +104,7 @@ class EngineDrafts(Generic[Drafts]):
         self._exclusion.tell()
         with self._exclusion.held():
             self.sessions.run_tasks()
-            decoding = [DecodeRow(i, row, self.sessions.of(row)) for i, row in enumerate(rows) if row.writes]
+            decoding = [DecodeRow(i, row, self.sessions.of(row)) for i, row in enumerate(rows) if row.decodes]
             if len(self.sessions) > len(decoding):
                 self.sessions.end_gone(rows)
             self._observe(began, self._measured(began, rows, decoding), decoding)

@@ -23,19 +23,19 @@ class Row(NamedTuple):
     Attributes:
         tokens: int32[n] or another type of whole numbers: its prompt and all that it wrote, this step's tokens too.
         prompt: tokens of its prompt.
-        room: how many tokens may be drafted; 0 or less for none.
+        max_draft_tokens: how many tokens may be drafted; 0 or less for none.
         options: what the request carries, read when it is seen first.
-        writes: False while its prompt is not read to its end.
-        stops: tokens that end it.
+        decodes: False during prefill: its prompt is not read to its end.
+        stop_token_ids: tokens that end it.
     """
 
     request_id: str
     tokens: np.ndarray[Any, np.dtype[Any]]
     prompt: int
-    room: int
+    max_draft_tokens: int
     options: Mapping[str, Any] | None
-    writes: bool = True
-    stops: Collection[int] = ()
+    decodes: bool = True
+    stop_token_ids: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +100,7 @@ class Session:
         chain: the draft that the latest step verified.
         step: that it was drafted for last.
         ended: it was closed.
-        stops: tokens that end it.
+        stop_token_ids: tokens that end it.
         told_end: who is told of drafts knows that drafting was switched off for it.
     """
 
@@ -115,7 +115,7 @@ class Session:
     chain: list[int] = field(default_factory=list)
     step: Step | None = None
     ended: bool = False
-    stops: Collection[int] = ()
+    stop_token_ids: Collection[int] = ()
     told_end: bool = False
 
     def take(self, written: Int32Array, now: float) -> int:

@@ -140,7 +140,7 @@ class Sessions(Mapping[str, Session]):
             options = RequestOptions("", "none", 0, learns=False)
         prompt = row.tokens[: row.prompt].astype(np.int32)
         request = SessionRequest(row.request_id, prompt, options.strategy, options.max_nodes, options.learns)
-        session = self._make(request, options, seen=row.prompt, stops=row.stops)
+        session = self._make(request, options, seen=row.prompt, stop_token_ids=row.stop_token_ids)
         if options.max_nodes == 0:
             return session
         try:

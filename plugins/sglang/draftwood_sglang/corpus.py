@@ -119,8 +119,8 @@ class _Text:
     @property
     def row(self) -> Row:
         text = self._tokens[: self.size]
-        writes = self.prompt > 0 and self.size > self.prompt
-        return Row(self.key, text, self.prompt, 0, self._options, writes, self.stops)
+        decodes = self.prompt > 0 and self.size > self.prompt
+        return Row(self.key, text, self.prompt, 0, self._options, decodes, self.stops)
 
 
 class Corpus:

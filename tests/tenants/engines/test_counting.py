@@ -59,7 +59,9 @@ async def knows(made: ToyEngine) -> None:
 
 def session(pieces: list[list[int]], accepted: int = 0, stops: tuple[int, ...] = ()) -> Session:
     prompt = np.arange(7, dtype=np.int32)
-    found = Session(SessionRequest("1", prompt, "trie", 8, True), RequestOptions("a", "trie", 8, True), stops=stops)
+    found = Session(
+        SessionRequest("1", prompt, "trie", 8, True), RequestOptions("a", "trie", 8, True), stop_token_ids=stops
+    )
     now = time.perf_counter() - 10.0
     for number, piece in enumerate(pieces):
         found.take(np.array(piece, np.int32), now + 0.5 * number)

@@ -55,11 +55,11 @@ class ChainForm:
         asked = [
             (one, one.session.drafter)
             for one in decoding
-            if one.row.room > 0 and one.session.drafter is not None and one.session.drafter.ready(indexing)
+            if one.row.max_draft_tokens > 0 and one.session.drafter is not None and one.session.drafter.ready(indexing)
         ]
         if not asked:
             return chains
-        longest = np.minimum([one.row.room for one, _ in asked], self._longest).astype(np.int32)
+        longest = np.minimum([one.row.max_draft_tokens for one, _ in asked], self._longest).astype(np.int32)
         # The nodes that the best chain is taken from: with more of them it is hardly ever another one.
         budgets = np.minimum([one.session.request.max_draft_nodes for one, _ in asked], self._longest)
         trees = propose_all([drafter for _, drafter in asked], budgets.astype(np.int32))
