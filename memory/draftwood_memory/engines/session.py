@@ -101,7 +101,7 @@ class Session:
         step: that it was drafted for last.
         ended: it was closed.
         stop_token_ids: tokens that end it.
-        told_end: who is told of drafts knows that drafting was switched off for it.
+        disabled_reported: the listener of drafts knows that drafting was switched off for it.
     """
 
     request: SessionRequest
@@ -116,7 +116,7 @@ class Session:
     step: Step | None = None
     ended: bool = False
     stop_token_ids: Collection[int] = ()
-    told_end: bool = False
+    disabled_reported: bool = False
 
     def take(self, written: Int32Array, now: float) -> int:
         """Takes what it wrote in the step that ends now; returns how many tokens of its draft were accepted."""

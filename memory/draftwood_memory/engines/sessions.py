@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from draftwood_memory.engines.draft_metrics import DraftMetrics
 from draftwood_memory.engines.exclusion import Exclusion
-from draftwood_memory.engines.figures import Figures
 from draftwood_memory.engines.options import RequestOptions
 from draftwood_memory.engines.policy import RequestPolicy
 from draftwood_memory.engines.session import Row, Session, SessionRequest
@@ -36,13 +36,13 @@ class Sessions(Mapping[str, Session]):
 
     Args:
         make: the class of a session.
-        ending: is told of a session before it ends.
+        ending: called with a session before it ends.
         is_live: whether the engine still knows a request, running or not.
 
     Attributes:
         policy: decides how requests are drafted for.
         failures: requests whose drafts were switched off, by strategy.
-        figures: counts what was drafted.
+        metrics: counts what was drafted.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Sessions(Mapping[str, Session]):
     ) -> None:
         self.policy = policy
         self.failures: Counter[str] = Counter()
-        self.figures = Figures()
+        self.metrics = DraftMetrics()
         self._memory = memory
         self._vocab_size = vocab_size
         self._exclusion = exclusion
@@ -99,7 +99,7 @@ class Sessions(Mapping[str, Session]):
             session.close()
         except Exception:
             _log.exception("output of request %r could not be learned", request_id)
-        self.figures.ended(session)
+        self.metrics.ended(session)
         if self._is_live(request_id):
             return  # the process ends, or the engine has taken tokens back
         try:
