@@ -75,7 +75,9 @@ class EngineDrafts(Generic[Drafts]):
         self.memory = memory
         self.failing = False
         self._exclusion = Exclusion()
-        self.sessions = Sessions(memory, policy, vocab_size, self._exclusion, form.session_class, form.ending, is_live)
+        self.sessions = Sessions(
+            memory, policy, vocab_size, self._exclusion, form.session_class, form.before_end, is_live
+        )
         self._settings = settings
         self._form = form
         self._publish = publish
@@ -165,7 +167,7 @@ class EngineDrafts(Generic[Drafts]):
             self.step([Row("warm-up", text[:length], 6, 4, None)])
         self.sessions.end_all()
         self.sessions.policy, self.sessions.metrics = policy, DraftMetrics()
-        self._form.forget()
+        self._form.reset()
 
     def _observe(self, now: float, seconds: float | None, decoding: list[DecodeRow]) -> None:
         """Takes what each request wrote in the step that ends now, and took so long if that is known."""
@@ -175,7 +177,7 @@ class EngineDrafts(Generic[Drafts]):
             if not written.shape[0]:
                 continue
             step, drafted = session.step, len(session.chain)
-            accepted = session.take(written, now)
+            accepted = session.advance(written, now)
             if session.drafter is None or not session.drafter.active:
                 continue
             if step is not None:
@@ -195,7 +197,7 @@ class EngineDrafts(Generic[Drafts]):
             return None
         if any(one.session.step is not step for one in decoding):
             return None
-        self._form.took(step, now - step.began)
+        self._form.record_step_time(step, now - step.began)
         return now - step.began
 
     def _publish_metrics(self) -> None:

@@ -118,7 +118,7 @@ class Session:
     stop_token_ids: Collection[int] = ()
     disabled_reported: bool = False
 
-    def take(self, written: Int32Array, now: float) -> int:
+    def advance(self, written: Int32Array, now: float) -> int:
         """Takes what it wrote in the step that ends now; returns how many tokens of its draft were accepted."""
         if not self.output:
             self.stats.first_at = now

@@ -35,8 +35,8 @@ class Sessions(Mapping[str, Session]):
     """By the engine's ids of requests. Every method is called with `exclusion` held.
 
     Args:
-        make: the class of a session.
-        ending: called with a session before it ends.
+        session_class: the class of a session.
+        before_end: called with a session before it ends.
         is_live: whether the engine still knows a request, running or not.
 
     Attributes:
@@ -51,8 +51,8 @@ class Sessions(Mapping[str, Session]):
         policy: RequestPolicy,
         vocab_size: int,
         exclusion: Exclusion,
-        make: type[Session],
-        ending: Callable[[Session], None],
+        session_class: type[Session],
+        before_end: Callable[[Session], None],
         is_live: Callable[[str], bool],
     ) -> None:
         self.policy = policy
@@ -61,8 +61,8 @@ class Sessions(Mapping[str, Session]):
         self._memory = memory
         self._vocab_size = vocab_size
         self._exclusion = exclusion
-        self._make = make
-        self._ending = ending
+        self._session_class = session_class
+        self._before_end = before_end
         self._is_live = is_live
         self._live: dict[str, Session] = {}
         self._tasks: deque[Callable[[], None]] = deque()
@@ -92,7 +92,7 @@ class Sessions(Mapping[str, Session]):
         """Ends a session: its memory learns what it wrote."""
         session = self._live.pop(request_id)
         try:
-            self._ending(session)
+            self._before_end(session)
         except Exception:
             _log.exception("the last tokens of request %r are not learned", request_id)
         try:
@@ -140,7 +140,7 @@ class Sessions(Mapping[str, Session]):
             options = RequestOptions("", "none", 0, learns=False)
         prompt = row.tokens[: row.prompt].astype(np.int32)
         request = SessionRequest(row.request_id, prompt, options.strategy, options.max_nodes, options.learns)
-        session = self._make(request, options, seen=row.prompt, stop_token_ids=row.stop_token_ids)
+        session = self._session_class(request, options, seen=row.prompt, stop_token_ids=row.stop_token_ids)
         if options.max_nodes == 0:
             return session
         try:

@@ -64,7 +64,7 @@ def session(pieces: list[list[int]], accepted: int = 0, stops: tuple[int, ...] =
     )
     now = time.perf_counter() - 10.0
     for number, piece in enumerate(pieces):
-        found.take(np.array(piece, np.int32), now + 0.5 * number)
+        found.advance(np.array(piece, np.int32), now + 0.5 * number)
     found.stats.drafted, found.stats.accepted = 3 * accepted, accepted
     return found
 

@@ -37,10 +37,10 @@ class DraftForm(Protocol[Drafts_co]):
     @property
     def session_class(self) -> type[Session]: ...
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forgets the steps so far, which were made up to compile what real ones need."""
 
-    def took(self, step: Step, seconds: float) -> None:
+    def record_step_time(self, step: Step, seconds: float) -> None:
         """Learns from a step that was measured."""
 
     def charge(self, step: Step, seconds: float | None, drafts: SequenceOf[ChargedDraft]) -> None:
@@ -49,5 +49,5 @@ class DraftForm(Protocol[Drafts_co]):
     def propose(self, rows: int, decoding: SequenceOf[DecodeRow]) -> Drafts_co:
         """The drafts of the next step, of so many rows."""
 
-    def ending(self, session: Session) -> None:
-        """A request ends."""
+    def before_end(self, session: Session) -> None:
+        """A request is about to end."""

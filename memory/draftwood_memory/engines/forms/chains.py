@@ -31,10 +31,10 @@ class ChainForm:
         self._given = times
         self._times = times or ServedStepTimes()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self._times = self._given or ServedStepTimes()
 
-    def took(self, step: Step, seconds: float) -> None:
+    def record_step_time(self, step: Step, seconds: float) -> None:
         self._times.observe(step.tokens, step.rows, seconds)
 
     def charge(self, step: Step, seconds: float | None, drafts: SequenceOf[ChargedDraft]) -> None:
@@ -68,5 +68,5 @@ class ChainForm:
             chains[one.index], one.session.chain = chain, [*chain]  # the engine may shorten its own
         return chains
 
-    def ending(self, session: Session) -> None:
+    def before_end(self, session: Session) -> None:
         """Its steps have shown all that it wrote."""

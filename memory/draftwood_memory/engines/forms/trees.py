@@ -33,9 +33,9 @@ class TreeSession(Session):
 
     nodes: int = 0
 
-    def take(self, written: Int32Array, now: float) -> int:
-        """As `Session.take`: an engine writes what it accepts of a tree and one token more."""
-        Session.take(self, written, now)
+    def advance(self, written: Int32Array, now: float) -> int:
+        """As `Session.advance`: an engine writes what it accepts of a tree and one token more."""
+        Session.advance(self, written, now)
         self.stats.drafts += self.nodes > 0
         accepted, self.nodes = min(written.shape[0] - 1, self.nodes), 0
         self.stats.accepted += accepted
@@ -79,10 +79,10 @@ class TreeForm:
         self._output_of = output_of
         self._step_seconds = 0.0
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self._step_seconds = 0.0
 
-    def took(self, step: Step, seconds: float) -> None:
+    def record_step_time(self, step: Step, seconds: float) -> None:
         """Steps take as long with drafts as without."""
         self._step_seconds = seconds
 
@@ -106,7 +106,7 @@ class TreeForm:
             one.session.stats.drafted += nodes
         return RowTrees([one.index for one in asked], trees)
 
-    def ending(self, session: Session) -> None:
+    def before_end(self, session: Session) -> None:
         output = self._output_of(session.request.request_id)
         if output is not None and isinstance(session, TreeSession):
             session.finish(output)
