@@ -9,9 +9,9 @@ import structlog
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood_memory.errors import CorruptValueError
 from draftwood_service.experiments.report import report
+from draftwood_tenants.experiments.arm_assignment import Running
 from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot, merge, total
 from draftwood_tenants.experiments.counting import Counting
-from draftwood_tenants.experiments.placement import Running
 from draftwood_tenants.experiments.store.base import CountStore, Target
 from draftwood_tenants.experiments.store.encoding import decode
 

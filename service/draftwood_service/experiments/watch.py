@@ -15,8 +15,8 @@ from draftwood_memory.errors import CorruptValueError, MemoryStoreError
 from draftwood_service.experiments.reading import CountReader
 from draftwood_service.experiments.report import deciding
 from draftwood_tenants.catalog import Catalog
+from draftwood_tenants.experiments.arm_assignment import Running
 from draftwood_tenants.experiments.definition import ExperimentState
-from draftwood_tenants.experiments.placement import Running
 from draftwood_tenants.experiments.store.base import CountStore, Target
 
 _log = structlog.get_logger(__name__)

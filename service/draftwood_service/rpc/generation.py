@@ -37,7 +37,7 @@ from draftwood_service.rpc.streaming.relay import relay
 from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_service.serving import Serving
 from draftwood_tenants.config import TenantConfig
-from draftwood_tenants.experiments.placement import Placement
+from draftwood_tenants.experiments.arm_assignment import ArmAssignment
 from draftwood_tenants.identifiers import check_identifier
 from draftwood_tenants.shaping import DeltaShaping
 
@@ -97,7 +97,7 @@ class GenerationServicer:
         tenant = call.principal.tenant_for(request.tenant)
         operation = "chat" if request.HasField("chat") else "text_completion"
         with RequestLog(call, tenant, operation, self._experiments.counting).until_end() as record:
-            placement = record.placement = self._place(request, call.request_id, tenant)
+            assignment = record.assignment = self._assign(request, call.request_id, tenant)
             config = self._config_of(tenant)
             shaping = config.streaming.shaping(self._shaping)
             if request.output.draft_trees:
@@ -116,7 +116,7 @@ class GenerationServicer:
                     self._serving,
                     self._text_work,
                     config,
-                    placement,
+                    assignment,
                     call,
                     tenant=tenant,
                     deadline=time.perf_counter() + seconds,
@@ -126,7 +126,7 @@ class GenerationServicer:
                 stream.submit(*record.samples)
                 quota.queued()
                 async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
-                    await writer.write(self._started(requests[0], placement))
+                    await writer.write(self._started(requests[0], assignment))
                     with_details = request.output.token_details or requests[0].sampling.logprobs is not None
                     message = partial(
                         delta, with_details=with_details, token_text=self._token_text, samples=record.samples
@@ -184,12 +184,12 @@ class GenerationServicer:
     async def get_model_info(self, request: pb.GetModelInfoRequest, call: Call) -> pb.GetModelInfoResponse:
         return self._info
 
-    def _place(self, request: pb.GenerateRequest, request_id: str, tenant: str) -> Placement | None:
+    def _assign(self, request: pb.GenerateRequest, request_id: str, tenant: str) -> ArmAssignment | None:
         """The request's arm; None if it takes part in no experiment. Raises InvalidInputError."""
         session, overridden = check_identifier("session", request.session), choice_of(request.drafting).overrides
-        return self._experiments.placements.place(tenant, request_id=request_id, session=session, overridden=overridden)
+        return self._experiments.assigner.place(tenant, request_id=request_id, session=session, overridden=overridden)
 
-    def _started(self, request: Request, placement: Placement | None) -> pb.GenerateResponse:
+    def _started(self, request: Request, assignment: ArmAssignment | None) -> pb.GenerateResponse:
         return pb.GenerateResponse(
             started=pb.Started(
                 request_id=request.request_id,
@@ -199,8 +199,8 @@ class GenerationServicer:
                 prompt_tokens=request.prompt.size,
                 max_tokens=request.stop.max_tokens,
                 seed=request.sampling.seed if request.sampling.temperature else None,
-                experiment=placement.experiment.config.name if placement else "",
-                arm=placement.arm.id if placement else "",
+                experiment=assignment.experiment.config.name if assignment else "",
+                arm=assignment.arm.id if assignment else "",
             )
         )
 

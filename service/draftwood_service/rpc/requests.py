@@ -29,7 +29,7 @@ from draftwood_strategies import strategy_names
 from draftwood_strategies.draft import Int32Array
 from draftwood_tenants.config import LearningScope, TenantConfig
 from draftwood_tenants.drafting import DraftChoice, Drafting, drafting_of
-from draftwood_tenants.experiments.placement import Placement
+from draftwood_tenants.experiments.arm_assignment import ArmAssignment
 from draftwood_tenants.reading import sampling_values
 
 MAX_STOP_STRINGS = 16
@@ -75,7 +75,7 @@ async def read_requests(
     serving: Serving,
     text_work: TextWork,
     config: TenantConfig,
-    placement: Placement | None,
+    assignment: ArmAssignment | None,
     call: Call,
     *,
     tenant: str,
@@ -86,7 +86,7 @@ async def read_requests(
     Args:
         text_work: reads long texts.
         config: the tenant's.
-        placement: the arm, whose drafting replaces the tenant's.
+        assignment: the arm, whose drafting replaces the tenant's.
         tenant: of the call (see `Principal.tenant_for`).
         deadline: of the request, on the clock of `time.perf_counter`.
 
@@ -102,12 +102,12 @@ async def read_requests(
     check_trees(output.draft_trees, model.abilities)
     if not config.allow_draft_override:
         _refuse_override(request.drafting, call.principal.name, tenant)
-    if placement is not None:
-        config = replace(config, drafting=placement.arm.drafting)
+    if assignment is not None:
+        config = replace(config, drafting=assignment.arm.drafting)
     strategy_name, options, max_nodes = _drafting(request.drafting, serving, config)
     prompt = await read_prompt(request, serving, text_work, tenant)
     stop = read_stop(request, model, prompt)
-    learning, forked = config.learning, placement is not None and placement.arm.forked
+    learning, forked = config.learning, assignment is not None and assignment.arm.forked
     may_learn = request.drafting.learn or not request.drafting.HasField("learn")
     first = Request(
         request_id=call.request_id,
@@ -124,7 +124,7 @@ async def read_requests(
         priority=request.priority,
         deadline=deadline,
         arrived_at=call.arrived_at,
-        arm="" if placement is None else placement.label,
+        arm="" if assignment is None else assignment.label,
         memory=MemoryTerms(with_prompts=learning.with_prompts, **asdict(replace(learning.terms, forked=forked))),
         draft_trees=output.draft_trees,
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from draftwood_tenants.experiments.assignment import BUCKETS, Assignment
+from draftwood_tenants.experiments.assignment import BUCKETS, UnitAssignment
 from draftwood_tenants.experiments.latencies import BINS, bin_of
 from draftwood_tenants.experiments.outcomes import FIELDS, FloatArray, Outcome, column
 
@@ -113,7 +113,7 @@ class Recorder:
     def __post_init__(self) -> None:
         self._counts = Counts.zero(self.arms)
 
-    def record(self, assignment: Assignment, tenant: str, unit: str, outcome: Outcome) -> None:
+    def record(self, assignment: UnitAssignment, tenant: str, unit: str, outcome: Outcome) -> None:
         """Counts a finished request."""
         if outcome.arrived_at < self.measured_from:
             return
@@ -125,7 +125,7 @@ class Recorder:
         seen.counted, seen.erred, seen.answered = True, seen.erred or outcome.erred, seen.answered or not outcome.erred
         self._sequence += 1
 
-    def record_audit(self, assignment: Assignment, *, differing: bool) -> None:
+    def record_audit(self, assignment: UnitAssignment, *, differing: bool) -> None:
         """Counts an answer that was decoded again after its request was counted."""
         sums = self._counts.sums[assignment.arm, assignment.bucket]
         sums[_AUDITED] += 1

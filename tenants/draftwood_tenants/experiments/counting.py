@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from itertools import count
 
 from draftwood_memory.errors import MemoryStoreError
+from draftwood_tenants.experiments.arm_assignment import ArmAssignment, Running
 from draftwood_tenants.experiments.counters import Origin, Recorder, Snapshot
 from draftwood_tenants.experiments.outcomes import Outcome
-from draftwood_tenants.experiments.placement import Placement, Running
 from draftwood_tenants.experiments.store.base import CountStore, Stored, Target
 from draftwood_tenants.experiments.store.encoding import encode
 
@@ -37,16 +37,16 @@ class Counting:
         self._written: dict[Target, int] = {}
         self._problem = ""
 
-    def record(self, placement: Placement, outcome: Outcome) -> None:
+    def record(self, assignment: ArmAssignment, outcome: Outcome) -> None:
         """Counts a finished request."""
-        if placement.counted:
-            recorder = self._recorder(placement.experiment)
-            recorder.record(placement.assignment, placement.tenant, placement.unit, outcome)
+        if assignment.counted:
+            recorder = self._recorder(assignment.experiment)
+            recorder.record(assignment.unit_assignment, assignment.tenant, assignment.unit, outcome)
 
-    def record_audit(self, placement: Placement, *, differing: bool) -> None:
+    def record_audit(self, assignment: ArmAssignment, *, differing: bool) -> None:
         """Counts an answer that was decoded again without drafting."""
-        if placement.counted:
-            self._recorder(placement.experiment).record_audit(placement.assignment, differing=differing)
+        if assignment.counted:
+            self._recorder(assignment.experiment).record_audit(assignment.unit_assignment, differing=differing)
 
     def snapshot(self, target: Target) -> Snapshot | None:
         """What this process has counted of an experiment up to now."""

@@ -26,9 +26,9 @@ from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.sequence import Sequence
 from draftwood_service.experiments import watch
 from draftwood_tenants.experiments import counting
+from draftwood_tenants.experiments.arm_assignment import target_of
 from draftwood_tenants.experiments.assignment import Split
 from draftwood_tenants.experiments.counters import total
-from draftwood_tenants.experiments.placement import target_of
 from draftwood_tenants.experiments.store.base import Stored
 from draftwood_tenants.experiments.store.encoding import decode
 from draftwood_tenants.experiments.store.redis_counts import RedisCounts
@@ -271,8 +271,8 @@ async def test_a_guardrail_stops_an_arm_that_errs(server: Valkey) -> None:
         before = (await read(served)).arms
         split = split_of(experiment, arms)
         units = [str(number) for number in range(1000, 1030)]
-        placed = await all_asked(served, units)
-        assert [one.arm for one in placed] == [
+        assigned = await all_asked(served, units)
+        assert [one.arm for one in assigned] == [
             {"bad": "trie"}.get(arm, arm) for arm in (arm_of(split, u) for u in units)
         ]
         own = sum(arm_of(split, unit) != "bad" for unit in units)

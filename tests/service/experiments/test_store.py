@@ -12,11 +12,11 @@ from draftwood_memory.store.encryption import read_keys
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.experiments.reading import CountReader
 from draftwood_tenants.config import DraftConfig
+from draftwood_tenants.experiments.arm_assignment import ArmAssignment, Running
 from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot, total
 from draftwood_tenants.experiments.counting import Counting
 from draftwood_tenants.experiments.definition import Arm, ExperimentConfig
 from draftwood_tenants.experiments.outcomes import Outcome
-from draftwood_tenants.experiments.placement import Placement, Running
 from draftwood_tenants.experiments.store import redis_counts
 from draftwood_tenants.experiments.store.base import CountStore, Stored, Target
 from draftwood_tenants.experiments.store.encoding import encode
@@ -105,12 +105,14 @@ async def test_one_process_leads_until_its_lease_ends(client: RedisClient) -> No
     assert not await stores[0].lead("a", 60.0)
 
 
-def request(number: int, **values: float) -> tuple[Placement, Outcome]:
-    assignment = EXPERIMENT.split.assign("acme", str(number))
-    assert assignment is not None
-    placement = Placement(EXPERIMENT, EXPERIMENT.config.arms[assignment.arm], assignment, "acme", str(number), True)
+def request(number: int, **values: float) -> tuple[ArmAssignment, Outcome]:
+    unit_assignment = EXPERIMENT.split.assign("acme", str(number))
+    assert unit_assignment is not None
+    assignment = ArmAssignment(
+        EXPERIMENT, EXPERIMENT.config.arms[unit_assignment.arm], unit_assignment, "acme", str(number), True
+    )
     times = {"tokens": 30, "steps": 10, "decode_seconds": 0.1 + number / 1e4, "ttft_seconds": 0.02, **values}
-    return placement, Outcome(arrived_at=100.0 + number, prompt_tokens=9 + number, **times)  # type: ignore[arg-type]
+    return assignment, Outcome(arrived_at=100.0 + number, prompt_tokens=9 + number, **times)  # type: ignore[arg-type]
 
 
 def process(store: CountStore, boot: str) -> Counting:

@@ -19,6 +19,7 @@ from draftwood_service.rpc.admin.conclusion import tenant_writes
 from draftwood_service.rpc.admin.resources import Resources, apply_mask, change_audited
 from draftwood_service.rpc.calls import Call
 from draftwood_tenants.catalog import Catalog
+from draftwood_tenants.experiments.arm_assignment import label_of
 from draftwood_tenants.experiments.assignment import ExperimentError
 from draftwood_tenants.experiments.definition import (
     ExperimentConfig,
@@ -28,7 +29,6 @@ from draftwood_tenants.experiments.definition import (
     require_state,
     require_update,
 )
-from draftwood_tenants.experiments.placement import label_of
 from draftwood_tenants.experiments.reading import PREFIX, experiment_of, invalid, read_experiment
 from draftwood_tenants.reading import ServerLimits, under
 from draftwood_tenants.resources.base import EXPERIMENTS, Write
