@@ -63,7 +63,7 @@ class Watch:
         """One look, if this server holds the lease. A store that does not answer is no error."""
         problem = ""
         try:
-            if await self._store.lead(self._process, _LEASE_SECONDS):
+            if await self._store.acquire_lease(self._process, _LEASE_SECONDS):
                 running = [one for one in self._catalog.experiments() if one.state is ExperimentState.RUNNING]
                 for config in running:
                     await self._look_at(Running.of(config))

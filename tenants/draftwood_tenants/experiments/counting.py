@@ -11,7 +11,7 @@ from draftwood_memory.errors import MemoryStoreError
 from draftwood_tenants.experiments.arm_assignment import ArmAssignment, Running
 from draftwood_tenants.experiments.counters import Origin, Recorder, Snapshot
 from draftwood_tenants.experiments.outcomes import Outcome
-from draftwood_tenants.experiments.store.base import CountStore, Stored, Target
+from draftwood_tenants.experiments.store.base import CountStore, EncodedSnapshot, Target
 from draftwood_tenants.experiments.store.encoding import encode
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Counting:
                 continue
             data = await asyncio.to_thread(encode, snapshot)
             try:
-                await self._store.write(target, Stored(snapshot.origin, snapshot.sequence, data))
+                await self._store.write(target, EncodedSnapshot(snapshot.origin, snapshot.sequence, data))
                 self._written[target] = snapshot.sequence
             except MemoryStoreError as error:
                 problem = str(error)

@@ -29,7 +29,7 @@ from draftwood_tenants.experiments import counting
 from draftwood_tenants.experiments.arm_assignment import target_of
 from draftwood_tenants.experiments.assignment import Split
 from draftwood_tenants.experiments.counters import total
-from draftwood_tenants.experiments.store.base import Stored
+from draftwood_tenants.experiments.store.base import EncodedSnapshot
 from draftwood_tenants.experiments.store.encoding import decode
 from draftwood_tenants.experiments.store.redis_counts import RedisCounts
 from draftwood_tenants.resources import follower
@@ -183,7 +183,7 @@ async def counts_written(served: Served, requests: int) -> None:
     stored = partial(RedisCounts(client, ResourceCipher(None)).read, target_of(config), {})
     arms = len(config.arms)
 
-    def counted(found: Iterable[Stored]) -> bool:
+    def counted(found: Iterable[EncodedSnapshot]) -> bool:
         counts = total([decode(one.origin, arms, one.data) for one in found], arms)
         return bool(counts.sums[..., 0].sum() == requests)
 
