@@ -40,7 +40,7 @@ from draftwood_service.quotas import QuotaExceededError
 from draftwood_tenants.resources.errors import (
     ConfigurationUnknownError,
     EtagError,
-    NotAllowedNowError,
+    PreconditionError,
     ResourceError,
     ResourceExistsError,
     ResourceMissingError,
@@ -197,7 +197,7 @@ RULES: dict[type[BaseException], Rule] = {
     ResourceMissingError: Rule(grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
     EtagError: Rule(grpc.StatusCode.ABORTED, "ETAG_MISMATCH"),
     ConfigurationUnknownError: Rule(grpc.StatusCode.UNAVAILABLE, "CONFIGURATION_UNKNOWN", retry_seconds=1.0),
-    NotAllowedNowError: Rule(grpc.StatusCode.FAILED_PRECONDITION, "FAILED_PRECONDITION"),
+    PreconditionError: Rule(grpc.StatusCode.FAILED_PRECONDITION, "FAILED_PRECONDITION"),
     MemoryPurgedError: Rule(grpc.StatusCode.ABORTED, "MEMORY_PURGED"),
     ModelError: Rule(grpc.StatusCode.INTERNAL, "MODEL_FAILED", "the model failed in a step of this request"),
 }
@@ -248,7 +248,7 @@ def to_status(
     if isinstance(error, ResourceError):
         name = shortened(error.name)
         details.append(error_details_pb2.ResourceInfo(resource_name=name, description=text))
-        if isinstance(error, NotAllowedNowError):
+        if isinstance(error, PreconditionError):
             failure = error_details_pb2.PreconditionFailure.Violation(type=error.kind, subject=name, description=text)
             details.append(error_details_pb2.PreconditionFailure(violations=[failure]))
     delay: float | None = getattr(error, "retry_seconds", rule.retry_seconds)
