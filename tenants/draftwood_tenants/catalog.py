@@ -47,9 +47,9 @@ class Catalog:
     def __init__(self, stored: ResourceFollower, file: FollowedFile[FileContent] | None, limits: ServerLimits) -> None:
         self._stored = stored
         self._file = file
-        self._tenants = _Read(lambda resource: _lenient(resource, limits), keeps=True)
-        self._stops = _Read(lambda resource: experiments_pb2.Experiment.FromString(resource.value))
-        self._experiments = _Read(
+        self._tenants = _ParsedConfigs(lambda resource: _lenient(resource, limits), keeps=True)
+        self._stops = _ParsedConfigs(lambda resource: experiments_pb2.Experiment.FromString(resource.value))
+        self._experiments = _ParsedConfigs(
             lambda resource: read_experiment(message_of(resource, experiments_pb2.Experiment), limits)
         )
 
@@ -130,7 +130,7 @@ class Catalog:
         return sorted({*in_file, *self._stored.of_kind(kind)})
 
 
-class _Read:
+class _ParsedConfigs:
     """The configurations of resources, read when they are first asked for.
 
     Args:

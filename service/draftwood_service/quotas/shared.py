@@ -84,7 +84,7 @@ class SharedLimiter(Limiter):
             except MemoryStoreError as error:
                 self._fail(error, tenant)
         if second is None:
-            share = limits.share(max(1, self.replicas), tokens)
+            share = limits.replica_share(max(1, self.replicas), tokens)
             self.window_of(tenant).check(share, tokens, self.clock(), requests)
             self.admitted_alone += requests
             self._unsent.setdefault(tenant, Window()).add(tokens, self.clock(), requests)

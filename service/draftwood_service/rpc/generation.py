@@ -211,7 +211,7 @@ class GenerationServicer:
             raise ModelNotServedError(model, served)
 
     def _limits_of(self, config: TenantConfig) -> RateLimits:
-        return config.quotas.over(self._default_limits)
+        return config.quotas.with_defaults(self._default_limits)
 
     def _seconds(self, call: Call) -> float:
         """Seconds until the server ends the call; gRPC itself ends it at the client's deadline."""

@@ -12,7 +12,7 @@ from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
 from draftwood_tenants.resources.base import ConflictError, Cursor, Page, Resource, ResourceStore, Write
 from draftwood_tenants.resources.clock import ClockWatch
 from draftwood_tenants.resources.ending import end
-from draftwood_tenants.resources.remembered import Remembered
+from draftwood_tenants.resources.presence_note import PresenceNote
 
 _log = logging.getLogger(__name__)
 
@@ -93,14 +93,14 @@ class ResourceFollower:
         read: they were read, in this process.
 
     Args:
-        remembered: what earlier processes found; None where they leave nothing.
+        presence_note: what earlier processes found; None where they leave nothing.
     """
 
-    def __init__(self, store: ResourceStore, remembered: Remembered | None = None) -> None:
+    def __init__(self, store: ResourceStore, presence_note: PresenceNote | None = None) -> None:
         self.known = asyncio.Event()
         self.read = False
         self._store = store
-        self._remembered = remembered
+        self._presence_note = presence_note
         self._clock = ClockWatch()
         self._cursor = Cursor()
         self._lock = asyncio.Lock()
@@ -128,7 +128,7 @@ class ResourceFollower:
         """Looks once, and from now on. A store that does not answer is no error."""
         await self._look()
         unanswered = self._cursor == Cursor()
-        if unanswered and self._remembered is not None and await self._remembered.none_lately():
+        if unanswered and self._presence_note is not None and await self._presence_note.none_lately():
             self.known.set()
         if not self.known.is_set():
             _log.error("the configuration of tenants is unknown; requests are refused until it was read")
@@ -201,13 +201,13 @@ class ResourceFollower:
         self._say("")
         self.read = True
         self.known.set()
-        if self._remembered is not None:
-            await self._remembered.note(bool(self._copy.names or self._copy.unreadable))
+        if self._presence_note is not None:
+            await self._presence_note.note(bool(self._copy.names or self._copy.unreadable))
 
     async def _incomplete(self) -> str:
         """Why the first reading does not tell which tenants there are; "" if it does."""
-        if not self._cursor.revision and self._remembered is not None and await self._remembered.had_some():
-            return f"the store lost it: write it again, or delete {self._remembered.path} if there shall be none"
+        if not self._cursor.revision and self._presence_note is not None and await self._presence_note.had_some():
+            return f"the store lost it: write it again, or delete {self._presence_note.path} if there shall be none"
         if self._copy.foreign:
             return "names of tenants are hidden with another key, or were stored before they were hidden"
         return ""

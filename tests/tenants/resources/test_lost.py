@@ -18,8 +18,8 @@ from draftwood_tenants.resources.base import Cursor, Write
 from draftwood_tenants.resources.clock import ClockWatch
 from draftwood_tenants.resources.encryption import ResourceCipher
 from draftwood_tenants.resources.follower import ResourceFollower
+from draftwood_tenants.resources.presence_note import PresenceNote
 from draftwood_tenants.resources.redis_resources import RedisResources
-from draftwood_tenants.resources.remembered import Remembered
 from tests.memory.servers import Valkey
 from tests.service.fakes import until
 from tests.tenants.resources.test_store import followers, on
@@ -176,7 +176,7 @@ async def test_names_that_cannot_be_read_may_be_anyones(valkey: Valkey, keys: Ke
 
 def remembering(server: Valkey, folder: Path, keys: KeyRing | None = None) -> ResourceFollower:
     client = RedisClient(server.url, timeout=1.0)
-    return ResourceFollower(RedisResources(client, ResourceCipher(keys)), Remembered(folder, client.identity))
+    return ResourceFollower(RedisResources(client, ResourceCipher(keys)), PresenceNote(folder, client.identity))
 
 
 async def test_what_was_remembered_counts_only_while_the_store_does_not_answer(valkey: Valkey, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ async def test_what_a_server_knows_that_starts_while_its_store_is_away(
                     await before.write([Write("tenants", "a", None, revision)])
             await before.close()
         if had.endswith("ago"):
-            os.utime(Remembered(tmp_path, on(server)._client.identity).path, (time.time() - 172_800,) * 2)
+            os.utime(PresenceNote(tmp_path, on(server)._client.identity).path, (time.time() - 172_800,) * 2)
         server.kill()
         follower = remembering(server, tmp_path)
         await follower.start()

@@ -202,7 +202,7 @@ async def test_what_is_known_stays_while_the_store_is_away(valkey: Valkey) -> No
 
 
 async def test_a_task_that_misses_a_cancellation_ends_at_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(ending, "_RETRY_SECONDS", 0.01)
     missed = 0
 
     async def deaf() -> None:
