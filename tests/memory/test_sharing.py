@@ -210,8 +210,8 @@ async def test_a_restricted_user_is_enough(server: Valkey, monkeypatch: pytest.M
     limiter = SharedLimiter(RedisClient(url), answer_seconds=2.0)
     reservation = await limiter.reserve("t", RateLimits(5, 100, 5), 10)
     await limiter.refresh()
-    reservation.settle(5)
-    await reservation.settled()
+    reservation.release(5)
+    await reservation.released()
     await limiter.close()
     assert limiter.outages == 0
     async with replicas(1, f"redis://dw:wrong@127.0.0.1:{server.port}") as [refused]:

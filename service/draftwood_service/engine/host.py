@@ -35,7 +35,7 @@ from draftwood_service.engine.link import (
 from draftwood_service.engine.loaded import LoadedEngine, learning
 from draftwood_service.engine.output import Output
 from draftwood_service.engine.preparation import LiveRequest, Preparation
-from draftwood_service.engine.reporting.reporter import Reporter, WorkLedger
+from draftwood_service.engine.reporting.reporter import Reporter, WorkRecorder
 from draftwood_strategies import Strategy
 
 _log = structlog.get_logger(__name__)
@@ -86,7 +86,7 @@ class EngineHost:
         self._names: dict[Sequence, tuple[LiveRequest, int]] = {}
         self._preparation = Preparation(loaded, self.between_steps, self._begin, self._fail)
         self._auditor = Auditor(end.send)
-        self._ledger = WorkLedger()
+        self._recorder = WorkRecorder()
         own_text = loaded.own_text
         self._own_text = None if own_text is None or own_text.done else own_text
         self._ended = False
@@ -106,7 +106,7 @@ class EngineHost:
         """Raises EOFError once the other end is closed, and what the engine raises."""
         engine, memory = self._engine, self._loaded.memory
         memory.start(self.between_steps, self._loaded.preload, self._loaded.strategy)
-        report = lambda: self._ledger.report(engine, self._names)  # noqa: E731
+        report = lambda: self._recorder.report(engine, self._names)  # noqa: E731
         of_memory = self._loaded.memory_report or (lambda: (memory.counters(), memory.healthy))
         reporter = Reporter(report, self.between_steps, self._end.send, of_memory)
         try:
@@ -250,7 +250,7 @@ class EngineHost:
     def _end_sample(self, sequence: Sequence, finish: Finish | None = None) -> None:
         live, number = self._names.pop(sequence)
         del live.samples[number]
-        self._ledger.ended(sequence)
+        self._recorder.ended(sequence)
         self._auditor.end(sequence, finish)
         if not live.samples:
             del self._live[live.id]

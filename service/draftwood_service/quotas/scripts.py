@@ -85,7 +85,7 @@ return {'ok', now}
 )
 
 # KEYS: used leases. ARGV: second unused_tokens member unused_requests.
-SETTLE = (
+RELEASE = (
     _COMMON
     + """
 local unused, requests = tonumber(ARGV[2]), tonumber(ARGV[4])

@@ -61,7 +61,7 @@ class SharedLimiter(Limiter):
         self._batches: dict[str, tuple[int, dict[int, Bucket]]] = {}
         """Counts that were sent, until the store has confirmed them, with their numbers."""
         self._number = 0
-        self._settling: set[asyncio.Task[None]] = set()
+        self._releasing: set[asyncio.Task[None]] = set()
         self._refreshing: asyncio.Task[None] | None = None
 
     @property
@@ -89,14 +89,14 @@ class SharedLimiter(Limiter):
             self.admitted_alone += requests
             self._unsent.setdefault(tenant, Window()).add(tokens, self.clock(), requests)
         admitted = self.admit(tenant, limits, tokens, lease, requests)
-        admitted.on_settled = partial(self._settle, tenant, lease, admitted.second, second)
+        admitted.on_release = partial(self._release, tenant, lease, admitted.second, second)
         return admitted
 
     async def close(self) -> None:
-        """See `Limiter`. Waits shortly for reservations that are being settled."""
+        """See `Limiter`. Waits shortly for reservations that are being released."""
         await end([self._refreshing])
-        if self._settling:
-            await asyncio.wait(self._settling, timeout=self._store.answer_seconds)
+        if self._releasing:
+            await asyncio.wait(self._releasing, timeout=self._store.answer_seconds)
         await self._store.close()
 
     async def refresh(self) -> None:
@@ -120,7 +120,7 @@ class SharedLimiter(Limiter):
             await self._refresh_some(refreshes[first : first + _TENANTS])
         self._unreachable = False
 
-    def _settle(
+    def _release(
         self, tenant: str, lease: int, here: int, second: int | None, unused: int, unused_requests: int
     ) -> asyncio.Task[None] | None:
         """Tells the store that a request has ended, beside the caller.
@@ -129,23 +129,23 @@ class SharedLimiter(Limiter):
             here, second: in which this process and the store admitted it; None if this replica did alone.
         """
         if second is None and (window := self._unsent.get(tenant)):
-            window.give_back(here, unused, unused_requests)
+            window.refund(here, unused, unused_requests)
         if self._is_alone(tenant):
             return None
-        given_back = (unused, unused_requests) if second else (0, 0)
-        work = self._settle_in_store(tenant, second or 0, *given_back, lease)
+        refunded = (unused, unused_requests) if second else (0, 0)
+        work = self._release_in_store(tenant, second or 0, *refunded, lease)
         try:
             task = asyncio.get_running_loop().create_task(work)
         except RuntimeError:  # the loop has ended
             work.close()
             return None
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
         return task
 
-    async def _settle_in_store(self, tenant: str, second: int, unused: int, unused_requests: int, lease: int) -> None:
+    async def _release_in_store(self, tenant: str, second: int, unused: int, unused_requests: int, lease: int) -> None:
         try:
-            await self._store.settle(tenant, second, unused, lease, unused_requests)
+            await self._store.release(tenant, second, unused, lease, unused_requests)
         except MemoryStoreError as error:  # the tokens count until their minute is over, the lease until it expires
             self._fail(error, tenant)
 

@@ -76,14 +76,14 @@ class QuotaStore:
         needed = tokens if limit == "tokens_per_minute" else 1
         raise QuotaExceededError(limit, getattr(limits, limit), used, needed, retry)
 
-    async def settle(self, tenant: str, second: int, unused: int, lease: int, unused_requests: int = 0) -> None:
+    async def release(self, tenant: str, second: int, unused: int, lease: int, unused_requests: int = 0) -> None:
         """A request that was admitted in `second` has ended, and did not use so many tokens, or does not count."""
-        script = self._settle_script(tenant, second, unused, lease, unused_requests)
+        script = self._release_script(tenant, second, unused, lease, unused_requests)
         await self._within(self.answer_seconds, self._client.run(script))
 
     async def free(self, leases: Iterable[tuple[str, int]]) -> None:
         """Tenants' leases whose requests have ended."""
-        made = [self._settle_script(tenant, 0, 0, lease) for tenant, lease in leases]
+        made = [self._release_script(tenant, 0, 0, lease) for tenant, lease in leases]
         await self._within(REFRESH_SECONDS, self._client.run_all(made))
 
     async def refresh(self, refreshes: SequenceOf[Refresh]) -> list[MemoryStoreError | None]:
@@ -104,8 +104,8 @@ class QuotaStore:
         finally:
             call.close()  # without the semaphore in time, it was never awaited
 
-    def _settle_script(self, tenant: str, second: int, unused: int, lease: int, unused_requests: int = 0) -> Script:
-        return Script(scripts.SETTLE, self._keys(tenant), [second, unused, self._member(lease), unused_requests])
+    def _release_script(self, tenant: str, second: int, unused: int, lease: int, unused_requests: int = 0) -> Script:
+        return Script(scripts.RELEASE, self._keys(tenant), [second, unused, self._member(lease), unused_requests])
 
     def _refresh_script(self, one: Refresh) -> Script:
         keys = self._keys(one.tenant)

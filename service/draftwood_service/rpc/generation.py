@@ -132,8 +132,8 @@ class GenerationServicer:
                         delta, with_details=with_details, token_text=self._token_text, samples=record.samples
                     )
                     finishes = await relay(stream, writer, message, shaping)
-                    quota.settle(used_tokens(record.samples))
-                    await quota.settled()  # a client may send its next request once it has read the end
+                    quota.release(used_tokens(record.samples))
+                    await quota.released()  # a client may send its next request once it has read the end
                     await writer.write(finished(record.samples, finishes))
                 record.finish_reasons = [finish.reason.value for finish in finishes]
                 record.outcome = record.finish_reasons[0]
@@ -143,7 +143,7 @@ class GenerationServicer:
                     record.outcome = "deadline_exceeded"
                 raise
             finally:
-                quota.settle(used_tokens(record.samples))
+                quota.release(used_tokens(record.samples))
                 timer.cancel()
                 stream.close()
 

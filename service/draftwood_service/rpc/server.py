@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 
 from draftwood_memory.settings.files import store_keys
 from draftwood_memory.settings.opening import store_client
-from draftwood_service.audits.ledger import AuditLedger
+from draftwood_service.audits.recorder import AuditRecorder
 from draftwood_service.audits.results import AuditOutcome, AuditResult
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.reporting.liveness import follow_liveness
@@ -105,7 +105,7 @@ class RunningServer:
         memory = MemoryServicer(
             bridge, model, settings, catalog.config_of, lambda tenant: catalog.tenant_message(tenant) is not None
         )
-        self.audits = AuditLedger(model)
+        self.audits = AuditRecorder(model)
         bridge.on_audited = self._audited
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
         status = StatusServicer(bridge, self.audits, self.recovery, self.known, settings)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from draftwood_model_runner.request import Request
     from draftwood_model_runner.statistics import SequenceStats
-    from draftwood_service.audits.ledger import AuditLedger
+    from draftwood_service.audits.recorder import AuditRecorder
     from draftwood_service.engine.bridge import EngineBridge
     from draftwood_service.engine.reporting.recovery import EngineRecovery
     from draftwood_service.quotas import Limiter
@@ -50,7 +50,7 @@ class WatchedServer(Protocol):
     bridge: EngineBridge
     recovery: EngineRecovery
     limiter: Limiter
-    audits: AuditLedger
+    audits: AuditRecorder
     gate: Gate
 
 

@@ -64,7 +64,7 @@ class Page:
     Attributes:
         changes: by key, in the order of their revisions; None for a resource that is deleted.
         cursor: for the next page.
-        anew: it begins a reading of everything: what is not in this page or the following does not exist.
+        is_snapshot: it begins a full listing: what is not in this page or the following does not exist.
         more: there is another page.
         unreadable: keys of changes of which the value cannot be read here.
         foreign: those of them with names that are not written as here, so that their tenants are not known.
@@ -73,7 +73,7 @@ class Page:
 
     changes: dict[str, Resource | None]
     cursor: Cursor
-    anew: bool
+    is_snapshot: bool
     more: bool
     unreadable: frozenset[str] = frozenset()
     foreign: frozenset[str] = frozenset()

@@ -161,7 +161,7 @@ class ResourceFollower:
                 page = await self._store.changes(cursor)
                 timed(page.time)
             cursor = page.cursor
-            if page.anew:
+            if page.is_snapshot:
                 copy = _Copy()
             copy.apply(page, self._copy)
             if copy is self._copy:
@@ -177,8 +177,8 @@ class ResourceFollower:
         return True
 
     def _lost(self, copy: _Copy, cursor: Cursor) -> list[Write]:
-        """What the store had and has not any more, though nobody deleted it. It was emptied, was begun anew since, or
-        went back, as in a failover."""
+        """What the store had and has not any more, though nobody deleted it: it was emptied, replaced, or
+        went back in time, as in a failover."""
         known = self._cursor
         if known.revision and (not cursor.revision or (known.store and cursor.store != known.store)):
             return self._copy.lost_in(copy)

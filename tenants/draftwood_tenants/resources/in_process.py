@@ -32,12 +32,12 @@ class InProcessResources:
 
     async def changes(self, after: Cursor) -> Page:
         """Everything in one page."""
-        anew = after.floor != self._floor and after.revision < max(self._floor, 1)
-        seen = 0 if anew else after.revision
+        is_snapshot = after.floor != self._floor and after.revision < max(self._floor, 1)
+        seen = 0 if is_snapshot else after.revision
         changed: dict[str, Resource | None] = {key: one for key, one in self._resources.items() if one.revision > seen}
-        if not anew:
+        if not is_snapshot:
             changed |= dict.fromkeys(key for key, revision in self._deleted.items() if revision > seen)
-        return Page(changed, Cursor(self._revision, self._floor), anew, more=False)
+        return Page(changed, Cursor(self._revision, self._floor), is_snapshot, more=False)
 
     async def close(self) -> None:
         """Does nothing."""

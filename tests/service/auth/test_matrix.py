@@ -239,7 +239,7 @@ async def by_role_and_tenant(method: MethodDescriptor, served: Served, keys: Key
                     error = await refused(served, method, f"Bearer {credential}", tenant)
                     assert (error.code(), reason(error)) == (CODE.PERMISSION_DENIED, "PERMISSION_DENIED")
                     assert OTHER not in str(error.details())
-    await served.settled()
+    await served.assert_idle()
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +279,7 @@ async def test_the_tenant_is_the_credentials(guarded_by: tuple[Served, Keys]) ->
         stream: Any = served.stub.Generate(request, metadata=bearer(credential))
         assert (await stream.read()).started.tenant == tenant
         stream.cancel()
-    await served.settled()
+    await served.assert_idle()
 
 
 async def test_an_admin_reads_only_its_own_tenant(keys: Keys, tmp_path: Path) -> None:
@@ -369,4 +369,4 @@ async def test_draft_trees_are_for_those_who_may_export(guarded_by: tuple[Served
         with pytest.raises(grpc.aio.AioRpcError) as refused_call:
             await answering.read()
         assert refused_call.value.code() is CODE.PERMISSION_DENIED
-    await served.settled()
+    await served.assert_idle()

@@ -15,7 +15,7 @@ async def learned(served: Served, *requests: dict[str, Any]) -> int:
     for fields in requests:
         stop = pb.StopOptions(max_tokens=3)
         assert (await answer(served.stub.Generate(pb.GenerateRequest(stop=stop, **fields)))).finished
-    await served.settled()
+    await served.assert_idle()
     return served.memory.counters().learned
 
 

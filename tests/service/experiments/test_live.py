@@ -360,7 +360,7 @@ async def test_the_winners_memory_becomes_the_tenants(server: Valkey, stored: bo
             await knows(other)
         for one in servers:
             await all_asked(one, [f"{one is served}{number}" for number in range(8)])
-        await served.settled()
+        await served.assert_idle()
         memory = served.memory
         await until(lambda: all(not one.memory.outbox.pending for one in servers))
         await asyncio.sleep(0.2)
@@ -378,7 +378,7 @@ async def test_the_winners_memory_becomes_the_tenants(server: Valkey, stored: bo
             await until(partial(_has, one, won))
         with memory.learning(MemoryName("acme", "x/fork")) as late:  # a request that had begun in the arm
             late.learn(np.arange(40, dtype=np.int32))
-        await served.settled()
+        await served.assert_idle()
         await experiments(served).DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
         assert sorted(log_of(memory, "acme")) == sorted([*won, [*range(40)]])
         assert log_of(memory, "acme", "x/fork") == log_of(memory, "acme", "x/trie") == []

@@ -80,12 +80,12 @@ async def test_changes_are_those_after_the_cursor(store: ResourceStore) -> None:
     [_, second] = await store.write([Write("tenants", "a", b"1", 0), Write("tenants", odd, b"\x00\xff", 0)])
     first = await store.changes(Cursor())
     assert {(one.name, one.value) for one in first.changes.values() if one} == {("a", b"1"), (odd, b"\x00\xff")}
-    assert (first.anew, first.cursor.revision) == (True, second)
+    assert (first.is_snapshot, first.cursor.revision) == (True, second)
     await store.write([Write("tenants", odd, None, second)])
     last = await store.changes(first.cursor)
-    assert ([*last.changes.values()], last.anew) == ([None], False)
+    assert ([*last.changes.values()], last.is_snapshot) == ([None], False)
     nothing = await store.changes(last.cursor)
-    assert (nothing.changes, nothing.anew, nothing.more) == ({}, False, False)
+    assert (nothing.changes, nothing.is_snapshot, nothing.more) == ({}, False, False)
 
 
 async def test_followers_read_pages_and_what_they_missed(store: ResourceStore, monkeypatch: pytest.MonkeyPatch) -> None:

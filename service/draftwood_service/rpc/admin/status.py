@@ -13,7 +13,7 @@ from importlib.metadata import version
 from draftwood.admin.v1 import status_pb2 as pb
 from draftwood_memory.counters import MemoryCounters
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.audits.ledger import AuditLedger
+from draftwood_service.audits.recorder import AuditRecorder
 from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.reporting.recovery import EngineRecovery
@@ -33,20 +33,20 @@ class StatusServicer:
     """The methods of StatusService.
 
     Args:
-        ledger: counts audits, and knows the model.
+        recorder: counts audits, and knows the model.
         known: set once it is known which tenants are configured.
     """
 
     def __init__(
         self,
         bridge: EngineBridge,
-        ledger: AuditLedger,
+        recorder: AuditRecorder,
         recovery: EngineRecovery,
         known: asyncio.Event,
         settings: Settings,
     ) -> None:
         self._bridge = bridge
-        self._ledger = ledger
+        self._recorder = recorder
         self._recovery = recovery
         self._known = known
         self._settings = settings
@@ -80,7 +80,7 @@ class StatusServicer:
                 del self._watches[tenant]
 
     def _status(self, principal: Principal) -> pb.ServerStatus:
-        reports, model = self._bridge.reports, self._ledger.model
+        reports, model = self._bridge.reports, self._recorder.model
         age = time.monotonic() - max(reports.at, self._started_at)
         status = pb.ServerStatus(
             time=datetime.now(UTC) - timedelta(seconds=age),
@@ -111,7 +111,7 @@ class StatusServicer:
         work = WorkCounts()
         for counts in report.work.values():
             work = work.plus(counts)
-        audits = self._ledger.counts.values()
+        audits = self._recorder.counts.values()
         return pb.LoadStatus(
             running=report.load.running,
             waiting=report.load.waiting,

@@ -46,7 +46,7 @@ class AuditCounts:
     margins: list[int] = field(default_factory=lambda: [0] * (len(MARGIN_BOUNDS) + 1))
 
 
-class AuditLedger:
+class AuditRecorder:
     """Counts the audits of a served model, and logs each difference. For the event loop only.
 
     Attributes:
