@@ -47,7 +47,7 @@ def serve(args: list[str]) -> int | None:
 
     Returns:
         The exit status: 0 after a drain, 2 for a bad setting, 1 for any other reason not to serve, among them an engine
-        that died more often than it is restarted, so that who runs the service starts it anew.
+        that died more often than it is restarted, so that its supervisor restarts it.
     """
     try:
         settings = read_settings(args, os.environ)

@@ -249,7 +249,7 @@ class Cut:
         await memory.replica.load()
         found = resident(memory, "t")
         read = await memory.replica.memories.read(found.tag, found.generation or 0, found.position)
-        await memory.replica.take(found, found.generation or 0, read)
+        await memory.replica.apply_entries(found, found.generation or 0, read)
 
     async def _tried(self, memory: Memory) -> bool:
         try:

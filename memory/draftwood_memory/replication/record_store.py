@@ -128,7 +128,7 @@ class RecordStore:
         self._listed |= dict.fromkeys(due, now)
 
     async def renew(self, name: MemoryName, generation: int) -> None:
-        """A memory is used: the time after which the store deletes it as unused begins anew."""
+        """A memory is used: renews its expiry in the store."""
         config = self._process.residents.config_of(name)
         if not config.stored_seconds and config.orphan_ttl:
             await self._memories.renew(self._process.naming.tag(name), generation, config.orphan_ttl)

@@ -98,7 +98,7 @@ class Memories:
         return found
 
     async def renew(self, tag: str, generation: int, expiry: float) -> None:
-        """A memory was loaded: its time until it is deleted as unused begins anew."""
+        """A memory was loaded: renews its expiry."""
         keys = (stream_key(tag, generation), expiry), (tenant_key(tenant_part(tag)), expiry + _HASH_SECONDS)
         await self.client.results([_expire(*one) for one in keys])
 

@@ -175,7 +175,7 @@ class RedisClient:
 
     async def _failed(self, error: BaseException) -> MemoryStoreError:
         """The error, mapped. Closes idle connections if it tells that their server has become a replica: the next call
-        connects anew, to whatever the address stands for then. (A cluster answers MOVED, which the library follows.)
+        reconnects, to whatever the address resolves to then. (A cluster answers MOVED, which the library follows.)
         """
         if _code(error, str(error)) in _DEMOTED and self._client is not None and not self.is_cluster:
             with suppress(exceptions.RedisError, OSError):

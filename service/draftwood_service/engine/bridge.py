@@ -106,7 +106,7 @@ class EngineBridge:
         return info
 
     async def restart(self) -> None:
-        """Starts the engine anew after it died. Requests are admitted again when it is loaded.
+        """Restarts the engine after it died. Requests are admitted again when it is loaded.
 
         Raises:
             ShuttingDownError: the bridge drains or was closed.

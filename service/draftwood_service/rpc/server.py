@@ -56,7 +56,7 @@ class RunningServer:
     """Serves a model until it is stopped.
 
     Attributes:
-        recovery: starts an engine anew that has died; once it has failed, what is left to do is to stop.
+        recovery: restarts an engine that has died; once it has failed, what is left to do is to stop.
         audits: the counts of the losslessness audit, for metrics and experiments.
         gate: counts the calls that it refused.
         limiter: of requests, by their tenants' quotas.
@@ -154,7 +154,7 @@ class RunningServer:
         await end([self._becoming_ready])
         await self._set_serving(False)
         await self.recovery.close()
-        await self._set_serving(False)  # also if the engine was just started anew
+        await self._set_serving(False)  # also if the engine was just restarted
         self.bridge.drain()
         _log.info("draining", live=self.bridge.live, grace_seconds=grace)
         deadline = time.monotonic() + grace

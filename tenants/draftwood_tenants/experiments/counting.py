@@ -82,7 +82,7 @@ class Counting:
     def _recorder(self, experiment: Running) -> Recorder:
         recorder = self._recorders.get(experiment.target)
         if recorder is None:
-            # If an experiment is gone for a while, its counts begin anew beside those that are written.
+            # If an experiment is gone for a while, its counts start at 0 beside those that are written.
             origin = Origin(self._process.replica, f"{self._process.boot}.{next(self._number)}")
             recorder = Recorder(origin, len(experiment.config.arms), experiment.measured_from)
             self._recorders[experiment.target] = recorder

@@ -1,4 +1,4 @@
-"""Starts an engine that has died anew, a few times and at growing intervals. For the event loop only."""
+"""Restarts an engine that has died, a few times and with exponential backoff. For the event loop only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EngineRecovery:
 
     Attributes:
         failed: set when it has given up; what is left to do is to stop.
-        restarts: how often the engine was started anew, in all.
+        restarts: how often the engine was restarted, in all.
     """
 
     def __init__(self, bridge: EngineBridge, attempts: int, set_serving: Callable[[bool], Awaitable[None]]) -> None:

@@ -64,7 +64,7 @@ class Replica:
         self._samples: deque[ServerStatus] = deque()
 
     def take(self, status: ServerStatus) -> None:
-        """Adds a sample. The ones before are forgotten if the server has been started anew since."""
+        """Adds a sample. The ones before are forgotten if the server has been restarted since."""
         self.problem, self.refused = "", False
         self._arrived_at = time.monotonic()
         samples = self._samples
