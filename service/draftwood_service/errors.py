@@ -48,7 +48,7 @@ from draftwood_tenants.resources.errors import (
 
 ERROR_DOMAIN = "draftwood"
 _MAX_BYTES = 500
-_LEAST_DELAY = 0.01
+_MIN_DELAY = 0.01
 """Seconds: gRPC's C core, which Python and others use, loses a call that is to be retried after 0 ms."""
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
@@ -253,7 +253,7 @@ def to_status(
             details.append(error_details_pb2.PreconditionFailure(violations=[failure]))
     delay: float | None = getattr(error, "retry_seconds", rule.retry_seconds)
     if delay is not None:
-        seconds = max(delay, _LEAST_DELAY)
+        seconds = max(delay, _MIN_DELAY)
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(round(1000 * seconds))
         details.append(retry)

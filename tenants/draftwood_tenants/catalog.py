@@ -31,7 +31,7 @@ _UNREAD = TenantConfig(learning=LearningConfig(scope=LearningScope.NOTHING))
 """Of a tenant without configuration, until the store was read once: it may have one by now."""
 _MAY_LACK = frozenset(("drafting", "sampling", "weight", "description"))
 """Parts of a tenant that bound nothing: without them the server's settings hold."""
-_MOST_READ = 200_000
+_MAX_READ = 200_000
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -156,7 +156,7 @@ class _ParsedConfigs:
                 text = "a stored resource is not valid here: %s: %s; in use: %s"
                 _log.error(text, f"{resource.kind}/{resource.name}", error, in_use)
                 known = resource.revision, before
-            if len(self._known) == _MOST_READ:
+            if len(self._known) == _MAX_READ:
                 self._known.clear()  # most of them are of resources that were deleted
             self._known[resource.name] = known
         return known[1]

@@ -12,7 +12,7 @@ from draftwood_client.protocol.status import not_ready_error
 
 MAX_ATTEMPTS = 5
 """gRPC makes no more attempts, whatever a policy says."""
-_LEAST_SECONDS = 0.01
+_MIN_SECONDS = 0.01
 """gRPC 1.85 loses a request whose delay it rounds to 0 ms (docs/decisions)."""
 
 
@@ -44,8 +44,8 @@ class RetryPolicy:
             raise _outside("max_attempts", self.max_attempts, f"it must lie in [0, {MAX_ATTEMPTS}]")
         for name in ("initial_backoff", "max_backoff"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= _LEAST_SECONDS):
-                raise _outside(name, value, f"it must be at least {_LEAST_SECONDS:g} seconds")
+            if not (math.isfinite(value) and value >= _MIN_SECONDS):
+                raise _outside(name, value, f"it must be at least {_MIN_SECONDS:g} seconds")
         if not (math.isfinite(self.multiplier) and self.multiplier >= 1):
             raise _outside("multiplier", self.multiplier, "it must be at least 1")
 

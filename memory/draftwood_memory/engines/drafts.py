@@ -36,7 +36,7 @@ _REST_SECONDS = 0.05
 """Without a step, after which the engine rests. It bounds how late the last answers reach other replicas. Not tuned."""
 _PUBLISH_SECONDS = 1.0
 """Between two looks at the metrics, as between two reports of the server's engine."""
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """Steps in a row in which drafting raised, after which it is switched off."""
 
 Drafts = TypeVar("Drafts")
@@ -123,14 +123,14 @@ class EngineDrafts(Generic[Drafts]):
         """As `step`; None where something raises: the next step of the engine has no drafts then.
 
         Raises:
-            Exception: what raised, if it is the `MOST_FAILURES`th step in a row that did: `close` is to follow.
+            Exception: what raised, if it is the `MAX_FAILURES`th step in a row that did: `close` is to follow.
         """
         try:
             drafts = self.step(rows())
         except Exception as error:
             self.failing = True
             self._failures += 1
-            if self._failures >= MOST_FAILURES:
+            if self._failures >= MAX_FAILURES:
                 raise
             _log.warning("a step is not drafted for: %s: %s", type(error).__name__, error)
             return None

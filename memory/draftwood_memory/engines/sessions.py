@@ -27,7 +27,7 @@ _log = logging.getLogger("draftwood")
 
 _COST_MODELS = 4096
 """Tenants and strategies whose cost model is remembered; the least recently used one is dropped."""
-_MOST_REFUSALS = 100
+_MAX_REFUSALS = 100
 """Problems that are logged."""
 
 
@@ -185,6 +185,6 @@ class Sessions(Mapping[str, Session]):
 
     def _refuse(self, problem: str) -> None:
         """A request is not drafted for. Logged once for each problem, as clients repeat theirs."""
-        if len(self._refused) < _MOST_REFUSALS and problem not in self._refused:
+        if len(self._refused) < _MAX_REFUSALS and problem not in self._refused:
             self._refused.add(problem)
             _log.warning("requests are not drafted for: %s", problem)

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 LIVE_SECONDS = 60.0
 """A memory is followed for so long after its last request. It bounds the keys that a blocking read names; what a
 later request uses reads on from where the memory is. Not tuned."""
-_MOST_INSTANCES = 8
+_MAX_INSTANCES = 8
 """Of one memory: requests may name any strategy, and configurations change. Not tuned."""
 OVERLAP = 16
 """Tokens that are learned again before those that are new in the answer to a repeated request, so that drafts lead from
@@ -146,7 +146,7 @@ class Resident:
     def instance(self, key: StrategyKey) -> tuple[Strategy, Future[None] | None]:
         """The instance of a strategy, and the future that completes when it has learned the log; None if it has.
 
-        Of more than `_MOST_INSTANCES` the one used longest ago is dropped; sequences that use it keep it.
+        Of more than `_MAX_INSTANCES` the one used longest ago is dropped; sequences that use it keep it.
 
         Raises:
             UnknownStrategyError: no strategy has this name.
@@ -160,7 +160,7 @@ class Resident:
             self.strategies[key] = strategy
             oldest = next(iter(self.strategies))
             dropped = None
-            if len(self.strategies) > _MOST_INSTANCES:
+            if len(self.strategies) > _MAX_INSTANCES:
                 del self.strategies[oldest]
                 dropped = self.unbuilt.pop(oldest, None)
             loading = self.unbuilt.get(key)

@@ -31,7 +31,7 @@ from draftwood_memory.store.stored import Append, Entry, MemoryMetadata, StoredM
 _HASH_SECONDS = 30 * 24 * 3600
 """A tenant's hash outlives its streams by so long, so that no late entry is read again. Not tuned: it has to outlast
 every outbox, and every replica that has not heard of a purge."""
-_LEAST_ENTRY_BYTES = 64
+_MIN_ENTRY_BYTES = 64
 """Bounds a stream that is written by processes that have not loaded it: no entry is smaller."""
 _FIRST = b"0-0"
 PAGE = 1000
@@ -224,7 +224,7 @@ def _metadata_command(tag: str) -> tuple[str, ...]:
 
 def _append(one: Append) -> list[Command]:
     stream, key, field = stream_key(one.tag, one.generation), tenant_key(tenant_part(one.tag)), _field(one.tag)
-    bound = ("MAXLEN", "~", max(1, one.max_bytes // _LEAST_ENTRY_BYTES))
+    bound = ("MAXLEN", "~", max(1, one.max_bytes // _MIN_ENTRY_BYTES))
     kept = bound if one.first_id is None else ("MINID", "~", one.first_id)
     tokens = () if one.tokens is None else (f"t:{field}", one.tokens)
     return [

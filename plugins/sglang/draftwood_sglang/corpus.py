@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from draftwood_memory.engines.drafts import MOST_FAILURES, EngineDrafts
+from draftwood_memory.engines.drafts import MAX_FAILURES, EngineDrafts
 from draftwood_memory.engines.forms.trees import NO_TREES, RowTrees
 from draftwood_memory.engines.session import Row
 from draftwood_memory.records import Int32Array
@@ -159,7 +159,7 @@ class Corpus:
             try:
                 made = self.drafts.attempt(lambda: self._rows(req_ids, batch_tokens, total_lens))
             except Exception:
-                _log.exception("SGLang goes on without drafts of Draftwood: %s in a row raised", MOST_FAILURES)
+                _log.exception("SGLang goes on without drafts of Draftwood: %s in a row raised", MAX_FAILURES)
                 self.drafts = None
         last_tokens = np.array([tail[-1] for tail in batch_tokens], np.int64)
         return fixed_trees(last_tokens, self._nodes, *(made or NO_TREES))

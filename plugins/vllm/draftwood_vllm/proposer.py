@@ -119,9 +119,9 @@ class Proposer:
             try:
                 chains = self._opened.drafts.attempt(rows)
             except Exception as error:
-                from draftwood_memory.engines.drafts import MOST_FAILURES
+                from draftwood_memory.engines.drafts import MAX_FAILURES
 
-                self._switch_off(f"it raised in {MOST_FAILURES} steps, {type(error).__name__}: {error}", error)
+                self._switch_off(f"it raised in {MAX_FAILURES} steps, {type(error).__name__}: {error}", error)
         return [[] for _ in sampled_token_ids] if chains is None else chains
 
     def _rows(self, sampled: Sequence[Sequence[int]], lengths: Any, tokens: Any) -> list[Row]:

@@ -19,7 +19,7 @@ from draftwood_service.engine.loaded import LoadedEngine, Redecoding, StepEngine
 
 _log = structlog.get_logger(__name__)
 
-MOST_ANSWERS, MOST_TOKENS = 1024, 1 << 20
+MAX_ANSWERS, MAX_TOKENS = 1024, 1 << 20
 """Answers that wait, and their tokens with those of their prompts: 4 MiB, and hours of decoding."""
 
 
@@ -86,7 +86,7 @@ class Auditor:
             return
         assert finish is not None
         answer = Answer(sequence.request, tuple(sequence.output), finish, selected.grammar)
-        if len(self._queue) == MOST_ANSWERS or self._tokens + answer.tokens > MOST_TOKENS:
+        if len(self._queue) == MAX_ANSWERS or self._tokens + answer.tokens > MAX_TOKENS:
             self._report(AuditResult.of(answer.request, AuditOutcome.DROPPED))
             return
         self._queue.append(_QueuedAudit(answer, selected.is_kept))

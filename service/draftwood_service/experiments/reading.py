@@ -16,7 +16,7 @@ from draftwood_tenants.experiments.store.base import CountStore, Target
 from draftwood_tenants.experiments.store.encoding import decode
 
 _log = structlog.get_logger(__name__)
-_MOST_KNOWN = 16
+_MAX_KNOWN = 16
 """Experiments whose snapshots are kept in RAM, so that only what is new is read."""
 
 
@@ -60,7 +60,7 @@ class CountReader:
     async def read(self, experiment: Running) -> Reading:
         """Raises MemoryStoreError."""
         target, arms = experiment.target, len(experiment.config.arms)
-        if target not in self._known and len(self._known) == _MOST_KNOWN:
+        if target not in self._known and len(self._known) == _MAX_KNOWN:
             oldest = next(iter(self._known))
             del self._known[oldest]
             self._unreadable.pop(oldest, None)

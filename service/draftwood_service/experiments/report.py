@@ -12,7 +12,7 @@ import numpy as np
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood_service.experiments.statistics.guardrails import violations
 from draftwood_service.experiments.statistics.mixture import is_rejected, quantile_change
-from draftwood_service.experiments.statistics.ratios import LEAST_UNITS, compare, value_of
+from draftwood_service.experiments.statistics.ratios import MIN_UNITS, compare, value_of
 from draftwood_tenants.experiments.assignment import Split
 from draftwood_tenants.experiments.counters import LATENCIES, Counts
 from draftwood_tenants.experiments.latencies import quantile
@@ -169,8 +169,8 @@ def _conclusions(split: Split, units: FloatArray, compared: list[pb.ArmCompariso
     """On arms that are not stopped, with these units, float64[arm]."""
     if not compared:
         return [_conclusion("no_arm_left", "No arm is left to compare with the control.")]
-    if units.min() < LEAST_UNITS:
-        text = f"Too early: every arm needs {LEAST_UNITS} units, the smallest has {units.min():.0f}."
+    if units.min() < MIN_UNITS:
+        text = f"Too early: every arm needs {MIN_UNITS} units, the smallest has {units.min():.0f}."
         return [_conclusion("too_early", text)]
     found = [_of_comparison(one, split.arms[0]) for one in deciding(compared)]
     hold = "The bounds hold however often the report is read"

@@ -27,10 +27,10 @@ _LEASE_SECONDS = 10.0
 """How long another server waits before it takes over."""
 
 # Looks that are kept, for a plot over time. Later ones are further apart: a year has 500 of them.
-LEAST_SECONDS, SHARE_OF_AGE = 10.0, 0.025
+MIN_SECONDS, SHARE_OF_AGE = 10.0, 0.025
 """Between two looks: as long, or this share of the experiment's age."""
-_MOST = 600
-_MOST_BYTES = 4 * 2**20
+_MAX_LOOKS = 600
+_MAX_BYTES = 4 * 2**20
 
 Stop = Callable[[Running, Iterable[pb.StoppedArm]], Awaitable[None]]
 """Writes stopped arms into an experiment."""
@@ -110,11 +110,11 @@ def is_due(points: list[pb.ReportPoint], started_at: float, now: float) -> bool:
     if not points:
         return True
     last = points[-1].time.ToNanoseconds() * 1e-9
-    return now - last >= max(LEAST_SECONDS, SHARE_OF_AGE * (now - started_at))
+    return now - last >= max(MIN_SECONDS, SHARE_OF_AGE * (now - started_at))
 
 
 def encode(points: list[pb.ReportPoint]) -> bytes:
-    return zlib.compress(pb.ExperimentReport(history=points[-_MOST:]).SerializeToString())
+    return zlib.compress(pb.ExperimentReport(history=points[-_MAX_LOOKS:]).SerializeToString())
 
 
 def decode(data: bytes) -> list[pb.ReportPoint]:
@@ -122,6 +122,6 @@ def decode(data: bytes) -> list[pb.ReportPoint]:
     if not data:
         return []
     try:
-        return [*pb.ExperimentReport.FromString(zlib.decompressobj().decompress(data, _MOST_BYTES)).history]
+        return [*pb.ExperimentReport.FromString(zlib.decompressobj().decompress(data, _MAX_BYTES)).history]
     except (zlib.error, DecodeError) as error:
         raise CorruptValueError(f"looks at an experiment: {error}") from None

@@ -43,7 +43,7 @@ _PAGE_POLICY = (
 )
 """The page has nothing from elsewhere."""
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_MOST_TOKEN_TEXTS = 100_000
+_MAX_TOKEN_TEXTS = 100_000
 """Texts of tokens that are remembered, for log-probabilities."""
 
 
@@ -247,6 +247,6 @@ class Gateway:
         text = self._token_texts.get(token)
         if text is None:
             text = await client.detokenize([token], include_special_tokens=True)
-            if len(self._token_texts) < _MOST_TOKEN_TEXTS:
+            if len(self._token_texts) < _MAX_TOKEN_TEXTS:
                 self._token_texts[token] = text
         return text

@@ -26,7 +26,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }  # fmt: skip
 _DRAFTWOOD = {"drafting", "learn", "strategy", "max_draft_nodes", "tenant", "session"}
 _DETAILS = {"token_details", "draft_trees"}
-_MOST_LOGPROBS = 20
+_MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ def read_completion(body: Any) -> ParsedRequest:
 
 def _parsed(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, logprobs: int | None) -> ParsedRequest:
     _refuse_unknown(fields, chat)
-    if logprobs is not None and not 0 <= logprobs <= _MOST_LOGPROBS:
-        raise InvalidRequestError("top_logprobs" if chat else "logprobs", f"must lie in [0, {_MOST_LOGPROBS}]")
+    if logprobs is not None and not 0 <= logprobs <= _MAX_LOGPROBS:
+        raise InvalidRequestError("top_logprobs" if chat else "logprobs", f"must lie in [0, {_MAX_LOGPROBS}]")
     own = _object("draftwood", fields.get("draftwood") or {})
     if unknown := own.keys() - _DRAFTWOOD - _DETAILS:
         known = ", ".join(sorted(_DRAFTWOOD | _DETAILS))

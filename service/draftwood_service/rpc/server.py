@@ -48,7 +48,7 @@ _BEFORE_GOAWAY = 0.1
 CANCELLED, by gRPC itself: until then clients that watch health have gone, and others are refused with UNAVAILABLE."""
 _STATUS_SECONDS = 1.0
 """For cut-off streams to send their status."""
-_LEAST_ENGINE_SECONDS = 1.0
+_MIN_ENGINE_SECONDS = 1.0
 """For the engine to end by itself, however little is left of the grace."""
 
 
@@ -169,7 +169,7 @@ class RunningServer:
         await self.experiments.close()
         await self.tenants.close()
         await self.limiter.close()
-        await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))  # ends an embedded store
+        await self.bridge.close(max(deadline - time.monotonic(), _MIN_ENGINE_SECONDS))  # ends an embedded store
         self._servicer.close()
         await self._bound.telemetry.close()
         _log.info("stopped")

@@ -19,7 +19,7 @@ from draftwood_tenants.experiments.outcomes import Outcome
 
 _log = logging.getLogger("draftwood")
 _NO_TENANT = TenantConfig()
-_MOST_WARNED = 100
+_MAX_WARNED = 100
 """Tenants of which it is logged that their requests choose what they may not."""
 
 Record = Callable[[ArmAssignment, Outcome], None]
@@ -85,6 +85,6 @@ class TenantPolicy:
         return self._assigner.place(choice.tenant, request_id=request_id, session=choice.session, overridden=overridden)
 
     def _warn(self, tenant: str) -> None:
-        if tenant not in self._warned and len(self._warned) < _MOST_WARNED:
+        if tenant not in self._warned and len(self._warned) < _MAX_WARNED:
             self._warned.add(tenant)
             _log.warning("what requests say of drafts is ignored: tenants/%s does not allow it", tenant)

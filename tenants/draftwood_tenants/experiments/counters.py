@@ -26,7 +26,7 @@ LATENCIES = ("ttft", "tpot")
 """The order of the second axis of `Counts.latencies`."""
 
 _AUDITED, _DIFFERING = column("audited"), column("differing")
-_MOST_UNITS = 65_536
+_MAX_UNITS = 65_536
 """Units that a recorder remembers; one that comes back after so many others is counted as new."""
 
 
@@ -150,7 +150,7 @@ class Recorder:
     def _unit(self, tenant: str, unit: str) -> _Seen:
         seen = self._seen.setdefault((tenant, unit), _Seen())
         self._seen.move_to_end((tenant, unit))
-        if len(self._seen) > _MOST_UNITS:
+        if len(self._seen) > _MAX_UNITS:
             self._seen.popitem(last=False)
         return seen
 

@@ -15,7 +15,7 @@ from draftwood_errors import DraftwoodError
 TENANTS, EXPERIMENTS, STOPS = "tenants", "experiments", "stops"
 """Kinds of resources. A stop is what a guardrail did to an experiment of the file: an `Experiment` with the digest of
 its definition in place of its salt, stopped arms, and its state and end if it was stopped altogether."""
-MOST_DELETED = 10_000
+MAX_DELETED = 10_000
 """Names of deleted resources that a store keeps for readers. One that is further behind reads everything again."""
 
 

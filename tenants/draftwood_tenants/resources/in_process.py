@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from draftwood_tenants.resources.base import MOST_DELETED, ConflictError, Cursor, Page, Resource, Write
+from draftwood_tenants.resources.base import MAX_DELETED, ConflictError, Cursor, Page, Resource, Write
 
 
 class InProcessResources:
@@ -51,6 +51,6 @@ class InProcessResources:
             return self._revision
         self._resources.pop(key, None)
         self._deleted[key] = self._revision
-        if len(self._deleted) > MOST_DELETED:
+        if len(self._deleted) > MAX_DELETED:
             self._floor = self._deleted.pop(next(iter(self._deleted)))
         return self._revision

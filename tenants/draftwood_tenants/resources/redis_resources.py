@@ -14,7 +14,7 @@ from collections.abc import Sequence as SequenceOf
 
 from draftwood_memory.errors import CorruptValueError, StoreRefusedError, StoreUnavailableError
 from draftwood_memory.store.redis_client import RedisClient, Script
-from draftwood_tenants.resources.base import MOST_DELETED, ConflictError, Cursor, Page, Resource, Write
+from draftwood_tenants.resources.base import MAX_DELETED, ConflictError, Cursor, Page, Resource, Write
 from draftwood_tenants.resources.encryption import ResourceCipher
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class RedisResources:
 
     async def write(self, writes: SequenceOf[Write], since: int | None = None, store: str = "") -> list[int]:
         """Raises ConflictError, MemoryStoreError."""
-        arguments: list[str | int | bytes] = [SCHEMA, "" if since is None else since, MOST_DELETED, store]
+        arguments: list[str | int | bytes] = [SCHEMA, "" if since is None else since, MAX_DELETED, store]
         for write in writes:
             encrypted = b"" if write.value is None else self._cipher.encrypt(write.kind, write.name, write.value)
             key = self._cipher.key(write.kind, write.name)

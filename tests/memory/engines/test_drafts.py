@@ -15,7 +15,7 @@ import pytest
 
 from draftwood_memory import Memory, RedisClient
 from draftwood_memory.engines import exclusion
-from draftwood_memory.engines.drafts import MOST_FAILURES, EngineDrafts
+from draftwood_memory.engines.drafts import MAX_FAILURES, EngineDrafts
 from draftwood_memory.engines.forms.chains import ChainForm
 from draftwood_memory.engines.policy import SettingsPolicy
 from draftwood_memory.engines.session import Row
@@ -238,12 +238,12 @@ def test_a_step_that_raises_costs_its_drafts_and_three_in_a_row_end_drafting() -
 
     with engine(tenant="acme") as made:
         for _ in range(2):
-            for _ in range(MOST_FAILURES - 1):
+            for _ in range(MAX_FAILURES - 1):
                 assert made.drafts.attempt(broken) is None
             assert made.drafts.failing
             assert made.drafts.attempt(list) == []
             assert not made.drafts.failing
-        for _ in range(MOST_FAILURES - 1):
+        for _ in range(MAX_FAILURES - 1):
             assert made.drafts.attempt(broken) is None
         with pytest.raises(RuntimeError, match="broken"):
             made.drafts.attempt(broken)

@@ -132,9 +132,9 @@ async def test_nothing_is_learned_by_an_audit() -> None:
         assert served.memory.counters().learned == 1
 
 
-@pytest.mark.parametrize("bound", ["MOST_ANSWERS", "MOST_TOKENS"])
+@pytest.mark.parametrize("bound", ["MAX_ANSWERS", "MAX_TOKENS"])
 async def test_the_queue_is_bounded(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, bound, 2 if bound == "MOST_ANSWERS" else 2 * (TOKENS + 1))
+    monkeypatch.setattr(auditor, bound, 2 if bound == "MAX_ANSWERS" else 2 * (TOKENS + 1))
     async with serving(audit_share=1.0) as served:
         await answered(served, request(sampling=pb.SamplingOptions(n=4, temperature=1.0, seed=5)))
         counts = await audited(served, 2)

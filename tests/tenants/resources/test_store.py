@@ -91,7 +91,7 @@ async def test_changes_are_those_after_the_cursor(store: ResourceStore) -> None:
 async def test_followers_read_pages_and_what_they_missed(store: ResourceStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_resources, "_PAGE", 7)
     for module in (base, redis_resources, __import__("draftwood_tenants.resources.in_process", fromlist=["x"])):
-        monkeypatch.setattr(module, "MOST_DELETED", 3)
+        monkeypatch.setattr(module, "MAX_DELETED", 3)
     follower = ResourceFollower(store)
     revisions = await follower.write([Write("tenants", f"t{number}", b"", 0) for number in range(30)])
     assert len(follower.of_kind("tenants")) == 30
@@ -107,7 +107,7 @@ async def test_followers_read_pages_and_what_they_missed(store: ResourceStore, m
 async def test_deletions_are_forgotten_and_nothing_else(store: ResourceStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also not what has the name of one that was deleted."""
     for module in (base, redis_resources, __import__("draftwood_tenants.resources.in_process", fromlist=["x"])):
-        monkeypatch.setattr(module, "MOST_DELETED", 3)
+        monkeypatch.setattr(module, "MAX_DELETED", 3)
 
     async def comes_and_goes(name: str) -> None:
         [revision] = await store.write([Write("tenants", name, b"1", 0)])

@@ -23,9 +23,9 @@ from draftwood_service.rpc.calls import Call
 from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_service.settings import Settings
 
-_LEAST_INTERVAL, _DEFAULT_INTERVAL, _MOST_INTERVAL = 0.5, 1.0, 60.0
+_MIN_INTERVAL, _DEFAULT_INTERVAL, _MAX_INTERVAL = 0.5, 1.0, 60.0
 _LISTED_TENANTS = 100
-_MOST_WATCHES = 16
+_MAX_WATCHES = 16
 """Open WatchStatus calls of a tenant's callers, and of operators without a tenant."""
 
 
@@ -69,8 +69,8 @@ class StatusServicer:
 
     @contextmanager
     def _counted(self, tenant: str | None) -> Iterator[None]:
-        if self._watches[tenant] == _MOST_WATCHES:
-            raise TooManyWatchesError(_MOST_WATCHES)
+        if self._watches[tenant] == _MAX_WATCHES:
+            raise TooManyWatchesError(_MAX_WATCHES)
         self._watches[tenant] += 1
         try:
             yield
@@ -188,7 +188,7 @@ def _seconds(request: pb.WatchStatusRequest) -> float:
     if not request.HasField("interval"):
         return _DEFAULT_INTERVAL
     seconds = request.interval.seconds + request.interval.nanos / 1e9
-    if not _LEAST_INTERVAL <= seconds <= _MOST_INTERVAL:
-        problem = f"must be {_LEAST_INTERVAL:g} to {_MOST_INTERVAL:g} seconds"
+    if not _MIN_INTERVAL <= seconds <= _MAX_INTERVAL:
+        problem = f"must be {_MIN_INTERVAL:g} to {_MAX_INTERVAL:g} seconds"
         raise InvalidInputError("interval", f"{seconds:g} s", problem)
     return seconds

@@ -20,7 +20,7 @@ from draftwood_client.cli.top.snapshot import Snapshot
 from draftwood_client.cli.top.watching import Watching
 from draftwood_client.errors import ArgumentValueError
 
-_LEAST_INTERVAL, _MOST_INTERVAL = 0.5, 60.0
+_MIN_INTERVAL, _MAX_INTERVAL = 0.5, 60.0
 _ONCE_SECONDS = 10.0
 """For two samples of each server. Not tuned: a server that answers sends them within two seconds."""
 _HISTORY = 512
@@ -40,8 +40,8 @@ def top(
     Operators see everything, a tenant-admin sees its own tenant. Where the output is no terminal, one snapshot is
     printed.
     """
-    if not _LEAST_INTERVAL <= interval <= _MOST_INTERVAL:
-        problem = f"{interval:g} is not allowed; it must lie in [{_LEAST_INTERVAL:g}, {_MOST_INTERVAL:g}]"
+    if not _MIN_INTERVAL <= interval <= _MAX_INTERVAL:
+        problem = f"{interval:g} is not allowed; it must lie in [{_MIN_INTERVAL:g}, {_MAX_INTERVAL:g}]"
         raise ArgumentValueError("interval", problem)
     console = Console(force_terminal=sys.stdout.isatty(), no_color=not has_colours(sys.stdout))
     with Watching(connection.targets(), connection.admin_client, interval) as watching:
