@@ -20,7 +20,7 @@ INTERRUPTED = 130
 _EXTRA = ("rich", "typer", "yaml")
 """What the extra `cli` of draftwood-client brings."""
 _SILENT_SECONDS = 3.0
-"""Until the first sign of life, and between further ones. Not tuned."""
+"""Until the first sign of life, and between further ones."""
 _ERASE_LINE = "\r\x1b[K"
 
 

@@ -24,9 +24,9 @@ Item = TypeVar("Item")
 Int32Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 MAX_TOKENS = 8192
-"""Tokens of one record; a longer sequence becomes several. Not tuned: it only bounds an export's messages."""
+"""Tokens of one record; a longer sequence becomes several. It only bounds an export's messages."""
 MAX_ENTRY_TOKENS = 1 << 16
-"""Tokens of one entry at most. Not tuned: it bounds the size of one stored value, 256 KiB uncompressed."""
+"""Tokens of one entry at most. It bounds the size of one stored value, 256 KiB uncompressed."""
 WRITER_BYTES = 8
 _OVERHEAD_BYTES = 16
 _HEAD = struct.Struct("<BB8sI")

@@ -71,7 +71,7 @@ def _outside(name: str, value: float, allowed: str) -> ArgumentValueError:
 
 
 POLL_SECONDS = 0.2
-"""Between two questions, each of which is retried as the client's policy says. Not tuned."""
+"""Between two questions, each of which is retried as the client's policy says."""
 
 
 class Waiting:

@@ -33,7 +33,7 @@ from draftwood_strategies.registry import warm_up
 _log = logging.getLogger("draftwood")
 
 _REST_SECONDS = 0.05
-"""Without a step, after which the engine rests. It bounds how late the last answers reach other replicas. Not tuned."""
+"""Without a step, after which the engine rests. It bounds how late the last answers reach other replicas."""
 _PUBLISH_SECONDS = 1.0
 """Between two looks at the metrics, as between two reports of the server's engine."""
 MAX_FAILURES = 3

@@ -23,14 +23,14 @@ _log = logging.getLogger(__name__)
 
 LIVE_SECONDS = 60.0
 """A memory is followed for so long after its last request. It bounds the keys that a blocking read names; what a
-later request uses reads on from where the memory is. Not tuned."""
+later request uses reads on from where the memory is."""
 _MAX_INSTANCES = 8
-"""Of one memory: requests may name any strategy, and configurations change. Not tuned."""
+"""Of one memory: requests may name any strategy, and configurations change."""
 OVERLAP = 16
 """Tokens that are learned again before those that are new in the answer to a repeated request, so that drafts lead from
-one to the other. Not tuned."""
+one to the other."""
 _AGE_PARTS = 64
-"""A record is dropped a 64th of the maximum age too late at most; each time, the strategies are rebuilt. Not tuned."""
+"""A record is dropped a 64th of the maximum age too late at most; each time, the strategies are rebuilt."""
 
 
 class StrategyKey(NamedTuple):

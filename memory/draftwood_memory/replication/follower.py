@@ -18,11 +18,11 @@ from draftwood_memory.store.naming import PURGES_KEY, stream_key, wake_key
 BLOCK_SECONDS = 2.0
 """Of a blocking read. It bounds how long a store that stopped without closing its connections goes unnoticed."""
 _COLLECT_SECONDS, _COLLECT_STREAM_SECONDS = 0.01, 50e-6
-"""Between two reads, and more for each stream, since a read names them all. Not tuned beyond the lag."""
+"""Between two reads, and more for each stream, since a read names them all."""
 _POLL_SECONDS, _POLL_STREAM_SECONDS = 0.05, 200e-6
 """The same on a cluster, where reads do not block."""
 _READ_ENTRIES = 64
-"""Of a stream in one read. Not tuned: it bounds the size of an answer."""
+"""Of a stream in one read. It bounds the size of an answer."""
 _WAKE_TTL = 60
 
 

@@ -16,9 +16,9 @@ from draftwood_memory.store.naming import MemoryName
 _log = logging.getLogger(__name__)
 
 _NOTE_SECONDS = 60.0
-"""Between two notes of which kind of memories this process uses. Not tuned: memories are orphans after an hour."""
+"""Between two notes of which kind of memories this process uses. Memories are orphans after an hour."""
 _EVICT_SECONDS = 1.0
-"""Between two evictions. Not tuned: it bounds how long surplus memories stay."""
+"""Between two evictions. It bounds how long surplus memories stay."""
 
 
 class Maintenance:

@@ -25,22 +25,22 @@ from draftwood_memory.replication.replica import Replica
 _log = logging.getLogger(__name__)
 
 _ROUND_SECONDS = 1.0
-"""Between two rounds while nothing is asked for: they evict memories and drop records that are too old. Not tuned."""
+"""Between two rounds while nothing is asked for: they evict memories and drop records that are too old."""
 _PUSH_SECONDS = 0.02
 """Between two round trips that send the outbox: what is learned meanwhile goes in one entry. `draftwood bench share`
 measures the lag, of which this is the larger part."""
 _CHECK_SECONDS = 30.0
 """Memories in use are compared with the store's so often, besides after failures: a connection that broke while nothing
-waited on it is replaced without one. Not tuned."""
+waited on it is replaced without one."""
 _MAX_BACKOFF = 5.0
 """Between two rounds at most while the store fails; the pause doubles from a fifth of a second with a random factor of
-0.5 to 1, so that replicas do not return together. Not tuned."""
+0.5 to 1, so that replicas do not return together."""
 _SLOW_SECONDS = 0.3
-"""A round that takes longer counts as a failing store: first requests of a tenant then do not wait for it. Not tuned:
-a round takes milliseconds."""
+"""A round that takes longer counts as a failing store: first requests of a tenant then do not wait for it.
+A round takes milliseconds."""
 _LAST_ROUND_SECONDS = 4.0
 """For sending the outbox at the stop. It must fit into the quarter of the default `drain_grace` that follows the
-streams. Not tuned beyond that."""
+streams."""
 
 Result = TypeVar("Result")
 

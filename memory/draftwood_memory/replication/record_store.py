@@ -22,11 +22,11 @@ from draftwood_memory.store.stored import Append, Entry, MemoryMetadata
 _log = logging.getLogger(__name__)
 
 _LISTED_SECONDS = 10.0
-"""A memory is listed as used at most so often. Not tuned: the list orders what is preloaded, and evicted."""
+"""A memory is listed as used at most so often. The list orders what is preloaded, and evicted."""
 _USE_SECONDS = 600.0
-"""Between two notes of which memories were used, if only to draft from. Not tuned: less than any memory's expiry."""
+"""Between two notes of which memories were used, if only to draft from: less than any memory's expiry."""
 _SPACE_CHECK_SECONDS = 2.0
-"""Between two looks for memories to delete in a full store. Not tuned: a look asks for the size of each."""
+"""Between two looks for memories to delete in a full store. A look asks for the size of each."""
 
 
 class Batch(NamedTuple):

@@ -25,11 +25,11 @@ from draftwood_memory.store.stored import Entry, MemoryMetadata
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 30.0
-"""Between two reads of a memory that the store cannot serve. Not tuned."""
+"""Between two reads of a memory that the store cannot serve."""
 _RESTORE_SECONDS = 1.0
-"""For the process that restores a lost memory to write it, before the others load it. Not tuned."""
+"""For the process that restores a lost memory to write it, before the others load it."""
 _CHECKED = 500
-"""Memories that are compared with the store's in one round trip. Not tuned."""
+"""Memories that are compared with the store's in one round trip."""
 
 
 class Replica:

@@ -20,7 +20,7 @@ from draftwood_memory.store.stored import MemoryMetadata
 _log = logging.getLogger(__name__)
 
 _PUSH_TOKENS = 1 << 18
-"""Sent in one round trip at most. Not tuned: it bounds the size of a message."""
+"""Sent in one round trip at most. It bounds the size of a message."""
 
 
 class Sender:

@@ -9,7 +9,7 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 _SKEW_SECONDS = 30.0
-"""Beyond it a difference to the store's clock is logged. Not tuned: more than any round trip, less than any age."""
+"""Beyond it a difference to the store's clock is logged: more than any round trip, less than any age."""
 
 
 class StoreClock:

@@ -16,12 +16,12 @@ from draftwood_memory.store.stored import StoredMemory
 _log = logging.getLogger(__name__)
 
 _NEARLY_FULL, _ENOUGH = 0.85, 0.75
-"""Of the store's limit: memories are deleted above the first until the second. Not tuned: what is left is for tenants'
+"""Of the store's limit: memories are deleted above the first until the second. What is left is for tenants'
 configuration, quotas and the counts of experiments, and for what replicas write until one of them looks again."""
 _UNKNOWN_PART = 0.1
 """Of the memories' bytes, which is deleted if the store is full and its limit is not known."""
 _RECENT_SECONDS = 24 * 3600.0
-"""A memory that was used since then is deleted only if its tenant has more than its share. Not tuned."""
+"""A memory that was used since then is deleted only if its tenant has more than its share."""
 
 
 async def free_space(memories: Memories, fingerprint: str, is_full: bool) -> None:

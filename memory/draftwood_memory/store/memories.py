@@ -29,13 +29,13 @@ from draftwood_memory.store.redis_client import Command, RedisClient, write_when
 from draftwood_memory.store.stored import Append, Entry, MemoryMetadata, StoredMemory
 
 _HASH_SECONDS = 30 * 24 * 3600
-"""A tenant's hash outlives its streams by so long, so that no late entry is read again. Not tuned: it has to outlast
+"""A tenant's hash outlives its streams by so long, so that no late entry is read again. It has to outlast
 every outbox, and every replica that has not heard of a purge."""
 _MIN_ENTRY_BYTES = 64
 """Bounds a stream that is written by processes that have not loaded it: no entry is smaller."""
 _FIRST = b"0-0"
 PAGE = 1000
-"""Entries of one read. Not tuned: any number near works."""
+"""Entries of one read."""
 
 
 class Memories:

@@ -19,8 +19,8 @@ LEASE_SECONDS = 24 * 3600.0
 """How long a process drafts from memories without having reached the store: longer than any outage should be."""
 RENEW_SECONDS = 2.0
 _SILENT_SECONDS = 5.0
-"""A process that has not renewed its key for so long has lost the store, or ended: no purge waits for it. Not tuned:
-the memory thread is busy for at most a second at once."""
+"""A process that has not renewed its key for so long has lost the store, or ended: no purge waits for it.
+The memory thread is busy for at most a second at once."""
 _WAIT_SECONDS = 8.0
 _POLL_SECONDS = 0.005
 _PURGES = 1000

@@ -27,7 +27,7 @@ from draftwood_memory.store.address import StoreAddress
 
 _TIMEOUT = 2.0
 _CONNECTIONS = 8
-"""Per server. One thread uses them, mostly one connection at a time; not tuned, any number near works."""
+"""Per server. One thread uses them, mostly one connection at a time."""
 _DEMOTED = frozenset(("READONLY", "UNBLOCKED"))
 """Codes of a server that has become a replica: whoever keeps the connection never reaches the new primary."""
 _LATER = _DEMOTED | frozenset(
@@ -37,7 +37,7 @@ _LATER = _DEMOTED | frozenset(
 _REFUSED = frozenset(("NOPERM", "NOAUTH", "WRONGPASS"))
 _WITHIN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
 _CLUSTER_RETRIES = 2
-"""For a slot that is being moved: each retry reads the slot map again. Not tuned."""
+"""For a slot that is being moved: each retry reads the slot map again."""
 
 
 Command: TypeAlias = SequenceOf[str | int | bytes]

@@ -22,9 +22,9 @@ from draftwood_client.errors import ArgumentValueError
 
 _MIN_INTERVAL, _MAX_INTERVAL = 0.5, 60.0
 _ONCE_SECONDS = 10.0
-"""For two samples of each server. Not tuned: a server that answers sends them within two seconds."""
+"""For two samples of each server. A server that answers sends them within two seconds."""
 _HISTORY = 512
-"""Values of the sparkline; no terminal is wider. Not tuned."""
+"""Values of the sparkline; no terminal is wider."""
 
 
 @command

@@ -10,11 +10,11 @@ from typing import Any
 from draftwood_client.admin.status import LoadStatus, ServerStatus
 
 WINDOW_SECONDS = 5.0
-"""Rates are means over so long: steady to the eye, and soon at a new value. Not tuned."""
+"""Rates are means over so long: steady to the eye, and soon at a new value."""
 AWAY_SECONDS = 5.0
-"""Without a sample for so long, and for three intervals, a server is shown as away. Not tuned."""
+"""Without a sample for so long, and for three intervals, a server is shown as away."""
 STALLED_SECONDS = 10.0
-"""Without new figures of its engine for so long, a server is shown as stalled: a step takes less. Not tuned."""
+"""Without new figures of its engine for so long, a server is shown as stalled: a step takes less."""
 CONNECTING = "connecting"
 
 Counts = dict[str, float]

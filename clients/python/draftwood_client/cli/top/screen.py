@@ -41,7 +41,7 @@ _STATES = {
     "away": "bold red",
 }
 _MAX_STRATEGIES, _MAX_REPLICAS = 4, 6
-"""Rows on a low screen. Not tuned: 24 lines then leave 6 for tenants."""
+"""Rows on a low screen: 24 lines then leave 6 for tenants."""
 _TALL = 40
 """Lines from which on nothing is cut but tenants."""
 

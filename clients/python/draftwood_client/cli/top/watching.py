@@ -16,9 +16,9 @@ from draftwood_client.cli.top.snapshot import Snapshot, snapshot
 from draftwood_client.errors import DraftwoodError, StatusError
 
 _RETRY_SECONDS = 1.0
-"""Between two attempts to reach a server that is away. Not tuned."""
+"""Between two attempts to reach a server that is away."""
 _JOIN_SECONDS = 2.0
-"""For a thread to end when its call has been cancelled. Not tuned."""
+"""For a thread to end when its call has been cancelled."""
 _REFUSED = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.PERMISSION_DENIED,
