@@ -187,7 +187,7 @@ class GenerationServicer:
     def _assign(self, request: pb.GenerateRequest, request_id: str, tenant: str) -> ArmAssignment | None:
         """The request's arm; None if it takes part in no experiment. Raises InvalidInputError."""
         session, overridden = check_identifier("session", request.session), choice_of(request.drafting).overrides
-        return self._experiments.assigner.place(tenant, request_id=request_id, session=session, overridden=overridden)
+        return self._experiments.assigner.assign(tenant, request_id=request_id, session=session, overridden=overridden)
 
     def _started(self, request: Request, assignment: ArmAssignment | None) -> pb.GenerateResponse:
         return pb.GenerateResponse(

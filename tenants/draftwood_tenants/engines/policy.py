@@ -82,7 +82,9 @@ class TenantPolicy:
     def _assign(self, request_id: str, choice: RequestChoice, *, overridden: bool) -> ArmAssignment | None:
         if not choice.tenant:
             return None
-        return self._assigner.place(choice.tenant, request_id=request_id, session=choice.session, overridden=overridden)
+        return self._assigner.assign(
+            choice.tenant, request_id=request_id, session=choice.session, overridden=overridden
+        )
 
     def _warn(self, tenant: str) -> None:
         if tenant not in self._warned and len(self._warned) < _MAX_WARNED:
