@@ -121,8 +121,8 @@ class Memory:
         """
         return self.thread.submit(operation.run(self))
 
-    def fetch(self, use: StrategyUse, later: Callable[[Strategy], object]) -> Strategy | None:
-        """The instance of a request's strategy in its memory, or None: then `later` gets it, once, on another thread.
+    def fetch(self, use: StrategyUse, on_loaded: Callable[[Strategy], object]) -> Strategy | None:
+        """The instance of a request's strategy in its memory; or None, and `on_loaded` gets it once, on another thread.
 
         Raises:
             UnknownStrategyError: no strategy has this name.
@@ -142,7 +142,7 @@ class Memory:
                 with suppress(Exception):  # the engine takes no more
                     strategy, loading = self._instance(use)
                     self._counted.late += loading is not None
-                    later(strategy)
+                    on_loaded(strategy)
 
         self.thread.wake()
         timer = threading.Timer(_FIRST_WAIT, deliver)

@@ -12,7 +12,7 @@ DraftwoodError
 ├── ShuttingDownError       the service is stopping
 ├── DeadlineExceededError   the request's deadline has passed
 ├── ReaderStalledError      the client stopped reading its answer
-└── ClientGoneError         the client ended the call
+└── ClientDisconnectedError the client ended the call
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class ReaderStalledError(DraftwoodError):
         super().__init__(f"the client read or sent nothing for {seconds:.3g} s")
 
 
-class ClientGoneError(DraftwoodError):
+class ClientDisconnectedError(DraftwoodError):
     """The client ended the call, or its connection broke. No status is sent."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ RULES: dict[type[BaseException], Rule] = {
     DeadlineExceededError: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     DeadlineError: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     ReaderStalledError: Rule(grpc.StatusCode.ABORTED, "READER_STALLED"),
-    ClientGoneError: Rule(grpc.StatusCode.CANCELLED, "CANCELLED"),
+    ClientDisconnectedError: Rule(grpc.StatusCode.CANCELLED, "CANCELLED"),
     StoreUnavailableError: Rule(
         grpc.StatusCode.UNAVAILABLE,
         "STORE_UNAVAILABLE",

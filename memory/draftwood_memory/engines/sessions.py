@@ -161,10 +161,10 @@ class Sessions(Mapping[str, Session]):
             return
         use = options.use
 
-        def later(found: Strategy) -> None:
+        def on_loaded(found: Strategy) -> None:
             self.between_steps(lambda: self._begin(session, found, self._cost_model(use.memory, use.key)))
 
-        present = self._memory.fetch(use, later)
+        present = self._memory.fetch(use, on_loaded)
         if session.request.learns:
             # Whether or not it is present: a short answer may end before its memory is there.
             session.learning = self._memory.learning(use.memory, request=options.key)

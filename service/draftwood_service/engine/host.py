@@ -29,7 +29,7 @@ from draftwood_service.engine.link import (
     MemoryRequest,
     MemoryResponse,
     Ready,
-    portable,
+    picklable,
     service_has_ended,
 )
 from draftwood_service.engine.loaded import LoadedEngine, learning
@@ -58,7 +58,7 @@ def run_engine(end: EngineEnd, load: Callable[[], AbstractContextManager[LoadedE
             EngineHost(end, loaded, interval).serve()
     except BaseException as error:
         try:
-            end.send(Died(portable(error)))
+            end.send(Died(picklable(error)))
         except EOFError:
             if not isinstance(error, EOFError) and not service_has_ended(error):
                 _log.error("engine ended after the service", exc_info=error)
@@ -191,7 +191,7 @@ class EngineHost:
     def _respond(self, call_id: int, done: Future[Any]) -> None:
         """Sends an operation's result. On the memory thread."""
         error = EngineStoppedError("the engine has stopped") if done.cancelled() else done.exception()
-        response = MemoryResponse(call_id, None if error else done.result(), portable(error) if error else None)
+        response = MemoryResponse(call_id, None if error else done.result(), picklable(error) if error else None)
         with suppress(EOFError):
             self._end.send(response)
 
@@ -285,7 +285,7 @@ class EngineHost:
         if finish is not None:
             self._end_sample(sequence, finish)
             if finish.error is not None:
-                error = portable(finish.error)
+                error = picklable(finish.error)
                 assert isinstance(error, Exception)
                 finish = replace(finish, error=error)
         first = len(sequence.output) == len(output.token_ids)

@@ -193,7 +193,7 @@ def framed(message: object) -> bytes:
     return _HEADER.pack(len(data)) + data
 
 
-def portable(error: BaseException) -> BaseException:
+def picklable(error: BaseException) -> BaseException:
     """The error itself if it can be pickled, else a RuntimeError with the same text."""
     try:
         pickle.loads(pickle.dumps(error))

@@ -25,7 +25,7 @@ from draftwood_client.options import UNSET, Timeout
 from draftwood_service.gateway.answers import Answers
 from draftwood_service.gateway.batch import Batch
 from draftwood_service.gateway.errors import (
-    ClientLeftError,
+    ClientDisconnectedError,
     InvalidRequestError,
     body_of,
     error_body,
@@ -33,7 +33,7 @@ from draftwood_service.gateway.errors import (
     status_of,
 )
 from draftwood_service.gateway.http.answers import Events, failed, no_route, note, refusal
-from draftwood_service.gateway.http.requests import read_json, read_timeout, unless_left
+from draftwood_service.gateway.http.requests import cancel_on_disconnect, read_json, read_timeout
 from draftwood_service.gateway.metrics import Metrics
 from draftwood_service.gateway.reading import ParsedRequest, read_chat, read_completion, with_tools
 
@@ -106,8 +106,8 @@ class Gateway:
             answer = (
                 self._streamed(client, parsed, seconds, end) if parsed.stream else self._whole(client, parsed, seconds)
             )
-            response = await unless_left(request, answer)
-        except ClientLeftError as error:
+            response = await cancel_on_disconnect(request, answer)
+        except ClientDisconnectedError as error:
             end(status_of(error))
             return Response(status_code=status_of(error))  # for nobody
         except Exception as error:

@@ -43,7 +43,7 @@ class InvalidRequestError(OwnError):
         self.field = field
 
 
-class ClientLeftError(OwnError):
+class ClientDisconnectedError(OwnError):
     """The client closed its connection. Nobody gets this answer."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ def status_of(error: Exception) -> int:
     """The HTTP status of an error."""
     if isinstance(error, InvalidRequestError | ArgumentError):
         return 400
-    if isinstance(error, ClientLeftError):
+    if isinstance(error, ClientDisconnectedError):
         return 499
     if isinstance(error, StatusError):
         too_large = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.reason

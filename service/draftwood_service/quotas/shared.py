@@ -105,7 +105,7 @@ class SharedLimiter(Limiter):
         Raises:
             MemoryStoreError: the store does not answer, or refuses.
         """
-        self.replicas = max(1, await self._store.present())
+        self.replicas = max(1, await self._store.heartbeat())
         leases = {name: frozenset(one.leases) for name, one in self.windows.items() if one.leases}
         now = self.clock()
         for tenant, window in tuple(self._unsent.items()):
@@ -174,7 +174,7 @@ class SharedLimiter(Limiter):
             self._alone.discard(one.tenant)
             self._batches.pop(one.tenant, None)
             ended += [(one.tenant, lease) for lease in one.leases - self.window_of(one.tenant).leases]
-        await self._store.free(ended)
+        await self._store.release_leases(ended)
 
     def _refresh_of(self, tenant: str, leases: frozenset[int], now: int) -> Refresh:
         number, buckets = self._batches.get(tenant, (0, {}))

@@ -58,9 +58,9 @@ class QuotaStore:
         self._replica = uuid.uuid4().hex[:12]
         self._calls = asyncio.Semaphore(_CALLS)
 
-    async def present(self) -> int:
+    async def heartbeat(self) -> int:
         """Says that this replica is alive; how many are."""
-        script = Script(scripts.PRESENT, [_REPLICAS_KEY], [_LEASE_MS, self._replica])
+        script = Script(scripts.HEARTBEAT, [_REPLICAS_KEY], [_LEASE_MS, self._replica])
         return int(await self._within(REFRESH_SECONDS, self._client.run(script)))
 
     async def reserve(self, tenant: str, limits: RateLimits, tokens: int, lease: int, requests: int = 1) -> int:
@@ -81,8 +81,8 @@ class QuotaStore:
         script = self._release_script(tenant, second, unused, lease, unused_requests)
         await self._within(self.answer_seconds, self._client.run(script))
 
-    async def free(self, leases: Iterable[tuple[str, int]]) -> None:
-        """Tenants' leases whose requests have ended."""
+    async def release_leases(self, leases: Iterable[tuple[str, int]]) -> None:
+        """Releases the leases of requests that have ended, each with its tenant."""
         made = [self._release_script(tenant, 0, 0, lease) for tenant, lease in leases]
         await self._within(REFRESH_SECONDS, self._client.run_all(made))
 

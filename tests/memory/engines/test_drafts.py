@@ -87,7 +87,7 @@ def test_an_answer_that_ends_before_its_memory_is_there_is_learned() -> None:
     with engine(tenant="acme") as made:
         memory, strategy = made.drafts.memory, made.drafts.memory.strategy("acme", "trie")
         late: list[Callable[[Strategy], object]] = []
-        memory.fetch = lambda use, later: late.append(later)  # type: ignore[method-assign]
+        memory.fetch = lambda use, on_loaded: late.append(on_loaded)  # type: ignore[method-assign]
         made.add("1", TEXT[:4])
         made.run()
         assert made.finished["1"].drafted == 0

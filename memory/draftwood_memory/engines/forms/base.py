@@ -12,9 +12,9 @@ Drafts_co = TypeVar("Drafts_co", covariant=True)
 
 
 class DecodeRow(NamedTuple):
-    """A request that wrote in the engine's step, which is row `index` of it."""
+    """A request that wrote in the engine's step, which is row `row_index` of it."""
 
-    index: int
+    row_index: int
     row: Row
     session: Session
 

@@ -65,7 +65,7 @@ class ChainForm:
         trees = propose_all([drafter for _, drafter in asked], budgets.astype(np.int32))
         found = worthwhile_chains(trees, longest, rows, partial(self._times.between, sequences=rows))
         for (one, _), chain in zip(asked, found.lists(), strict=True):
-            chains[one.index], one.session.chain = chain, [*chain]  # the engine may shorten its own
+            chains[one.row_index], one.session.chain = chain, [*chain]  # the engine may shorten its own
         return chains
 
     def before_end(self, session: Session) -> None:

@@ -104,7 +104,7 @@ class TreeForm:
             assert isinstance(one.session, TreeSession)
             one.session.nodes = nodes
             one.session.stats.drafted += nodes
-        return RowTrees([one.index for one in asked], trees)
+        return RowTrees([one.row_index for one in asked], trees)
 
     def before_end(self, session: Session) -> None:
         output = self._output_of(session.request.request_id)

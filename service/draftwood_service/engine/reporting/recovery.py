@@ -36,7 +36,7 @@ class EngineRecovery:
         self.restarts = 0
         self._bridge = bridge
         self._attempts = attempts
-        self._left = attempts
+        self._attempts_left = attempts
         self._set_serving = set_serving
         self._tasks: set[asyncio.Task[None]] = set()
         self._one_at_a_time = asyncio.Lock()
@@ -56,13 +56,13 @@ class EngineRecovery:
         async with self._one_at_a_time:
             await self._set_serving(False)
             if time.monotonic() - self._started_at > _STABLE_SECONDS:
-                self._left = self._attempts
+                self._attempts_left = self._attempts
             while self._bridge.stopped:
-                if not self._left:
+                if not self._attempts_left:
                     self.failed.set()
                     return
-                await asyncio.sleep(_FIRST_DELAY * 4 ** (self._attempts - self._left))
-                self._left -= 1
+                await asyncio.sleep(_FIRST_DELAY * 4 ** (self._attempts - self._attempts_left))
+                self._attempts_left -= 1
                 await self._restart()
             await self._set_serving(True)
 
@@ -70,8 +70,8 @@ class EngineRecovery:
         try:
             await self._bridge.restart()
         except Exception as error:
-            _log.error("engine cannot be restarted", left=self._left, error=f"{type(error).__name__}: {error}")
+            _log.error("engine cannot be restarted", left=self._attempts_left, error=f"{type(error).__name__}: {error}")
             return
         self._started_at = time.monotonic()
         self.restarts += 1
-        _log.warning("engine restarted", restarts=self.restarts, left=self._left)
+        _log.warning("engine restarted", restarts=self.restarts, left=self._attempts_left)
