@@ -29,7 +29,7 @@ from draftwood_service.quotas.text_calls import TextCallQuota
 from draftwood_service.rpc.calls import Call
 from draftwood_service.rpc.model_info import model_info
 from draftwood_service.rpc.parsing.bounds import require_at_most
-from draftwood_service.rpc.parsing.text_work import TextWork
+from draftwood_service.rpc.parsing.text_executor import TextExecutor
 from draftwood_service.rpc.request_log import RequestLog
 from draftwood_service.rpc.requests import choice_of, read_prompt, read_requests, read_samples, require_in_vocabulary
 from draftwood_service.rpc.streaming.messages import delta, finished
@@ -82,14 +82,14 @@ class GenerationServicer:
         self._shaping = settings.delta_shaping
         decode = serving.model.tokenizer.decode
         self._token_text = lru_cache(_TOKEN_TEXTS)(lambda token: decode([token], include_special_tokens=True))
-        self._text_work = TextWork()
-        self._format_work = TextWork()
+        self._text_executor = TextExecutor()
+        self._format_executor = TextExecutor()
         self._info = model_info(serving)
 
     def close(self) -> None:
         """Ends its threads."""
-        self._text_work.close()
-        self._format_work.close()
+        self._text_executor.close()
+        self._format_executor.close()
 
     async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
@@ -114,7 +114,7 @@ class GenerationServicer:
                 requests = await read_requests(
                     request,
                     self._serving,
-                    self._text_work,
+                    self._text_executor,
                     config,
                     assignment,
                     call,
@@ -152,7 +152,7 @@ class GenerationServicer:
         tenant = call.principal.tenant_for("")
         limits = self._limits_of(self._config_of(tenant))
         self._text_quota.admit(tenant, limits)
-        prompt = await read_prompt(request, self._serving, self._text_work, tenant)
+        prompt = await read_prompt(request, self._serving, self._text_executor, tenant)
         self._text_quota.count(tenant, limits, prompt.ids.size)
         ids, decode = prompt.ids.tolist(), self._serving.model.tokenizer.decode
 
@@ -160,7 +160,7 @@ class GenerationServicer:
             texts = [decode([token], include_special_tokens=True) for token in ids]
             return pb.TokenizeResponse(token_ids=ids, tokens=texts)
 
-        answer = response() if len(ids) <= _FEW_TOKENS else await self._text_work.run(tenant, response)
+        answer = response() if len(ids) <= _FEW_TOKENS else await self._text_executor.run(tenant, response)
         if (size := answer.ByteSize()) > _MAX_ANSWER_BYTES:
             problem = f"its {len(ids)} tokens make an answer of {size} bytes; at most {_MAX_ANSWER_BYTES} are sent"
             raise InvalidInputError(prompt.field, None, problem)
@@ -178,7 +178,9 @@ class GenerationServicer:
         ids = np.array(request.token_ids, np.int32)
         require_in_vocabulary("token_ids", ids, model.vocab_size)
         arguments, decode = (ids, request.include_special_tokens), model.tokenizer.decode
-        text = decode(*arguments) if ids.size <= _FEW_TOKENS else await self._text_work.run(tenant, decode, *arguments)
+        text = (
+            decode(*arguments) if ids.size <= _FEW_TOKENS else await self._text_executor.run(tenant, decode, *arguments)
+        )
         return pb.DetokenizeResponse(text=text)
 
     async def get_model_info(self, request: pb.GetModelInfoRequest, call: Call) -> pb.GetModelInfoResponse:
