@@ -212,7 +212,7 @@ class Memory:
         return self.residents.open(use.memory, use.terms).instance(use.key)
 
     async def _read_on(self, resident: Resident) -> None:
-        """Of a memory that was not followed: what others have learned meanwhile, or adopted, or purged."""
+        """Reads what other processes learned, adopted or purged in a memory that was not followed."""
         assert self.replica is not None
         async with self.replica.lock:
             await self.replica.refresh(resident)
@@ -226,7 +226,7 @@ class Memory:
 
     @asynccontextmanager
     async def locked(self) -> AsyncIterator[Replica | None]:
-        """No round of the memory thread runs meanwhile. On that thread."""
+        """Holds the replica's lock, so that no round of the memory thread runs. On that thread."""
         if self.replica is None:
             yield None
         else:

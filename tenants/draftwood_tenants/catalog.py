@@ -1,4 +1,4 @@
-"""All tenants and experiments that are known, from the file and from the store, in RAM.
+"""All configured tenants and experiments, from the file and the store, in RAM.
 
 Built for 100,000 small tenants. What the file names hides a stored resource of the same name.
 """
@@ -134,7 +134,7 @@ class _ParsedConfigs:
     """The configurations of resources, read when they are first asked for.
 
     Args:
-        keeps: one that cannot be read leaves the one before in use.
+        keeps: a configuration that cannot be read leaves the previous one in use.
     """
 
     def __init__(self, read: Callable[[Resource], Any], keeps: bool = False) -> None:

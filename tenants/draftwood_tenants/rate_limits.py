@@ -1,4 +1,4 @@
-"""What a tenant may use."""
+"""Rate limits of a tenant."""
 
 from __future__ import annotations
 

@@ -33,9 +33,9 @@ from draftwood_strategies.registry import warm_up
 _log = logging.getLogger("draftwood")
 
 _REST_SECONDS = 0.05
-"""Without a step, after which the engine rests. It bounds how late the last answers reach other replicas."""
+"""Seconds without a step after which the engine is idle. Bounds how late the last answers reach other replicas."""
 _PUBLISH_SECONDS = 1.0
-"""Between two looks at the metrics, as between two reports of the server's engine."""
+"""Interval in which metrics are published, as the server's engine reports."""
 MAX_FAILURES = 3
 """Steps in a row in which drafting raised, after which it is switched off."""
 
@@ -120,10 +120,10 @@ class EngineDrafts(Generic[Drafts]):
         return drafts
 
     def attempt(self, rows: Callable[[], SequenceOf[Row]]) -> Drafts | None:
-        """As `step`; None where something raises: the next step of the engine has no drafts then.
+        """As `step`, but returns None if something raises: the next step of the engine then has no drafts.
 
         Raises:
-            Exception: what raised, if it is the `MAX_FAILURES`th step in a row that did: `close` is to follow.
+            Exception: the error of the `MAX_FAILURES`th failed step in a row; the caller should `close`.
         """
         try:
             drafts = self.step(rows())
@@ -170,7 +170,7 @@ class EngineDrafts(Generic[Drafts]):
         self._form.reset()
 
     def _observe(self, now: float, seconds: float | None, decoding: list[DecodeRow]) -> None:
-        """Takes what each request wrote in the step that ends now, and took so long if that is known."""
+        """Records what each request wrote in the step that ends now, which took `seconds` if that is known."""
         drafters, pieces, drafts = [], [], defaultdict[Step, list[ChargedDraft]](list)
         for _, row, session in decoding:
             written = row.tokens[session.seen :].astype(np.int32)
@@ -191,7 +191,7 @@ class EngineDrafts(Generic[Drafts]):
             observe_all(drafters, np.concatenate(pieces), offsets, None)
 
     def _measured(self, now: float, rows: SequenceOf[Row], decoding: list[DecodeRow]) -> float | None:
-        """What the step took that ends now, if it had the rows that were drafted for and no others."""
+        """Seconds of the step that ends now; None unless its rows are exactly those that were drafted for."""
         step = decoding[0].session.step if decoding else None
         if step is None or not len(rows) == len(decoding) == step.rows:
             return None

@@ -1,4 +1,4 @@
-"""Keeps the engine's thread and the one beside it apart, and both from strategies that do not return."""
+"""A lock between the engine's thread and the background thread, and a timeout for strategies that do not return."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ class Exclusion:
             _log.warning("a strategy that does not return stops this engine and cannot be interrupted: %s", problem)
 
     def close(self) -> None:
-        """No call has a limit any more. On the thread that made it."""
+        """Removes the limit of calls. On the thread that made it."""
         self.watchdog.close()

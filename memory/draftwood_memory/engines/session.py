@@ -1,4 +1,4 @@
-"""One live request of an engine, from its first token to its end, and what the engine tells of it."""
+"""One live request of an engine, from its first token to its end, and its row in a step."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Session:
     disabled_reported: bool = False
 
     def advance(self, written: Int32Array, now: float) -> int:
-        """Takes what it wrote in the step that ends now; returns how many tokens of its draft were accepted."""
+        """Adds the tokens of the step that ends now; returns how many tokens of its draft were accepted."""
         if not self.output:
             self.stats.first_at = now
         self.stats.last_at = now

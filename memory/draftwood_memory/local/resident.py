@@ -22,8 +22,8 @@ from draftwood_strategies.registry import options_of
 _log = logging.getLogger(__name__)
 
 LIVE_SECONDS = 60.0
-"""A memory is followed for so long after its last request. It bounds the keys that a blocking read names; what a
-later request uses reads on from where the memory is."""
+"""Seconds after its last request for which a memory is followed. Bounds the keys of a blocking read; a later request
+first reads what the memory has missed."""
 _MAX_INSTANCES = 8
 """Of one memory: requests may name any strategy, and configurations change."""
 OVERLAP = 16

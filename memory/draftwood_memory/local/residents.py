@@ -13,7 +13,7 @@ from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import MemoryName, Naming
 
 _WAITED_SECONDS = 1.0
-"""A memory that is being loaded is not evicted so soon after a request asked for it. Requests wait 50 ms."""
+"""Seconds after a request for which a memory that is being loaded is not evicted. Requests wait 50 ms."""
 
 
 class Residents:

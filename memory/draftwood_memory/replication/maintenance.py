@@ -63,7 +63,7 @@ class Maintenance:
                 await self._note(replica, now)
 
     def forget_if_lapsed(self) -> bool:
-        """Whether the store was away for so long that purges do not wait for this process any more.
+        """Whether the lease has lapsed: the store was unavailable until purges stopped waiting for this process.
 
         Then it forgets all records.
         """

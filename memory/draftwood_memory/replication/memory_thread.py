@@ -30,8 +30,8 @@ _PUSH_SECONDS = 0.02
 """Between two round trips that send the outbox: what is learned meanwhile goes in one entry. `draftwood bench share`
 measures the lag, of which this is the larger part."""
 _CHECK_SECONDS = 30.0
-"""Memories in use are compared with the store's so often, besides after failures: a connection that broke while nothing
-waited on it is replaced without one."""
+"""Interval in which memories in use are compared with the store's, besides after failures: a connection that broke
+while idle is replaced without a failure."""
 _MAX_BACKOFF = 5.0
 """Between two rounds at most while the store fails; the pause doubles from a fifth of a second with a random factor of
 0.5 to 1, so that replicas do not return together."""
@@ -110,7 +110,7 @@ class MemoryThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self, seconds: float) -> bool:
-        """Sends the outbox, for so long at most, and ends the thread. Returns whether it ended in time."""
+        """Sends the outbox for at most `seconds`, and ends the thread. Returns whether it ended in time."""
         self._stopped = True
         if self._thread.ident is None:
             return True

@@ -22,11 +22,11 @@ from draftwood_memory.store.stored import Append, Entry, MemoryMetadata
 _log = logging.getLogger(__name__)
 
 _LISTED_SECONDS = 10.0
-"""A memory is listed as used at most so often. The list orders what is preloaded, and evicted."""
+"""Minimum interval between updates of a memory's last use in the catalogue, which orders preloading and eviction."""
 _USE_SECONDS = 600.0
 """Between two notes of which memories were used, if only to draft from: less than any memory's expiry."""
 _SPACE_CHECK_SECONDS = 2.0
-"""Between two looks for memories to delete in a full store. A look asks for the size of each."""
+"""Interval between two searches for memories to delete in a full store. Each asks for the size of all memories."""
 
 
 class Batch(NamedTuple):

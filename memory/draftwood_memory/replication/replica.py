@@ -33,7 +33,7 @@ _CHECKED = 500
 
 
 class Replica:
-    """Keeps the memories of this process and the store's alike, as far as a cache needs it.
+    """Synchronizes the memories of this process with the store's, as far as a cache needs it.
 
     Attributes:
         lock: held while memories, or the store's, are changed.
@@ -54,7 +54,7 @@ class Replica:
         self._claimed = set[tuple[str, int]]()
 
     async def join(self) -> None:
-        """Keeps this process among those that purges wait for. Before anything is loaded, and often."""
+        """Renews the lease by which purges wait for this process. Before anything is loaded, and in every round."""
         if not self._joined:
             await self.processes.apply(await self.processes.latest())
             self._joined = True
@@ -62,7 +62,7 @@ class Replica:
             await self.apply_purges()
 
     async def apply_purges(self) -> None:
-        """Empties the memories that others have purged, and says so. Raises MemoryStoreError."""
+        """Empties the memories that others have purged, and acknowledges it in the store. Raises MemoryStoreError."""
         latest, parts = await self.processes.missed()
         if parts:
             await self.purged(parts)
@@ -209,7 +209,7 @@ class Replica:
         _log.warning("memory %s restored to a store that had lost it", resident.tag)
 
     async def _claim(self, resident: Resident) -> bool:
-        """Whether this process is the one that begins a memory in the store: now, or before a failure to write it."""
+        """Whether this process may write a memory's first records: it has the claim, now or since a failed attempt."""
         assert resident.generation is not None
         claim = resident.tag, resident.generation
         if claim not in self._claimed and await self.memories.claim(resident.tag):

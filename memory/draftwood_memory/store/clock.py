@@ -27,7 +27,7 @@ class StoreClock:
         return monotonic + self._ahead
 
     def synchronize(self, answer: list[Any]) -> float:
-        """Takes over the store's answer to TIME; returns it in seconds."""
+        """Sets the clock by the store's answer to TIME; returns it in seconds."""
         now = int(answer[0]) + int(answer[1]) / 1e6
         self._ahead = now - time.monotonic()
         skew = time.time() - now

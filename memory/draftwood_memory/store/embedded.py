@@ -28,7 +28,7 @@ _WRITABLE = "give a folder that this user may write to"
 _MAX_SOCKET_PATH = 100
 """Bytes; Unix sockets allow 107."""
 _WATCH_SECONDS = 0.25
-"""Between two looks at the server's process; it bounds how long a killed server stays away."""
+"""Polling interval of the server's process; bounds how long a killed server is missing."""
 _STOP_SECONDS = 20.0
 """For the server to write its data before it is killed. A stop takes well under a second."""
 _OWN_FILES = frozenset({"valkey.conf", "valkey.log", "valkey.sock", "appendonlydir", "pid", "lock", "dump.rdb"})

@@ -29,7 +29,7 @@ from draftwood_memory.store.redis_client import Command, RedisClient, write_when
 from draftwood_memory.store.stored import Append, Entry, MemoryMetadata, StoredMemory
 
 _HASH_SECONDS = 30 * 24 * 3600
-"""A tenant's hash outlives its streams by so long, so that no late entry is read again. It has to outlast
+"""By how much a tenant's hash outlives its streams, so that no late entry is read again. It has to outlast
 every outbox, and every replica that has not heard of a purge."""
 _MIN_ENTRY_BYTES = 64
 """Bounds a stream that is written by processes that have not loaded it: no entry is smaller."""

@@ -47,7 +47,7 @@ class Processes:
 
     @property
     def lapsed(self) -> bool:
-        """This process has not reached the store for so long that no purge waits for it: it has to forget."""
+        """The lease of this process has expired: no purge waits for it, so it has to forget all records."""
         return time.monotonic() - self.reached_at > LEASE_SECONDS
 
     async def latest(self) -> bytes:

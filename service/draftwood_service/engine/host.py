@@ -173,7 +173,7 @@ class EngineHost:
         return self._engine.idle and has_idle_work and all(live.begun for live in self._live.values())
 
     def _idle_step(self) -> None:
-        """One forward pass of what the model writes by itself, and of audits once that is done."""
+        """One forward pass for the model's own text, or for an audit once that is complete."""
         if self._own_text is None:
             self._auditor.step(self._engine)
             return

@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 SECONDS = 3.0
 """Between two looks. An arm that fails at once is stopped soon after its hundredth unit."""
 _LEASE_SECONDS = 10.0
-"""How long another server waits before it takes over."""
+"""Seconds after which another server acquires the lease of one that died."""
 
 # Looks that are kept, for a plot over time. Later ones are further apart: a year has 500 of them.
 MIN_SECONDS, SHARE_OF_AGE = 10.0, 0.025

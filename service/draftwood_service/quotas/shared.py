@@ -25,8 +25,8 @@ _log = structlog.get_logger(__name__)
 ANSWER_SECONDS = 0.1
 """How long a request waits for the store. An answer takes less than a millisecond on a local network."""
 _FIRST_SECONDS = 0.1
-"""Between two looks at a store that has never answered: below the time between two looks at tenants, so that limits are
-counted by the store once requests are served."""
+"""Retry interval for a store that has never answered: below the polling interval of tenants, so that the store counts
+limits as soon as requests are served."""
 _TENANTS = 200
 """Of one call of a refresh. It takes a few milliseconds."""
 

@@ -18,7 +18,7 @@ from draftwood_service.quotas.window import Bucket
 from draftwood_tenants.rate_limits import RateLimits
 
 REFRESH_SECONDS = 1.0
-"""Between two refreshes of leases, and between two looks at a store that does not answer; also the timeout of each."""
+"""Interval of refreshes of leases, and of retries for a store that does not answer; also the timeout of each."""
 LEASE_SECONDS = 3.0
 """After which the leases of a replica that was killed expire: a refresh may be lost or late."""
 _LEASE_MS = round(1000 * LEASE_SECONDS)
@@ -59,7 +59,7 @@ class QuotaStore:
         self._calls = asyncio.Semaphore(_CALLS)
 
     async def heartbeat(self) -> int:
-        """Says that this replica is alive; how many are."""
+        """Renews this replica's heartbeat; returns how many replicas are alive."""
         script = Script(scripts.HEARTBEAT, [_REPLICAS_KEY], [_LEASE_MS, self._replica])
         return int(await self._within(REFRESH_SECONDS, self._client.run(script)))
 

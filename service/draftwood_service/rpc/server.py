@@ -44,7 +44,7 @@ _log = structlog.get_logger(__name__)
 _STREAMS_SHARE = 0.75
 """The part of the grace in which live calls may finish; the rest is for their status and the end of the engine."""
 _BEFORE_GOAWAY = 0.1
-"""The part of it that passes between NOT_SERVING and GOAWAY. A call that arrives in the moment of GOAWAY ends with
+"""The share of that time between NOT_SERVING and GOAWAY. A call that arrives in the moment of GOAWAY ends with
 CANCELLED, by gRPC itself: until then clients that watch health have gone, and others are refused with UNAVAILABLE."""
 _STATUS_SECONDS = 1.0
 """For cut-off streams to send their status."""
@@ -56,7 +56,7 @@ class RunningServer:
     """Serves a model until it is stopped.
 
     Attributes:
-        recovery: restarts an engine that has died; once it has failed, what is left to do is to stop.
+        recovery: restarts an engine that has died; once it has failed, the service stops.
         audits: the counts of the losslessness audit, for metrics and experiments.
         gate: counts the calls that it refused.
         limiter: of requests, by their tenants' quotas.

@@ -1,4 +1,4 @@
-"""What the service calls to be watched, and does nothing for a service that nobody watches."""
+"""The interface of telemetry, and its no-op implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request counts for that an engine's worker has seen from its first token on."""
+"""The outcome of a request in an experiment, as an engine's worker sees it: from its first token on."""
 
 from __future__ import annotations
 

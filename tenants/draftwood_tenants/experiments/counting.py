@@ -1,4 +1,4 @@
-"""The counts of this process, and their way into the store."""
+"""Counts the requests of this process, and writes the counts to the store."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Counting:
             await self.write()
 
     async def write(self) -> None:
-        """Writes what is new. A store that does not answer is no error: the next write has it all."""
+        """Writes what is new. If the store does not answer, the next write includes it."""
         for target in self._recorders.keys() - set(self._known()):
             del self._recorders[target]
             self._written.pop(target, None)

@@ -1,4 +1,4 @@
-"""What an experiment is, checked, and what may become of it in each of its states."""
+"""The definition of an experiment, validated, and the changes that each of its states allows."""
 
 from __future__ import annotations
 

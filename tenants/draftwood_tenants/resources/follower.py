@@ -17,7 +17,7 @@ from draftwood_tenants.resources.presence_note import PresenceNote
 _log = logging.getLogger(__name__)
 
 SECONDS = 0.3
-"""Between two looks, so that every server follows a change within a second."""
+"""Polling interval, so that every server follows a change within a second."""
 _TRIES = 8
 """To restore what a store has lost, while others write to it."""
 

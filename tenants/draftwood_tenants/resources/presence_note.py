@@ -18,7 +18,7 @@ _NONE, _SOME = "none", "some"
 _VALID_SECONDS = 86_400.0
 """How long "none" is believed while the store does not answer. A restart takes minutes."""
 _REWRITE_SECONDS = 3_600.0
-"""Between two writes of the same."""
+"""Minimum interval between two writes of the same word."""
 
 
 class PresenceNote:

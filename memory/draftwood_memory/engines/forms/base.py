@@ -44,10 +44,10 @@ class DraftForm(Protocol[Drafts_co]):
         """Learns from a step that was measured."""
 
     def charge(self, step: Step, seconds: float | None, drafts: SequenceOf[ChargedDraft]) -> None:
-        """Charges drafts with a step that verified them, and that took so long if that is known."""
+        """Charges drafts with the time of the step that verified them; `seconds` is None if it was not measured."""
 
     def propose(self, rows: int, decoding: SequenceOf[DecodeRow]) -> Drafts_co:
-        """The drafts of the next step, of so many rows."""
+        """The drafts of the next step, which has `rows` rows."""
 
     def before_end(self, session: Session) -> None:
         """A request is about to end."""

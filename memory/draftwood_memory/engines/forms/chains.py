@@ -21,7 +21,7 @@ class ChainForm:
 
     Args:
         longest: tokens of a chain, at most.
-        times: what steps cost; None for what they show.
+        times: cost model of steps; None for one that is fitted to measured steps.
     """
 
     session_class = Session
@@ -69,4 +69,4 @@ class ChainForm:
         return chains
 
     def before_end(self, session: Session) -> None:
-        """Its steps have shown all that it wrote."""
+        """Nothing is left to do: every step has reported the tokens it wrote."""

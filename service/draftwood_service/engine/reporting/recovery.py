@@ -16,18 +16,18 @@ _log = structlog.get_logger(__name__)
 _FIRST_DELAY = 0.5
 """Seconds before the first attempt; each further one waits four times as long."""
 _STABLE_SECONDS = 600.0
-"""After so long without a death, attempts are counted from the beginning."""
+"""Seconds of uptime after which the number of attempts is reset."""
 
 
 class EngineRecovery:
     """Takes over `EngineBridge.on_stopped`.
 
     Args:
-        attempts: restarts, one after another, before it gives up.
+        attempts: restarts in a row before it fails.
         set_serving: called with whether requests are served, when that changes.
 
     Attributes:
-        failed: set when it has given up; what is left to do is to stop.
+        failed: set after the last attempt has failed; the service then stops.
         restarts: how often the engine was restarted, in all.
     """
 

@@ -55,10 +55,10 @@ class CountStore(Protocol):
         """The snapshots that are newer than those of these sequence numbers."""
 
     async def write_history(self, target: Target, data: bytes) -> None:
-        """Replaces the looks at the experiment. Does nothing if it was deleted."""
+        """Replaces the history: the interim looks at the experiment. Does nothing if it was deleted."""
 
     async def read_history(self, target: Target) -> bytes:
-        """The looks at the experiment; empty if there are none."""
+        """The history, see `write_history`; empty if there is none."""
 
     async def delete(self, target: Target) -> None:
         """Deletes all of an experiment's name. What a process that has not heard of it writes later is refused."""
