@@ -15,8 +15,8 @@ from draftwood_memory.errors import StoreUnavailableError
 from draftwood_memory.operations import ExportMemory, GetStatistics, ListOrphans, PurgeArms, PurgeMemory, PurgeResult
 from draftwood_strategies import UnknownStrategyError
 from tests.memory.helpers import (
-    known_to,
     learn_output,
+    learned_by,
     log_of,
     memory_of,
     numbers,
@@ -85,7 +85,7 @@ async def test_an_arm_is_forked_in_the_process() -> None:
         await learn_output(memory, "t", numbers(30))
         use = StrategyUse(MemoryName("t", "x/a"), StrategyKey("trie"), Terms(forked=True))
         memory.fetch(use, lambda _: None)
-        await until(lambda: known_to(memory, "t", "x/a") == [numbers(30)])
+        await until(lambda: learned_by(memory, "t", "x/a") == [numbers(30)])
         await learn_output(memory, "t", numbers(5), arm="x/a")
         assert log_of(memory, "t") == [numbers(30)]
 

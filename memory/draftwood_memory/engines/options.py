@@ -108,7 +108,7 @@ def read_choice(given: Mapping[str, Any] | None, tenant: str) -> RequestChoice:
 def trusted_options(given: Mapping[str, Any] | None) -> RequestOptions:
     """The options of a request of an engine that Draftwood's service runs: those under `TRUSTED`, and no other key.
 
-    A request without them is not drafted for and teaches nothing.
+    A request without them is not drafted for and not learned.
     """
     decided = (given or {}).get(TRUSTED)
     if not isinstance(decided, Mapping):

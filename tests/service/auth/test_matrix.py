@@ -66,7 +66,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "GetTenant": {"name": f"tenants/{OWN}"},
 }
 
-TEACHES = ("Generate", "WarmMemory", "ImportMemory")
+ADDS_TO_MEMORY = ("Generate", "WarmMemory", "ImportMemory")
 """Methods that leave a memory, which others would find: each has a server of its own."""
 
 ENDLESS = ("WatchStatus",)
@@ -219,10 +219,10 @@ async def test_by_role_and_tenant(
     name: str, guarded_by: tuple[Served, Keys], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     served, keys = guarded_by
-    if name not in TEACHES:
+    if name not in ADDS_TO_MEMORY:
         await by_role_and_tenant(METHODS[name], served, keys)
         return
-    async with guarded(keys, tmp_path_factory.mktemp("taught")) as own:
+    async with guarded(keys, tmp_path_factory.mktemp("learned")) as own:
         await by_role_and_tenant(METHODS[name], own, keys)
 
 

@@ -1,4 +1,4 @@
-"""What a request teaches its tenant's memory: nothing if it says so, and once however often it is sent."""
+"""What a memory learns from a request: nothing if it says so, and once however often it is sent."""
 
 from __future__ import annotations
 
