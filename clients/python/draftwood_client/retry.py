@@ -74,7 +74,7 @@ POLL_SECONDS = 0.2
 """Between two questions, each of which is retried as the client's policy says."""
 
 
-class Waiting:
+class ReadinessWait:
     """Until a server is ready, at most `limit` seconds from now; None for no limit."""
 
     def __init__(self, target: str, limit: float | None) -> None:
