@@ -12,7 +12,7 @@ NO_DRAFTS = "none"
 
 
 class DraftChoice(NamedTuple):
-    """What a request says; None leaves it to its tenant."""
+    """A request's own drafting options; None leaves an option to its tenant."""
 
     strategy: str | None = None
     max_nodes: int | None = None

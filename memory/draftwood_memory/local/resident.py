@@ -127,7 +127,7 @@ class Resident:
 
     @property
     def live(self) -> bool:
-        """It is to be followed: loaded, and in use."""
+        """Whether it is followed: loaded, and used lately."""
         return self.loaded and (self.pins > 0 or time.monotonic() - self.used_at < LIVE_SECONDS)
 
     @property

@@ -77,7 +77,7 @@ class Maintenance:
         return True
 
     def _fork(self, resident: Resident) -> None:
-        """Without a store: an arm that is to begin with the tenant's records does."""
+        """Without a store: copies the tenant's records to an arm's memory that is forked and empty."""
         base = self._residents.get(MemoryName(resident.name.tenant))
         empty = not resident.generation and not len(resident.log)
         if resident.forked and empty and base is not None and base is not resident:

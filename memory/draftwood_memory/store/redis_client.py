@@ -71,7 +71,7 @@ _WRITE_WHEN_FULL = "redis.call('DEL', KEYS[2]) return redis.call(unpack(ARGV))"
 
 
 def write_when_full(command: str, key: str, *words: str | int | bytes) -> tuple[str | int | bytes, ...]:
-    """A small write of one key that a full server takes, too: what has to be written for others to be deleted."""
+    """A small write to one key that a full server accepts too, such as a purge needs before it deletes."""
     return ("EVAL", _WRITE_WHEN_FULL, 2, key, f"{key}:none", command, key, *words)
 
 

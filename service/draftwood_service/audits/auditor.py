@@ -62,7 +62,7 @@ class Auditor:
         return bool(self._queue) and not (self._current is not None and self._current.waits)
 
     def begin(self, loaded: LoadedEngine, sequences: SequenceOf[Sequence]) -> None:
-        """Chooses a request, or not, whose samples are about to run."""
+        """Decides by chance whether to audit a request whose samples are about to run."""
         if random.random() >= loaded.audit_share:
             return
         for sequence in sequences:

@@ -109,7 +109,7 @@ class Gateway:
             response = await cancel_on_disconnect(request, answer)
         except ClientDisconnectedError as error:
             end(status_of(error))
-            return Response(status_code=status_of(error))  # for nobody
+            return Response(status_code=status_of(error))  # nobody receives it
         except Exception as error:
             end(status_of(error))
             if parsed is not None and parsed.tools is not None:

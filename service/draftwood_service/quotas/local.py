@@ -58,7 +58,7 @@ class Limiter:
 
     Attributes:
         windows: by tenant.
-        outages: how often its store ceased to count for all tenants; here there is none.
+        outages: how often the store ceased to count; always 0 here, without a store.
         admitted_alone: requests that were admitted by this server's share of their limits meanwhile.
     """
 

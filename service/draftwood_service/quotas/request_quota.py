@@ -1,4 +1,4 @@
-"""What one request takes of its tenant's limits: what is known at its arrival first, the rest once it was read."""
+"""One request's part of its tenant's limits: reserved in part at its arrival, and in full once it was read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests of a foreign engine are drafted for: as their tenants are configured, and by the arms of experiments."""
+"""Drafting options of another engine's requests, by the configuration of their tenants and the arms of experiments."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Cursor:
 
     Attributes:
         floor: the store's; it shows which deletions a reader has missed.
-        store: made up at a store's first write, so that a reader notices that the store lost its data; "" if
+        store: random id drawn at a store's first write, so that a reader notices that the store lost its data; "" if
             nothing was ever written.
     """
 

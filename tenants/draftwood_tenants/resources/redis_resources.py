@@ -3,8 +3,8 @@
 All keys have one hash tag, so that one script can change them together: `dw:{resources}:meta` (a hash: revision, floor,
 schema, store), `:values` (a hash: key to value), `:changes` (a sorted set of the keys of all resources and of the
 deleted ones that are remembered, by revision) and `:deleted` (a sorted set of the latter). Revisions are at least the
-server's clock in microseconds: a store that lost its data does not use one again. `store` in `:meta` is made up at the
-first write, to tell a store that lost its data from one that never had any.
+server's clock in microseconds: a store that lost its data does not use one again. `store` in `:meta` is a random id,
+drawn at the first write, by which a store that lost its data differs from one that never had any.
 """
 
 from __future__ import annotations
