@@ -61,7 +61,7 @@ class RunningServer:
         gate: counts the calls that it refused.
         limiter: of requests, by their tenants' quotas.
         serving: what health says.
-        known: set once it is known which tenants are configured: before, nothing is served.
+        synced: set once it is known which tenants are configured: before, nothing is served.
         slots: requests that can run at once.
         tenants: and experiments, as configured.
         experiments: on live requests.
@@ -94,7 +94,7 @@ class RunningServer:
             store_client(store), store_keys(store), settings.tenants_file, settings.cache_folder, limits
         )
         stored, catalog = self.tenants.stored, self.tenants.catalog
-        self.known = stored.known
+        self.synced = stored.synced
         replica = f"{socket.gethostname()}:{self.port}"
         self.experiments = LiveExperiments(self.tenants.counts, catalog, replica, partial(stop_arms, stored, catalog))
         bridge.weight_of = self._weight_of
@@ -108,7 +108,7 @@ class RunningServer:
         self.audits = AuditRecorder(model)
         bridge.on_audited = self._audited
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
-        status = StatusServicer(bridge, self.audits, self.recovery, self.known, settings)
+        status = StatusServicer(bridge, self.audits, self.recovery, self.synced, settings)
         tenants = TenantServicer(stored, catalog, limits)
         experiments = ExperimentServicer(stored, catalog, limits, self.experiments, bridge.run_operation)
         servicers = self._servicer, memory, audit, status, tenants, experiments
@@ -127,10 +127,10 @@ class RunningServer:
         self.experiments.start()
         following = follow_liveness(self.bridge, self._settings.engine_stall_timeout, self._bound.set_alive)
         self._liveness = asyncio.create_task(following)
-        if self.known.is_set():
+        if self.synced.is_set():
             await self._set_serving(not self.bridge.stopped)
         else:
-            self._becoming_ready = asyncio.create_task(self._serve_once_known())
+            self._becoming_ready = asyncio.create_task(self._serve_once_synced())
 
     async def stop(self, grace: float | None = None) -> None:
         """Drains and stops; further calls wait for the same stop.
@@ -145,9 +145,9 @@ class RunningServer:
             self._stopping = asyncio.create_task(self._stop(seconds))
         await asyncio.shield(self._stopping)
 
-    async def _serve_once_known(self) -> None:
+    async def _serve_once_synced(self) -> None:
         """Requests of tenants that may have a configuration are refused until then."""
-        await self.known.wait()
+        await self.synced.wait()
         await self._set_serving(not self.bridge.stopped)
 
     async def _stop(self, grace: float) -> None:
@@ -189,7 +189,7 @@ class RunningServer:
             self.experiments.count_audit(result.tenant, result.arm, result.request_id, differing=differing)
 
     async def _set_serving(self, serving: bool) -> None:
-        self.serving = serving = serving and self.known.is_set()
+        self.serving = serving = serving and self.synced.is_set()
         answer = health_pb2.HealthCheckResponse
         await self._bound.set_health(answer.SERVING if serving else answer.NOT_SERVING)
 

@@ -88,7 +88,7 @@ class ResourceFollower:
     A store that has lost what it had gets it again from here.
 
     Attributes:
-        known: set once it is known which resources there are: they were read, or the last look of an earlier process
+        synced: set once it is known which resources there are: they were read, or the last look of an earlier process
             found none.
         read: they were read, in this process.
 
@@ -97,7 +97,7 @@ class ResourceFollower:
     """
 
     def __init__(self, store: ResourceStore, presence_note: PresenceNote | None = None) -> None:
-        self.known = asyncio.Event()
+        self.synced = asyncio.Event()
         self.read = False
         self._store = store
         self._presence_note = presence_note
@@ -122,15 +122,15 @@ class ResourceFollower:
         if name in self.of_kind(kind):
             return False
         unreadable = self._copy.unreadable
-        return not self.known.is_set() or (bool(unreadable) and self._store.key(kind, name) in unreadable)
+        return not self.synced.is_set() or (bool(unreadable) and self._store.key(kind, name) in unreadable)
 
     async def start(self) -> None:
         """Looks once, and from now on. A store that does not answer is no error."""
         await self._look()
         unanswered = self._cursor == Cursor()
         if unanswered and self._presence_note is not None and await self._presence_note.none_lately():
-            self.known.set()
-        if not self.known.is_set():
+            self.synced.set()
+        if not self.synced.is_set():
             _log.error("the configuration of tenants is unknown; requests are refused until it was read")
         self._task = asyncio.create_task(self._follow())
 
@@ -200,7 +200,7 @@ class ResourceFollower:
             return self._say(problem)
         self._say("")
         self.read = True
-        self.known.set()
+        self.synced.set()
         if self._presence_note is not None:
             await self._presence_note.note(bool(self._copy.names or self._copy.unreadable))
 

@@ -34,7 +34,7 @@ class StatusServicer:
 
     Args:
         recorder: counts audits, and knows the model.
-        known: set once it is known which tenants are configured.
+        synced: set once it is known which tenants are configured.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class StatusServicer:
         bridge: EngineBridge,
         recorder: AuditRecorder,
         recovery: EngineRecovery,
-        known: asyncio.Event,
+        synced: asyncio.Event,
         settings: Settings,
     ) -> None:
         self._bridge = bridge
         self._recorder = recorder
         self._recovery = recovery
-        self._known = known
+        self._synced = synced
         self._settings = settings
         self._version = version("draftwood")
         self._started_at = time.monotonic()
@@ -105,7 +105,7 @@ class StatusServicer:
             return pb.SERVING_STATE_DRAINING
         if self._bridge.stopped:
             return pb.SERVING_STATE_RESTARTING
-        return pb.SERVING_STATE_SERVING if self._known.is_set() else pb.SERVING_STATE_CONFIGURATION_UNKNOWN
+        return pb.SERVING_STATE_SERVING if self._synced.is_set() else pb.SERVING_STATE_CONFIGURATION_UNKNOWN
 
     def _load(self, report: EngineReport) -> pb.LoadStatus:
         work = WorkCounts()
