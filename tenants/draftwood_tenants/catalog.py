@@ -140,13 +140,13 @@ class _ParsedConfigs:
     def __init__(self, read: Callable[[Resource], Any], keeps: bool = False) -> None:
         self._read = read
         self._keeps = keeps
-        self._known: dict[str, tuple[int, Any]] = {}
+        self._parsed: dict[str, tuple[int, Any]] = {}
 
     def of(self, resource: Resource | None) -> Any:
         """None without a resource, or if it was never read, which is logged once."""
         if resource is None:
             return None
-        known = self._known.get(resource.name)
+        known = self._parsed.get(resource.name)
         if known is None or known[0] != resource.revision:
             try:
                 known = resource.revision, self._read(resource)
@@ -156,9 +156,9 @@ class _ParsedConfigs:
                 text = "a stored resource is not valid here: %s: %s; in use: %s"
                 _log.error(text, f"{resource.kind}/{resource.name}", error, in_use)
                 known = resource.revision, before
-            if len(self._known) == _MAX_READ:
-                self._known.clear()  # most of them are of resources that were deleted
-            self._known[resource.name] = known
+            if len(self._parsed) == _MAX_READ:
+                self._parsed.clear()  # most of them are of resources that were deleted
+            self._parsed[resource.name] = known
         return known[1]
 
 

@@ -170,7 +170,7 @@ async def test_names_that_cannot_be_read_may_be_anyones(valkey: Valkey, keys: Ke
             assert not other.synced.is_set()
             assert other.is_unknown("tenants", "a")
             await one.write([Write("tenants", "a", None, one.of_kind("tenants")["a"].revision)])
-            await asyncio.wait_for(other.known.wait(), 5)
+            await asyncio.wait_for(other.synced.wait(), 5)
             assert not other.is_unknown("tenants", "a")
 
 
