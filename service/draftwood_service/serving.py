@@ -79,7 +79,7 @@ class Serving:
 
     @property
     def max_prompt_characters(self) -> int:
-        """Of all chat messages together."""
+        """Maximum number of characters of a prompt, all chat messages together."""
         if self.settings.max_prompt_characters is not None:
             return self.settings.max_prompt_characters
         return max(_CHARACTERS_OF_TOKEN * self.model.max_context, _MIN_CHARACTERS)

@@ -277,7 +277,7 @@ class EngineHost:
             self._sent_at = time.perf_counter()
 
     def _message(self, output: StepOutput) -> Output | None:
-        """What is sent of a step; None for a sample that was cancelled."""
+        """The output to send for a sample's step; None if the sample was cancelled."""
         sequence, finish = output.sequence, output.finish
         if (found := self._names.get(sequence)) is None:
             return None

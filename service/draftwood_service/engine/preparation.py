@@ -1,4 +1,4 @@
-"""What a request needs before the engine gets it: its format compiled, and the strategy of its tenant's memory."""
+"""Prepares a request for the engine: compiles its format, and fetches the strategy of its tenant's memory."""
 
 from __future__ import annotations
 

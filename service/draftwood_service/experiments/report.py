@@ -48,7 +48,7 @@ def report(
 
     Args:
         alpha: shared by the arms that are compared with the control, for each metric by itself.
-        stopped: arms whose units are not counted any more.
+        stopped: arms that a guardrail has stopped: their units are no longer counted.
         unreadable: processes whose counts are missing.
     """
     running = [arm for arm, name in enumerate(split.arms) if name not in stopped]
@@ -83,12 +83,12 @@ def report(
 
 
 def deciding(compared: Iterable[pb.ArmComparison]) -> list[pb.ArmComparison]:
-    """Those of the metric that decides."""
+    """The comparisons of the deciding metric."""
     return [one for one in compared if one.metric == TIME_PER_TOKEN.title]
 
 
 def _conclusion(kind: str, text: str, arm: str = "", metric: str = "") -> pb.Conclusion:
-    """What may be concluded: a sentence, and the metric that it is about by its title."""
+    """A conclusion: a sentence, and the title of the metric that it is about."""
     key = KEYS[metric] if metric else ""
     return pb.Conclusion(kind=f"CONCLUSION_KIND_{kind.upper()}", arm=arm, metric_key=key, text=text)
 

@@ -123,7 +123,7 @@ class Gateway:
         return response
 
     async def _begin(self, client: AsyncClient, parsed: ParsedRequest, seconds: float | None) -> tuple[Answers, Batch]:
-        """What will shape the answers to a request, and its prompts; nothing is sent yet."""
+        """The formatter of the answers to a request, and the batch of its prompts; nothing is sent yet."""
         form = await self._tool_format(client) if parsed.tools is not None else None
         if form is not None:
             parsed = with_tools(parsed, form)

@@ -32,7 +32,7 @@ _OF_GRPC = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the request is larger than the service accepts",
     grpc.StatusCode.CANCELLED: "the request was cancelled",
 }
-"""What callers read of errors that do not come from the service: the texts of these have its address."""
+"""Messages for callers of gRPC's own errors, whose texts contain the service's address."""
 
 
 class InvalidRequestError(OwnError):

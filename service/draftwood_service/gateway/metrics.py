@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 
 class Metrics:
-    """What a gateway counts."""
+    """The metrics of a gateway."""
 
     content_type = CONTENT_TYPE_LATEST
 

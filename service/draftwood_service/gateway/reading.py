@@ -11,10 +11,10 @@ from draftwood_service.gateway.errors import InvalidRequestError
 from draftwood_service.gateway.tools import ParsedTools, options_for, read_calls, read_tools
 
 MAX_PROMPTS = 128
-"""Of one completions request."""
+"""Maximum number of prompts in a completions request."""
 _COMMON = {"temperature", "top_p", "presence_penalty", "frequency_penalty", "n", "stop", "max_tokens"}
 _COMMON |= {"top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "priority", "stop_token_ids"}  # of vLLM
-"""Of which the names are ours as well. The client checks the values."""
+"""Fields that have the same name in Draftwood's own API. The client checks the values."""
 _KNOWN = {"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "store", "service_tier"}
 _KNOWN |= {"prompt_cache_key", "safety_identifier", "draftwood", "seed", "logit_bias", "logprobs", "top_logprobs"}
 _KNOWN |= {"response_format", "max_completion_tokens"}
@@ -140,7 +140,7 @@ def _caller_names(fields: Mapping[str, Any], chat: bool) -> dict[str, str]:
 
 
 def _renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not the same with us."""
+    """Fields with another name or form in Draftwood's own API."""
     options: dict[str, Any] = {}
     if (tokens := fields.get("max_completion_tokens")) is not None:
         options["max_tokens"] = tokens

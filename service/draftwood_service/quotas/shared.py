@@ -28,7 +28,7 @@ _FIRST_SECONDS = 0.1
 """Retry interval for a store that has never answered: below the polling interval of tenants, so that the store counts
 limits as soon as requests are served."""
 _TENANTS = 200
-"""Of one call of a refresh. It takes a few milliseconds."""
+"""Tenants in one call of a refresh, which takes a few milliseconds."""
 
 
 class SharedLimiter(Limiter):

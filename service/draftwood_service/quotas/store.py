@@ -87,7 +87,7 @@ class QuotaStore:
         await self._within(REFRESH_SECONDS, self._client.run_all(made))
 
     async def refresh(self, refreshes: SequenceOf[Refresh]) -> list[MemoryStoreError | None]:
-        """What failed, one by one."""
+        """For each refresh its error, or None."""
         made = [self._refresh_script(one) for one in refreshes]
         answers = await self._within(REFRESH_SECONDS, self._client.run_all(made))
         return [one if isinstance(one, MemoryStoreError) else None for one in answers]

@@ -11,7 +11,7 @@ from draftwood_tenants.rate_limits import RateLimits
 
 @dataclass(slots=True)
 class Bucket:
-    """What was admitted within one second."""
+    """Requests and tokens admitted within one second."""
 
     requests: int = 0
     tokens: int = 0

@@ -51,7 +51,7 @@ _TOKEN_TEXTS = 65_536
 _FEW_TOKENS = 2048
 """Tokens that are converted to text on the event loop; more go to a worker thread."""
 _MAX_ANSWER_BYTES = 4 * 2**20
-"""What gRPC clients accept if they set no limit of their own."""
+"""gRPC's default limit of received messages."""
 
 
 class GenerationServicer:
@@ -238,12 +238,12 @@ def least_tokens(request: pb.GenerateRequest, samples: int, context: int) -> int
 
 
 def most_tokens(requests: SequenceOf[Request]) -> int:
-    """What the samples of a request use at most; the prompt counts once."""
+    """Upper bound of the tokens of a request's samples; the prompt counts once."""
     return requests[0].prompt.size + sum(one.stop.max_tokens for one in requests)
 
 
 def used_tokens(samples: SequenceOf[Sample]) -> int:
-    """What they have used so far, counted as in `most_tokens`; 0 if the request was not read."""
+    """Tokens that the samples have used so far, counted as in `most_tokens`; 0 if the request was not read."""
     if not samples:
         return 0
     return samples[0].request.prompt.size + sum(one.completion_tokens for one in samples)

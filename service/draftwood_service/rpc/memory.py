@@ -77,7 +77,7 @@ class MemoryServicer:
     async def get_memory_statistics(
         self, request: pb.GetMemoryStatisticsRequest, call: Call
     ) -> pb.GetMemoryStatisticsResponse:
-        """Of one tenant; without one, of all that the caller may see."""
+        """Statistics of one tenant; if none is named, of all that the caller may see."""
         principal = call.principal
         is_operator = principal.role is Role.OPERATOR
         named = request.HasField("tenant") or not is_operator

@@ -276,7 +276,7 @@ def _refuse_override(options: pb.DraftOptions, principal: str, tenant: str) -> N
 
 
 def choice_of(options: pb.DraftOptions) -> DraftChoice:
-    """What a request says of its drafts."""
+    """A request's own drafting options."""
     strategy = options.strategy if options.HasField("strategy") else None
     max_nodes = options.max_nodes if options.HasField("max_nodes") else None
     return DraftChoice(strategy, max_nodes, options.enabled if options.HasField("enabled") else True)

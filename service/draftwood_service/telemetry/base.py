@@ -65,7 +65,7 @@ class CallRecord:
 
 
 class Telemetry:
-    """What records calls and requests. All methods are for the event loop. This one records nothing."""
+    """Records calls and requests. All methods are for the event loop. This one records nothing."""
 
     def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> CallRecord:
         """A call has arrived.

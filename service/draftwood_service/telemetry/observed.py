@@ -45,7 +45,7 @@ class Observed:
 
     @property
     def memory(self) -> MemoryCounters:
-        """Of the engine's memories."""
+        """Counters of the engine's memories."""
         return self.report.memory
 
     def points(self, metric: Metric) -> Iterable[Point]:

@@ -270,7 +270,7 @@ def _output(one: Any) -> CoreOutput:
 
 
 def _logprobs(lists: Any) -> list[TokenLogprobs]:
-    """Of each position the token that was written comes first, then the most probable ones."""
+    """For each position the sampled token first, then the most probable ones."""
     return [
         TokenLogprobs(values[0], ids[1:], values[1:])
         for ids, values in zip(lists.logprob_token_ids.tolist(), lists.logprobs.tolist(), strict=True)

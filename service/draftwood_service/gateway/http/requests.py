@@ -1,4 +1,4 @@
-"""What an HTTP request says besides its fields: its body, its deadline, and that its client disconnected."""
+"""Reads the body and the deadline of an HTTP request, and cancels its work when its client disconnects."""
 
 from __future__ import annotations
 
