@@ -68,10 +68,10 @@ async def test_what_is_filled_in_is_drafted_from_everywhere_and_exported(server:
             assert {one.kind for one in records} == {Kind.CORPUS}
         report = await perform(GetStatistics(None), second)
         [shown] = report.memories
-        assert (shown.name, shown.stored.tokens, shown.resident, report.known) == (NAME, 20_017, True, True)
+        assert (shown.name, shown.stored.tokens, shown.resident, report.exists) == (NAME, 20_017, True, True)
         assert shown.stored.bytes > 10_000
         empty = await perform(GetStatistics("stranger"), second)
-        assert (empty.memories, empty.known) == ([], False)
+        assert (empty.memories, empty.exists) == ([], False)
 
 
 async def test_statistics_come_in_pages_the_latest_written_first(server: Valkey) -> None:
