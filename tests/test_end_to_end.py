@@ -55,7 +55,7 @@ class Serving:
     def engine(self) -> Engine:
         return self._engines[0]
 
-    async def settled(self) -> None:
+    async def assert_idle(self) -> None:
         """No request is live, and no resources are held for past ones."""
         await check_idle(self.server.bridge, self.engine)
 
@@ -141,7 +141,7 @@ async def test_answers_are_those_of_transformers_generate(shared: tuple[Serving,
             assert drafting.mean_acceptance_length > 1.1
             assert 0 < drafting.model_time < drafting.step_time
     assert {name for answer in answers for name in answer.drafting.by_source} == SOURCES.get(strategy, {strategy})
-    await server.settled()
+    await server.assert_idle()
 
 
 @on_shared_server
@@ -156,7 +156,7 @@ async def test_no_configuration_of_a_tenant_changes_a_token(shared: tuple[Servin
         assert [answer.token_ids for answer in answers] == [expected(q, 40) for _ in tenants for q in questions]
     for start in range(0, len(answers), len(questions)):
         assert any(answer.drafting.accepted_tokens for answer in answers[start : start + len(questions)])
-    await server.settled()
+    await server.assert_idle()
 
 
 @on_shared_server
@@ -199,7 +199,7 @@ async def test_samples_equal_the_answers_to_requests_with_their_seeds(shared: tu
     again = await client.generate(ask(QUESTIONS[0]), seed=drawn.seed, drafting=False, **options)
     assert drawn.seed != 0
     assert again.token_ids == drawn.token_ids
-    await server.settled()
+    await server.assert_idle()
 
 
 @on_shared_server
@@ -224,7 +224,7 @@ async def test_formats_and_log_probabilities(shared: tuple[Serving, AsyncClient]
         assert best == token
         assert logprob == pytest.approx(detail.logprob)
         assert detail.top_logprobs[0][1] >= detail.top_logprobs[1][1]
-    await server.settled()
+    await server.assert_idle()
 
 
 @on_shared_server
@@ -242,10 +242,10 @@ async def test_a_cancelled_stream_and_a_missed_deadline_free_their_slots(shared:
     server, client = shared
     async with client.stream(ask(QUESTIONS[0])) as stream:
         await anext(stream)
-    await server.settled()
+    await server.assert_idle()
     with pytest.raises(DeadlineError):
         await client.generate("and", ignore_eos=True, timeout=0.3)
-    await server.settled()
+    await server.assert_idle()
     assert (await client.generate(ask(QUESTIONS[1]), max_tokens=20)).token_ids == expected(QUESTIONS[1], 20)
 
 
@@ -260,7 +260,7 @@ async def test_a_broken_model_ends_requests_and_not_the_service(
             *(client.generate(ask(q), max_tokens=20) for q in QUESTIONS), return_exceptions=True
         )
         assert [type(result) for result in results] == [InternalError] * len(QUESTIONS)
-    await server.settled()
+    await server.assert_idle()
     assert (await client.generate(ask(QUESTIONS[0]), max_tokens=20)).token_ids == expected(QUESTIONS[0], 20)
 
 
@@ -283,7 +283,7 @@ async def test_a_strategy_that_raises_slows_its_request_down_and_nothing_else(mo
         answer = await client.generate(ask(QUESTIONS[0]), max_tokens=40, strategy="broken")
         assert answer.token_ids == expected(QUESTIONS[0], 40)
         assert "no luck today" in answer.drafting.disabled_reason
-        await server.settled()
+        await server.assert_idle()
 
 
 async def test_shutdown_ends_live_requests_with_one_status() -> None:

@@ -3,7 +3,7 @@
     python -m tools.sweep_models [FAMILY ...] [--runner torch] [--again] [--write]
 
 Each family is tried by each runner in a process of its own, which is ended after some minutes. What came of it is kept
-in build/sweep, so a sweep that was stopped goes on where it was; `--again` tries anew. `--write` writes the table of
+in build/sweep, so a sweep that was stopped goes on where it was; `--again` tries all. `--write` writes the table of
 `draftwood models` and that of docs/models.md of all that is kept there.
 """
 

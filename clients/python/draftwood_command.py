@@ -20,7 +20,7 @@ INTERRUPTED = 130
 _EXTRA = ("rich", "typer", "yaml")
 """What the extra `cli` of draftwood-client brings."""
 _SILENT_SECONDS = 3.0
-"""Until the first sign of life, and between further ones. Not tuned."""
+"""Seconds of silence until the status line is shown or updated."""
 _ERASE_LINE = "\r\x1b[K"
 
 
@@ -90,12 +90,12 @@ def _is_of_interrupt(error: BaseException) -> bool:
 
 
 def _leave(*signal_and_frame: object) -> NoReturn:
-    if _sign is not None:
-        _sign.interrupted()
+    if _status_line is not None:
+        _status_line.interrupted()
     os._exit(INTERRUPTED)
 
 
-class _SignOfLife:
+class _StatusLine:
     """A line on the terminal that says that the command runs. It is erased as soon as the command writes something."""
 
     def __init__(self, terminal: TextIOWrapper) -> None:
@@ -137,11 +137,11 @@ class _SignOfLife:
                     self._show(f"draftwood: working, no output yet ({silent:g} s)")
 
 
-_sign: _SignOfLife | None = None
+_status_line: _StatusLine | None = None
 
 
 class _Output(TextIOWrapper):
-    """stdout or stderr; ends the sign of life. A terminal that is not UTF-8 shows escapes."""
+    """stdout or stderr; ends the status line. A terminal that is not UTF-8 shows escapes."""
 
     def __init__(self, stream: TextIOWrapper) -> None:
         super().__init__(
@@ -153,17 +153,17 @@ class _Output(TextIOWrapper):
         )
 
     def write(self, text: str) -> int:
-        if _sign is not None:
-            _sign.end()
+        if _status_line is not None:
+            _status_line.end()
         return super().write(text)
 
 
 def _watch_silence() -> None:
     """Says on stderr that the command runs, until it writes something itself."""
-    global _sign
+    global _status_line
     if isinstance(sys.stderr, TextIOWrapper) and sys.stderr.isatty():
-        _sign = _SignOfLife(sys.stderr)
-        atexit.register(_sign.end)
+        _status_line = _StatusLine(sys.stderr)
+        atexit.register(_status_line.end)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, TextIOWrapper):

@@ -28,10 +28,10 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a tenant's memory may be and keep. None: as the process's `MemoryConfig` says.
+    """Overrides of `MemoryConfig` for one tenant's memory. None keeps the process's value.
 
     Attributes:
-        forked: a memory of an arm that holds nothing yet begins with what its tenant's has.
+        forked: an arm's empty memory starts as a copy of its tenant's.
         max_tokens, max_bytes: of the memory; at most those of the process.
         idle_ttl: seconds after its last record until the memory is deleted.
         max_age: seconds until a record is dropped; at most that of the process.
@@ -98,7 +98,7 @@ class MemoryConfig:
 
 
 def _shorter(first: float, second: float) -> float:
-    """Of two durations, of which 0 is endless."""
+    """The shorter of two durations, where 0 means endless."""
     return min(first or second, second or first)
 
 

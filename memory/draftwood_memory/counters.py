@@ -24,7 +24,7 @@ class MemoryCounters:
         failures: calls to the store that failed, and rounds with it.
         reconnects: rounds that succeeded after a failed one.
         reloads: memories of which the store lost the latest entries, as in a failover.
-        restored: memories that were written anew to a store that had lost them.
+        restored: memories that were written again to a store that had lost them.
         last_lag: seconds from the end of a request to the confirmation of its record, of the latest one.
     """
 

@@ -1,4 +1,4 @@
-"""Who gives way when several tenants need more than there is, in a process or in a store."""
+"""Fair eviction: what to evict when tenants together need more than a process or a store has."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Self
 
 from draftwood_memory.config import Terms
-from draftwood_memory.local.outbox import Waiting
+from draftwood_memory.local.outbox import PendingRecord
 from draftwood_memory.local.process import Process
-from draftwood_memory.local.record_log import Held
+from draftwood_memory.local.record_log import LoggedRecord
 from draftwood_memory.local.resident import OVERLAP, Resident, StrategyKey
 from draftwood_memory.records import Int32Array, Kind, Record, request_key, split
 from draftwood_memory.replication.replica import Replica
@@ -87,17 +87,17 @@ class Learning:
             if lapsed or not resident.is_current(self.generation, self.since):
                 self._process.counters.stale += 1
                 return
-            known = resident.known(request, tokens)
-            if known >= tokens.size:
+            learned = resident.learned_prefix(request, tokens)
+            if learned >= tokens.size:
                 return
-            tokens = tokens[max(0, known - OVERLAP) :]
+            tokens = tokens[max(0, learned - OVERLAP) :]
             now = time.monotonic()
             for piece in split(tokens):
-                held = Held(Record(Kind.OUTPUT, piece, int(self._process.clock.at(now)), request))
-                resident.add(held)
+                logged = LoggedRecord(Record(Kind.OUTPUT, piece, int(self._process.clock.at(now)), request))
+                resident.add(logged)
                 self._process.counters.learned += 1
                 if self._replica is not None:
-                    self._process.outbox.add(Waiting(resident.name, self.generation, self.since, now, held))
+                    self._process.outbox.add(PendingRecord(resident.name, self.generation, self.since, now, logged))
             has_learned = None if self.repeated else self.strategy
             others = [one for one in resident.strategies.values() if one is not has_learned]
         if self._replica is not None:

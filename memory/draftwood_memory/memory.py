@@ -26,9 +26,9 @@ from draftwood_memory.local.process import Process
 from draftwood_memory.local.resident import Resident, StrategyKey, make
 from draftwood_memory.local.residents import Residents
 from draftwood_memory.records import WRITER_BYTES, Codec
+from draftwood_memory.replication.maintenance import Maintenance
 from draftwood_memory.replication.memory_thread import MemoryThread
 from draftwood_memory.replication.replica import Replica
-from draftwood_memory.replication.upkeep import Upkeep
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.encryption import KeyRing
 from draftwood_memory.store.memories import Memories
@@ -39,7 +39,7 @@ from draftwood_strategies import Strategy
 
 _FIRST_WAIT = 0.05
 """Seconds that a tenant's first request waits for its memory. `draftwood bench share`: a memory of 10,000 tokens takes
-3 ms at the median and 6 ms at the 99th percentile, so any longer time works; not tuned beyond that."""
+3 ms at the median and 6 ms at the 99th percentile, so any longer time works."""
 _STOP_SECONDS = 4.5
 """For the memory thread to send the outbox and end; a little more than it takes at most."""
 Result = TypeVar("Result")
@@ -88,8 +88,8 @@ class Memory:
         )
         self.memories = None if store is None else Memories(store, self.clock)
         self.replica = None if self.memories is None else Replica(self.memories, process)
-        self._upkeep = Upkeep(process, self.replica)
-        self.thread = MemoryThread(process, self.replica, self._upkeep)
+        self._maintenance = Maintenance(process, self.replica)
+        self.thread = MemoryThread(process, self.replica, self._maintenance)
         self._process = process
         self._preloaded: Future[None] = Future()
 
@@ -121,8 +121,8 @@ class Memory:
         """
         return self.thread.submit(operation.run(self))
 
-    def fetch(self, use: StrategyUse, later: Callable[[Strategy], object]) -> Strategy | None:
-        """The instance of a request's strategy in its memory, or None: then `later` gets it, once, on another thread.
+    def fetch(self, use: StrategyUse, on_loaded: Callable[[Strategy], object]) -> Strategy | None:
+        """The instance of a request's strategy in its memory; or None, and `on_loaded` gets it once, on another thread.
 
         Raises:
             UnknownStrategyError: no strategy has this name.
@@ -142,7 +142,7 @@ class Memory:
                 with suppress(Exception):  # the engine takes no more
                     strategy, loading = self._instance(use)
                     self._counted.late += loading is not None
-                    later(strategy)
+                    on_loaded(strategy)
 
         self.thread.wake()
         timer = threading.Timer(_FIRST_WAIT, deliver)
@@ -205,14 +205,14 @@ class Memory:
         )
 
     def _instance(self, use: StrategyUse) -> tuple[Strategy, Future[None] | None]:
-        if self._upkeep.forget_if_lapsed():
+        if self._maintenance.forget_if_lapsed():
             return make(use.key, self.config.capacity), None
         if use.memory not in self.residents:
             make(use.key, self.config.capacity)  # what cannot be made must raise before the memory is added
         return self.residents.open(use.memory, use.terms).instance(use.key)
 
     async def _read_on(self, resident: Resident) -> None:
-        """Of a memory that was not followed: what others have learned meanwhile, or adopted, or purged."""
+        """Reads what other processes learned, adopted or purged in a memory that was not followed."""
         assert self.replica is not None
         async with self.replica.lock:
             await self.replica.refresh(resident)
@@ -226,7 +226,7 @@ class Memory:
 
     @asynccontextmanager
     async def locked(self) -> AsyncIterator[Replica | None]:
-        """No round of the memory thread runs meanwhile. On that thread."""
+        """Holds the replica's lock, so that no round of the memory thread runs. On that thread."""
         if self.replica is None:
             yield None
         else:

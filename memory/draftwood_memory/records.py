@@ -24,9 +24,9 @@ Item = TypeVar("Item")
 Int32Array: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 MAX_TOKENS = 8192
-"""Tokens of one record; a longer sequence becomes several. Not tuned: it only bounds an export's messages."""
+"""Tokens of one record; a longer sequence becomes several. It only bounds an export's messages."""
 MAX_ENTRY_TOKENS = 1 << 16
-"""Tokens of one entry at most. Not tuned: it bounds the size of one stored value, 256 KiB uncompressed."""
+"""Tokens of one entry at most. It bounds the size of one stored value, 256 KiB uncompressed."""
 WRITER_BYTES = 8
 _OVERHEAD_BYTES = 16
 _HEAD = struct.Struct("<BB8sI")
@@ -80,21 +80,21 @@ def split(tokens: Int32Array) -> list[Int32Array]:
     return [tokens[start : start + MAX_TOKENS] for start in range(0, tokens.size, MAX_TOKENS)]
 
 
-def runs(
+def batched(
     items: SequenceOf[Item], max_tokens: int = MAX_ENTRY_TOKENS, record: Callable[[Item], Record] = _itself
 ) -> Iterator[list[Item]]:
-    """Records, or items with one, in runs of at most `max_tokens`, at least one in each; by default one entry each."""
-    run: list[Item] = []
+    """Records, or items with one, in batches of `max_tokens` at most, or of one; by default one entry each."""
+    batch: list[Item] = []
     size = 0
     for item in items:
         tokens = record(item).tokens.size
-        if run and size + tokens > max_tokens:
-            yield run
-            run, size = [], 0
-        run.append(item)
+        if batch and size + tokens > max_tokens:
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
         size += int(tokens)
-    if run:
-        yield run
+    if batch:
+        yield batch
 
 
 class Codec:

@@ -47,7 +47,7 @@ def serve(args: list[str]) -> int | None:
 
     Returns:
         The exit status: 0 after a drain, 2 for a bad setting, 1 for any other reason not to serve, among them an engine
-        that died more often than it is restarted, so that who runs the service starts it anew.
+        that died more often than it is restarted, so that its supervisor restarts it.
     """
     try:
         settings = read_settings(args, os.environ)
@@ -100,8 +100,8 @@ async def _serve(settings: Settings) -> int:
     gc.freeze()  # a collection that scans all that was imported would stop all streams and health checks
     await server.start()
     ending = _stop_signals(), server.recovery.failed
-    await _any(*ending, server.known)
-    if server.known.is_set():
+    await _any(*ending, server.synced)
+    if server.synced.is_set():
         _log.info("serving", address=bound.address, model=model.name, device=model.device, dtype=model.dtype)
         if settings.ready_file is not None:
             write_whole("ready_file", settings.ready_file, bound.address + "\n")

@@ -12,7 +12,7 @@ DraftwoodError
 ├── ShuttingDownError       the service is stopping
 ├── DeadlineExceededError   the request's deadline has passed
 ├── ReaderStalledError      the client stopped reading its answer
-└── ClientGoneError         the client ended the call
+└── ClientDisconnectedError the client ended the call
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from draftwood_service.quotas import QuotaExceededError
 from draftwood_tenants.resources.errors import (
     ConfigurationUnknownError,
     EtagError,
-    NotAllowedNowError,
+    PreconditionError,
     ResourceError,
     ResourceExistsError,
     ResourceMissingError,
@@ -48,7 +48,7 @@ from draftwood_tenants.resources.errors import (
 
 ERROR_DOMAIN = "draftwood"
 _MAX_BYTES = 500
-_LEAST_DELAY = 0.01
+_MIN_DELAY = 0.01
 """Seconds: gRPC's C core, which Python and others use, loses a call that is to be retried after 0 ms."""
 
 Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
@@ -132,7 +132,7 @@ class ReaderStalledError(DraftwoodError):
         super().__init__(f"the client read or sent nothing for {seconds:.3g} s")
 
 
-class ClientGoneError(DraftwoodError):
+class ClientDisconnectedError(DraftwoodError):
     """The client ended the call, or its connection broke. No status is sent."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ RULES: dict[type[BaseException], Rule] = {
     DeadlineExceededError: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     DeadlineError: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
     ReaderStalledError: Rule(grpc.StatusCode.ABORTED, "READER_STALLED"),
-    ClientGoneError: Rule(grpc.StatusCode.CANCELLED, "CANCELLED"),
+    ClientDisconnectedError: Rule(grpc.StatusCode.CANCELLED, "CANCELLED"),
     StoreUnavailableError: Rule(
         grpc.StatusCode.UNAVAILABLE,
         "STORE_UNAVAILABLE",
@@ -197,7 +197,7 @@ RULES: dict[type[BaseException], Rule] = {
     ResourceMissingError: Rule(grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
     EtagError: Rule(grpc.StatusCode.ABORTED, "ETAG_MISMATCH"),
     ConfigurationUnknownError: Rule(grpc.StatusCode.UNAVAILABLE, "CONFIGURATION_UNKNOWN", retry_seconds=1.0),
-    NotAllowedNowError: Rule(grpc.StatusCode.FAILED_PRECONDITION, "FAILED_PRECONDITION"),
+    PreconditionError: Rule(grpc.StatusCode.FAILED_PRECONDITION, "FAILED_PRECONDITION"),
     MemoryPurgedError: Rule(grpc.StatusCode.ABORTED, "MEMORY_PURGED"),
     ModelError: Rule(grpc.StatusCode.INTERNAL, "MODEL_FAILED", "the model failed in a step of this request"),
 }
@@ -248,12 +248,12 @@ def to_status(
     if isinstance(error, ResourceError):
         name = shortened(error.name)
         details.append(error_details_pb2.ResourceInfo(resource_name=name, description=text))
-        if isinstance(error, NotAllowedNowError):
+        if isinstance(error, PreconditionError):
             failure = error_details_pb2.PreconditionFailure.Violation(type=error.kind, subject=name, description=text)
             details.append(error_details_pb2.PreconditionFailure(violations=[failure]))
     delay: float | None = getattr(error, "retry_seconds", rule.retry_seconds)
     if delay is not None:
-        seconds = max(delay, _LEAST_DELAY)
+        seconds = max(delay, _MIN_DELAY)
         retry = error_details_pb2.RetryInfo()
         retry.retry_delay.FromMilliseconds(round(1000 * seconds))
         details.append(retry)

@@ -17,7 +17,7 @@ from draftwood_strategies.draft import Int32Array
 
 _CHARACTERS_OF_TOKEN = 16
 """Characters of a prompt for each token of the context, four times what text has on average."""
-_LEAST_CHARACTERS = 65_536
+_MIN_CHARACTERS = 65_536
 
 
 class TextTokenizer(ChatTokenizer, Protocol):
@@ -79,7 +79,7 @@ class Serving:
 
     @property
     def max_prompt_characters(self) -> int:
-        """Of all chat messages together."""
+        """Maximum number of characters of a prompt, all chat messages together."""
         if self.settings.max_prompt_characters is not None:
             return self.settings.max_prompt_characters
-        return max(_CHARACTERS_OF_TOKEN * self.model.max_context, _LEAST_CHARACTERS)
+        return max(_CHARACTERS_OF_TOKEN * self.model.max_context, _MIN_CHARACTERS)

@@ -1,4 +1,4 @@
-"""All tenants and experiments that are known, from the file and from the store, in RAM.
+"""All configured tenants and experiments, from the file and the store, in RAM.
 
 Built for 100,000 small tenants. What the file names hides a stored resource of the same name.
 """
@@ -31,7 +31,7 @@ _UNREAD = TenantConfig(learning=LearningConfig(scope=LearningScope.NOTHING))
 """Of a tenant without configuration, until the store was read once: it may have one by now."""
 _MAY_LACK = frozenset(("drafting", "sampling", "weight", "description"))
 """Parts of a tenant that bound nothing: without them the server's settings hold."""
-_MOST_READ = 200_000
+_MAX_READ = 200_000
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -47,9 +47,9 @@ class Catalog:
     def __init__(self, stored: ResourceFollower, file: FollowedFile[FileContent] | None, limits: ServerLimits) -> None:
         self._stored = stored
         self._file = file
-        self._tenants = _Read(lambda resource: _lenient(resource, limits), keeps=True)
-        self._stops = _Read(lambda resource: experiments_pb2.Experiment.FromString(resource.value))
-        self._experiments = _Read(
+        self._tenants = _ParsedConfigs(lambda resource: _lenient(resource, limits), keeps=True)
+        self._stops = _ParsedConfigs(lambda resource: experiments_pb2.Experiment.FromString(resource.value))
+        self._experiments = _ParsedConfigs(
             lambda resource: read_experiment(message_of(resource, experiments_pb2.Experiment), limits)
         )
 
@@ -130,23 +130,23 @@ class Catalog:
         return sorted({*in_file, *self._stored.of_kind(kind)})
 
 
-class _Read:
+class _ParsedConfigs:
     """The configurations of resources, read when they are first asked for.
 
     Args:
-        keeps: one that cannot be read leaves the one before in use.
+        keeps: a configuration that cannot be read leaves the previous one in use.
     """
 
     def __init__(self, read: Callable[[Resource], Any], keeps: bool = False) -> None:
         self._read = read
         self._keeps = keeps
-        self._known: dict[str, tuple[int, Any]] = {}
+        self._parsed: dict[str, tuple[int, Any]] = {}
 
     def of(self, resource: Resource | None) -> Any:
         """None without a resource, or if it was never read, which is logged once."""
         if resource is None:
             return None
-        known = self._known.get(resource.name)
+        known = self._parsed.get(resource.name)
         if known is None or known[0] != resource.revision:
             try:
                 known = resource.revision, self._read(resource)
@@ -156,9 +156,9 @@ class _Read:
                 text = "a stored resource is not valid here: %s: %s; in use: %s"
                 _log.error(text, f"{resource.kind}/{resource.name}", error, in_use)
                 known = resource.revision, before
-            if len(self._known) == _MOST_READ:
-                self._known.clear()  # most of them are of resources that were deleted
-            self._known[resource.name] = known
+            if len(self._parsed) == _MAX_READ:
+                self._parsed.clear()  # most of them are of resources that were deleted
+            self._parsed[resource.name] = known
         return known[1]
 
 

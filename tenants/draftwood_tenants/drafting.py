@@ -1,4 +1,4 @@
-"""How a request is drafted for: what it says, what its tenant allows, what the process's settings say."""
+"""The drafting of a request, from its own options, its tenant's configuration and the process's settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NO_DRAFTS = "none"
 
 
 class DraftChoice(NamedTuple):
-    """What a request says; None leaves it to its tenant."""
+    """A request's own drafting options; None leaves an option to its tenant."""
 
     strategy: str | None = None
     max_nodes: int | None = None
@@ -20,7 +20,7 @@ class DraftChoice(NamedTuple):
 
     @property
     def overrides(self) -> bool:
-        """Whether it says anything, so that it is in no experiment."""
+        """Whether any option is set; such a request takes part in no experiment."""
         return self.strategy is not None or self.max_nodes is not None or not self.enabled
 
 

@@ -18,8 +18,8 @@ from draftwood_tenants.resources.encryption import ResourceCipher
 from draftwood_tenants.resources.ending import end
 from draftwood_tenants.resources.follower import ResourceFollower
 from draftwood_tenants.resources.in_process import InProcessResources
+from draftwood_tenants.resources.presence_note import PresenceNote
 from draftwood_tenants.resources.redis_resources import RedisResources
-from draftwood_tenants.resources.remembered import Remembered
 
 
 class FollowedTenants:
@@ -54,8 +54,8 @@ class FollowedTenants:
         if client is None:
             self.stored = ResourceFollower(InProcessResources())
         else:
-            remembered = None if folder is None else Remembered(folder, client.identity)
-            self.stored = ResourceFollower(RedisResources(client, cipher), remembered)
+            presence_note = None if folder is None else PresenceNote(folder, client.identity)
+            self.stored = ResourceFollower(RedisResources(client, cipher), presence_note)
         self.catalog = Catalog(self.stored, self._file, limits)
         self._following: asyncio.Task[None] | None = None
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 SECONDS = 1.0
-"""Between two looks. Kubernetes itself takes up to a minute until a changed secret is in the pod."""
+"""Polling interval. Kubernetes itself takes up to a minute until a changed secret is in the pod."""
 
 
 @contextmanager

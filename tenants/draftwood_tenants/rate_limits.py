@@ -1,4 +1,4 @@
-"""What a tenant may use."""
+"""Rate limits of a tenant."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class RateLimits:
             if value is not None and value < 1:
                 raise InvalidValueError(one.name, value, "it must be at least 1")
 
-    def over(self, default: RateLimits) -> RateLimits:
+    def with_defaults(self, default: RateLimits) -> RateLimits:
         """With those of `default` where there are none."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return replace(default, **{name: value for name, value in values.items() if value is not None})
 
-    def share(self, replicas: int, tokens: int) -> RateLimits:
+    def replica_share(self, replicas: int, tokens: int) -> RateLimits:
         """Of one of so many replicas, for a request with so many tokens. At least one request; one that needs more
         tokens than the share, but not more than the limit, may run where nothing else is counted.
         """

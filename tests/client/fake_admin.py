@@ -29,7 +29,7 @@ OF_THE_SERVER = frozenset(
 )
 
 
-class Shelf:
+class FakeResources:
     """Resources of one kind.
 
     Attributes:
@@ -117,8 +117,8 @@ class FakeAdmin(Running, TenantServiceServicer, ExperimentServiceServicer):
     """
 
     def __init__(self) -> None:
-        self.tenants = Shelf("tenants/", pb.Tenant)
-        self.experiments = Shelf("experiments/", xp.Experiment)
+        self.tenants = FakeResources("tenants/", pb.Tenant)
+        self.experiments = FakeResources("experiments/", xp.Experiment)
         self.reports: dict[str, xp.ExperimentReport] = {}
         self.page = 1000
         self.metadata: list[dict[str, Any]] = []

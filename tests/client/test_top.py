@@ -17,16 +17,16 @@ from draftwood.admin.v1 import status_pb2 as pb
 from draftwood_client.admin.client import AdminClient
 from draftwood_client.cli import build_app
 from draftwood_client.cli.top import replica
+from draftwood_client.cli.top.replica_watcher import ReplicaWatcher
 from draftwood_client.cli.top.screen import Screen, Sort, sparkline
 from draftwood_client.cli.top.snapshot import Snapshot
-from draftwood_client.cli.top.watching import Watching
 from tests.client.fake_status import FakeStatus, sample, tenant
 from tests.client.terminal import Terminal
 
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_client.cli.top.watching._RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("draftwood_client.cli.top.replica_watcher._RETRY_SECONDS", 0.1)
 
 
 def run(*args: str, **env: str) -> Result:
@@ -41,11 +41,11 @@ def as_json(*args: str) -> dict[str, Any]:
     return values
 
 
-def watching(*servers: FakeStatus) -> Watching:
-    return Watching([one.target for one in servers], AdminClient, 0.5)
+def watching(*servers: FakeStatus) -> ReplicaWatcher:
+    return ReplicaWatcher([one.target for one in servers], AdminClient, 0.5)
 
 
-def until(watch: Watching, is_so: Callable[[Snapshot], bool]) -> Snapshot:
+def until(watch: ReplicaWatcher, is_so: Callable[[Snapshot], bool]) -> Snapshot:
     end = time.monotonic() + 20
     while not is_so(found := watch.snapshot()):
         assert time.monotonic() < end, found

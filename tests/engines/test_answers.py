@@ -35,7 +35,7 @@ def test_prompts_are_text_token_ids_or_a_conversation(client: Client) -> None:
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_greedy_answers_are_those_of_transformers(client: Client, question: str) -> None:
-    """Cold, and drafted from what the answer taught."""
+    """Cold, and drafted from what the answer accepted_after_learning."""
     prompt = ids(client, question)
     expected = greedy("bundled", tuple(prompt), 40)
     for _ in range(3):

@@ -21,8 +21,8 @@ def accepted(client: Client, tenant: str, **options: Any) -> int:
     return answer.drafting.accepted_tokens
 
 
-def taught(client: Client, tenant: str, seconds: float = 10.0) -> int:
-    """The most that is accepted once the memory knows the answer, which may take so many seconds."""
+def accepted_after_learning(client: Client, tenant: str, seconds: float = 10.0) -> int:
+    """Draft tokens accepted once the memory has learned the answer, which may take `seconds`."""
     accepted(client, tenant)
     found = 0
     deadline = time.monotonic() + seconds
@@ -32,12 +32,12 @@ def taught(client: Client, tenant: str, seconds: float = 10.0) -> int:
 
 
 def test_a_tenants_answers_draft_its_own_requests_and_no_others(client: Client) -> None:
-    assert taught(client, "acme") >= 15
+    assert accepted_after_learning(client, "acme") >= 15
     assert max(accepted(client, f"other {i}", learn=False) for i in range(3)) < 15
 
 
 def test_drafts_can_be_switched_off_and_capped(client: Client) -> None:
-    assert taught(client, "options") >= 15
+    assert accepted_after_learning(client, "options") >= 15
     assert accepted(client, "options", drafting=False) == 0
     assert accepted(client, "options", strategy="none") == 0
     assert accepted(client, "options", max_draft_nodes=0) == 0
@@ -49,7 +49,7 @@ def test_drafts_can_be_switched_off_and_capped(client: Client) -> None:
 
 
 def test_statistics_of_drafts_add_up(client: Client, served: Served) -> None:
-    assert taught(client, "statistics") >= 15
+    assert accepted_after_learning(client, "statistics") >= 15
     answer = client.generate(PROMPT, tenant="statistics", **OPTIONS)
     drafting = answer.drafting
     assert drafting.steps + drafting.accepted_tokens == 40
@@ -78,7 +78,7 @@ def exported(memory: MemoryClient, tenant: str) -> list[tuple[int, ...]]:
 
 
 def test_memories_are_exported_and_purged(client: Client, served: Served) -> None:
-    assert taught(client, "purged") >= 15
+    assert accepted_after_learning(client, "purged") >= 15
     with MemoryClient(served.target) as memory:
         until(lambda: any(len(tokens) >= 40 for tokens in exported(memory, "purged")), 10)
         memory.purge("purged")

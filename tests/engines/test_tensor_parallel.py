@@ -7,7 +7,7 @@ import pytest
 from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_client import Client
 from tests.engines.servers import served_by
-from tests.engines.test_drafts import taught
+from tests.engines.test_drafts import accepted_after_learning
 from tests.model_runner.families import greedy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -20,4 +20,4 @@ def test_two_ranks_answer_as_one_and_draft() -> None:
         for question in read_questions()[0][:2]:
             prompt = list(client.tokenize(question).token_ids)
             assert list(client.generate(prompt, max_tokens=30).token_ids) == greedy("bundled", tuple(prompt), 30)
-        assert taught(client, "ranks", seconds=60.0) >= 15
+        assert accepted_after_learning(client, "ranks", seconds=60.0) >= 15

@@ -16,7 +16,7 @@ from draftwood_benchmarks.harness.gateway_process import running_gateway
 from draftwood_client import AdminClient, Client, DraftConfig, Experiment, ExperimentArm
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from tests.engines.servers import ENGINES, Served, served_by, until
-from tests.engines.test_drafts import OPTIONS, accepted, taught
+from tests.engines.test_drafts import OPTIONS, accepted, accepted_after_learning
 from tests.memory.servers import Valkey
 from tests.model_runner.loading.templates import HERMES
 
@@ -54,7 +54,7 @@ def client(pair: Pair) -> Iterator[Client]:
 
 def test_engines_share_memories(pair: Pair, client: Client) -> None:
     with Client(pair.own.target, timeout=100) as own:
-        assert taught(own, "shared") >= 15
+        assert accepted_after_learning(own, "shared") >= 15
         deadline = time.monotonic() + 15
         while accepted(client, "shared", learn=False) < 15:
             assert time.monotonic() < deadline

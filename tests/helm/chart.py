@@ -1,4 +1,4 @@
-"""Renders the chart with the values of this folder: `python -m tests.helm.chart` writes the golden files anew."""
+"""Renders the chart with the values of this folder: `python -m tests.helm.chart` rewrites the golden files."""
 
 from __future__ import annotations
 

@@ -14,5 +14,5 @@ def frequent_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def evicts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memories that are too many or too large are evicted in the next round, whoever waits for them."""
-    monkeypatch.setattr("draftwood_memory.replication.upkeep._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replication.maintenance._EVICT_SECONDS", 0.0)
     monkeypatch.setattr("draftwood_memory.local.residents._WAITED_SECONDS", 0.0)

@@ -133,10 +133,10 @@ def resident(memory: Memory, tenant: str, arm: str = "") -> Resident:
 def log_of(memory: Memory, tenant: str, arm: str = "") -> list[list[int]]:
     """The sequences that a process holds of a memory, the oldest first."""
     found = memory.residents.get(MemoryName(tenant, arm))
-    return [] if found is None else [held.record.tokens.tolist() for held in found.log]
+    return [] if found is None else [logged.record.tokens.tolist() for logged in found.log]
 
 
-def known_to(memory: Memory, tenant: str, arm: str = "") -> list[list[int]]:
+def learned_by(memory: Memory, tenant: str, arm: str = "") -> list[list[int]]:
     """The sequences in the index of the strategy "trie", sorted."""
     found = memory.residents.get(MemoryName(tenant, arm))
     used: Any = None if found is None else found.strategies.get(StrategyKey("trie"))
@@ -160,7 +160,7 @@ async def agreed(
         for memory in memories:
             resident(memory, tenant)  # in use
         found = [sorted(log_of(memory, tenant)) for memory in memories]
-        indexes = [known_to(memory, tenant) for memory in memories]
+        indexes = [learned_by(memory, tenant) for memory in memories]
         settled = not any(memory.outbox.pending * outboxes or memory.thread.failing for memory in memories)
         loaded = all(resident(memory, tenant).loaded for memory in memories)
         return settled and loaded and all(one == found[0] for one in (*found, *indexes))

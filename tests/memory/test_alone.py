@@ -15,8 +15,8 @@ from draftwood_memory.errors import StoreUnavailableError
 from draftwood_memory.operations import ExportMemory, GetStatistics, ListOrphans, PurgeArms, PurgeMemory, PurgeResult
 from draftwood_strategies import UnknownStrategyError
 from tests.memory.helpers import (
-    known_to,
     learn_output,
+    learned_by,
     log_of,
     memory_of,
     numbers,
@@ -70,7 +70,7 @@ async def test_operators_are_served_without_a_store() -> None:
             (MemoryName("t", "x/a"), 20),
             (MemoryName("t"), 10),
         ]
-        assert (report.store, report.healthy, report.known) == ("memory", True, True)
+        assert (report.store, report.healthy, report.exists) == ("memory", True, True)
         assert [one.tokens.tolist() for one in await perform(ExportMemory(MemoryName("t")), memory)] == [numbers(10)]
         assert await perform(PurgeArms(("x/a",)), memory) == 1
         with memory.learning(MemoryName("t"), await strategy_of(memory, "t")) as request:
@@ -85,7 +85,7 @@ async def test_an_arm_is_forked_in_the_process() -> None:
         await learn_output(memory, "t", numbers(30))
         use = StrategyUse(MemoryName("t", "x/a"), StrategyKey("trie"), Terms(forked=True))
         memory.fetch(use, lambda _: None)
-        await until(lambda: known_to(memory, "t", "x/a") == [numbers(30)])
+        await until(lambda: learned_by(memory, "t", "x/a") == [numbers(30)])
         await learn_output(memory, "t", numbers(5), arm="x/a")
         assert log_of(memory, "t") == [numbers(30)]
 

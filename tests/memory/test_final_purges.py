@@ -15,8 +15,8 @@ from draftwood_memory.store.naming import KINDS_KEY, PROCESSES_KEY
 from tests.memory.helpers import (
     agreed,
     before_command,
-    known_to,
     learn_output,
+    learned_by,
     log_of,
     memory_of,
     numbers,
@@ -38,7 +38,7 @@ async def test_no_other_replica_drafts_from_it_once_the_call_has_returned(server
             purged = await perform(PurgeMemory("t"), memories[turn])
             assert (purged.tokens, purged.final_in) == (20, 0.0)
             assert time.monotonic() - began < 4.0  # a process that does not answer is waited for five seconds
-            assert [(known_to(memory, "t"), log_of(memory, "t")) for memory in memories] == [([], [])] * 4
+            assert [(learned_by(memory, "t"), log_of(memory, "t")) for memory in memories] == [([], [])] * 4
             assert [memory.strategy("t", "trie").tokens for memory in memories] == [0] * 4  # type: ignore[attr-defined]
 
 
@@ -49,7 +49,7 @@ async def test_two_purges_at_once_do_not_wait_for_each_other(server: Valkey) -> 
         async with asyncio.timeout(6.0):  # else eight
             both = [perform(PurgeMemory(tenant), memory) for tenant, memory in zip("ab", memories, strict=True)]
             assert [one.tokens for one in await asyncio.gather(*both)] == [20, 20]
-        assert [known_to(memory, tenant) for memory in memories for tenant in "ab"] == [[]] * 4
+        assert [learned_by(memory, tenant) for memory in memories for tenant in "ab"] == [[]] * 4
 
 
 @pytest.mark.system
@@ -65,7 +65,7 @@ async def test_a_replica_without_the_store_is_told_of_and_forgets_in_time(
         purged = await perform(PurgeMemory("t"), here)
         final_at = time.monotonic() + purged.final_in
         assert 0.0 < purged.final_in <= 4.0
-        assert known_to(away, "t") == [numbers(20)]  # an outage of the store costs no drafts
+        assert learned_by(away, "t") == [numbers(20)]  # an outage of the store costs no drafts
         with caplog.at_level(logging.WARNING):
             await asyncio.sleep(final_at - time.monotonic())
             assert (await strategy_of(away, "t")).tokens == 0

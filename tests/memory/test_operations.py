@@ -30,8 +30,8 @@ from tests.memory.helpers import (
     KEY_B,
     agreed,
     before_command,
-    known_to,
     learn_output,
+    learned_by,
     log_of,
     memory_of,
     numbers,
@@ -61,17 +61,17 @@ async def test_what_is_filled_in_is_drafted_from_everywhere_and_exported(server:
         assert (progress.generation, progress.records, progress.tokens) == (0, 4, 20_010)
         progress = await perform(fill(progress, 7), first)
         assert (progress.records, progress.tokens) == (5, 20_017)
-        await until(lambda: len(known_to(second, "t")) == 5 == len(known_to(first, "t")))
+        await until(lambda: len(learned_by(second, "t")) == 5 == len(learned_by(first, "t")))
         for memory in (first, second):
             records = await perform(ExportMemory(NAME), memory)
             assert [one.tokens.size for one in records] == [10, 8192, 8192, 20_000 - 2 * 8192, 7]
             assert {one.kind for one in records} == {Kind.CORPUS}
         report = await perform(GetStatistics(None), second)
         [shown] = report.memories
-        assert (shown.name, shown.stored.tokens, shown.resident, report.known) == (NAME, 20_017, True, True)
+        assert (shown.name, shown.stored.tokens, shown.resident, report.exists) == (NAME, 20_017, True, True)
         assert shown.stored.bytes > 10_000
         empty = await perform(GetStatistics("stranger"), second)
-        assert (empty.memories, empty.known) == ([], False)
+        assert (empty.memories, empty.exists) == ([], False)
 
 
 async def test_statistics_come_in_pages_the_latest_written_first(server: Valkey) -> None:

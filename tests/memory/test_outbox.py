@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 
 from draftwood_memory import MemoryName
-from draftwood_memory.local.outbox import Outbox, Waiting
-from draftwood_memory.local.record_log import Held
+from draftwood_memory.local.outbox import Outbox, PendingRecord
+from draftwood_memory.local.record_log import LoggedRecord
 from draftwood_memory.records import Kind, Record
 from tests.memory.helpers import numbers, tokens_of
 
 
-def record(tenant: str, count: int, *, generation: int = 0, age: float = 0.0) -> Waiting:
+def record(tenant: str, count: int, *, generation: int = 0, age: float = 0.0) -> PendingRecord:
     """Of so many tokens."""
     learned = time.monotonic() - age
-    held = Held(Record(Kind.OUTPUT, tokens_of(*numbers(count)), 1))
-    return Waiting(MemoryName(tenant), generation, learned, learned, held)
+    held = LoggedRecord(Record(Kind.OUTPUT, tokens_of(*numbers(count)), 1))
+    return PendingRecord(MemoryName(tenant), generation, learned, learned, held)
 
 
-def outbox_of(*records: Waiting, max_tokens: int) -> Outbox:
+def outbox_of(*records: PendingRecord, max_tokens: int) -> Outbox:
     outbox = Outbox(max_tokens, max_seconds=60.0)
     for one in records:
         outbox.add(one)
@@ -30,14 +30,14 @@ def test_what_could_not_be_sent_waits_again_in_its_order_and_the_oldest_are_drop
     outbox = outbox_of(a, b, c, max_tokens=12)
     assert (outbox.take(5), outbox.pending) == ([a, b], 3)
     outbox.add(d)  # what was taken counts no more
-    outbox.settle([b])
+    outbox.requeue([b])
     assert (outbox.pending, outbox.dropped) == (3, 0)
     assert outbox.take(1) == [b]  # one at least
     assert outbox.names() == {one.name for one in (b, c, d)}
     outbox.add(a)
-    outbox.settle([b])
+    outbox.requeue([b])
     assert (outbox.take(4), outbox.dropped) == ([c], 1)
-    outbox.settle([])
+    outbox.requeue([])
     assert outbox.take(100) == [d, a]
 
 

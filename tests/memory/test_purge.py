@@ -16,8 +16,8 @@ from draftwood_memory.store.naming import PURGES_KEY, tenant_key
 from tests.memory.helpers import (
     FINGERPRINT,
     agreed,
-    known_to,
     learn_output,
+    learned_by,
     log_of,
     memory_of,
     numbers,
@@ -41,7 +41,7 @@ async def test_a_purge_is_final_everywhere(server: Valkey) -> None:
         old = stream_of(first, "t")
         with first.learning(MemoryName("t"), await strategy_of(first, "t")) as running:
             assert await perform(PurgeMemory("t"), second) == PurgeResult(1, 20)
-            await until(lambda: log_of(first, "t") == [] == known_to(first, "t"))
+            await until(lambda: log_of(first, "t") == [] == learned_by(first, "t"))
             running.learn(tokens_of(*numbers(25)))  # of a request that ran while the memory was purged
         assert await agreed([first, second], "t") == []
         assert not server.client.exists(old)
@@ -249,7 +249,7 @@ class Cut:
         await memory.replica.load()
         found = resident(memory, "t")
         read = await memory.replica.memories.read(found.tag, found.generation or 0, found.position)
-        await memory.replica.take(found, found.generation or 0, read)
+        await memory.replica.apply_entries(found, found.generation or 0, read)
 
     async def _tried(self, memory: Memory) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""A request that is sent again teaches what is new in its answer, once, on whichever replica it runs."""
+"""A request that is sent again adds what is new in its answer to the memory once, on whichever replica it runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from draftwood_memory import Memory, MemoryName
 from draftwood_memory.local.resident import OVERLAP
-from tests.memory.helpers import agreed, known_to, log_of, numbers, replicas, strategy_of, tokens_of, until
+from tests.memory.helpers import agreed, learned_by, log_of, numbers, replicas, strategy_of, tokens_of, until
 from tests.memory.servers import Valkey
 
 NAME = MemoryName("t")
@@ -33,7 +33,7 @@ async def test_after_a_cancelled_attempt_the_retry_is_learned_in_full(written: i
         assert await attempt(memory, answer)
         begin = max(0, written - OVERLAP)
         assert log_of(memory, "t") == [answer[:written], answer[begin:]]
-        assert sorted(known_to(memory, "t"), key=len) == sorted([answer[:written], answer[begin:]], key=len)
+        assert sorted(learned_by(memory, "t"), key=len) == sorted([answer[:written], answer[begin:]], key=len)
         for _ in range(3):
             assert await attempt(memory, answer)
         assert (len(log_of(memory, "t")), memory.counters().learned) == (2, 2)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 
 from draftwood_memory import MemoryConfig, MemoryName, StrategyKey
-from draftwood_memory.local.record_log import Held
+from draftwood_memory.local.record_log import LoggedRecord
 from draftwood_memory.local.resident import Resident
 from draftwood_memory.local.residents import Residents
 from draftwood_memory.records import Kind, Record
@@ -73,7 +73,7 @@ def test_the_memory_that_was_used_last_stays_even_if_it_is_too_large() -> None:
     residents.open(MemoryName("t", "x/a"))
     last = residents.open(MemoryName("t", "x/b"))
     for resident in residents.all():
-        resident.add(Held(Record(Kind.OUTPUT, tokens_of(*numbers(9)), 1)))
+        resident.add(LoggedRecord(Record(Kind.OUTPUT, tokens_of(*numbers(9)), 1)))
     residents.evict(frozenset())
     assert residents.all() == [last]
 

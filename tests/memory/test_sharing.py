@@ -21,8 +21,8 @@ from tests.memory.helpers import (
     KEY_B,
     NAMES,
     agreed,
-    known_to,
     learn_output,
+    learned_by,
     log_of,
     memory_of,
     numbers,
@@ -54,7 +54,7 @@ async def test_answers_reach_the_other_replicas_in_a_tenth_of_a_second(server: V
 
 
 def _know(memories: list[Memory], tokens: list[int]) -> bool:
-    return all(tokens in known_to(one, "t") for one in memories)
+    return all(tokens in learned_by(one, "t") for one in memories)
 
 
 async def test_a_new_process_loads_what_others_have_learned(server: Valkey) -> None:
@@ -66,7 +66,7 @@ async def test_a_new_process_loads_what_others_have_learned(server: Valkey) -> N
     second.start(lambda task: task(), preload=1, strategy="trie")
     try:
         await until(lambda: second.preloaded)
-        assert known_to(second, "t") == sorted(numbers(20, number) for number in range(300))
+        assert learned_by(second, "t") == sorted(numbers(20, number) for number in range(300))
     finally:
         await asyncio.to_thread(second.stop)
 
@@ -83,7 +83,7 @@ async def test_a_returning_request_reads_on(server: Valkey, monkeypatch: pytest.
         await until(lambda: not first.outbox.pending)
         await asyncio.sleep(0.1)
         await strategy_of(second, "t")
-        await until(lambda: known_to(second, "t") == [numbers(10)])
+        await until(lambda: learned_by(second, "t") == [numbers(10)])
 
 
 async def test_the_newest_records_are_kept(server: Valkey) -> None:
@@ -170,7 +170,7 @@ async def test_entries_moved_to_another_tenant_do_not_decrypt(server: Valkey) ->
         server.client.delete(memories_key(FINGERPRINT))
         await strategy_of(memory, "thief")
         await until(lambda: memory.counters().unreadable > 0)
-        assert log_of(memory, "thief") == known_to(memory, "thief") == []
+        assert log_of(memory, "thief") == learned_by(memory, "thief") == []
 
 
 async def test_time_to_live(server: Valkey) -> None:
@@ -210,8 +210,8 @@ async def test_a_restricted_user_is_enough(server: Valkey, monkeypatch: pytest.M
     limiter = SharedLimiter(RedisClient(url), answer_seconds=2.0)
     reservation = await limiter.reserve("t", RateLimits(5, 100, 5), 10)
     await limiter.refresh()
-    reservation.settle(5)
-    await reservation.settled()
+    reservation.release(5)
+    await reservation.released()
     await limiter.close()
     assert limiter.outages == 0
     async with replicas(1, f"redis://dw:wrong@127.0.0.1:{server.port}") as [refused]:

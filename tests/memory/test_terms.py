@@ -19,8 +19,8 @@ from draftwood_memory.store.clock import StoreClock
 from draftwood_strategies import Strategy
 from draftwood_strategies.options import Options
 from tests.memory.helpers import (
-    known_to,
     learn_output,
+    learned_by,
     log_of,
     numbers,
     perform,
@@ -173,7 +173,7 @@ async def test_a_forked_arm_begins_with_its_tenants_memory_once(server: Valkey) 
 
 
 def _knows(memory: Memory, expected: list[list[int]]) -> bool:
-    return known_to(memory, "t", "x/a") == expected
+    return learned_by(memory, "t", "x/a") == expected
 
 
 async def test_records_are_dropped_when_they_are_too_old(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,13 +183,13 @@ async def test_records_are_dropped_when_they_are_too_old(server: Valkey, monkeyp
             await answered(memory, numbers(40, 1000 * number), max_age=100.0)
         await until(lambda: not memory.outbox.pending)
         found = resident(memory, "t")
-        for held in found.log:
-            held.record = replace(held.record, learned_at=int(time.time()) - 101)
+        for logged in found.log:
+            logged.record = replace(logged.record, learned_at=int(time.time()) - 101)
         await answered(memory, numbers(40, 5000), max_age=100.0)
         await until(lambda: not memory.outbox.pending)  # what is sent later is of a later time
         found.aged_at = 0.0
         memory.thread.wake()
-        await until(lambda: known_to(memory, "t") == [numbers(40, 5000)])
+        await until(lambda: learned_by(memory, "t") == [numbers(40, 5000)])
         assert log_of(memory, "t") == [numbers(40, 5000)]
         assert 0 < server.client.pttl(stream_of(memory, "t")) <= 100_000
         at = StoreClock.at

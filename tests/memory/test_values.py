@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from draftwood_memory import MemoryConfig, MemoryName, Terms
 from draftwood_memory.config import Capacity
 from draftwood_memory.errors import CorruptValueError, InvalidSettingError, NewerFormatError, UnknownKeyError
-from draftwood_memory.local.record_log import Held, RecordLog
-from draftwood_memory.records import MAX_ENTRY_TOKENS, MAX_TOKENS, Codec, Kind, Record, runs, split
+from draftwood_memory.local.record_log import LoggedRecord, RecordLog
+from draftwood_memory.records import MAX_ENTRY_TOKENS, MAX_TOKENS, Codec, Kind, Record, batched, split
 from draftwood_memory.store.encryption import KeyRing, Plain, read_key_file, read_keys
 from draftwood_memory.store.naming import Naming, kind_of, stream_key, tenant_key
 
@@ -100,11 +100,11 @@ def test_small_vocabularies_take_two_bytes_a_token() -> None:
 def test_long_sequences_become_several_records_and_entries() -> None:
     pieces = split(np.arange(2 * MAX_ENTRY_TOKENS + 1, dtype=np.int32))
     assert {piece.size for piece in pieces} == {MAX_TOKENS, 1}
-    found = [*runs([Record(Kind.OUTPUT, piece, 0) for piece in pieces])]
+    found = [*batched([Record(Kind.OUTPUT, piece, 0) for piece in pieces])]
     assert [sum(one.tokens.size for one in run) for run in found] == [MAX_ENTRY_TOKENS, MAX_ENTRY_TOKENS, 1]
-    assert [*runs([])] == []
-    assert [len(run) for run in runs([record(1, 1)] * 5, max_tokens=2)] == [2, 2, 1]
-    assert [len(run) for run in runs([record(1, 3)] * 2, max_tokens=2)] == [1, 1]
+    assert [*batched([])] == []
+    assert [len(run) for run in batched([record(1, 1)] * 5, max_tokens=2)] == [2, 2, 1]
+    assert [len(run) for run in batched([record(1, 3)] * 2, max_tokens=2)] == [1, 1]
 
 
 NASTY = ["a", "a:b", "a%3Ab", "{a}", "a}", "{", "a:", ":a", "", " ", "A", "é", "e\u0301", "%C3%A9", "!", "#", "\ud800"]
@@ -214,20 +214,20 @@ def test_key_files(tmp_path: Path) -> None:
 def test_a_log_keeps_the_newest_records() -> None:
     log = RecordLog(Capacity(10, 1 << 20))
     for number in range(1, 8):
-        log.append(Held(record(number, at=number), None if number == 7 else b"%d-0" % number))
-    assert [int(held.record.tokens[0]) for held in log] == [5, 6, 7]
+        log.append(LoggedRecord(record(number, at=number), None if number == 7 else b"%d-0" % number))
+    assert [int(logged.record.tokens[0]) for logged in log] == [5, 6, 7]
     assert (log.tokens, log.first_id, log.trimmed) == (9, b"5-0", True)
     assert log.drop_older(6)
     assert not log.drop_older(6)
     assert (log.tokens, log.first_id) == (6, b"6-0")
-    log.append(Held(record(8, 50)))
+    log.append(LoggedRecord(record(8, 50)))
     assert (len(log), log.tokens, log.first_id) == (1, 50, None)
 
 
 def test_answers_to_a_request_that_are_dropped_are_not_found_by_it() -> None:
     log = RecordLog(Capacity(1 << 20, 1 << 20))
     for number in (1, 2, 3):
-        log.append(Held(replace(record(number, at=number), request=7)))
+        log.append(LoggedRecord(replace(record(number, at=number), request=7)))
     assert log.drop_older(2)
     assert [one.learned_at for one in log.of_request(7)] == [2, 3]
 
@@ -235,10 +235,10 @@ def test_answers_to_a_request_that_are_dropped_are_not_found_by_it() -> None:
 def test_a_log_keeps_to_its_bytes_which_grow_with_its_tokens() -> None:
     log = RecordLog(Capacity(1 << 20, 1000))
     for number in range(5):
-        log.append(Held(record(number, 100)))  # 400 bytes of tokens, and a few besides
-    assert [int(held.record.tokens[0]) for held in log] == [3, 4]
+        log.append(LoggedRecord(record(number, 100)))  # 400 bytes of tokens, and a few besides
+    assert [int(logged.record.tokens[0]) for logged in log] == [3, 4]
     log.resize(Capacity(1 << 20, 500))
-    assert [int(held.record.tokens[0]) for held in log] == [4]
+    assert [int(logged.record.tokens[0]) for logged in log] == [4]
 
 
 def test_the_servers_maximum_age_is_the_limit_of_a_tenants() -> None:

@@ -15,8 +15,8 @@ from draftwood_memory.store.naming import stream_key, tenant_key
 from tests.memory.helpers import (
     FINGERPRINT,
     agreed,
-    known_to,
     learn_output,
+    learned_by,
     log_of,
     numbers,
     perform,
@@ -58,7 +58,7 @@ async def test_other_tenants_go_on(
             assert [one.name.tenant for one in report.memories] == ["good"]
             assert [memory.counters().failures for memory in memories] == [0, 0]
             assert memories[0].counters().outbox_records == 1  # it waits until the key is free
-            assert known_to(memories[0], "bad") == [numbers(10), numbers(10, 100)]  # and is drafted from meanwhile
+            assert learned_by(memories[0], "bad") == [numbers(10), numbers(10, 100)]  # and is drafted from meanwhile
             told = [one.getMessage() for one in caplog.records]
             assert len(told) == 2, told  # once for each process
             assert all("memory ffffffffffffffff:bad: cannot be read" in one for one in told)

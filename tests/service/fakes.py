@@ -437,8 +437,8 @@ class Served:
     channel: grpc.aio.Channel
     stub: pb_grpc.GenerationServiceAsyncStub
 
-    async def settled(self) -> None:
-        """Waits until nothing is live, and asserts that nothing is held anywhere."""
+    async def assert_idle(self) -> None:
+        """Waits until no request is live, and asserts that none holds anything."""
         await check_idle(self.server.bridge, self.engine)
         assert self.server.bridge.live == 0
 
@@ -510,7 +510,7 @@ async def serving(
             served = Served(server, engine, model, memories[0], channel, pb_grpc.GenerationServiceStub(channel))
             yield served
             engine.gate.set()
-            await served.settled()
+            await served.assert_idle()
     finally:
         engine.gate.set()
         await server.stop()

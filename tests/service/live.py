@@ -82,7 +82,7 @@ class Live:
     def _heard(self, memory: Memory, tenant: str) -> bool:
         """The memory has a record of another process that was learned since the traffic stopped."""
         memory.residents.open(MemoryName(tenant))  # in use
-        lengths = [int(held.record.tokens.size) for held in memory.residents.open(MemoryName(tenant)).log]
+        lengths = [int(logged.record.tokens.size) for logged in memory.residents.open(MemoryName(tenant)).log]
         return any(length in (50, 51) for length in lengths[-4:])
 
     def _records(self, memory: Memory) -> int:

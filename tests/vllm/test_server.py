@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 def test_the_tenant_is_the_headers_whatever_a_caller_asks_for() -> None:
     with running_server("--middleware", "draftwood_vllm.TenantHeader") as (server, log):
         alone = server.complete("acme")
-        taught = server.complete("acme")
-        assert taught > alone + 6
-        between = (alone + taught) / 2
+        learned = server.complete("acme")
+        assert learned > alone + 6
+        between = (alone + learned) / 2
         victim = {"vllm_xargs": {"draftwood_tenant": "acme"}}
         assert server.complete("mallory", **victim) < between
         assert server.complete(None, **victim) < between

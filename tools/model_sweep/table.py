@@ -46,7 +46,7 @@ def share(entries: SequenceOf[dict[str, Any]]) -> str:
 
 
 def docs_table(text: str, entries: SequenceOf[dict[str, Any]]) -> str:
-    """The page with its table anew."""
+    """The page with a new table."""
     lines = ["| family | models | kind | torch | OpenVINO |", "|---|---|---|---|---|"]
     for one in (Family(**each) for each in entries):
         cells = (f"`{one.name}`", one.models, one.kind, *map(one.verified_by, RUNNERS))

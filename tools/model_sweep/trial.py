@@ -29,7 +29,7 @@ _DRAFT = 5
 """Tokens of the answer in a draft."""
 _JOIN_EVERY = 2
 """Steps between two sequences that join."""
-_LEAST_MARGIN = 2e-5
+_MIN_MARGIN = 2e-5
 """Of the largest logit: where the two most probable tokens are nearer, rounding may decide between them. The runners'
 logits differ from those of transformers by 2e-6 at most."""
 
@@ -171,6 +171,6 @@ def _greedy(module: Any, prompt: Any) -> _Answer:
     )
     logits = torch.stack(written.logits)[:, 0].float()
     best = logits.topk(2).values
-    near = (best[:, 0] - best[:, 1] < _LEAST_MARGIN * logits.abs().amax(-1)).tolist()
+    near = (best[:, 0] - best[:, 1] < _MIN_MARGIN * logits.abs().amax(-1)).tolist()
     tokens: list[int] = written.sequences[0, prompt.size :].tolist()
     return _Answer(tokens, near.index(True) if True in near else len(tokens))

@@ -21,7 +21,7 @@ from draftwood_client.protocol.request import Messages, Prompt, conversation, pl
 from draftwood_client.protocol.response import model_info, tokenization
 from draftwood_client.protocol.status import cancelled_error
 from draftwood_client.results import Completion, Delta, ModelInfo, Tokenization
-from draftwood_client.retry import POLL_SECONDS, Waiting
+from draftwood_client.retry import POLL_SECONDS, ReadinessWait
 
 if TYPE_CHECKING:
     from draftwood.v1.generation_pb2_grpc import GenerationServiceAsyncStub
@@ -43,7 +43,7 @@ class AsyncClient(BaseClient):
 
     _calls_of = AsyncCalls
     _calls: AsyncCalls
-    _kept_stub: GenerationServiceAsyncStub | None = None
+    _cached_stub: GenerationServiceAsyncStub | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -110,12 +110,12 @@ class AsyncClient(BaseClient):
     async def wait_until_ready(self, timeout: float = 60.0) -> ModelInfo:
         """Waits for a server that is starting or loading its model. See `Client.wait_until_ready`."""
         limit = self._connection.timeout_for(timeout)
-        waiting = Waiting(self._connection.target, limit)
+        wait = ReadinessWait(self._connection.target, limit)
         while True:
             try:
-                return await self.model_info(timeout=waiting.remaining())
+                return await self.model_info(timeout=wait.remaining())
             except (UnavailableError, DeadlineError) as error:
-                waiting.check(error)
+                wait.check(error)
             await asyncio.sleep(POLL_SECONDS)
 
     def _stream(self, prompt: Prompt, options: RequestOptions, name: str = "prompt") -> AsyncGenerationStream:
@@ -124,9 +124,9 @@ class AsyncClient(BaseClient):
     def _stub(self) -> GenerationServiceAsyncStub:
         """Opens the channel on first use, since it belongs to the running event loop. Raises `ClientClosedError`."""
         channel = self._calls.channel
-        if self._kept_stub is None:
-            self._kept_stub = GenerationServiceStub(channel)
-        return self._kept_stub
+        if self._cached_stub is None:
+            self._cached_stub = GenerationServiceStub(channel)
+        return self._cached_stub
 
 
 class AsyncGenerationStream(BaseStream, AsyncIterator[Delta]):

@@ -20,7 +20,7 @@ from draftwood_client.protocol.request import Messages, Prompt, conversation, pl
 from draftwood_client.protocol.response import Answer, model_info, tokenization
 from draftwood_client.protocol.status import cancelled_error
 from draftwood_client.results import Completion, Delta, Finished, ModelInfo, Started, Tokenization
-from draftwood_client.retry import POLL_SECONDS, RetryPolicy, Waiting
+from draftwood_client.retry import POLL_SECONDS, ReadinessWait, RetryPolicy
 from draftwood_client.tls import TlsConfig
 
 
@@ -94,7 +94,7 @@ class Client(BaseClient):
 
     _calls_of = Calls
     _calls: Calls
-    _kept_stub: GenerationServiceStub | None = None
+    _cached_stub: GenerationServiceStub | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -179,12 +179,12 @@ class Client(BaseClient):
             StatusError: the server answered with an error other than UNAVAILABLE.
         """
         limit = self._connection.timeout_for(timeout)
-        waiting = Waiting(self._connection.target, limit)
+        wait = ReadinessWait(self._connection.target, limit)
         while True:
             try:
-                return self.model_info(timeout=waiting.remaining())
+                return self.model_info(timeout=wait.remaining())
             except (UnavailableError, DeadlineError) as error:
-                waiting.check(error)
+                wait.check(error)
             time.sleep(POLL_SECONDS)
 
     def _stream(self, prompt: Prompt, options: RequestOptions, name: str = "prompt") -> GenerationStream:
@@ -193,9 +193,9 @@ class Client(BaseClient):
     def _stub(self) -> GenerationServiceStub:
         """Made once, for that takes a tenth of a millisecond. Raises `ClientClosedError`."""
         channel = self._calls.channel
-        if self._kept_stub is None:
-            self._kept_stub = GenerationServiceStub(channel)
-        return self._kept_stub
+        if self._cached_stub is None:
+            self._cached_stub = GenerationServiceStub(channel)
+        return self._cached_stub
 
 
 class BaseStream:

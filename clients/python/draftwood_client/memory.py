@@ -22,7 +22,7 @@ _Item = TypeVar("_Item")
 _Message = TypeVar("_Message")
 
 _MESSAGE_CHARACTERS = 32_768
-"""Characters per message, a token id counting as four. The server reports progress after each message; not tuned."""
+"""Characters per message, a token id counting as four. The server reports progress after each message."""
 _KINDS = {pb.MEMORY_KIND_OUTPUT: "output", pb.MEMORY_KIND_CORPUS: "corpus"}
 _NUMBERS = {name: number for number, name in _KINDS.items()}
 

@@ -12,7 +12,7 @@ from draftwood_client.protocol.status import not_ready_error
 
 MAX_ATTEMPTS = 5
 """gRPC makes no more attempts, whatever a policy says."""
-_LEAST_SECONDS = 0.01
+_MIN_SECONDS = 0.01
 """gRPC 1.85 loses a request whose delay it rounds to 0 ms (docs/decisions)."""
 
 
@@ -44,8 +44,8 @@ class RetryPolicy:
             raise _outside("max_attempts", self.max_attempts, f"it must lie in [0, {MAX_ATTEMPTS}]")
         for name in ("initial_backoff", "max_backoff"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= _LEAST_SECONDS):
-                raise _outside(name, value, f"it must be at least {_LEAST_SECONDS:g} seconds")
+            if not (math.isfinite(value) and value >= _MIN_SECONDS):
+                raise _outside(name, value, f"it must be at least {_MIN_SECONDS:g} seconds")
         if not (math.isfinite(self.multiplier) and self.multiplier >= 1):
             raise _outside("multiplier", self.multiplier, "it must be at least 1")
 
@@ -71,10 +71,10 @@ def _outside(name: str, value: float, allowed: str) -> ArgumentValueError:
 
 
 POLL_SECONDS = 0.2
-"""Between two questions, each of which is retried as the client's policy says. Not tuned."""
+"""Between two questions, each of which is retried as the client's policy says."""
 
 
-class Waiting:
+class ReadinessWait:
     """Until a server is ready, at most `limit` seconds from now; None for no limit."""
 
     def __init__(self, target: str, limit: float | None) -> None:

@@ -33,7 +33,7 @@ const TOKENIZE = rpc(GenerationService.method.tokenize);
 const DETOKENIZE = rpc(GenerationService.method.detokenize);
 const MODEL_INFO = rpc(GenerationService.method.getModelInfo);
 
-/** Between two questions of `waitUntilReady`, each of which is retried as the client's policy says. Not tuned. */
+/** Between two questions of `waitUntilReady`, each of which is retried as the client's policy says. */
 const POLL_MS = 200;
 
 /**

@@ -20,7 +20,7 @@ export const HEALTHY_ROUND_ROBIN = "draftwood_healthy_round_robin";
 
 const { CONNECTING, READY, TRANSIENT_FAILURE } = connectivityState;
 const WATCH = rpc(Health.method.watch);
-/** Before a server is asked again whose answer broke off on an open connection. Not tuned. */
+/** Before a server is asked again whose answer broke off on an open connection. */
 const WATCH_AGAIN_MS = 1000;
 
 type ConnectivityState = (typeof connectivityState)[keyof typeof connectivityState];

@@ -27,7 +27,7 @@ export const NO_RETRY: RetryPolicy = Object.freeze({ maxAttempts: 1 });
 const DEFAULTS: Required<RetryPolicy> = { maxAttempts: 4, initialBackoffMs: 100, maxBackoffMs: 5000, multiplier: 2 };
 /** gRPC makes no more attempts, whatever a policy says. */
 const MAX_ATTEMPTS = 5;
-const LEAST_MS = 10;
+const MIN_MS = 10;
 
 /**
  * The part `methodConfig` of a gRPC service config.
@@ -39,7 +39,7 @@ export function methodConfig(policy: RetryPolicy): object[] {
   const attemptsFit = Number.isInteger(maxAttempts) && maxAttempts >= 0 && maxAttempts <= MAX_ATTEMPTS;
   check("maxAttempts", maxAttempts, attemptsFit, `it must be an integer in [0, ${MAX_ATTEMPTS}]`);
   for (const [name, value] of Object.entries({ initialBackoffMs, maxBackoffMs })) {
-    check(name, value, value >= LEAST_MS, `it must be at least ${LEAST_MS} milliseconds`);
+    check(name, value, value >= MIN_MS, `it must be at least ${MIN_MS} milliseconds`);
   }
   check("multiplier", multiplier, multiplier >= 1, "it must be at least 1");
   if (maxAttempts < 2) {

@@ -1,7 +1,7 @@
 """Drafts for the rows of an engine's step, from tenants' memories.
 
 All is called by the engine's thread, after each of its steps, and by a thread of this module while the engine rests: it
-ends requests that are gone, lets strategies learn and publishes figures. They exclude each other. Nothing here waits
+ends requests that are gone, lets strategies learn and publishes metrics. They exclude each other. Nothing here waits
 for a store, and a call into a strategy is interrupted if it does not return.
 """
 
@@ -19,9 +19,9 @@ from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
+from draftwood_memory.engines.draft_metrics import DataPoint, DraftMetrics
 from draftwood_memory.engines.exclusion import Exclusion
-from draftwood_memory.engines.figures import Figures, Point
-from draftwood_memory.engines.forms.base import ChargedDraft, DraftForm, Writing
+from draftwood_memory.engines.forms.base import ChargedDraft, DecodeRow, DraftForm
 from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
 from draftwood_memory.engines.session import Row, Session, Step
 from draftwood_memory.engines.sessions import Sessions
@@ -33,18 +33,18 @@ from draftwood_strategies.registry import warm_up
 _log = logging.getLogger("draftwood")
 
 _REST_SECONDS = 0.05
-"""Without a step, after which the engine rests. It bounds how late the last answers reach other replicas. Not tuned."""
+"""Seconds without a step after which the engine is idle. Bounds how late the last answers reach other replicas."""
 _PUBLISH_SECONDS = 1.0
-"""Between two looks at the figures, as between two reports of the server's engine."""
-MOST_FAILURES = 3
+"""Interval in which metrics are published, as the server's engine reports."""
+MAX_FAILURES = 3
 """Steps in a row in which drafting raised, after which it is switched off."""
 
-Made = TypeVar("Made")
-Publish: TypeAlias = Callable[[list[Point]], None]
-Tell: TypeAlias = Callable[[SequenceOf[Session]], None]
+Drafts = TypeVar("Drafts")
+Publish: TypeAlias = Callable[[list[DataPoint]], None]
+DraftListener: TypeAlias = Callable[[SequenceOf[Session]], None]
 
 
-class EngineDrafts(Generic[Made]):
+class EngineDrafts(Generic[Drafts]):
     """Drafts for all requests of one engine.
 
     Args:
@@ -53,8 +53,8 @@ class EngineDrafts(Generic[Made]):
         vocab_size: draft tokens are below it.
         form: of the drafts, chains or trees.
         is_live: whether the engine still knows a request, running or not. Called from two threads.
-        publish: takes the figures each second, on a thread of its own; None for nobody.
-        tell: is told after each step of the requests that wrote in it, and have the draft that was made for them.
+        publish: takes the metrics each second, on a thread of its own; None for nobody.
+        on_drafts: called after each step with the requests that wrote in it, with the draft made for each.
 
     Attributes:
         sessions: the engine's live requests.
@@ -67,19 +67,21 @@ class EngineDrafts(Generic[Made]):
         settings: MemorySettings,
         policy: RequestPolicy,
         vocab_size: int,
-        form: DraftForm[Made],
+        form: DraftForm[Drafts],
         is_live: Callable[[str], bool],
         publish: Publish | None = None,
-        tell: Tell = lambda sessions: None,
+        on_drafts: DraftListener = lambda sessions: None,
     ) -> None:
         self.memory = memory
         self.failing = False
         self._exclusion = Exclusion()
-        self.sessions = Sessions(memory, policy, vocab_size, self._exclusion, form.session_class, form.ending, is_live)
+        self.sessions = Sessions(
+            memory, policy, vocab_size, self._exclusion, form.session_class, form.before_end, is_live
+        )
         self._settings = settings
         self._form = form
         self._publish = publish
-        self._tell = tell
+        self._on_drafts = on_drafts
         self._failures = 0
         self._published_at = 0.0
         self._stepped_at = 0.0
@@ -94,52 +96,52 @@ class EngineDrafts(Generic[Made]):
         self.memory.start(self.sessions.between_steps, self._settings.memory_preload, self._settings.strategy)
         self._resting.start()
 
-    def step(self, rows: SequenceOf[Row]) -> Made:
+    def step(self, rows: SequenceOf[Row]) -> Drafts:
         """The drafts of the rows, after the engine's step.
 
         Raises:
             TimeoutError: a strategy does not return to the other thread.
         """
         began = time.perf_counter()
-        self._exclusion.tell()
+        self._exclusion.warn_if_uninterruptible()
         with self._exclusion.held():
             self.sessions.run_tasks()
-            writing = [Writing(i, row, self.sessions.of(row)) for i, row in enumerate(rows) if row.writes]
-            if len(self.sessions) > len(writing):
+            decoding = [DecodeRow(i, row, self.sessions.of(row)) for i, row in enumerate(rows) if row.decodes]
+            if len(self.sessions) > len(decoding):
                 self.sessions.end_gone(rows)
-            self._observe(began, self._measured(began, rows, writing), writing)
-            made = self._form.propose(len(rows), writing)
-            sessions = [one.session for one in writing]
+            self._observe(began, self._measured(began, rows, decoding), decoding)
+            drafts = self._form.propose(len(rows), decoding)
+            sessions = [one.session for one in decoding]
             self._stepped_at = time.perf_counter()
             step = Step(len(rows), len(rows) + sum(len(one.chain) for one in sessions), self._stepped_at)
             for session in sessions:
                 session.step = step
-            self._tell(sessions)
-        return made
+            self._on_drafts(sessions)
+        return drafts
 
-    def attempt(self, rows: Callable[[], SequenceOf[Row]]) -> Made | None:
-        """As `step`; None where something raises: the next step of the engine has no drafts then.
+    def attempt(self, rows: Callable[[], SequenceOf[Row]]) -> Drafts | None:
+        """As `step`, but returns None if something raises: the next step of the engine then has no drafts.
 
         Raises:
-            Exception: what raised, if it is the `MOST_FAILURES`th step in a row that did: `close` is to follow.
+            Exception: the error of the `MAX_FAILURES`th failed step in a row; the caller should `close`.
         """
         try:
-            made = self.step(rows())
+            drafts = self.step(rows())
         except Exception as error:
             self.failing = True
             self._failures += 1
-            if self._failures >= MOST_FAILURES:
+            if self._failures >= MAX_FAILURES:
                 raise
             _log.warning("a step is not drafted for: %s: %s", type(error).__name__, error)
             return None
         self.failing, self._failures = False, 0
-        return made
+        return drafts
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[DataPoint]:
         """All metrics as of now."""
         with self._exclusion.held():
             counters, healthy = self.memory.counters(), self.memory.healthy
-            return self.sessions.figures.points(self.sessions.values(), counters, healthy, not self.failing)
+            return self.sessions.metrics.points(self.sessions.values(), counters, healthy, not self.failing)
 
     def close(self) -> None:
         """Ends all requests, sends what they wrote to the store, and stops. Blocks for seconds at most."""
@@ -164,41 +166,41 @@ class EngineDrafts(Generic[Made]):
         for length in range(8, text.shape[0], 2):
             self.step([Row("warm-up", text[:length], 6, 4, None)])
         self.sessions.end_all()
-        self.sessions.policy, self.sessions.figures = policy, Figures()
-        self._form.forget()
+        self.sessions.policy, self.sessions.metrics = policy, DraftMetrics()
+        self._form.reset()
 
-    def _observe(self, now: float, seconds: float | None, writing: list[Writing]) -> None:
-        """Takes what each request wrote in the step that ends now, and took so long if that is known."""
-        told, pieces, drafts = [], [], defaultdict[Step, list[ChargedDraft]](list)
-        for _, row, session in writing:
+    def _observe(self, now: float, seconds: float | None, decoding: list[DecodeRow]) -> None:
+        """Records what each request wrote in the step that ends now, which took `seconds` if that is known."""
+        drafters, pieces, drafts = [], [], defaultdict[Step, list[ChargedDraft]](list)
+        for _, row, session in decoding:
             written = row.tokens[session.seen :].astype(np.int32)
             if not written.shape[0]:
                 continue
             step, drafted = session.step, len(session.chain)
-            accepted = session.take(written, now)
+            accepted = session.advance(written, now)
             if session.drafter is None or not session.drafter.active:
                 continue
             if step is not None:
                 drafts[step].append(ChargedDraft(session.drafter.account, accepted, drafted))
-            told.append(session.drafter)
+            drafters.append(session.drafter)
             pieces.append(written)
         for step, of_step in drafts.items():
             self._form.charge(step, seconds, of_step)
-        if told:
-            begins = np.array([0, *accumulate([piece.shape[0] for piece in pieces])], np.int32)
-            observe_all(told, np.concatenate(pieces), begins, None)
+        if drafters:
+            offsets = np.array([0, *accumulate([piece.shape[0] for piece in pieces])], np.int32)
+            observe_all(drafters, np.concatenate(pieces), offsets, None)
 
-    def _measured(self, now: float, rows: SequenceOf[Row], writing: list[Writing]) -> float | None:
-        """What the step took that ends now, if it had the rows that were drafted for and no others."""
-        step = writing[0].session.step if writing else None
-        if step is None or not len(rows) == len(writing) == step.rows:
+    def _measured(self, now: float, rows: SequenceOf[Row], decoding: list[DecodeRow]) -> float | None:
+        """Seconds of the step that ends now; None unless its rows are exactly those that were drafted for."""
+        step = decoding[0].session.step if decoding else None
+        if step is None or not len(rows) == len(decoding) == step.rows:
             return None
-        if any(one.session.step is not step for one in writing):
+        if any(one.session.step is not step for one in decoding):
             return None
-        self._form.took(step, now - step.began)
+        self._form.record_step_time(step, now - step.began)
         return now - step.began
 
-    def _publish_figures(self) -> None:
+    def _publish_metrics(self) -> None:
         now = time.monotonic()
         if self._publish is None or now - self._published_at < _PUBLISH_SECONDS:
             return
@@ -214,7 +216,7 @@ class EngineDrafts(Generic[Made]):
         """While the engine makes no steps: runs tasks, and ends requests that are gone."""
         while not self._closed.wait(_REST_SECONDS):
             with suppress(TimeoutError):  # the engine's thread is in a strategy, and will be interrupted
-                self._publish_figures()
+                self._publish_metrics()
                 if time.perf_counter() - self._stepped_at < _REST_SECONDS:
                     continue
                 with self._exclusion.held():

@@ -1,4 +1,4 @@
-"""Keeps the engine's thread and the one beside it apart, and both from strategies that do not return."""
+"""A lock between the engine's thread and the background thread, and a timeout for strategies that do not return."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Exclusion:
     def __init__(self) -> None:
         self.watchdog = Watchdog()
         self._lock = threading.Lock()
-        self._stuck = self._told = False
+        self._stuck = self._warned = False
         self._stepped_by = 0
 
     @contextmanager
@@ -42,16 +42,16 @@ class Exclusion:
         """Runs what may compile: a strategy that learns, or is made. Raises TimeoutError: it was interrupted."""
         self.watchdog.call(FIRST_CALL_LIMIT, task)
 
-    def tell(self) -> None:
+    def warn_if_uninterruptible(self) -> None:
         """Logs once if the present thread, which the engine steps on, cannot be interrupted."""
         thread = threading.get_ident()
-        if thread == self._stepped_by or self._told:
+        if thread == self._stepped_by or self._warned:
             return
-        self._stepped_by, self._told = thread, not self.watchdog.limits
-        if self._told:
+        self._stepped_by, self._warned = thread, not self.watchdog.limits
+        if self._warned:
             problem = "it does not step on the main thread of its process, or SIGUSR1 has another handler"
             _log.warning("a strategy that does not return stops this engine and cannot be interrupted: %s", problem)
 
     def close(self) -> None:
-        """No call has a limit any more. On the thread that made it."""
+        """Removes the limit of calls. On the thread that made it."""
         self.watchdog.close()

@@ -79,7 +79,7 @@ def _sample(weight: _Weight) -> bytes:
     size = int(np.prod(weight.shape))
     data = np.memmap(weight.path, np.uint8, "r")
     kind = np.dtype(_KINDS[weight.kind])
-    raw = data[weight.begin : weight.begin + size * kind.itemsize].view(kind)[_places(size)]
+    raw = data[weight.begin : weight.begin + size * kind.itemsize].view(kind)[_sample_indices(size)]
     values = (raw.astype(np.uint32) << 16).view(np.float32) if weight.kind == "BF16" else raw.astype(np.float32)
     values[np.abs(values) < _SMALLEST] = 0.0
     bits = values.view(np.uint32)
@@ -87,7 +87,7 @@ def _sample(weight: _Weight) -> bytes:
     return rounded
 
 
-def _places(size: int) -> npt.NDArray[np.int64]:
+def _sample_indices(size: int) -> npt.NDArray[np.int64]:
     """Of the elements, int64[n], as `torch.linspace` spaces them: from both ends."""
     n = min(_ELEMENTS, size)
     if n == 1:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftwood_memory.engines.figures import Point
+    from draftwood_memory.engines.draft_metrics import DataPoint
 
 _log = logging.getLogger("draftwood")
 
@@ -91,7 +91,7 @@ class MetricFiles:
         self._open: Any = MmapedDict
         self._files: dict[str, tuple[Path, Any]] = {}
 
-    def write(self, points: Iterable[Point]) -> None:
+    def write(self, points: Iterable[DataPoint]) -> None:
         """Takes the place of all values written before."""
         from prometheus_client.mmap_dict import mmap_key
 

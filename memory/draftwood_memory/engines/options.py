@@ -1,4 +1,4 @@
-"""What a request says of its drafts, by the keys that it may carry in any engine, and how it is drafted for."""
+"""A request's drafting options: as it carries them in any engine, and as they are resolved."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WORDS = {"on": True, "true": True, "1": True, "off": False, "false": False, "0"
 
 @dataclass(frozen=True, slots=True)
 class RequestChoice:
-    """What a request says of its drafts; None leaves it to its tenant.
+    """A request's own drafting options; None leaves an option to its tenant.
 
     Attributes:
         tenant: "" for none.
@@ -50,7 +50,7 @@ class RequestChoice:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """How one request is drafted for.
+    """The resolved drafting options of one request.
 
     Attributes:
         tenant: the memory that it drafts from and adds to; "" for none: its own prompt and output alone.
@@ -108,7 +108,7 @@ def read_choice(given: Mapping[str, Any] | None, tenant: str) -> RequestChoice:
 def trusted_options(given: Mapping[str, Any] | None) -> RequestOptions:
     """The options of a request of an engine that Draftwood's service runs: those under `TRUSTED`, and no other key.
 
-    A request without them is not drafted for and teaches nothing.
+    A request without them is not drafted for and not learned.
     """
     decided = (given or {}).get(TRUSTED)
     if not isinstance(decided, Mapping):

@@ -1,4 +1,4 @@
-"""Who decides how a request is drafted for."""
+"""Policies that resolve the drafting options of requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from draftwood_memory.settings.memory_settings import MemorySettings
 
 
 class RequestPolicy(Protocol):
-    """Decides how requests are drafted for, and hears of their ends. Called from two threads, never at once."""
+    """Resolves drafting options, and is notified when requests end. Called from two threads, never at once."""
 
     def options_of(self, request_id: str, given: Mapping[str, Any] | None) -> RequestOptions:
         """How a request is drafted for that writes its first token. Whatever it raises costs the request its drafts.
@@ -49,7 +49,7 @@ class SettingsPolicy:
         return self.decide(read_choice(given, self._tenant))
 
     def decide(self, choice: RequestChoice) -> RequestOptions:
-        """How a request with these options is drafted for."""
+        """The resolved options."""
         strategy = self._settings.strategy if choice.strategy is None else choice.strategy
         most = self._settings.max_draft_nodes
         nodes = most if choice.max_nodes is None else min(choice.max_nodes, most)

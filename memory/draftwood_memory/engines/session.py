@@ -1,4 +1,4 @@
-"""One live request of an engine, from its first token to its end, and what the engine tells of it."""
+"""One live request of an engine, from its first token to its end, and its row in a step."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Row(NamedTuple):
     Attributes:
         tokens: int32[n] or another type of whole numbers: its prompt and all that it wrote, this step's tokens too.
         prompt: tokens of its prompt.
-        room: how many tokens may be drafted; 0 or less for none.
+        max_draft_tokens: how many tokens may be drafted; 0 or less for none.
         options: what the request carries, read when it is seen first.
-        writes: False while its prompt is not read to its end.
-        stops: tokens that end it.
+        decodes: False during prefill: its prompt is not read to its end.
+        stop_token_ids: tokens that end it.
     """
 
     request_id: str
     tokens: np.ndarray[Any, np.dtype[Any]]
     prompt: int
-    room: int
+    max_draft_tokens: int
     options: Mapping[str, Any] | None
-    writes: bool = True
-    stops: Collection[int] = ()
+    decodes: bool = True
+    stop_token_ids: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,8 +100,8 @@ class Session:
         chain: the draft that the latest step verified.
         step: that it was drafted for last.
         ended: it was closed.
-        stops: tokens that end it.
-        told_end: who is told of drafts knows that drafting was switched off for it.
+        stop_token_ids: tokens that end it.
+        disabled_reported: the listener of drafts knows that drafting was switched off for it.
     """
 
     request: SessionRequest
@@ -115,11 +115,11 @@ class Session:
     chain: list[int] = field(default_factory=list)
     step: Step | None = None
     ended: bool = False
-    stops: Collection[int] = ()
-    told_end: bool = False
+    stop_token_ids: Collection[int] = ()
+    disabled_reported: bool = False
 
-    def take(self, written: Int32Array, now: float) -> int:
-        """Takes what it wrote in the step that ends now; returns how many tokens of its draft were accepted."""
+    def advance(self, written: Int32Array, now: float) -> int:
+        """Adds the tokens of the step that ends now; returns how many tokens of its draft were accepted."""
         if not self.output:
             self.stats.first_at = now
         self.stats.last_at = now

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from draftwood_memory.engines.draft_metrics import DraftMetrics
 from draftwood_memory.engines.exclusion import Exclusion
-from draftwood_memory.engines.figures import Figures
 from draftwood_memory.engines.options import RequestOptions
 from draftwood_memory.engines.policy import RequestPolicy
 from draftwood_memory.engines.session import Row, Session, SessionRequest
@@ -27,7 +27,7 @@ _log = logging.getLogger("draftwood")
 
 _COST_MODELS = 4096
 """Tenants and strategies whose cost model is remembered; the least recently used one is dropped."""
-_MOST_REFUSALS = 100
+_MAX_REFUSALS = 100
 """Problems that are logged."""
 
 
@@ -35,14 +35,14 @@ class Sessions(Mapping[str, Session]):
     """By the engine's ids of requests. Every method is called with `exclusion` held.
 
     Args:
-        make: the class of a session.
-        ending: is told of a session before it ends.
+        session_class: the class of a session.
+        before_end: called with a session before it ends.
         is_live: whether the engine still knows a request, running or not.
 
     Attributes:
         policy: decides how requests are drafted for.
         failures: requests whose drafts were switched off, by strategy.
-        figures: counts what was drafted.
+        metrics: counts what was drafted.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class Sessions(Mapping[str, Session]):
         policy: RequestPolicy,
         vocab_size: int,
         exclusion: Exclusion,
-        make: type[Session],
-        ending: Callable[[Session], None],
+        session_class: type[Session],
+        before_end: Callable[[Session], None],
         is_live: Callable[[str], bool],
     ) -> None:
         self.policy = policy
         self.failures: Counter[str] = Counter()
-        self.figures = Figures()
+        self.metrics = DraftMetrics()
         self._memory = memory
         self._vocab_size = vocab_size
         self._exclusion = exclusion
-        self._make = make
-        self._ending = ending
+        self._session_class = session_class
+        self._before_end = before_end
         self._is_live = is_live
         self._live: dict[str, Session] = {}
         self._tasks: deque[Callable[[], None]] = deque()
@@ -92,14 +92,14 @@ class Sessions(Mapping[str, Session]):
         """Ends a session: its memory learns what it wrote."""
         session = self._live.pop(request_id)
         try:
-            self._ending(session)
+            self._before_end(session)
         except Exception:
             _log.exception("the last tokens of request %r are not learned", request_id)
         try:
             session.close()
         except Exception:
             _log.exception("output of request %r could not be learned", request_id)
-        self.figures.ended(session)
+        self.metrics.ended(session)
         if self._is_live(request_id):
             return  # the process ends, or the engine has taken tokens back
         try:
@@ -140,7 +140,7 @@ class Sessions(Mapping[str, Session]):
             options = RequestOptions("", "none", 0, learns=False)
         prompt = row.tokens[: row.prompt].astype(np.int32)
         request = SessionRequest(row.request_id, prompt, options.strategy, options.max_nodes, options.learns)
-        session = self._make(request, options, seen=row.prompt, stops=row.stops)
+        session = self._session_class(request, options, seen=row.prompt, stop_token_ids=row.stop_token_ids)
         if options.max_nodes == 0:
             return session
         try:
@@ -161,10 +161,10 @@ class Sessions(Mapping[str, Session]):
             return
         use = options.use
 
-        def later(found: Strategy) -> None:
+        def on_loaded(found: Strategy) -> None:
             self.between_steps(lambda: self._begin(session, found, self._cost_model(use.memory, use.key)))
 
-        present = self._memory.fetch(use, later)
+        present = self._memory.fetch(use, on_loaded)
         if session.request.learns:
             # Whether or not it is present: a short answer may end before its memory is there.
             session.learning = self._memory.learning(use.memory, request=options.key)
@@ -185,6 +185,6 @@ class Sessions(Mapping[str, Session]):
 
     def _refuse(self, problem: str) -> None:
         """A request is not drafted for. Logged once for each problem, as clients repeat theirs."""
-        if len(self._refused) < _MOST_REFUSALS and problem not in self._refused:
+        if len(self._refused) < _MAX_REFUSALS and problem not in self._refused:
             self._refused.add(problem)
             _log.warning("requests are not drafted for: %s", problem)

@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
-from draftwood_memory.local.record_log import Held
+from draftwood_memory.local.record_log import LoggedRecord
 from draftwood_memory.store.naming import MemoryName
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class PendingRecord:
     """A record on its way to the store.
 
     Attributes:
@@ -26,11 +26,11 @@ class Waiting:
     generation: int | None
     began: float
     learned: float
-    held: Held
+    logged: LoggedRecord
 
     @property
     def tokens(self) -> int:
-        return int(self.held.record.tokens.size)
+        return int(self.logged.record.tokens.size)
 
 
 class Outbox:
@@ -49,72 +49,72 @@ class Outbox:
         self._max_tokens = max_tokens
         self._max_seconds = max_seconds
         self._lock = threading.Lock()
-        self._waiting: deque[Waiting] = deque()
-        self._taken: list[Waiting] = []
+        self._queue: deque[PendingRecord] = deque()
+        self._in_flight: list[PendingRecord] = []
         self._tokens = 0
 
     @property
     def pending(self) -> int:
         """Number of records that the store has not confirmed."""
         with self._lock:
-            return len(self._waiting) + len(self._taken)
+            return len(self._queue) + len(self._in_flight)
 
-    def add(self, waiting: Waiting) -> None:
+    def add(self, record: PendingRecord) -> None:
         with self._lock:
-            self._waiting.append(waiting)
-            self._tokens += waiting.tokens
+            self._queue.append(record)
+            self._tokens += record.tokens
             self._bound()
 
-    def take(self, max_tokens: int, without: Container[MemoryName] = ()) -> list[Waiting]:
-        """The oldest records but for those of some memories, at least one if there is any. Pending until `settle`."""
+    def take(self, max_tokens: int, without: Container[MemoryName] = ()) -> list[PendingRecord]:
+        """The oldest records but for those of some memories, at least one if there is any. Pending until `requeue`."""
         oldest = time.monotonic() - self._max_seconds
         with self._lock:
-            assert not self._taken
-            left: list[Waiting] = []
-            while self._waiting and (not self._taken or max_tokens > 0):
-                one = self._waiting.popleft()
-                if one.name in without and one.learned >= oldest:
-                    left.append(one)
+            assert not self._in_flight
+            left: list[PendingRecord] = []
+            while self._queue and (not self._in_flight or max_tokens > 0):
+                record = self._queue.popleft()
+                if record.name in without and record.learned >= oldest:
+                    left.append(record)
                     continue
-                self._tokens -= one.tokens
-                if one.learned < oldest:
+                self._tokens -= record.tokens
+                if record.learned < oldest:
                     self.dropped += 1
                     continue
-                self._taken.append(one)
-                max_tokens -= one.tokens
-            self._waiting.extendleft(reversed(left))
-            return [*self._taken]
+                self._in_flight.append(record)
+                max_tokens -= record.tokens
+            self._queue.extendleft(reversed(left))
+            return [*self._in_flight]
 
-    def settle(self, unsent: Iterable[Waiting]) -> None:
-        """What was taken is done with, except `unsent`, which wait again."""
+    def requeue(self, unsent: Iterable[PendingRecord]) -> None:
+        """Ends the latest `take`: `unsent` records wait again, the others are sent or refused for good."""
         with self._lock:
-            self._taken = []
+            self._in_flight = []
             back = [*unsent]
-            self._waiting.extendleft(reversed(back))
-            self._tokens += sum(one.tokens for one in back)
+            self._queue.extendleft(reversed(back))
+            self._tokens += sum(record.tokens for record in back)
             self._bound()
 
-    def discard(self, name: MemoryName, stale: Callable[[Waiting], bool]) -> int:
-        """Drops the records of a memory that wait and are stale, but none that are taken; returns how many."""
+    def discard(self, name: MemoryName, stale: Callable[[PendingRecord], bool]) -> int:
+        """Drops the stale records of a memory, but none in flight; returns how many."""
         with self._lock:
-            gone = [one for one in self._waiting if one.name == name and stale(one)]
+            gone = [record for record in self._queue if record.name == name and stale(record)]
             if gone:
                 dropped = frozenset(map(id, gone))
-                self._waiting = deque(one for one in self._waiting if id(one) not in dropped)
-                self._tokens -= sum(one.tokens for one in gone)
+                self._queue = deque(record for record in self._queue if id(record) not in dropped)
+                self._tokens -= sum(record.tokens for record in gone)
             return len(gone)
 
-    def of(self, name: MemoryName) -> list[Waiting]:
+    def of(self, name: MemoryName) -> list[PendingRecord]:
         """The pending records of a memory, the oldest first."""
         with self._lock:
-            return [one for one in (*self._taken, *self._waiting) if one.name == name]
+            return [record for record in (*self._in_flight, *self._queue) if record.name == name]
 
     def names(self) -> frozenset[MemoryName]:
         """The memories with pending records."""
         with self._lock:
-            return frozenset(one.name for one in (*self._taken, *self._waiting))
+            return frozenset(record.name for record in (*self._in_flight, *self._queue))
 
     def _bound(self) -> None:
         while self._tokens > self._max_tokens:
-            self._tokens -= self._waiting.popleft().tokens
+            self._tokens -= self._queue.popleft().tokens
             self.dropped += 1

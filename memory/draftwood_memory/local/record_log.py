@@ -14,7 +14,7 @@ _RECORD_BYTES = 384
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class LoggedRecord:
     """A record, and the id of the stream's entry that holds it; None while the store does not have it."""
 
     record: Record
@@ -29,61 +29,61 @@ class RecordLog:
         trimmed: records were evicted, so that the stream may begin with a later entry, `first_id`.
     """
 
-    def __init__(self, capacity: Capacity, held: Iterable[Held] = ()) -> None:
+    def __init__(self, capacity: Capacity, logged: Iterable[LoggedRecord] = ()) -> None:
         self.capacity = capacity
         self.tokens = 0
         self.trimmed = False
-        self._held: deque[Held] = deque()
+        self._records: deque[LoggedRecord] = deque()
         self._of_request: dict[int, list[Record]] = {}
         self._bytes = 0
-        for one in held:
+        for one in logged:
             self.append(one)
 
     @property
     def nbytes(self) -> int:
         """Its memory, in bytes."""
-        return self._bytes + _RECORD_BYTES * len(self._held)
+        return self._bytes + _RECORD_BYTES * len(self._records)
 
     @property
     def first_id(self) -> bytes | None:
         """The id of the oldest entry that holds one of the records; None if the store has none of them."""
-        return next((one.id for one in self._held if one.id is not None), None)
+        return next((one.id for one in self._records if one.id is not None), None)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._records)
 
-    def __iter__(self) -> Iterator[Held]:
-        return iter([*self._held])
+    def __iter__(self) -> Iterator[LoggedRecord]:
+        return iter([*self._records])
 
     def records(self, oldest: float) -> list[Record]:
         """Those that were learned at `oldest` or later, a Unix time."""
-        return [one.record for one in [*self._held] if one.record.learned_at >= oldest]
+        return [one.record for one in [*self._records] if one.record.learned_at >= oldest]
 
     def of_request(self, request: int) -> list[Record]:
         """The records of an identified request, see `Record.request`, the oldest first."""
         return self._of_request.get(request, [])
 
-    def append(self, held: Held) -> None:
+    def append(self, logged: LoggedRecord) -> None:
         """Adds a record, and evicts the oldest ones beyond the capacity; the newest stays."""
-        self._held.append(held)
-        if held.record.request:
-            self._of_request.setdefault(held.record.request, []).append(held.record)
-        self._bytes += held.record.weight
-        self.tokens += int(held.record.tokens.size)
+        self._records.append(logged)
+        if logged.record.request:
+            self._of_request.setdefault(logged.record.request, []).append(logged.record)
+        self._bytes += logged.record.weight
+        self.tokens += int(logged.record.tokens.size)
         self.resize(self.capacity)
 
     def resize(self, capacity: Capacity) -> None:
         """Holds at most so much from now on."""
         self.capacity = capacity
-        while len(self._held) > 1 and (self.tokens > capacity.tokens or self._bytes > capacity.bytes):
+        while len(self._records) > 1 and (self.tokens > capacity.tokens or self._bytes > capacity.bytes):
             self._drop()
 
     def drop_older(self, oldest: float) -> bool:
         """Drops the records that were learned before `oldest`, a Unix time; returns whether there were any."""
-        kept = [one for one in self._held if one.record.learned_at >= oldest]
-        if len(kept) == len(self._held):
+        kept = [one for one in self._records if one.record.learned_at >= oldest]
+        if len(kept) == len(self._records):
             return False
-        self._held.clear()
+        self._records.clear()
         self._of_request.clear()
         self.tokens, self._bytes, self.trimmed = 0, 0, True
         for one in kept:
@@ -91,7 +91,7 @@ class RecordLog:
         return True
 
     def _drop(self) -> None:
-        gone = self._held.popleft().record
+        gone = self._records.popleft().record
         self._of_request.pop(gone.request, None)
         self._bytes -= gone.weight
         self.tokens -= int(gone.tokens.size)

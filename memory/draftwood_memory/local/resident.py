@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from draftwood_memory.config import Capacity, MemoryConfig
-from draftwood_memory.local.record_log import Held, RecordLog
+from draftwood_memory.local.record_log import LoggedRecord, RecordLog
 from draftwood_memory.records import Int32Array
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import MemoryName
@@ -22,15 +22,15 @@ from draftwood_strategies.registry import options_of
 _log = logging.getLogger(__name__)
 
 LIVE_SECONDS = 60.0
-"""A memory is followed for so long after its last request. It bounds the keys that a blocking read names; what a
-later request uses reads on from where the memory is. Not tuned."""
-_MOST_INSTANCES = 8
-"""Of one memory: requests may name any strategy, and configurations change. Not tuned."""
+"""Seconds after its last request for which a memory is followed. Bounds the keys of a blocking read; a later request
+first reads what the memory has missed."""
+_MAX_INSTANCES = 8
+"""Of one memory: requests may name any strategy, and configurations change."""
 OVERLAP = 16
 """Tokens that are learned again before those that are new in the answer to a repeated request, so that drafts lead from
-one to the other. Not tuned."""
+one to the other."""
 _AGE_PARTS = 64
-"""A record is dropped a 64th of the maximum age too late at most; each time, the strategies are rebuilt. Not tuned."""
+"""A record is dropped a 64th of the maximum age too late at most; each time, the strategies are rebuilt."""
 
 
 class StrategyKey(NamedTuple):
@@ -106,7 +106,7 @@ class Resident:
     problem: str = ""
     strategies: dict[StrategyKey, Strategy] = field(default_factory=dict)
     unbuilt: dict[StrategyKey, Future[None]] = field(default_factory=dict)
-    learned_meanwhile: list[Held] | None = None
+    learned_meanwhile: list[LoggedRecord] | None = None
     pins: int = 0
     used_at: float = field(default_factory=time.monotonic)
     changed_at: float = 0.0
@@ -127,7 +127,7 @@ class Resident:
 
     @property
     def live(self) -> bool:
-        """It is to be followed: loaded, and in use."""
+        """Whether it is followed: loaded, and used lately."""
         return self.loaded and (self.pins > 0 or time.monotonic() - self.used_at < LIVE_SECONDS)
 
     @property
@@ -135,8 +135,8 @@ class Resident:
         """It holds records, and nothing was added for so long that the store has deleted it."""
         return len(self.log) > 0 and 0 < self.config.stored_seconds < time.monotonic() - self.changed_at
 
-    def agree(self, config: MemoryConfig, forked: bool) -> None:
-        """Takes over what a request's terms say."""
+    def reconfigure(self, config: MemoryConfig, forked: bool) -> None:
+        """Applies the terms of a request."""
         with self.lock:
             self.forked = forked
             self.resized |= config.capacity != self.config.capacity
@@ -146,7 +146,7 @@ class Resident:
     def instance(self, key: StrategyKey) -> tuple[Strategy, Future[None] | None]:
         """The instance of a strategy, and the future that completes when it has learned the log; None if it has.
 
-        Of more than `_MOST_INSTANCES` the one used longest ago is dropped; sequences that use it keep it.
+        Of more than `_MAX_INSTANCES` the one used longest ago is dropped; sequences that use it keep it.
 
         Raises:
             UnknownStrategyError: no strategy has this name.
@@ -160,7 +160,7 @@ class Resident:
             self.strategies[key] = strategy
             oldest = next(iter(self.strategies))
             dropped = None
-            if len(self.strategies) > _MOST_INSTANCES:
+            if len(self.strategies) > _MAX_INSTANCES:
                 del self.strategies[oldest]
                 dropped = self.unbuilt.pop(oldest, None)
             loading = self.unbuilt.get(key)
@@ -172,25 +172,25 @@ class Resident:
         """Whether no purge came after a request that began at `since`, in `generation` if that was known then."""
         return generation in (None, self.generation) and (self.purged_at is None or since > self.purged_at)
 
-    def known(self, request: int, tokens: Int32Array) -> int:
+    def learned_prefix(self, request: int, tokens: Int32Array) -> int:
         """How many tokens of an answer, from its begin, were learned when the request was sent before. With the lock.
 
         Args:
             request: as `Record.request`.
         """
-        known = 0
+        learned = 0
         for record in self.log.of_request(request):
-            for start in (known, max(0, known - OVERLAP)):
+            for start in (learned, max(0, learned - OVERLAP)):
                 same = record.tokens[: tokens.size - start] == tokens[start : start + record.tokens.size]
-                known = max(known, start + int(same.size if same.all() else same.argmin()))
-        return known
+                learned = max(learned, start + int(same.size if same.all() else same.argmin()))
+        return learned
 
-    def add(self, held: Held) -> None:
+    def add(self, logged: LoggedRecord) -> None:
         """A record was learned. With the lock."""
-        self.log.append(held)
+        self.log.append(logged)
         self.changed_at = time.monotonic()
         if self.learned_meanwhile is not None:
-            self.learned_meanwhile.append(held)
+            self.learned_meanwhile.append(logged)
 
     def reset(self, generation: int | None, purged_at: float | None) -> None:
         """Drops all records and begins a generation. Live requests keep the strategies that they have."""
@@ -215,14 +215,14 @@ class Resident:
                 dropped |= self.log.drop_older(self.config.oldest(self.clock.now()))
         return dropped
 
-    def replace_log(self, stored: list[Held], position: bytes) -> None:
+    def replace_log(self, stored: list[LoggedRecord], position: bytes) -> None:
         """The store's records, then this process's own that came while they were read, are the log. It is loaded."""
         with self.lock:
             log = RecordLog(self.config.capacity, stored)
-            for held in self.learned_meanwhile or ():
-                log.append(held)
+            for logged in self.learned_meanwhile or ():
+                log.append(logged)
             self.log, self.position, self.loaded, self.learned_meanwhile = log, position, True, None
-            newest = max((held.record.learned_at for held in log), default=0)
+            newest = max((logged.record.learned_at for logged in log), default=0)
             self.changed_at = time.monotonic() - max(0.0, self.clock.now() - newest - 1.0)  # times are in whole seconds
 
     def build(self, keys: list[StrategyKey], replace_empty: bool = False) -> None:
@@ -241,7 +241,7 @@ class Resident:
                 learn(built[key], (record.tokens for record in records))
         with self.lock:
             for strategy in built.values():
-                learn(strategy, (held.record.tokens for held in self.learned_meanwhile or ()))
+                learn(strategy, (logged.record.tokens for logged in self.learned_meanwhile or ()))
             self.learned_meanwhile = None
             self.strategies.update({key: strategy for key, strategy in built.items() if key in self.strategies})
             waiting = [self.unbuilt.pop(key) for key in keys if key in self.unbuilt]

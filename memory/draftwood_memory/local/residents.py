@@ -13,7 +13,7 @@ from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import MemoryName, Naming
 
 _WAITED_SECONDS = 1.0
-"""A memory that is being loaded is not evicted so soon after a request asked for it. Requests wait 50 ms."""
+"""Seconds after a request for which a memory that is being loaded is not evicted. Requests wait 50 ms."""
 
 
 class Residents:
@@ -73,7 +73,7 @@ class Residents:
             self._terms.pop(name, None)
         elif terms is not None:
             self._terms[name] = terms
-        resident.agree(self.config_of(name), self._terms.get(name, Terms()).forked)
+        resident.reconfigure(self.config_of(name), self._terms.get(name, Terms()).forked)
         return resident
 
     def config_of(self, name: MemoryName) -> MemoryConfig:

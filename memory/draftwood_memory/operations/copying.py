@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from draftwood_memory.config import Terms
 from draftwood_memory.errors import MemoryPurgedError, NewerMemoryError, WrongTypeError
-from draftwood_memory.local.record_log import Held
+from draftwood_memory.local.record_log import LoggedRecord
 from draftwood_memory.memory import Memory
 from draftwood_memory.records import Int32Array, Kind, Record, split
 from draftwood_memory.replication.replica import Replica
@@ -62,12 +62,12 @@ class AdoptArm:
         if arm in memory.residents:  # requests use it here, and will use the tenant's
             memory.residents.open(name)
         async with memory.locked() as replica:
-            head = None if replica is None else await replica.memories.head(memory.naming.tag(name))
-            if head is not None and head.newer:
+            metadata = None if replica is None else await replica.memories.metadata(memory.naming.tag(name))
+            if metadata is not None and metadata.newer:
                 return 0
             known = {_identity(record) for record in await _records(memory, replica, name)}
             records = [one for one in await _records(memory, replica, arm) if _identity(one) not in known]
-            generation = memory.residents.open(name).generation or 0 if head is None else head.generation
+            generation = memory.residents.open(name).generation or 0 if metadata is None else metadata.generation
             if records:
                 with suppress(MemoryPurgedError):
                     await _add(memory, replica, name, generation, records)
@@ -138,7 +138,7 @@ async def _records(memory: Memory, replica: Replica | None, name: MemoryName) ->
         return []
     if replica is not None:
         await replica.refresh(resident)
-    return [held.record for held in resident.log]
+    return [logged.record for logged in resident.log]
 
 
 async def _add(
@@ -149,12 +149,12 @@ async def _add(
     if resident is not None and (replica is None or resident.generation == generation):
         with resident.lock:
             for record in records:
-                resident.add(Held(record))
+                resident.add(LoggedRecord(record))
     if replica is not None:
-        head = await replica.records.append(name, generation, records)
+        metadata = await replica.records.append(name, generation, records)
         if resident is not None:
-            await replica.agree(resident, head)
-        if head.generation != generation:
+            await replica.apply_metadata(resident, metadata)
+        if metadata.generation != generation:
             raise MemoryPurgedError(_PURGED)
     if resident is not None:
         await memory.between_steps.learn_records(resident, records)

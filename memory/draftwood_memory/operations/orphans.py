@@ -10,7 +10,7 @@ from draftwood_memory.store.naming import MemoryName, fingerprint_of, kind_of
 from draftwood_memory.store.stored import StoredMemory
 
 ORPHANED_SECONDS = 3600.0
-"""A kind of memories that no process has used for so long is orphaned. Not tuned: longer than a restart takes."""
+"""A kind of memories that no process has used for so long is orphaned: longer than a restart takes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def _purge_here(own: list[Resident]) -> PurgeResult:
 
 
 async def _purge(replica: Replica, memories: SetOf[tuple[str, str | None]], at_least: int = 0) -> PurgeResult:
-    """Purges tenants, or arms of theirs, by their names in keys. Ends when all processes know of it.
+    """Purges tenants, or some of their arms, by their names in keys. Returns when all processes have applied it.
 
     Raises:
         NewerMemoryError, WrongTypeError: a newer version, or another program, wrote to some; the others are purged.

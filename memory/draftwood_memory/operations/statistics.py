@@ -34,7 +34,7 @@ class StatisticsReport:
         store: its address, without passwords.
         healthy: the latest call to the store succeeded.
         max_bytes: bound of all memories in this process.
-        known: there is a memory in the store or in this process.
+        exists: there is a memory in the store or in this process.
     """
 
     memories: list[MemoryStatistics]
@@ -43,7 +43,7 @@ class StatisticsReport:
     healthy: bool
     counters: MemoryCounters
     max_bytes: int
-    known: bool
+    exists: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class GetStatistics:
             healthy=memory.thread.healthy,
             counters=memory.counters(),
             max_bytes=memory.config.max_bytes,
-            known=bool(found) or any(one.name.tenant == self.tenant for one in here.values()),
+            exists=bool(found) or any(one.name.tenant == self.tenant for one in here.values()),
         )
 
     async def _stored(self, memory: Memory, tags: list[str]) -> list[tuple[MemoryName, StoredMemory]]:

@@ -18,11 +18,11 @@ from draftwood_memory.store.naming import PURGES_KEY, stream_key, wake_key
 BLOCK_SECONDS = 2.0
 """Of a blocking read. It bounds how long a store that stopped without closing its connections goes unnoticed."""
 _COLLECT_SECONDS, _COLLECT_STREAM_SECONDS = 0.01, 50e-6
-"""Between two reads, and more for each stream, since a read names them all. Not tuned beyond the lag."""
+"""Between two reads, and more for each stream, since a read names them all."""
 _POLL_SECONDS, _POLL_STREAM_SECONDS = 0.05, 200e-6
 """The same on a cluster, where reads do not block."""
 _READ_ENTRIES = 64
-"""Of a stream in one read. Not tuned: it bounds the size of an answer."""
+"""Of a stream in one read. It bounds the size of an answer."""
 _WAKE_TTL = 60
 
 
@@ -40,7 +40,7 @@ class Follower:
         self._wake_key = wake_key(process.id.hex())
         self._woken = b"0-0"
         self._followed: frozenset[Resident] = frozenset()
-        self._client = replica.memories.client.sibling(BLOCK_SECONDS)
+        self._client = replica.memories.client.with_longer_timeout(BLOCK_SECONDS)
 
     async def close(self) -> None:
         await self._client.close()
@@ -60,15 +60,15 @@ class Follower:
         except WrongTypeError:
             async with self._replica.lock:
                 await self._replica.check(live_only=True)
-            if self._followed <= self._live():  # none of them was set aside
+            if self._followed <= self._live():  # none of them was postponed
                 raise
 
     async def _read(self) -> None:
         streams = {stream_key(one.tag, one.generation or 0): (one, one.generation or 0) for one in self._followed}
         after = {key: one.position for key, (one, _) in streams.items()} | {PURGES_KEY: self._replica.processes.applied}
         if self._client.is_cluster:
-            words = [("XRANGE", key, b"(" + id_, "+", "COUNT", _READ_ENTRIES) for key, id_ in after.items()]
-            answers = await self._client.results(words)
+            commands = [("XRANGE", key, b"(" + id_, "+", "COUNT", _READ_ENTRIES) for key, id_ in after.items()]
+            answers = await self._client.results(commands)
             found = {key: answer for key, answer in zip(after, answers, strict=True) if answer}
             pause = _POLL_SECONDS + _POLL_STREAM_SECONDS * len(after)
         else:
@@ -85,7 +85,7 @@ class Follower:
             for key, entries in found.items():
                 if key in streams:
                     resident, generation = streams[key]
-                    await self._replica.take(resident, generation, entries_of(entries))
+                    await self._replica.apply_entries(resident, generation, entries_of(entries))
                 elif key == PURGES_KEY:
                     await self._replica.apply_purges()
                 else:

@@ -19,28 +19,28 @@ from typing import Any, TypeVar
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
 from draftwood_memory.local.process import Process
 from draftwood_memory.replication.follower import Follower
+from draftwood_memory.replication.maintenance import Maintenance
 from draftwood_memory.replication.replica import Replica
-from draftwood_memory.replication.upkeep import Upkeep
 
 _log = logging.getLogger(__name__)
 
 _ROUND_SECONDS = 1.0
-"""Between two rounds while nothing is asked for: they evict memories and drop records that are too old. Not tuned."""
+"""Between two rounds while nothing is asked for: they evict memories and drop records that are too old."""
 _PUSH_SECONDS = 0.02
 """Between two round trips that send the outbox: what is learned meanwhile goes in one entry. `draftwood bench share`
 measures the lag, of which this is the larger part."""
 _CHECK_SECONDS = 30.0
-"""Memories in use are compared with the store's so often, besides after failures: a connection that broke while nothing
-waited on it is replaced without one. Not tuned."""
+"""Interval in which memories in use are compared with the store's, besides after failures: a connection that broke
+while idle is replaced without a failure."""
 _MAX_BACKOFF = 5.0
 """Between two rounds at most while the store fails; the pause doubles from a fifth of a second with a random factor of
-0.5 to 1, so that replicas do not return together. Not tuned."""
+0.5 to 1, so that replicas do not return together."""
 _SLOW_SECONDS = 0.3
-"""A round that takes longer counts as a failing store: first requests of a tenant then do not wait for it. Not tuned:
-a round takes milliseconds."""
+"""A round that takes longer counts as a failing store: first requests of a tenant then do not wait for it.
+A round takes milliseconds."""
 _LAST_ROUND_SECONDS = 4.0
 """For sending the outbox at the stop. It must fit into the quarter of the default `drain_grace` that follows the
-streams. Not tuned beyond that."""
+streams."""
 
 Result = TypeVar("Result")
 
@@ -50,16 +50,16 @@ class MemoryThread:
 
     Args:
         replica: None without a store; the thread then only evicts memories and runs operations.
-        upkeep: runs in every round.
+        maintenance: runs in every round.
 
     Attributes:
         follower: None without a store.
     """
 
-    def __init__(self, process: Process, replica: Replica | None, upkeep: Upkeep) -> None:
+    def __init__(self, process: Process, replica: Replica | None, maintenance: Maintenance) -> None:
         self._replica = replica
         self._outbox, self._counters = process.outbox, process.counters
-        self._upkeep = upkeep
+        self._maintenance = maintenance
         self.follower = None if replica is None else Follower(replica, process)
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
         self._awake = asyncio.Event()
@@ -110,7 +110,7 @@ class MemoryThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self, seconds: float) -> bool:
-        """Sends the outbox, for so long at most, and ends the thread. Returns whether it ended in time."""
+        """Sends the outbox for at most `seconds`, and ends the thread. Returns whether it ended in time."""
         self._stopped = True
         if self._thread.ident is None:
             return True
@@ -178,13 +178,13 @@ class MemoryThread:
             self._healthy.set()
         finally:
             self._round_since = None
-            await self._upkeep.run(self.failing)
+            await self._maintenance.run(self.failing)
 
     async def _with_store(self, replica: Replica) -> None:
         now = time.monotonic()
         if self._check_all or now - self._checked_at > _CHECK_SECONDS:
             await replica.check(live_only=not self._check_all)
-            await replica.records.make_room()
+            await replica.records.free_space()
             self._check_all, self._checked_at = False, now
         await replica.join()
         await replica.load()

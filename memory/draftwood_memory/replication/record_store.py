@@ -11,22 +11,22 @@ from typing import NamedTuple
 
 from draftwood_memory.errors import CorruptValueError, MemoryStoreError, StoreFullError
 from draftwood_memory.local.process import Process
-from draftwood_memory.local.record_log import Held
-from draftwood_memory.records import Record, runs
-from draftwood_memory.store.eviction import make_room
+from draftwood_memory.local.record_log import LoggedRecord
+from draftwood_memory.records import Record, batched
+from draftwood_memory.store.eviction import free_space
 from draftwood_memory.store.memories import PAGE, Memories
 from draftwood_memory.store.naming import MemoryName
 from draftwood_memory.store.processes import id_order
-from draftwood_memory.store.stored import Append, Entry, Head
+from draftwood_memory.store.stored import Append, Entry, MemoryMetadata
 
 _log = logging.getLogger(__name__)
 
 _LISTED_SECONDS = 10.0
-"""A memory is listed as used at most so often. Not tuned: the list orders what is preloaded, and evicted."""
+"""Minimum interval between updates of a memory's last use in the catalogue, which orders preloading and eviction."""
 _USE_SECONDS = 600.0
-"""Between two notes of which memories were used, if only to draft from. Not tuned: less than any memory's expiry."""
-_ROOM_SECONDS = 2.0
-"""Between two looks for memories to delete in a full store. Not tuned: a look asks for the size of each."""
+"""Between two notes of which memories were used, if only to draft from: less than any memory's expiry."""
+_SPACE_CHECK_SECONDS = 2.0
+"""Interval between two searches for memories to delete in a full store. Each asks for the size of all memories."""
 
 
 class Batch(NamedTuple):
@@ -45,22 +45,26 @@ class RecordStore:
         self._process = process
         self._listed: dict[str, float] = {}
         self._used_at = time.monotonic()
-        self._room_at = dict.fromkeys((False, True), -_ROOM_SECONDS)  # each waits for its own kind of look alone
+        self._space_checked_at = dict.fromkeys(
+            (False, True), -_SPACE_CHECK_SECONDS
+        )  # each waits for its own kind of look alone
 
-    async def read(self, tag: str, generation: int) -> tuple[list[Held], bytes]:
+    async def read(self, tag: str, generation: int) -> tuple[list[LoggedRecord], bytes]:
         """All records of a stream, and the id of its last entry."""
-        held: list[Held] = []
+        logged: list[LoggedRecord] = []
         position = b"0-0"
         while found := await self._memories.read(tag, generation, position):
-            held += self.decoded(tag, generation, found)
+            logged += self.decoded(tag, generation, found)
             position = found[-1][0]
             if len(found) < PAGE:
                 break
-        return held, position
+        return logged, position
 
-    def decoded(self, tag: str, generation: int, found: Iterable[Entry], others_only: bool = False) -> list[Held]:
+    def decoded(
+        self, tag: str, generation: int, found: Iterable[Entry], others_only: bool = False
+    ) -> list[LoggedRecord]:
         """The records of entries; of other processes only, or of all. What cannot be decoded is logged and counted."""
-        held: list[Held] = []
+        logged: list[LoggedRecord] = []
         for id_, value in found:
             try:
                 writer, records = self._process.codec.decode(tag, generation, value)
@@ -70,44 +74,46 @@ class RecordStore:
                 continue
             if not (others_only and writer == self._process.id):
                 stored_at = id_order(id_)[0] // 1000  # by the store's clock: no record is younger than its entry is old
-                held += [Held(replace(one, learned_at=min(one.learned_at, stored_at)), id_) for one in records]
-        return held
+                logged += [
+                    LoggedRecord(replace(one, learned_at=min(one.learned_at, stored_at)), id_) for one in records
+                ]
+        return logged
 
-    async def write(self, batches: SequenceOf[Batch]) -> list[tuple[bytes, Head] | MemoryStoreError]:
+    async def write(self, batches: SequenceOf[Batch]) -> list[tuple[bytes, MemoryMetadata] | MemoryStoreError]:
         """Writes entries, in one round trip; for each its id and what the store says of the memory, or its error."""
         await self.note_use([self._process.naming.tag(one.name) for one in batches])
         answers = await self._memories.append([*map(self._append_of, batches)])
         if any(isinstance(answer, StoreFullError) for answer in answers):
-            await self.make_room(is_full=True)
+            await self.free_space(is_full=True)
         return answers
 
-    async def append(self, name: MemoryName, generation: int, records: SequenceOf[Record]) -> Head:
+    async def append(self, name: MemoryName, generation: int, records: SequenceOf[Record]) -> MemoryMetadata:
         """Writes records to a memory at once, as an import does; what the store says of it then.
 
         Raises:
             MemoryStoreError: some may be written.
         """
-        head = Head(generation, True, False, None)
-        await self.make_room()  # an import can fill a store faster than the checks come
-        for run in runs(records):
-            batch = Batch(name, generation, run)
+        metadata = MemoryMetadata(generation, True, False, None)
+        await self.free_space()  # an import can fill a store faster than the checks come
+        for some in batched(records):
+            batch = Batch(name, generation, some)
             [answer] = await self.write([batch])
-            if isinstance(answer, StoreFullError):  # there is room now, perhaps
+            if isinstance(answer, StoreFullError):  # some may be free now
                 [answer] = await self.write([batch])
             if isinstance(answer, MemoryStoreError):
                 raise answer
-            head = answer[1]
-            if head.generation != generation:
+            metadata = answer[1]
+            if metadata.generation != generation:
                 await self._memories.unlink(self._process.naming.tag(name), generation)
                 break
-        return head
+        return metadata
 
-    async def make_room(self, is_full: bool = False) -> None:
+    async def free_space(self, is_full: bool = False) -> None:
         """Deletes memories from a store that is nearly full, or refused a write."""
         now = time.monotonic()
-        if now - self._room_at[is_full] >= _ROOM_SECONDS:
-            self._room_at[is_full] = now
-            await make_room(self._memories, self._process.naming.fingerprint, is_full)
+        if now - self._space_checked_at[is_full] >= _SPACE_CHECK_SECONDS:
+            self._space_checked_at[is_full] = now
+            await free_space(self._memories, self._process.naming.fingerprint, is_full)
 
     async def note_use(self, tags: Iterable[str]) -> None:
         """Lists memories as used now. Before they are written to, so that there is none that the list does not have."""
@@ -116,13 +122,13 @@ class RecordStore:
         try:
             await self._memories.catalogue.note_use(due)
         except StoreFullError:
-            await self.make_room(is_full=True)
+            await self.free_space(is_full=True)
             return
         self._listed = {tag: at for tag, at in self._listed.items() if now - at < _LISTED_SECONDS}
         self._listed |= dict.fromkeys(due, now)
 
     async def renew(self, name: MemoryName, generation: int) -> None:
-        """A memory is used: the time after which the store deletes it as unused begins anew."""
+        """A memory is used: renews its expiry in the store."""
         config = self._process.residents.config_of(name)
         if not config.stored_seconds and config.orphan_ttl:
             await self._memories.renew(self._process.naming.tag(name), generation, config.orphan_ttl)

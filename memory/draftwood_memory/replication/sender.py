@@ -8,26 +8,26 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError, WrongTypeError
-from draftwood_memory.local.outbox import Waiting
+from draftwood_memory.local.outbox import PendingRecord
 from draftwood_memory.local.process import Process
 from draftwood_memory.local.resident import Resident
-from draftwood_memory.records import Record, runs
+from draftwood_memory.records import Record, batched
 from draftwood_memory.replication.record_store import Batch, RecordStore
 from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import MemoryName
-from draftwood_memory.store.stored import Head
+from draftwood_memory.store.stored import MemoryMetadata
 
 _log = logging.getLogger(__name__)
 
 _PUSH_TOKENS = 1 << 18
-"""Sent in one round trip at most. Not tuned: it bounds the size of a message."""
+"""Sent in one round trip at most. It bounds the size of a message."""
 
 
 class Sender:
     """Runs on the memory thread.
 
     Args:
-        agree: is told what the store says of a memory in this process.
+        apply_metadata: called with what the store says of a memory in this process.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class Sender:
         memories: Memories,
         records: RecordStore,
         process: Process,
-        agree: Callable[[Resident, Head], Awaitable[None]],
+        apply_metadata: Callable[[Resident, MemoryMetadata], Awaitable[None]],
     ) -> None:
         self._memories = memories
         self._records = records
         self._process = process
         self._outbox, self._counters = process.outbox, process.counters
-        self._agree = agree
+        self._apply_metadata = apply_metadata
         self._refused = False
 
     async def push(self) -> None:
@@ -52,42 +52,42 @@ class Sender:
             try:
                 unsent = await self._send(taken)
             finally:
-                self._outbox.settle(unsent)
+                self._outbox.requeue(unsent)
             refused |= {one.name for one in unsent}
 
-    async def _send(self, taken: list[Waiting]) -> list[Waiting]:
+    async def _send(self, taken: list[PendingRecord]) -> list[PendingRecord]:
         """Those that could not be sent now."""
-        groups: dict[MemoryName, list[Waiting]] = {}
+        groups: dict[MemoryName, list[PendingRecord]] = {}
         for one in taken:
             groups.setdefault(one.name, []).append(one)
-        heads = await self._heads(groups)
-        sent: list[tuple[MemoryName, int, list[Waiting]]] = []
-        unsent: list[Waiting] = []
-        for name, waiting in groups.items():
-            if (head := heads[name]) is None:
-                unsent += waiting
-            elif head.newer:
-                self._counters.newer_records += len(waiting)
+        metadata_of = await self._metadata_of(groups)
+        sent: list[tuple[MemoryName, int, list[PendingRecord]]] = []
+        unsent: list[PendingRecord] = []
+        for name, pending in groups.items():
+            if (metadata := metadata_of[name]) is None:
+                unsent += pending
+            elif metadata.newer:
+                self._counters.newer_records += len(pending)
             else:
-                current = [one for one in waiting if head.is_current(one.generation, one.began)]
-                self._counters.stale += len(waiting) - len(current)
-                sent += [(name, head.generation, run) for run in runs(current, record=_record_of)]
-        for _, _, run in sent:
-            for one in run:  # its time was this process's, if it was learned before the store's was known
-                one.held.record = replace(_record_of(one), learned_at=int(self._memories.clock.at(one.learned)))
-        batches = [Batch(name, generation, [*map(_record_of, run)]) for name, generation, run in sent]
+                current = [one for one in pending if metadata.is_current(one.generation, one.began)]
+                self._counters.stale += len(pending) - len(current)
+                sent += [(name, metadata.generation, batch) for batch in batched(current, record=_record_of)]
+        for _, _, batch in sent:
+            for one in batch:  # its time was this process's, if it was learned before the store's was known
+                one.logged.record = replace(_record_of(one), learned_at=int(self._memories.clock.at(one.learned)))
+        batches = [Batch(name, generation, [*map(_record_of, batch)]) for name, generation, batch in sent]
         answers = await self._records.write(batches)
-        for (name, generation, run), answer in zip(sent, answers, strict=True):
+        for (name, generation, batch), answer in zip(sent, answers, strict=True):
             if isinstance(answer, MemoryStoreError):
-                unsent += run
+                unsent += batch
                 self._refuse(name, answer)
             else:
-                await self._sent(name, generation, run, *answer)
+                await self._sent(name, generation, batch, *answer)
         return unsent
 
-    async def _heads(self, names: Iterable[MemoryName]) -> dict[MemoryName, Head | None]:
+    async def _metadata_of(self, names: Iterable[MemoryName]) -> dict[MemoryName, MemoryMetadata | None]:
         """What is known here of each memory, or, if it is not in this process, to the store; None: nothing yet."""
-        found: dict[MemoryName, Head | None] = {}
+        found: dict[MemoryName, MemoryMetadata | None] = {}
         elsewhere = []
         for name in names:
             if (resident := self._process.residents.get(name)) is None:
@@ -96,27 +96,29 @@ class Sender:
                 found[name] = None
             else:
                 since = None if resident.purged_at is None else time.monotonic() - resident.purged_at
-                found[name] = Head(resident.generation, True, resident.newer, since)
-        heads = await self._memories.heads([self._process.naming.tag(name) for name in elsewhere])
-        for name, head in zip(elsewhere, heads, strict=True):
-            if isinstance(head, WrongTypeError):
-                self._refuse(name, head)
-            found[name] = head if isinstance(head, Head) else None
+                found[name] = MemoryMetadata(resident.generation, True, resident.newer, since)
+        answers = await self._memories.metadata_of([self._process.naming.tag(name) for name in elsewhere])
+        for name, metadata in zip(elsewhere, answers, strict=True):
+            if isinstance(metadata, WrongTypeError):
+                self._refuse(name, metadata)
+            found[name] = metadata if isinstance(metadata, MemoryMetadata) else None
         return found
 
-    async def _sent(self, name: MemoryName, generation: int, run: list[Waiting], id_: bytes, head: Head) -> None:
+    async def _sent(
+        self, name: MemoryName, generation: int, batch: list[PendingRecord], id_: bytes, metadata: MemoryMetadata
+    ) -> None:
         self._refused = False
-        if head.generation > generation:
-            self._counters.stale += len(run)
+        if metadata.generation > generation:
+            self._counters.stale += len(batch)
             await self._memories.unlink(self._process.naming.tag(name), generation)
         else:
-            self._counters.pushed += len(run)
-            self._counters.last_lag = time.monotonic() - run[0].learned
-            for one in run:
-                one.held.id = id_
+            self._counters.pushed += len(batch)
+            self._counters.last_lag = time.monotonic() - batch[0].learned
+            for one in batch:
+                one.logged.id = id_
         resident = self._process.residents.get(name)
         if resident is not None and resident.generation == generation:
-            await self._agree(resident, head)
+            await self._apply_metadata(resident, metadata)
 
     def _refuse(self, name: MemoryName, error: MemoryStoreError) -> None:
         if isinstance(error, StoreUnavailableError):
@@ -126,5 +128,5 @@ class Sender:
             _log.error("store refuses learned records of %s: %s", self._process.naming.tag(name), error)
 
 
-def _record_of(one: Waiting) -> Record:
-    return one.held.record
+def _record_of(one: PendingRecord) -> Record:
+    return one.logged.record

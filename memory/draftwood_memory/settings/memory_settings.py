@@ -20,7 +20,7 @@ _SUFFIXES = {"K": 1024, "M": _MIB, "G": 1024 * _MIB}
 
 
 def _about(description: str, *, size: bool = False, **bounds: float) -> dict[str, Any]:
-    """What is known of a field: its `bounds` are `ge`, `gt` and `le`; the text of a `size` may have a suffix."""
+    """Metadata of a field: its `bounds` are `ge`, `gt` and `le`; the text of a `size` may have a suffix."""
     return {"description": description, "size": size, **bounds}
 
 

@@ -36,8 +36,8 @@ class Catalogue:
 
     async def used_before(self, fingerprint: str, time: float) -> list[tuple[str, float]]:
         """Those memories of a model that were last used before a Unix time, each with the time of its use."""
-        words = "ZRANGEBYSCORE", memories_key(fingerprint), "-inf", f"({time:.3f}", "WITHSCORES"
-        return _pairs(await self._client.command(*words))
+        command = "ZRANGEBYSCORE", memories_key(fingerprint), "-inf", f"({time:.3f}", "WITHSCORES"
+        return _pairs(await self._client.command(*command))
 
     async def remove(self, fingerprint: str, times: Iterable[float]) -> None:
         """Removes memories by the times of their use, so that one stays that is used meanwhile."""

@@ -9,7 +9,7 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 _SKEW_SECONDS = 30.0
-"""Beyond it a difference to the store's clock is logged. Not tuned: more than any round trip, less than any age."""
+"""Beyond it a difference to the store's clock is logged: more than any round trip, less than any age."""
 
 
 class StoreClock:
@@ -26,8 +26,8 @@ class StoreClock:
         """The Unix time at a time on the clock of `time.monotonic`."""
         return monotonic + self._ahead
 
-    def agree(self, answer: list[Any]) -> float:
-        """Takes over the store's answer to TIME; returns it in seconds."""
+    def synchronize(self, answer: list[Any]) -> float:
+        """Sets the clock by the store's answer to TIME; returns it in seconds."""
         now = int(answer[0]) + int(answer[1]) / 1e6
         self._ahead = now - time.monotonic()
         skew = time.time() - now

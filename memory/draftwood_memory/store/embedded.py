@@ -28,9 +28,9 @@ _WRITABLE = "give a folder that this user may write to"
 _MAX_SOCKET_PATH = 100
 """Bytes; Unix sockets allow 107."""
 _WATCH_SECONDS = 0.25
-"""Between two looks at the server's process; it bounds how long a killed server stays away. Not tuned."""
+"""Polling interval of the server's process; bounds how long a killed server is missing."""
 _STOP_SECONDS = 20.0
-"""For the server to write its data before it is killed. Not tuned: a stop takes well under a second."""
+"""For the server to write its data before it is killed. A stop takes well under a second."""
 _OWN_FILES = frozenset({"valkey.conf", "valkey.log", "valkey.sock", "appendonlydir", "pid", "lock", "dump.rdb"})
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 """What the server inherits: not this process's keys and passwords."""

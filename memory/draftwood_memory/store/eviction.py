@@ -1,4 +1,4 @@
-"""Room in a store that is nearly full: memories that nobody used for long are deleted, the least recently used first.
+"""Eviction from a store that is nearly full: the least recently used memories are deleted first.
 
 The store itself evicts nothing (`noeviction`), since tenants' configuration is in it, too. Processes that do this at
 the same time choose the same memories. What is deleted may still be in processes that use it; only drafts are lost.
@@ -16,22 +16,22 @@ from draftwood_memory.store.stored import StoredMemory
 _log = logging.getLogger(__name__)
 
 _NEARLY_FULL, _ENOUGH = 0.85, 0.75
-"""Of the store's limit: memories are deleted above the first until the second. Not tuned: what is left is for tenants'
+"""Of the store's limit: memories are deleted above the first until the second. What is left is for tenants'
 configuration, quotas and the counts of experiments, and for what replicas write until one of them looks again."""
 _UNKNOWN_PART = 0.1
 """Of the memories' bytes, which is deleted if the store is full and its limit is not known."""
 _RECENT_SECONDS = 24 * 3600.0
-"""A memory that was used since then is deleted only if its tenant has more than its share. Not tuned."""
+"""A memory that was used since then is deleted only if its tenant has more than its share."""
 
 
-async def make_room(memories: Memories, fingerprint: str, is_full: bool) -> None:
+async def free_space(memories: Memories, fingerprint: str, is_full: bool) -> None:
     """Deletes memories of all models if the store is nearly full. Raises MemoryStoreError.
 
     Args:
         fingerprint: of a model that this process serves.
         is_full: the store has refused a write.
     """
-    used, limit = await memories.fill()
+    used, limit = await memories.usage()
     if not is_full and used <= _NEARLY_FULL * limit:
         return
     models = {fingerprint, *map(fingerprint_of, await memories.catalogue.kinds())}

@@ -25,17 +25,17 @@ from draftwood_memory.store.naming import (
     tenant_key,
     tenant_part,
 )
-from draftwood_memory.store.redis_client import RedisClient, Words, despite_full
-from draftwood_memory.store.stored import Append, Entry, Head, StoredMemory
+from draftwood_memory.store.redis_client import Command, RedisClient, write_when_full
+from draftwood_memory.store.stored import Append, Entry, MemoryMetadata, StoredMemory
 
 _HASH_SECONDS = 30 * 24 * 3600
-"""A tenant's hash outlives its streams by so long, so that no late entry is read again. Not tuned: it has to outlast
+"""By how much a tenant's hash outlives its streams, so that no late entry is read again. It has to outlast
 every outbox, and every replica that has not heard of a purge."""
-_LEAST_ENTRY_BYTES = 64
+_MIN_ENTRY_BYTES = 64
 """Bounds a stream that is written by processes that have not loaded it: no entry is smaller."""
 _FIRST = b"0-0"
 PAGE = 1000
-"""Entries of one read. Not tuned: any number near works."""
+"""Entries of one read."""
 
 
 class Memories:
@@ -53,18 +53,18 @@ class Memories:
         self.clock = clock
         self.catalogue = Catalogue(client, clock)
 
-    async def head(self, tag: str) -> Head:
-        [head] = await self.heads([tag])
-        if isinstance(head, WrongTypeError):
-            raise head
-        return head
+    async def metadata(self, tag: str) -> MemoryMetadata:
+        [metadata] = await self.metadata_of([tag])
+        if isinstance(metadata, WrongTypeError):
+            raise metadata
+        return metadata
 
-    async def heads(self, tags: SequenceOf[str]) -> list[Head | WrongTypeError]:
+    async def metadata_of(self, tags: SequenceOf[str]) -> list[MemoryMetadata | WrongTypeError]:
         if not tags:
             return []
-        answers = await self.client.results([("TIME",), *map(_head, tags)], wrong_types=True)
-        now = self.clock.agree(answers[0])
-        return [one if isinstance(one, WrongTypeError) else Head.of(one, now) for one in answers[1:]]
+        answers = await self.client.results([("TIME",), *map(_metadata_command, tags)], wrong_types=True)
+        now = self.clock.synchronize(answers[0])
+        return [one if isinstance(one, WrongTypeError) else MemoryMetadata.of(one, now) for one in answers[1:]]
 
     async def read(self, tag: str, generation: int, after: bytes = _FIRST) -> list[Entry]:
         """The entries after an id, the oldest first, `PAGE` at most."""
@@ -74,31 +74,31 @@ class Memories:
 
     async def last_ids(self, memories: SequenceOf[tuple[str, int]]) -> list[bytes | WrongTypeError]:
         """The id of the last entry of each (tag, generation); b"0-0" if there is none."""
-        words = [("XREVRANGE", stream_key(*one), "+", "-", "COUNT", 1) for one in memories]
-        answers = await self.client.results(words, wrong_types=True)
+        commands = [("XREVRANGE", stream_key(*one), "+", "-", "COUNT", 1) for one in memories]
+        answers = await self.client.results(commands, wrong_types=True)
         return [one if isinstance(one, WrongTypeError) else one[0][0] if one else _FIRST for one in answers]
 
-    async def append(self, appends: SequenceOf[Append]) -> list[tuple[bytes, Head] | MemoryStoreError]:
+    async def append(self, appends: SequenceOf[Append]) -> list[tuple[bytes, MemoryMetadata] | MemoryStoreError]:
         """Writes entries; for each its id and what the store says of the memory after it, or its error.
 
-        A purge that comes before the entry is told in its `Head`; one that comes after it deletes the entry.
+        A purge that comes before the entry shows in its `MemoryMetadata`; one that comes after it deletes the entry.
         """
-        words: list[Words] = [("TIME",)]
+        commands: list[Command] = [("TIME",)]
         for one in appends:
-            words += _append(one)
-        answers = await self.client.commands(words)
+            commands += _append(one)
+        answers = await self.client.commands(commands)
         if isinstance(answers[0], MemoryStoreError):
             raise answers[0]
-        now = self.clock.agree(answers[0])
-        found: list[tuple[bytes, Head] | MemoryStoreError] = []
-        for at in range(1, len(answers), len(words) // max(1, len(appends))):
-            added, head = answers[at], answers[at + 4]
-            error = next((one for one in (added, head) if isinstance(one, MemoryStoreError)), None)
-            found.append((added, Head.of(head, now)) if error is None else error)
+        now = self.clock.synchronize(answers[0])
+        found: list[tuple[bytes, MemoryMetadata] | MemoryStoreError] = []
+        for at in range(1, len(answers), len(commands) // max(1, len(appends))):
+            added, metadata = answers[at], answers[at + 4]
+            error = next((one for one in (added, metadata) if isinstance(one, MemoryStoreError)), None)
+            found.append((added, MemoryMetadata.of(metadata, now)) if error is None else error)
         return found
 
     async def renew(self, tag: str, generation: int, expiry: float) -> None:
-        """A memory was loaded: its time until it is deleted as unused begins anew."""
+        """A memory was loaded: renews its expiry."""
         keys = (stream_key(tag, generation), expiry), (tenant_key(tenant_part(tag)), expiry + _HASH_SECONDS)
         await self.client.results([_expire(*one) for one in keys])
 
@@ -153,11 +153,13 @@ class Memories:
             raise NewerMemoryError()
         passed = {int(one) for one in fields.get("dead", b"0").split(b",")}
         passed |= {int(value) for name, value in fields.items() if name == "g" or name.startswith("g:")}
-        now = int(1e6 * self.clock.agree(clock))
+        now = int(1e6 * self.clock.synchronize(clock))
         generation = max(now, at_least, *(one + 1 for one in passed))
         dead = b",".join(b"%d" % one for one in sorted(passed))
-        raise_ = despite_full("HSET", key, "v", SCHEMA, "g" if arm is None else f"g:{arm}", generation, "dead", dead)
-        await self.client.results([raise_])
+        write_generation = write_when_full(
+            "HSET", key, "v", SCHEMA, "g" if arm is None else f"g:{arm}", generation, "dead", dead
+        )
+        await self.client.results([write_generation])
         # What was named until now, too: a writer that is later finds the generation raised, and deletes its entry.
         tags = _tags(_fields(await self.client.command("HGETALL", key)), part, arm)
         streams = [("UNLINK", stream_key(tag, one)) for tag in tags for one in sorted(passed)]
@@ -165,13 +167,13 @@ class Memories:
         await self.client.results([*streams, *forgotten, ("HDEL", key, "dead")])
         return {tag: int(fields.get(f"t:{_field(tag)}", 0)) for tag in tags}
 
-    async def raise_again(self, tag: str, generation: int, found: int) -> None:
+    async def restore_generation(self, tag: str, generation: int, found: int) -> None:
         """The store lost a purge, as in a failover: this memory's generation is `generation`, not `found`."""
         fields = ("v", SCHEMA, f"g:{arm_part(tag)}", generation)
-        raise_ = despite_full("HSET", tenant_key(tenant_part(tag)), *fields)
-        await self.client.results([raise_, ("UNLINK", stream_key(tag, found))])
+        write_generation = write_when_full("HSET", tenant_key(tenant_part(tag)), *fields)
+        await self.client.results([write_generation, ("UNLINK", stream_key(tag, found))])
 
-    async def fill(self) -> tuple[int, int]:
+    async def usage(self) -> tuple[int, int]:
         """Bytes that the store uses, and its limit; (0, 0) without one, or if that cannot be known."""
         if self.client.is_cluster:
             return 0, 0
@@ -189,23 +191,25 @@ class Memories:
 
     async def info(self, tags: SequenceOf[str]) -> list[StoredMemory]:
         """Of those memories that hold something and can be read, in the order of the tags."""
-        pairs = zip(tags, await self.heads(tags), strict=True)
-        heads = [(tag, head) for tag, head in pairs if isinstance(head, Head)]
-        words: list[Words] = []
-        for tag, head in heads:
-            stream, field = stream_key(tag, head.generation), _field(tag)
-            words += [
+        pairs = zip(tags, await self.metadata_of(tags), strict=True)
+        readable = [(tag, metadata) for tag, metadata in pairs if isinstance(metadata, MemoryMetadata)]
+        commands: list[Command] = []
+        for tag, metadata in readable:
+            stream, field = stream_key(tag, metadata.generation), _field(tag)
+            commands += [
                 ("HMGET", tenant_key(tenant_part(tag)), f"n:{field}", f"t:{field}"),
                 ("XLEN", stream),
                 ("MEMORY", "USAGE", stream),
             ]
-        answers = await self.client.results(words, wrong_types=True)
+        answers = await self.client.results(commands, wrong_types=True)
         found: list[StoredMemory] = []
-        for (tag, head), named, length, size in zip(heads, answers[::3], answers[1::3], answers[2::3], strict=True):
+        for (tag, metadata), named, length, size in zip(
+            readable, answers[::3], answers[1::3], answers[2::3], strict=True
+        ):
             if length and not isinstance(named, WrongTypeError) and not isinstance(length, WrongTypeError):
                 name, tokens = named
-                known = (name or b"", head.generation, int(tokens or 0))
-                found.append(StoredMemory(tag, *known, size or 0, length, head.newer))
+                known = (name or b"", metadata.generation, int(tokens or 0))
+                found.append(StoredMemory(tag, *known, size or 0, length, metadata.newer))
         return found
 
 
@@ -214,13 +218,13 @@ def entries_of(answer: list[Any]) -> list[Entry]:
     return [(id_, fields[b"e"]) for id_, fields in answer if fields and b"e" in fields]
 
 
-def _head(tag: str) -> tuple[str, ...]:
+def _metadata_command(tag: str) -> tuple[str, ...]:
     return "HMGET", tenant_key(tenant_part(tag)), "v", "g", f"g:{arm_part(tag)}"
 
 
-def _append(one: Append) -> list[Words]:
+def _append(one: Append) -> list[Command]:
     stream, key, field = stream_key(one.tag, one.generation), tenant_key(tenant_part(one.tag)), _field(one.tag)
-    bound = ("MAXLEN", "~", max(1, one.max_bytes // _LEAST_ENTRY_BYTES))
+    bound = ("MAXLEN", "~", max(1, one.max_bytes // _MIN_ENTRY_BYTES))
     kept = bound if one.first_id is None else ("MINID", "~", one.first_id)
     tokens = () if one.tokens is None else (f"t:{field}", one.tokens)
     return [
@@ -228,7 +232,7 @@ def _append(one: Append) -> list[Words]:
         _expire(stream, one.expiry),
         ("HSET", key, "v", SCHEMA, f"n:{field}", one.name, *tokens),
         _expire(key, one.expiry and one.expiry + _HASH_SECONDS),
-        _head(one.tag),
+        _metadata_command(one.tag),
     ]
 
 

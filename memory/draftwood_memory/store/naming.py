@@ -26,7 +26,7 @@ PURGES_KEY = "dw:{purges}:log"
 PROCESSES_KEY = "dw:{purges}:processes"
 _KEY_ID_DIGITS = 8
 _MAX_QUOTED = 128
-"""Characters; longer names are hashed. Keeps keys short; not tuned, any bound near works."""
+"""Characters; longer names are hashed. Keeps keys short."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -13,14 +13,14 @@ import time
 
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import PROCESSES_KEY, PURGES_KEY, process_key
-from draftwood_memory.store.redis_client import RedisClient, despite_full
+from draftwood_memory.store.redis_client import RedisClient, write_when_full
 
 LEASE_SECONDS = 24 * 3600.0
 """How long a process drafts from memories without having reached the store: longer than any outage should be."""
 RENEW_SECONDS = 2.0
 _SILENT_SECONDS = 5.0
-"""A process that has not renewed its key for so long has lost the store, or ended: no purge waits for it. Not tuned:
-the memory thread is busy for at most a second at once."""
+"""A process that has not renewed its key for so long has lost the store, or ended: no purge waits for it.
+The memory thread is busy for at most a second at once."""
 _WAIT_SECONDS = 8.0
 _POLL_SECONDS = 0.005
 _PURGES = 1000
@@ -47,7 +47,7 @@ class Processes:
 
     @property
     def lapsed(self) -> bool:
-        """This process has not reached the store for so long that no purge waits for it: it has to forget."""
+        """The lease of this process has expired: no purge waits for it, so it has to forget all records."""
         return time.monotonic() - self.reached_at > LEASE_SECONDS
 
     async def latest(self) -> bytes:
@@ -66,8 +66,8 @@ class Processes:
         began = time.monotonic()
         await self._client.results(
             [
-                despite_full("ZADD", PROCESSES_KEY, int(self._clock.now()), self._process),
-                despite_full("SET", process_key(self._process), self.applied, "PX", round(1000 * LEASE_SECONDS)),
+                write_when_full("ZADD", PROCESSES_KEY, int(self._clock.now()), self._process),
+                write_when_full("SET", process_key(self._process), self.applied, "PX", round(1000 * LEASE_SECONDS)),
             ]
         )
         self.reached_at = began
@@ -78,7 +78,7 @@ class Processes:
     async def announce(self, part: str) -> bytes:
         """Tells all processes that a tenant, by its name in keys, was purged; returns the purge's id."""
         id_: bytes = await self._client.command(
-            *despite_full("XADD", PURGES_KEY, "MAXLEN", "~", _PURGES, "*", "t", part)
+            *write_when_full("XADD", PURGES_KEY, "MAXLEN", "~", _PURGES, "*", "t", part)
         )
         return id_
 

@@ -27,7 +27,7 @@ from draftwood_memory.store.address import StoreAddress
 
 _TIMEOUT = 2.0
 _CONNECTIONS = 8
-"""Per server. One thread uses them, mostly one connection at a time; not tuned, any number near works."""
+"""Per server. One thread uses them, mostly one connection at a time."""
 _DEMOTED = frozenset(("READONLY", "UNBLOCKED"))
 """Codes of a server that has become a replica: whoever keeps the connection never reaches the new primary."""
 _LATER = _DEMOTED | frozenset(
@@ -37,11 +37,11 @@ _LATER = _DEMOTED | frozenset(
 _REFUSED = frozenset(("NOPERM", "NOAUTH", "WRONGPASS"))
 _WITHIN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
 _CLUSTER_RETRIES = 2
-"""For a slot that is being moved: each retry reads the slot map again. Not tuned."""
+"""For a slot that is being moved: each retry reads the slot map again."""
 
 
-Words: TypeAlias = SequenceOf[str | int | bytes]
-"""A command."""
+Command: TypeAlias = SequenceOf[str | int | bytes]
+"""Its name and its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +62,17 @@ class RedisTls:
     key: Path | None = None
 
 
-def _words(script: Script) -> Words:
+def _eval_command(script: Script) -> Command:
     return "EVAL", script.text, len(script.keys), *script.keys, *script.arguments
 
 
-_DESPITE_FULL = "redis.call('DEL', KEYS[2]) return redis.call(unpack(ARGV))"
+_WRITE_WHEN_FULL = "redis.call('DEL', KEYS[2]) return redis.call(unpack(ARGV))"
 """A full server lets a script go on once a command that needs no memory has written."""
 
 
-def despite_full(command: str, key: str, *words: str | int | bytes) -> tuple[str | int | bytes, ...]:
-    """A small write of one key that a full server takes, too: what has to be written for others to be deleted."""
-    return ("EVAL", _DESPITE_FULL, 2, key, f"{key}:none", command, key, *words)
+def write_when_full(command: str, key: str, *words: str | int | bytes) -> tuple[str | int | bytes, ...]:
+    """A small write to one key that a full server accepts too, such as a purge needs before it deletes."""
+    return ("EVAL", _WRITE_WHEN_FULL, 2, key, f"{key}:none", command, key, *words)
 
 
 class RedisClient:
@@ -108,7 +108,7 @@ class RedisClient:
         """One call cannot span keys with different hash tags."""
         return self._address.kind == "cluster"
 
-    def sibling(self, seconds: float) -> RedisClient:
+    def with_longer_timeout(self, seconds: float) -> RedisClient:
         """Another client of the same store, whose calls may take so many seconds longer."""
         other = copy(self)
         other._timeout, other._client, other._sentinel = self._timeout + seconds, None, None
@@ -116,7 +116,7 @@ class RedisClient:
 
     async def run(self, script: Script) -> Any:
         """The script's result; strings are bytes. Raises MemoryStoreError."""
-        [answer] = await self.results([_words(script)])
+        [answer] = await self.results([_eval_command(script)])
         return answer
 
     async def run_all(self, scripts: SequenceOf[Script]) -> list[Any]:
@@ -125,9 +125,9 @@ class RedisClient:
         Raises:
             StoreUnavailableError, StoreRefusedError: any of the scripts may have run.
         """
-        return await self.commands([*map(_words, scripts)])
+        return await self.commands([*map(_eval_command, scripts)])
 
-    async def results(self, commands: SequenceOf[Words], wrong_types: bool = False) -> list[Any]:
+    async def results(self, commands: SequenceOf[Command], wrong_types: bool = False) -> list[Any]:
         """As `commands`. Raises the first MemoryStoreError of any.
 
         Args:
@@ -139,7 +139,7 @@ class RedisClient:
                 raise answer
         return answers
 
-    async def commands(self, commands: SequenceOf[Words]) -> list[Any]:
+    async def commands(self, commands: SequenceOf[Command]) -> list[Any]:
         """Each command's result, or a MemoryStoreError in its place, in one round trip to each server.
 
         Those on one hash tag run in their order.
@@ -175,7 +175,7 @@ class RedisClient:
 
     async def _failed(self, error: BaseException) -> MemoryStoreError:
         """The error, mapped. Closes idle connections if it tells that their server has become a replica: the next call
-        connects anew, to whatever the address stands for then. (A cluster answers MOVED, which the library follows.)
+        reconnects, to whatever the address resolves to then. (A cluster answers MOVED, which the library follows.)
         """
         if _code(error, str(error)) in _DEMOTED and self._client is not None and not self.is_cluster:
             with suppress(exceptions.RedisError, OSError):

@@ -13,22 +13,22 @@ Entry: TypeAlias = tuple[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class MemoryMetadata:
     """What the store says of a memory.
 
     Attributes:
-        known: the tenant has a hash.
+        exists: the tenant has a hash.
         newer: a program with a higher `SCHEMA` wrote to it.
         purged_since: seconds since the generation began, by the store's clock; None if there was no purge.
     """
 
     generation: int
-    known: bool
+    exists: bool
     newer: bool
     purged_since: float | None
 
     @classmethod
-    def of(cls, answer: list[bytes | None], now: float) -> Head:
+    def of(cls, answer: list[bytes | None], now: float) -> MemoryMetadata:
         """From the fields `v`, `g` and `g:ARM` of the tenant's hash."""
         version, *generations = answer
         generation = max(int(one or 0) for one in generations)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from draftwood_memory.engines.drafts import MOST_FAILURES, EngineDrafts
+from draftwood_memory.engines.drafts import MAX_FAILURES, EngineDrafts
 from draftwood_memory.engines.forms.trees import NO_TREES, RowTrees
 from draftwood_memory.engines.session import Row
 from draftwood_memory.records import Int32Array
@@ -119,8 +119,8 @@ class _Text:
     @property
     def row(self) -> Row:
         text = self._tokens[: self.size]
-        writes = self.prompt > 0 and self.size > self.prompt
-        return Row(self.key, text, self.prompt, 0, self._options, writes, self.stops)
+        decodes = self.prompt > 0 and self.size > self.prompt
+        return Row(self.key, text, self.prompt, 0, self._options, decodes, self.stops)
 
 
 class Corpus:
@@ -159,7 +159,7 @@ class Corpus:
             try:
                 made = self.drafts.attempt(lambda: self._rows(req_ids, batch_tokens, total_lens))
             except Exception:
-                _log.exception("SGLang goes on without drafts of Draftwood: %s in a row raised", MOST_FAILURES)
+                _log.exception("SGLang goes on without drafts of Draftwood: %s in a row raised", MAX_FAILURES)
                 self.drafts = None
         last_tokens = np.array([tail[-1] for tail in batch_tokens], np.int64)
         return fixed_trees(last_tokens, self._nodes, *(made or NO_TREES))
@@ -215,7 +215,7 @@ class Corpus:
                 text.request.hold(False)
 
     def reset(self) -> None:
-        """SGLang's caches are cleared. What tenants' answers taught is no cache of the engine, and stays."""
+        """SGLang's caches are cleared. Tenants' learned caches are not the engine's, and stay."""
 
     def load_external_corpus_named(self, corpus_id: str, chunks: object) -> int:
         """Raises ValueError: memories belong to tenants, and are warmed by `draftwood memory`."""

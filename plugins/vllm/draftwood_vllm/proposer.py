@@ -119,9 +119,9 @@ class Proposer:
             try:
                 chains = self._opened.drafts.attempt(rows)
             except Exception as error:
-                from draftwood_memory.engines.drafts import MOST_FAILURES
+                from draftwood_memory.engines.drafts import MAX_FAILURES
 
-                self._switch_off(f"it raised in {MOST_FAILURES} steps, {type(error).__name__}: {error}", error)
+                self._switch_off(f"it raised in {MAX_FAILURES} steps, {type(error).__name__}: {error}", error)
         return [[] for _ in sampled_token_ids] if chains is None else chains
 
     def _rows(self, sampled: Sequence[Sequence[int]], lengths: Any, tokens: Any) -> list[Row]:
@@ -136,9 +136,9 @@ class Proposer:
             if params.max_tokens is not None:
                 left = min(left, params.max_tokens - (length - prompt))
             # A prompt of embeddings has no token ids.
-            writes = len(written) > 0 and requests[ids[i]].prompt_token_ids is not None
+            decodes = len(written) > 0 and requests[ids[i]].prompt_token_ids is not None
             stops = params.all_stop_token_ids
-            made.append(Row(ids[i], tokens[i, :length], prompt, left - 1, params.extra_args, writes, stops))
+            made.append(Row(ids[i], tokens[i, :length], prompt, left - 1, params.extra_args, decodes, stops))
         return made
 
     def _is_live(self, request_id: str) -> bool:

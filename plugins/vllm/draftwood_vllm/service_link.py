@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftwood_memory.engines.drafts import Tell
+    from draftwood_memory.engines.drafts import DraftListener
     from draftwood_memory.engines.session import Session
     from draftwood_memory.memory import Memory
 
@@ -38,7 +38,7 @@ _ROWS = 256
 
 class Recorder:
     """Tells the service what was drafted for each request, and the counters of the memories. A context manager, of
-    the function that is told.
+    the listener that `EngineDrafts` calls.
 
     Messages are JSON. After each step with drafts, `{"drafts": [[request id, tokens that it has written, draft tokens
     of the coming step, proposed tokens so far, seconds in the drafter so far, suspensions so far, why drafting was
@@ -53,9 +53,9 @@ class Recorder:
         self._closed = threading.Event()
         self._reporting = threading.Thread(target=self._report, name="draftwood-report", daemon=True)
 
-    def __enter__(self) -> Tell:
+    def __enter__(self) -> DraftListener:
         self._reporting.start()
-        return self._tell
+        return self._on_drafts
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -64,13 +64,13 @@ class Recorder:
         self._reporting.join(_REPORT_SECONDS)
         self._socket.close()
 
-    def _tell(self, sessions: SequenceOf[Session]) -> None:
+    def _on_drafts(self, sessions: SequenceOf[Session]) -> None:
         """Of the requests of a step that ended, and what is drafted for the next one."""
         rows = []
         for session in sessions:
             stats, drafted = session.stats, len(session.chain)
-            if drafted or (stats.drafting_disabled_reason and not session.told_end):
-                session.told_end = bool(stats.drafting_disabled_reason)
+            if drafted or (stats.drafting_disabled_reason and not session.disabled_reported):
+                session.disabled_reported = bool(stats.drafting_disabled_reason)
                 rows.append(
                     [
                         session.request.request_id,

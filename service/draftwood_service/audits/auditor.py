@@ -19,11 +19,11 @@ from draftwood_service.engine.loaded import LoadedEngine, Redecoding, StepEngine
 
 _log = structlog.get_logger(__name__)
 
-MOST_ANSWERS, MOST_TOKENS = 1024, 1 << 20
+MAX_ANSWERS, MAX_TOKENS = 1024, 1 << 20
 """Answers that wait, and their tokens with those of their prompts: 4 MiB, and hours of decoding."""
 
 
-class _Chosen(NamedTuple):
+class _SelectedSequence(NamedTuple):
     """A running sequence whose answer will be audited, if drafts are verified in it and it ends by itself.
 
     Attributes:
@@ -35,7 +35,7 @@ class _Chosen(NamedTuple):
     is_kept: Callable[[], bool]
 
 
-class _Waiting(NamedTuple):
+class _QueuedAudit(NamedTuple):
     answer: Answer
     is_kept: Callable[[], bool]
 
@@ -43,7 +43,7 @@ class _Waiting(NamedTuple):
 class Auditor:
     """The audits of one engine, one at a time and the oldest first.
 
-    Requests are chosen by chance and not by their id, which the caller chooses.
+    Requests are selected by chance and not by their id, which the caller chooses.
 
     Args:
         report: takes each result.
@@ -51,8 +51,8 @@ class Auditor:
 
     def __init__(self, report: Callable[[AuditResult], None]) -> None:
         self._report = report
-        self._chosen: dict[Sequence, _Chosen] = {}
-        self._queue: deque[_Waiting] = deque()
+        self._selected: dict[Sequence, _SelectedSequence] = {}
+        self._queue: deque[_QueuedAudit] = deque()
         self._tokens = 0
         self._current: Redecoding | None = None
 
@@ -62,7 +62,7 @@ class Auditor:
         return bool(self._queue) and not (self._current is not None and self._current.waits)
 
     def begin(self, loaded: LoadedEngine, sequences: SequenceOf[Sequence]) -> None:
-        """Chooses a request, or not, whose samples are about to run."""
+        """Decides by chance whether to audit a request whose samples are about to run."""
         if random.random() >= loaded.audit_share:
             return
         for sequence in sequences:
@@ -76,61 +76,61 @@ class Auditor:
                 _log.exception("audit failed", request_id=request.request_id)
                 self._report(AuditResult.of(request, AuditOutcome.FAILED))
                 continue
-            self._chosen[sequence] = _Chosen(grammar, is_kept)
+            self._selected[sequence] = _SelectedSequence(grammar, is_kept)
 
     def end(self, sequence: Sequence, finish: Finish | None) -> None:
-        """Queues the answer of a sequence that has ended, if it was chosen; None if it was cancelled."""
-        chosen = self._chosen.pop(sequence, None)
+        """Queues the answer of a sequence that has ended, if it was selected; None if it was cancelled."""
+        selected = self._selected.pop(sequence, None)
         by_itself = finish is not None and finish.reason in (FinishReason.STOP, FinishReason.LENGTH)
-        if chosen is None or not by_itself or not sequence.stats.draft_tokens:
+        if selected is None or not by_itself or not sequence.stats.draft_tokens:
             return
         assert finish is not None
-        answer = Answer(sequence.request, tuple(sequence.output), finish, chosen.grammar)
-        if len(self._queue) == MOST_ANSWERS or self._tokens + answer.tokens > MOST_TOKENS:
+        answer = Answer(sequence.request, tuple(sequence.output), finish, selected.grammar)
+        if len(self._queue) == MAX_ANSWERS or self._tokens + answer.tokens > MAX_TOKENS:
             self._report(AuditResult.of(answer.request, AuditOutcome.DROPPED))
             return
-        self._queue.append(_Waiting(answer, chosen.is_kept))
+        self._queue.append(_QueuedAudit(answer, selected.is_kept))
         self._tokens += answer.tokens
 
     def purge(self, tenant: str) -> None:
         """Drops all audits of a tenant."""
-        for sequence in [one for one in self._chosen if one.request.tenant == tenant]:
-            del self._chosen[sequence]
+        for sequence in [one for one in self._selected if one.request.tenant == tenant]:
+            del self._selected[sequence]
             self._report(AuditResult.of(sequence.request, AuditOutcome.DROPPED))
-        for waiting in [one for one in self._queue if one.answer.request.tenant == tenant]:
-            self._remove(waiting, AuditOutcome.DROPPED)
+        for queued in [one for one in self._queue if one.answer.request.tenant == tenant]:
+            self._remove(queued, AuditOutcome.DROPPED)
 
     def step(self, engine: StepEngine) -> None:
         """One forward pass of the oldest audit. Only while the engine has no work."""
-        waiting = self._queue[0]
+        queued = self._queue[0]
         try:
-            is_kept = waiting.is_kept()
+            is_kept = queued.is_kept()
             if is_kept:
-                self._current = self._current or engine.redecode(waiting.answer)
+                self._current = self._current or engine.redecode(queued.answer)
                 self._current.step()
         except Exception:
-            _log.exception("audit failed", request_id=waiting.answer.request.request_id)
-            self._remove(waiting, AuditOutcome.FAILED)
+            _log.exception("audit failed", request_id=queued.answer.request.request_id)
+            self._remove(queued, AuditOutcome.FAILED)
             return
         if not is_kept:
-            self._remove(waiting, AuditOutcome.DROPPED)
+            self._remove(queued, AuditOutcome.DROPPED)
         elif self._current is not None and self._current.done:
             difference = self._current.difference
-            compared = len(waiting.answer.output) if difference is None else difference.position
+            compared = len(queued.answer.output) if difference is None else difference.position
             outcome = AuditOutcome.SAME if difference is None else AuditOutcome.DIFFERENT
-            self._remove(waiting, outcome, compared, difference)
+            self._remove(queued, outcome, compared, difference)
 
     def _remove(
-        self, waiting: _Waiting, outcome: AuditOutcome, tokens: int = 0, difference: Difference | None = None
+        self, queued: _QueuedAudit, outcome: AuditOutcome, tokens: int = 0, difference: Difference | None = None
     ) -> None:
-        current = self._current if waiting is self._queue[0] else None
-        self._queue.remove(waiting)
-        self._tokens -= waiting.answer.tokens
+        current = self._current if queued is self._queue[0] else None
+        self._queue.remove(queued)
+        self._tokens -= queued.answer.tokens
         if current is not None:
             self._current = None
             try:
                 current.close()
             except Exception:
-                _log.exception("audit failed", request_id=waiting.answer.request.request_id)
+                _log.exception("audit failed", request_id=queued.answer.request.request_id)
                 outcome, tokens, difference = AuditOutcome.FAILED, 0, None
-        self._report(AuditResult.of(waiting.answer.request, outcome, tokens, difference))
+        self._report(AuditResult.of(queued.answer.request, outcome, tokens, difference))

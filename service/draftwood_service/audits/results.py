@@ -1,4 +1,4 @@
-"""What came of an audit; sent from the engine's process to the service."""
+"""Results of audits, sent from the engine's process to the service."""
 
 from __future__ import annotations
 

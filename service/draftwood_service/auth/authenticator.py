@@ -31,7 +31,7 @@ class CertificateNames(NamedTuple):
 
 
 class _FromFile:
-    """What calls need of the file."""
+    """The credentials of the file, indexed for calls."""
 
     def __init__(self, data: bytes) -> None:
         content = auth_file.parse(data)

@@ -15,7 +15,7 @@ from draftwood_service.auth.principal import Principal, Role
 from draftwood_service.settings.network import AuthSettings
 
 _MAX_CHARACTERS = 8192
-"""Of a token: what gRPC takes as headers by default."""
+"""Maximum length of a token: gRPC's default limit of headers."""
 _MAX_VERIFIED = 10_000
 _MAX_SUBJECT = 128
 

@@ -106,7 +106,7 @@ class EngineBridge:
         return info
 
     async def restart(self) -> None:
-        """Starts the engine anew after it died. Requests are admitted again when it is loaded.
+        """Restarts the engine after it died. Requests are admitted again when it is loaded.
 
         Raises:
             ShuttingDownError: the bridge drains or was closed.
@@ -276,7 +276,7 @@ class EngineBridge:
 
 
 def _call_listener(listener: Callable[[Result], None], what: Result) -> None:
-    """Calls what listens beside requests: an error in it must not close the link, which would end the engine."""
+    """Calls a listener. Its errors are logged: raised here, they would close the link, which would end the engine."""
     try:
         listener(what)
     except Exception:

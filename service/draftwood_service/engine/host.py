@@ -29,13 +29,13 @@ from draftwood_service.engine.link import (
     MemoryRequest,
     MemoryResponse,
     Ready,
-    portable,
+    picklable,
     service_has_ended,
 )
 from draftwood_service.engine.loaded import LoadedEngine, learning
 from draftwood_service.engine.output import Output
 from draftwood_service.engine.preparation import LiveRequest, Preparation
-from draftwood_service.engine.reporting.reporter import Reporter, WorkLedger
+from draftwood_service.engine.reporting.reporter import Reporter, WorkRecorder
 from draftwood_strategies import Strategy
 
 _log = structlog.get_logger(__name__)
@@ -58,7 +58,7 @@ def run_engine(end: EngineEnd, load: Callable[[], AbstractContextManager[LoadedE
             EngineHost(end, loaded, interval).serve()
     except BaseException as error:
         try:
-            end.send(Died(portable(error)))
+            end.send(Died(picklable(error)))
         except EOFError:
             if not isinstance(error, EOFError) and not service_has_ended(error):
                 _log.error("engine ended after the service", exc_info=error)
@@ -86,7 +86,7 @@ class EngineHost:
         self._names: dict[Sequence, tuple[LiveRequest, int]] = {}
         self._preparation = Preparation(loaded, self.between_steps, self._begin, self._fail)
         self._auditor = Auditor(end.send)
-        self._ledger = WorkLedger()
+        self._recorder = WorkRecorder()
         own_text = loaded.own_text
         self._own_text = None if own_text is None or own_text.done else own_text
         self._ended = False
@@ -106,7 +106,7 @@ class EngineHost:
         """Raises EOFError once the other end is closed, and what the engine raises."""
         engine, memory = self._engine, self._loaded.memory
         memory.start(self.between_steps, self._loaded.preload, self._loaded.strategy)
-        report = lambda: self._ledger.report(engine, self._names)  # noqa: E731
+        report = lambda: self._recorder.report(engine, self._names)  # noqa: E731
         of_memory = self._loaded.memory_report or (lambda: (memory.counters(), memory.healthy))
         reporter = Reporter(report, self.between_steps, self._end.send, of_memory)
         try:
@@ -173,7 +173,7 @@ class EngineHost:
         return self._engine.idle and has_idle_work and all(live.begun for live in self._live.values())
 
     def _idle_step(self) -> None:
-        """One forward pass of what the model writes by itself, and of audits once that is done."""
+        """One forward pass for the model's own text, or for an audit once that is complete."""
         if self._own_text is None:
             self._auditor.step(self._engine)
             return
@@ -191,7 +191,7 @@ class EngineHost:
     def _respond(self, call_id: int, done: Future[Any]) -> None:
         """Sends an operation's result. On the memory thread."""
         error = EngineStoppedError("the engine has stopped") if done.cancelled() else done.exception()
-        response = MemoryResponse(call_id, None if error else done.result(), portable(error) if error else None)
+        response = MemoryResponse(call_id, None if error else done.result(), picklable(error) if error else None)
         with suppress(EOFError):
             self._end.send(response)
 
@@ -250,7 +250,7 @@ class EngineHost:
     def _end_sample(self, sequence: Sequence, finish: Finish | None = None) -> None:
         live, number = self._names.pop(sequence)
         del live.samples[number]
-        self._ledger.ended(sequence)
+        self._recorder.ended(sequence)
         self._auditor.end(sequence, finish)
         if not live.samples:
             del self._live[live.id]
@@ -277,7 +277,7 @@ class EngineHost:
             self._sent_at = time.perf_counter()
 
     def _message(self, output: StepOutput) -> Output | None:
-        """What is sent of a step; None for a sample that was cancelled."""
+        """The output to send for a sample's step; None if the sample was cancelled."""
         sequence, finish = output.sequence, output.finish
         if (found := self._names.get(sequence)) is None:
             return None
@@ -285,7 +285,7 @@ class EngineHost:
         if finish is not None:
             self._end_sample(sequence, finish)
             if finish.error is not None:
-                error = portable(finish.error)
+                error = picklable(finish.error)
                 assert isinstance(error, Exception)
                 finish = replace(finish, error=error)
         first = len(sequence.output) == len(output.token_ids)

@@ -32,7 +32,7 @@ _CHUNK = 1 << 18
 
 
 class ServiceEnded(BaseException):
-    """The service has ended while the engine loads. No `Exception`: what loads would take it for its own, and go on."""
+    """The service has ended while the engine loads. Not an `Exception`, which the code that loads might catch."""
 
 
 def service_has_ended(error: BaseException) -> bool:
@@ -193,7 +193,7 @@ def framed(message: object) -> bytes:
     return _HEADER.pack(len(data)) + data
 
 
-def portable(error: BaseException) -> BaseException:
+def picklable(error: BaseException) -> BaseException:
     """The error itself if it can be pickled, else a RuntimeError with the same text."""
     try:
         pickle.loads(pickle.dumps(error))

@@ -1,4 +1,4 @@
-"""What the host of an engine needs: the engine's interface, the engine with its memory, and what joins the two."""
+"""Interfaces of an engine to its host, the loaded engine with its memory, and learning around a request."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class LoadedEngine:
 
 
 def terms_of(terms: MemoryTerms) -> Terms:
-    """What a tenant's configuration says of its memory, as the memory takes it."""
+    """The memory's own type of the terms in a request."""
     return Terms(terms.forked, terms.max_tokens, terms.max_bytes, terms.idle_ttl, terms.max_age)
 
 

@@ -19,7 +19,7 @@ from draftwood_service.settings import Settings
 _log = structlog.get_logger("draftwood")
 
 _SILENT_SECONDS = 3.0
-"""Strategies that were compiled before are ready in a fraction of it; not tuned."""
+"""Strategies that were compiled before are ready in a fraction of it."""
 
 
 @contextmanager

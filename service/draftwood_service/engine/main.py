@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _LOADING = {"draftwood": "draftwood_service.engine.loading", "vllm": "draftwood_service.engine.vllm.loading"}
 """By engine, the module with the function `loaded`, which loads it."""
 _LOOK_SECONDS = 0.5
-"""Between two looks at whether the engine has been loaded, while the service's end is watched."""
+"""Polling interval for the end of loading, while the link is watched."""
 _END_SECONDS = 30.0
 """For an engine that loads to end once the service has."""
 

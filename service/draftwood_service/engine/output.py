@@ -1,4 +1,4 @@
-"""What steps wrote for a sample: made by the engine's host, sent over the link, merged until the reader takes it."""
+"""The output of steps for a sample: made by the engine's host, sent over the link, merged until it is read."""
 
 from __future__ import annotations
 

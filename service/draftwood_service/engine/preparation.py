@@ -1,4 +1,4 @@
-"""What a request needs before the engine gets it: its format compiled, and the strategy of its tenant's memory."""
+"""Prepares a request for the engine: compiles its format, and fetches the strategy of its tenant's memory."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ class Preparation:
         if request.max_draft_nodes == 0:
             self._begin(live, None)
             return
-        later = lambda strategy: self._between_steps(lambda: self._begin(live, strategy))  # noqa: E731
+        on_loaded = lambda strategy: self._between_steps(lambda: self._begin(live, strategy))  # noqa: E731
         try:
-            strategy = self._loaded.memory.fetch(use_of(request), later)
+            strategy = self._loaded.memory.fetch(use_of(request), on_loaded)
         except Exception as error:
             _log.exception("strategy not available", strategy=request.strategy_name, request_id=request.request_id)
             for sequence in samples:

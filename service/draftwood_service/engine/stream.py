@@ -12,8 +12,8 @@ from draftwood_model_runner.statistics import SequenceStats
 from draftwood_service.engine.output import Output
 
 PAUSE_SECONDS = 0.25
-"""How long an output may wait to be taken until its request gives up its slots: longer than the event loop is
-blocked, and short for a request that waits for a slot."""
+"""Seconds that an output may stay unread until its request is paused and its slots are freed: longer than the event
+loop is blocked, and short for a request that waits for a slot."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,8 +45,8 @@ class Sample:
 class Stream:
     """An admitted request. A reader that is slower than the engine gets larger `Output`s, not more of them.
 
-    One that stops reading gives up its slots in the engine: it is paused when an output comes while an earlier one has
-    waited for `PAUSE_SECONDS`, and resumed when the reader has taken all of them and asks for more.
+    A request whose reader stops is paused and frees its slots: when an output comes while an earlier one has waited
+    for `PAUSE_SECONDS`, and resumed when the reader has taken all of them and asks for more.
 
     Attributes:
         on_submit: sends the samples to the engine; raises if it cannot.
@@ -57,7 +57,7 @@ class Stream:
         samples: the submitted ones; empty before that.
         id: on the engine's link; None until it is submitted.
         has_slots: the slots are its own; otherwise `submit` takes them from other requests.
-        paused: it has given them up until its reader has caught up.
+        paused: it has freed them until its reader has caught up.
         admitted_at: on the clock of `time.perf_counter`.
     """
 

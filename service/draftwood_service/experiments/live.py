@@ -10,10 +10,10 @@ from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood_service.experiments.reading import CountReader
 from draftwood_service.experiments.watch import Stop, Watch
 from draftwood_tenants.catalog import Catalog
+from draftwood_tenants.experiments.arm_assignment import ArmAssigner, Running, target_of
 from draftwood_tenants.experiments.counters import Origin
 from draftwood_tenants.experiments.counting import Counting
 from draftwood_tenants.experiments.definition import ExperimentConfig
-from draftwood_tenants.experiments.placement import Placements, Running, target_of
 from draftwood_tenants.experiments.store.base import CountStore
 from draftwood_tenants.resources.ending import end
 
@@ -25,7 +25,7 @@ class LiveExperiments:
     """The experiments of a catalog.
 
     Attributes:
-        placements: says which arm a request is in.
+        assigner: says which arm a request is in.
         counting: counts finished requests.
 
     Args:
@@ -35,7 +35,7 @@ class LiveExperiments:
     def __init__(self, store: CountStore, catalog: Catalog, replica: str, stop: Stop) -> None:
         origin = Origin(replica, secrets.token_hex(8))
         self._store = store
-        self.placements = Placements(catalog)
+        self.assigner = ArmAssigner(catalog)
         self.counting = Counting(store, origin, lambda: map(target_of, catalog.experiments()))
         self._reader = CountReader(store, self.counting)
         self._watch = Watch(store, self._reader, catalog, f"{origin.replica}/{origin.boot}", stop)
@@ -52,10 +52,10 @@ class LiveExperiments:
             await asyncio.wait([asyncio.create_task(self.counting.write())], timeout=_WRITE_SECONDS)
 
     def count_audit(self, tenant: str, label: str, request_id: str, *, differing: bool) -> None:
-        """Counts an answer that was decoded again without drafting, by `Placement.label` of its request."""
-        placement = self.placements.of_label(tenant, label, request_id)
-        if placement is not None and time.time() >= placement.experiment.measured_from:
-            self.counting.record_audit(placement, differing=differing)
+        """Counts an answer that was decoded again without drafting, by `ArmAssignment.label` of its request."""
+        assignment = self.assigner.of_label(tenant, label, request_id)
+        if assignment is not None and time.time() >= assignment.experiment.measured_from:
+            self.counting.record_audit(assignment, differing=differing)
 
     async def report(self, message: pb.Experiment, config: ExperimentConfig) -> pb.ExperimentReport:
         """What was counted on all servers, and what may be concluded. Raises MemoryStoreError."""

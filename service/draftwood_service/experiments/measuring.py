@@ -1,4 +1,4 @@
-"""What a request counts for in the arm of its experiment."""
+"""The outcome of a request in the arm of its experiment."""
 
 from __future__ import annotations
 

@@ -9,14 +9,14 @@ import structlog
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood_memory.errors import CorruptValueError
 from draftwood_service.experiments.report import report
+from draftwood_tenants.experiments.arm_assignment import Running
 from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot, merge, total
 from draftwood_tenants.experiments.counting import Counting
-from draftwood_tenants.experiments.placement import Running
 from draftwood_tenants.experiments.store.base import CountStore, Target
 from draftwood_tenants.experiments.store.encoding import decode
 
 _log = structlog.get_logger(__name__)
-_MOST_KNOWN = 16
+_MAX_EXPERIMENTS = 16
 """Experiments whose snapshots are kept in RAM, so that only what is new is read."""
 
 
@@ -54,17 +54,17 @@ class CountReader:
     def __init__(self, store: CountStore, counting: Counting) -> None:
         self._store = store
         self._counting = counting
-        self._known: dict[Target, dict[Origin, Snapshot]] = {}
+        self._snapshots: dict[Target, dict[Origin, Snapshot]] = {}
         self._unreadable: dict[Target, dict[Origin, int]] = {}
 
     async def read(self, experiment: Running) -> Reading:
         """Raises MemoryStoreError."""
         target, arms = experiment.target, len(experiment.config.arms)
-        if target not in self._known and len(self._known) == _MOST_KNOWN:
-            oldest = next(iter(self._known))
-            del self._known[oldest]
+        if target not in self._snapshots and len(self._snapshots) == _MAX_EXPERIMENTS:
+            oldest = next(iter(self._snapshots))
+            del self._snapshots[oldest]
             self._unreadable.pop(oldest, None)
-        known = self._known.setdefault(target, {})
+        known = self._snapshots.setdefault(target, {})
         unreadable = self._unreadable.setdefault(target, {})
         seen = {**{origin: one.sequence for origin, one in known.items()}, **unreadable}
         for stored in await self._store.read(target, seen):

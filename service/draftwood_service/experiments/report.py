@@ -12,7 +12,7 @@ import numpy as np
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood_service.experiments.statistics.guardrails import violations
 from draftwood_service.experiments.statistics.mixture import is_rejected, quantile_change
-from draftwood_service.experiments.statistics.ratios import LEAST_UNITS, compare, value_of
+from draftwood_service.experiments.statistics.ratios import MIN_UNITS, compare, value_of
 from draftwood_tenants.experiments.assignment import Split
 from draftwood_tenants.experiments.counters import LATENCIES, Counts
 from draftwood_tenants.experiments.latencies import quantile
@@ -48,7 +48,7 @@ def report(
 
     Args:
         alpha: shared by the arms that are compared with the control, for each metric by itself.
-        stopped: arms whose units are not counted any more.
+        stopped: arms that a guardrail has stopped: their units are no longer counted.
         unreadable: processes whose counts are missing.
     """
     running = [arm for arm, name in enumerate(split.arms) if name not in stopped]
@@ -83,12 +83,12 @@ def report(
 
 
 def deciding(compared: Iterable[pb.ArmComparison]) -> list[pb.ArmComparison]:
-    """Those of the metric that decides."""
+    """The comparisons of the deciding metric."""
     return [one for one in compared if one.metric == TIME_PER_TOKEN.title]
 
 
 def _conclusion(kind: str, text: str, arm: str = "", metric: str = "") -> pb.Conclusion:
-    """What may be concluded: a sentence, and the metric that it is about by its title."""
+    """A conclusion: a sentence, and the title of the metric that it is about."""
     key = KEYS[metric] if metric else ""
     return pb.Conclusion(kind=f"CONCLUSION_KIND_{kind.upper()}", arm=arm, metric_key=key, text=text)
 
@@ -169,8 +169,8 @@ def _conclusions(split: Split, units: FloatArray, compared: list[pb.ArmCompariso
     """On arms that are not stopped, with these units, float64[arm]."""
     if not compared:
         return [_conclusion("no_arm_left", "No arm is left to compare with the control.")]
-    if units.min() < LEAST_UNITS:
-        text = f"Too early: every arm needs {LEAST_UNITS} units, the smallest has {units.min():.0f}."
+    if units.min() < MIN_UNITS:
+        text = f"Too early: every arm needs {MIN_UNITS} units, the smallest has {units.min():.0f}."
         return [_conclusion("too_early", text)]
     found = [_of_comparison(one, split.arms[0]) for one in deciding(compared)]
     hold = "The bounds hold however often the report is read"

@@ -9,7 +9,7 @@ import structlog
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood.admin.v1 import tenants_pb2
 from draftwood_tenants.catalog import Catalog, write_of
-from draftwood_tenants.experiments.placement import Running
+from draftwood_tenants.experiments.arm_assignment import Running
 from draftwood_tenants.resources.base import STOPS, ConflictError, Write
 from draftwood_tenants.resources.follower import ResourceFollower
 

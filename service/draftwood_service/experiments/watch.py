@@ -15,8 +15,8 @@ from draftwood_memory.errors import CorruptValueError, MemoryStoreError
 from draftwood_service.experiments.reading import CountReader
 from draftwood_service.experiments.report import deciding
 from draftwood_tenants.catalog import Catalog
+from draftwood_tenants.experiments.arm_assignment import Running
 from draftwood_tenants.experiments.definition import ExperimentState
-from draftwood_tenants.experiments.placement import Running
 from draftwood_tenants.experiments.store.base import CountStore, Target
 
 _log = structlog.get_logger(__name__)
@@ -24,13 +24,13 @@ _log = structlog.get_logger(__name__)
 SECONDS = 3.0
 """Between two looks. An arm that fails at once is stopped soon after its hundredth unit."""
 _LEASE_SECONDS = 10.0
-"""How long another server waits before it takes over."""
+"""Seconds after which another server acquires the lease of one that died."""
 
 # Looks that are kept, for a plot over time. Later ones are further apart: a year has 500 of them.
-LEAST_SECONDS, SHARE_OF_AGE = 10.0, 0.025
+MIN_SECONDS, SHARE_OF_AGE = 10.0, 0.025
 """Between two looks: as long, or this share of the experiment's age."""
-_MOST = 600
-_MOST_BYTES = 4 * 2**20
+_MAX_LOOKS = 600
+_MAX_BYTES = 4 * 2**20
 
 Stop = Callable[[Running, Iterable[pb.StoppedArm]], Awaitable[None]]
 """Writes stopped arms into an experiment."""
@@ -63,7 +63,7 @@ class Watch:
         """One look, if this server holds the lease. A store that does not answer is no error."""
         problem = ""
         try:
-            if await self._store.lead(self._process, _LEASE_SECONDS):
+            if await self._store.acquire_lease(self._process, _LEASE_SECONDS):
                 running = [one for one in self._catalog.experiments() if one.state is ExperimentState.RUNNING]
                 for config in running:
                     await self._look_at(Running.of(config))
@@ -110,11 +110,11 @@ def is_due(points: list[pb.ReportPoint], started_at: float, now: float) -> bool:
     if not points:
         return True
     last = points[-1].time.ToNanoseconds() * 1e-9
-    return now - last >= max(LEAST_SECONDS, SHARE_OF_AGE * (now - started_at))
+    return now - last >= max(MIN_SECONDS, SHARE_OF_AGE * (now - started_at))
 
 
 def encode(points: list[pb.ReportPoint]) -> bytes:
-    return zlib.compress(pb.ExperimentReport(history=points[-_MOST:]).SerializeToString())
+    return zlib.compress(pb.ExperimentReport(history=points[-_MAX_LOOKS:]).SerializeToString())
 
 
 def decode(data: bytes) -> list[pb.ReportPoint]:
@@ -122,6 +122,6 @@ def decode(data: bytes) -> list[pb.ReportPoint]:
     if not data:
         return []
     try:
-        return [*pb.ExperimentReport.FromString(zlib.decompressobj().decompress(data, _MOST_BYTES)).history]
+        return [*pb.ExperimentReport.FromString(zlib.decompressobj().decompress(data, _MAX_BYTES)).history]
     except (zlib.error, DecodeError) as error:
         raise CorruptValueError(f"looks at an experiment: {error}") from None

@@ -84,7 +84,7 @@ class Answers:
         return self._contents[index]
 
     def _details(self, delta: Delta) -> dict[str, list[dict[str, Any]]]:
-        """What this service alone reports of some tokens."""
+        """Fields of a delta that OpenAI's API does not have."""
         own: dict[str, list[dict[str, Any]]] = {}
         if self._parsed.options.get("token_details"):
             own["tokens"] = _tokens(delta.details)
@@ -153,7 +153,7 @@ class Answers:
 
 
 class _Content:
-    """What the message of a sample has: its text, and the calls in it where there are tools."""
+    """The content of a sample's message: its text, and its tool calls if the request has tools."""
 
     def __init__(self, form: ToolFormat | None, tools: ParsedTools | None) -> None:
         names = () if tools is None else (tool.name for tool in tools.tools)
@@ -162,13 +162,13 @@ class _Content:
         self._calls = 0
 
     def pushed(self, text: str) -> dict[str, Any]:
-        """What some more text adds to the message; empty for nothing."""
+        """The fields that more text adds to the message; may be empty."""
         if self._reader is None:
             return {"content": text} if text else {}
         return self._shown(self._reader.push(text))
 
     def closed(self) -> dict[str, Any]:
-        """What the end of the answer adds."""
+        """The fields that the end of the answer adds."""
         return {} if self._reader is None else self._shown(self._reader.close())
 
     def reason(self, reason: str) -> str:

@@ -25,7 +25,7 @@ from draftwood_client.options import UNSET, Timeout
 from draftwood_service.gateway.answers import Answers
 from draftwood_service.gateway.batch import Batch
 from draftwood_service.gateway.errors import (
-    ClientLeftError,
+    ClientDisconnectedError,
     InvalidRequestError,
     body_of,
     error_body,
@@ -33,7 +33,7 @@ from draftwood_service.gateway.errors import (
     status_of,
 )
 from draftwood_service.gateway.http.answers import Events, failed, no_route, note, refusal
-from draftwood_service.gateway.http.requests import read_json, read_timeout, unless_left
+from draftwood_service.gateway.http.requests import cancel_on_disconnect, read_json, read_timeout
 from draftwood_service.gateway.metrics import Metrics
 from draftwood_service.gateway.reading import ParsedRequest, read_chat, read_completion, with_tools
 
@@ -43,7 +43,7 @@ _PAGE_POLICY = (
 )
 """The page has nothing from elsewhere."""
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_MOST_TOKEN_TEXTS = 100_000
+_MAX_TOKEN_TEXTS = 100_000
 """Texts of tokens that are remembered, for log-probabilities."""
 
 
@@ -106,10 +106,10 @@ class Gateway:
             answer = (
                 self._streamed(client, parsed, seconds, end) if parsed.stream else self._whole(client, parsed, seconds)
             )
-            response = await unless_left(request, answer)
-        except ClientLeftError as error:
+            response = await cancel_on_disconnect(request, answer)
+        except ClientDisconnectedError as error:
             end(status_of(error))
-            return Response(status_code=status_of(error))  # for nobody
+            return Response(status_code=status_of(error))  # nobody receives it
         except Exception as error:
             end(status_of(error))
             if parsed is not None and parsed.tools is not None:
@@ -123,7 +123,7 @@ class Gateway:
         return response
 
     async def _begin(self, client: AsyncClient, parsed: ParsedRequest, seconds: float | None) -> tuple[Answers, Batch]:
-        """What will shape the answers to a request, and its prompts; nothing is sent yet."""
+        """The formatter of the answers to a request, and the batch of its prompts; nothing is sent yet."""
         form = await self._tool_format(client) if parsed.tools is not None else None
         if form is not None:
             parsed = with_tools(parsed, form)
@@ -247,6 +247,6 @@ class Gateway:
         text = self._token_texts.get(token)
         if text is None:
             text = await client.detokenize([token], include_special_tokens=True)
-            if len(self._token_texts) < _MOST_TOKEN_TEXTS:
+            if len(self._token_texts) < _MAX_TOKEN_TEXTS:
                 self._token_texts[token] = text
         return text

@@ -32,7 +32,7 @@ _OF_GRPC = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the request is larger than the service accepts",
     grpc.StatusCode.CANCELLED: "the request was cancelled",
 }
-"""What callers read of errors that do not come from the service: the texts of these have its address."""
+"""Messages for callers of gRPC's own errors, whose texts contain the service's address."""
 
 
 class InvalidRequestError(OwnError):
@@ -43,7 +43,7 @@ class InvalidRequestError(OwnError):
         self.field = field
 
 
-class ClientLeftError(OwnError):
+class ClientDisconnectedError(OwnError):
     """The client closed its connection. Nobody gets this answer."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ def status_of(error: Exception) -> int:
     """The HTTP status of an error."""
     if isinstance(error, InvalidRequestError | ArgumentError):
         return 400
-    if isinstance(error, ClientLeftError):
+    if isinstance(error, ClientDisconnectedError):
         return 499
     if isinstance(error, StatusError):
         too_large = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.reason

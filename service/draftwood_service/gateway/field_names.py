@@ -36,7 +36,7 @@ _INSIDE = re.compile(r"\b(?:sampling|stop|format|output|drafting|chat)\.[a-z_]+"
 
 
 _OF_FUNCTION = re.compile(r"\b(tools|tool_calls)(\[\d+\]\.)(?=name|description|parameters|arguments)")
-"""What is in a function with callers."""
+"""Fields that callers of OpenAI's API nest under `function`."""
 
 
 def name_for_caller(field: str, caller_names: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 
 class Metrics:
-    """What a gateway counts."""
+    """The metrics of a gateway."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -33,7 +33,7 @@ class Metrics:
         )
 
     def begin(self, path: str) -> Callable[[int], None]:
-        """Counts a request; returns what is to be called with its status at its end, and may be called again."""
+        """Counts a request. Returns a function to call with the status at its end; only its first call counts."""
         began, ended = time.perf_counter(), False
         self._live.inc()
         self._last.set_to_current_time()

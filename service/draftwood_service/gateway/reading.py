@@ -11,10 +11,10 @@ from draftwood_service.gateway.errors import InvalidRequestError
 from draftwood_service.gateway.tools import ParsedTools, options_for, read_calls, read_tools
 
 MAX_PROMPTS = 128
-"""Of one completions request."""
+"""Maximum number of prompts in a completions request."""
 _COMMON = {"temperature", "top_p", "presence_penalty", "frequency_penalty", "n", "stop", "max_tokens"}
 _COMMON |= {"top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "priority", "stop_token_ids"}  # of vLLM
-"""Of which the names are ours as well. The client checks the values."""
+"""Fields that have the same name in Draftwood's own API. The client checks the values."""
 _KNOWN = {"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "store", "service_tier"}
 _KNOWN |= {"prompt_cache_key", "safety_identifier", "draftwood", "seed", "logit_bias", "logprobs", "top_logprobs"}
 _KNOWN |= {"response_format", "max_completion_tokens"}
@@ -26,7 +26,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }  # fmt: skip
 _DRAFTWOOD = {"drafting", "learn", "strategy", "max_draft_nodes", "tenant", "session"}
 _DETAILS = {"token_details", "draft_trees"}
-_MOST_LOGPROBS = 20
+_MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ def read_completion(body: Any) -> ParsedRequest:
 
 def _parsed(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, logprobs: int | None) -> ParsedRequest:
     _refuse_unknown(fields, chat)
-    if logprobs is not None and not 0 <= logprobs <= _MOST_LOGPROBS:
-        raise InvalidRequestError("top_logprobs" if chat else "logprobs", f"must lie in [0, {_MOST_LOGPROBS}]")
+    if logprobs is not None and not 0 <= logprobs <= _MAX_LOGPROBS:
+        raise InvalidRequestError("top_logprobs" if chat else "logprobs", f"must lie in [0, {_MAX_LOGPROBS}]")
     own = _object("draftwood", fields.get("draftwood") or {})
     if unknown := own.keys() - _DRAFTWOOD - _DETAILS:
         known = ", ".join(sorted(_DRAFTWOOD | _DETAILS))
@@ -140,7 +140,7 @@ def _caller_names(fields: Mapping[str, Any], chat: bool) -> dict[str, str]:
 
 
 def _renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not the same with us."""
+    """Fields with another name or form in Draftwood's own API."""
     options: dict[str, Any] = {}
     if (tokens := fields.get("max_completion_tokens")) is not None:
         options["max_tokens"] = tokens

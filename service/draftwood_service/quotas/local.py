@@ -13,26 +13,26 @@ from draftwood_tenants.rate_limits import RateLimits
 
 
 class Reservation:
-    """What an admitted request may use until it is settled, or further tokens of one.
+    """What an admitted request may use until it is released, or further tokens of one.
 
     Attributes:
         window: that counts it, in the second `second`.
-        on_settled: called once with the tokens, and the requests, that are given back; what it returns is waited for.
+        on_release: called once with the refunded tokens and requests; `released` waits for what it returns.
     """
 
     def __init__(self, window: Window, lease: int, second: int, tokens: int, requests: int = 1) -> None:
         self.window = window
         self.lease = lease
         self.second = second
-        self.on_settled: Callable[[int, int], asyncio.Task[None] | None] = lambda tokens, requests: None
+        self.on_release: Callable[[int, int], asyncio.Task[None] | None] = lambda tokens, requests: None
         self._tokens = tokens
         self._requests = requests
         self._open = True
-        self._settling: asyncio.Task[None] | None = None
+        self._releasing: asyncio.Task[None] | None = None
 
-    def settle(self, used_tokens: int, counts: bool = True) -> None:
-        """Gives back the tokens that were not used and the lease of the concurrency limit; once, further calls do
-        nothing. Returns at once, never raises, and works while the event loop ends.
+    def release(self, used_tokens: int, counts: bool = True) -> None:
+        """Refunds unused tokens, and releases the lease of the concurrency limit. Further calls do nothing.
+        Returns at once, never raises, and works while the event loop ends.
 
         Args:
             counts: the request itself stays counted.
@@ -40,14 +40,14 @@ class Reservation:
         if self._open:
             self._open = False
             unused, requests = max(0, self._tokens - used_tokens), 0 if counts else self._requests
-            self.window.give_back(self.second, unused, requests)
+            self.window.refund(self.second, unused, requests)
             self.window.leases.discard(self.lease)
-            self._settling = self.on_settled(unused, requests)
+            self._releasing = self.on_release(unused, requests)
 
-    async def settled(self) -> None:
-        """Waits shortly until what `settle` gave back can be used by other requests."""
-        if self._settling is not None:
-            await asyncio.shield(self._settling)
+    async def released(self) -> None:
+        """Waits shortly until other requests can use what `release` refunded."""
+        if self._releasing is not None:
+            await asyncio.shield(self._releasing)
 
 
 class Limiter:
@@ -58,7 +58,7 @@ class Limiter:
 
     Attributes:
         windows: by tenant.
-        outages: how often its store ceased to count for all tenants; here there is none.
+        outages: how often the store ceased to count; always 0 here, without a store.
         admitted_alone: requests that were admitted by this server's share of their limits meanwhile.
     """
 

@@ -1,4 +1,4 @@
-"""What one request takes of its tenant's limits: what is known at its arrival first, the rest once it was read."""
+"""One request's part of its tenant's limits: reserved in part at its arrival, and in full once it was read."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class RequestQuota:
         """The request waits for the engine: it counts, however it ends."""
         self._queued = True
 
-    def settle(self, used_tokens: int) -> None:
-        """Gives back what was not used, and everything if the request was not queued; see `Reservation.settle`."""
+    def release(self, used_tokens: int) -> None:
+        """Refunds what was not used, and everything if the request was not queued; see `Reservation.release`."""
         left = used_tokens if self._queued else 0
         for reservation, tokens in self._parts:
-            reservation.settle(min(left, tokens), self._queued)
+            reservation.release(min(left, tokens), self._queued)
             left -= min(left, tokens)
 
-    async def settled(self) -> None:
+    async def released(self) -> None:
         """See `Reservation`."""
         for reservation, _ in self._parts:
-            await reservation.settled()
+            await reservation.released()

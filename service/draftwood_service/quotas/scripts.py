@@ -30,7 +30,7 @@ redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%d', ms))
 """
 
 # Says that a replica is alive, and returns how many are. KEYS: replicas. ARGV: lease_ms replica.
-PRESENT = """
+HEARTBEAT = """
 local time = redis.call('TIME')
 local ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%d', ms))
@@ -85,7 +85,7 @@ return {'ok', now}
 )
 
 # KEYS: used leases. ARGV: second unused_tokens member unused_requests.
-SETTLE = (
+RELEASE = (
     _COMMON
     + """
 local unused, requests = tonumber(ARGV[2]), tonumber(ARGV[4])

@@ -25,10 +25,10 @@ _log = structlog.get_logger(__name__)
 ANSWER_SECONDS = 0.1
 """How long a request waits for the store. An answer takes less than a millisecond on a local network."""
 _FIRST_SECONDS = 0.1
-"""Between two looks at a store that has never answered: below the time between two looks at tenants, so that limits are
-counted by the store once requests are served."""
+"""Retry interval for a store that has never answered: below the polling interval of tenants, so that the store counts
+limits as soon as requests are served."""
 _TENANTS = 200
-"""Of one call of a refresh. It takes a few milliseconds."""
+"""Tenants in one call of a refresh, which takes a few milliseconds."""
 
 
 class SharedLimiter(Limiter):
@@ -61,7 +61,7 @@ class SharedLimiter(Limiter):
         self._batches: dict[str, tuple[int, dict[int, Bucket]]] = {}
         """Counts that were sent, until the store has confirmed them, with their numbers."""
         self._number = 0
-        self._settling: set[asyncio.Task[None]] = set()
+        self._releasing: set[asyncio.Task[None]] = set()
         self._refreshing: asyncio.Task[None] | None = None
 
     @property
@@ -84,19 +84,19 @@ class SharedLimiter(Limiter):
             except MemoryStoreError as error:
                 self._fail(error, tenant)
         if second is None:
-            share = limits.share(max(1, self.replicas), tokens)
+            share = limits.replica_share(max(1, self.replicas), tokens)
             self.window_of(tenant).check(share, tokens, self.clock(), requests)
             self.admitted_alone += requests
             self._unsent.setdefault(tenant, Window()).add(tokens, self.clock(), requests)
         admitted = self.admit(tenant, limits, tokens, lease, requests)
-        admitted.on_settled = partial(self._settle, tenant, lease, admitted.second, second)
+        admitted.on_release = partial(self._release, tenant, lease, admitted.second, second)
         return admitted
 
     async def close(self) -> None:
-        """See `Limiter`. Waits shortly for reservations that are being settled."""
+        """See `Limiter`. Waits shortly for reservations that are being released."""
         await end([self._refreshing])
-        if self._settling:
-            await asyncio.wait(self._settling, timeout=self._store.answer_seconds)
+        if self._releasing:
+            await asyncio.wait(self._releasing, timeout=self._store.answer_seconds)
         await self._store.close()
 
     async def refresh(self) -> None:
@@ -105,7 +105,7 @@ class SharedLimiter(Limiter):
         Raises:
             MemoryStoreError: the store does not answer, or refuses.
         """
-        self.replicas = max(1, await self._store.present())
+        self.replicas = max(1, await self._store.heartbeat())
         leases = {name: frozenset(one.leases) for name, one in self.windows.items() if one.leases}
         now = self.clock()
         for tenant, window in tuple(self._unsent.items()):
@@ -120,7 +120,7 @@ class SharedLimiter(Limiter):
             await self._refresh_some(refreshes[first : first + _TENANTS])
         self._unreachable = False
 
-    def _settle(
+    def _release(
         self, tenant: str, lease: int, here: int, second: int | None, unused: int, unused_requests: int
     ) -> asyncio.Task[None] | None:
         """Tells the store that a request has ended, beside the caller.
@@ -129,23 +129,23 @@ class SharedLimiter(Limiter):
             here, second: in which this process and the store admitted it; None if this replica did alone.
         """
         if second is None and (window := self._unsent.get(tenant)):
-            window.give_back(here, unused, unused_requests)
+            window.refund(here, unused, unused_requests)
         if self._is_alone(tenant):
             return None
-        given_back = (unused, unused_requests) if second else (0, 0)
-        work = self._settle_in_store(tenant, second or 0, *given_back, lease)
+        refunded = (unused, unused_requests) if second else (0, 0)
+        work = self._release_in_store(tenant, second or 0, *refunded, lease)
         try:
             task = asyncio.get_running_loop().create_task(work)
         except RuntimeError:  # the loop has ended
             work.close()
             return None
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
         return task
 
-    async def _settle_in_store(self, tenant: str, second: int, unused: int, unused_requests: int, lease: int) -> None:
+    async def _release_in_store(self, tenant: str, second: int, unused: int, unused_requests: int, lease: int) -> None:
         try:
-            await self._store.settle(tenant, second, unused, lease, unused_requests)
+            await self._store.release(tenant, second, unused, lease, unused_requests)
         except MemoryStoreError as error:  # the tokens count until their minute is over, the lease until it expires
             self._fail(error, tenant)
 
@@ -174,7 +174,7 @@ class SharedLimiter(Limiter):
             self._alone.discard(one.tenant)
             self._batches.pop(one.tenant, None)
             ended += [(one.tenant, lease) for lease in one.leases - self.window_of(one.tenant).leases]
-        await self._store.free(ended)
+        await self._store.release_leases(ended)
 
     def _refresh_of(self, tenant: str, leases: frozenset[int], now: int) -> Refresh:
         number, buckets = self._batches.get(tenant, (0, {}))

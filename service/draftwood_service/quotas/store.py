@@ -18,7 +18,7 @@ from draftwood_service.quotas.window import Bucket
 from draftwood_tenants.rate_limits import RateLimits
 
 REFRESH_SECONDS = 1.0
-"""Between two refreshes of leases, and between two looks at a store that does not answer; also the timeout of each."""
+"""Interval of refreshes of leases, and of retries for a store that does not answer; also the timeout of each."""
 LEASE_SECONDS = 3.0
 """After which the leases of a replica that was killed expire: a refresh may be lost or late."""
 _LEASE_MS = round(1000 * LEASE_SECONDS)
@@ -58,9 +58,9 @@ class QuotaStore:
         self._replica = uuid.uuid4().hex[:12]
         self._calls = asyncio.Semaphore(_CALLS)
 
-    async def present(self) -> int:
-        """Says that this replica is alive; how many are."""
-        script = Script(scripts.PRESENT, [_REPLICAS_KEY], [_LEASE_MS, self._replica])
+    async def heartbeat(self) -> int:
+        """Renews this replica's heartbeat; returns how many replicas are alive."""
+        script = Script(scripts.HEARTBEAT, [_REPLICAS_KEY], [_LEASE_MS, self._replica])
         return int(await self._within(REFRESH_SECONDS, self._client.run(script)))
 
     async def reserve(self, tenant: str, limits: RateLimits, tokens: int, lease: int, requests: int = 1) -> int:
@@ -76,18 +76,18 @@ class QuotaStore:
         needed = tokens if limit == "tokens_per_minute" else 1
         raise QuotaExceededError(limit, getattr(limits, limit), used, needed, retry)
 
-    async def settle(self, tenant: str, second: int, unused: int, lease: int, unused_requests: int = 0) -> None:
+    async def release(self, tenant: str, second: int, unused: int, lease: int, unused_requests: int = 0) -> None:
         """A request that was admitted in `second` has ended, and did not use so many tokens, or does not count."""
-        script = self._settle_script(tenant, second, unused, lease, unused_requests)
+        script = self._release_script(tenant, second, unused, lease, unused_requests)
         await self._within(self.answer_seconds, self._client.run(script))
 
-    async def free(self, leases: Iterable[tuple[str, int]]) -> None:
-        """Tenants' leases whose requests have ended."""
-        made = [self._settle_script(tenant, 0, 0, lease) for tenant, lease in leases]
+    async def release_leases(self, leases: Iterable[tuple[str, int]]) -> None:
+        """Releases the leases of requests that have ended, each with its tenant."""
+        made = [self._release_script(tenant, 0, 0, lease) for tenant, lease in leases]
         await self._within(REFRESH_SECONDS, self._client.run_all(made))
 
     async def refresh(self, refreshes: SequenceOf[Refresh]) -> list[MemoryStoreError | None]:
-        """What failed, one by one."""
+        """For each refresh its error, or None."""
         made = [self._refresh_script(one) for one in refreshes]
         answers = await self._within(REFRESH_SECONDS, self._client.run_all(made))
         return [one if isinstance(one, MemoryStoreError) else None for one in answers]
@@ -104,8 +104,8 @@ class QuotaStore:
         finally:
             call.close()  # without the semaphore in time, it was never awaited
 
-    def _settle_script(self, tenant: str, second: int, unused: int, lease: int, unused_requests: int = 0) -> Script:
-        return Script(scripts.SETTLE, self._keys(tenant), [second, unused, self._member(lease), unused_requests])
+    def _release_script(self, tenant: str, second: int, unused: int, lease: int, unused_requests: int = 0) -> Script:
+        return Script(scripts.RELEASE, self._keys(tenant), [second, unused, self._member(lease), unused_requests])
 
     def _refresh_script(self, one: Refresh) -> Script:
         keys = self._keys(one.tenant)

@@ -11,7 +11,7 @@ from draftwood_tenants.rate_limits import RateLimits
 
 @dataclass(slots=True)
 class Bucket:
-    """What was admitted within one second."""
+    """Requests and tokens admitted within one second."""
 
     requests: int = 0
     tokens: int = 0
@@ -48,13 +48,13 @@ class Window:
                 raise QuotaExceededError(limit, value, used, needed, _until(counts, used + needed - value, now))
 
     def add(self, tokens: int, now: float, requests: int = 1) -> int:
-        """Counts requests; their second, for `give_back`."""
+        """Counts requests; their second, for `refund`."""
         bucket = self.buckets.setdefault(int(now), Bucket())
         bucket.requests += requests
         bucket.tokens += tokens
         return int(now)
 
-    def give_back(self, second: int, tokens: int, requests: int = 0) -> None:
+    def refund(self, second: int, tokens: int, requests: int = 0) -> None:
         """Takes back tokens of a request, and requests; does nothing if its second has left the window."""
         if bucket := self.buckets.get(second):
             bucket.tokens = max(0, bucket.tokens - tokens)

@@ -20,7 +20,7 @@ from draftwood_service.auth import (
 _audit = structlog.get_logger("draftwood.audit")
 
 _LINES_A_SECOND = 10
-"""Of each kind of refusal, so that nobody fills the log."""
+"""Log lines for each kind of refusal, so that nobody fills the log."""
 
 
 class Gate:

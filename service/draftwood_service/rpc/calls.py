@@ -15,7 +15,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from draftwood_service.auth import Principal, required_role
-from draftwood_service.errors import INTERNAL, ClientGoneError, LoadingError, rule_for, to_status
+from draftwood_service.errors import INTERNAL, ClientDisconnectedError, LoadingError, rule_for, to_status
 from draftwood_service.rpc.access import Gate
 from draftwood_service.telemetry import CallRecord, Telemetry
 from draftwood_tenants.identifiers import check_identifier
@@ -124,7 +124,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, m
     """
     if rule_for(error).code is INTERNAL.code:
         _log.error("internal error", method=method, request_id=request_id, exc_info=error)
-    if isinstance(error, ClientGoneError) or context.cancelled() or context.done():
+    if isinstance(error, ClientDisconnectedError) or context.cancelled() or context.done():
         raise asyncio.CancelledError from error
     code, text, trailing = to_status(error, request_id, context.time_remaining())
     try:

@@ -29,7 +29,7 @@ from draftwood_service.quotas.text_calls import TextCallQuota
 from draftwood_service.rpc.calls import Call
 from draftwood_service.rpc.model_info import model_info
 from draftwood_service.rpc.parsing.bounds import require_at_most
-from draftwood_service.rpc.parsing.text_work import TextWork
+from draftwood_service.rpc.parsing.text_executor import TextExecutor
 from draftwood_service.rpc.request_log import RequestLog
 from draftwood_service.rpc.requests import choice_of, read_prompt, read_requests, read_samples, require_in_vocabulary
 from draftwood_service.rpc.streaming.messages import delta, finished
@@ -37,7 +37,7 @@ from draftwood_service.rpc.streaming.relay import relay
 from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_service.serving import Serving
 from draftwood_tenants.config import TenantConfig
-from draftwood_tenants.experiments.placement import Placement
+from draftwood_tenants.experiments.arm_assignment import ArmAssignment
 from draftwood_tenants.identifiers import check_identifier
 from draftwood_tenants.shaping import DeltaShaping
 
@@ -51,7 +51,7 @@ _TOKEN_TEXTS = 65_536
 _FEW_TOKENS = 2048
 """Tokens that are converted to text on the event loop; more go to a worker thread."""
 _MAX_ANSWER_BYTES = 4 * 2**20
-"""What gRPC clients accept if they set no limit of their own."""
+"""gRPC's default limit of received messages."""
 
 
 class GenerationServicer:
@@ -82,14 +82,14 @@ class GenerationServicer:
         self._shaping = settings.delta_shaping
         decode = serving.model.tokenizer.decode
         self._token_text = lru_cache(_TOKEN_TEXTS)(lambda token: decode([token], include_special_tokens=True))
-        self._text_work = TextWork()
-        self._format_work = TextWork()
+        self._text_executor = TextExecutor()
+        self._format_executor = TextExecutor()
         self._info = model_info(serving)
 
     def close(self) -> None:
         """Ends its threads."""
-        self._text_work.close()
-        self._format_work.close()
+        self._text_executor.close()
+        self._format_executor.close()
 
     async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
@@ -97,7 +97,7 @@ class GenerationServicer:
         tenant = call.principal.tenant_for(request.tenant)
         operation = "chat" if request.HasField("chat") else "text_completion"
         with RequestLog(call, tenant, operation, self._experiments.counting).until_end() as record:
-            placement = record.placement = self._place(request, call.request_id, tenant)
+            assignment = record.assignment = self._assign(request, call.request_id, tenant)
             config = self._config_of(tenant)
             shaping = config.streaming.shaping(self._shaping)
             if request.output.draft_trees:
@@ -114,9 +114,9 @@ class GenerationServicer:
                 requests = await read_requests(
                     request,
                     self._serving,
-                    self._text_work,
+                    self._text_executor,
                     config,
-                    placement,
+                    assignment,
                     call,
                     tenant=tenant,
                     deadline=time.perf_counter() + seconds,
@@ -126,14 +126,14 @@ class GenerationServicer:
                 stream.submit(*record.samples)
                 quota.queued()
                 async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
-                    await writer.write(self._started(requests[0], placement))
+                    await writer.write(self._started(requests[0], assignment))
                     with_details = request.output.token_details or requests[0].sampling.logprobs is not None
                     message = partial(
                         delta, with_details=with_details, token_text=self._token_text, samples=record.samples
                     )
                     finishes = await relay(stream, writer, message, shaping)
-                    quota.settle(used_tokens(record.samples))
-                    await quota.settled()  # a client may send its next request once it has read the end
+                    quota.release(used_tokens(record.samples))
+                    await quota.released()  # a client may send its next request once it has read the end
                     await writer.write(finished(record.samples, finishes))
                 record.finish_reasons = [finish.reason.value for finish in finishes]
                 record.outcome = record.finish_reasons[0]
@@ -143,7 +143,7 @@ class GenerationServicer:
                     record.outcome = "deadline_exceeded"
                 raise
             finally:
-                quota.settle(used_tokens(record.samples))
+                quota.release(used_tokens(record.samples))
                 timer.cancel()
                 stream.close()
 
@@ -152,7 +152,7 @@ class GenerationServicer:
         tenant = call.principal.tenant_for("")
         limits = self._limits_of(self._config_of(tenant))
         self._text_quota.admit(tenant, limits)
-        prompt = await read_prompt(request, self._serving, self._text_work, tenant)
+        prompt = await read_prompt(request, self._serving, self._text_executor, tenant)
         self._text_quota.count(tenant, limits, prompt.ids.size)
         ids, decode = prompt.ids.tolist(), self._serving.model.tokenizer.decode
 
@@ -160,7 +160,7 @@ class GenerationServicer:
             texts = [decode([token], include_special_tokens=True) for token in ids]
             return pb.TokenizeResponse(token_ids=ids, tokens=texts)
 
-        answer = response() if len(ids) <= _FEW_TOKENS else await self._text_work.run(tenant, response)
+        answer = response() if len(ids) <= _FEW_TOKENS else await self._text_executor.run(tenant, response)
         if (size := answer.ByteSize()) > _MAX_ANSWER_BYTES:
             problem = f"its {len(ids)} tokens make an answer of {size} bytes; at most {_MAX_ANSWER_BYTES} are sent"
             raise InvalidInputError(prompt.field, None, problem)
@@ -178,18 +178,20 @@ class GenerationServicer:
         ids = np.array(request.token_ids, np.int32)
         require_in_vocabulary("token_ids", ids, model.vocab_size)
         arguments, decode = (ids, request.include_special_tokens), model.tokenizer.decode
-        text = decode(*arguments) if ids.size <= _FEW_TOKENS else await self._text_work.run(tenant, decode, *arguments)
+        text = (
+            decode(*arguments) if ids.size <= _FEW_TOKENS else await self._text_executor.run(tenant, decode, *arguments)
+        )
         return pb.DetokenizeResponse(text=text)
 
     async def get_model_info(self, request: pb.GetModelInfoRequest, call: Call) -> pb.GetModelInfoResponse:
         return self._info
 
-    def _place(self, request: pb.GenerateRequest, request_id: str, tenant: str) -> Placement | None:
+    def _assign(self, request: pb.GenerateRequest, request_id: str, tenant: str) -> ArmAssignment | None:
         """The request's arm; None if it takes part in no experiment. Raises InvalidInputError."""
         session, overridden = check_identifier("session", request.session), choice_of(request.drafting).overrides
-        return self._experiments.placements.place(tenant, request_id=request_id, session=session, overridden=overridden)
+        return self._experiments.assigner.assign(tenant, request_id=request_id, session=session, overridden=overridden)
 
-    def _started(self, request: Request, placement: Placement | None) -> pb.GenerateResponse:
+    def _started(self, request: Request, assignment: ArmAssignment | None) -> pb.GenerateResponse:
         return pb.GenerateResponse(
             started=pb.Started(
                 request_id=request.request_id,
@@ -199,8 +201,8 @@ class GenerationServicer:
                 prompt_tokens=request.prompt.size,
                 max_tokens=request.stop.max_tokens,
                 seed=request.sampling.seed if request.sampling.temperature else None,
-                experiment=placement.experiment.config.name if placement else "",
-                arm=placement.arm.id if placement else "",
+                experiment=assignment.experiment.config.name if assignment else "",
+                arm=assignment.arm.id if assignment else "",
             )
         )
 
@@ -211,7 +213,7 @@ class GenerationServicer:
             raise ModelNotServedError(model, served)
 
     def _limits_of(self, config: TenantConfig) -> RateLimits:
-        return config.quotas.over(self._default_limits)
+        return config.quotas.with_defaults(self._default_limits)
 
     def _seconds(self, call: Call) -> float:
         """Seconds until the server ends the call; gRPC itself ends it at the client's deadline."""
@@ -236,12 +238,12 @@ def least_tokens(request: pb.GenerateRequest, samples: int, context: int) -> int
 
 
 def most_tokens(requests: SequenceOf[Request]) -> int:
-    """What the samples of a request use at most; the prompt counts once."""
+    """Upper bound of the tokens of a request's samples; the prompt counts once."""
     return requests[0].prompt.size + sum(one.stop.max_tokens for one in requests)
 
 
 def used_tokens(samples: SequenceOf[Sample]) -> int:
-    """What they have used so far, counted as in `most_tokens`; 0 if the request was not read."""
+    """Tokens that the samples have used so far, counted as in `most_tokens`; 0 if the request was not read."""
     if not samples:
         return 0
     return samples[0].request.prompt.size + sum(one.completion_tokens for one in samples)

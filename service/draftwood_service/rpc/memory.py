@@ -77,14 +77,14 @@ class MemoryServicer:
     async def get_memory_statistics(
         self, request: pb.GetMemoryStatisticsRequest, call: Call
     ) -> pb.GetMemoryStatisticsResponse:
-        """Of one tenant; without one, of all that the caller may see."""
+        """Statistics of one tenant; if none is named, of all that the caller may see."""
         principal = call.principal
         is_operator = principal.role is Role.OPERATOR
         named = request.HasField("tenant") or not is_operator
         tenant = principal.tenant_for(request.tenant) if named else None
         first, limit = _page_of(request.page_size, request.page_token)
         report = await self._bridge.run_operation(GetStatistics(tenant, first, limit))
-        if tenant is not None and not report.known:
+        if tenant is not None and not report.exists:
             self._require_configured(tenant, principal)
         following = "" if report.following is None else str(report.following)
         response = pb.GetMemoryStatisticsResponse(fingerprint=self._model.fingerprint, next_page_token=following)
@@ -172,7 +172,7 @@ class MemoryServicer:
         return pb.PurgeOrphanedMemoriesResponse(memories=purged.memories, tokens=purged.tokens)
 
     async def _has_memory(self, tenant: str) -> bool:
-        return (await self._bridge.run_operation(GetStatistics(tenant, 0, 1))).known
+        return (await self._bridge.run_operation(GetStatistics(tenant, 0, 1))).exists
 
     def _require_configured(self, tenant: str, caller: Principal) -> None:
         """Raises ResourceMissingError for a tenant without a memory that has no configuration either, and is not the

@@ -17,8 +17,8 @@ from draftwood_service.errors import rule_for
 from draftwood_service.experiments.measuring import outcome_of
 from draftwood_service.rpc.calls import Call
 from draftwood_service.telemetry import RequestRecord
+from draftwood_tenants.experiments.arm_assignment import ArmAssignment
 from draftwood_tenants.experiments.counting import Counting
-from draftwood_tenants.experiments.placement import Placement
 
 _log = structlog.get_logger("draftwood.requests")
 _audit = structlog.get_logger("draftwood.audit")
@@ -29,7 +29,7 @@ class RequestLog:
     """What is known of a request.
 
     Attributes:
-        placement: its arm; None for a request in no experiment.
+        assignment: its arm; None for a request in no experiment.
         samples: set once the request is read.
         finish_reasons: of the samples; empty until all have ended.
         outcome: the finish reason, if it is set; an exception's reason replaces it.
@@ -39,7 +39,7 @@ class RequestLog:
     tenant: str
     operation: str
     counting: Counting
-    placement: Placement | None = None
+    assignment: ArmAssignment | None = None
     samples: list[Sample] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)
     outcome: str = "cancelled"
@@ -79,10 +79,10 @@ class RequestLog:
             total_ms=_milliseconds(record.seconds),
         )
         self.call.record.request(record)
-        if self.placement is not None:
+        if self.assignment is not None:
             counted = outcome_of(self.outcome, samples, self.call.arrived_at)
             if counted is not None:
-                self.counting.record(self.placement, counted)
+                self.counting.record(self.assignment, counted)
 
 
 @contextmanager

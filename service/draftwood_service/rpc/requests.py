@@ -23,13 +23,13 @@ from draftwood_service.rpc.calls import Call
 from draftwood_service.rpc.parsing.abilities import check_format, check_sampling, check_trees
 from draftwood_service.rpc.parsing.bounds import require_at_most, require_length
 from draftwood_service.rpc.parsing.chat import read_chat
-from draftwood_service.rpc.parsing.text_work import TextWork
+from draftwood_service.rpc.parsing.text_executor import TextExecutor
 from draftwood_service.serving import ServedModel, Serving
 from draftwood_strategies import strategy_names
 from draftwood_strategies.draft import Int32Array
 from draftwood_tenants.config import LearningScope, TenantConfig
 from draftwood_tenants.drafting import DraftChoice, Drafting, drafting_of
-from draftwood_tenants.experiments.placement import Placement
+from draftwood_tenants.experiments.arm_assignment import ArmAssignment
 from draftwood_tenants.reading import sampling_values
 
 MAX_STOP_STRINGS = 16
@@ -73,9 +73,9 @@ def read_samples(options: pb.SamplingOptions, limit: int, defaults: SamplingPara
 async def read_requests(
     request: pb.GenerateRequest,
     serving: Serving,
-    text_work: TextWork,
+    text_executor: TextExecutor,
     config: TenantConfig,
-    placement: Placement | None,
+    assignment: ArmAssignment | None,
     call: Call,
     *,
     tenant: str,
@@ -84,9 +84,9 @@ async def read_requests(
     """What the message asks for, one for each sample.
 
     Args:
-        text_work: reads long texts.
+        text_executor: reads long texts.
         config: the tenant's.
-        placement: the arm, whose drafting replaces the tenant's.
+        assignment: the arm, whose drafting replaces the tenant's.
         tenant: of the call (see `Principal.tenant_for`).
         deadline: of the request, on the clock of `time.perf_counter`.
 
@@ -102,12 +102,12 @@ async def read_requests(
     check_trees(output.draft_trees, model.abilities)
     if not config.allow_draft_override:
         _refuse_override(request.drafting, call.principal.name, tenant)
-    if placement is not None:
-        config = replace(config, drafting=placement.arm.drafting)
+    if assignment is not None:
+        config = replace(config, drafting=assignment.arm.drafting)
     strategy_name, options, max_nodes = _drafting(request.drafting, serving, config)
-    prompt = await read_prompt(request, serving, text_work, tenant)
+    prompt = await read_prompt(request, serving, text_executor, tenant)
     stop = read_stop(request, model, prompt)
-    learning, forked = config.learning, placement is not None and placement.arm.forked
+    learning, forked = config.learning, assignment is not None and assignment.arm.forked
     may_learn = request.drafting.learn or not request.drafting.HasField("learn")
     first = Request(
         request_id=call.request_id,
@@ -118,13 +118,13 @@ async def read_requests(
         strategy_options=options,
         max_draft_nodes=max_nodes,
         learns=may_learn and learning.scope is not LearningScope.NOTHING,
-        format=await read_format(request.format, model, text_work, tenant),
+        format=await read_format(request.format, model, text_executor, tenant),
         include_special_tokens=output.include_special_tokens,
         tenant=tenant,
         priority=request.priority,
         deadline=deadline,
         arrived_at=call.arrived_at,
-        arm="" if placement is None else placement.label,
+        arm="" if assignment is None else assignment.label,
         memory=MemoryTerms(with_prompts=learning.with_prompts, **asdict(replace(learning.terms, forked=forked))),
         draft_trees=output.draft_trees,
     )
@@ -155,7 +155,9 @@ def read_sampling(request: pb.GenerateRequest, model: ServedModel, config: Tenan
     return sampling
 
 
-async def read_format(options: pb.OutputFormat, model: ServedModel, text_work: TextWork, tenant: str) -> Format | None:
+async def read_format(
+    options: pb.OutputFormat, model: ServedModel, text_executor: TextExecutor, tenant: str
+) -> Format | None:
     """The format that the answer must follow; tried in a worker thread, since a large grammar takes long.
 
     Raises:
@@ -173,12 +175,12 @@ async def read_format(options: pb.OutputFormat, model: ServedModel, text_work: T
     require_length(f"format.{kind}", text, MAX_GRAMMAR_CHARACTERS)
     checked = Format(GrammarKind(kind), text)
     check_format(checked.kind, model.abilities)
-    await text_work.run(tenant, model.grammars.check, checked.kind, checked.text)
+    await text_executor.run(tenant, model.grammars.check, checked.kind, checked.text)
     return checked
 
 
 async def read_prompt(
-    request: pb.GenerateRequest | pb.TokenizeRequest, serving: Serving, text_work: TextWork, tenant: str
+    request: pb.GenerateRequest | pb.TokenizeRequest, serving: Serving, text_executor: TextExecutor, tenant: str
 ) -> Prompt:
     """The prompt: text, chat messages or token ids. Sizes are checked before anything else is done with them.
 
@@ -194,11 +196,13 @@ async def read_prompt(
             problem = f"must have at most {most} characters; it has {len(request.text)}"
             raise ContextLengthError("text", None, problem)
         encode = model.tokenizer.encode
-        return _not_empty(Prompt("text", await _read(text_work, tenant, len(request.text), encode, request.text)))
+        return _not_empty(Prompt("text", await _read(text_executor, tenant, len(request.text), encode, request.text)))
     if request.HasField("chat"):
         messages, tools, characters = read_chat(request.chat, serving)
         encode_chat = partial(model.tokenizer.encode_chat, tools=tools) if tools else model.tokenizer.encode_chat
-        return _not_empty(Prompt("chat.messages", await _read(text_work, tenant, characters, encode_chat, messages)))
+        return _not_empty(
+            Prompt("chat.messages", await _read(text_executor, tenant, characters, encode_chat, messages))
+        )
     if isinstance(request, pb.GenerateRequest) and request.HasField("token_ids"):
         given = request.token_ids.ids
         if len(given) >= model.max_context:
@@ -258,10 +262,10 @@ def require_in_vocabulary(field: str, ids: Int32Array, vocab_size: int) -> None:
 
 
 async def _read(
-    text_work: TextWork, tenant: str, characters: int, encode: Callable[[Any], Int32Array], text: Any
+    text_executor: TextExecutor, tenant: str, characters: int, encode: Callable[[Any], Int32Array], text: Any
 ) -> Int32Array:
     """int32[n]: what `encode` makes of a text, or of messages; of a long one in a thread."""
-    return encode(text) if characters <= _SHORT_TEXT else await text_work.run(tenant, encode, text)
+    return encode(text) if characters <= _SHORT_TEXT else await text_executor.run(tenant, encode, text)
 
 
 def _refuse_override(options: pb.DraftOptions, principal: str, tenant: str) -> None:
@@ -272,7 +276,7 @@ def _refuse_override(options: pb.DraftOptions, principal: str, tenant: str) -> N
 
 
 def choice_of(options: pb.DraftOptions) -> DraftChoice:
-    """What a request says of its drafts."""
+    """A request's own drafting options."""
     strategy = options.strategy if options.HasField("strategy") else None
     max_nodes = options.max_nodes if options.HasField("max_nodes") else None
     return DraftChoice(strategy, max_nodes, options.enabled if options.HasField("enabled") else True)

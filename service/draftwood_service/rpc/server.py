@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 
 from draftwood_memory.settings.files import store_keys
 from draftwood_memory.settings.opening import store_client
-from draftwood_service.audits.ledger import AuditLedger
+from draftwood_service.audits.recorder import AuditRecorder
 from draftwood_service.audits.results import AuditOutcome, AuditResult
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.reporting.liveness import follow_liveness
@@ -44,11 +44,11 @@ _log = structlog.get_logger(__name__)
 _STREAMS_SHARE = 0.75
 """The part of the grace in which live calls may finish; the rest is for their status and the end of the engine."""
 _BEFORE_GOAWAY = 0.1
-"""The part of it that passes between NOT_SERVING and GOAWAY. A call that arrives in the moment of GOAWAY ends with
+"""The share of that time between NOT_SERVING and GOAWAY. A call that arrives in the moment of GOAWAY ends with
 CANCELLED, by gRPC itself: until then clients that watch health have gone, and others are refused with UNAVAILABLE."""
 _STATUS_SECONDS = 1.0
 """For cut-off streams to send their status."""
-_LEAST_ENGINE_SECONDS = 1.0
+_MIN_ENGINE_SECONDS = 1.0
 """For the engine to end by itself, however little is left of the grace."""
 
 
@@ -56,12 +56,12 @@ class RunningServer:
     """Serves a model until it is stopped.
 
     Attributes:
-        recovery: starts an engine anew that has died; once it has failed, what is left to do is to stop.
+        recovery: restarts an engine that has died; once it has failed, the service stops.
         audits: the counts of the losslessness audit, for metrics and experiments.
         gate: counts the calls that it refused.
         limiter: of requests, by their tenants' quotas.
         serving: what health says.
-        known: set once it is known which tenants are configured: before, nothing is served.
+        synced: set once it is known which tenants are configured: before, nothing is served.
         slots: requests that can run at once.
         tenants: and experiments, as configured.
         experiments: on live requests.
@@ -94,7 +94,7 @@ class RunningServer:
             store_client(store), store_keys(store), settings.tenants_file, settings.cache_folder, limits
         )
         stored, catalog = self.tenants.stored, self.tenants.catalog
-        self.known = stored.known
+        self.synced = stored.synced
         replica = f"{socket.gethostname()}:{self.port}"
         self.experiments = LiveExperiments(self.tenants.counts, catalog, replica, partial(stop_arms, stored, catalog))
         bridge.weight_of = self._weight_of
@@ -105,10 +105,10 @@ class RunningServer:
         memory = MemoryServicer(
             bridge, model, settings, catalog.config_of, lambda tenant: catalog.tenant_message(tenant) is not None
         )
-        self.audits = AuditLedger(model)
+        self.audits = AuditRecorder(model)
         bridge.on_audited = self._audited
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
-        status = StatusServicer(bridge, self.audits, self.recovery, self.known, settings)
+        status = StatusServicer(bridge, self.audits, self.recovery, self.synced, settings)
         tenants = TenantServicer(stored, catalog, limits)
         experiments = ExperimentServicer(stored, catalog, limits, self.experiments, bridge.run_operation)
         servicers = self._servicer, memory, audit, status, tenants, experiments
@@ -127,10 +127,10 @@ class RunningServer:
         self.experiments.start()
         following = follow_liveness(self.bridge, self._settings.engine_stall_timeout, self._bound.set_alive)
         self._liveness = asyncio.create_task(following)
-        if self.known.is_set():
+        if self.synced.is_set():
             await self._set_serving(not self.bridge.stopped)
         else:
-            self._becoming_ready = asyncio.create_task(self._serve_once_known())
+            self._becoming_ready = asyncio.create_task(self._serve_once_synced())
 
     async def stop(self, grace: float | None = None) -> None:
         """Drains and stops; further calls wait for the same stop.
@@ -145,16 +145,16 @@ class RunningServer:
             self._stopping = asyncio.create_task(self._stop(seconds))
         await asyncio.shield(self._stopping)
 
-    async def _serve_once_known(self) -> None:
+    async def _serve_once_synced(self) -> None:
         """Requests of tenants that may have a configuration are refused until then."""
-        await self.known.wait()
+        await self.synced.wait()
         await self._set_serving(not self.bridge.stopped)
 
     async def _stop(self, grace: float) -> None:
         await end([self._becoming_ready])
         await self._set_serving(False)
         await self.recovery.close()
-        await self._set_serving(False)  # also if the engine was just started anew
+        await self._set_serving(False)  # also if the engine was just restarted
         self.bridge.drain()
         _log.info("draining", live=self.bridge.live, grace_seconds=grace)
         deadline = time.monotonic() + grace
@@ -169,7 +169,7 @@ class RunningServer:
         await self.experiments.close()
         await self.tenants.close()
         await self.limiter.close()
-        await self.bridge.close(max(deadline - time.monotonic(), _LEAST_ENGINE_SECONDS))  # ends an embedded store
+        await self.bridge.close(max(deadline - time.monotonic(), _MIN_ENGINE_SECONDS))  # ends an embedded store
         self._servicer.close()
         await self._bound.telemetry.close()
         _log.info("stopped")
@@ -189,7 +189,7 @@ class RunningServer:
             self.experiments.count_audit(result.tenant, result.arm, result.request_id, differing=differing)
 
     async def _set_serving(self, serving: bool) -> None:
-        self.serving = serving = serving and self.known.is_set()
+        self.serving = serving = serving and self.synced.is_set()
         answer = health_pb2.HealthCheckResponse
         await self._bound.set_health(answer.SERVING if serving else answer.NOT_SERVING)
 

@@ -168,7 +168,7 @@ class ProcessSettings(SettingsGroup):
     stall_timeout: float = Field(default=30.0, gt=0)
     """Seconds until a request ends when its client does not read"""
     engine_restarts: int = Field(default=2, ge=0)
-    """How often an engine process that died is started anew before the service exits with status 1"""
+    """How often an engine process that died is restarted before the service exits with status 1"""
     engine_stall_timeout: float = Field(default=300.0, gt=0)
     """Seconds without a sign of life of the engine until the health service `liveness` is NOT_SERVING"""
     drain_grace: float = Field(default=25.0, ge=0)

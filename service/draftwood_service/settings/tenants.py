@@ -26,7 +26,7 @@ class QuotaSettings(SettingsGroup):
 
     @property
     def rate_limits(self) -> RateLimits:
-        """Of every tenant that has no others."""
+        """The default limits of tenants."""
         return RateLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrency)
 
 

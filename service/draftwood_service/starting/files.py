@@ -10,8 +10,11 @@ from draftwood_model_runner.errors import InvalidInputError
 
 
 def require_writable(key: str, path: Path | None) -> None:
-    """Removes a file that is to be written later, if it is there; nobody sees another meanwhile. Raises
-    InvalidInputError if it cannot be written."""
+    """Removes an old version of a file that is written later, so that nobody reads it meanwhile.
+
+    Raises:
+        InvalidInputError: the file cannot be written.
+    """
     if path is None:
         return
     with _written_part(key, path) as part:

@@ -1,4 +1,4 @@
-"""What the service calls to be watched, and does nothing for a service that nobody watches."""
+"""The interface of telemetry, and its no-op implementation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from draftwood_model_runner.request import Request
     from draftwood_model_runner.statistics import SequenceStats
-    from draftwood_service.audits.ledger import AuditLedger
+    from draftwood_service.audits.recorder import AuditRecorder
     from draftwood_service.engine.bridge import EngineBridge
     from draftwood_service.engine.reporting.recovery import EngineRecovery
     from draftwood_service.quotas import Limiter
@@ -50,7 +50,7 @@ class WatchedServer(Protocol):
     bridge: EngineBridge
     recovery: EngineRecovery
     limiter: Limiter
-    audits: AuditLedger
+    audits: AuditRecorder
     gate: Gate
 
 
@@ -65,7 +65,7 @@ class CallRecord:
 
 
 class Telemetry:
-    """What records calls and requests. All methods are for the event loop. This one records nothing."""
+    """Records calls and requests. All methods are for the event loop. This one records nothing."""
 
     def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> CallRecord:
         """A call has arrived.

@@ -1,4 +1,4 @@
-"""Log lines over OTLP, beside those on standard error; and the complaints of OpenTelemetry itself, which are few."""
+"""Log lines over OTLP, beside those on standard error; and what OpenTelemetry itself logs, at most once a minute."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, set_span_in_conte
 
 _log = structlog.get_logger(__name__)
 
-_ITS_OWN = logging.getLogger("opentelemetry")
-_BETWEEN_COMPLAINTS = 60.0
+_OTEL_LOGGER = logging.getLogger("opentelemetry")
+_LOG_INTERVAL_SECONDS = 60.0
 _SEVERITIES = {
     logging.DEBUG: SeverityNumber.DEBUG,
     logging.INFO: SeverityNumber.INFO,
@@ -22,7 +22,7 @@ _SEVERITIES = {
     logging.ERROR: SeverityNumber.ERROR,
     logging.CRITICAL: SeverityNumber.FATAL,
 }
-_SHOWN_ELSEWHERE = frozenset({"event", "level", "timestamp", "exc_info", "trace_id", "span_id", "_record"})
+_NOT_ATTRIBUTES = frozenset({"event", "level", "timestamp", "exc_info", "trace_id", "span_id", "_record"})
 
 
 class OtlpHandler(logging.Handler):
@@ -36,7 +36,7 @@ class OtlpHandler(logging.Handler):
         fields: dict[str, Any] = dict(record.msg) if isinstance(record.msg, dict) else {"event": record.getMessage()}
         error = fields.get("exc_info") or (record.exc_info and record.exc_info[1])
         trace, span = fields.get("trace_id"), fields.get("span_id")
-        attributes = {key: _plain(value) for key, value in fields.items() if key not in _SHOWN_ELSEWHERE}
+        attributes = {key: _plain(value) for key, value in fields.items() if key not in _NOT_ATTRIBUTES}
         made = LogRecord(
             timestamp=round(1e9 * record.created),
             context=_context(int(trace, 16), int(span, 16)) if trace and span else None,
@@ -49,13 +49,13 @@ class OtlpHandler(logging.Handler):
         self._logger.emit(made)
 
 
-class Complaints(logging.Handler):
-    """Turns what OpenTelemetry logs of deliveries that fail into a line a minute, until it is closed."""
+class ExporterLogHandler(logging.Handler):
+    """Logs at most one line a minute of the failed deliveries that OpenTelemetry reports, until it is closed."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        _ITS_OWN.propagate = False
-        _ITS_OWN.addHandler(self)
+        _OTEL_LOGGER.propagate = False
+        _OTEL_LOGGER.addHandler(self)
         self._next = 0.0
         self._unlogged = 0
 
@@ -63,13 +63,13 @@ class Complaints(logging.Handler):
         if time.monotonic() < self._next:
             self._unlogged += 1
             return
-        self._next = time.monotonic() + _BETWEEN_COMPLAINTS
+        self._next = time.monotonic() + _LOG_INTERVAL_SECONDS
         _log.warning("telemetry is not delivered", why=record.getMessage(), unlogged_before=self._unlogged)
         self._unlogged = 0
 
     def close(self) -> None:
-        _ITS_OWN.propagate = True
-        _ITS_OWN.removeHandler(self)
+        _OTEL_LOGGER.propagate = True
+        _OTEL_LOGGER.removeHandler(self)
         super().close()
 
 

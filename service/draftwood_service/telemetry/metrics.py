@@ -61,7 +61,7 @@ class Metrics:
             self._instruments[names.USED_OUTPUT_TOKENS].add(record.output_tokens, attributes)
 
     def attributes(self, record: RequestRecord) -> dict[str, str]:
-        """Of the points of a request."""
+        """Attributes of the data points of a request."""
         attributes = {names.OPERATION: record.operation, names.PROVIDER: "draftwood", names.MODEL: self.model}
         attributes[names.ENGINE] = self.engine
         if record.request is not None:

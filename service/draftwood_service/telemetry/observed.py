@@ -45,7 +45,7 @@ class Observed:
 
     @property
     def memory(self) -> MemoryCounters:
-        """Of the engine's memories."""
+        """Counters of the engine's memories."""
         return self.report.memory
 
     def points(self, metric: Metric) -> Iterable[Point]:
@@ -174,9 +174,7 @@ _ALL = (
     _counter("draftwood.engine.steps", "{step}", "Steps of the engine", "report.engine.steps"),
     _counter("draftwood.engine.step_time", "s", "Time in them", "report.engine.step_seconds"),
     _counter("draftwood.engine.model_time", "s", "Time in their forward passes", "report.engine.model_seconds"),
-    _counter(
-        "draftwood.engine.restarts", "{restart}", "Engines started anew after one died", "server.recovery.restarts"
-    ),
+    _counter("draftwood.engine.restarts", "{restart}", "Engines restarted after one died", "server.recovery.restarts"),
     _gauge("draftwood.event_loop.lag", "s", "Longest delay of the event loop in the last 10 s", _loop_lag),
     _gauge("draftwood.kv_cache.pages", "{page}", "Pages of KV memory: held, cached, free", _pages, names.STATE),
     _gauge("draftwood.kv_cache.utilization", "1", "Share of the pages that requests hold", _utilization),

@@ -31,7 +31,7 @@ from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.settings import Settings
 from draftwood_service.telemetry.base import Telemetry, WatchedServer
 from draftwood_service.telemetry.exporters import exporter_of
-from draftwood_service.telemetry.logs import Complaints, OtlpHandler
+from draftwood_service.telemetry.logs import ExporterLogHandler, OtlpHandler
 from draftwood_service.telemetry.loop_lag import LoopLag
 from draftwood_service.telemetry.metrics import Metrics
 from draftwood_service.telemetry.observed import Observed
@@ -66,7 +66,7 @@ class OpenTelemetry(Telemetry):
             }
         )
         self._tenants = frozenset(settings.metrics_tenants)
-        self._complaints = Complaints()
+        self._exporter_logs = ExporterLogHandler()
         self._closing: list[Callable[[], object]] = []
         self._lag: LoopLag | None = None
         self._registry: CollectorRegistry | None = None
@@ -81,7 +81,7 @@ class OpenTelemetry(Telemetry):
         except BaseException:
             for close in self._closing:
                 close()
-            self._complaints.close()
+            self._exporter_logs.close()
             raise
 
     def call(self, method: str, metadata: Iterable[tuple[str, Any]] | None, arrived_at: float) -> WatchedCall:
@@ -108,7 +108,7 @@ class OpenTelemetry(Telemetry):
         deadline = time.monotonic() + _CLOSE_SECONDS
         for thread in threads:
             await asyncio.to_thread(thread.join, max(deadline - time.monotonic(), 0.0))
-        self._complaints.close()
+        self._exporter_logs.close()
 
     def _readers(self, settings: Settings, collector: str) -> list[MetricReader]:
         readers: list[MetricReader] = []

@@ -8,10 +8,10 @@ import secrets
 import threading
 from contextlib import suppress
 
+from draftwood_tenants.experiments.arm_assignment import ArmAssignment, target_of
 from draftwood_tenants.experiments.counters import Origin
 from draftwood_tenants.experiments.counting import Counting
 from draftwood_tenants.experiments.outcomes import Outcome
-from draftwood_tenants.experiments.placement import Placement, target_of
 from draftwood_tenants.followed import FollowedTenants
 from draftwood_tenants.resources.ending import end
 
@@ -42,11 +42,11 @@ class TenantThread:
         self._thread.start()
         self._looked.wait(seconds)
 
-    def record(self, placement: Placement, outcome: Outcome) -> None:
+    def record(self, assignment: ArmAssignment, outcome: Outcome) -> None:
         """Counts a request. For any thread; returns at once."""
         with suppress(RuntimeError):  # the thread has ended
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._counting.record, placement, outcome)
+                self._loop.call_soon_threadsafe(self._counting.record, assignment, outcome)
 
     def close(self) -> None:
         """Writes what is counted, and ends. Blocks for seconds at most."""

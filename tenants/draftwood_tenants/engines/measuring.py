@@ -1,4 +1,4 @@
-"""What a request counts for that an engine's worker has seen from its first token on."""
+"""The outcome of a request in an experiment, as an engine's worker sees it: from its first token on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def outcome_of(session: Session) -> Outcome | None:
     if not session.output:
         return None
     stats, last = session.stats, session.output[-1].tolist()
-    ends = next((at for at, token in enumerate(last) if token in session.stops), len(last) - 1)
+    ends = next((at for at, token in enumerate(last) if token in session.stop_token_ids), len(last) - 1)
     beyond = len(last) - 1 - ends
     return Outcome(
         arrived_at=time.time() - (time.perf_counter() - stats.first_at),

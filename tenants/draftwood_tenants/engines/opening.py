@@ -12,8 +12,8 @@ from pathlib import Path
 from socket import gethostname
 from typing import Generic, NamedTuple, Self
 
-from draftwood_memory.engines.drafts import EngineDrafts, Made, Publish, Tell
-from draftwood_memory.engines.figures import DRAFTING_UP
+from draftwood_memory.engines.draft_metrics import DRAFTING_UP
+from draftwood_memory.engines.drafts import DraftListener, Drafts, EngineDrafts, Publish
 from draftwood_memory.engines.fingerprint import UnknownCheckpointError, fingerprint_of
 from draftwood_memory.engines.forms.base import DraftForm
 from draftwood_memory.engines.metrics import MetricFiles, folder_of
@@ -62,7 +62,7 @@ class ServedModel(NamedTuple):
         return cls(checkpoint_of(path, revision), f"{path} {revision}", vocabulary, vocab_size)
 
 
-class OpenedDrafts(Generic[Made]):
+class OpenedDrafts(Generic[Drafts]):
     """Drafts of an engine, with the store that they use. They are closed when the process ends, if not before.
 
     Args:
@@ -70,7 +70,7 @@ class OpenedDrafts(Generic[Made]):
         environ: variables `DRAFTWOOD_...`.
         form, is_live: as in `EngineDrafts`.
         policy: decides how requests are drafted for; None for what tenants and settings say.
-        told: who is told of drafts, as in `EngineDrafts`; closed after them.
+        listener: opens the listener of drafts, as in `EngineDrafts`; closed after them.
 
     Attributes:
         drafts: those that are open.
@@ -86,10 +86,10 @@ class OpenedDrafts(Generic[Made]):
         engine: str,
         environ: Mapping[str, str],
         model: ServedModel,
-        form: DraftForm[Made],
+        form: DraftForm[Drafts],
         is_live: Callable[[str], bool],
         policy: RequestPolicy | None = None,
-        told: Callable[[Memory], AbstractContextManager[Tell]] | None = None,
+        listener: Callable[[Memory], AbstractContextManager[DraftListener]] | None = None,
     ) -> None:
         settings = read_environment(environ, strategy=DEFAULT_STRATEGY)
         tenant = tenant_of(environ, settings)
@@ -99,8 +99,10 @@ class OpenedDrafts(Generic[Made]):
             publish = publisher(environ, stack)
             origin = described(settings, tenant) if policy is None else "Draftwood's service decides for each request"
             policy = policy or policy_of(environ, settings, tenant, stack)
-            tell: Tell = (lambda sessions: None) if told is None else stack.enter_context(told(memory))
-            self.drafts = EngineDrafts(memory, settings, policy, model.vocab_size, form, is_live, publish, tell)
+            on_drafts: DraftListener = (
+                (lambda sessions: None) if listener is None else stack.enter_context(listener(memory))
+            )
+            self.drafts = EngineDrafts(memory, settings, policy, model.vocab_size, form, is_live, publish, on_drafts)
             stack.callback(self.drafts.close)
             self.drafts.start()
             # Processes of multiprocessing end without what `atexit` has.

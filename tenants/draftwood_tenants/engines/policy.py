@@ -1,4 +1,4 @@
-"""How requests of a foreign engine are drafted for: as their tenants are configured, and by the arms of experiments."""
+"""Drafting options of another engine's requests, by the configuration of their tenants and the arms of experiments."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.config import LearningScope, TenantConfig
 from draftwood_tenants.drafting import DraftChoice, drafting_of
 from draftwood_tenants.engines.measuring import outcome_of
+from draftwood_tenants.experiments.arm_assignment import ArmAssigner, ArmAssignment
 from draftwood_tenants.experiments.outcomes import Outcome
-from draftwood_tenants.experiments.placement import Placement, Placements
 
 _log = logging.getLogger("draftwood")
 _NO_TENANT = TenantConfig()
-_MOST_WARNED = 100
+_MAX_WARNED = 100
 """Tenants of which it is logged that their requests choose what they may not."""
 
-Record = Callable[[Placement, Outcome], None]
+Record = Callable[[ArmAssignment, Outcome], None]
 """Counts a request in its arm. Returns at once."""
 
 
@@ -37,11 +37,11 @@ class TenantPolicy:
 
     def __init__(self, catalog: Catalog, settings: MemorySettings, tenant: str, record: Record) -> None:
         self._catalog = catalog
-        self._placements = Placements(catalog)
+        self._assigner = ArmAssigner(catalog)
         self._settings = settings
         self._tenant = tenant
         self._record = record
-        self._placed: dict[str, Placement] = {}
+        self._assigned: dict[str, ArmAssignment] = {}
         self._warned: set[str] = set()
 
     def options_of(self, request_id: str, given: Mapping[str, Any] | None) -> RequestOptions:
@@ -55,12 +55,12 @@ class TenantPolicy:
         if draft.overrides and not config.allow_draft_override:
             self._warn(choice.tenant)
             draft = DraftChoice()
-        placement = self._place(request_id, choice, overridden=draft.overrides)
-        if placement is not None:
-            config = replace(config, drafting=placement.arm.drafting)
+        assignment = self._assign(request_id, choice, overridden=draft.overrides)
+        if assignment is not None:
+            config = replace(config, drafting=assignment.arm.drafting)
         drafting = drafting_of(draft, config, self._settings.strategy, self._settings.max_draft_nodes)
-        if placement is not None:
-            self._placed[request_id] = placement
+        if assignment is not None:
+            self._assigned[request_id] = assignment
         learns = choice.learns and choice.tenant != "" and config.learning.scope is not LearningScope.NOTHING
         return RequestOptions(
             tenant=choice.tenant,
@@ -68,25 +68,25 @@ class TenantPolicy:
             max_nodes=drafting.max_nodes,
             learns=learns,
             strategy_options=drafting.options,
-            arm="" if placement is None else placement.label,
-            terms=replace(config.learning.terms, forked=placement is not None and placement.arm.forked),
+            arm="" if assignment is None else assignment.label,
+            terms=replace(config.learning.terms, forked=assignment is not None and assignment.arm.forked),
             with_prompt=config.learning.with_prompts,
         )
 
     def ended(self, session: Session) -> None:
-        placement = self._placed.pop(session.request.request_id, None)
-        found = None if placement is None else outcome_of(session)
-        if placement is not None and found is not None:
-            self._record(placement, found)
+        assignment = self._assigned.pop(session.request.request_id, None)
+        found = None if assignment is None else outcome_of(session)
+        if assignment is not None and found is not None:
+            self._record(assignment, found)
 
-    def _place(self, request_id: str, choice: RequestChoice, *, overridden: bool) -> Placement | None:
+    def _assign(self, request_id: str, choice: RequestChoice, *, overridden: bool) -> ArmAssignment | None:
         if not choice.tenant:
             return None
-        return self._placements.place(
+        return self._assigner.assign(
             choice.tenant, request_id=request_id, session=choice.session, overridden=overridden
         )
 
     def _warn(self, tenant: str) -> None:
-        if tenant not in self._warned and len(self._warned) < _MOST_WARNED:
+        if tenant not in self._warned and len(self._warned) < _MAX_WARNED:
             self._warned.add(tenant)
             _log.warning("what requests say of drafts is ignored: tenants/%s does not allow it", tenant)

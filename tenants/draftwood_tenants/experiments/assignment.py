@@ -20,7 +20,7 @@ class ExperimentError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class UnitAssignment:
     """The arm of a unit, by its position in `Split.arms`, and its bucket, 0 to `BUCKETS - 1`."""
 
     arm: int
@@ -63,7 +63,7 @@ class Split:
         """The expected share of each arm among the units that take part."""
         return tuple(weight / math.fsum(self.weights) for weight in self.weights)
 
-    def assign(self, tenant: str, unit: str, *, overridden: bool = False) -> Assignment | None:
+    def assign(self, tenant: str, unit: str, *, overridden: bool = False) -> UnitAssignment | None:
         """The arm of a unit; None if it does not take part.
 
         Args:
@@ -80,7 +80,7 @@ class Split:
             return None
         ends = list(accumulate(self.shares))
         arm = next((arm for arm, end in enumerate(ends) if position < end), len(ends) - 1)
-        return Assignment(arm, int.from_bytes(hashed[16:24], "big") % BUCKETS)
+        return UnitAssignment(arm, int.from_bytes(hashed[16:24], "big") % BUCKETS)
 
 
 def require_allowed_change(running: Split, changed: Split) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from draftwood_tenants.experiments.assignment import BUCKETS, Assignment
+from draftwood_tenants.experiments.assignment import BUCKETS, UnitAssignment
 from draftwood_tenants.experiments.latencies import BINS, bin_of
 from draftwood_tenants.experiments.outcomes import FIELDS, FloatArray, Outcome, column
 
@@ -26,7 +26,7 @@ LATENCIES = ("ttft", "tpot")
 """The order of the second axis of `Counts.latencies`."""
 
 _AUDITED, _DIFFERING = column("audited"), column("differing")
-_MOST_UNITS = 65_536
+_MAX_UNITS = 65_536
 """Units that a recorder remembers; one that comes back after so many others is counted as new."""
 
 
@@ -113,7 +113,7 @@ class Recorder:
     def __post_init__(self) -> None:
         self._counts = Counts.zero(self.arms)
 
-    def record(self, assignment: Assignment, tenant: str, unit: str, outcome: Outcome) -> None:
+    def record(self, assignment: UnitAssignment, tenant: str, unit: str, outcome: Outcome) -> None:
         """Counts a finished request."""
         if outcome.arrived_at < self.measured_from:
             return
@@ -125,7 +125,7 @@ class Recorder:
         seen.counted, seen.erred, seen.answered = True, seen.erred or outcome.erred, seen.answered or not outcome.erred
         self._sequence += 1
 
-    def record_audit(self, assignment: Assignment, *, differing: bool) -> None:
+    def record_audit(self, assignment: UnitAssignment, *, differing: bool) -> None:
         """Counts an answer that was decoded again after its request was counted."""
         sums = self._counts.sums[assignment.arm, assignment.bucket]
         sums[_AUDITED] += 1
@@ -150,7 +150,7 @@ class Recorder:
     def _unit(self, tenant: str, unit: str) -> _Seen:
         seen = self._seen.setdefault((tenant, unit), _Seen())
         self._seen.move_to_end((tenant, unit))
-        if len(self._seen) > _MOST_UNITS:
+        if len(self._seen) > _MAX_UNITS:
             self._seen.popitem(last=False)
         return seen
 

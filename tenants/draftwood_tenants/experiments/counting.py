@@ -1,4 +1,4 @@
-"""The counts of this process, and their way into the store."""
+"""Counts the requests of this process, and writes the counts to the store."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from itertools import count
 
 from draftwood_memory.errors import MemoryStoreError
+from draftwood_tenants.experiments.arm_assignment import ArmAssignment, Running
 from draftwood_tenants.experiments.counters import Origin, Recorder, Snapshot
 from draftwood_tenants.experiments.outcomes import Outcome
-from draftwood_tenants.experiments.placement import Placement, Running
-from draftwood_tenants.experiments.store.base import CountStore, Stored, Target
+from draftwood_tenants.experiments.store.base import CountStore, EncodedSnapshot, Target
 from draftwood_tenants.experiments.store.encoding import encode
 
 _log = logging.getLogger(__name__)
@@ -37,16 +37,16 @@ class Counting:
         self._written: dict[Target, int] = {}
         self._problem = ""
 
-    def record(self, placement: Placement, outcome: Outcome) -> None:
+    def record(self, assignment: ArmAssignment, outcome: Outcome) -> None:
         """Counts a finished request."""
-        if placement.counted:
-            recorder = self._recorder(placement.experiment)
-            recorder.record(placement.assignment, placement.tenant, placement.unit, outcome)
+        if assignment.counted:
+            recorder = self._recorder(assignment.experiment)
+            recorder.record(assignment.unit_assignment, assignment.tenant, assignment.unit, outcome)
 
-    def record_audit(self, placement: Placement, *, differing: bool) -> None:
+    def record_audit(self, assignment: ArmAssignment, *, differing: bool) -> None:
         """Counts an answer that was decoded again without drafting."""
-        if placement.counted:
-            self._recorder(placement.experiment).record_audit(placement.assignment, differing=differing)
+        if assignment.counted:
+            self._recorder(assignment.experiment).record_audit(assignment.unit_assignment, differing=differing)
 
     def snapshot(self, target: Target) -> Snapshot | None:
         """What this process has counted of an experiment up to now."""
@@ -60,7 +60,7 @@ class Counting:
             await self.write()
 
     async def write(self) -> None:
-        """Writes what is new. A store that does not answer is no error: the next write has it all."""
+        """Writes what is new. If the store does not answer, the next write includes it."""
         for target in self._recorders.keys() - set(self._known()):
             del self._recorders[target]
             self._written.pop(target, None)
@@ -71,7 +71,7 @@ class Counting:
                 continue
             data = await asyncio.to_thread(encode, snapshot)
             try:
-                await self._store.write(target, Stored(snapshot.origin, snapshot.sequence, data))
+                await self._store.write(target, EncodedSnapshot(snapshot.origin, snapshot.sequence, data))
                 self._written[target] = snapshot.sequence
             except MemoryStoreError as error:
                 problem = str(error)
@@ -82,7 +82,7 @@ class Counting:
     def _recorder(self, experiment: Running) -> Recorder:
         recorder = self._recorders.get(experiment.target)
         if recorder is None:
-            # If an experiment is gone for a while, its counts begin anew beside those that are written.
+            # If an experiment is gone for a while, its counts start at 0 beside those that are written.
             origin = Origin(self._process.replica, f"{self._process.boot}.{next(self._number)}")
             recorder = Recorder(origin, len(experiment.config.arms), experiment.measured_from)
             self._recorders[experiment.target] = recorder

@@ -1,4 +1,4 @@
-"""What an experiment is, checked, and what may become of it in each of its states."""
+"""The definition of an experiment, validated, and the changes that each of its states allows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftwood_tenants.config import DraftConfig
 from draftwood_tenants.experiments.assignment import ExperimentError, Split, require_allowed_change
 from draftwood_tenants.experiments.limits import Limits
 
-MOST_ARMS = 8
+MAX_ARMS = 8
 _ID = re.compile(r"[a-z][a-z0-9-]{0,62}")
 
 
@@ -75,8 +75,8 @@ class ExperimentConfig:
 
     def __post_init__(self) -> None:
         require_id("name", self.name)
-        if not 2 <= len(self.arms) <= MOST_ARMS:
-            raise ExperimentError(f"arms: {len(self.arms)} of them; 2 to {MOST_ARMS} are needed")
+        if not 2 <= len(self.arms) <= MAX_ARMS:
+            raise ExperimentError(f"arms: {len(self.arms)} of them; 2 to {MAX_ARMS} are needed")
         for index, arm in enumerate(self.arms):
             require_id(f"arms[{index}].id", arm.id)
             if not (math.isfinite(arm.weight) and arm.weight > 0):

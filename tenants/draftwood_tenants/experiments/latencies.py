@@ -8,14 +8,14 @@ import numpy as np
 
 from draftwood_tenants.experiments.outcomes import FloatArray
 
-LEAST_SECONDS = 1e-4
+MIN_SECONDS = 1e-4
 """Upper edge of the first bin; there is nothing to compare below it."""
 STEP = 1.05
 """Ratio of neighbouring edges, which is the resolution of a quantile."""
 BINS = 333
 """The last bin holds all above 1,000 seconds."""
 
-EDGES: FloatArray = LEAST_SECONDS * np.power(STEP, np.arange(BINS - 1, dtype=np.float64))
+EDGES: FloatArray = MIN_SECONDS * np.power(STEP, np.arange(BINS - 1, dtype=np.float64))
 """Seconds, float64[BINS - 1]: bin i holds what is above edge i - 1 and at most edge i."""
 
 

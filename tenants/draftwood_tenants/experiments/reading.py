@@ -15,7 +15,7 @@ from draftwood_tenants.identifiers import check_identifier
 from draftwood_tenants.reading import ServerLimits, read_drafting, require_description, seconds_of, under
 
 PREFIX = "experiments/"
-MOST_TENANTS = 10_000
+MAX_TENANTS = 10_000
 STATES = {
     pb.EXPERIMENT_STATE_DRAFT: ExperimentState.DRAFT,
     pb.EXPERIMENT_STATE_RUNNING: ExperimentState.RUNNING,
@@ -37,8 +37,8 @@ def read_experiment(message: pb.Experiment, limits: ServerLimits) -> ExperimentC
     require_description(message.description)
     for field in ("unit", "state"):
         _require_known(field, message, pb.ExperimentUnit if field == "unit" else pb.ExperimentState)
-    if len(message.tenants) > MOST_TENANTS:
-        raise InvalidInputError("tenants", None, f"has {len(message.tenants)} items; at most {MOST_TENANTS}")
+    if len(message.tenants) > MAX_TENANTS:
+        raise InvalidInputError("tenants", None, f"has {len(message.tenants)} items; at most {MAX_TENANTS}")
     for index, tenant in enumerate(message.tenants):
         check_identifier(f"tenants[{index}]", tenant)
         if not tenant:

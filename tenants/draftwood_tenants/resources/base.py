@@ -15,7 +15,7 @@ from draftwood_errors import DraftwoodError
 TENANTS, EXPERIMENTS, STOPS = "tenants", "experiments", "stops"
 """Kinds of resources. A stop is what a guardrail did to an experiment of the file: an `Experiment` with the digest of
 its definition in place of its salt, stopped arms, and its state and end if it was stopped altogether."""
-MOST_DELETED = 10_000
+MAX_DELETED = 10_000
 """Names of deleted resources that a store keeps for readers. One that is further behind reads everything again."""
 
 
@@ -48,7 +48,7 @@ class Cursor:
 
     Attributes:
         floor: the store's; it shows which deletions a reader has missed.
-        store: made up at a store's first write, so that a reader notices that the store lost its data; "" if
+        store: random id drawn at a store's first write, so that a reader notices that the store lost its data; "" if
             nothing was ever written.
     """
 
@@ -64,7 +64,7 @@ class Page:
     Attributes:
         changes: by key, in the order of their revisions; None for a resource that is deleted.
         cursor: for the next page.
-        anew: it begins a reading of everything: what is not in this page or the following does not exist.
+        is_snapshot: it begins a full listing: what is not in this page or the following does not exist.
         more: there is another page.
         unreadable: keys of changes of which the value cannot be read here.
         foreign: those of them with names that are not written as here, so that their tenants are not known.
@@ -73,7 +73,7 @@ class Page:
 
     changes: dict[str, Resource | None]
     cursor: Cursor
-    anew: bool
+    is_snapshot: bool
     more: bool
     unreadable: frozenset[str] = frozenset()
     foreign: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""Notices that the clock of this process and the store's differ."""
+"""Detects skew between the clock of this process and the store's."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 """Tasks end at once, but for the case that `end` describes."""
 
 
@@ -18,4 +18,4 @@ async def end(tasks: Iterable[asyncio.Task[None] | None]) -> None:
     while pending:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=_AGAIN_SECONDS)
+        _, pending = await asyncio.wait(pending, timeout=_RETRY_SECONDS)

@@ -38,7 +38,7 @@ class EtagError(ResourceError):
         super().__init__(name, "was changed by another call; read it again")
 
 
-class NotAllowedNowError(ResourceError):
+class PreconditionError(ResourceError):
     """The state of the resource, or of another, does not allow this.
 
     Attributes:
@@ -50,7 +50,7 @@ class NotAllowedNowError(ResourceError):
         self.kind = kind
 
 
-class OfFileError(NotAllowedNowError):
+class DefinedInFileError(PreconditionError):
     """The servers' file defines the resource."""
 
     def __init__(self, name: str) -> None:

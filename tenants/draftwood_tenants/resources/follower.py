@@ -12,12 +12,12 @@ from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
 from draftwood_tenants.resources.base import ConflictError, Cursor, Page, Resource, ResourceStore, Write
 from draftwood_tenants.resources.clock import ClockWatch
 from draftwood_tenants.resources.ending import end
-from draftwood_tenants.resources.remembered import Remembered
+from draftwood_tenants.resources.presence_note import PresenceNote
 
 _log = logging.getLogger(__name__)
 
 SECONDS = 0.3
-"""Between two looks, so that every server follows a change within a second."""
+"""Polling interval, so that every server follows a change within a second."""
 _TRIES = 8
 """To restore what a store has lost, while others write to it."""
 
@@ -88,19 +88,19 @@ class ResourceFollower:
     A store that has lost what it had gets it again from here.
 
     Attributes:
-        known: set once it is known which resources there are: they were read, or the last look of an earlier process
+        synced: set once it is known which resources there are: they were read, or the last look of an earlier process
             found none.
         read: they were read, in this process.
 
     Args:
-        remembered: what earlier processes found; None where they leave nothing.
+        presence_note: what earlier processes found; None where they leave nothing.
     """
 
-    def __init__(self, store: ResourceStore, remembered: Remembered | None = None) -> None:
-        self.known = asyncio.Event()
+    def __init__(self, store: ResourceStore, presence_note: PresenceNote | None = None) -> None:
+        self.synced = asyncio.Event()
         self.read = False
         self._store = store
-        self._remembered = remembered
+        self._presence_note = presence_note
         self._clock = ClockWatch()
         self._cursor = Cursor()
         self._lock = asyncio.Lock()
@@ -122,15 +122,15 @@ class ResourceFollower:
         if name in self.of_kind(kind):
             return False
         unreadable = self._copy.unreadable
-        return not self.known.is_set() or (bool(unreadable) and self._store.key(kind, name) in unreadable)
+        return not self.synced.is_set() or (bool(unreadable) and self._store.key(kind, name) in unreadable)
 
     async def start(self) -> None:
         """Looks once, and from now on. A store that does not answer is no error."""
         await self._look()
         unanswered = self._cursor == Cursor()
-        if unanswered and self._remembered is not None and await self._remembered.none_lately():
-            self.known.set()
-        if not self.known.is_set():
+        if unanswered and self._presence_note is not None and await self._presence_note.none_lately():
+            self.synced.set()
+        if not self.synced.is_set():
             _log.error("the configuration of tenants is unknown; requests are refused until it was read")
         self._task = asyncio.create_task(self._follow())
 
@@ -161,7 +161,7 @@ class ResourceFollower:
                 page = await self._store.changes(cursor)
                 timed(page.time)
             cursor = page.cursor
-            if page.anew:
+            if page.is_snapshot:
                 copy = _Copy()
             copy.apply(page, self._copy)
             if copy is self._copy:
@@ -177,8 +177,8 @@ class ResourceFollower:
         return True
 
     def _lost(self, copy: _Copy, cursor: Cursor) -> list[Write]:
-        """What the store had and has not any more, though nobody deleted it. It was emptied, was begun anew since, or
-        went back, as in a failover."""
+        """What the store had and has not any more, though nobody deleted it: it was emptied, replaced, or
+        went back in time, as in a failover."""
         known = self._cursor
         if known.revision and (not cursor.revision or (known.store and cursor.store != known.store)):
             return self._copy.lost_in(copy)
@@ -200,14 +200,14 @@ class ResourceFollower:
             return self._say(problem)
         self._say("")
         self.read = True
-        self.known.set()
-        if self._remembered is not None:
-            await self._remembered.note(bool(self._copy.names or self._copy.unreadable))
+        self.synced.set()
+        if self._presence_note is not None:
+            await self._presence_note.note(bool(self._copy.names or self._copy.unreadable))
 
     async def _incomplete(self) -> str:
         """Why the first reading does not tell which tenants there are; "" if it does."""
-        if not self._cursor.revision and self._remembered is not None and await self._remembered.had_some():
-            return f"the store lost it: write it again, or delete {self._remembered.path} if there shall be none"
+        if not self._cursor.revision and self._presence_note is not None and await self._presence_note.had_some():
+            return f"the store lost it: write it again, or delete {self._presence_note.path} if there shall be none"
         if self._copy.foreign:
             return "names of tenants are hidden with another key, or were stored before they were hidden"
         return ""

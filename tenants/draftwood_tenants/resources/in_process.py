@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from draftwood_tenants.resources.base import MOST_DELETED, ConflictError, Cursor, Page, Resource, Write
+from draftwood_tenants.resources.base import MAX_DELETED, ConflictError, Cursor, Page, Resource, Write
 
 
 class InProcessResources:
@@ -32,12 +32,12 @@ class InProcessResources:
 
     async def changes(self, after: Cursor) -> Page:
         """Everything in one page."""
-        anew = after.floor != self._floor and after.revision < max(self._floor, 1)
-        seen = 0 if anew else after.revision
+        is_snapshot = after.floor != self._floor and after.revision < max(self._floor, 1)
+        seen = 0 if is_snapshot else after.revision
         changed: dict[str, Resource | None] = {key: one for key, one in self._resources.items() if one.revision > seen}
-        if not anew:
+        if not is_snapshot:
             changed |= dict.fromkeys(key for key, revision in self._deleted.items() if revision > seen)
-        return Page(changed, Cursor(self._revision, self._floor), anew, more=False)
+        return Page(changed, Cursor(self._revision, self._floor), is_snapshot, more=False)
 
     async def close(self) -> None:
         """Does nothing."""
@@ -51,6 +51,6 @@ class InProcessResources:
             return self._revision
         self._resources.pop(key, None)
         self._deleted[key] = self._revision
-        if len(self._deleted) > MOST_DELETED:
+        if len(self._deleted) > MAX_DELETED:
             self._floor = self._deleted.pop(next(iter(self._deleted)))
         return self._revision

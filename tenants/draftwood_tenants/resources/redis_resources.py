@@ -3,8 +3,8 @@
 All keys have one hash tag, so that one script can change them together: `dw:{resources}:meta` (a hash: revision, floor,
 schema, store), `:values` (a hash: key to value), `:changes` (a sorted set of the keys of all resources and of the
 deleted ones that are remembered, by revision) and `:deleted` (a sorted set of the latter). Revisions are at least the
-server's clock in microseconds: a store that lost its data does not use one again. `store` in `:meta` is made up at the
-first write, to tell a store that lost its data from one that never had any.
+server's clock in microseconds: a store that lost its data does not use one again. `store` in `:meta` is a random id,
+drawn at the first write, by which a store that lost its data differs from one that never had any.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence as SequenceOf
 
 from draftwood_memory.errors import CorruptValueError, StoreRefusedError, StoreUnavailableError
 from draftwood_memory.store.redis_client import RedisClient, Script
-from draftwood_tenants.resources.base import MOST_DELETED, ConflictError, Cursor, Page, Resource, Write
+from draftwood_tenants.resources.base import MAX_DELETED, ConflictError, Cursor, Page, Resource, Write
 from draftwood_tenants.resources.encryption import ResourceCipher
 
 _log = logging.getLogger(__name__)
@@ -68,21 +68,21 @@ redis.call('HSET', meta, 'revision', string.format('%d', new), 'floor', string.f
 return given
 """
 
-# ARGV: revision floor page store. Returns revision, floor, anew, more, store, time, then key revision value for each
+# ARGV: revision floor page store. Returns revision, floor, full, more, store, time, then key revision value for each
 # change.
 _CHANGES = """
 local meta, values, changes = KEYS[1], KEYS[2], KEYS[3]
 local m, time = redis.call('HMGET', meta, 'revision', 'floor', 'store'), redis.call('TIME')
 local revision, floor, after = tonumber(m[1] or 0), tonumber(m[2] or 0), tonumber(ARGV[1])
 local store, now = m[3] or '', time[1] .. '.' .. string.format('%06d', time[2])
-local anew = after > revision or (floor ~= tonumber(ARGV[2]) and after < floor) or (ARGV[4] ~= '' and ARGV[4] ~= store)
-if not anew and after == revision then return {revision, floor, 0, 0, store, now} end
-if anew then after = 0 end
+local full = after > revision or (floor ~= tonumber(ARGV[2]) and after < floor) or (ARGV[4] ~= '' and ARGV[4] ~= store)
+if not full and after == revision then return {revision, floor, 0, 0, store, now} end
+if full then after = 0 end
 local found = redis.call('ZRANGEBYSCORE', changes, string.format('(%d', after), '+inf', 'WITHSCORES', 'LIMIT', 0,
   tonumber(ARGV[3]))
 local more = #found == 2 * tonumber(ARGV[3])
 if more then revision = tonumber(found[#found]) end
-local given = {revision, floor, anew and 1 or 0, more and 1 or 0, store, now}
+local given = {revision, floor, full and 1 or 0, more and 1 or 0, store, now}
 for i = 1, #found, 2 do
   given[#given + 1] = found[i]
   given[#given + 1] = tonumber(found[i + 1])
@@ -108,7 +108,7 @@ class RedisResources:
 
     async def write(self, writes: SequenceOf[Write], since: int | None = None, store: str = "") -> list[int]:
         """Raises ConflictError, MemoryStoreError."""
-        arguments: list[str | int | bytes] = [SCHEMA, "" if since is None else since, MOST_DELETED, store]
+        arguments: list[str | int | bytes] = [SCHEMA, "" if since is None else since, MAX_DELETED, store]
         for write in writes:
             encrypted = b"" if write.value is None else self._cipher.encrypt(write.kind, write.name, write.value)
             key = self._cipher.key(write.kind, write.name)
@@ -128,7 +128,7 @@ class RedisResources:
         """Raises MemoryStoreError."""
         script = Script(_CHANGES, _KEYS[:3], [after.revision, after.floor, _PAGE, after.store])
         answer = await self._client.run(script)
-        revision, floor, anew, more, store, time, *rest = answer
+        revision, floor, is_snapshot, more, store, time, *rest = answer
         changes: dict[str, Resource | None] = {}
         unreadable = set()
         for key, number, value in zip(map(bytes.decode, rest[::3]), rest[1::3], rest[2::3], strict=True):
@@ -140,7 +140,7 @@ class RedisResources:
         return Page(
             changes,
             Cursor(revision, floor, store.decode()),
-            bool(anew),
+            bool(is_snapshot),
             bool(more),
             frozenset(unreadable),
             frozenset(key for key in unreadable if not self._cipher.is_own(key)),

@@ -15,7 +15,7 @@ import pytest
 
 from draftwood_memory import Memory, RedisClient
 from draftwood_memory.engines import exclusion
-from draftwood_memory.engines.drafts import MOST_FAILURES, EngineDrafts
+from draftwood_memory.engines.drafts import MAX_FAILURES, EngineDrafts
 from draftwood_memory.engines.forms.chains import ChainForm
 from draftwood_memory.engines.policy import SettingsPolicy
 from draftwood_memory.engines.session import Row
@@ -87,7 +87,7 @@ def test_an_answer_that_ends_before_its_memory_is_there_is_learned() -> None:
     with engine(tenant="acme") as made:
         memory, strategy = made.drafts.memory, made.drafts.memory.strategy("acme", "trie")
         late: list[Callable[[Strategy], object]] = []
-        memory.fetch = lambda use, later: late.append(later)  # type: ignore[method-assign]
+        memory.fetch = lambda use, on_loaded: late.append(on_loaded)  # type: ignore[method-assign]
         made.add("1", TEXT[:4])
         made.run()
         assert made.finished["1"].drafted == 0
@@ -238,12 +238,12 @@ def test_a_step_that_raises_costs_its_drafts_and_three_in_a_row_end_drafting() -
 
     with engine(tenant="acme") as made:
         for _ in range(2):
-            for _ in range(MOST_FAILURES - 1):
+            for _ in range(MAX_FAILURES - 1):
                 assert made.drafts.attempt(broken) is None
             assert made.drafts.failing
             assert made.drafts.attempt(list) == []
             assert not made.drafts.failing
-        for _ in range(MOST_FAILURES - 1):
+        for _ in range(MAX_FAILURES - 1):
             assert made.drafts.attempt(broken) is None
         with pytest.raises(RuntimeError, match="broken"):
             made.drafts.attempt(broken)

@@ -19,12 +19,12 @@ from draftwood_memory.engines import metrics
 ENGINE = """
 import os, sys
 from pathlib import Path
-from draftwood_memory.engines.figures import OF_DRAFTS, OF_MEMORY, STORE_UP
+from draftwood_memory.engines.draft_metrics import DRAFT_METRICS, MEMORY_METRICS, STORE_UP
 from draftwood_memory.engines.metrics import MetricFiles, folder_of
 files, up = MetricFiles(folder_of(os.environ)), float(sys.argv[1])
 for value in (1.0, 5.0):
-    files.write([(OF_DRAFTS[0], {"draftwood_strategy": "trie", "draftwood_arm": ""}, value),
-                 (OF_MEMORY[0], {}, value), (OF_MEMORY[7], {}, value), (STORE_UP, {}, up)])
+    files.write([(DRAFT_METRICS[0], {"draftwood_strategy": "trie", "draftwood_arm": ""}, value),
+                 (MEMORY_METRICS[0], {}, value), (MEMORY_METRICS[7], {}, value), (STORE_UP, {}, up)])
 print("written", flush=True)
 sys.stdin.readline()
 files.close()

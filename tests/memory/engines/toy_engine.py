@@ -117,16 +117,16 @@ class ToyEngine:
 
     def _row(self, one: Running) -> Row:
         one.read = min(one.read + self.chunk, one.prompt)
-        writes = one.read == one.prompt
-        if writes:
+        decodes = one.read == one.prompt
+        if decodes:
             for token in [*one.draft, None]:
                 right = self.model(one.tokens)
                 one.tokens.append(right)
                 one.accepted += right == token
                 if right != token or len(one.output) >= one.most:
                     break
-        room = one.most - len(one.output) - 1
-        return Row(one.request_id, np.array(one.tokens, np.int64), one.prompt, room, one.options, writes)
+        max_draft_tokens = one.most - len(one.output) - 1
+        return Row(one.request_id, np.array(one.tokens, np.int64), one.prompt, max_draft_tokens, one.options, decodes)
 
 
 def plain(model: Model, prompt: list[int], most: int) -> list[int]:

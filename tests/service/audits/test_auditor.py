@@ -19,7 +19,7 @@ from draftwood_client.cli import build_app
 from draftwood_memory import MemoryName
 from draftwood_model_runner.answer import Difference
 from draftwood_service.audits import auditor
-from draftwood_service.audits.ledger import AuditCounts, tie_bound
+from draftwood_service.audits.recorder import AuditCounts, tie_bound
 from draftwood_service.engine.reporting.report import WorkKey
 from tests.service.fakes import FakeEngine, FakeModel, Served, answer, serving, until
 
@@ -73,7 +73,7 @@ async def test_nothing_to_audit(share: float, drafting: pb.DraftOptions) -> None
         engine.tokens_per_step = 1  # nothing was drafted
     async with serving(engine, audit_share=share) as served:
         await answered(served, *(request(request_id=str(i), drafting=drafting) for i in range(5)))
-        await served.settled()
+        await served.assert_idle()
         assert not served.server.audits.counts
         assert not engine.redecodings
 
@@ -84,7 +84,7 @@ async def test_a_share_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(audit_share=0.3) as served:
         await answered(served, *(request(request_id=str(i)) for i in range(4)))
         await audited(served, 2)
-        await served.settled()
+        await served.assert_idle()
         assert [one.answer.request.request_id for one in served.engine.redecodings] == ["0", "3"]
 
 
@@ -95,7 +95,7 @@ async def test_cancelled_requests_are_not_audited() -> None:
         await call.read()
         await call.read()
         call.cancel()
-        await served.settled()
+        await served.assert_idle()
         await answered(served, request(request_id="s"))
         await audited(served, 1)
         assert [one.answer.request.request_id for one in engine.redecodings] == ["s"]
@@ -128,13 +128,13 @@ async def test_nothing_is_learned_by_an_audit() -> None:
     async with serving(audit_share=1.0) as served:
         await answered(served, request())
         await audited(served, 1)
-        await served.settled()
+        await served.assert_idle()
         assert served.memory.counters().learned == 1
 
 
-@pytest.mark.parametrize("bound", ["MOST_ANSWERS", "MOST_TOKENS"])
+@pytest.mark.parametrize("bound", ["MAX_ANSWERS", "MAX_TOKENS"])
 async def test_the_queue_is_bounded(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditor, bound, 2 if bound == "MOST_ANSWERS" else 2 * (TOKENS + 1))
+    monkeypatch.setattr(auditor, bound, 2 if bound == "MAX_ANSWERS" else 2 * (TOKENS + 1))
     async with serving(audit_share=1.0) as served:
         await answered(served, request(sampling=pb.SamplingOptions(n=4, temperature=1.0, seed=5)))
         counts = await audited(served, 2)

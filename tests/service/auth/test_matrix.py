@@ -55,7 +55,7 @@ METHODS_OF_ROLE = {
     " ListTenants CreateTenant UpdateTenant DeleteTenant GetExperiment ListExperiments CreateExperiment"
     " UpdateExperiment DeleteExperiment StartExperiment StopExperiment ConcludeExperiment GetExperimentReport",
 }
-LEAST_ROLE = {name: role for role, names in METHODS_OF_ROLE.items() for name in names.split()}
+MIN_ROLE = {name: role for role, names in METHODS_OF_ROLE.items() for name in names.split()}
 """What docs/security.md promises, written again by hand: a new method fails here until it is thought about."""
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -66,7 +66,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "GetTenant": {"name": f"tenants/{OWN}"},
 }
 
-TEACHES = ("Generate", "WarmMemory", "ImportMemory")
+ADDS_TO_MEMORY = ("Generate", "WarmMemory", "ImportMemory")
 """Methods that leave a memory, which others would find: each has a server of its own."""
 
 ENDLESS = ("WatchStatus",)
@@ -208,9 +208,9 @@ async def refused(served: Served, method: MethodDescriptor, authorization: str |
 
 
 def test_every_method_of_the_protocol_has_a_rule() -> None:
-    assert METHODS.keys() == LEAST_ROLE.keys()
+    assert METHODS.keys() == MIN_ROLE.keys()
     for name, method in METHODS.items():
-        assert required_role(method.containing_service.full_name, name) is LEAST_ROLE[name]
+        assert required_role(method.containing_service.full_name, name) is MIN_ROLE[name]
 
 
 @together
@@ -219,10 +219,10 @@ async def test_by_role_and_tenant(
     name: str, guarded_by: tuple[Served, Keys], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     served, keys = guarded_by
-    if name not in TEACHES:
+    if name not in ADDS_TO_MEMORY:
         await by_role_and_tenant(METHODS[name], served, keys)
         return
-    async with guarded(keys, tmp_path_factory.mktemp("taught")) as own:
+    async with guarded(keys, tmp_path_factory.mktemp("learned")) as own:
         await by_role_and_tenant(METHODS[name], own, keys)
 
 
@@ -233,13 +233,13 @@ async def by_role_and_tenant(method: MethodDescriptor, served: Served, keys: Key
         for credential in (keys.of_role[role], in_token):
             for tenant in tenants:
                 foreign = tenant == OTHER and role is not Role.OPERATOR
-                if role >= LEAST_ROLE[method.name] and not foreign:
+                if role >= MIN_ROLE[method.name] and not foreign:
                     await permitted(served, method, f"Bearer {credential}", tenant)
                 else:
                     error = await refused(served, method, f"Bearer {credential}", tenant)
                     assert (error.code(), reason(error)) == (CODE.PERMISSION_DENIED, "PERMISSION_DENIED")
                     assert OTHER not in str(error.details())
-    await served.settled()
+    await served.assert_idle()
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +279,7 @@ async def test_the_tenant_is_the_credentials(guarded_by: tuple[Served, Keys]) ->
         stream: Any = served.stub.Generate(request, metadata=bearer(credential))
         assert (await stream.read()).started.tenant == tenant
         stream.cancel()
-    await served.settled()
+    await served.assert_idle()
 
 
 async def test_an_admin_reads_only_its_own_tenant(keys: Keys, tmp_path: Path) -> None:
@@ -369,4 +369,4 @@ async def test_draft_trees_are_for_those_who_may_export(guarded_by: tuple[Served
         with pytest.raises(grpc.aio.AioRpcError) as refused_call:
             await answering.read()
         assert refused_call.value.code() is CODE.PERMISSION_DENIED
-    await served.settled()
+    await served.assert_idle()

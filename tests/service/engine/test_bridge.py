@@ -489,7 +489,7 @@ async def test_requests_that_end_before_their_memory_is_loaded() -> None:
     engine, callbacks = FakeEngine(), list[Callable[[Strategy], object]]()
 
     def late(memory: Memory) -> None:
-        memory.fetch = lambda use, later: callbacks.append(later)  # type: ignore[method-assign]
+        memory.fetch = lambda use, on_loaded: callbacks.append(on_loaded)  # type: ignore[method-assign]
 
     async with running(engine, 2, on_thread(engine, on_memory=late)) as bridge:
         left, stayed = bridge.admit(), bridge.admit()

@@ -198,6 +198,6 @@ def test_a_killed_engine_that_is_not_restarted_ends_its_service(tmp_path: Path) 
             engine_of(process).kill()
             with pytest.raises(UnavailableError, match="engine"):
                 list(stream)
-        assert process.wait(20) == 1  # who runs the service starts it anew
+        assert process.wait(20) == 1  # its supervisor restarts it
         with pytest.raises(UnavailableError):
             client.generate([5], max_tokens=4, timeout=5)

@@ -1,4 +1,4 @@
-"""What a request teaches its tenant's memory: nothing if it says so, and once however often it is sent."""
+"""What a memory learns from a request: nothing if it says so, and once however often it is sent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def learned(served: Served, *requests: dict[str, Any]) -> int:
     for fields in requests:
         stop = pb.StopOptions(max_tokens=3)
         assert (await answer(served.stub.Generate(pb.GenerateRequest(stop=stop, **fields)))).finished
-    await served.settled()
+    await served.assert_idle()
     return served.memory.counters().learned
 
 

@@ -19,7 +19,7 @@ from draftwood_service.engine.reporting.report import (
     WorkCounts,
     WorkKey,
 )
-from draftwood_service.engine.reporting.reporter import WorkLedger
+from draftwood_service.engine.reporting.reporter import WorkRecorder
 from draftwood_strategies.base import SourceCounts
 from tests.service.fakes import FakeEngine
 
@@ -46,7 +46,7 @@ def sequence(tenant: str, written: int, state: SequenceState = SequenceState.RUN
 
 
 def test_work_of_live_and_of_ended_sequences_is_counted_once() -> None:
-    ledger, engine = WorkLedger(), FakeEngine()
+    recorder, engine = WorkRecorder(), FakeEngine()
     first, second = sequence("a", 5), sequence("a", 7)
     waiting = Sequence(first.request)
     expected = {"sequences": 2, "prompt_tokens": 20, "cached_prompt_tokens": 8, "written_tokens": 12}
@@ -54,9 +54,9 @@ def test_work_of_live_and_of_ended_sequences_is_counted_once() -> None:
     for ended in ([], [first], [first, second]):
         for one in ended[-1:]:
             one.state = SequenceState.FINISHED
-            ledger.ended(one)
+            recorder.ended(one)
         live = [one for one in (first, second, waiting) if one not in ended]
-        report = ledger.report(engine, live)
+        report = recorder.report(engine, live)
         [(key, work)] = report.work.items()
         assert key == WorkKey("trie", "")
         assert {name: getattr(work, name) for name in expected} == expected
@@ -68,22 +68,22 @@ def test_work_of_live_and_of_ended_sequences_is_counted_once() -> None:
 
 
 def test_a_tenant_is_reported_while_it_is_active_and_once_more() -> None:
-    ledger, engine = WorkLedger(), FakeEngine()
+    recorder, engine = WorkRecorder(), FakeEngine()
     one = sequence("a", 5)
-    assert ledger.report(engine, [one]).tenants["a"].load == Load(1, 0)
-    ledger.ended(one)
-    assert ledger.report(engine, []).tenants["a"].load == Load()
-    report = ledger.report(engine, [])
+    assert recorder.report(engine, [one]).tenants["a"].load == Load(1, 0)
+    recorder.ended(one)
+    assert recorder.report(engine, []).tenants["a"].load == Load()
+    report = recorder.report(engine, [])
     assert not report.tenants
     assert report.work[WorkKey("trie", "")].written_tokens == 5
 
 
 def test_tenants_that_were_active_long_ago_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter, "_MAX_TENANTS", 3)
-    ledger = WorkLedger()
+    recorder = WorkRecorder()
     for tenant in "abcad":
-        ledger.ended(sequence(tenant, 1))
-    assert {name: one.work.written_tokens for name, one in ledger.report(FakeEngine(), []).tenants.items()} == {
+        recorder.ended(sequence(tenant, 1))
+    assert {name: one.work.written_tokens for name, one in recorder.report(FakeEngine(), []).tenants.items()} == {
         "a": 2, "b": 0, "c": 1, "d": 1,
     }  # fmt: skip
 

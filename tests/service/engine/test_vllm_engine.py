@@ -200,7 +200,7 @@ def test_an_audit_runs_while_nothing_else_does_and_compares() -> None:
     assert audit.waits
     core.write(*b"a")
     assert stepped(engine) == []
-    engine.add(live := sequence())  # it begins anew after this one
+    engine.add(live := sequence())  # it starts over after this one
     assert not audit.waits
     assert len(core.live) == 1
     engine.cancel(live)

@@ -26,10 +26,10 @@ from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.sequence import Sequence
 from draftwood_service.experiments import watch
 from draftwood_tenants.experiments import counting
+from draftwood_tenants.experiments.arm_assignment import target_of
 from draftwood_tenants.experiments.assignment import Split
 from draftwood_tenants.experiments.counters import total
-from draftwood_tenants.experiments.placement import target_of
-from draftwood_tenants.experiments.store.base import Stored
+from draftwood_tenants.experiments.store.base import EncodedSnapshot
 from draftwood_tenants.experiments.store.encoding import decode
 from draftwood_tenants.experiments.store.redis_counts import RedisCounts
 from draftwood_tenants.resources import follower
@@ -183,7 +183,7 @@ async def counts_written(served: Served, requests: int) -> None:
     stored = partial(RedisCounts(client, ResourceCipher(None)).read, target_of(config), {})
     arms = len(config.arms)
 
-    def counted(found: Iterable[Stored]) -> bool:
+    def counted(found: Iterable[EncodedSnapshot]) -> bool:
         counts = total([decode(one.origin, arms, one.data) for one in found], arms)
         return bool(counts.sums[..., 0].sum() == requests)
 
@@ -271,8 +271,8 @@ async def test_a_guardrail_stops_an_arm_that_errs(server: Valkey) -> None:
         before = (await read(served)).arms
         split = split_of(experiment, arms)
         units = [str(number) for number in range(1000, 1030)]
-        placed = await all_asked(served, units)
-        assert [one.arm for one in placed] == [
+        assigned = await all_asked(served, units)
+        assert [one.arm for one in assigned] == [
             {"bad": "trie"}.get(arm, arm) for arm in (arm_of(split, u) for u in units)
         ]
         own = sum(arm_of(split, unit) != "bad" for unit in units)
@@ -360,7 +360,7 @@ async def test_the_winners_memory_becomes_the_tenants(server: Valkey, stored: bo
             await knows(other)
         for one in servers:
             await all_asked(one, [f"{one is served}{number}" for number in range(8)])
-        await served.settled()
+        await served.assert_idle()
         memory = served.memory
         await until(lambda: all(not one.memory.outbox.pending for one in servers))
         await asyncio.sleep(0.2)
@@ -378,7 +378,7 @@ async def test_the_winners_memory_becomes_the_tenants(server: Valkey, stored: bo
             await until(partial(_has, one, won))
         with memory.learning(MemoryName("acme", "x/fork")) as late:  # a request that had begun in the arm
             late.learn(np.arange(40, dtype=np.int32))
-        await served.settled()
+        await served.assert_idle()
         await experiments(served).DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
         assert sorted(log_of(memory, "acme")) == sorted([*won, [*range(40)]])
         assert log_of(memory, "acme", "x/fork") == log_of(memory, "acme", "x/trie") == []

@@ -12,13 +12,13 @@ from draftwood_memory.store.encryption import read_keys
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_service.experiments.reading import CountReader
 from draftwood_tenants.config import DraftConfig
+from draftwood_tenants.experiments.arm_assignment import ArmAssignment, Running
 from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot, total
 from draftwood_tenants.experiments.counting import Counting
 from draftwood_tenants.experiments.definition import Arm, ExperimentConfig
 from draftwood_tenants.experiments.outcomes import Outcome
-from draftwood_tenants.experiments.placement import Placement, Running
 from draftwood_tenants.experiments.store import redis_counts
-from draftwood_tenants.experiments.store.base import CountStore, Stored, Target
+from draftwood_tenants.experiments.store.base import CountStore, EncodedSnapshot, Target
 from draftwood_tenants.experiments.store.encoding import encode
 from draftwood_tenants.experiments.store.in_process import InProcessCounts
 from draftwood_tenants.experiments.store.redis_counts import RedisCounts
@@ -54,8 +54,8 @@ def store(request: pytest.FixtureRequest, client: RedisClient) -> CountStore:
     return RedisCounts(client, ResourceCipher(KEYS if "keys" in request.param else None))
 
 
-def stored(origin: Origin, sequence: int, data: bytes = b"counts") -> Stored:
-    return Stored(origin, sequence, data)
+def stored(origin: Origin, sequence: int, data: bytes = b"counts") -> EncodedSnapshot:
+    return EncodedSnapshot(origin, sequence, data)
 
 
 async def test_the_newest_of_each_process_is_kept(store: CountStore) -> None:
@@ -97,20 +97,22 @@ async def test_a_deleted_experiment_stays_deleted_and_a_new_one_of_its_name_is_c
 
 async def test_one_process_leads_until_its_lease_ends(client: RedisClient) -> None:
     stores = [RedisCounts(client, ResourceCipher(None)) for _ in range(2)]
-    assert await stores[0].lead("a", 60.0)
-    assert not await stores[1].lead("b", 60.0)
-    assert await stores[0].lead("a", 0.05)
+    assert await stores[0].acquire_lease("a", 60.0)
+    assert not await stores[1].acquire_lease("b", 60.0)
+    assert await stores[0].acquire_lease("a", 0.05)
     await asyncio.sleep(0.1)
-    assert await stores[1].lead("b", 60.0)
-    assert not await stores[0].lead("a", 60.0)
+    assert await stores[1].acquire_lease("b", 60.0)
+    assert not await stores[0].acquire_lease("a", 60.0)
 
 
-def request(number: int, **values: float) -> tuple[Placement, Outcome]:
-    assignment = EXPERIMENT.split.assign("acme", str(number))
-    assert assignment is not None
-    placement = Placement(EXPERIMENT, EXPERIMENT.config.arms[assignment.arm], assignment, "acme", str(number), True)
+def request(number: int, **values: float) -> tuple[ArmAssignment, Outcome]:
+    unit_assignment = EXPERIMENT.split.assign("acme", str(number))
+    assert unit_assignment is not None
+    assignment = ArmAssignment(
+        EXPERIMENT, EXPERIMENT.config.arms[unit_assignment.arm], unit_assignment, "acme", str(number), True
+    )
     times = {"tokens": 30, "steps": 10, "decode_seconds": 0.1 + number / 1e4, "ttft_seconds": 0.02, **values}
-    return placement, Outcome(arrived_at=100.0 + number, prompt_tokens=9 + number, **times)  # type: ignore[arg-type]
+    return assignment, Outcome(arrived_at=100.0 + number, prompt_tokens=9 + number, **times)  # type: ignore[arg-type]
 
 
 def process(store: CountStore, boot: str) -> Counting:
@@ -142,7 +144,9 @@ async def test_processes_add_up_and_a_killed_one_loses_only_what_it_had_not_writ
     await killed.write()
     await other.write()
     killed.record(*request(1000))  # within its last second
-    await store.write(EXPERIMENT.target, Stored(Origin("replica", "1.0"), 1, encode(Snapshot(A, 1, Counts.zero(2)))))
+    await store.write(
+        EXPERIMENT.target, EncodedSnapshot(Origin("replica", "1.0"), 1, encode(Snapshot(A, 1, Counts.zero(2))))
+    )
     restarted = process(store, "3")
     for number in range(60, 100):
         restarted.record(*request(number))

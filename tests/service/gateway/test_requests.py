@@ -67,7 +67,7 @@ async def test_a_client_that_leaves_cancels_its_request(fields: Any, abort: bool
         writer.transport.abort() if abort else writer.close()
         await until(lambda: engine.running == 0)
         assert engine.steps - steps < 50  # of 1,000
-        await served.settled()
+        await served.assert_idle()
         assert await live(gateway) == "draftwood_gateway_requests_live 0.0"
 
 

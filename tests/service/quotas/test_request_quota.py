@@ -49,9 +49,9 @@ async def test_a_request_reserves_in_two_parts_and_counts_once(kind: str, server
         await quota.reserve_tokens(90)
         quota.queued()
         assert await used(limiter, LIMITS) == {"requests_per_minute": 1, "tokens_per_minute": 90}
-        quota.settle(50)
-        quota.settle(0)
-        await quota.settled()
+        quota.release(50)
+        quota.release(0)
+        await quota.released()
         assert await used(limiter, LIMITS) == {"requests_per_minute": 1, "tokens_per_minute": 50}
         other = RequestQuota(limiter, "t", LIMITS)
         await other.enter(49)
@@ -72,8 +72,8 @@ async def test_a_request_that_is_not_queued_is_not_counted(kind: str, server: Va
             quota = RequestQuota(limiter, "t", LIMITS)
             await quota.enter(2)
             await quota.reserve_tokens(90)
-            quota.settle(80)
-            await quota.settled()
+            quota.release(80)
+            await quota.released()
         assert await used(limiter, LIMITS) == {"requests_per_minute": 0, "tokens_per_minute": 0}
 
 
@@ -85,9 +85,9 @@ async def test_concurrency_holds_from_the_arrival(kind: str, server: Valkey) -> 
         late = RequestQuota(limiter, "t", LIMITS)
         with pytest.raises(QuotaExceededError, match="concurrency"):
             await late.enter(1)
-        late.settle(0)
-        running[0].settle(0)
-        await running[0].settled()
+        late.release(0)
+        running[0].release(0)
+        await running[0].released()
         await late.enter(1)
 
 
@@ -97,7 +97,7 @@ async def test_without_a_limit_on_tokens_there_is_one_reservation() -> None:
     await quota.enter(5)
     await quota.reserve_tokens(10**9)
     quota.queued()
-    quota.settle(10**9)
+    quota.release(10**9)
     assert limiter.windows["t"].buckets.popitem()[1].requests == 1
 
 

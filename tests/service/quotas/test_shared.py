@@ -82,17 +82,17 @@ async def test_settle_gives_back_to_all_replicas(server: Valkey) -> None:
     async with limiters(server.url) as [first, second]:
         [one] = await admitted(first, limits, 3, tokens=90)
         assert not await admitted(second, limits, 1)
-        one.settle(40)
-        one.settle(0)
-        await one.settled()
+        one.release(40)
+        one.release(0)
+        await one.released()
         with pytest.raises(QuotaExceededError, match="40 of 100"):
             await second.reserve("t", limits, 61)
         [last] = await admitted(second, limits, 1, tokens=60)
-        last.settle(60)
-        await last.settled()
+        last.release(60)
+        await last.released()
         with pytest.raises(QuotaExceededError, match="100 of 100"):
             await first.reserve("t", limits, 1)
-        assert first._settling == second._settling == set()
+        assert first._releasing == second._releasing == set()
 
 
 async def test_counts_never_become_negative(server: Valkey) -> None:
@@ -101,8 +101,8 @@ async def test_counts_never_become_negative(server: Valkey) -> None:
         [one] = await admitted(limiter, limits, 1, tokens=90)
         server.client.flushall()
         await limiter.reserve("t", limits, 10)
-        one.settle(0)
-        await one.settled()
+        one.release(0)
+        await one.released()
         assert len(await admitted(limiter, limits, 3, tokens=50)) == 2
 
 
@@ -136,8 +136,8 @@ async def test_each_replica_goes_on_with_its_share_while_the_store_is_away(serve
         assert len(await admitted(second, limits, 20)) == 5
         assert (first.outages, first.degraded, first.admitted_alone) == (1, True, 1)
         for one in held:
-            one.settle(0)
-            await one.settled()
+            one.release(0)
+            await one.released()
         server.start() if fault == "killed" else server.resume()
         await until(lambda: not (first.degraded or second.degraded))
         await first.refresh()
@@ -175,8 +175,8 @@ async def test_a_full_store_counts_on(server: Valkey) -> None:
             each = await asyncio.gather(*(admitted(one, limits, 5, tokens=10, tenant=tenant) for one in made))
             assert sum(map(len, each)) == 5
             held = [reservation for found in each for reservation in found]
-            held[0].settle(0)
-            await held[0].settled()
+            held[0].release(0)
+            await held[0].released()
             again = 0 if limits.requests_per_minute else 1
             assert len(await admitted(made[1], limits, 2, tokens=10, tenant=tenant)) == again
         for one in made:

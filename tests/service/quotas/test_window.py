@@ -30,14 +30,14 @@ async def test_a_settle_after_the_window_changes_nothing() -> None:
     long = await limiter.reserve("t", limits, 100)
     clock.now += 100
     await limiter.reserve("t", limits, 100)
-    long.settle(1)
+    long.release(1)
     with pytest.raises(QuotaExceededError):
         await limiter.reserve("t", limits, 1)
 
 
 async def test_a_request_may_have_used_more_than_it_reserved() -> None:
     limiter, limits = Limiter(Clock()), RateLimits(tokens_per_minute=100)
-    (await limiter.reserve("t", limits, 100)).settle(101)
+    (await limiter.reserve("t", limits, 100)).release(101)
     with pytest.raises(QuotaExceededError):
         await limiter.reserve("t", limits, 1)
 
@@ -47,7 +47,7 @@ async def test_idle_tenants_and_tenants_without_limits_are_not_kept() -> None:
     limiter = Limiter(clock)
     await limiter.reserve("free", NO_LIMITS, 10**9)
     for number in range(100):
-        (await limiter.reserve(f"t{number}", RateLimits(concurrency=1), 1)).settle(1)
+        (await limiter.reserve(f"t{number}", RateLimits(concurrency=1), 1)).release(1)
     assert len(limiter.windows) == 100
     clock.now += 200
     await limiter.reserve("t", RateLimits(concurrency=1), 1)

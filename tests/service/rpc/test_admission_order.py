@@ -142,7 +142,7 @@ async def test_a_request_that_is_cancelled_while_it_is_read_counts_for_nothing()
         await until(reading.is_set)
         assert reason((await answer(served.stub.Generate(ask()))).status) == "QUOTA_EXCEEDED"
         call.cancel()
-        await served.settled()
+        await served.assert_idle()
         assert (await answer(served.stub.Generate(ask()))).finished
         go_on.set()
 
@@ -189,7 +189,7 @@ async def test_ended_requests_give_back_their_place_and_tokens() -> None:
         assert (await answer(served.stub.Generate(ask()))).status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         running.cancel()
         served.engine.gate.set()
-        await served.settled()
+        await served.assert_idle()
         served.engine.sequence_error = ValueError("broken")
         assert (await answer(served.stub.Generate(ask(tokens=800)))).status.code() is grpc.StatusCode.INTERNAL
         served.engine.sequence_error = None

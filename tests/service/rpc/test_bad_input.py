@@ -168,7 +168,7 @@ async def test_refused(served: Served, name: str) -> None:
     assert found.field == field
     assert re.search(text, found.description), found.description
     assert result.kinds == []
-    await served.settled()
+    await served.assert_idle()
     assert served.engine.steps == steps
 
 
@@ -192,7 +192,7 @@ async def test_allowed(served: Served, name: str) -> None:
     assert result.finished.usage.completion_tokens == result.events[0].started.max_tokens
     off = name in ("drafting off", "no strategy")
     assert result.events[0].started.strategy == ("none" if off else "hybrid")
-    await served.settled()
+    await served.assert_idle()
 
 
 MARKED = ToolFormat("<call>", "</call>", None, "name", "arguments")
@@ -237,7 +237,7 @@ async def test_wrong_tools(with_tools: Served, name: str) -> None:
     found = violation((await answer(with_tools.stub.Generate(bad))).status, reason_of(name in TOO_LONG))
     assert found.field == field
     assert text in found.description
-    await with_tools.settled()
+    await with_tools.assert_idle()
 
 
 @together
@@ -330,7 +330,7 @@ async def test_malformed_bytes_name_the_field(served: Served, name: str) -> None
     found = violation((await answer(call)).status)
     assert found.field == field
     assert text in found.description
-    await served.settled()
+    await served.assert_idle()
 
 
 async def test_message_over_the_limit() -> None:

@@ -86,7 +86,7 @@ async def test_client_cancels(served: Served) -> None:
     [call] = await started(served)
     steps = served.engine.steps
     call.cancel()
-    await served.settled()
+    await served.assert_idle()
     assert await call.code() is grpc.StatusCode.CANCELLED
     # It ended long before all of its tokens were generated, which would take 1500 steps.
     assert served.engine.steps - steps < 100
@@ -108,7 +108,7 @@ async def test_channel_closes(served: Served) -> None:
     await started(served, 3)
     assert served.engine.running == 3
     await served.channel.close()
-    await served.settled()
+    await served.assert_idle()
     assert served.engine.running == 0
 
 
@@ -116,7 +116,7 @@ async def test_deadline_of_the_client(caplog: pytest.LogCaptureFixture, served: 
     result = await answer(served.stub.Generate(ask(), timeout=0.1))
     steps = served.engine.steps
     assert result.status.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await served.settled()
+    await served.assert_idle()
     assert served.engine.steps - steps < 50
     assert "deadline_exceeded" in caplog.text
 
@@ -211,7 +211,7 @@ async def test_client_that_disconnects_while_a_message_waits(served: Served) -> 
     await call.read()
     await until(lambda: served.engine.paused == 1)
     call.cancel()
-    await served.settled()
+    await served.assert_idle()
     assert served.engine.running == 0
 
 
@@ -221,7 +221,7 @@ async def test_reader_that_stops_is_cut_off() -> None:
         call = served.stub.Generate(ask())
         await call.read()
         await until(lambda: served.engine.running == 1)
-        await served.settled()
+        await served.assert_idle()
         assert served.engine.steps < 1500
         result = await answer(call)
         assert result.status.code() is grpc.StatusCode.ABORTED
@@ -248,6 +248,6 @@ async def test_a_storm_of_all_endings_leaves_nothing_and_logs_no_error(caplog: p
                 )
                 assert result.kinds.count("finished") + detailed <= 1
                 assert "finished" in result.kinds or result.error is not None or result.cancelled
-            await served.settled()
+            await served.assert_idle()
     loud = [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR", "CRITICAL")]
     assert loud == []

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_service.errors import TooMuchTextError, to_status
-from draftwood_service.rpc.parsing import text_work
+from draftwood_service.rpc.parsing import text_executor
 from draftwood_service.rpc.parsing.deserializer import MAX_FIELDS, Deserializer
-from draftwood_service.rpc.parsing.text_work import TextWork
+from draftwood_service.rpc.parsing.text_executor import TextExecutor
 from draftwood_service.rpc.parsing.wire_size import FieldCounter
 from draftwood_strategies.draft import Int32Array
 from tests.service.fakes import ByteTokenizer, FakeModel, serving
@@ -144,9 +144,9 @@ def test_counting_ends_on_any_bytes(data: bytes) -> None:
 
 
 async def test_few_long_texts_of_a_tenant_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_work, "_WAITING_OF_TENANT", 3)
-    monkeypatch.setattr(text_work, "_WAITING", 4)
-    work, gate = TextWork(), threading.Event()
+    monkeypatch.setattr(text_executor, "_WAITING_OF_TENANT", 3)
+    monkeypatch.setattr(text_executor, "_WAITING", 4)
+    work, gate = TextExecutor(), threading.Event()
     waiting = [asyncio.create_task(work.run("a", gate.wait)) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(TooMuchTextError):
@@ -166,7 +166,7 @@ async def test_few_long_texts_of_a_tenant_wait(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_one_call_of_a_tenant_runs_at_once() -> None:
-    work, gate = TextWork(), threading.Event()
+    work, gate = TextExecutor(), threading.Event()
     slow = [asyncio.create_task(work.run("a", gate.wait)) for _ in range(5)]
     await asyncio.sleep(0)
     assert await asyncio.wait_for(work.run("b", lambda: "done"), 10) == "done"
@@ -180,7 +180,7 @@ async def test_one_call_of_a_tenant_runs_at_once() -> None:
 
 
 async def test_a_caller_whose_texts_wait_is_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_work, "_WAITING_OF_TENANT", 0)
+    monkeypatch.setattr(text_executor, "_WAITING_OF_TENANT", 0)
     async with serving(model=FakeModel(max_context=20_000)) as served:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             [_ async for _ in served.stub.Generate(pb.GenerateRequest(text="x" * 10_000))]

@@ -29,7 +29,7 @@ from draftwood_memory.memory import Memory
 from draftwood_memory.store import processes
 from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies import Strategy
-from tests.memory.helpers import agreed, known_to, learn_output, log_of, numbers, replicas, strategy_of
+from tests.memory.helpers import agreed, learn_output, learned_by, log_of, numbers, replicas, strategy_of
 from tests.memory.servers import Valkey
 from tests.service.fakes import FakeModel, Served, answer, serving, until
 
@@ -116,7 +116,7 @@ async def test_a_purge_is_final_on_the_other_server_when_the_call_returns(
             await until(lambda: len(log_of(second.memory, "t")) == 2 == len(log_of(first.memory, "t")))
             purged = await asyncio.to_thread(client.purge, "t")
             assert (purged.tokens, purged.final_at) == (24, None)
-            assert [known_to(one.memory, "t") for one in (first, second)] == [[], []]
+            assert [learned_by(one.memory, "t") for one in (first, second)] == [[], []]
         process = processes.Processes(second.memory.memories.client, second.memory.clock, "0" * 16)  # type: ignore[union-attr]
         await asyncio.wrap_future(second.memory.thread.submit(process.apply(b"0-0")))  # and is killed
         monkeypatch.setattr(processes, "_SILENT_SECONDS", 2.5)
@@ -168,7 +168,7 @@ def _holds_one(memory: Memory, tenant: str) -> bool:
 
 
 def _knows(memory: Memory, tenant: str, tokens: int) -> bool:
-    return [len(sequence) for sequence in known_to(memory, tenant)] == [tokens]
+    return [len(sequence) for sequence in learned_by(memory, tenant)] == [tokens]
 
 
 async def test_tenants_see_nothing_of_one_another(server: Valkey) -> None:
@@ -215,8 +215,8 @@ async def test_admission_reveals_nothing_of_other_tenants(server: Valkey) -> Non
             assert [getattr(strategy, "tokens", None) for strategy in delivered] == [0] * len(delivered)
         finally:
             server.resume()
-        await until(lambda: len(known_to(memory, "known")) == 10)
-        assert known_to(memory, "stranger") == []
+        await until(lambda: len(learned_by(memory, "known")) == 10)
+        assert learned_by(memory, "stranger") == []
 
 
 def run(*arguments: str) -> Result:

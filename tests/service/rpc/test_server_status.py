@@ -126,7 +126,7 @@ async def test_a_bad_interval_is_refused_by_name(seconds: float, served: Served)
 
 
 async def test_too_many_watches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status, "_MOST_WATCHES", 2)
+    monkeypatch.setattr(status, "_MAX_WATCHES", 2)
     async with serving() as served:
         first, second = watch(served, None), watch(served, 60)
         assert (await first.read()).status.model == (await second.read()).status.model == "fake"

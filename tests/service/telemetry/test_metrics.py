@@ -106,7 +106,7 @@ async def test_requests_are_measured_by_their_end() -> None:
         await until(lambda: len(served.engine.added) == 2)
         call.cancel()
         served.engine.gate.set()
-        await served.settled()
+        await served.assert_idle()
         with pytest.raises(grpc.aio.AioRpcError):
             await served.stub.Tokenize(pb.TokenizeRequest())
         families = await collected(served)

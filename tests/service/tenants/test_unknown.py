@@ -89,7 +89,7 @@ async def test_a_server_that_starts_while_its_store_is_away_refuses_until_it_was
         assert await health(served) == HEALTH.SERVING
         assert await state(served) == status_pb2.SERVING_STATE_SERVING
         assert reasons(await ask(served, times=10)).count("") == 3
-        await served.settled()
+        await served.assert_idle()
         assert not learned(served)
 
 
@@ -101,7 +101,7 @@ async def test_a_server_without_tenants_serves_while_its_store_is_away(valkey: V
     async with serving(**kept, model_cache_folder=tmp_path) as served:
         assert await health(served) == HEALTH.SERVING
         assert reasons(await ask(served, times=5)) == [""] * 5
-        await served.settled()
+        await served.assert_idle()
         assert not learned(served)  # someone may have configured the tenant meanwhile
         valkey.start()
         await until(lambda: catalog(served).config_of("acme").learning.scope is LearningScope.OUTPUTS)

@@ -30,11 +30,11 @@ from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.runners.torch.machine import KERNEL_CACHES
 from tests.process_memory import MIB, own_bytes
 from tests.system.soak.growth import WARM_UP, Growth, Sample, growth_of
-from tests.system.soak.traffic import MOST_TOKENS, NotRefusedError, Traffic
+from tests.system.soak.traffic import MAX_TOKENS, NotRefusedError, Traffic
 
 ROUNDS = 4
 """Stretches of traffic; after each one the free request slots are counted."""
-MOST_FAILURES = 20
+MAX_FAILURES = 20
 """A run with this many failed requests ends early, too short to measure growth."""
 KEPT_TENANTS = 8
 KV_CONTEXTS = 3
@@ -87,7 +87,7 @@ class Soaked:
 
     def growths(self, duration: float, memory_bound: float) -> list[Growth]:
         """Growth after the warm-up; none if the run ended early. `memory_bound` is in MiB."""
-        whole = len(self.failures) < MOST_FAILURES
+        whole = len(self.failures) < MAX_FAILURES
         return growth_of(self.samples, duration * WARM_UP, memory_bound) if whole else []
 
 
@@ -128,7 +128,7 @@ async def _soak_service(server: ServerProcess, duration: float, seed: int) -> So
     """Runs the traffic in `ROUNDS` rounds."""
     async with AsyncClient(server.target) as client:
         info = await client.model_info()
-        prompts = await fitting(client, info, read_prompts(None), MOST_TOKENS)
+        prompts = await fitting(client, info, read_prompts(None), MAX_TOKENS)
         await fill_caches(client, info)
     traffic = Traffic(info, prompts, tenants=2 * KEPT_TENANTS)
     soaked = Soaked(slots=info.max_running_requests + info.max_waiting_requests)
@@ -163,7 +163,7 @@ async def fill_caches(client: AsyncClient, info: ModelInfo) -> None:
 
 async def _client(target: str, traffic: Traffic, draw: random.Random, end: float, soaked: Soaked) -> None:
     """Sends one request after the other until `end` (`time.monotonic()`), reconnecting now and then."""
-    while time.monotonic() < end and len(soaked.failures) < MOST_FAILURES:
+    while time.monotonic() < end and len(soaked.failures) < MAX_FAILURES:
         async with AsyncClient(target, retry=NO_RETRY, channel_options=OWN_CONNECTION) as client:
             for _ in range(draw.randrange(1, _REQUESTS_PER_CONNECTION)):
                 if time.monotonic() >= end:

@@ -10,7 +10,7 @@ from typing import Any
 
 from draftwood_client import AsyncClient, DeadlineError, GenerateOptions, InvalidRequestError, ModelInfo, Prompt
 
-MOST_TOKENS = 400
+MAX_TOKENS = 400
 """`max_tokens` of the longest answers to ordinary prompts."""
 _SCHEMA = {
     "type": "object",
@@ -107,7 +107,7 @@ async def _plain(traffic: Traffic, client: AsyncClient, draw: random.Random) -> 
 async def _left(traffic: Traffic, client: AsyncClient, draw: random.Random) -> None:
     """The client cancels after a few deltas."""
     deltas = draw.randrange(0, 20)
-    async with client.stream(draw.choice(traffic.prompts), **traffic.options(draw, max_tokens=MOST_TOKENS)) as stream:
+    async with client.stream(draw.choice(traffic.prompts), **traffic.options(draw, max_tokens=MAX_TOKENS)) as stream:
         async for _ in stream:
             deltas -= 1
             if deltas < 0:

@@ -17,8 +17,8 @@ from draftwood_service.experiments import watch
 from draftwood_service.experiments.stopping import stop_arms
 from draftwood_tenants.engines.measuring import outcome_of
 from draftwood_tenants.experiments import counting
+from draftwood_tenants.experiments.arm_assignment import Running
 from draftwood_tenants.experiments.definition import ExperimentConfig
-from draftwood_tenants.experiments.placement import Running
 from draftwood_tenants.resources import follower
 from tests.memory.engines.toy_engine import ToyEngine, let_drafting_pay
 from tests.memory.servers import Valkey
@@ -59,10 +59,12 @@ async def knows(made: ToyEngine) -> None:
 
 def session(pieces: list[list[int]], accepted: int = 0, stops: tuple[int, ...] = ()) -> Session:
     prompt = np.arange(7, dtype=np.int32)
-    found = Session(SessionRequest("1", prompt, "trie", 8, True), RequestOptions("a", "trie", 8, True), stops=stops)
+    found = Session(
+        SessionRequest("1", prompt, "trie", 8, True), RequestOptions("a", "trie", 8, True), stop_token_ids=stops
+    )
     now = time.perf_counter() - 10.0
     for number, piece in enumerate(pieces):
-        found.take(np.array(piece, np.int32), now + 0.5 * number)
+        found.advance(np.array(piece, np.int32), now + 0.5 * number)
     found.stats.drafted, found.stats.accepted = 3 * accepted, accepted
     return found
 
@@ -102,8 +104,8 @@ async def test_a_servers_report_shows_the_requests_of_both_kinds_of_engines(serv
         here = [arm_of(split, unit) for unit in IDS]
         with plugged(store=server.url) as made:
             await knows(made)
-            placed = await all_asked(served, IDS[:20])
-            assert [one.arm for one in placed] == here[:20]
+            assigned = await all_asked(served, IDS[:20])
+            assert [one.arm for one in assigned] == here[:20]
             drafted = {unit: await asyncio.to_thread(ask, made, unit, tenant="acme") for unit in IDS[20:]}
             await asyncio.to_thread(ask, made, "chooses", tenant="acme", strategy="trie")
             await asyncio.to_thread(ask, made, "of nobody")

@@ -19,7 +19,7 @@ from draftwood_memory.engines.options import RequestChoice
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_tenants.engines.following import TenantThread
 from draftwood_tenants.engines.policy import TenantPolicy
-from draftwood_tenants.experiments.placement import Placements
+from draftwood_tenants.experiments.arm_assignment import ArmAssigner
 from draftwood_tenants.followed import FollowedTenants
 from draftwood_tenants.reading import ServerLimits
 from tests.memory.engines.toy_engine import let_drafting_pay
@@ -148,8 +148,8 @@ def test_the_arm_of_a_request_is_the_servers(policy: TenantPolicy, unit: str) ->
 @given(session=st.text(max_size=40))
 def test_a_session_has_one_arm_whatever_its_requests_are_called(policy: TenantPolicy, session: str) -> None:
     found = {policy.decide(one, RequestChoice("talks", session=session)).arm for one in ("1", "2", "3")}
-    placement = Placements(policy._catalog).place("talks", request_id="9", session=session, overridden=False)
-    assert found == {"" if placement is None else placement.label}
+    assignment = ArmAssigner(policy._catalog).assign("talks", request_id="9", session=session, overridden=False)
+    assert found == {"" if assignment is None else assignment.label}
 
 
 def test_a_request_that_chooses_is_in_no_arm(policy: TenantPolicy) -> None:

@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from draftwood_service.experiments.statistics.mixture import log_evidence
-from draftwood_tenants.experiments.assignment import BUCKETS, Assignment, ExperimentError, Split, require_allowed_change
+from draftwood_tenants.experiments.assignment import (
+    BUCKETS,
+    ExperimentError,
+    Split,
+    UnitAssignment,
+    require_allowed_change,
+)
 
 SPLIT = Split(b"salt one", ("trie", "hybrid", "off"), (2.0, 1.0, 1.0))
 UNITS = 20_000
@@ -20,7 +26,7 @@ LIMIT = np.log(1e6)
 
 
 @cache
-def assigned(split: Split, units: int = UNITS) -> list[Assignment | None]:
+def assigned(split: Split, units: int = UNITS) -> list[UnitAssignment | None]:
     return [split.assign("acme", f"session-{unit}") for unit in range(units)]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_memory.errors import CorruptValueError, NewerFormatError
-from draftwood_tenants.experiments.assignment import Assignment
+from draftwood_tenants.experiments.assignment import UnitAssignment
 from draftwood_tenants.experiments.counters import Counts, Origin, Recorder, Snapshot, merge, total
 from draftwood_tenants.experiments.latencies import BINS, EDGES, bin_of, quantile
 from draftwood_tenants.experiments.outcomes import FIELDS, Outcome, column
@@ -67,24 +67,24 @@ def outcome(**values: object) -> Outcome:
 
 def test_a_snapshot_does_not_change_when_more_is_counted() -> None:
     recorder = Recorder(Origin("a", "1"), 1)
-    recorder.record(Assignment(0, 0), "acme", "u", outcome())
+    recorder.record(UnitAssignment(0, 0), "acme", "u", outcome())
     before = recorder.snapshot()
-    recorder.record(Assignment(0, 0), "acme", "v", outcome())
+    recorder.record(UnitAssignment(0, 0), "acme", "v", outcome())
     assert before.counts.sums[0, 0, column("requests")] == 1.0
     assert recorder.snapshot().sequence > before.sequence
 
 
 def test_units_errors_and_the_burn_in() -> None:
     recorder = Recorder(Origin("a", "1"), 1, measured_from=50.0)
-    place = Assignment(0, 7)
-    recorder.record(place, "acme", "u", outcome(arrived_at=49.0))
-    recorder.record(place, "acme", "u", outcome(erred=True, tokens=5))
-    recorder.record(place, "acme", "u", outcome(erred=True))
-    recorder.record(place, "acme", "u", outcome())
-    recorder.record_audit(place, differing=True)
-    recorder.record_audit(place, differing=False)
-    recorder.record(place, "acme", "u", outcome(ttft_seconds=9.0))
-    recorder.record(place, "umbrella", "u", outcome())
+    assignment = UnitAssignment(0, 7)
+    recorder.record(assignment, "acme", "u", outcome(arrived_at=49.0))
+    recorder.record(assignment, "acme", "u", outcome(erred=True, tokens=5))
+    recorder.record(assignment, "acme", "u", outcome(erred=True))
+    recorder.record(assignment, "acme", "u", outcome())
+    recorder.record_audit(assignment, differing=True)
+    recorder.record_audit(assignment, differing=False)
+    recorder.record(assignment, "acme", "u", outcome(ttft_seconds=9.0))
+    recorder.record(assignment, "umbrella", "u", outcome())
     counts = recorder.snapshot().counts
     found = {
         name: counts.sums[0, 7, column(name)] for name in ("requests", "answered", "units", "erred_units", "tokens")
@@ -98,7 +98,7 @@ def test_units_errors_and_the_burn_in() -> None:
 def test_an_answer_without_a_ttft_is_in_everything_but_the_ttft() -> None:
     recorder = Recorder(Origin("a", "1"), 1)
     for unit, seconds in enumerate((0.5, None, None)):
-        recorder.record(Assignment(0, 7), "acme", str(unit), outcome(ttft_seconds=seconds))
+        recorder.record(UnitAssignment(0, 7), "acme", str(unit), outcome(ttft_seconds=seconds))
     counts = recorder.snapshot().counts
     found = [counts.sums[0, 7, column(name)] for name in ("answered", "timed", "ttft_seconds", "tokens")]
     assert found == [3, 1, 0.5, 270]

@@ -18,8 +18,8 @@ from draftwood_tenants.resources.base import Cursor, Write
 from draftwood_tenants.resources.clock import ClockWatch
 from draftwood_tenants.resources.encryption import ResourceCipher
 from draftwood_tenants.resources.follower import ResourceFollower
+from draftwood_tenants.resources.presence_note import PresenceNote
 from draftwood_tenants.resources.redis_resources import RedisResources
-from draftwood_tenants.resources.remembered import Remembered
 from tests.memory.servers import Valkey
 from tests.service.fakes import until
 from tests.tenants.resources.test_store import followers, on
@@ -144,7 +144,7 @@ async def test_a_store_of_an_earlier_version_is_no_other_one(valkey: Valkey) -> 
 
 async def test_what_cannot_be_decrypted_keeps_the_value_before(valkey: Valkey) -> None:
     async with followers(on(valkey, OLD), on(valkey, BOTH)) as [old, both]:
-        assert old.known.is_set()
+        assert old.synced.is_set()
         await old.write([Write("tenants", "a", b"1", 0), Write("tenants", "b", b"1", 0)])
         await both.refresh()
         await both.write([Write("tenants", "a", b"2", both.of_kind("tenants")["a"].revision)])
@@ -158,7 +158,7 @@ async def test_what_cannot_be_decrypted_keeps_the_value_before(valkey: Valkey) -
         await old.refresh()
         assert not old.is_unknown("tenants", "c")
         async with followers(on(valkey, NEW)) as [new]:  # one that starts after the old key was taken away
-            assert new.known.is_set()
+            assert new.synced.is_set()
             assert [new.is_unknown("tenants", name) for name in "abd"] == [False, True, False]
 
 
@@ -167,16 +167,16 @@ async def test_names_that_cannot_be_read_may_be_anyones(valkey: Valkey, keys: Ke
     async with followers(on(valkey, OLD)) as [one]:
         await one.write([Write("tenants", "a", b"1", 0)])
         async with followers(on(valkey, keys)) as [other]:
-            assert not other.known.is_set()
+            assert not other.synced.is_set()
             assert other.is_unknown("tenants", "a")
             await one.write([Write("tenants", "a", None, one.of_kind("tenants")["a"].revision)])
-            await asyncio.wait_for(other.known.wait(), 5)
+            await asyncio.wait_for(other.synced.wait(), 5)
             assert not other.is_unknown("tenants", "a")
 
 
 def remembering(server: Valkey, folder: Path, keys: KeyRing | None = None) -> ResourceFollower:
     client = RedisClient(server.url, timeout=1.0)
-    return ResourceFollower(RedisResources(client, ResourceCipher(keys)), Remembered(folder, client.identity))
+    return ResourceFollower(RedisResources(client, ResourceCipher(keys)), PresenceNote(folder, client.identity))
 
 
 async def test_what_was_remembered_counts_only_while_the_store_does_not_answer(valkey: Valkey, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ async def test_what_was_remembered_counts_only_while_the_store_does_not_answer(v
         await one.write([Write("tenants", "a", b"1", 0)])
     after = remembering(valkey, tmp_path, OTHER_NAMES)
     await after.start()
-    assert not after.known.is_set()
+    assert not after.synced.is_set()
     await after.close()
 
 
@@ -207,17 +207,17 @@ async def test_what_a_server_knows_that_starts_while_its_store_is_away(
                     await before.write([Write("tenants", "a", None, revision)])
             await before.close()
         if had.endswith("ago"):
-            os.utime(Remembered(tmp_path, on(server)._client.identity).path, (time.time() - 172_800,) * 2)
+            os.utime(PresenceNote(tmp_path, on(server)._client.identity).path, (time.time() - 172_800,) * 2)
         server.kill()
         follower = remembering(server, tmp_path)
         await follower.start()
-        assert follower.known.is_set() == (had in ("no tenants", "none left"))
+        assert follower.synced.is_set() == (had in ("no tenants", "none left"))
         assert not follower.read
-        assert ("requests are refused" in caplog.text) != follower.known.is_set()
+        assert ("requests are refused" in caplog.text) != follower.synced.is_set()
         await asyncio.sleep(0.2)
         server.start()
         await until(lambda: follower.read)
-        assert follower.known.is_set()
+        assert follower.synced.is_set()
         await follower.refresh()
         for said in ("cannot be read; what is known stays in use", "is read again"):
             assert caplog.text.count(said) == 1
@@ -233,9 +233,9 @@ async def test_a_server_that_starts_on_a_store_that_lost_its_tenants_does_not_kn
     valkey.client.flushall()
     after = remembering(valkey, tmp_path)
     await after.start()
-    assert not after.known.is_set()
+    assert not after.synced.is_set()
     await after.write([Write("tenants", "a", b"1", 0)])  # the operator writes them again
-    assert after.known.is_set()
+    assert after.synced.is_set()
     assert names(after) == {"a"}
     await after.close()
 

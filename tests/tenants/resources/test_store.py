@@ -80,18 +80,18 @@ async def test_changes_are_those_after_the_cursor(store: ResourceStore) -> None:
     [_, second] = await store.write([Write("tenants", "a", b"1", 0), Write("tenants", odd, b"\x00\xff", 0)])
     first = await store.changes(Cursor())
     assert {(one.name, one.value) for one in first.changes.values() if one} == {("a", b"1"), (odd, b"\x00\xff")}
-    assert (first.anew, first.cursor.revision) == (True, second)
+    assert (first.is_snapshot, first.cursor.revision) == (True, second)
     await store.write([Write("tenants", odd, None, second)])
     last = await store.changes(first.cursor)
-    assert ([*last.changes.values()], last.anew) == ([None], False)
+    assert ([*last.changes.values()], last.is_snapshot) == ([None], False)
     nothing = await store.changes(last.cursor)
-    assert (nothing.changes, nothing.anew, nothing.more) == ({}, False, False)
+    assert (nothing.changes, nothing.is_snapshot, nothing.more) == ({}, False, False)
 
 
 async def test_followers_read_pages_and_what_they_missed(store: ResourceStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_resources, "_PAGE", 7)
     for module in (base, redis_resources, __import__("draftwood_tenants.resources.in_process", fromlist=["x"])):
-        monkeypatch.setattr(module, "MOST_DELETED", 3)
+        monkeypatch.setattr(module, "MAX_DELETED", 3)
     follower = ResourceFollower(store)
     revisions = await follower.write([Write("tenants", f"t{number}", b"", 0) for number in range(30)])
     assert len(follower.of_kind("tenants")) == 30
@@ -107,7 +107,7 @@ async def test_followers_read_pages_and_what_they_missed(store: ResourceStore, m
 async def test_deletions_are_forgotten_and_nothing_else(store: ResourceStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also not what has the name of one that was deleted."""
     for module in (base, redis_resources, __import__("draftwood_tenants.resources.in_process", fromlist=["x"])):
-        monkeypatch.setattr(module, "MOST_DELETED", 3)
+        monkeypatch.setattr(module, "MAX_DELETED", 3)
 
     async def comes_and_goes(name: str) -> None:
         [revision] = await store.write([Write("tenants", name, b"1", 0)])
@@ -202,7 +202,7 @@ async def test_what_is_known_stays_while_the_store_is_away(valkey: Valkey) -> No
 
 
 async def test_a_task_that_misses_a_cancellation_ends_at_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(ending, "_RETRY_SECONDS", 0.01)
     missed = 0
 
     async def deaf() -> None:

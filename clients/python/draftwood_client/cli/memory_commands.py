@@ -26,7 +26,7 @@ FORMAT = 1
 """Version of the export format: the value of `draftwood_memory` in the first line of a file."""
 _TEXT_KEYS = ("text", "content", "answer", "output")
 _DOCUMENT_CHARACTERS = 32_768
-"""A plain text file is split into documents of about this length; not tuned, any value near works."""
+"""A plain text file is split into documents of about this length."""
 
 app = new_app(no_args_is_help=True, help="Inspect and manage tenants' learned memories.")
 

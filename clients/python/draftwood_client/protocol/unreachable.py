@@ -28,7 +28,7 @@ _CLOSED_TLS = (
     " --tls-key (`TlsConfig`)"
 )
 _PROBE_SECONDS = 0.5
-"""For a connection to an address of this machine, and for its answer. Not tuned: it takes some milliseconds."""
+"""For a connection to an address of this machine, and for its answer. It takes some milliseconds."""
 
 
 def unreachable(target: str, tls: bool, text: str) -> str:

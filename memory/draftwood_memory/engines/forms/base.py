@@ -8,13 +8,13 @@ from typing import NamedTuple, Protocol, TypeVar
 from draftwood_memory.engines.session import Row, Session, Step
 from draftwood_strategies.budgeting.draft_account import DraftAccount
 
-Made_co = TypeVar("Made_co", covariant=True)
+Drafts_co = TypeVar("Drafts_co", covariant=True)
 
 
-class Writing(NamedTuple):
-    """A request that wrote in the engine's step, which is row `number` of it."""
+class DecodeRow(NamedTuple):
+    """A request that wrote in the engine's step, which is row `row_index` of it."""
 
-    number: int
+    row_index: int
     row: Row
     session: Session
 
@@ -27,7 +27,7 @@ class ChargedDraft(NamedTuple):
     drafted: int
 
 
-class DraftForm(Protocol[Made_co]):
+class DraftForm(Protocol[Drafts_co]):
     """Makes the drafts of a step, and charges them with what it takes.
 
     Attributes:
@@ -37,17 +37,17 @@ class DraftForm(Protocol[Made_co]):
     @property
     def session_class(self) -> type[Session]: ...
 
-    def forget(self) -> None:
-        """The steps so far were made up, to compile what real ones need."""
+    def reset(self) -> None:
+        """Forgets the steps so far, which were made up to compile what real ones need."""
 
-    def took(self, step: Step, seconds: float) -> None:
+    def record_step_time(self, step: Step, seconds: float) -> None:
         """Learns from a step that was measured."""
 
     def charge(self, step: Step, seconds: float | None, drafts: SequenceOf[ChargedDraft]) -> None:
-        """Charges drafts with a step that verified them, and that took so long if that is known."""
+        """Charges drafts with the time of the step that verified them; `seconds` is None if it was not measured."""
 
-    def propose(self, rows: int, writing: SequenceOf[Writing]) -> Made_co:
-        """The drafts of the next step, of so many rows."""
+    def propose(self, rows: int, decoding: SequenceOf[DecodeRow]) -> Drafts_co:
+        """The drafts of the next step, which has `rows` rows."""
 
-    def ending(self, session: Session) -> None:
-        """A request ends."""
+    def before_end(self, session: Session) -> None:
+        """A request is about to end."""

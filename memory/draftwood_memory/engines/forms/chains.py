@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from draftwood_memory.engines.forms.base import ChargedDraft, Writing
+from draftwood_memory.engines.forms.base import ChargedDraft, DecodeRow
 from draftwood_memory.engines.session import Session, Step
 from draftwood_strategies.budgeting.chains import worthwhile_chains
 from draftwood_strategies.budgeting.draft_account import step_all
@@ -21,7 +21,7 @@ class ChainForm:
 
     Args:
         longest: tokens of a chain, at most.
-        times: what steps cost; None for what they show.
+        times: cost model of steps; None for one that is fitted to measured steps.
     """
 
     session_class = Session
@@ -31,10 +31,10 @@ class ChainForm:
         self._given = times
         self._times = times or ServedStepTimes()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self._times = self._given or ServedStepTimes()
 
-    def took(self, step: Step, seconds: float) -> None:
+    def record_step_time(self, step: Step, seconds: float) -> None:
         self._times.observe(step.tokens, step.rows, seconds)
 
     def charge(self, step: Step, seconds: float | None, drafts: SequenceOf[ChargedDraft]) -> None:
@@ -47,26 +47,26 @@ class ChainForm:
         taken = float(without[-1]) if seconds is None else seconds
         step_all(accounts, taken, np.array(accepted, np.int32), verifying, step.rows)
 
-    def propose(self, rows: int, writing: SequenceOf[Writing]) -> list[list[int]]:
+    def propose(self, rows: int, decoding: SequenceOf[DecodeRow]) -> list[list[int]]:
         chains: list[list[int]] = [[] for _ in range(rows)]
         if self._times.probes(rows):
             return chains
         indexing = IndexingBudget()
         asked = [
             (one, one.session.drafter)
-            for one in writing
-            if one.row.room > 0 and one.session.drafter is not None and one.session.drafter.ready(indexing)
+            for one in decoding
+            if one.row.max_draft_tokens > 0 and one.session.drafter is not None and one.session.drafter.ready(indexing)
         ]
         if not asked:
             return chains
-        longest = np.minimum([one.row.room for one, _ in asked], self._longest).astype(np.int32)
+        longest = np.minimum([one.row.max_draft_tokens for one, _ in asked], self._longest).astype(np.int32)
         # The nodes that the best chain is taken from: with more of them it is hardly ever another one.
         budgets = np.minimum([one.session.request.max_draft_nodes for one, _ in asked], self._longest)
         trees = propose_all([drafter for _, drafter in asked], budgets.astype(np.int32))
         found = worthwhile_chains(trees, longest, rows, partial(self._times.between, sequences=rows))
         for (one, _), chain in zip(asked, found.lists(), strict=True):
-            chains[one.number], one.session.chain = chain, [*chain]  # the engine may shorten its own
+            chains[one.row_index], one.session.chain = chain, [*chain]  # the engine may shorten its own
         return chains
 
-    def ending(self, session: Session) -> None:
-        """Its steps have shown all that it wrote."""
+    def before_end(self, session: Session) -> None:
+        """Nothing is left to do: every step has reported the tokens it wrote."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_memory.engines.forms.base import ChargedDraft, Writing
+from draftwood_memory.engines.forms.base import ChargedDraft, DecodeRow
 from draftwood_memory.engines.session import Session, Step
 from draftwood_memory.records import Int32Array
 from draftwood_strategies.budgeting.draft_account import step_all
@@ -33,9 +33,9 @@ class TreeSession(Session):
 
     nodes: int = 0
 
-    def take(self, written: Int32Array, now: float) -> int:
-        """As `Session.take`: an engine writes what it accepts of a tree and one token more."""
-        Session.take(self, written, now)
+    def advance(self, written: Int32Array, now: float) -> int:
+        """As `Session.advance`: an engine writes what it accepts of a tree and one token more."""
+        Session.advance(self, written, now)
         self.stats.drafts += self.nodes > 0
         accepted, self.nodes = min(written.shape[0] - 1, self.nodes), 0
         self.stats.accepted += accepted
@@ -79,10 +79,10 @@ class TreeForm:
         self._output_of = output_of
         self._step_seconds = 0.0
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         self._step_seconds = 0.0
 
-    def took(self, step: Step, seconds: float) -> None:
+    def record_step_time(self, step: Step, seconds: float) -> None:
         """Steps take as long with drafts as without."""
         self._step_seconds = seconds
 
@@ -92,9 +92,9 @@ class TreeForm:
             free = np.zeros(len(accounts))
             step_all(accounts, seconds or self._step_seconds, np.array(accepted, np.int32), free, step.rows)
 
-    def propose(self, rows: int, writing: SequenceOf[Writing]) -> RowTrees:
+    def propose(self, rows: int, decoding: SequenceOf[DecodeRow]) -> RowTrees:
         indexing = IndexingBudget()
-        asked = [one for one in writing if one.session.drafter is not None and one.session.drafter.ready(indexing)]
+        asked = [one for one in decoding if one.session.drafter is not None and one.session.drafter.ready(indexing)]
         if not asked:
             return NO_TREES
         budgets = [min(one.session.request.max_draft_nodes, self._nodes) for one in asked]
@@ -104,9 +104,9 @@ class TreeForm:
             assert isinstance(one.session, TreeSession)
             one.session.nodes = nodes
             one.session.stats.drafted += nodes
-        return RowTrees([one.number for one in asked], trees)
+        return RowTrees([one.row_index for one in asked], trees)
 
-    def ending(self, session: Session) -> None:
+    def before_end(self, session: Session) -> None:
         output = self._output_of(session.request.request_id)
         if output is not None and isinstance(session, TreeSession):
             session.finish(output)

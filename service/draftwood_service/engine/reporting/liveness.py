@@ -18,8 +18,8 @@ _LOOK_SECONDS = 1.0
 async def follow_liveness(
     bridge: EngineBridge, stall_seconds: float, set_alive: Callable[[bool], Awaitable[None]]
 ) -> None:
-    """Looks for a hanging engine, until it is cancelled. One that has died is no matter of this: it is started anew, or
-    the process ends.
+    """Looks for a hanging engine, until it is cancelled. One that has died is restarted
+    elsewhere (`recovery`), or the process ends.
 
     Args:
         stall_seconds: without a report after which the engine counts as hanging; a step may take long.

@@ -1,4 +1,4 @@
-"""Starts an engine that has died anew, a few times and at growing intervals. For the event loop only."""
+"""Restarts an engine that has died, a few times and with exponential backoff. For the event loop only."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _log = structlog.get_logger(__name__)
 _FIRST_DELAY = 0.5
 """Seconds before the first attempt; each further one waits four times as long."""
 _STABLE_SECONDS = 600.0
-"""After so long without a death, attempts are counted from the beginning."""
+"""Seconds of uptime after which the number of attempts is reset."""
 
 
 class EngineRecovery:
     """Takes over `EngineBridge.on_stopped`.
 
     Args:
-        attempts: restarts, one after another, before it gives up.
+        attempts: restarts in a row before it fails.
         set_serving: called with whether requests are served, when that changes.
 
     Attributes:
-        failed: set when it has given up; what is left to do is to stop.
-        restarts: how often the engine was started anew, in all.
+        failed: set after the last attempt has failed; the service then stops.
+        restarts: how often the engine was restarted, in all.
     """
 
     def __init__(self, bridge: EngineBridge, attempts: int, set_serving: Callable[[bool], Awaitable[None]]) -> None:
@@ -36,7 +36,7 @@ class EngineRecovery:
         self.restarts = 0
         self._bridge = bridge
         self._attempts = attempts
-        self._left = attempts
+        self._attempts_left = attempts
         self._set_serving = set_serving
         self._tasks: set[asyncio.Task[None]] = set()
         self._one_at_a_time = asyncio.Lock()
@@ -56,13 +56,13 @@ class EngineRecovery:
         async with self._one_at_a_time:
             await self._set_serving(False)
             if time.monotonic() - self._started_at > _STABLE_SECONDS:
-                self._left = self._attempts
+                self._attempts_left = self._attempts
             while self._bridge.stopped:
-                if not self._left:
+                if not self._attempts_left:
                     self.failed.set()
                     return
-                await asyncio.sleep(_FIRST_DELAY * 4 ** (self._attempts - self._left))
-                self._left -= 1
+                await asyncio.sleep(_FIRST_DELAY * 4 ** (self._attempts - self._attempts_left))
+                self._attempts_left -= 1
                 await self._restart()
             await self._set_serving(True)
 
@@ -70,8 +70,8 @@ class EngineRecovery:
         try:
             await self._bridge.restart()
         except Exception as error:
-            _log.error("engine cannot be restarted", left=self._left, error=f"{type(error).__name__}: {error}")
+            _log.error("engine cannot be restarted", left=self._attempts_left, error=f"{type(error).__name__}: {error}")
             return
         self._started_at = time.monotonic()
         self.restarts += 1
-        _log.warning("engine restarted", restarts=self.restarts, left=self._left)
+        _log.warning("engine restarted", restarts=self.restarts, left=self._attempts_left)

@@ -23,7 +23,7 @@ _MAX_TENANTS = 10_000
 """Tenants with counts of their own; the least recently active are dropped. 500 bytes each."""
 
 
-class WorkLedger:
+class WorkRecorder:
     """The work that was done for sequences that have ended. For the engine's thread only."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ _log = structlog.get_logger(__name__)
 TESTED = "0.32"
 """The extra `draftwood[vllm]` requires it."""
 _LOOK_SECONDS = 0.2
-"""Between two looks at whether vLLM's processes are alive, while they write nothing."""
+"""Polling interval of vLLM's processes, while they write nothing."""
 _CPU_CACHE_BYTES = 4 * 2**30
 """As earlier versions of vLLM took; at most half of the memory that is free."""
 _NUMA_NODES = Path("/sys/devices/system/node")
@@ -270,7 +270,7 @@ def _output(one: Any) -> CoreOutput:
 
 
 def _logprobs(lists: Any) -> list[TokenLogprobs]:
-    """Of each position the token that was written comes first, then the most probable ones."""
+    """For each position the sampled token first, then the most probable ones."""
     return [
         TokenLogprobs(values[0], ids[1:], values[1:])
         for ids, values in zip(lists.logprob_token_ids.tolist(), lists.logprobs.tolist(), strict=True)

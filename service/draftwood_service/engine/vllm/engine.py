@@ -130,7 +130,7 @@ class VllmEngine:
         return self._redecoding
 
     def step(self) -> list[StepOutput]:
-        """What the oldest step of vLLM wrote that was not read yet. Raises EngineStoppedError: vLLM has died."""
+        """The outputs of vLLM's oldest unread step. Raises EngineStoppedError: vLLM has died."""
         step = self._core.take()
         self._records.read(self._running)
         now = time.perf_counter()

@@ -42,7 +42,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
 
     Args:
         wake: called from another thread when the engine has something to do.
-        name: of the service, the same for an engine that is started anew.
+        name: of the service, the same for a restarted engine.
 
     Raises:
         DraftwoodError: the model or a setting is not one that vLLM serves.

@@ -1,4 +1,4 @@
-"""What vLLM says of its steps, in plain values. Imports nothing of vLLM."""
+"""Outputs of vLLM's steps, as plain values. Imports nothing of vLLM."""
 
 from __future__ import annotations
 

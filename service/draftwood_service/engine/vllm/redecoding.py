@@ -79,7 +79,7 @@ class VllmRedecoding:
             self._end(ended, Difference(self._compared, ENDING_DIFFERS))
 
     def pause(self) -> None:
-        """Ends its request in vLLM, since the engine has others to run; the audit begins anew later."""
+        """Ends its request in vLLM, since the engine has others to run; the audit starts over later."""
         if self.waits:
             self._abort(self.id)
             self.id = ""

@@ -15,7 +15,7 @@ import numpy as np
 
 from draftwood_tenants.experiments.outcomes import COVARIATES, FloatArray, Metric, column
 
-LEAST_UNITS = 100
+MIN_UNITS = 100
 """Units in each arm from which on the normal approximation is used; there are no bounds before."""
 EFFECT = 0.05
 """Scale of the differences that are looked for, as logarithm: standard deviation of the normal mixture. The interval is
@@ -87,7 +87,7 @@ def compare(control: FloatArray, treatment: FloatArray, metric: Metric) -> Chang
     units = arms[..., counted].sum(-2).min((-1, -2))
     change, both = logs[..., 1] - logs[..., 0], variance.sum(-1)
     known = np.isfinite(change) & np.isfinite(both)
-    return Change(np.where(known, change, np.nan), np.where(known & (units >= LEAST_UNITS), both, np.inf))
+    return Change(np.where(known, change, np.nan), np.where(known & (units >= MIN_UNITS), both, np.inf))
 
 
 def _without_covariates(arms: FloatArray, residual: FloatArray) -> tuple[FloatArray, FloatArray]:

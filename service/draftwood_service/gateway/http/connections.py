@@ -57,9 +57,9 @@ class Connections:
         self._ended = ended
         self._all: set[Connection] = set()
         self._waiting: dict[Connection, None] = {}
-        """The one that has waited longest first."""
+        """Ordered by how long they have waited, the longest first."""
         self._bytes: dict[Connection, int] = {}
-        """Of incomplete requests, the one that began first first."""
+        """Bytes of incomplete requests, the oldest request first."""
         self._total = 0
         self._sweeping: asyncio.TimerHandle | None = None
 

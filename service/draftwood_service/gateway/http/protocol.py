@@ -20,9 +20,9 @@ from draftwood_service.gateway.errors import error_body
 from draftwood_service.gateway.http.connections import Connections
 
 MAX_HEADER_BYTES = 32 * 1024
-"""Of the request line and all headers; a bearer token has up to 8 KiB."""
+"""Limit of the request line and all headers together; a bearer token has up to 8 KiB."""
 MAX_DISCARDED_BYTES = 2**20
-"""Of what comes after a request that was refused."""
+"""Limit of the bytes that are discarded after a refused request."""
 HEADER_SECONDS = 10.0
 """From the first byte of a request, or from when a connection is opened, to the end of its headers. Also for a TLS
 handshake."""

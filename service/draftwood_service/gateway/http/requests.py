@@ -1,4 +1,4 @@
-"""What an HTTP request says besides its fields: its body, its deadline, and that its client has left."""
+"""Reads the body and the deadline of an HTTP request, and cancels its work when its client disconnects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from draftwood_service.gateway.errors import ClientLeftError, InvalidRequestError
+from draftwood_service.gateway.errors import ClientDisconnectedError, InvalidRequestError
 
 TIMEOUT_HEADER = "x-draftwood-timeout"
 
@@ -35,7 +35,7 @@ async def read_json(request: Request, most: int) -> Any:
 
     Raises:
         InvalidRequestError: it is too large, has too many values, or is no JSON.
-        ClientLeftError: the client left before its end.
+        ClientDisconnectedError: the client disconnected before its end.
     """
     parts, size = [], 0
     try:
@@ -46,7 +46,7 @@ async def read_json(request: Request, most: int) -> Any:
             elif size > _DISCARDED * most:
                 break
     except ClientDisconnect:
-        raise ClientLeftError from None
+        raise ClientDisconnectedError from None
     if size > most:
         raise InvalidRequestError("body", f"has more than {most} bytes")
     body = b"".join(parts)
@@ -74,17 +74,17 @@ def read_timeout(request: Request) -> float | None:
     return seconds
 
 
-async def unless_left(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of some work for a request whose body was read. It is cancelled as soon as the client leaves.
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """The result of some work for a request whose body was read. Cancelled as soon as the client disconnects.
 
     Raises:
-        ClientLeftError: it left.
+        ClientDisconnectedError: it did.
     """
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(request))
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise ClientLeftError
+            raise ClientDisconnectedError
         return working.result()
     finally:
         working.cancel()
@@ -104,6 +104,6 @@ def _values(body: bytes) -> int:
     return texts + rest.count(b"[") + rest.count(b"{")
 
 
-async def _left(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from draftwood.admin.v1 import audit_pb2 as pb
-from draftwood_service.audits.ledger import MARGIN_BOUNDS, AuditLedger
+from draftwood_service.audits.recorder import MARGIN_BOUNDS, AuditRecorder
 from draftwood_service.audits.results import AuditResult
 from draftwood_service.engine.reporting.recovery import EngineRecovery
 from draftwood_service.rpc.calls import Call
@@ -19,23 +19,25 @@ class AuditServicer:
         share: of requests that are audited.
     """
 
-    def __init__(self, ledger: AuditLedger, recovery: EngineRecovery, share: float) -> None:
-        self._ledger = ledger
+    def __init__(self, recorder: AuditRecorder, recovery: EngineRecovery, share: float) -> None:
+        self._recorder = recorder
         self._recovery = recovery
         self._share = share
 
     async def get_audit_report(self, request: pb.GetAuditReportRequest, call: Call) -> pb.GetAuditReportResponse:
-        ledger, model = self._ledger, self._ledger.model
+        recorder, model = self._recorder, self._recorder.model
         return pb.GetAuditReportResponse(
             share=self._share,
             model=model.name,
             dtype=model.dtype,
             runner=model.runner_name,
             exact=model.exact,
-            tie_bound=ledger.tie_bound,
+            tie_bound=recorder.tie_bound,
             margin_bounds=MARGIN_BOUNDS,
-            counts=[pb.AuditCounts(**key._asdict(), **asdict(counts)) for key, counts in sorted(ledger.counts.items())],
-            differences=map(self._difference, ledger.differences),
+            counts=[
+                pb.AuditCounts(**key._asdict(), **asdict(counts)) for key, counts in sorted(recorder.counts.items())
+            ],
+            differences=map(self._difference, recorder.differences),
             engine_restarts=self._recovery.restarts,
         )
 
@@ -49,5 +51,5 @@ class AuditServicer:
             arm=result.arm,
             position=result.difference.position,
             margin=result.difference.margin,
-            tie=self._ledger.is_tie(result.difference),
+            tie=self._recorder.is_tie(result.difference),
         )

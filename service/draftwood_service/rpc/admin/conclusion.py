@@ -8,7 +8,7 @@ from draftwood_model_runner.errors import InvalidInputError
 from draftwood_tenants.catalog import Catalog, write_of
 from draftwood_tenants.reading import PREFIX
 from draftwood_tenants.resources.base import Write
-from draftwood_tenants.resources.errors import NotAllowedNowError
+from draftwood_tenants.resources.errors import PreconditionError
 
 _NAMED = 5
 """Tenants that an error names."""
@@ -19,7 +19,7 @@ def tenant_writes(experiment: pb.Experiment, winner: str, keep_tenants: bool, ca
 
     Raises:
         InvalidInputError: there is no such arm.
-        NotAllowedNowError: a tenant is of the file, or the experiment is for all tenants.
+        PreconditionError: a tenant is of the file, or the experiment is for all tenants.
     """
     arm = next((arm for arm in experiment.arms if arm.id == winner), None)
     if arm is None:
@@ -29,12 +29,12 @@ def tenant_writes(experiment: pb.Experiment, winner: str, keep_tenants: bool, ca
         return []
     if not experiment.tenants:
         problem = "is for all tenants: set the servers' default (--strategy), and conclude with keep_tenants"
-        raise NotAllowedNowError(experiment.name, "TENANTS", problem)
+        raise PreconditionError(experiment.name, "TENANTS", problem)
     of_file = [tenant for tenant in experiment.tenants if tenant in catalog.file.tenants]
     if of_file:
         named = ", ".join(sorted(of_file)[:_NAMED]) + (", ..." if len(of_file) > _NAMED else "")
         problem = f"the tenants file defines {named}: change them there, and conclude with keep_tenants"
-        raise NotAllowedNowError(experiment.name, "TENANTS", problem)
+        raise PreconditionError(experiment.name, "TENANTS", problem)
     return [_write(tenant, arm.drafting, catalog.tenant_message(tenant)) for tenant in sorted({*experiment.tenants})]
 
 

@@ -19,6 +19,7 @@ from draftwood_service.rpc.admin.conclusion import tenant_writes
 from draftwood_service.rpc.admin.resources import Resources, apply_mask, change_audited
 from draftwood_service.rpc.calls import Call
 from draftwood_tenants.catalog import Catalog
+from draftwood_tenants.experiments.arm_assignment import label_of
 from draftwood_tenants.experiments.assignment import ExperimentError
 from draftwood_tenants.experiments.definition import (
     ExperimentConfig,
@@ -28,11 +29,10 @@ from draftwood_tenants.experiments.definition import (
     require_state,
     require_update,
 )
-from draftwood_tenants.experiments.placement import label_of
 from draftwood_tenants.experiments.reading import PREFIX, experiment_of, invalid, read_experiment
 from draftwood_tenants.reading import ServerLimits, under
 from draftwood_tenants.resources.base import EXPERIMENTS, Write
-from draftwood_tenants.resources.errors import NotAllowedNowError
+from draftwood_tenants.resources.errors import PreconditionError
 from draftwood_tenants.resources.follower import ResourceFollower
 
 _log = structlog.get_logger(__name__)
@@ -102,7 +102,7 @@ class ExperimentServicer:
         with change_audited("delete", request.name, call):
             current = await self._experiments.changeable(name, request.etag, request.allow_missing)
             if current is not None and current.state == pb.EXPERIMENT_STATE_RUNNING:
-                raise NotAllowedNowError(request.name, "STATE", "is running; stop it first")
+                raise PreconditionError(request.name, "STATE", "is running; stop it first")
             if current is not None and not request.validate_only:
                 if current.winner:  # what its last requests wrote after the conclusion
                     await self._memories(AdoptArm(label_of(name, current.winner)))
@@ -171,7 +171,7 @@ class ExperimentServicer:
         current = await self._experiments.get(name)
         winner = (await self._live.report(current, self._read(current))).better_arm
         if not winner:
-            raise NotAllowedNowError(
+            raise PreconditionError(
                 current.name, "STATE", "the report does not say which arm is better; name the winner (--winner ARM)"
             )
         return winner

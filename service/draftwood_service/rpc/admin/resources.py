@@ -19,9 +19,9 @@ from draftwood_tenants.catalog import Catalog, write_of
 from draftwood_tenants.experiments.definition import StateError
 from draftwood_tenants.resources.base import ConflictError, Write
 from draftwood_tenants.resources.errors import (
+    DefinedInFileError,
     EtagError,
-    NotAllowedNowError,
-    OfFileError,
+    PreconditionError,
     ResourceExistsError,
     ResourceMissingError,
 )
@@ -114,7 +114,7 @@ class Resources(Generic[ResourceT]):
             writes: to be written with it.
 
         Raises:
-            ResourceMissingError, NotAllowedNowError, EtagError: it cannot be changed.
+            ResourceMissingError, PreconditionError, EtagError: it cannot be changed.
             Exception: what `change` raises.
         """
         for _ in range(_TRIES):
@@ -130,7 +130,7 @@ class Resources(Generic[ResourceT]):
             except ConflictError:
                 continue  # without an etag a change is made to whatever is there
             except StateError as error:
-                raise NotAllowedNowError(changed.name, "STATE", str(error)) from None
+                raise PreconditionError(changed.name, "STATE", str(error)) from None
         raise EtagError(f"{self._kind}/{id_}")
 
     async def changeable(self, id_: str, etag: str, allow_missing: bool) -> ResourceT | None:
@@ -142,7 +142,7 @@ class Resources(Generic[ResourceT]):
                 raise
             return None
         if current.origin == tenants_pb2.RESOURCE_ORIGIN_FILE:
-            raise OfFileError(current.name)
+            raise DefinedInFileError(current.name)
         if etag not in ("", current.etag):
             raise EtagError(current.name)
         return current

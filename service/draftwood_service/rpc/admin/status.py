@@ -13,7 +13,7 @@ from importlib.metadata import version
 from draftwood.admin.v1 import status_pb2 as pb
 from draftwood_memory.counters import MemoryCounters
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.audits.ledger import AuditLedger
+from draftwood_service.audits.recorder import AuditRecorder
 from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.reporting.recovery import EngineRecovery
@@ -23,9 +23,9 @@ from draftwood_service.rpc.calls import Call
 from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_service.settings import Settings
 
-_LEAST_INTERVAL, _DEFAULT_INTERVAL, _MOST_INTERVAL = 0.5, 1.0, 60.0
+_MIN_INTERVAL, _DEFAULT_INTERVAL, _MAX_INTERVAL = 0.5, 1.0, 60.0
 _LISTED_TENANTS = 100
-_MOST_WATCHES = 16
+_MAX_WATCHES = 16
 """Open WatchStatus calls of a tenant's callers, and of operators without a tenant."""
 
 
@@ -33,22 +33,22 @@ class StatusServicer:
     """The methods of StatusService.
 
     Args:
-        ledger: counts audits, and knows the model.
-        known: set once it is known which tenants are configured.
+        recorder: counts audits, and knows the model.
+        synced: set once it is known which tenants are configured.
     """
 
     def __init__(
         self,
         bridge: EngineBridge,
-        ledger: AuditLedger,
+        recorder: AuditRecorder,
         recovery: EngineRecovery,
-        known: asyncio.Event,
+        synced: asyncio.Event,
         settings: Settings,
     ) -> None:
         self._bridge = bridge
-        self._ledger = ledger
+        self._recorder = recorder
         self._recovery = recovery
-        self._known = known
+        self._synced = synced
         self._settings = settings
         self._version = version("draftwood")
         self._started_at = time.monotonic()
@@ -69,8 +69,8 @@ class StatusServicer:
 
     @contextmanager
     def _counted(self, tenant: str | None) -> Iterator[None]:
-        if self._watches[tenant] == _MOST_WATCHES:
-            raise TooManyWatchesError(_MOST_WATCHES)
+        if self._watches[tenant] == _MAX_WATCHES:
+            raise TooManyWatchesError(_MAX_WATCHES)
         self._watches[tenant] += 1
         try:
             yield
@@ -80,7 +80,7 @@ class StatusServicer:
                 del self._watches[tenant]
 
     def _status(self, principal: Principal) -> pb.ServerStatus:
-        reports, model = self._bridge.reports, self._ledger.model
+        reports, model = self._bridge.reports, self._recorder.model
         age = time.monotonic() - max(reports.at, self._started_at)
         status = pb.ServerStatus(
             time=datetime.now(UTC) - timedelta(seconds=age),
@@ -105,13 +105,13 @@ class StatusServicer:
             return pb.SERVING_STATE_DRAINING
         if self._bridge.stopped:
             return pb.SERVING_STATE_RESTARTING
-        return pb.SERVING_STATE_SERVING if self._known.is_set() else pb.SERVING_STATE_CONFIGURATION_UNKNOWN
+        return pb.SERVING_STATE_SERVING if self._synced.is_set() else pb.SERVING_STATE_CONFIGURATION_UNKNOWN
 
     def _load(self, report: EngineReport) -> pb.LoadStatus:
         work = WorkCounts()
         for counts in report.work.values():
             work = work.plus(counts)
-        audits = self._ledger.counts.values()
+        audits = self._recorder.counts.values()
         return pb.LoadStatus(
             running=report.load.running,
             waiting=report.load.waiting,
@@ -188,7 +188,7 @@ def _seconds(request: pb.WatchStatusRequest) -> float:
     if not request.HasField("interval"):
         return _DEFAULT_INTERVAL
     seconds = request.interval.seconds + request.interval.nanos / 1e9
-    if not _LEAST_INTERVAL <= seconds <= _MOST_INTERVAL:
-        problem = f"must be {_LEAST_INTERVAL:g} to {_MOST_INTERVAL:g} seconds"
+    if not _MIN_INTERVAL <= seconds <= _MAX_INTERVAL:
+        problem = f"must be {_MIN_INTERVAL:g} to {_MAX_INTERVAL:g} seconds"
         raise InvalidInputError("interval", f"{seconds:g} s", problem)
     return seconds

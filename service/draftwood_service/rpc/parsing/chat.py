@@ -15,7 +15,7 @@ from draftwood_service.serving import Serving
 
 MAX_ROLE_CHARACTERS = 64
 MAX_TOOLS = 128
-"""Of a chat, and calls of a message."""
+"""Maximum number of tools of a chat, and of calls of a message."""
 _MAX_NAME_CHARACTERS = 256
 _SYSTEM_END = "\n\n"
 """Between a system message and the user's, for templates without the role."""

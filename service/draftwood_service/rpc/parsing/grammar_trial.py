@@ -23,7 +23,7 @@ from draftwood_model_runner.sampling.grammar_compilation import Vocabulary, comp
 
 _CPU_SECONDS = 1.0
 _MEMORY_BYTES = 256 * 2**20
-"""What compiling may take: a schema of 500 properties takes 0.06 s, one of 1,500 0.6 s."""
+"""Limits of compiling a grammar: a schema of 500 properties takes 0.06 s, one of 1,500 0.6 s."""
 
 
 class GrammarTrials:

@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import Message
 
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_service.errors import ClientGoneError, ReaderStalledError
+from draftwood_service.errors import ClientDisconnectedError, ReaderStalledError
 
 Request = TypeVar("Request")
 
@@ -47,7 +47,7 @@ class Writer:
         """Returns when gRPC has accepted the message.
 
         Raises:
-            ClientGoneError: the call has ended.
+            ClientDisconnectedError: the call has ended.
         """
         if self._padding and isinstance(message, pb.GenerateResponse):
             pad(message, self._padding)
@@ -55,7 +55,7 @@ class Writer:
         try:
             await self._context.write(message)
         except grpc.aio.InternalError:
-            raise ClientGoneError() from None
+            raise ClientDisconnectedError() from None
         self._waiting_since = None
 
     async def reading(self, requests: AsyncIterator[Request]) -> AsyncIterator[Request]:

@@ -35,7 +35,7 @@ def origin_of(field: str) -> Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class EncodedSnapshot:
     """The newest snapshot of a process, encoded."""
 
     origin: Origin
@@ -46,22 +46,22 @@ class Stored:
 class CountStore(Protocol):
     """Counts by experiment and process, the newest of each. All methods raise `MemoryStoreError`."""
 
-    async def write(self, target: Target, snapshot: Stored) -> None:
+    async def write(self, target: Target, snapshot: EncodedSnapshot) -> None:
         """Keeps a snapshot. Does nothing if there is one with this sequence number or a larger one, or if the
         experiment was deleted.
         """
 
-    async def read(self, target: Target, known: Mapping[Origin, int]) -> list[Stored]:
+    async def read(self, target: Target, known: Mapping[Origin, int]) -> list[EncodedSnapshot]:
         """The snapshots that are newer than those of these sequence numbers."""
 
     async def write_history(self, target: Target, data: bytes) -> None:
-        """Replaces the looks at the experiment. Does nothing if it was deleted."""
+        """Replaces the history: the interim looks at the experiment. Does nothing if it was deleted."""
 
     async def read_history(self, target: Target) -> bytes:
-        """The looks at the experiment; empty if there are none."""
+        """The history, see `write_history`; empty if there is none."""
 
     async def delete(self, target: Target) -> None:
         """Deletes all of an experiment's name. What a process that has not heard of it writes later is refused."""
 
-    async def lead(self, process: str, seconds: float) -> bool:
-        """Whether this process is the one that looks at experiments for all, for so long."""
+    async def acquire_lease(self, process: str, seconds: float) -> bool:
+        """Whether this process holds the lease, for so many seconds: one looks at the experiments for all."""

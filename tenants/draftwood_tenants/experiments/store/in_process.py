@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from draftwood_tenants.experiments.counters import Origin
-from draftwood_tenants.experiments.store.base import Stored, Target
+from draftwood_tenants.experiments.store.base import EncodedSnapshot, Target
 
 
 class InProcessCounts:
     """A `CountStore` without a server."""
 
     def __init__(self) -> None:
-        self._counts: dict[Target, dict[Origin, Stored]] = {}
+        self._counts: dict[Target, dict[Origin, EncodedSnapshot]] = {}
         self._history: dict[Target, bytes] = {}
         self._deleted: dict[str, str] = {}
 
-    async def write(self, target: Target, snapshot: Stored) -> None:
+    async def write(self, target: Target, snapshot: EncodedSnapshot) -> None:
         of_target = self._counts.setdefault(target, {})
         known = of_target.get(snapshot.origin)
         if (known is None or snapshot.sequence > known.sequence) and not self._is_deleted(target):
             of_target[snapshot.origin] = snapshot
 
-    async def read(self, target: Target, known: Mapping[Origin, int]) -> list[Stored]:
+    async def read(self, target: Target, known: Mapping[Origin, int]) -> list[EncodedSnapshot]:
         stored = self._counts.get(target, {}).values()
         return [one for one in stored if one.sequence > known.get(one.origin, -1)]
 
@@ -40,7 +40,7 @@ class InProcessCounts:
         for one in [one for one in self._history if one.name == target.name]:
             del self._history[one]
 
-    async def lead(self, process: str, seconds: float) -> bool:
+    async def acquire_lease(self, process: str, seconds: float) -> bool:
         return True
 
     def _is_deleted(self, target: Target) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from draftwood_memory.errors import CorruptValueError
 from draftwood_memory.store.redis_client import RedisClient, Script
 from draftwood_tenants.experiments.counters import Origin
-from draftwood_tenants.experiments.store.base import Stored, Target, origin_of
+from draftwood_tenants.experiments.store.base import EncodedSnapshot, Target, origin_of
 from draftwood_tenants.resources.encryption import ResourceCipher
 
 _KIND = "counts"
@@ -81,24 +81,24 @@ class RedisCounts:
         self._client = client
         self._cipher = cipher
 
-    async def write(self, target: Target, snapshot: Stored) -> None:
+    async def write(self, target: Target, snapshot: EncodedSnapshot) -> None:
         sequences, values, _, deleted = self._keys(target)
         field = target.field(snapshot.origin)
         encrypted = self._cipher.encrypt(_KIND, target.name, field.encode() + b"\x00" + snapshot.data)
         arguments: list[str | int | bytes] = [target.definition, field, snapshot.sequence, encrypted]
         await self._client.run(Script(_WRITE, [sequences, values, deleted], arguments))
 
-    async def read(self, target: Target, known: Mapping[Origin, int]) -> list[Stored]:
+    async def read(self, target: Target, known: Mapping[Origin, int]) -> list[EncodedSnapshot]:
         sequences, values, *_ = self._keys(target)
         seen = {target.field(origin): sequence for origin, sequence in known.items()}
-        found: list[Stored] = []
+        found: list[EncodedSnapshot] = []
         while True:
             pairs: list[str | int | bytes] = [one for pair in seen.items() for one in pair]
             answer = await self._client.run(Script(_READ, [sequences, values], [target.definition, _PAGE, *pairs]))
             for field_bytes, sequence, value in zip(answer[::3], answer[1::3], answer[2::3], strict=True):
                 field = field_bytes.decode()
                 seen[field] = int(sequence)
-                found.append(Stored(origin_of(field), int(sequence), self._opened(target, field, value)))
+                found.append(EncodedSnapshot(origin_of(field), int(sequence), self._decrypted(target, field, value)))
             if len(answer) < 3 * _PAGE:
                 return found
 
@@ -109,19 +109,19 @@ class RedisCounts:
 
     async def read_history(self, target: Target) -> bytes:
         value = await self._client.command("HGET", self._keys(target)[2], target.definition)
-        return b"" if value is None else self._opened(target, target.definition, value)
+        return b"" if value is None else self._decrypted(target, target.definition, value)
 
     async def delete(self, target: Target) -> None:
         await self._client.run(Script(_DELETE, self._keys(target), [target.definition, _DELETED_SECONDS]))
 
-    async def lead(self, process: str, seconds: float) -> bool:
+    async def acquire_lease(self, process: str, seconds: float) -> bool:
         return bool(await self._client.run(Script(_LEAD, [_LEASE], [process, round(1000 * seconds)])))
 
     def _keys(self, target: Target) -> list[str]:
         tag = self._cipher.key(_KIND, target.name)
         return [f"dw:{{{tag}}}:{suffix}" for suffix in ("sequences", "values", "history", "deleted")]
 
-    def _opened(self, target: Target, field: str, value: bytes) -> bytes:
+    def _decrypted(self, target: Target, field: str, value: bytes) -> bytes:
         """The data; empty, which no reader accepts, if it cannot be read."""
         try:
             _, _, joined = self._cipher.decrypt(self._cipher.key(_KIND, target.name), value)

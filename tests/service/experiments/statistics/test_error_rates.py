@@ -14,7 +14,7 @@ from draftwood_tenants.experiments.outcomes import TIME_PER_TOKEN, TTFT, FloatAr
 from tests.service.experiments.statistics.simulation import Looks, World, fixed_bounds, simulate
 
 ALPHA = 0.05
-LEAST_POWER = 0.8
+MIN_POWER = 0.8
 AA, AB = World(session_length=2.0), World(speedup=1.1)
 RUNS, MANY_RUNS = 200, 2000
 
@@ -81,4 +81,4 @@ def test_the_bars_hold_in_2000_experiments() -> None:
     alarms, found = shares(AA, MANY_RUNS, 0, FALSE_ALARMS), shares(AB, MANY_RUNS, 1, POWER)
     print(alarms, found)
     assert max(*alarms.values(), found["SRM"]) <= ALPHA
-    assert found["faster"] >= LEAST_POWER
+    assert found["faster"] >= MIN_POWER

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwood_service.experiments.statistics.ratios import LEAST_UNITS, compare, sequence_radius, value_of
+from draftwood_service.experiments.statistics.ratios import MIN_UNITS, compare, sequence_radius, value_of
 from draftwood_tenants.experiments.outcomes import (
     COVARIATES,
     FIELDS,
@@ -93,7 +93,7 @@ def test_the_figures_of_tea_tasting_are_its_own(
 
 
 def test_there_are_no_bounds_with_few_units_or_without_a_value(arms: Arms) -> None:
-    few = compare(arms[0][: LEAST_UNITS - 1], arms[1][: LEAST_UNITS - 1], TTFT)
+    few = compare(arms[0][: MIN_UNITS - 1], arms[1][: MIN_UNITS - 1], TTFT)
     assert [float(bound) for bound in few.sequence(0.05)] == [-np.inf, np.inf]
     undefined = compare(*arms, TOKENS_PER_STEP)
     assert np.isnan(undefined.log_ratio)

@@ -15,16 +15,16 @@ from rich.live import Live
 from draftwood_client.cli.options import ReplicaOptions, command
 from draftwood_client.cli.output import has_colours, print_json
 from draftwood_client.cli.top.keys import Keys
+from draftwood_client.cli.top.replica_watcher import ReplicaWatcher
 from draftwood_client.cli.top.screen import SORT_KEYS, Screen, Sort
 from draftwood_client.cli.top.snapshot import Snapshot
-from draftwood_client.cli.top.watching import Watching
 from draftwood_client.errors import ArgumentValueError
 
-_LEAST_INTERVAL, _MOST_INTERVAL = 0.5, 60.0
+_MIN_INTERVAL, _MAX_INTERVAL = 0.5, 60.0
 _ONCE_SECONDS = 10.0
-"""For two samples of each server. Not tuned: a server that answers sends them within two seconds."""
+"""For two samples of each server. A server that answers sends them within two seconds."""
 _HISTORY = 512
-"""Values of the sparkline; no terminal is wider. Not tuned."""
+"""Values of the sparkline; no terminal is wider."""
 
 
 @command
@@ -40,24 +40,24 @@ def top(
     Operators see everything, a tenant-admin sees its own tenant. Where the output is no terminal, one snapshot is
     printed.
     """
-    if not _LEAST_INTERVAL <= interval <= _MOST_INTERVAL:
-        problem = f"{interval:g} is not allowed; it must lie in [{_LEAST_INTERVAL:g}, {_MOST_INTERVAL:g}]"
+    if not _MIN_INTERVAL <= interval <= _MAX_INTERVAL:
+        problem = f"{interval:g} is not allowed; it must lie in [{_MIN_INTERVAL:g}, {_MAX_INTERVAL:g}]"
         raise ArgumentValueError("interval", problem)
     console = Console(force_terminal=sys.stdout.isatty(), no_color=not has_colours(sys.stdout))
-    with Watching(connection.targets(), connection.admin_client, interval) as watching:
+    with ReplicaWatcher(connection.targets(), connection.admin_client, interval) as watcher:
         if as_json:
-            _print_lines(watching, interval, once, sort)
+            _print_lines(watcher, interval, once, sort)
         elif once or not console.is_terminal or console.is_dumb_terminal:
-            watching.wait_for_rates(_ONCE_SECONDS)
-            console.print(Screen(watching.snapshot(), sort=sort))
+            watcher.wait_for_rates(_ONCE_SECONDS)
+            console.print(Screen(watcher.snapshot(), sort=sort))
         else:
-            _show(console, watching, interval, sort)
+            _show(console, watcher, interval, sort)
 
 
-def _print_lines(watching: Watching, interval: float, once: bool, sort: Sort) -> None:
-    watching.wait_for_rates(_ONCE_SECONDS)
+def _print_lines(watcher: ReplicaWatcher, interval: float, once: bool, sort: Sort) -> None:
+    watcher.wait_for_rates(_ONCE_SECONDS)
     while True:
-        print_json(_as_json(watching.snapshot(), sort))
+        print_json(_as_json(watcher.snapshot(), sort))
         if once:
             return
         time.sleep(interval)
@@ -69,14 +69,14 @@ def _as_json(shown: Snapshot, sort: Sort) -> dict[str, Any]:
     return asdict(shown) | {"time": shown.time.isoformat()}
 
 
-def _show(console: Console, watching: Watching, interval: float, sort: Sort) -> None:
+def _show(console: Console, watcher: ReplicaWatcher, interval: float, sort: Sort) -> None:
     """Until "q" is pressed, or Ctrl-C."""
     history: deque[float] = deque(maxlen=_HISTORY)
     by_letter = {one[0]: one for one in Sort}
     with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         sampled_at = 0.0
         while True:
-            shown = watching.snapshot()
+            shown = watcher.snapshot()
             if time.monotonic() - sampled_at >= interval:
                 sampled_at = time.monotonic()
                 history.append(shown.tokens_per_second)

@@ -10,11 +10,11 @@ from typing import Any
 from draftwood_client.admin.status import LoadStatus, ServerStatus
 
 WINDOW_SECONDS = 5.0
-"""Rates are means over so long: steady to the eye, and soon at a new value. Not tuned."""
+"""Rates are means over so long: steady to the eye, and soon at a new value."""
 AWAY_SECONDS = 5.0
-"""Without a sample for so long, and for three intervals, a server is shown as away. Not tuned."""
+"""Without a sample for so long, and for three intervals, a server is shown as away."""
 STALLED_SECONDS = 10.0
-"""Without new figures of its engine for so long, a server is shown as stalled: a step takes less. Not tuned."""
+"""Without new figures of its engine for so long, a server is shown as stalled: a step takes less."""
 CONNECTING = "connecting"
 
 Counts = dict[str, float]
@@ -24,7 +24,7 @@ Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReplicaView:
     """One server at one moment.
 
     Attributes:
@@ -63,8 +63,8 @@ class Replica:
         self._reported_at = 0.0
         self._samples: deque[ServerStatus] = deque()
 
-    def take(self, status: ServerStatus) -> None:
-        """Adds a sample. The ones before are forgotten if the server has been started anew since."""
+    def add_sample(self, status: ServerStatus) -> None:
+        """Adds a sample. The ones before are forgotten if the server has been restarted since."""
         self.problem, self.refused = "", False
         self._arrived_at = time.monotonic()
         samples = self._samples
@@ -88,17 +88,17 @@ class Replica:
         """There are two samples of different moments, or there will be none."""
         return len(self._samples) > 1 or self.problem not in ("", CONNECTING)
 
-    def reading(self) -> Reading:
+    def view(self) -> ReplicaView:
         """All that is shown of the server, as of one moment."""
         now = time.monotonic()
         if not self._samples or now - self._arrived_at > self._patience:
             connecting = self.problem == CONNECTING
             problem = self.problem or "it does not answer"
-            return Reading(self.target, CONNECTING if connecting else "away", problem, latest=None, rates={})
+            return ReplicaView(self.target, CONNECTING if connecting else "away", problem, latest=None, rates={})
         latest = self._samples[-1]
         stalled = now - self._reported_at > STALLED_SECONDS
         state = "stalled" if stalled and latest.state == "serving" else latest.state
-        return Reading(self.target, state, self.problem, latest, rates={} if stalled else self._rates())
+        return ReplicaView(self.target, state, self.problem, latest, rates={} if stalled else self._rates())
 
     def _rates(self) -> dict[Key, Counts]:
         if len(self._samples) < 2:

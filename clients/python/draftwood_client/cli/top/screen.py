@@ -40,8 +40,8 @@ _STATES = {
     "stalled": "bold red",
     "away": "bold red",
 }
-_MOST_STRATEGIES, _MOST_REPLICAS = 4, 6
-"""Rows on a low screen. Not tuned: 24 lines then leave 6 for tenants."""
+_MAX_STRATEGIES, _MAX_REPLICAS = 4, 6
+"""Rows on a low screen: 24 lines then leave 6 for tenants."""
 _TALL = 40
 """Lines from which on nothing is cut but tenants."""
 
@@ -70,7 +70,7 @@ class Screen:
         foot = [*_store_lines(shown.store), *_event_lines(shown.load)]
         if self._live:
             foot.append(_keys_line(self._sort))
-        strategies = shown.strategies[:_MOST_STRATEGIES] if low else shown.strategies
+        strategies = shown.strategies[:_MAX_STRATEGIES] if low else shown.strategies
         if strategies:
             head += [Text(), _strategy_table(strategies), *_source_lines(shown.sources)]
         used = len(head) + len(foot) + 3 + len(strategies)  # tables have a header; an empty line before the foot
@@ -130,7 +130,7 @@ def _replica_lines(replicas: Sequence[ReplicaRow], low: bool) -> list[Renderable
     if len(replicas) == 1 and replicas[0].state == "serving":
         return []
     order = sorted(replicas, key=lambda one: one.state == "serving")
-    shown = order[:_MOST_REPLICAS] if low else order
+    shown = order[:_MAX_REPLICAS] if low else order
     target = min(max(len(one.target) for one in shown), 32)
     lines = [_replica_line(one, target) for one in shown]
     if len(order) > len(shown):

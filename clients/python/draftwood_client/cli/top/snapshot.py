@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from draftwood_client.admin.status import LoadStatus, StoreStatus
-from draftwood_client.cli.top.replica import Counts, Key, Reading
+from draftwood_client.cli.top.replica import Counts, Key, ReplicaView
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Snapshot:
     store: Store | None
 
 
-def snapshot(replicas: Sequence[Reading]) -> Snapshot:
+def snapshot(replicas: Sequence[ReplicaView]) -> Snapshot:
     """The latest figures of all servers."""
     rates: defaultdict[Key, Counts] = defaultdict(dict)
     for replica in replicas:
@@ -157,7 +157,7 @@ def snapshot(replicas: Sequence[Reading]) -> Snapshot:
     )
 
 
-def _replica(replica: Reading) -> ReplicaRow:
+def _replica(replica: ReplicaView) -> ReplicaRow:
     latest, load, rates = replica.latest, replica.load, replica.rates
     tenants = () if latest is None else latest.tenants
     own = [rates["load",]] if ("load",) in rates else [counts for key, counts in rates.items() if key[0] == "tenant"]
@@ -231,7 +231,7 @@ def _strategies(loads: Sequence[LoadStatus], rates: dict[Key, Counts]) -> list[S
     return sorted(rows, key=lambda row: (-row.tokens_per_second, row.strategy, row.arm))
 
 
-def _tenants(replicas: Sequence[Reading], rates: dict[Key, Counts]) -> list[TenantRow]:
+def _tenants(replicas: Sequence[ReplicaView], rates: dict[Key, Counts]) -> list[TenantRow]:
     live: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for replica in replicas:
         latest = replica.latest

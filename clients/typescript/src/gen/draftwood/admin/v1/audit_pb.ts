@@ -89,7 +89,7 @@ export type GetAuditReportResponse = Message<"draftwood.admin.v1.GetAuditReportR
   differences: AuditDifference[];
 
   /**
-   * How often the engine was started anew. Answers that waited for their audit then were lost, and are not counted.
+   * How often the engine was restarted. Answers that waited for their audit then were lost, and are not counted.
    *
    * @generated from field: int64 engine_restarts = 10;
    */

@@ -137,8 +137,8 @@ export type Experiment = Message<"draftwood.admin.v1.Experiment"> & {
   winner: string;
 
   /**
-   * Arms that a guardrail has stopped; their units are drafted for as the control's and not counted any more. With the
-   * control, or all other arms, the experiment stops.
+   * Arms that a guardrail has stopped. Requests of their units get the control's drafting and are no longer counted. If
+   * the control or all other arms are stopped, the experiment stops.
    *
    * @generated from field: repeated draftwood.admin.v1.StoppedArm stopped_arms = 19;
    */

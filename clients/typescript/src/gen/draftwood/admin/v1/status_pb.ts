@@ -543,7 +543,7 @@ export enum ServingState {
   SERVING = 1,
 
   /**
-   * The engine died and is started anew.
+   * The engine died and is restarted.
    *
    * @generated from enum value: SERVING_STATE_RESTARTING = 2;
    */

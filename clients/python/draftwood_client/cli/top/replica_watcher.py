@@ -16,9 +16,9 @@ from draftwood_client.cli.top.snapshot import Snapshot, snapshot
 from draftwood_client.errors import DraftwoodError, StatusError
 
 _RETRY_SECONDS = 1.0
-"""Between two attempts to reach a server that is away. Not tuned."""
+"""Between two attempts to reach a server that is away."""
 _JOIN_SECONDS = 2.0
-"""For a thread to end when its call has been cancelled. Not tuned."""
+"""For a thread to end when its call has been cancelled."""
 _REFUSED = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -28,7 +28,7 @@ _REFUSED = {
 """Answers that stay the same if the call is made again."""
 
 
-class Watching:
+class ReplicaWatcher:
     """Context manager: the servers are followed inside of it.
 
     Args:
@@ -71,7 +71,7 @@ class Watching:
         with self._lock:
             if self._first_error is not None and all(one.refused for one in self._replicas):
                 raise self._first_error
-            return snapshot([one.reading() for one in self._replicas])
+            return snapshot([one.view() for one in self._replicas])
 
     def wait_for_rates(self, seconds: float) -> None:
         """Waits until each server has sent two samples, or could not be reached; at most so long.
@@ -86,7 +86,7 @@ class Watching:
                 if all(one.has_rates for one in self._replicas):
                     break
         with self._lock:
-            if self._first_error is not None and all(one.reading().latest is None for one in self._replicas):
+            if self._first_error is not None and all(one.view().latest is None for one in self._replicas):
                 raise self._first_error
 
     def _follow(self, client: AdminClient, replica: Replica) -> None:
@@ -94,7 +94,7 @@ class Watching:
             try:
                 for status in client.watch_status(self._interval):
                     with self._lock:
-                        replica.take(status)
+                        replica.add_sample(status)
                 # The server lets no call last for ever.
             except StatusError as error:
                 self._away(replica, error_line(error), error)

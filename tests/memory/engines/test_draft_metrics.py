@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from draftwood_memory.counters import MemoryCounters
-from draftwood_memory.engines import figures
-from draftwood_memory.engines.figures import ARM, STRATEGY, Kind, Point
+from draftwood_memory.engines import draft_metrics
+from draftwood_memory.engines.draft_metrics import ARM, STRATEGY, DataPoint, Kind
 from draftwood_memory.replication import memory_thread
 from draftwood_strategies import TrieStrategy
 from tests.memory.engines.test_drafts import TEXT, drafted, engine, rested
@@ -23,7 +23,7 @@ DOCUMENTED = re.findall(
 )
 
 
-def points(made: ToyEngine) -> list[Point]:
+def points(made: ToyEngine) -> list[DataPoint]:
     return made.drafts.points()
 
 
@@ -38,9 +38,9 @@ def test_names_kinds_and_descriptions_are_the_servers() -> None:
         (f"{one.name}_total", "counter", one.description)
         if one.kind is Kind.COUNTER
         else (one.name, "gauge", one.description)
-        for one in figures.ALL
+        for one in draft_metrics.ALL_METRICS
     }
-    assert len(ours) == len(figures.ALL)
+    assert len(ours) == len(draft_metrics.ALL_METRICS)
     assert {name for name, *_ in ours - set(DOCUMENTED)} == {"draftwood_drafting_up"}  # which no server needs
 
 
@@ -107,7 +107,9 @@ def test_memory_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
         rested(made)
         wait_for(lambda: not made.drafts.memory.healthy, "the store to be missed", 20.0)
         found = {metric.name: value for metric, labels, value in points(made) if not labels}
-    assert set(found) == {one.name for one in (*figures.OF_MEMORY, figures.STORE_UP, figures.DRAFTING_UP)}
+    assert set(found) == {
+        one.name for one in (*draft_metrics.MEMORY_METRICS, draft_metrics.STORE_UP, draft_metrics.DRAFTING_UP)
+    }
     assert (found["draftwood_store_up"], found["draftwood_store_pending"]) == (0, 1)
     assert found["draftwood_memory_memories"] == 1
-    assert {one.field for one in figures.OF_MEMORY} <= set(MemoryCounters.__slots__)
+    assert {one.field for one in draft_metrics.MEMORY_METRICS} <= set(MemoryCounters.__slots__)

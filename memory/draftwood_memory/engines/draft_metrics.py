@@ -35,11 +35,11 @@ class Metric(NamedTuple):
     field: str
 
 
-Point: TypeAlias = tuple[Metric, dict[str, str], float]
+DataPoint: TypeAlias = tuple[Metric, dict[str, str], float]
 """A value with its labels."""
 
 STRATEGY, ARM = "draftwood_strategy", "draftwood_arm"
-OF_DRAFTS = (
+DRAFT_METRICS = (
     Metric("draftwood_sequences", Kind.COUNTER, "Samples of requests that began", "sequences"),
     Metric("draftwood_output_tokens", Kind.COUNTER, "Tokens written", "written_tokens"),
     Metric("draftwood_decode_steps", Kind.COUNTER, "Requests' steps that wrote tokens", "decode_steps"),
@@ -52,7 +52,7 @@ OF_DRAFTS = (
     Metric("draftwood_draft_suspended", Kind.COUNTER, "Times that drafting paused as it was too slow", "suspensions"),
 )
 """By strategy and arm."""
-OF_MEMORY = (
+MEMORY_METRICS = (
     Metric("draftwood_memory_memories", Kind.SUM, "Memories in the process", "tenants"),
     Metric("draftwood_memory_tokens", Kind.SUM, "Their tokens", "tokens"),
     Metric("draftwood_memory_size_bytes", Kind.SUM, "Their records and indexes", "resident_bytes"),
@@ -75,14 +75,14 @@ DRAFTING_UP = Metric(
     "draftwood_drafting_up", Kind.LEAST, "1 while the engine's steps are drafted for, 0 after a failure", ""
 )
 """0 where drafts could not be opened, and from a step whose drafting raised to the next one that is drafted for."""
-ALL = (*OF_DRAFTS, *OF_MEMORY, STORE_UP, DRAFTING_UP)
+ALL_METRICS = (*DRAFT_METRICS, *MEMORY_METRICS, STORE_UP, DRAFTING_UP)
 
 
 Counts: TypeAlias = dict[str, float]
-"""By the fields of `OF_DRAFTS`."""
+"""By the fields of `DRAFT_METRICS`."""
 
 
-class Figures:
+class DraftMetrics:
     """Counts the requests of an engine, those that still run included."""
 
     def __init__(self) -> None:
@@ -92,7 +92,9 @@ class Figures:
         """A request ended."""
         _add(self._ended, session)
 
-    def points(self, running: Iterable[Session], memory: MemoryCounters, healthy: bool, drafting: bool) -> list[Point]:
+    def points(
+        self, running: Iterable[Session], memory: MemoryCounters, healthy: bool, drafting: bool
+    ) -> list[DataPoint]:
         """All metrics as of now."""
         counts = {key: {**ended} for key, ended in self._ended.items()}
         for session in running:
@@ -100,15 +102,15 @@ class Figures:
         of_drafts = [
             (metric, {STRATEGY: strategy, ARM: arm}, of_key[metric.field])
             for (strategy, arm), of_key in counts.items()
-            for metric in OF_DRAFTS
+            for metric in DRAFT_METRICS
         ]
-        of_memory: list[Point] = [(metric, {}, getattr(memory, metric.field)) for metric in OF_MEMORY]
+        of_memory: list[DataPoint] = [(metric, {}, getattr(memory, metric.field)) for metric in MEMORY_METRICS]
         return [*of_drafts, *of_memory, (STORE_UP, {}, float(healthy)), (DRAFTING_UP, {}, float(drafting))]
 
 
 def _add(counts: dict[tuple[str, str], Counts], session: Session) -> None:
     """Adds what was done for a request so far."""
-    of_key = counts.setdefault(_key(session), dict.fromkeys((metric.field for metric in OF_DRAFTS), 0.0))
+    of_key = counts.setdefault(_key(session), dict.fromkeys((metric.field for metric in DRAFT_METRICS), 0.0))
     for field, value in _counts_of(session).items():
         of_key[field] += value
 

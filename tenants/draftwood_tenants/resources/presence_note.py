@@ -17,11 +17,11 @@ from tempfile import NamedTemporaryFile
 _NONE, _SOME = "none", "some"
 _VALID_SECONDS = 86_400.0
 """How long "none" is believed while the store does not answer. A restart takes minutes."""
-_AGAIN_SECONDS = 3_600.0
-"""Between two writes of the same."""
+_REWRITE_SECONDS = 3_600.0
+"""Minimum interval between two writes of the same word."""
 
 
-class Remembered:
+class PresenceNote:
     """A file of one word. A folder that cannot be used counts as one without the file.
 
     Attributes:
@@ -50,7 +50,7 @@ class Remembered:
     async def note(self, some: bool) -> None:
         """Writes it for later processes."""
         word, now = _SOME if some else _NONE, self._clock()
-        if self._noted[0] != word or now - self._noted[1] > _AGAIN_SECONDS:
+        if self._noted[0] != word or now - self._noted[1] > _REWRITE_SECONDS:
             self._noted = word, now
             await asyncio.to_thread(self._write, word)
 

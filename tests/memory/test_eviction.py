@@ -16,7 +16,7 @@ from draftwood_memory.fair_share import surplus
 from draftwood_memory.operations import ExportMemory, FillMemory, FillProgress
 from draftwood_memory.records import Kind
 from draftwood_memory.store.clock import StoreClock
-from draftwood_memory.store.eviction import make_room
+from draftwood_memory.store.eviction import free_space
 from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import memories_key
 from tests.memory.helpers import FINGERPRINT, agreed, learn_output, log_of, numbers, perform, replicas, stream_of, until
@@ -106,7 +106,7 @@ async def test_a_year_of_tenants_in_a_small_store(monkeypatch: pytest.MonkeyPatc
     at = StoreClock.at
     monkeypatch.setattr(StoreClock, "at", lambda clock, monotonic: at(clock, monotonic) + days * DAY)
     monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.02)
-    monkeypatch.setattr("draftwood_memory.replication.record_store._ROOM_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replication.record_store._SPACE_CHECK_SECONDS", 0.0)
     monkeypatch.setattr("draftwood_memory.replication.record_store._LISTED_SECONDS", 0.0)
     monkeypatch.setattr("draftwood_memory.replication.record_store._USE_SECONDS", 0.0)
     config = MemoryConfig(max_resident=20, idle_seconds=0.5)
@@ -163,12 +163,12 @@ async def test_who_was_not_used_for_a_day_gives_way_and_then_who_has_most(
         server.client.zadd(memories_key(FINGERPRINT), used)
         size = server.client.memory_usage(stream_of(memory, "small")) or 0
 
-        async def fill(_: Memories) -> tuple[float, float]:
+        async def usage(_: Memories) -> tuple[float, float]:
             return (0.0, 0.0) if is_full else ((0.75 + wanted) * size, size)
 
-        monkeypatch.setattr(Memories, "fill", fill)
+        monkeypatch.setattr(Memories, "usage", usage)
         assert memory.memories is not None
-        await asyncio.wrap_future(memory.thread.submit(make_room(memory.memories, FINGERPRINT, is_full)))
+        await asyncio.wrap_future(memory.thread.submit(free_space(memory.memories, FINGERPRINT, is_full)))
         keys = {stream_of(memory, *name.split(":")): name for name in in_turn}
         left = [name for key, name in keys.items() if server.client.exists(key)]
         assert left == [*in_turn][gone:]
@@ -193,7 +193,7 @@ async def test_a_store_without_a_limit_keeps_everything(
     server: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.01)
-    monkeypatch.setattr("draftwood_memory.replication.record_store._ROOM_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replication.record_store._SPACE_CHECK_SECONDS", 0.0)
     async with replicas(1, server.url) as [memory]:
         await learn_much(memory, "t", 0, 10_000)
         for _ in range(10):

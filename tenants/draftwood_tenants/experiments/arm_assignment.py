@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draftwood_tenants.catalog import Catalog
-from draftwood_tenants.experiments.assignment import Assignment, Split
+from draftwood_tenants.experiments.assignment import Split, UnitAssignment
 from draftwood_tenants.experiments.definition import Arm, ExperimentConfig, ExperimentState
 from draftwood_tenants.experiments.store.base import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ArmAssignment:
     """The arm of a request.
 
     Attributes:
@@ -22,7 +22,7 @@ class Placement:
 
     experiment: Running
     arm: Arm
-    assignment: Assignment
+    unit_assignment: UnitAssignment
     tenant: str
     unit: str
     counted: bool
@@ -61,7 +61,7 @@ def target_of(config: ExperimentConfig) -> Target:
     return Target(config.name, config.digest)
 
 
-class Placements:
+class ArmAssigner:
     """The running experiments of a catalog."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -69,7 +69,7 @@ class Placements:
         self._version: object = None
         self._by_tenant: dict[str | None, Running] = {}
 
-    def place(self, tenant: str, *, request_id: str, session: str, overridden: bool) -> Placement | None:
+    def assign(self, tenant: str, *, request_id: str, session: str, overridden: bool) -> ArmAssignment | None:
         """The arm of a request; None if it takes part in no experiment.
 
         Args:
@@ -81,16 +81,16 @@ class Placements:
         if running is None:
             return None
         unit = session if running.config.by_session else request_id
-        assignment = running.split.assign(tenant, unit, overridden=overridden) if unit else None
-        if assignment is None:
+        unit_assignment = running.split.assign(tenant, unit, overridden=overridden) if unit else None
+        if unit_assignment is None:
             return None
         arms = running.config.arms
-        counted = arms[assignment.arm].id not in running.config.stopped
-        arm = arms[assignment.arm] if counted else arms[0]
-        return Placement(running, arm, assignment, tenant, unit, counted)
+        counted = arms[unit_assignment.arm].id not in running.config.stopped
+        arm = arms[unit_assignment.arm] if counted else arms[0]
+        return ArmAssignment(running, arm, unit_assignment, tenant, unit, counted)
 
-    def of_label(self, tenant: str, label: str, request_id: str) -> Placement | None:
-        """The arm of a `Placement.label`; None if its experiment does not run any more.
+    def of_label(self, tenant: str, label: str, request_id: str) -> ArmAssignment | None:
+        """The arm of a `ArmAssignment.label`; None if its experiment does not run any more.
 
         Its bucket is always the first: audits are added up over buckets.
         """
@@ -102,8 +102,8 @@ class Placements:
         found = [index for index, arm in enumerate(running.config.arms) if arm.id == arm_id]
         if not found:
             return None
-        assignment = Assignment(found[0], bucket=0)
-        return Placement(running, running.config.arms[found[0]], assignment, tenant, request_id, counted=True)
+        unit_assignment = UnitAssignment(found[0], bucket=0)
+        return ArmAssignment(running, running.config.arms[found[0]], unit_assignment, tenant, request_id, counted=True)
 
     def _follow(self) -> None:
         if self._catalog.version == self._version:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from draftwood_memory.errors import MemoryStoreError
 from draftwood_memory.local.process import Process
-from draftwood_memory.local.record_log import Held
+from draftwood_memory.local.record_log import LoggedRecord
 from draftwood_memory.local.resident import Resident
 from draftwood_memory.replication.replica import Replica
 from draftwood_memory.store.naming import MemoryName
@@ -16,12 +16,12 @@ from draftwood_memory.store.naming import MemoryName
 _log = logging.getLogger(__name__)
 
 _NOTE_SECONDS = 60.0
-"""Between two notes of which kind of memories this process uses. Not tuned: memories are orphans after an hour."""
+"""Between two notes of which kind of memories this process uses. Memories are orphans after an hour."""
 _EVICT_SECONDS = 1.0
-"""Between two evictions. Not tuned: it bounds how long surplus memories stay."""
+"""Between two evictions. It bounds how long surplus memories stay."""
 
 
-class Upkeep:
+class Maintenance:
     """Runs on the memory thread, but for `forget_if_lapsed`.
 
     Args:
@@ -63,7 +63,7 @@ class Upkeep:
                 await self._note(replica, now)
 
     def forget_if_lapsed(self) -> bool:
-        """Whether the store was away for so long that purges do not wait for this process any more.
+        """Whether the lease has lapsed: the store was unavailable until purges stopped waiting for this process.
 
         Then it forgets all records.
         """
@@ -77,11 +77,11 @@ class Upkeep:
         return True
 
     def _fork(self, resident: Resident) -> None:
-        """Without a store: an arm that is to begin with the tenant's records does."""
+        """Without a store: copies the tenant's records to an arm's memory that is forked and empty."""
         base = self._residents.get(MemoryName(resident.name.tenant))
         empty = not resident.generation and not len(resident.log)
         if resident.forked and empty and base is not None and base is not resident:
-            resident.replace_log([Held(held.record) for held in base.log], b"0-0")
+            resident.replace_log([LoggedRecord(logged.record) for logged in base.log], b"0-0")
 
     async def _trim(self, replica: Replica, resident: Resident) -> None:
         if resident.config.max_age and not resident.newer:

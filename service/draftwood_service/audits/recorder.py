@@ -17,7 +17,7 @@ from draftwood_service.serving import ServedModel
 _log = structlog.get_logger("draftwood.losslessness")
 
 MARGIN_BOUNDS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-"""Of the ranges that differences are counted in; the last range has none."""
+"""Upper bounds of the histogram of margins; the last bin has none."""
 _LATEST = 100
 _TIE_BOUNDS = {"float32": 1e-4, "bfloat16": 2.0**-6, "float16": 2.0**-9}
 """Margins that rounding explains: for float32 what `draftwood bench lossless` allows, else four times the distance of
@@ -46,7 +46,7 @@ class AuditCounts:
     margins: list[int] = field(default_factory=lambda: [0] * (len(MARGIN_BOUNDS) + 1))
 
 
-class AuditLedger:
+class AuditRecorder:
     """Counts the audits of a served model, and logs each difference. For the event loop only.
 
     Attributes:

@@ -19,7 +19,7 @@ _WAITING, _WAITING_OF_TENANT = 64, 16
 """Calls that run or wait: of all tenants, and of one."""
 
 
-class TextWork:
+class TextExecutor:
     """The threads. Used from one event loop."""
 
     def __init__(self) -> None:
