@@ -34,7 +34,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_model_runner.statistics import EngineCounts
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.budgeting.watchdog import Watchdog
-from draftwood_strategies.native import Int32Array, sizes_between
+from draftwood_strategies.native import Int32Array, segment_sizes
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -281,7 +281,7 @@ class Engine:
         paths = step.on_device.verify([row for row, _ in writing])
         for _, (sequence, tokens) in valid:
             sequence.committed += tokens
-        drafted, written = (sizes_between(feedback.begins) - 1).tolist(), dict[int, StepOutput]()
+        drafted, written = (segment_sizes(feedback.offsets) - 1).tolist(), dict[int, StepOutput]()
         for (row, sequence), path in zip(writing, paths, strict=True):
             output = self._live.write(sequence, path, drafted[row])
             if isinstance(output, StepOutput):

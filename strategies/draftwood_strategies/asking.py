@@ -62,7 +62,7 @@ def observe_all(
     strategy: Strategy,
     drafters: SequenceOf[Any],
     accepted: Int32Array,
-    begins: Int32Array,
+    offsets: Int32Array,
     feedback: StepFeedback | None,
     failed: Failed,
     timed: Timed,
@@ -70,14 +70,14 @@ def observe_all(
     """Passes on what a step wrote, see `BatchStrategy.observe_all`."""
     if _takes_batches(strategy):
         try:
-            timed(range(len(drafters)), strategy, strategy.observe_all, drafters, accepted, begins, feedback)
+            timed(range(len(drafters)), strategy, strategy.observe_all, drafters, accepted, offsets, feedback)
             return
         except Exception as error:
             if len(drafters) == 1 or isinstance(error, TimeoutError):
                 for i in range(len(drafters)):
                     failed(i, "observe", error)
                 return
-    bounds = begins.tolist()
+    bounds = offsets.tolist()
     for i, drafter in enumerate(drafters):
         try:
             own = None if feedback is None else feedback.feedback(i, strategy.top_k)

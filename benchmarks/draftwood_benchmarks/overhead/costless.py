@@ -40,8 +40,8 @@ STEP_SECONDS = 0.01
 def make_texts(count: int, tokens: int, seed: int) -> Int32Array:
     """int32[count, tokens] of texts, from the same phrases for any seed."""
     fixed, random = np.random.default_rng(0), np.random.default_rng(seed)
-    begins = fixed.zipf(1.2, (_PHRASES, _LONGEST)) % (_VOCABULARY - _FIRST_TOKEN)
-    phrases = (begins + _FIRST_TOKEN).astype(np.int32)
+    offsets = fixed.zipf(1.2, (_PHRASES, _LONGEST)) % (_VOCABULARY - _FIRST_TOKEN)
+    phrases = (offsets + _FIRST_TOKEN).astype(np.int32)
     lengths = fixed.integers(_SHORTEST, _LONGEST + 1, _PHRASES)
     popularity = 1.0 / np.arange(1, _PHRASES + 1) ** _POPULARITY
     popularity /= popularity.sum()

@@ -43,7 +43,7 @@ from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, Index
 from draftwood_strategies.budgeting.step_time import StepSeconds, StepTimes
 from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.draft import DraftTrees, Int32Array, merged
-from draftwood_strategies.native import Float64Array, sizes_between
+from draftwood_strategies.native import Float64Array, segment_sizes
 
 _log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class DraftPolicy:
         trees = DraftTrees.empty(len(work))
         if asked:
             found = propose_all(drafters, np.array(budgets, np.int32))
-            trees = DraftTrees.placed([(asked, found)], len(work))
+            trees = DraftTrees.scattered([(asked, found)], len(work))
         drafts = Drafts(work, _reworked(trees, reworked), levels[: len(work)])
         if self._step_times is None or not self._step_times.per_branch or not drafts.trees.scores.shape[0]:
             return drafts
@@ -226,7 +226,7 @@ class DraftPolicy:
         changed = self._latest is None or self._latest.size != batch.size
         self._latest, self._context = batch, batch.mean_context
         if self._step_times is not None and batch.logit_rows.size == batch.size:
-            drafts = int(np.count_nonzero(sizes_between(batch.cu_seqlens) > 1))
+            drafts = int(np.count_nonzero(segment_sizes(batch.cu_seqlens) > 1))
             branches = branches_in(batch.parents, batch.cu_seqlens) if self._step_times.per_branch else 0
             self._step_times.observe(
                 batch.size, batch.rows, seconds, self._context, drafts=drafts, changed=changed, branches=branches
@@ -248,19 +248,19 @@ class DraftPolicy:
         if not active:
             return
         each, drafters = [*written.items()], [drafters[i] for i in active]
-        if len(active) < feedback.begins.shape[0] - 1:
+        if len(active) < feedback.offsets.shape[0] - 1:
             feedback = feedback.part([each[i][0] for i in active])
         accepted = np.array([*map(sum, [each[i][1].drafted for i in active])], np.int32)
         verifying = self._verifying_seconds(feedback)
         step_all([drafter.account for drafter in drafters], model_seconds, accepted, verifying, sharing)
         tokens = [each[i][1].token_ids for i in active]
-        begins = np.cumsum([0, *map(len, tokens)], dtype=np.int32)
-        observe_all(drafters, np.array([token for one in tokens for token in one], np.int32), begins, feedback)
+        offsets = np.cumsum([0, *map(len, tokens)], dtype=np.int32)
+        observe_all(drafters, np.array([token for one in tokens for token in one], np.int32), offsets, feedback)
 
     def _verifying_seconds(self, feedback: StepFeedback) -> Float64Array:
         """What the nodes and branches of each sequence's draft added to the latest step, by the step-time model,
         float64[s]."""
-        times, batch, nodes = self._step_times, self._latest, sizes_between(feedback.begins) - 1
+        times, batch, nodes = self._step_times, self._latest, segment_sizes(feedback.offsets) - 1
         most = int(nodes.max())
         if times is None or batch is None or most == 0:
             return np.zeros(nodes.shape[0])
@@ -269,7 +269,7 @@ class DraftPolicy:
         if batch.rows > 1:
             added += times.per_draft * (nodes > 0)
         if times.per_branch:
-            added += times.per_branch * branches_by_row(feedback.parents, feedback.begins)
+            added += times.per_branch * branches_by_row(feedback.parents, feedback.offsets)
         return np.asarray(added)
 
 

@@ -19,7 +19,7 @@ from draftwood_model_runner.sampling.token_chooser import TokenChooser
 from draftwood_model_runner.sampling.verification import AcceptedPath
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.native import sizes_between
+from draftwood_strategies.native import segment_sizes
 
 
 class DraftLimits(NamedTuple):
@@ -52,12 +52,12 @@ class Trees(NamedTuple):
 
     Attributes:
         tokens, parents: int32[R]; parents are counted from the beginning of their tree, -1 for node 0.
-        begins: int32[S + 1]; the nodes of batch row s are `begins[s]` to `begins[s + 1]`.
+        offsets: int32[S + 1]; the nodes of batch row s are `offsets[s]` to `offsets[s + 1]`.
     """
 
     tokens: Int32Array
     parents: Int32Array
-    begins: Int32Array
+    offsets: Int32Array
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -111,7 +111,7 @@ class StepBatch:
 
     def slot_mapping(self, page_size: int) -> npt.NDArray[np.int64]:
         """int64[T]: where the keys and values of each token go: page * page_size + slot in the page."""
-        sizes = sizes_between(self.cu_seqlens)
+        sizes = segment_sizes(self.cu_seqlens)
         entries = np.arange(self.size) + np.repeat(self.context_lens - self.cu_seqlens[:-1], sizes)
         pages = self.block_table[entries // page_size + np.repeat(self.cu_blocks[:-1], sizes)]
         return pages.astype(np.int64) * page_size + entries % page_size
@@ -124,24 +124,24 @@ class StepBatch:
             top_tokens: int32[R, k], or None.
         """
         trees = self.trees
-        return StepFeedback(trees.tokens, trees.parents, tokens, top_tokens, trees.begins)
+        return StepFeedback(trees.tokens, trees.parents, tokens, top_tokens, trees.offsets)
 
     @property
     def trees(self) -> Trees:
         """The draft trees: of each batch row the first token that needs logits, which is node 0, and those behind."""
         if self.logit_rows.shape[0] == self.size:
             return Trees(self.tokens, self.parents, self.cu_seqlens)
-        begins = np.searchsorted(self.logit_rows, self.cu_seqlens).astype(np.int32)
-        roots = self.logit_rows[np.minimum(begins[:-1], self.logit_rows.shape[0] - 1)] - self.cu_seqlens[:-1]
-        parents = self.parents[self.logit_rows] - np.repeat(roots, sizes_between(begins))
-        return Trees(self.tokens[self.logit_rows], parents, begins)
+        offsets = np.searchsorted(self.logit_rows, self.cu_seqlens).astype(np.int32)
+        roots = self.logit_rows[np.minimum(offsets[:-1], self.logit_rows.shape[0] - 1)] - self.cu_seqlens[:-1]
+        parents = self.parents[self.logit_rows] - np.repeat(roots, segment_sizes(offsets))
+        return Trees(self.tokens[self.logit_rows], parents, offsets)
 
     @property
     def mean_context(self) -> int:
         """Committed tokens that a token of the step attends to, on average over the tokens."""
         if self.rows == 1:
             return int(self.context_lens[0])
-        return int(self.context_lens @ sizes_between(self.cu_seqlens)) // self.size
+        return int(self.context_lens @ segment_sizes(self.cu_seqlens)) // self.size
 
 
 class Predictions(NamedTuple):
@@ -166,12 +166,12 @@ class KVCompaction(NamedTuple):
 
     Attributes:
         sources, targets: int32[m], slots: page * page_size + slot in the page.
-        begins: int32[n + 1]; the moves of the i-th sequence that has any are `begins[i]` to `begins[i + 1]`.
+        offsets: int32[n + 1]; the moves of the i-th sequence that has any are `offsets[i]` to `offsets[i + 1]`.
     """
 
     sources: Int32Array
     targets: Int32Array
-    begins: Int32Array
+    offsets: Int32Array
 
 
 class StepInFlight(Protocol):

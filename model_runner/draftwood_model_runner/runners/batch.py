@@ -79,7 +79,7 @@ def lay_out_trees(chains: Chains, trees: DraftTrees, levels: Int32Array, least_s
     """
     rows, most = chains.context_lens.shape[0], chains.tokens.shape[0] + trees.tokens.shape[0]
     tokens, positions, parents, logit_rows = np.empty((4, most), np.int32)
-    cu_seqlens, placed = np.zeros(rows + 1, np.int32), np.empty(trees.tokens.shape[0], np.int32)
+    cu_seqlens, token_of_node = np.zeros(rows + 1, np.int32), np.empty(trees.tokens.shape[0], np.int32)
     with_logits = _fill(
         chains.context_lens,
         chains.tokens,
@@ -88,7 +88,7 @@ def lay_out_trees(chains: Chains, trees: DraftTrees, levels: Int32Array, least_s
         trees.tokens,
         trees.parents,
         trees.scores,
-        trees.begins,
+        trees.offsets,
         levels,
         least_score,
         tokens,
@@ -96,7 +96,7 @@ def lay_out_trees(chains: Chains, trees: DraftTrees, levels: Int32Array, least_s
         parents,
         cu_seqlens,
         logit_rows,
-        placed,
+        token_of_node,
     )
     filled, tables = int(cu_seqlens[-1]), chains.block_tables
     return StepBatch(
@@ -116,12 +116,12 @@ def lay_out_trees(chains: Chains, trees: DraftTrees, levels: Int32Array, least_s
 def _fill(
     context_lens: Int32Array,
     chains: Int32Array,
-    chain_begins: Int32Array,
+    chain_offsets: Int32Array,
     logits_from: Int32Array,
     tree_tokens: Int32Array,
     tree_parents: Int32Array,
     scores: Float32Array,
-    tree_begins: Int32Array,
+    tree_offsets: Int32Array,
     levels: Int32Array,
     least_score: float,
     tokens: Int32Array,
@@ -129,27 +129,27 @@ def _fill(
     parents: Int32Array,
     cu_seqlens: Int32Array,
     logit_rows: Int32Array,
-    placed: Int32Array,
+    token_of_node: Int32Array,
 ) -> int:
     """Fills the arrays of a batch, `tokens` to `logit_rows`; returns how many tokens need logits.
 
     Args:
-        placed: workspace: for each node of the trees its token of the batch row, or -1.
+        token_of_node: workspace: for each node of the trees its token of the batch row, or -1.
     """
     end, with_logits = 0, 0
     for s in range(context_lens.shape[0]):
-        begin, c = end, chain_begins[s + 1] - chain_begins[s]
+        begin, c = end, chain_offsets[s + 1] - chain_offsets[s]
         for i in range(c):
-            tokens[end], positions[end], parents[end] = chains[chain_begins[s] + i], context_lens[s] + i, i - 1
+            tokens[end], positions[end], parents[end] = chains[chain_offsets[s] + i], context_lens[s] + i, i - 1
             end += 1
-        first, deepest = tree_begins[s], context_lens[s] + c - 1 + levels[s]
-        for node in range(first, tree_begins[s + 1]):
-            above = c - 1 if tree_parents[node] < 0 else placed[first + tree_parents[node]]
-            placed[node] = -1
+        first, deepest = tree_offsets[s], context_lens[s] + c - 1 + levels[s]
+        for node in range(first, tree_offsets[s + 1]):
+            above = c - 1 if tree_parents[node] < 0 else token_of_node[first + tree_parents[node]]
+            token_of_node[node] = -1
             if scores[node] < least_score or above < 0 or positions[begin + above] >= deepest:
                 continue
             tokens[end], positions[end], parents[end] = tree_tokens[node], positions[begin + above] + 1, above
-            placed[node] = end - begin
+            token_of_node[node] = end - begin
             end += 1
         cu_seqlens[s + 1] = end
         for i in range(begin + logits_from[s], end):

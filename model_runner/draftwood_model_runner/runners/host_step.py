@@ -54,7 +54,7 @@ def compact(runner: Runner, batch: StepBatch, paths: dict[int, AcceptedPath]) ->
     if not moving:
         return  # they are there
     slots = batch.slot_mapping(runner.page_size)
-    sources, targets, begins = list[int](), list[int](), [0]
+    sources, targets, offsets = list[int](), list[int](), [0]
     for row, nodes in moving.items():
         first = int(np.searchsorted(batch.logit_rows, batch.cu_seqlens[row]))
         draft = slots[int(batch.logit_rows[first]) + 1 : int(batch.cu_seqlens[row + 1])].tolist()
@@ -62,8 +62,8 @@ def compact(runner: Runner, batch: StepBatch, paths: dict[int, AcceptedPath]) ->
             if node != depth:
                 sources.append(draft[node])
                 targets.append(draft[depth])
-        begins.append(len(sources))
+        offsets.append(len(sources))
     try:
-        runner.compact_kv(KVCompaction(*(np.array(part, np.int32) for part in (sources, targets, begins))))
+        runner.compact_kv(KVCompaction(*(np.array(part, np.int32) for part in (sources, targets, offsets))))
     except DeviceMemoryError as error:
         raise ModelError(str(error)) from error

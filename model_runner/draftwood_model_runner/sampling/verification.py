@@ -68,7 +68,7 @@ def verify(
             continue
         paths[row] = path = predicted[row]
         if chooser.reported is not None:
-            begin = int(feedback.begins[row])
+            begin = int(feedback.offsets[row])
             at = [begin + node for node in (ROOT_NODE, *(node + 1 for node in path.nodes))]
             path.logprobs = [
                 chooser.logprobs(logits[node], token) for node, token in zip(at, path.token_ids, strict=True)
@@ -92,8 +92,8 @@ def predicted_paths(feedback: StepFeedback, predicted: Int32Array) -> list[Accep
         predicted: int32[R], that token.
     """
     nodes, written = np.empty((2, feedback.tokens.shape[0]), np.int32)
-    ends = np.empty(feedback.begins.shape[0] - 1, np.int32)
-    follow_all(feedback.tokens, feedback.parents, feedback.begins, predicted, nodes, written, ends)
+    ends = np.empty(feedback.offsets.shape[0] - 1, np.int32)
+    follow_all(feedback.tokens, feedback.parents, feedback.offsets, predicted, nodes, written, ends)
     all_nodes, all_written, begin, paths = (nodes - 1).tolist(), written.tolist(), 0, []
     for end in ends.tolist():
         paths.append(AcceptedPath(all_written[begin:end], all_nodes[begin : end - 1]))
@@ -138,7 +138,7 @@ def _child(tokens: Int32Array, parents: Int32Array, node: Integer, token: Intege
 def follow_all(
     tokens: Int32Array,
     parents: Int32Array,
-    begins: Int32Array,
+    offsets: Int32Array,
     predicted: Int32Array,
     nodes: Int32Array,
     written: Int32Array,
@@ -150,7 +150,7 @@ def follow_all(
     path in it: trees need no index for it.
 
     Args:
-        tokens, parents, begins: as in `StepFeedback`.
+        tokens, parents, offsets: as in `StepFeedback`.
         predicted: as many, the token after each node.
         nodes, written: as many, set to the node and token of each step of the paths, one path after the other; the last
             node of each is `ROOT_NODE`: its token was not drafted.
@@ -158,8 +158,8 @@ def follow_all(
     """
     end = 0
     for s in range(ends.shape[0]):
-        begin, at = begins[s], 0
-        for node in range(1, begins[s + 1] - begin):
+        begin, at = offsets[s], 0
+        for node in range(1, offsets[s + 1] - begin):
             if parents[begin + node] == at and tokens[begin + node] == predicted[begin + at]:
                 nodes[end], written[end] = node, tokens[begin + node]
                 end += 1

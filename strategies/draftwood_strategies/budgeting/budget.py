@@ -40,7 +40,7 @@ def with_drafts(step_times: StepSeconds, trees: DraftTrees, seconds: float) -> S
     """The time of a step that verifies the best nodes of trees; every further draft costs so many seconds more."""
     if not seconds or len(trees) < 2:
         return step_times
-    drafts = np.repeat(np.arange(len(trees)), np.diff(trees.begins))[np.argsort(-trees.scores, kind="stable")]
+    drafts = np.repeat(np.arange(len(trees)), np.diff(trees.offsets))[np.argsort(-trees.scores, kind="stable")]
     first = np.zeros(drafts.size + 1)
     first[1 + np.unique(drafts, return_index=True)[1]] = seconds
     further = np.maximum(np.cumsum(first) - seconds, 0.0)

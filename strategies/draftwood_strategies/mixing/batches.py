@@ -23,13 +23,13 @@ class SourceDrafts(NamedTuple):
 
     Attributes:
         tokens, parents, scores: int32[n], int32[n] and float32[n], as in `DraftTrees`.
-        begins: int32[k, s + 1]; the tree of source k for sequence i is from `begins[k, i]` to `begins[k, i + 1]`.
+        offsets: int32[k, s + 1]; the tree of source k for sequence i is from `offsets[k, i]` to `offsets[k, i + 1]`.
     """
 
     tokens: Int32Array
     parents: Int32Array
     scores: Float32Array
-    begins: Int32Array
+    offsets: Int32Array
 
 
 class Verified(NamedTuple):
@@ -41,13 +41,13 @@ class Verified(NamedTuple):
     """
 
     accepted: Int32Array
-    accepted_begins: Int32Array
+    accepted_offsets: Int32Array
     known: bool
     with_top: bool
     tokens: Int32Array
     parents: Int32Array
     top_tokens: Int32Array
-    begins: Int32Array
+    offsets: Int32Array
 
 
 @compiled
@@ -57,26 +57,26 @@ def draft_all(
     source_tokens: Int32Array,
     source_parents: Int32Array,
     source_scores: Float32Array,
-    source_begins: Int32Array,
+    source_offsets: Int32Array,
     table: Int32Array,
     of_model: Int32Array,
     workspace_address: Integer,
     tokens: Int32Array,
     parents: Int32Array,
     scores: Float32Array,
-    begins: Int32Array,
+    offsets: Int32Array,
 ) -> None:
     """Writes a draft for each sequence.
 
     Args:
         sequences: int64[s], the addresses of their `SequenceArrays`, which have space.
         budgets: int32[s], the most nodes of each draft.
-        source_tokens to source_begins: as in `SourceDrafts`.
+        source_tokens to source_offsets: as in `SourceDrafts`.
         workspace_address: of `Workspace`.
         table, of_model: int32[r, COLUMNS], the tenant's successor table and the model's; without rows, none.
-        tokens, parents, scores, begins: as in `DraftTrees`, with space for all budgets.
+        tokens, parents, scores, offsets: as in `DraftTrees`, with space for all budgets.
     """
-    sources = SourceDrafts(source_tokens, source_parents, source_scores, source_begins)
+    sources = SourceDrafts(source_tokens, source_parents, source_scores, source_offsets)
     workspace = arrays_at(Workspace, workspace_address)
     end = 0
     for s in range(sequences.shape[0]):
@@ -86,7 +86,7 @@ def draft_all(
             tokens[end + node], parents[end + node] = draft.tokens[node], draft.parents[node]
             scores[end + node] = draft.scores[node]
         end += n
-        begins[s + 1] = end
+        offsets[s + 1] = end
 
 
 @compiled
@@ -102,8 +102,8 @@ def _draft(
     """Merges the sources' trees for sequence s, and drafts; returns how many nodes."""
     trees, size = one.trees, 0
     trees.tree[0].first_child = NO_NODE
-    for source in range(sources.begins.shape[0]):
-        first, last = sources.begins[source, s], sources.begins[source, s + 1]
+    for source in range(sources.offsets.shape[0]):
+        first, last = sources.offsets[source, s], sources.offsets[source, s + 1]
         tokens, parents, scores = sources.tokens[first:last], sources.parents[first:last], sources.scores[first:last]
         size = add_source(trees, size, source, tokens, parents, scores, workspace.located)
     weights = arrays_at(Weights, one.state[0].weights)
@@ -119,13 +119,13 @@ def learn_all(
     sequences: Int64Array,
     first: int,
     accepted: Int32Array,
-    accepted_begins: Int32Array,
+    accepted_offsets: Int32Array,
     known: bool,
     with_top: bool,
     verified_tokens: Int32Array,
     verified_parents: Int32Array,
     top_tokens: Int32Array,
-    verified_begins: Int32Array,
+    verified_offsets: Int32Array,
     table_address: Integer,
     of_model: Int32Array,
     notes: bool,
@@ -135,7 +135,7 @@ def learn_all(
 
     Args:
         sequences: as in `draft_all`, with space for `top_tokens`.
-        accepted to verified_begins: as in `Verified`.
+        accepted to verified_offsets: as in `Verified`.
         table_address, workspace_address: of `TableArrays` and `Workspace`.
         of_model: int32[r, COLUMNS], the model's successor table, from which nothing is changed.
         notes: the table is that of the tenant, and learns here, too.
@@ -147,8 +147,8 @@ def learn_all(
     workspace = arrays_at(Workspace, workspace_address)
     for s in range(first, sequences.shape[0]):
         one = arrays_at(SequenceArrays, sequences[s])
-        written = accepted[accepted_begins[s] : accepted_begins[s + 1]]
-        begin, end = verified_begins[s], verified_begins[s + 1]
+        written = accepted[accepted_offsets[s] : accepted_offsets[s + 1]]
+        begin, end = verified_offsets[s], verified_offsets[s + 1]
         tokens, parents = verified_tokens[begin:end], verified_parents[begin:end]
         if one.state[0].drafted >= 0:
             _learn(one, known, tokens, parents, written, table.rows, of_model, workspace)

@@ -32,7 +32,7 @@ from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
 from draftwood_strategies.mixing.sources.parts import names_in, parts_of, table_of
 from draftwood_strategies.mixing.sources.schedule import SourceSchedule
 from draftwood_strategies.mixing.weights import SOURCES, TABLE
-from draftwood_strategies.native import Int32Array, runs_in
+from draftwood_strategies.native import Int32Array, segment_indices
 from draftwood_strategies.options import Option, OptionValue, read_options
 from draftwood_strategies.registry import options_of, register
 
@@ -128,17 +128,17 @@ class HybridStrategy:
         self,
         drafters: SequenceOf[HybridDrafter],
         accepted: Int32Array,
-        begins: Int32Array,
+        offsets: Int32Array,
         feedback: StepFeedback | None,
     ) -> None:
-        self.mixer.observe_all([drafter.sequence for drafter in drafters], accepted, begins, feedback)
+        self.mixer.observe_all([drafter.sequence for drafter in drafters], accepted, offsets, feedback)
         for name, part in self.parts.items():
             having = [i for i, drafter in enumerate(drafters) if name in drafter.parts]
             if not having:
                 continue
-            step = accepted, begins, feedback
+            step = accepted, offsets, feedback
             if len(having) < len(drafters):
-                entries, of_having = runs_in(begins, having)
+                entries, of_having = segment_indices(offsets, having)
                 step = accepted[entries], of_having, None if feedback is None else feedback.part(having)
             taking = [drafters[i] for i in having]
             observe_all(part, [one.parts[name] for one in taking], *step, *self._calls(name, taking))
@@ -152,7 +152,7 @@ class HybridStrategy:
         having = [drafters[i] for i in asked]
         vocab_size, calls = having[0].vocab_size, self._calls(name, having)
         found = propose_all(self.parts[name], [one.parts[name] for one in having], budgets[asked], vocab_size, *calls)
-        return DraftTrees.placed([(asked, found)], len(drafters))
+        return DraftTrees.scattered([(asked, found)], len(drafters))
 
     def _calls(self, name: str, drafters: SequenceOf[HybridDrafter]) -> tuple[Failed, Timed]:
         """What becomes of the faults and the time of a part's calls for these drafters."""
@@ -236,9 +236,9 @@ class HybridDrafter:
         return self._strategy.propose_all([self], np.array([budget], np.int32))[0]
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
-        begins = np.array([0, accepted.shape[0]], np.int32)
+        offsets = np.array([0, accepted.shape[0]], np.int32)
         step = None if feedback is None else StepFeedback.of(feedback)
-        self._strategy.observe_all([self], accepted, begins, step)
+        self._strategy.observe_all([self], accepted, offsets, step)
 
     def close(self) -> None:
         for name in [*self.parts]:

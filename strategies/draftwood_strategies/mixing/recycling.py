@@ -59,7 +59,7 @@ class RecyclingStrategy:
         self,
         drafters: SequenceOf[SequenceMixer],
         accepted: Int32Array,
-        begins: Int32Array,
+        offsets: Int32Array,
         feedback: StepFeedback | None,
     ) -> None:
-        self._mixer.observe_all(drafters, accepted, begins, feedback)
+        self._mixer.observe_all(drafters, accepted, offsets, feedback)

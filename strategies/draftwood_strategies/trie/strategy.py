@@ -141,17 +141,17 @@ class TrieStrategy:
         self,
         drafters: SequenceOf[TrieDrafter],
         accepted: Int32Array,
-        begins: Int32Array,
+        offsets: Int32Array,
         feedback: StepFeedback | None = None,
     ) -> None:
         """See `BatchStrategy`. The feedback is not needed."""
         addresses, done = addresses_of([drafter.struct for drafter in drafters]), 0
         memory, workspace = self.memory.struct.address, _workspace(1).address
         while True:
-            done = learn_all(addresses, done, accepted, begins, memory, workspace, self.branch_length)
+            done = learn_all(addresses, done, accepted, offsets, memory, workspace, self.branch_length)
             if done == len(drafters):
                 return
-            drafter, written = drafters[done], accepted[begins[done] : begins[done + 1]]
+            drafter, written = drafters[done], accepted[offsets[done] : offsets[done + 1]]
             if drafter.struct is None:
                 drafter.keep(written)
                 done += 1

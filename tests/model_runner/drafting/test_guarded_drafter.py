@@ -49,8 +49,8 @@ class LoneDrafter(GuardedDrafter):
         return propose_all([self], np.array([budget], np.int32))[0]
 
     def observe(self, accepted: list[int], feedback: Feedback) -> None:
-        begins = np.array([0, len(accepted)], np.int32)
-        observe_all([self], np.array(accepted, np.int32), begins, StepFeedback.of(feedback))
+        offsets = np.array([0, len(accepted)], np.int32)
+        observe_all([self], np.array(accepted, np.int32), offsets, StepFeedback.of(feedback))
 
 
 def guarded(
@@ -432,7 +432,7 @@ def test_sequences_of_several_strategies_are_asked_together(clock: Clock) -> Non
             parents=np.array([-1, -1, 0, -1], np.int32),
             predictions=np.array([1, 2, 3, 2], np.int32),
             top_tokens=None,
-            begins=np.array([0, 1, 3, 4], np.int32),
+            offsets=np.array([0, 1, 3, 4], np.int32),
         )
         observe_all(drafters, np.array([1, 2, 2, 3], np.int32), np.array([0, 1, 2, 4], np.int32), feedback)
     assert calls == [2, 2]

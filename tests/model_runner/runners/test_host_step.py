@@ -86,9 +86,9 @@ def test_accepted_tokens_follow_committed_ones(
     compact(recorder, lay_out(batch_rows), paths)
     for moves in recorder.moves:
         sources, targets = moves.sources.tolist(), moves.targets.tolist()
-        for begin, end in pairwise(moves.begins.tolist()):
+        for begin, end in pairwise(moves.offsets.tolist()):
             assert len({kv[one][0] for one in sources[begin:end] + targets[begin:end]}) == 1  # of one sequence
-        assert (moves.begins[0], moves.begins[-1]) == (0, len(sources))
+        assert (moves.offsets[0], moves.offsets[-1]) == (0, len(sources))
         for source, target in zip(sources, targets, strict=True):
             assert source != target
             kv[target] = kv[source]

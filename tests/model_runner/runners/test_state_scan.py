@@ -26,18 +26,20 @@ class Case:
 
     def __init__(self, seed: int) -> None:
         random = np.random.default_rng(seed)
-        parents, begins = list[int](), [0]
+        parents, cu_seqlens = list[int](), [0]
         for certain, nodes in zip(CERTAIN, NODES, strict=True):
             parents += range(-1, certain - 1)
             parents += [int(random.integers(certain - 1, certain + i)) for i in range(nodes)]
-            begins.append(len(parents))
+            cu_seqlens.append(len(parents))
         self.step = StepShape(
             parents=np.array(parents, np.int32),
-            begins=np.array(begins, np.int32),
-            roots=np.array([begin + certain - 1 for begin, certain in zip(begins, CERTAIN, strict=False)], np.int32),
+            cu_seqlens=np.array(cu_seqlens, np.int32),
+            roots=np.array(
+                [begin + certain - 1 for begin, certain in zip(cu_seqlens, CERTAIN, strict=False)], np.int32
+            ),
             borders=np.array([BORDER, -1], np.int32),
-            given=torch.arange(begins[-1]) < CERTAIN[0],
-            old_begins=np.cumsum([0, *REPLAYED], dtype=np.int32),
+            given=torch.arange(cu_seqlens[-1]) < CERTAIN[0],
+            replayed_offsets=np.cumsum([0, *REPLAYED], dtype=np.int32),
         )
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -47,8 +49,8 @@ class Case:
 
     def path(self, token: int) -> tuple[int, list[int]]:
         """The row of a token, and it with what it follows in the step, the first first."""
-        row = int(token >= self.step.begins[1])
-        begin, found = int(self.step.begins[row]), [token]
+        row = int(token >= self.step.cu_seqlens[1])
+        begin, found = int(self.step.cu_seqlens[row]), [token]
         while (above := int(self.step.parents[found[0]])) >= 0:
             found.insert(0, begin + above)
         return row, found

@@ -147,8 +147,8 @@ class CudaRunner:
     def compact_kv(self, moves: KVCompaction) -> None:
         slots: npt.NDArray[Any] = np.stack([moves.sources, moves.targets], 1).astype(np.int64)
         with device_errors("moving keys and values"):
-            arrays = sent({"slots": slots, "begins": moves.begins, "counts": np.diff(moves.begins)}, self._device)
-            move(self._kv, arrays["slots"], arrays["begins"], arrays["counts"])
+            arrays = sent({"slots": slots, "offsets": moves.offsets, "counts": np.diff(moves.offsets)}, self._device)
+            move(self._kv, arrays["slots"], arrays["offsets"], arrays["counts"])
 
 
 def _state_memory(

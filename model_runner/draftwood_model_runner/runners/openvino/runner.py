@@ -123,7 +123,7 @@ def with_own_pages(batch: StepBatch) -> StepBatch:
 def step_inputs(batch: StepBatch) -> dict[str, npt.NDArray[Any]]:
     """The inputs of a converted model for one step, see `conversion.convert`; of integers of any size."""
     ends = batch.context_lens + batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]
-    mask, mask_begins = tree_mask(batch.parents, batch.cu_seqlens)
+    mask, mask_offsets = tree_mask(batch.parents, batch.cu_seqlens)
     return {
         "input_ids": batch.tokens[:, None],
         "position_ids": batch.positions[:, None],
@@ -134,43 +134,43 @@ def step_inputs(batch: StepBatch) -> dict[str, npt.NDArray[Any]]:
         "block_indices_begins": batch.cu_blocks,
         "max_context_len": ends.max(),
         "qq_bias": mask,
-        "qq_bias_begins": mask_begins,
+        "qq_bias_begins": mask_offsets,
     }
 
 
-def tree_mask(parents: Int32Array, begins: Int32Array) -> tuple[UInt8Array, Int32Array]:
+def tree_mask(parents: Int32Array, cu_seqlens: Int32Array) -> tuple[UInt8Array, Int32Array]:
     """`qq_bias` and `qq_bias_begins` of PagedAttention for the trees of a `StepBatch`.
 
     A chain has no bytes in the mask: attention is causal then.
     """
-    mask_begins = np.zeros(begins.shape[0], np.int32)
-    _size_masks(parents, begins, mask_begins)
-    mask = np.zeros(mask_begins[-1], np.uint8)
-    _fill_masks(parents, begins, mask_begins, mask)
-    return mask, mask_begins
+    mask_offsets = np.zeros(cu_seqlens.shape[0], np.int32)
+    _size_masks(parents, cu_seqlens, mask_offsets)
+    mask = np.zeros(mask_offsets[-1], np.uint8)
+    _fill_masks(parents, cu_seqlens, mask_offsets, mask)
+    return mask, mask_offsets
 
 
 @numba.njit(cache=True, nogil=True)
-def _size_masks(parents: Int32Array, begins: Int32Array, mask_begins: Int32Array) -> None:
-    for row in range(begins.shape[0] - 1):
-        n = begins[row + 1] - begins[row]
+def _size_masks(parents: Int32Array, cu_seqlens: Int32Array, mask_offsets: Int32Array) -> None:
+    for row in range(cu_seqlens.shape[0] - 1):
+        n = cu_seqlens[row + 1] - cu_seqlens[row]
         chain = True
         for i in range(n):
-            chain = chain and parents[begins[row] + i] == i - 1
-        mask_begins[row + 1] = mask_begins[row] + (0 if chain else n * n)
+            chain = chain and parents[cu_seqlens[row] + i] == i - 1
+        mask_offsets[row + 1] = mask_offsets[row] + (0 if chain else n * n)
 
 
 @numba.njit(cache=True, nogil=True)
-def _fill_masks(parents: Int32Array, begins: Int32Array, mask_begins: Int32Array, mask: UInt8Array) -> None:
-    for row in range(begins.shape[0] - 1):
-        if mask_begins[row + 1] == mask_begins[row]:
+def _fill_masks(parents: Int32Array, cu_seqlens: Int32Array, mask_offsets: Int32Array, mask: UInt8Array) -> None:
+    for row in range(cu_seqlens.shape[0] - 1):
+        if mask_offsets[row + 1] == mask_offsets[row]:
             continue
-        n = begins[row + 1] - begins[row]
+        n = cu_seqlens[row + 1] - cu_seqlens[row]
         for i in range(n):
-            of_token = mask_begins[row] + i * n
-            parent = parents[begins[row] + i]
+            of_token = mask_offsets[row] + i * n
+            parent = parents[cu_seqlens[row] + i]
             if parent >= 0:
-                of_parent = mask_begins[row] + parent * n
+                of_parent = mask_offsets[row] + parent * n
                 for j in range(parent + 1):
                     mask[of_token + j] = mask[of_parent + j]
             mask[of_token + i] = 1

@@ -32,14 +32,14 @@ class RowSizes(NamedTuple):
         replayed: accepted nodes of the step before.
         certain: tokens up to the root of its tree.
         border: of these, after how many the state is kept as the end of a page; 0 for none.
-        begins: it has no state before it.
+        cu_seqlens: it has no state before it.
     """
 
     replayed: int
     certain: int
     nodes: int
     border: int = 0
-    begins: bool = False
+    cu_seqlens: bool = False
 
 
 class Pair(NamedTuple):
@@ -58,10 +58,10 @@ def random_rows(random: np.random.Generator, count: int, most_nodes: int) -> lis
     """Prompts' chunks, chains and trees."""
     rows = []
     for _ in range(count):
-        begins, certain = bool(random.random() < 0.3), int(random.choice([1, 1, 2, 3, 9]))
-        replayed = 0 if begins else int(random.integers(0, 6))
+        cu_seqlens, certain = bool(random.random() < 0.3), int(random.choice([1, 1, 2, 3, 9]))
+        replayed = 0 if cu_seqlens else int(random.integers(0, 6))
         nodes, border = int(random.integers(0, most_nodes + 1)), int(random.integers(0, certain + 1))
-        rows.append(RowSizes(replayed, certain, nodes, border, begins))
+        rows.append(RowSizes(replayed, certain, nodes, border, cu_seqlens))
     return rows
 
 
@@ -93,22 +93,24 @@ class StateCase:
         self._random, self._rows, self._shape, self._dtype, self._device = random, rows, shape, dtype, device
         self._beside = beside
         self._node_count, self._ends = STATE_NODES, 2 * len(rows)
-        parents, begins, self._accepted, planned = list[int](), [0], list[list[int]](), []
+        parents, cu_seqlens, self._accepted, planned = list[int](), [0], list[list[int]](), []
         none = np.zeros(0, np.int32)
         for number, row in enumerate(rows):
-            begin, root = begins[-1], row.certain - 1
+            begin, root = cu_seqlens[-1], row.certain - 1
             tree = random_tree(random, row.nodes, deep)
             parents += [*range(-1, root), *(int(parent) + 1 + root for parent in tree.parents)]
-            begins.append(len(parents))
+            cu_seqlens.append(len(parents))
             self._accepted.append(np.sort(random.permutation(STATE_NODES)[: row.replayed]).tolist())
             certain, nodes = range(begin, begin + row.certain), range(begin + row.certain, len(parents))
-            tokens = StepRow(0, certain, certain[: row.certain if row.begins else 0], nodes, none)
-            before = None if row.begins else LiveState(2 * number, 0, 0)
+            tokens = StepRow(0, certain, certain[: row.certain if row.cu_seqlens else 0], nodes, none)
+            before = None if row.cu_seqlens else LiveState(2 * number, 0, 0)
             end = self._ends + number if row.border else -1
             planned.append(PlannedRow(tokens, before, self._accepted[-1], 2 * number + 1, row.border, end))
         size, zeros = len(parents), np.zeros(len(parents), np.int32)
-        self._parents, self._begins = parents, begins
-        batch = StepBatch(zeros, zeros, np.array(parents, np.int32), np.array(begins, np.int32), none, none, none, none)
+        self._parents, self._cu_seqlens = parents, cu_seqlens
+        batch = StepBatch(
+            zeros, zeros, np.array(parents, np.int32), np.array(cu_seqlens, np.int32), none, none, none, none
+        )
         layout = StateLayout(batch, planned)
         self._size, self._padded = size, size + padding
         self._arrays = StateArrays(self._padded, max(1, layout.walk.size), device)
@@ -225,10 +227,10 @@ class StateCase:
         outputs = []
         pairs = []
         for row, token in self._order():
-            sizes, begin = self._rows[row], self._begins[row]
+            sizes, begin = self._rows[row], self._cu_seqlens[row]
             parent = self._parents[token]
             if parent < 0:
-                state = torch.zeros_like(old[0][0]) if sizes.begins else old[0][2 * row]
+                state = torch.zeros_like(old[0][0]) if sizes.cu_seqlens else old[0][2 * row]
                 state = state.double()
                 for node in self._accepted[row]:
                     state = follow(state, tuple(part[2 * row, node].double() for part in old[1]))[0]
@@ -249,7 +251,7 @@ class StateCase:
     def _order(self) -> Iterator[tuple[int, int]]:
         """Batch row and number of each token."""
         for row in range(len(self._rows)):
-            for token in range(self._begins[row], self._begins[row + 1]):
+            for token in range(self._cu_seqlens[row], self._cu_seqlens[row + 1]):
                 yield row, token
 
     def _scan(self, states: Any) -> Any:
@@ -275,7 +277,7 @@ class StateCase:
         found[1 : self._ends : 2] = torch.nan
         found[self._ends :] = torch.nan
         for number, row in enumerate(self._rows):
-            if row.begins:
+            if row.cu_seqlens:
                 found[2 * number] = torch.nan
         return found
 

@@ -250,8 +250,8 @@ def test_keys_and_values_of_the_accepted_path(kind: int) -> None:
     for (written, tree), path in zip(batch, accepted, strict=True):
         tokens, parents = np.append(written.output[-1], tree.tokens), np.append(-1, tree.parents + 1)
         rows = chosen[begin : begin + tokens.size]
-        begins = np.array([0, tokens.size], np.int32)
-        tree_of = StepFeedback(tokens.astype(np.int32), parents.astype(np.int32), rows, None, begins)
+        offsets = np.array([0, tokens.size], np.int32)
+        tree_of = StepFeedback(tokens.astype(np.int32), parents.astype(np.int32), rows, None, offsets)
         [walked] = predicted_paths(tree_of, rows)
         assert [node + 1 for node in walked.nodes] == path
         entries = written.context + 1 + len(tree)

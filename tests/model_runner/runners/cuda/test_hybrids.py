@@ -38,8 +38,8 @@ def prompts_of(family: str, seed: int) -> list[tuple[int, ...]]:
     random = np.random.default_rng(seed)
     found = list[tuple[int, ...]]()
     common = random.integers(0, VOCAB, 18).tolist()
-    begins: tuple[list[int], ...] = (common, [], common)
-    for begin in begins:
+    offsets: tuple[list[int], ...] = (common, [], common)
+    for begin in offsets:
         for _ in range(100):
             prompt = (*begin, *random.integers(0, VOCAB, int(random.integers(1, 9))).tolist())
             if prompt not in found and generated(family, prompt, NEW).closest >= TIE:

@@ -37,7 +37,7 @@ def test_trees_chains_and_prompts_in_one_call(seed: int) -> None:
     rows = [
         *random_rows(random, 3, most_nodes=12),
         RowSizes(2, 1, 6, border=1),
-        RowSizes(0, 7, 0, border=4, begins=True),
+        RowSizes(0, 7, 0, border=4, cu_seqlens=True),
     ]
     case = StateCase(random, rows, Shape(4, 2, 8, 6), padding=3, device=DEVICE)
     for pairs in (case.convolution(20), case.delta_rule(), case.state_space()):
@@ -63,7 +63,7 @@ def test_every_size_of_state(shape: Shape) -> None:
 def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:
     random = np.random.default_rng(2)
     case = StateCase(
-        random, [RowSizes(2, 1, 6), RowSizes(0, 5, 0, begins=True)], Shape(4, 2, 8, 16), dtype, device=DEVICE
+        random, [RowSizes(2, 1, 6), RowSizes(0, 5, 0, cu_seqlens=True)], Shape(4, 2, 8, 16), dtype, device=DEVICE
     )
     for pairs in (case.convolution(20), case.delta_rule(), case.state_space()):
         close(pairs, tolerance)

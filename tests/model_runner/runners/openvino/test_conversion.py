@@ -75,7 +75,7 @@ def test_float16_is_refused() -> None:
 
 def test_a_graph_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the mask of a tree, nodes see their siblings."""
-    monkeypatch.setattr(runner, "tree_mask", lambda parents, begins: (np.zeros(0, np.uint8), np.zeros_like(begins)))
+    monkeypatch.setattr(runner, "tree_mask", lambda parents, offsets: (np.zeros(0, np.uint8), np.zeros_like(offsets)))
     with pytest.raises(UnsupportedRunnerError, match=r"differ from the model's own by .*e.*\(at most 1e-03"):
         take_over(tiny("llama"), max_context=128)
 

@@ -13,7 +13,7 @@ def accept_paths(
     parents,
     slots,
     logit_rows,
-    begins,
+    offsets,
     chosen_here,
     moves,
     counts,
@@ -27,14 +27,14 @@ def accept_paths(
         tokens, parents: int32[token]; a parent is a token of the step, -1 for none.
         slots: int64[token].
         logit_rows: int32[row], the token of the step that each row of logits follows.
-        begins: int32[batch row + 1], the rows of logits of each batch row; the first is the root of its tree.
+        offsets: int32[batch row + 1], the rows of logits of each batch row; the first is the root of its tree.
         chosen_here: int32[batch row], 0 for those that the host chooses for: no path is accepted.
         moves: int64[row, 2], out: source and target slot for each accepted node, from the first row of its tree on.
         counts: int32[batch row], out: accepted nodes.
     """
     batch_row = tl.program_id(0)
-    begin = tl.load(begins + batch_row)
-    size = tl.load(begins + batch_row + 1) - begin
+    begin = tl.load(offsets + batch_row)
+    size = tl.load(offsets + batch_row + 1) - begin
     accepted = 0
     if (tl.load(chosen_here + batch_row) != 0) & (size > 1):
         root = tl.load(logit_rows + begin)

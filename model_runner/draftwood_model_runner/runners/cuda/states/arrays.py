@@ -80,8 +80,8 @@ class StateLayout:
 
     def __init__(self, batch: StepBatch, planned: Sequence[PlannedRow]) -> None:
         sizes = np.diff(batch.cu_seqlens)
-        begins = np.repeat(batch.cu_seqlens[:-1], sizes)
-        self.parents: Int32Array = np.where(batch.parents < 0, -1, batch.parents + begins).astype(np.int32)
+        offsets = np.repeat(batch.cu_seqlens[:-1], sizes)
+        self.parents: Int32Array = np.where(batch.parents < 0, -1, batch.parents + offsets).astype(np.int32)
         self.token_rows: Int32Array = np.repeat(np.arange(len(planned), dtype=np.int32), sizes)
         self.given: Int32Array = np.zeros(batch.size, np.int32)
         self.rows: npt.NDArray[Any] = np.zeros((len(planned), _ROW), np.int32)

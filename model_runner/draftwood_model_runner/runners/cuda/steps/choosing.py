@@ -31,22 +31,22 @@ def choose_and_keep(
         chosen: int32[R], the most probable token after each row, in and out.
     """
     batch_rows = sampling.kinds.size
-    begins = arrays.buffer.host["logit_begins"][: batch_rows + 1]
+    offsets = arrays.buffer.host["logit_offsets"][: batch_rows + 1]
     if sampling.sequences:
         _choose(logits, chosen, arrays, sampling)
-    most = int((begins[1:] - begins[:-1]).max())
+    most = int((offsets[1:] - offsets[:-1]).max())
     if most <= 1:
         return
-    moves = torch.empty((int(begins[-1]), 2), dtype=torch.int64, device=logits.device)
+    moves = torch.empty((int(offsets[-1]), 2), dtype=torch.int64, device=logits.device)
     counts = torch.empty(batch_rows, dtype=torch.int32, device=logits.device)
     launch(
         accept_paths,
         (batch_rows,),
-        *(chosen, arrays.tokens, arrays.parents, arrays.slots, arrays.logit_rows, arrays.logit_begins, arrays.kinds),
+        *(chosen, arrays.tokens, arrays.parents, arrays.slots, arrays.logit_rows, arrays.logit_offsets, arrays.kinds),
         *(moves, counts, chosen.stride(0)),
         NODES=max(16, power_of_2(most)),
     )
-    move(kv, moves, arrays.logit_begins, counts)
+    move(kv, moves, arrays.logit_offsets, counts)
 
 
 def log_probabilities(
@@ -61,8 +61,8 @@ def log_probabilities(
     reporting = (sampling.logprobs >= 0).nonzero()[0]
     if not reporting.size:
         return None
-    begins, count = arrays.buffer.host["logit_begins"], int(sampling.logprobs.max())
-    rows = np.concatenate([np.arange(begins[row], begins[row + 1], dtype=np.int64) for row in reporting])
+    offsets, count = arrays.buffer.host["logit_offsets"], int(sampling.logprobs.max())
+    rows = np.concatenate([np.arange(offsets[row], offsets[row + 1], dtype=np.int64) for row in reporting])
     wanted = sent({"rows": rows}, logits.device)["rows"]
     scores = torch.log_softmax(logits[wanted].float(), -1)
     written = scores.gather(1, chosen[wanted].clamp(min=0).long()[:, None])[:, 0]
@@ -75,12 +75,12 @@ def log_probabilities(
     return tuple(found)
 
 
-def move(kv: KVPages, moves: torch.Tensor, begins: torch.Tensor, counts: torch.Tensor) -> None:
+def move(kv: KVPages, moves: torch.Tensor, offsets: torch.Tensor, counts: torch.Tensor) -> None:
     """Moves entries in every layer.
 
     Args:
         moves: int64[m, 2], source and target slots.
-        begins: int32[n or more], the first move of each sequence.
+        offsets: int32[n or more], the first move of each sequence.
         counts: int32[n], how many moves it has.
     """
     for shape, memory in kv.by_shape.items():
@@ -88,7 +88,7 @@ def move(kv: KVPages, moves: torch.Tensor, begins: torch.Tensor, counts: torch.T
         launch(
             move_kv,
             (memory.shape[0], shape.kv_heads, counts.shape[0]),
-            *(memory, moves, begins, counts, memory.stride(0)),
+            *(memory, moves, offsets, counts, memory.stride(0)),
             KV_HEADS=shape.kv_heads,
             WIDTH=width,
             BLOCK=power_of_2(width),
@@ -97,9 +97,9 @@ def move(kv: KVPages, moves: torch.Tensor, begins: torch.Tensor, counts: torch.T
 
 
 def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, sampling: SamplingMetadata) -> None:
-    vocab, begins = logits.shape[1], arrays.buffer.host["logit_begins"]
+    vocab, offsets = logits.shape[1], arrays.buffer.host["logit_offsets"]
     sampled = (sampling.kinds == SAMPLED).nonzero()[0]
-    firsts, lasts = begins[sampled], begins[sampled + 1]
+    firsts, lasts = offsets[sampled], offsets[sampled + 1]
     tensors = sent(SamplingTensors.of(sampling.sequences, firsts, lasts)._asdict(), logits.device)
     first, of_rows = int(firsts[0]), (tensors["row_sequences"], tensors["row_masks"])
     scores = torch.empty((int(lasts[-1]) - first, vocab), dtype=torch.float32, device=logits.device)
@@ -110,7 +110,7 @@ def _choose(logits: torch.Tensor, chosen: torch.Tensor, arrays: StepArrays, samp
         (scores.shape[0],),
         *(logits, scores, first, *of_rows, tensors["masks"]),
         *(arrays.logit_rows, arrays.parents, arrays.tokens, arrays.positions),
-        *(tensors[name] for name in ("unlocked_at", "penalties", "begins", "tokens", "counts", "biases", "flags")),
+        *(tensors[name] for name in ("unlocked_at", "penalties", "offsets", "tokens", "counts", "biases", "flags")),
         *(vocab, logits.stride(0), tensors["masks"].shape[1]),
         BLOCK=CHOICE_BLOCK,
         ENTRIES=CHOICE_ENTRIES,

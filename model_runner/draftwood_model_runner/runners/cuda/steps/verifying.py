@@ -31,9 +31,9 @@ class Launched(Protocol):
 
 def sampling_of(batch: StepBatch, choosers: SequenceOf[TokenChooser | None]) -> SamplingMetadata:
     """How the device chooses the tokens of a step."""
-    tokens, parents, begins = batch.trees
+    tokens, parents, offsets = batch.trees
     rows: list[SequenceSampling | int] = []
-    for chooser, begin, end in zip(choosers, begins[:-1], begins[1:], strict=True):
+    for chooser, begin, end in zip(choosers, offsets[:-1], offsets[1:], strict=True):
         rows.append(ON_HOST if chooser is None else chooser.sampling(tokens[begin:end], parents[begin:end]))
     return SamplingMetadata.of(rows, [None if chooser is None else chooser.reported for chooser in choosers])
 
@@ -88,7 +88,7 @@ class CudaStep:
 
     def _remembered(self, row: int, path: AcceptedPath) -> AcceptedPath:
         """The path along the tokens that the device chose; the host chooses the last one if the device could not."""
-        chooser, begin = self._choosers[row], int(self._feedback.begins[row])
+        chooser, begin = self._choosers[row], int(self._feedback.offsets[row])
         assert chooser is not None
         if self._sampling.kinds[row] == MOST_PROBABLE and chooser.reported is None:
             return path

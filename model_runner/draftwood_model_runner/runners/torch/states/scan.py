@@ -28,20 +28,20 @@ class StepShape:
 
     Attributes:
         parents: int32[T], within a batch row.
-        begins: int32[S + 1], of the tokens of each row.
+        cu_seqlens: int32[S + 1], of the tokens of each row.
         roots: int32[S], the last certain token of each row.
         borders: int32[S], the first token behind those after which its state is kept; -1 for none.
         given: bool[T], which tokens are of a prompt.
-        old_begins: int32[S + 1], of replayed tokens: the accepted nodes of the step before.
+        replayed_offsets: int32[S + 1], of replayed tokens: the accepted nodes of the step before.
         workspaces: kept from mixer to mixer.
     """
 
     parents: Int32Array
-    begins: Int32Array
+    cu_seqlens: Int32Array
     roots: Int32Array
     borders: Int32Array
     given: torch.Tensor
-    old_begins: Int32Array
+    replayed_offsets: Int32Array
     workspaces: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -55,8 +55,8 @@ class StepShape:
     def inner(self) -> Any:
         """bool[T], which tokens have children."""
         if "inner" not in self.workspaces:
-            inner, counts = np.zeros(self.size, np.bool_), self.begins[1:] - self.begins[:-1]
-            absolute = self.parents + np.repeat(self.begins[:-1], counts)
+            inner, counts = np.zeros(self.size, np.bool_), self.cu_seqlens[1:] - self.cu_seqlens[:-1]
+            absolute = self.parents + np.repeat(self.cu_seqlens[:-1], counts)
             inner[absolute[self.parents >= 0]] = True
             self.workspaces["inner"] = inner
         return self.workspaces["inner"]
@@ -66,7 +66,7 @@ class StepShape:
         which are its state after each root, int64[S * (width - 1)], and after each border, for rows that have one."""
         if width not in self.workspaces:
             places = np.empty((self.size, width), np.int32)
-            ancestors(self.parents, self.begins, self.old_begins, places)
+            ancestors(self.parents, self.cu_seqlens, self.replayed_offsets, places)
             places = places[:, ::-1].astype(np.int64)
             after = [places[self.roots, 1:], places[self.borders[self.borders >= 0] - 1, 1:]]
             self.workspaces[width] = tuple(
@@ -79,7 +79,7 @@ class StepShape:
         """Workspaces for the states of nodes and for sums, one of each for a thread."""
         key = threads, rows, columns
         if key not in self.workspaces:
-            most = int((self.begins[1:] - self.roots - 1).max())
+            most = int((self.cu_seqlens[1:] - self.roots - 1).max())
             shapes = (threads, max(1, most), rows, columns), (threads, 2, columns)
             self.workspaces[key] = tuple(np.empty(shape, np.float32) for shape in shapes)
         found: tuple[Any, Any] = self.workspaces[key]
@@ -160,12 +160,12 @@ class HostScan(Scan):
         bordered = step.borders >= 0
         ends = torch.empty(step.rows if bordered.any() else 0, heads, rows, columns)
         output = torch.empty(step.size, heads, columns)
-        tokens = step.size + int(step.old_begins[-1])
+        tokens = step.size + int(step.replayed_offsets[-1])
         threads = torch.get_num_threads() if tokens * heads * rows * columns >= _THREADED else 1
         shares = parts(heads, threads)
         nodes, sums = step.nodes(len(shares), rows, columns)
         fixed = [part.numpy() for part in (*of_tokens, *replayed, rates, skips)]
-        fixed += [step.parents, step.inner(), step.begins, step.roots, step.borders, step.old_begins]
+        fixed += [step.parents, step.inner(), step.cu_seqlens, step.roots, step.borders, step.replayed_offsets]
         fixed += [states.numpy(), ends.numpy()]
         in_threads(
             [

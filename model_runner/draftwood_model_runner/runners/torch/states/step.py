@@ -93,12 +93,12 @@ class StepStates:
         self._inputs[mixer.index] = inputs
         earlier = self._earlier(mixer)
         sources = [torch.cat(both) for both in zip(inputs, earlier, strict=True)] if earlier else inputs
-        outputs, placed = list[Any](), set[int]()
+        outputs, per_token = list[Any](), set[int]()
         for run in self._runs:
             taken, after = mixer.compute(call, [source[run.places] for source in sources], _stacked(states, run.rows))
             values, spec = tree_flatten(taken)
             outputs = outputs or [*values]
-            self._place(outputs, placed, values, run)
+            self._place(outputs, per_token, values, run)
             if run.keeps:
                 for at, row in enumerate(run.rows):
                     states[row] = {key: tensor[at : at + 1] for key, tensor in after.items()}
@@ -138,11 +138,11 @@ class StepStates:
             given[row.given.start : row.given.stop] = True
         return StepShape(
             parents=self._parents,
-            begins=np.array([*(row.certain.start for row in rows), self._size], np.int32),
+            cu_seqlens=np.array([*(row.certain.start for row in rows), self._size], np.int32),
             roots=np.array([row.certain.stop - 1 for row in rows], np.int32),
             borders=np.array(self._borders, np.int32),
             given=given,
-            old_begins=np.cumsum([0, *(len(row.accepted) for row in rows)], dtype=np.int32),
+            replayed_offsets=np.cumsum([0, *(len(row.accepted) for row in rows)], dtype=np.int32),
         )
 
     @cached_property
@@ -151,14 +151,14 @@ class StepStates:
         runs = self._certain_runs()
         return [*runs, self._paths(self._parents)] if any(row.nodes for row in self._rows) else runs
 
-    def _place(self, outputs: list[Any], placed: set[int], values: list[Any], run: _Run) -> None:
+    def _place(self, outputs: list[Any], per_token: set[int], values: list[Any], run: _Run) -> None:
         """Puts what a run computed for each token where it belongs, [1, width, ...]."""
         for at, value in enumerate(values):
             by_token = isinstance(value, torch.Tensor) and value.shape[:2] == run.places.shape
             if by_token and run is self._runs[0]:
                 outputs[at] = value.new_zeros(1, self.width, *value.shape[2:])
-                placed.add(at)
-            if by_token and at in placed:  # others, such as MiniMax's states, may have that shape by chance
+                per_token.add(at)
+            if by_token and at in per_token:  # others, such as MiniMax's states, may have that shape by chance
                 outputs[at][0, run.tokens] = value.flatten(0, 1)[run.taken]
 
     def commit(self, memory: StateMemory, batch: StepBatch) -> None:
