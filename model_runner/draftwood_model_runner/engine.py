@@ -238,7 +238,7 @@ class Engine:
             return None
         batch = lay_out_step(drafts, self._pool, self._policy.least_score(drafts))
         try:
-            on_device = self._runner.begin(batch, self._policy.top_k(drafts), self._live.choosers(scheduled))
+            on_device = self._runner.begin(batch, self._policy.top_k(drafts), self._live.samplers(scheduled))
         except DeviceLostError:
             raise
         except Exception as error:

@@ -18,7 +18,7 @@ from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, Predictions, StepBatch
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, verify
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.native import Int32Array
@@ -60,13 +60,13 @@ class _Claimed:
 
     can_overlap: ClassVar[bool] = False
     feedback: StepFeedback
-    choosers: SequenceOf[TokenChooser | None]
+    samplers: SequenceOf[TokenSampler | None]
 
     def wait(self) -> tuple[StepFeedback, float]:
         return self.feedback, STEP_SECONDS
 
     def verify(self, rows: SequenceOf[int]) -> list[AcceptedPath]:
-        return verify(self.choosers, self.feedback, None, rows, threads=1)
+        return verify(self.samplers, self.feedback, None, rows, threads=1)
 
 
 class CostlessRunner:
@@ -103,9 +103,9 @@ class CostlessRunner:
         time.sleep(STEP_SECONDS)
         return self._predict(batch, top_k)
 
-    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> _Claimed:
+    def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> _Claimed:
         _, tokens, top_tokens = self._predict(batch, top_k)
-        return _Claimed(batch.feedback(tokens, top_tokens), choosers)
+        return _Claimed(batch.feedback(tokens, top_tokens), samplers)
 
     def _predict(self, batch: StepBatch, top_k: int) -> Predictions:
         began = time.perf_counter()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import Int32Array
@@ -191,9 +191,9 @@ class StepInFlight(Protocol):
         """
 
     def verify(self, rows: SequenceOf[int]) -> list[AcceptedPath]:
-        """The accepted paths of some batch rows, none of them without a chooser, see `sampling.metadata`.
+        """The accepted paths of some batch rows, none of them without a sampler, see `sampling.metadata`.
 
-        Their choosers remember the tokens, and their keys and values lie behind the committed ones, one after the
+        Their samplers accept the tokens, and their keys and values lie behind the committed ones, one after the
         other. A row that is left out is as if the step had not been. To be called once at most.
 
         Raises:
@@ -236,12 +236,12 @@ class Runner(Protocol):
             DeviceLostError: the device computes nothing more for this process.
         """
 
-    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> StepInFlight:
+    def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> StepInFlight:
         """Begins a forward pass whose draft trees are verified. If it is asynchronous, one step may follow another that
         is in flight, no third one.
 
         Args:
-            choosers: of each batch row; None for one that writes nothing, since its prompt goes on.
+            samplers: of each batch row; None for one that writes nothing, since its prompt goes on.
 
         Raises:
             DeviceMemoryError, DeviceLostError: as `step`.

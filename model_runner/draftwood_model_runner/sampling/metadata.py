@@ -13,8 +13,8 @@ prefix of this node become the token at absolute position t in these steps, in f
    score and Gumbel noise is taken: a sample from the softmax (the Gumbel-max trick). The noise depends on (seed, t) and
    the token alone (`draws.noise`), so a seed writes the same text with and without drafts, and in any batch.
 
-Verification follows the tree from its root along these tokens (`AcceptedPath`). On the host, `TokenChooser` and
-`verification.verify`; on a GPU, `cuda.steps.choosing`. Tests compare them with each other, and with transformers.
+Verification follows the tree from its root along these tokens (`AcceptedPath`). On the host, `TokenSampler` and
+`verification.verify`; on a GPU, `cuda.steps.sampling`. Tests compare them with each other, and with transformers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ON_HOST, MOST_PROBABLE, SAMPLED = range(3)
 """How a device chooses for a batch row: it does not; the most probable token; by `SequenceSampling`."""
 SEEN, ENDS_OUTPUT = 1, 2
 """Flags of a token: it occurs in the prompt or the output; it ends the output."""
-NOT_CHOSEN = -1
+NOT_SAMPLED = -1
 """In place of a token, where the host must choose."""
 NO_MASK, UNKNOWN_MASK = -1, -2
 """In place of the row of a mask: every token may follow; the host must find out which may."""

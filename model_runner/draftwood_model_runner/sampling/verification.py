@@ -12,7 +12,7 @@ import numpy as np
 
 from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.sampling.host.row_threads import LEAST_NUMBERS, in_threads, parts
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.native import Integer, compiled
@@ -43,39 +43,39 @@ class AcceptedPath:
 
 
 def verify(
-    choosers: SequenceOf[TokenChooser | None],
+    samplers: SequenceOf[TokenSampler | None],
     feedback: StepFeedback,
     logits: Any,
     rows: SequenceOf[int],
     threads: int,
 ) -> list[AcceptedPath]:
-    """The accepted paths of some batch rows, by the host. Their choosers remember the tokens.
+    """The accepted paths of some batch rows, by the host. Their samplers accept the tokens.
 
     Args:
-        choosers: of each batch row; those of `rows` are there.
+        samplers: of each batch row; those of `rows` are there.
         feedback: trees and predictions of all batch rows.
         logits: [R, vocab], at their nodes: a tensor or an array.
         threads: that look through many logits, at most.
     """
     predicted = predicted_paths(feedback, feedback.predictions)
     paths: dict[int, AcceptedPath] = {}
-    walked = list[tuple[int, TokenChooser]]()
+    walked = list[tuple[int, TokenSampler]]()
     for row in rows:
-        chooser = choosers[row]
-        assert chooser is not None
-        if not chooser.follows_predictions:
-            walked.append((row, chooser))
+        sampler = samplers[row]
+        assert sampler is not None
+        if not sampler.follows_predictions:
+            walked.append((row, sampler))
             continue
         paths[row] = path = predicted[row]
-        if chooser.reported is not None:
+        if sampler.num_logprobs is not None:
             begin = int(feedback.offsets[row])
             at = [begin + node for node in (ROOT_NODE, *(node + 1 for node in path.nodes))]
             path.logprobs = [
-                chooser.logprobs(logits[node], token) for node, token in zip(at, path.token_ids, strict=True)
+                sampler.logprobs(logits[node], token) for node, token in zip(at, path.token_ids, strict=True)
             ]
 
-    def walk_some(some: SequenceOf[tuple[int, TokenChooser]]) -> list[AcceptedPath]:
-        return [walk_row(chooser, feedback, logits, row) for row, chooser in some]
+    def walk_some(some: SequenceOf[tuple[int, TokenSampler]]) -> list[AcceptedPath]:
+        return [walk_row(sampler, feedback, logits, row) for row, sampler in some]
 
     if walked:
         many = len(walked) * int(logits.shape[-1]) >= LEAST_NUMBERS
@@ -101,8 +101,8 @@ def predicted_paths(feedback: StepFeedback, predicted: Int32Array) -> list[Accep
     return paths
 
 
-def walk_row(chooser: TokenChooser, feedback: StepFeedback, logits: Any, row: int) -> AcceptedPath:
-    """The path of one tree along the tokens that the chooser chooses, up to one that ends the output, one that a slow
+def walk_row(sampler: TokenSampler, feedback: StepFeedback, logits: Any, row: int) -> AcceptedPath:
+    """The path of one tree along the tokens that the sampler chooses, up to one that ends the output, one that a slow
     mask comes after, or an error."""
     own, top, path, node = feedback.of_row(row), feedback.top_tokens, AcceptedPath([], []), ROOT_NODE
     tokens, parents = feedback.tokens[own], feedback.parents[own]
@@ -110,15 +110,15 @@ def walk_row(chooser: TokenChooser, feedback: StepFeedback, logits: Any, row: in
         while True:
             index = own.start + node
             most_probable = feedback.predictions[index : index + 1] if top is None else top[index]
-            token = chooser.choose(logits[index], most_probable.tolist())
+            token = sampler.sample_and_accept(logits[index], most_probable.tolist())
             path.token_ids.append(token)
-            if chooser.reported is not None:
-                path.logprobs.append(chooser.logprobs(logits[index], token))
+            if sampler.num_logprobs is not None:
+                path.logprobs.append(sampler.logprobs(logits[index], token))
             node = _child(tokens, parents, node, token)
-            if node == ROOT_NODE or (chooser.slow and not chooser.ended):
+            if node == ROOT_NODE or (sampler.slow and not sampler.ended):
                 break  # the token after this one is chosen in another step
             path.nodes.append(node - 1)
-            if chooser.ended:
+            if sampler.ended:
                 break
     except Exception as error:
         path.error = error

@@ -16,7 +16,7 @@ from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.base import KVCompaction, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.host_step import HostStep, compact
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath
 from draftwood_strategies import EMPTY_TREE, DraftTree
 from tests.model_runner.sequences import make_sequence
@@ -114,7 +114,7 @@ def second_of_two(runner: Any) -> HostStep:
     tree, last = DraftTree.of([5, 6], [-1, -1]), np.zeros(1, np.int32)
     sequence = make_sequence("a", last, StopParams(9))
     batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, last, tree, logits_from=0)])
-    return HostStep(runner, batch, 1, [TokenChooser(sequence, frozenset(), 10)], threads=1)
+    return HostStep(runner, batch, 1, [TokenSampler(sequence, frozenset(), 10)], threads=1)
 
 
 def test_verification_moves_what_is_accepted() -> None:

@@ -14,20 +14,20 @@ from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompac
 from draftwood_model_runner.runners.capacity.kv_arrays import bytes_per_token
 from draftwood_model_runner.runners.capacity.kv_capacity import state_capacity
 from draftwood_model_runner.runners.cuda.device.buffer import sent
-from draftwood_model_runner.runners.cuda.first_steps import compile_choosing
+from draftwood_model_runner.runners.cuda.first_steps import compile_sampling
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from draftwood_model_runner.runners.cuda.states.memory import MixerStates, allocated
 from draftwood_model_runner.runners.cuda.states.rows import SPARE_SEQUENCES, StateRows
 from draftwood_model_runner.runners.cuda.states.shapes import STATE_NODES, MixerShape
-from draftwood_model_runner.runners.cuda.steps.choosing import move
 from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS
 from draftwood_model_runner.runners.cuda.steps.forward import Forward
 from draftwood_model_runner.runners.cuda.steps.graphs import CAPTURES, Graphs
 from draftwood_model_runner.runners.cuda.steps.results import Clock, LaunchedStep
+from draftwood_model_runner.runners.cuda.steps.sampling import move
 from draftwood_model_runner.runners.cuda.steps.verifying import CudaStep, sampling_of
 from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_model_runner.sampling.metadata import SamplingMetadata
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class CudaRunner:
         if self._graphs is not None and layout.device.type == "cuda":
             with torch.inference_mode():
                 self._graphs.capture_all()
-            compile_choosing(self)
+            compile_sampling(self)
 
     @property
     def capture_problem(self) -> str:
@@ -115,9 +115,9 @@ class CudaRunner:
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
         return self.launch(batch, top_k).wait()[0].predictions
 
-    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> CudaStep:
-        sampling = sampling_of(batch, choosers)
-        return CudaStep(self, batch, choosers, sampling, self.launch(batch, top_k, sampling))
+    def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> CudaStep:
+        sampling = sampling_of(batch, samplers)
+        return CudaStep(self, batch, samplers, sampling, self.launch(batch, top_k, sampling))
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch, top_k: int, sampling: SamplingMetadata | None = None) -> LaunchedStep:
@@ -135,7 +135,7 @@ class CudaRunner:
                 ready = self._forward.prepare(batch, sampling, planned)
                 if self._graphs is None or not self._graphs.run(ready):
                     self._forward.logits = self._forward.launch(ready)
-                results = self._forward.choose(ready, top_k, sampling)
+                results = self._forward.sample(ready, top_k, sampling)
                 clock.stop()
         except BaseException:
             if self.states is not None:

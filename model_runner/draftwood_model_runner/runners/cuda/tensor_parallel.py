@@ -33,7 +33,7 @@ from draftwood_model_runner.runners.cuda.first_steps import Launcher
 from draftwood_model_runner.runners.cuda.steps.results import HostResults
 from draftwood_model_runner.runners.cuda.steps.verifying import CudaStep, Launched, sampling_of
 from draftwood_model_runner.sampling.metadata import SamplingMetadata
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 
 _log = logging.getLogger(__name__)
 _LOST = 70
@@ -125,10 +125,10 @@ class LeadingRunner:
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
         return self.launch(batch, top_k).wait()[0].predictions
 
-    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> CudaStep:
+    def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> CudaStep:
         """As `Runner.begin`. Raises DeviceLostError if a device has no memory for it, and so does `wait`."""
-        sampling = sampling_of(batch, choosers).with_masks()
-        return CudaStep(self, batch, choosers, sampling, self.launch(batch, top_k, sampling))
+        sampling = sampling_of(batch, samplers).with_masks()
+        return CudaStep(self, batch, samplers, sampling, self.launch(batch, top_k, sampling))
 
     def launch(self, batch: StepBatch, top_k: int, sampling: SamplingMetadata | None = None) -> LeadingStep:
         """As `CudaRunner.launch`, on all ranks."""

@@ -18,7 +18,7 @@ from draftwood_model_runner.runners.openvino.graph.pairing import ATTENTION_ROWS
 from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
 from draftwood_model_runner.runners.openvino.short_chains import split_short_chains
 from draftwood_model_runner.sampling.host.most_probable import most_probable
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_strategies.draft import Int32Array
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -79,8 +79,8 @@ class OpenVinoRunner:
         check_rows(logits.shape, batch.logit_rows.size)
         return Predictions(logits, *most_probable(logits, top_k, self._threads))
 
-    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> HostStep:
-        return HostStep(self, batch, top_k, choosers, self._threads)
+    def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> HostStep:
+        return HostStep(self, batch, top_k, samplers, self._threads)
 
     def compact_kv(self, moves: KVCompaction) -> None:
         self._kv.move(moves)

@@ -17,7 +17,7 @@ from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.cuda.runner import CudaRunner
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.families import VOCAB, generate, taken_over, tiny
 from tests.model_runner.oracle import OracleStrategy
@@ -134,13 +134,13 @@ def test_grammars_and_log_probabilities_on_the_device(monkeypatch: pytest.Monkey
     answers = dict(zip(PROMPTS, (one.output for one in plain), strict=True))
     on_host = Counter[str]()
     for name in ("pick", "logprobs"):
-        original = getattr(TokenChooser, name)
+        original = getattr(TokenSampler, name)
 
         def counted(*arguments: Any, name: str = name, original: Any = original) -> Any:
             on_host[name] += 1
             return original(*arguments)
 
-        monkeypatch.setattr(TokenChooser, name, counted)
+        monkeypatch.setattr(TokenSampler, name, counted)
     oracle, some = OracleStrategy(answers, VOCAB, seed=7), RandomGrammar(VOCAB, known=4)
     sequences = run(served("llama"), oracle, params, grammar=some, outputs=ours)
     assert [one.output for one in sequences] == list(answers.values())

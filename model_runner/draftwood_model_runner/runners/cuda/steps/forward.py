@@ -19,9 +19,9 @@ from draftwood_model_runner.runners.cuda.states.memory import MixerStates
 from draftwood_model_runner.runners.cuda.states.rows import PlannedRow
 from draftwood_model_runner.runners.cuda.states.scan import DeviceStep
 from draftwood_model_runner.runners.cuda.steps.attention import STEP, AttentionStep, Scratch, power_of_2
-from draftwood_model_runner.runners.cuda.steps.choosing import choose_and_keep, log_probabilities
 from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS, divide_exactly
 from draftwood_model_runner.runners.cuda.steps.results import TOP, Results
+from draftwood_model_runner.runners.cuda.steps.sampling import log_probabilities, sample_and_accept
 from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
 from draftwood_model_runner.runners.cuda.steps.tiling import NO_TILES, Division, Tiles, divide
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
@@ -227,15 +227,15 @@ class Forward:
             find_top(logits, workspace)
         return logits
 
-    def choose(self, ready: Ready, top_k: int, sampling: SamplingMetadata | None) -> Results:
+    def sample(self, ready: Ready, top_k: int, sampling: SamplingMetadata | None) -> Results:
         """Chooses the tokens after a step that was launched, and sends what it predicts to the host."""
         assert self.logits is not None
         wanted, workspace = ready.wanted, ready.workspace
         logits, logprobs = self.logits[:wanted], None
         if wanted and sampling is not None:
-            chosen = workspace.top[:wanted, TOP]
-            choose_and_keep(logits, chosen, workspace.arrays, sampling, self._kv)
-            logprobs = log_probabilities(logits, chosen, workspace.arrays, sampling)
+            sampled = workspace.top[:wanted, TOP]
+            sample_and_accept(logits, sampled, workspace.arrays, sampling, self._kv)
+            logprobs = log_probabilities(logits, sampled, workspace.arrays, sampling)
         host_top = workspace.next_host_top()[:wanted]
         host_top.copy_(workspace.top[:wanted], non_blocking=True)
         more = most_probable(logits, top_k)[1] if top_k > TOP else None  # waits
