@@ -10,7 +10,7 @@ from pathlib import Path
 
 from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.drafting.draft_policy import DraftPolicy
-from draftwood_model_runner.drafting.overlap import Overlap
+from draftwood_model_runner.drafting.microbatches import MicrobatchPolicy
 from draftwood_model_runner.drafting.step_measuring import measure_step_times
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import (
@@ -45,7 +45,7 @@ _MASK_SECONDS = 0.001
 """How long a step without work waits for a mask; a request that arrives meanwhile waits as long."""
 _WIDE = 512
 """Tokens of the largest step that is measured at the start on a GPU. From some hundred tokens on, its arithmetic takes
-longer than reading the weights, and only measured times tell from how many (`Overlap`)."""
+longer than reading the weights, and only measured times tell from how many (`MicrobatchPolicy`)."""
 
 
 class Engine:
@@ -75,7 +75,7 @@ class Engine:
             largest = max(1 + config.max_draft_nodes, _WIDE if self._runner.is_asynchronous else 0)
             step_times = measure_step_times(self._runner, model.max_context, largest)
         self._policy = DraftPolicy(model.vocab_size, self._runner.draft_limits, step_times, watchdog)
-        self._overlap = Overlap(step_times if self._runner.is_asynchronous else None)
+        self._microbatches = MicrobatchPolicy(step_times if self._runner.is_asynchronous else None)
         self._in_flight: BegunStep | None = None
         self._live = LiveSequences(model, self._scheduler, self._policy)
         self._masking = background_threads(1, "mask")
@@ -199,7 +199,7 @@ class Engine:
         """Schedules, drafts, runs the model once, verifies, commits. Returns what was written, sequence by sequence.
 
         If it pays, the step that begins has half of the sequences, a microbatch, and stays in flight while that of the
-        other half ends (`Overlap`). What a sequence wrote in a step that ends after it was preempted or cancelled is
+        other half ends (`MicrobatchPolicy`). What a sequence wrote in a step that ends after it was preempted or cancelled is
         dropped.
 
         An error in the model ends the sequences of this step with it; one in the part of a single sequence, or its
@@ -213,7 +213,7 @@ class Engine:
             work.pause()
         outputs = self._live.expire(started)
         earlier, self._in_flight = self._in_flight, None
-        microbatch = self._overlap.microbatch(self.running)
+        microbatch = self._microbatches.microbatch(self.running)
         scheduled = self._scheduler.schedule(() if earlier is None else earlier.sequences, microbatch)
         begun = self._begin(scheduled, started, outputs)
         if earlier is not None:
@@ -268,7 +268,7 @@ class Engine:
                 output.sequence.grammar.prepare(self._masking)
         ended = time.perf_counter()
         if step.only_decodes:
-            self._overlap.observe(step.batch, step.host_seconds + ended - began)
+            self._microbatches.observe(step.batch, step.host_seconds + ended - began)
         self.counts = self.counts.plus(EngineCounts(steps=1, model_seconds=seconds))
         for sequence, _ in step.scheduled:
             sequence.stats.model_seconds += seconds

@@ -69,7 +69,7 @@ class Drafts(NamedTuple):
     levels: Int32Array
 
 
-class _Rework(NamedTuple):
+class _DraftConstraints(NamedTuple):
     """How the draft of a sequence is changed: the tokens that its grammar forces, and what the runner can verify."""
 
     forced: list[int]
@@ -155,7 +155,13 @@ class DraftPolicy:
         Args:
             prompts_wait: as `SchedulerOutput.prompts_wait`.
         """
-        work, asked, drafters, budgets, reworked = list[ScheduledSequence](), [], [], [], dict[int, _Rework]()
+        work, asked, drafters, budgets, constrained = (
+            list[ScheduledSequence](),
+            [],
+            [],
+            [],
+            dict[int, _DraftConstraints](),
+        )
         levels: Int32Array = np.zeros(len(plan), np.int32)
         indexing = IndexingBudget()
         for one in plan:
@@ -180,16 +186,16 @@ class DraftPolicy:
             levels[row] = min(left - 1, limits.levels)
             forced = forced_tokens(sequence)[:nodes]
             if forced or not limits.branches:
-                reworked[row] = _Rework(forced, min(nodes, limits.nodes), limits.branches)
+                constrained[row] = _DraftConstraints(forced, min(nodes, limits.nodes), limits.branches)
             if ready:
                 asked.append(row)
                 drafters.append(state.drafter)
-                budgets.append(nodes if row in reworked else min(nodes, limits.nodes))
+                budgets.append(nodes if row in constrained else min(nodes, limits.nodes))
         trees = DraftTrees.empty(len(work))
         if asked:
             found = propose_all(drafters, np.array(budgets, np.int32))
             trees = DraftTrees.scattered([(asked, found)], len(work))
-        drafts = Drafts(work, _reworked(trees, reworked), levels[: len(work)])
+        drafts = Drafts(work, _constrained(trees, constrained), levels[: len(work)])
         if self._step_times is None or not self._step_times.per_branch or not drafts.trees.scores.shape[0]:
             return drafts
         tokens, step_seconds = self._seconds_of(self._step_times, drafts)
@@ -273,7 +279,7 @@ class DraftPolicy:
         return np.asarray(added)
 
 
-def _reworked(trees: DraftTrees, rows: dict[int, _Rework]) -> DraftTrees:
+def _constrained(trees: DraftTrees, rows: dict[int, _DraftConstraints]) -> DraftTrees:
     """With the drafts of some rows changed: tokens that a grammar forces, which are a draft at no cost, laid over them,
     and cut to what the runner can verify."""
     if not rows:

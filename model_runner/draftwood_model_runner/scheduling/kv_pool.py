@@ -21,7 +21,7 @@ import numpy as np
 from draftwood_model_runner.runners.base import PageStates, StateUse
 from draftwood_model_runner.scheduling.page_pool import PagePool
 from draftwood_model_runner.scheduling.page_table import GROWTH, NO_PAGE, AttentionWindow, PageTable
-from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix, PrefixCache
+from draftwood_model_runner.scheduling.prefix_cache import CachedPrefix, PrefixCache
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.draft import Int32Array
 
@@ -62,7 +62,7 @@ class KVPool:
         self._pages = PagePool(pages)
         self._prefixes = PrefixCache(pages)
         self._tables: dict[Sequence, PageTable] = {}
-        self._known: dict[Sequence, KnownPrefix] = {}
+        self._known: dict[Sequence, CachedPrefix] = {}
 
     @property
     def available(self) -> int:
@@ -101,7 +101,7 @@ class KVPool:
         shared = found[behind:]
         self._prefixes.reuse(shared)
         self._pages.share(shared)
-        prefix = self._known.pop(sequence, None) or KnownPrefix(sequence.request.tenant)
+        prefix = self._known.pop(sequence, None) or CachedPrefix(sequence.request.tenant)
         table = self._tables[sequence] = PageTable(found.copy(), prefix, found.size, behind)
         table.pages[:behind] = NO_PAGE
         self._extend(sequence, self._need(sequence, sequence.committed) - table.pages.size)
@@ -245,7 +245,7 @@ class KVPool:
             return np.empty(0, np.int32)
         prefix = self._known.get(sequence)
         if prefix is None:
-            prefix = self._known[sequence] = KnownPrefix(sequence.request.tenant)
+            prefix = self._known[sequence] = CachedPrefix(sequence.request.tenant)
         self._prefixes.look_up(prefix)
         full, count = min(sequence.length - 1, self._shareable(sequence)) // self.page_size, 1
         while prefix.pages.size == (hashed := len(prefix.hashes)) < full:
@@ -261,7 +261,7 @@ class KVPool:
         """How many of its tokens others may begin with."""
         return sequence.length if self._states is None else int(sequence.request.prompt.size)
 
-    def _hash(self, sequence: Sequence, prefix: KnownPrefix, blocks: int) -> None:
+    def _hash(self, sequence: Sequence, prefix: CachedPrefix, blocks: int) -> None:
         """Hashes its blocks up to so many."""
         hashed, size = len(prefix.hashes), self.page_size
         if blocks > hashed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix
+from draftwood_model_runner.scheduling.prefix_cache import CachedPrefix
 from draftwood_strategies.draft import Int32Array
 
 GROWTH = 64
@@ -26,7 +26,7 @@ class PageTable:
     """
 
     pages: Int32Array
-    prefix: KnownPrefix
+    prefix: CachedPrefix
     recorded: int
     given_up: int = 0
     longest: int = 0

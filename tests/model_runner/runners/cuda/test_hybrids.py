@@ -57,7 +57,7 @@ def run(family: str, prompts: list[tuple[int, ...]], *, interrupted: bool, halve
     engine = engine_of(served(family), DRAFT, max_running=3, prefill_chunk=16, kv_cache_tokens=kv_cache_tokens)
     if halves:
         patched: Any = engine
-        patched._overlap.microbatch = lambda running: -(-running // 2)
+        patched._microbatches.microbatch = lambda running: -(-running // 2)
     oracle = OracleStrategy(answers, VOCAB, seed=len(family))
 
     def request(name: str, prompt: tuple[int, ...]) -> Sequence:

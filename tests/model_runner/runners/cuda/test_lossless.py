@@ -65,7 +65,7 @@ def run(
     engine = engine_of(model, 12, max_running=3, prefill_chunk=16, **config)
     if halves:
         patched: Any = engine
-        patched._overlap.microbatch = lambda running: -(-running // 2)
+        patched._microbatches.microbatch = lambda running: -(-running // 2)
     stop = StopParams(NEW_TOKENS, min_tokens=3)
     sequences = batch_of(prompts, stop, sampling, strategy=strategy, max_draft_nodes=12)
     sequences[-1].grammar = grammar

@@ -56,7 +56,7 @@ def answers(folder: Path, ranks: int) -> list[list[int]]:
     sampled = SamplingParams(temperature=0.7, presence_penalty=0.5, seed=3)
     for params, most in ((SamplingParams(), None), (sampled, 1)):
         patched: Any = engine
-        patched._overlap.microbatch = lambda running, most=most: most
+        patched._microbatches.microbatch = lambda running, most=most: most
         known = {prompt: greedy("llama", prompt, NEW_TOKENS) for prompt in PROMPTS}
         oracle = OracleStrategy(known, VOCAB, seed=1)
         sequences = batch_of(PROMPTS, StopParams(NEW_TOKENS), params, strategy=oracle, max_draft_nodes=8)
