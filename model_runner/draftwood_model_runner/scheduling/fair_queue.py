@@ -72,9 +72,9 @@ class FairQueue:
         if self._live_weights.get(tenant) != (weight := self._weights.get(tenant, 1.0)):
             self._live_weights[tenant] = weight
             self._weight_sum = self._with_share = None
-        self.put_back(sequence)
+        self.requeue(sequence)
 
-    def put_back(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """Adds a live sequence that was taken out."""
         tenant = sequence.request.tenant
         if (waiting := self._waiting.get(tenant)) is None:

@@ -240,7 +240,7 @@ class Scheduler:
         sequence.state = SequenceState.WAITING
         sequence.committed = 0
         sequence.stats.preemptions += 1
-        self._queue.put_back(sequence)
+        self._queue.requeue(sequence)
 
     def _admit(self) -> None:
         """Fills free slots, and those that belong to tenants whose sequences wait.

@@ -63,7 +63,7 @@ class SharesMachine(RuleBasedStateMachine):
     def preempt(self, draw: st.DataObject) -> None:
         sequence = draw.draw(st.sampled_from(self.plain.running))
         self.shares.stopped(sequence)
-        self.queue.put_back(sequence)
+        self.queue.requeue(sequence)
         self.plain.running.remove(sequence)
         self.plain.waiting.append(sequence)
 

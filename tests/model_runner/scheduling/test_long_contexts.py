@@ -39,11 +39,11 @@ def pool_for(streams: int) -> KVPool:
 
 def test_taking_pages_looks_at_no_others() -> None:
     pages = PagePool(STREAMS * TOKENS // PAGE)
-    everything = pages.take(pages.free)
-    pages.put_back(pages.release(everything[::2]))  # no page has a free neighbour
-    assert calls_of(lambda: pages.take(5)) < 300
-    pages.put_back(pages.release(everything[1::2]))
-    assert calls_of(lambda: pages.take(1000)) < 100
+    everything = pages.allocate(pages.num_free)
+    pages.free(pages.release(everything[::2]))  # no page has a free neighbour
+    assert calls_of(lambda: pages.allocate(5)) < 300
+    pages.free(pages.release(everything[1::2]))
+    assert calls_of(lambda: pages.allocate(1000)) < 100
 
 
 @pytest.mark.parametrize("keep", [True, False])

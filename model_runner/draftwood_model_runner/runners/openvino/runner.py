@@ -112,11 +112,11 @@ class _Input:
 def with_own_pages(batch: StepBatch) -> StepBatch:
     """The batch with a page that a sequence holds in place of each that it gave up: PagedAttention reads all pages, and
     masks what is behind the window."""
-    given_up = batch.block_table < 0
-    if not given_up.any():
+    freed = batch.block_table < 0
+    if not freed.any():
         return batch
-    held = np.flatnonzero(~given_up)
-    next_held = held[np.searchsorted(held, np.arange(given_up.size))]
+    held = np.flatnonzero(~freed)
+    next_held = held[np.searchsorted(held, np.arange(freed.size))]
     return replace(batch, block_table=batch.block_table[next_held])
 
 
