@@ -18,7 +18,7 @@ from math import ceil
 from draftwood_model_runner.scheduling.least_served import LeastServed
 from draftwood_model_runner.sequence import Sequence
 
-_MOST_CLAIM = 4096.0
+_MAX_LAG = 4096.0
 """A tenant is at most so many tokens, over its weight, behind the most served one: one that long asked for little does
 not get all steps for as long."""
 
@@ -135,7 +135,7 @@ class FairQueue:
 
     def served(self, tenant: str) -> float:
         """Tokens over its weight that a tenant of live sequences was served, on a scale that all tenants share."""
-        served, least = self._served[tenant], self._most_served - _MOST_CLAIM
+        served, least = self._served[tenant], self._most_served - _MAX_LAG
         return served if served > least else least
 
     def share(self, tenant: str, slots: int) -> float:

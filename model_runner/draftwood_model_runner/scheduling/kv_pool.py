@@ -93,7 +93,7 @@ class KVPool:
         Sets `committed`. At least the last token is left to compute, because its logits choose the next one.
         Returns False, and does nothing, while live sequences hold too much.
         """
-        if self.missing(sequence) > 0:
+        if self.shortfall_of_waiting(sequence) > 0:
             return False
         found = self._find(sequence)
         sequence.committed = found.size * self.page_size
@@ -110,7 +110,7 @@ class KVPool:
             self._states.resume(int(shared[-1]), first, sequence.committed)
         return True
 
-    def missing(self, sequence: Sequence) -> int:
+    def shortfall_of_waiting(self, sequence: Sequence) -> int:
         """How many pages live sequences must give up before a waiting one can be opened; 0 or less for none.
 
         Looks at what is new since the last time alone; `leave` forgets what was found.
@@ -140,7 +140,7 @@ class KVPool:
         wanted = sum(self._need(one, one.committed) - self._tables[one].pages.size for one in sequences)
         return wanted - self.available
 
-    def enough(self, candidates: Iterable[Sequence], missing: int) -> list[Sequence] | None:
+    def victims(self, candidates: Iterable[Sequence], missing: int) -> list[Sequence] | None:
         """The first of these live sequences, at least one, that hold so many pages together and with no others.
 
         None if all of them hold fewer.

@@ -451,7 +451,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for sequence in self.bench.scheduler._queue:  # what is known of them is what a look-up from the beginning finds
             anew = Sequence(sequence.request, output=sequence.output)
             assert pool.cached(sequence) == pool.cached(anew)
-            assert pool.missing(sequence) == pool.missing(anew)
+            assert pool.shortfall_of_waiting(sequence) == pool.shortfall_of_waiting(anew)
             pool.leave(anew)
 
     def teardown(self) -> None:
