@@ -199,8 +199,8 @@ class Engine:
         """Schedules, drafts, runs the model once, verifies, commits. Returns what was written, sequence by sequence.
 
         If it pays, the step that begins has half of the sequences, a microbatch, and stays in flight while that of the
-        other half ends (`MicrobatchPolicy`). What a sequence wrote in a step that ends after it was preempted or cancelled is
-        dropped.
+        other half ends (`MicrobatchPolicy`). If a sequence was preempted or cancelled before its step ended, what it
+        wrote in that step is dropped.
 
         An error in the model ends the sequences of this step with it; one in the part of a single sequence, or its
         deadline, ends that one. If the device's memory does not suffice, half of the sequences wait for a while.

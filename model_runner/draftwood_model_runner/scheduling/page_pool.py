@@ -44,7 +44,7 @@ class PagePool:
         Args:
             after: take the pages that follow this one if they are free, for a page table that ends with it.
         """
-        assert count <= self.free
+        assert count <= self.num_free
         if after >= 0 and 0 < count <= self._length_at.get(after + 1, 0):
             pages: Int32Array = self._cut(after + 1, 0, count)
         else:

@@ -20,7 +20,7 @@ class PageTable:
     Attributes:
         pages: int32[p]; token i of the sequence is in row i % page_size of page i // page_size.
         prefix: its blocks, as far as they were hashed.
-        recorded: how many of its first pages the prefix cache was told of, or told it.
+        recorded: how many of its first pages the prefix cache knows.
         freed: how many of the first pages it gave up; they are `NULL_PAGE`.
         longest: tokens of the sequence up to which its next step fits, with its draft.
     """
