@@ -61,12 +61,12 @@ class Drafts(NamedTuple):
     Attributes:
         scheduled: of each sequence that takes part.
         trees: a draft for each.
-        levels: int32[s], how deep each may be at most.
+        max_depths: int32[s], how deep each may be at most.
     """
 
     scheduled: list[ScheduledSequence]
     trees: DraftTrees
-    levels: Int32Array
+    max_depths: Int32Array
 
 
 class _DraftConstraints(NamedTuple):
@@ -162,7 +162,7 @@ class DraftPolicy:
             [],
             dict[int, _DraftConstraints](),
         )
-        levels: Int32Array = np.zeros(len(plan), np.int32)
+        max_depths: Int32Array = np.zeros(len(plan), np.int32)
         indexing = IndexingBudget()
         for one in plan:
             sequence, state = one.sequence, self._states[one.sequence]
@@ -183,19 +183,19 @@ class DraftPolicy:
             if not ready and sequence.grammar is None:
                 continue
             limits, row = self._draft_limits(sequence.length - 1), len(work) - 1
-            levels[row] = min(left - 1, limits.levels)
+            max_depths[row] = min(left - 1, limits.max_depth)
             forced = forced_tokens(sequence)[:nodes]
             if forced or not limits.branches:
-                constrained[row] = _DraftConstraints(forced, min(nodes, limits.nodes), limits.branches)
+                constrained[row] = _DraftConstraints(forced, min(nodes, limits.max_nodes), limits.branches)
             if ready:
                 asked.append(row)
                 drafters.append(state.drafter)
-                budgets.append(nodes if row in constrained else min(nodes, limits.nodes))
+                budgets.append(nodes if row in constrained else min(nodes, limits.max_nodes))
         trees = DraftTrees.empty(len(work))
         if asked:
             found = propose_all(drafters, np.array(budgets, np.int32))
             trees = DraftTrees.scattered([(asked, found)], len(work))
-        drafts = Drafts(work, _constrained(trees, constrained), levels[: len(work)])
+        drafts = Drafts(work, _constrained(trees, constrained), max_depths[: len(work)])
         if self._step_times is None or not self._step_times.per_branch or not drafts.trees.scores.shape[0]:
             return drafts
         tokens, step_seconds = self._seconds_of(self._step_times, drafts)

@@ -1,4 +1,4 @@
-"""Measures what steps cost on this machine, with the model itself on made-up tokens. No torch."""
+"""Measures what steps cost on this machine, with the model itself on dummy tokens. No torch."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def _timed_step(runner: Runner, context: int, largest: int, sequences: int = 1) 
 
 
 def _seconds(runner: Runner, rows: SequenceOf[BatchRow]) -> float:
-    """What a step on made-up contexts takes."""
-    batch = replace(lay_out(rows), made_up=True)
+    """What a step on dummy contexts takes."""
+    batch = replace(lay_out(rows), is_dummy=True)
     started = time.perf_counter()
     runner.step(batch, 0)
     return time.perf_counter() - started

@@ -26,13 +26,13 @@ class DraftLimits(NamedTuple):
     """What draft trees a runner can verify.
 
     Attributes:
-        levels: how deep they may be.
-        nodes: how large.
+        max_depth: nodes of a path at most.
+        max_nodes: nodes of a tree at most.
         branches: False for chains only.
     """
 
-    levels: int = sys.maxsize
-    nodes: int = sys.maxsize
+    max_depth: int = sys.maxsize
+    max_nodes: int = sys.maxsize
     branches: bool = True
 
 
@@ -84,8 +84,8 @@ class StepBatch:
             and -1 for pages behind the window, see `RunnerFactory.window`.
         cu_blocks: int32[S + 1]; the pages of batch row s are from `cu_blocks[s]` to `cu_blocks[s + 1]`.
         logit_rows: int32[R], the tokens that need logits, ascending.
-        made_up: the contexts were never computed: only the time of the step matters, and no state of it is kept.
-        prompts: int32[S], of each sequence, how many of its tokens are its prompt; None: all but drafts are.
+        is_dummy: the contexts were never computed: only the time of the step matters, and no state of it is kept.
+        prompt_lens: int32[S], of each sequence, how many of its tokens are its prompt; None: all but drafts are.
     """
 
     tokens: Int32Array
@@ -96,8 +96,8 @@ class StepBatch:
     block_table: Int32Array
     cu_blocks: Int32Array
     logit_rows: Int32Array
-    made_up: bool = False
-    prompts: Int32Array | None = None
+    is_dummy: bool = False
+    prompt_lens: Int32Array | None = None
 
     @property
     def size(self) -> int:

@@ -96,9 +96,9 @@ class CudaRunner:
         self._forward = Forward(module, self._kv, layout.group, layout.device, layout.exact, memory)
         capture = CAPTURES.get(layout.device.type) if graphs else None
         self._graphs = None if capture is None else Graphs(self._forward, capture(self._forward))
-        self._device, self._limits = layout.device, DraftLimits(levels=LEVELS) if layout.exact else NO_LIMITS
+        self._device, self._limits = layout.device, DraftLimits(max_depth=LEVELS) if layout.exact else NO_LIMITS
         if self.states is not None:
-            self._limits = DraftLimits(nodes=STATE_NODES)
+            self._limits = DraftLimits(max_nodes=STATE_NODES)
         if self._graphs is not None and layout.device.type == "cuda":
             with torch.inference_mode():
                 self._graphs.capture_all()

@@ -64,7 +64,7 @@ class OpenVinoRunner:
         if self._window is None:
             return NO_LIMITS
         within_window = self._window - 1 - position
-        return DraftLimits(nodes=within_window) if within_window >= _LEAST_TREE else DraftLimits(branches=False)
+        return DraftLimits(max_nodes=within_window) if within_window >= _LEAST_TREE else DraftLimits(branches=False)
 
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
         batch = with_own_pages(batch)

@@ -51,7 +51,7 @@ def split_short_chains(batch: StepBatch) -> StepBatch:
         context_lens=context_lens,
         block_table=block_table,
         cu_blocks=cu_blocks,
-        prompts=None,
+        prompt_lens=None,
     )
 
 

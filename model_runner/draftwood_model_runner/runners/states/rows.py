@@ -52,7 +52,7 @@ def rows_of(batch: StepBatch) -> list[StepRow]:
         at = int(first_logits[number])
         root = min(int(batch.logit_rows[at]) if at < batch.logit_rows.size else end - 1, end - 1)
         certain = range(begin, root + 1)
-        prompt = len(certain) if batch.prompts is None else max(0, int(batch.prompts[number]) - context)
+        prompt = len(certain) if batch.prompt_lens is None else max(0, int(batch.prompt_lens[number]) - context)
         table = batch.block_table[batch.cu_blocks[number] : batch.cu_blocks[number + 1]]
         rows.append(StepRow(context, certain, certain[:prompt], range(root + 1, end), table))
     return rows

@@ -155,7 +155,7 @@ def test_rows_do_not_run_out_and_more_sequences_than_rows_are_refused(rows: Stat
 
 
 def test_steps_over_made_up_contexts_leave_no_state(rows: StateRows) -> None:
-    planned = rows.plan(replace(batch(9, 1, 3), made_up=True))
+    planned = rows.plan(replace(batch(9, 1, 3), is_dummy=True))
     assert rows.commit(planned) == [None]
     assert planned[0].target == rows.scratch
     with pytest.raises(RuntimeError):

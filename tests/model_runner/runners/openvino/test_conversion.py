@@ -44,8 +44,8 @@ def test_refused_with_the_reason(config: Any, reason: str) -> None:
 def test_behind_a_window_drafts_are_chains_and_before_it_trees_end_in_it() -> None:
     module = build(tf.MistralConfig(**TINY, num_key_value_heads=2, sliding_window=60))
     limits = take_over(module, max_context=128).runner(128).draft_limits
-    assert limits(30) == DraftLimits(nodes=29)  # the last of them is in row 59
-    assert limits(51) == DraftLimits(nodes=8)
+    assert limits(30) == DraftLimits(max_nodes=29)  # the last of them is in row 59
+    assert limits(51) == DraftLimits(max_nodes=8)
     assert limits(52) == limits(100) == DraftLimits(branches=False)
     assert take_over(module, max_context=60).runner(128).draft_limits(52) == NO_LIMITS
 

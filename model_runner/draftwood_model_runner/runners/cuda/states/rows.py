@@ -142,7 +142,7 @@ class StateRows:
             RuntimeError: the state of a sequence is not known.
             DeviceMemoryError: more sequences are live than there are rows for.
         """
-        if batch.made_up:
+        if batch.is_dummy:
             return [PlannedRow(row, None, [], self.scratch) for row in rows_of(batch)]
         planned: list[PlannedRow] = []
         try:

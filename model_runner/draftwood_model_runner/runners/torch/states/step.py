@@ -64,7 +64,7 @@ class StepStates:
     """Implements `mixers.StepOfMixers` for one step.
 
     Args:
-        batch: the step; made-up contexts begin without a state.
+        batch: the step; dummy contexts begin without a state.
         memory: the states.
         width: tokens of the step with those that fill it up.
 
@@ -78,7 +78,7 @@ class StepStates:
         self._parents = batch.parents
         self._device = device
         self._page_size = memory.page_size
-        self._rows = [*_rows(batch, None if batch.made_up else memory)]
+        self._rows = [*_rows(batch, None if batch.is_dummy else memory)]
         self._borders = [row.border(memory.page_size) for row in self._rows]
         self._states: dict[int, list[State]] = {}
         self._ends: dict[int, list[State]] = {}
@@ -246,7 +246,7 @@ def states_of_step(batch: StepBatch, memory: StateMemory | None, width: int, dev
     step = StepStates(batch, memory, width, device)
     with setting(STEP, step):
         yield
-    if not batch.made_up:
+    if not batch.is_dummy:
         step.commit(memory, batch)
 
 
