@@ -31,7 +31,7 @@ from draftwood_model_runner.runners.torch.machine import bound_kernel_caches
 from draftwood_model_runner.runners.torch.own.cache import own_cache
 from draftwood_model_runner.runners.torch.packed_linear import linear_shapes, noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.runner import forward
-from draftwood_model_runner.runners.torch.states.ways import least_time_step, ways
+from draftwood_model_runner.runners.torch.states.call_modes import call_modes, least_time_step
 from draftwood_model_runner.runners.trials import PATH, Stepper, Trial, different
 
 _log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ def _candidates(module: Any, layout: KVLayout, form: str | None, exact: bool) ->
     """Layouts to try, the best first; the model is prepared for each when it is asked for."""
     if layout.mixers:
         for branches in (True, False) if form is not None else (False,):
-            for _ in ways(layout.mixers):
+            for _ in call_modes(layout.mixers):
                 yield replace(layout, branches=branches)
         return
     if layout.own is not None:

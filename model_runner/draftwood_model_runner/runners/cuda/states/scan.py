@@ -58,7 +58,7 @@ class DeviceScan(Scan):
         return self._recurrence((query, key, value), (g[0].contiguous(), beta[0].contiguous()), None)
 
     def scan_states(self, given: StateSpace) -> torch.Tensor:
-        of_prompts = self._arrays.given[: given.dt.shape[1]] != 0
+        of_prompts = self._arrays.is_prompt[: given.dt.shape[1]] != 0
         steps = time_steps(given.dt[0], given.bias, given.softplus, given.limit, of_prompts).contiguous()
         rates = given.rates.float().contiguous()
         skips = torch.zeros_like(rates) if given.skips is None else given.skips.float().contiguous()

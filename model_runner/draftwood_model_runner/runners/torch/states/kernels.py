@@ -2,7 +2,7 @@
 
 Each token takes its state from its parent's, so that a node costs the same in a chain and in a tree, and is computed
 the same way whatever else is in the step. A batch row is first its replayed tokens (accepted nodes of the step before),
-then its certain tokens, which change its state in place, then its nodes, whose states are in a workspace.
+then its chain, which change its state in place, then its nodes, whose states are in a workspace.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def recurrence(
     inner: BoolArray,
     cu_seqlens: Int32Array,
     roots: Int32Array,
-    borders: Int32Array,
+    page_ends: Int32Array,
     replayed_offsets: Int32Array,
     states: Float32Array,
     ends: Float32Array,
@@ -88,8 +88,8 @@ def recurrence(
         rates, skips: A and D [H] of Mamba 2; [0] for the delta rule.
         parents: int32[T], within a row.
         inner: bool[T], which nodes have children.
-        roots: int32[S], the last certain token of each row.
-        borders: int32[S], the first token behind those after which the state goes to `ends`; -1 for none.
+        roots: int32[S], the last token of each row's chain.
+        page_ends: int32[S], the first token behind those after which the state goes to `ends`; -1 for none.
         states: [S, H, K, V], before the replayed tokens; afterwards behind the roots.
         ends: [S, H, K, V].
         nodes: [most nodes of a row, K, V] and sums: [2, V], workspace.
@@ -117,7 +117,7 @@ def recurrence(
                     _state_space_token(before, after, q, k, v, g[0], rates[h], keeps, out)
                     for j in range(out.shape[0]):
                         out[j] += skips[h] * v[j]
-                if t + 1 == borders[s]:
+                if t + 1 == page_ends[s]:
                     ends[s, h] = state
 
 
