@@ -2,8 +2,9 @@
 
 A sequence's state is read from one row of the state memory and written to another, so that a step may be computed
 twice. Before its own tokens a batch row replays the nodes that were accepted in the step before, from their inputs.
-Then comes its chain, the tokens before its tree; the state behind them is written. The nodes of its tree are walked path by path
-from there, so no state of a node is kept, whatever the tree's size; a node's inputs are, for the next step to replay.
+Then comes its chain, the tokens before its tree; the state after them is written. The nodes of its tree are walked path
+by path from there, so no state of a node is kept, whatever the tree's size; a node's inputs are, for the next step to
+replay.
 A state is computed by the same operations in all three places.
 
 A row of `rows` is int32[9]: the row that the state is read from (-1: it is zero), the one that it is written to, the

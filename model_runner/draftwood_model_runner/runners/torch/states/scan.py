@@ -63,7 +63,7 @@ class StepShape:
 
     def taps(self, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of a convolution over `width` inputs, which entries it takes for each token, int64[T * width], oldest first;
-        which are its state after each root, int64[S * (width - 1)], and after each end of a page, for rows that have one."""
+        which are its state after each root, int64[S * (width - 1)], and after each end of a page, if a row has one."""
         if width not in self.workspaces:
             places = np.empty((self.size, width), np.int32)
             ancestors(self.parents, self.cu_seqlens, self.replayed_offsets, places)
