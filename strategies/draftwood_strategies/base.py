@@ -113,10 +113,10 @@ class PromptIndexer(Protocol):
     """What a drafter offers besides that indexes its prompt: it does so in pieces, so that a long prompt holds up no
     step of the other sequences."""
 
-    def index_prompt(self, most: int) -> int:
-        """Indexes the next tokens of the prompt, `most` at most (most >= 1); fewer only at its end.
+    def index_prompt(self, max_tokens: int) -> int:
+        """Indexes the next tokens of the prompt, `max_tokens` at most (max_tokens >= 1); fewer only at its end.
 
-        Called once or more before the first `propose`, until it has indexed fewer than `most`. If `propose` is called
+        Called once or more before the first `propose`, until it has indexed fewer than `max_tokens`. If `propose` is called
         before that, it indexes the rest first; `observe` and `close` do not.
 
         Returns:
@@ -193,10 +193,10 @@ class BatchStrategy(Strategy, Protocol):
 
 
 @runtime_checkable
-class Readable(Protocol):
+class SupportsReadOnly(Protocol):
     """What a strategy offers besides for requests that nothing may be learned from."""
 
-    def start_reading(self, prompt: Int32Array) -> Drafter:
+    def start_read_only(self, prompt: Int32Array) -> Drafter:
         """As `Strategy.start`, of a drafter that changes nothing of what sequences share."""
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback, MalformedTreeError, asking, create
+from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback, MalformedTreeError, create
 from draftwood_strategies.base import BatchStrategy, StepFeedback, Strategy
 from draftwood_strategies.draft import DraftTrees, Int32Array, checked_all
 from tests.strategies.arrays import ids
@@ -43,7 +43,7 @@ def test_a_batch_drafts_and_learns_what_one_by_one_does(name: str, reading: tupl
     assert isinstance(batch, BatchStrategy)
 
     def started(strategy: Any) -> list[Any]:
-        methods = [strategy.start_reading if i in reading else strategy.start for i in range(len(PROMPTS))]
+        methods = [strategy.start_read_only if i in reading else strategy.start for i in range(len(PROMPTS))]
         return [start(ids(*prompt)) for start, prompt in zip(methods, PROMPTS, strict=True)]
 
     drafters, singles, texts = started(batch), started(alone), [[*prompt] for prompt in PROMPTS]
@@ -129,12 +129,12 @@ def test_a_batch_that_fails_is_asked_one_by_one() -> None:
 
     fails, other, strategy = FaultyDrafter(None), FaultyDrafter(DraftTree.of([5, 6])), Faulty()
     drafters = [other, fails, other, FaultyDrafter(DraftTree.of(range(9)))]
-    found = asking.propose_all(strategy, drafters, np.full(4, 8, np.int32), 100, failed, untimed)
+    found = dispatch.propose_all(strategy, drafters, np.full(4, 8, np.int32), 100, failed, untimed)
     assert [found[i].tokens.tolist() for i in range(4)] == [[5, 6], [], [5, 6], []]
     assert failures == [(1, "propose", "ValueError"), (3, "propose", "MalformedTreeError")]
     failures.clear()
-    alone = asking.propose_all(strategy, [fails], np.full(1, 8, np.int32), 100, failed, untimed)
-    asking.observe_all(strategy, [fails], ids(1), ids(0, 1), None, failed, untimed)
+    alone = dispatch.propose_all(strategy, [fails], np.full(1, 8, np.int32), 100, failed, untimed)
+    dispatch.observe_all(strategy, [fails], ids(1), ids(0, 1), None, failed, untimed)
     assert same(alone[0], EMPTY_TREE)
     assert failures == [(0, "propose", "ValueError"), (0, "observe", "ValueError")]
     assert isinstance(strategy, Strategy)

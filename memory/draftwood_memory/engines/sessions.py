@@ -19,7 +19,7 @@ from draftwood_memory.engines.policy import RequestPolicy
 from draftwood_memory.engines.session import Row, Session, SessionRequest
 from draftwood_memory.memory import Memory
 from draftwood_strategies import Strategy, create
-from draftwood_strategies.base import Readable
+from draftwood_strategies.base import SupportsReadOnly
 from draftwood_strategies.budgeting.draft_account import DraftCostModel
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 
@@ -154,7 +154,7 @@ class Sessions(Mapping[str, Session]):
         options = session.options
         if not options.tenant:
             strategy = self._blank(options.strategy, **dict(options.strategy_options))
-            if not isinstance(strategy, Readable):
+            if not isinstance(strategy, SupportsReadOnly):
                 strategy = create(options.strategy, **dict(options.strategy_options))
                 session.request = replace(session.request, learns=True)
             self._begin(session, strategy, DraftCostModel())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from draftwood_strategies import asking
+from draftwood_strategies import dispatch
 from draftwood_strategies.base import StepFeedback, Strategy
 from draftwood_strategies.budgeting.draft_account import pause_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
@@ -25,7 +25,7 @@ def propose_all(drafters: SequenceOf[GuardedDrafter], budgets: Int32Array) -> Dr
         given = [one.drafter for one in asked]
         of_rows = budgets if asked is drafters else budgets[rows]
         calls = TimedCalls(asked)
-        trees = asking.propose_all(strategy, given, of_rows, asked[0].vocab_size, calls.failed, calls.timed)
+        trees = dispatch.propose_all(strategy, given, of_rows, asked[0].vocab_size, calls.failed, calls.timed)
         for one, nodes in zip(asked, segment_sizes(trees.offsets).tolist(), strict=True):
             one.stats.proposed_tokens += nodes
         calls.limit_costs()
@@ -58,7 +58,7 @@ def observe_all(
         else:
             part = *segments_of(accepted, offsets, chosen), None if feedback is None else feedback.part(chosen)
         calls = TimedCalls(taking_now)
-        asking.observe_all(strategy, [one.drafter for one in taking_now], *part, calls.failed, calls.timed)
+        dispatch.observe_all(strategy, [one.drafter for one in taking_now], *part, calls.failed, calls.timed)
         calls.limit_costs()
         if drafting := [one for one in taking_now if one.drafting]:
             pauses = pause_all([one.account for one in drafting], [one.lasting for one in drafting])

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from draftwood_strategies.base import Composite, Drafter, PromptIndexer, Readable, SourceCounts, Strategy
+from draftwood_strategies.base import Composite, Drafter, PromptIndexer, SourceCounts, Strategy, SupportsReadOnly
 from draftwood_strategies.budgeting.draft_account import DraftAccount, DraftCostModel
 from draftwood_strategies.budgeting.timed_calls import TimedCalls, limited
 from draftwood_strategies.budgeting.watchdog import Watchdog
@@ -262,8 +262,8 @@ class GuardedDrafter:
             request = self._sequence.request
             if request.learns:
                 start = strategy.start
-            elif isinstance(strategy, Readable):
-                method, start = "start_reading", strategy.start_reading
+            elif isinstance(strategy, SupportsReadOnly):
+                method, start = "start_read_only", strategy.start_read_only
             else:
                 self.stats.drafting_disabled_reason = f"{request.strategy_name} cannot draft without learning"
                 return

@@ -82,7 +82,7 @@ class JacobiStrategy:
     def start(self, prompt: Int32Array) -> JacobiDrafter:
         return JacobiDrafter(self, prompt)
 
-    def start_reading(self, prompt: Int32Array) -> JacobiDrafter:
+    def start_read_only(self, prompt: Int32Array) -> JacobiDrafter:
         return JacobiDrafter(self, prompt, learns=False)
 
 
@@ -142,11 +142,11 @@ class JacobiDrafter:
         self.pool = NgramPool(strategy.guesses, strategy.pool_keys)
         self._learned = strategy.pool if learns else self.pool
 
-    def index_prompt(self, most: int) -> int:
+    def index_prompt(self, max_tokens: int) -> int:
         """See `PromptIndexer`: counts n-grams."""
         n, begin = self._strategy.ngram, self._indexed
         ngrams = max(self._prompt.shape[0] - n + 1, 0)
-        self._indexed = min(begin + most, ngrams)
+        self._indexed = min(begin + max_tokens, ngrams)
         self.pool.add_all(self._prompt[begin : self._indexed + n - 1].tolist(), n)
         return self._indexed - begin
 

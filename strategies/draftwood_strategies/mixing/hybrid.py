@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from draftwood_strategies.asking import Failed, Timed, observe_all, propose_all
 from draftwood_strategies.base import (
     Drafter,
     Feedback,
     Guesses,
     PromptIndexer,
-    Readable,
     SourceCounts,
     StepFeedback,
     SuccessorSource,
+    SupportsReadOnly,
 )
+from draftwood_strategies.dispatch import OnFailure, TimedCall, observe_all, propose_all
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
 from draftwood_strategies.mixing.sources.parts import names_in, parts_of, table_of
@@ -113,7 +113,7 @@ class HybridStrategy:
     def start(self, prompt: Int32Array) -> HybridDrafter:
         return HybridDrafter(self, prompt)
 
-    def start_reading(self, prompt: Int32Array) -> HybridDrafter:
+    def start_read_only(self, prompt: Int32Array) -> HybridDrafter:
         """As `start`, without learning; a part that cannot draft so takes no part."""
         return HybridDrafter(self, prompt, learns=False)
 
@@ -154,7 +154,7 @@ class HybridStrategy:
         found = propose_all(self.parts[name], [one.parts[name] for one in having], budgets[asked], vocab_size, *calls)
         return DraftTrees.scattered([(asked, found)], len(drafters))
 
-    def _calls(self, name: str, drafters: SequenceOf[HybridDrafter]) -> tuple[Failed, Timed]:
+    def _calls(self, name: str, drafters: SequenceOf[HybridDrafter]) -> tuple[OnFailure, TimedCall]:
         """What becomes of the faults and the time of a part's calls for these drafters."""
 
         def failed(i: int, method: str, error: Exception) -> None:
@@ -189,8 +189,8 @@ class HybridDrafter:
             try:
                 if learns:
                     self.parts[name] = part.start(prompt)
-                elif isinstance(part, Readable):
-                    self.parts[name] = part.start_reading(prompt)
+                elif isinstance(part, SupportsReadOnly):
+                    self.parts[name] = part.start_read_only(prompt)
             except Exception as error:
                 self.drop(name, "start", error)
 
@@ -221,13 +221,13 @@ class HybridDrafter:
         self._suspensions = schedule.suspensions.total()
         return found
 
-    def index_prompt(self, most: int) -> int:
+    def index_prompt(self, max_tokens: int) -> int:
         """See `PromptIndexer`: one part after the other."""
         done = 0
         for name, part in [*self.parts.items()]:
-            if done < most and isinstance(part, PromptIndexer):
+            if done < max_tokens and isinstance(part, PromptIndexer):
                 try:
-                    done += part.index_prompt(most - done)
+                    done += part.index_prompt(max_tokens - done)
                 except Exception as error:
                     self.drop(name, "index_prompt", error)
         return done

@@ -49,7 +49,7 @@ class RecyclingStrategy:
     def start(self, prompt: Int32Array) -> SequenceMixer:
         return SequenceMixer(self._mixer, prompt)
 
-    def start_reading(self, prompt: Int32Array) -> SequenceMixer:
+    def start_read_only(self, prompt: Int32Array) -> SequenceMixer:
         return SequenceMixer(self._mixer, prompt, learns=False)
 
     def propose_all(self, drafters: SequenceOf[SequenceMixer], budgets: Int32Array) -> DraftTrees:

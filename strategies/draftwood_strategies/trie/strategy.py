@@ -117,7 +117,7 @@ class TrieStrategy:
     def start(self, prompt: Int32Array) -> TrieDrafter:
         return TrieDrafter(self, prompt)
 
-    def start_reading(self, prompt: Int32Array) -> TrieDrafter:
+    def start_read_only(self, prompt: Int32Array) -> TrieDrafter:
         return TrieDrafter(self, prompt, learns=False)
 
     def propose_all(self, drafters: SequenceOf[TrieDrafter], budgets: Int32Array) -> DraftTrees:
