@@ -146,13 +146,13 @@ class Engine:
         """Lets a paused sequence run again as soon as a slot is free; does nothing for any other."""
         self._scheduler.resume(sequence)
 
-    def draft_from(self, rows: Int32Array) -> None:
-        """Gives strategies that take it a successor table that is no tenant's (`TakesModelRows`)."""
-        self._policy.model_rows = rows
+    def set_model_table(self, rows: Int32Array) -> None:
+        """Gives strategies that take it a successor table that is no tenant's (`UsesModelTable`)."""
+        self._policy.model_table = rows
 
     def own_text(self, tokens: int, cache: Path | None) -> OwnText:
         """What the model writes by itself, in steps that the caller makes while the engine has no work; drafts begin
-        from it (`draft_from`). `step` pauses it, so that its pages are free for what the engine runs. One at a time: it
+        from it (`set_model_table`). `step` pauses it, so that its pages are free for what the engine runs. One at a time: it
         ends the one before.
 
         Args:
@@ -161,7 +161,7 @@ class Engine:
         if self._own_text is not None:
             self._own_text.close()
         at_once = self._scheduler.max_running
-        self._own_text = OwnText(self.model, self._runner, self._pool, at_once, tokens, cache, self.draft_from)
+        self._own_text = OwnText(self.model, self._runner, self._pool, at_once, tokens, cache, self.set_model_table)
         return self._own_text
 
     def redecode(self, answer: Answer) -> Redecoding:

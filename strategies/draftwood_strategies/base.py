@@ -221,10 +221,10 @@ class Guesses(Protocol):
 
 
 @runtime_checkable
-class TakesModelRows(Protocol):
+class UsesModelTable(Protocol):
     """What a strategy offers besides to draft from what the model itself wrote for no tenant (`own_text`)."""
 
-    def take_model_rows(self, rows: Int32Array) -> None:
+    def set_model_table(self, rows: Int32Array) -> None:
         """Called before its first drafter is started.
 
         Args:

@@ -152,7 +152,7 @@ def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> No
                 own_text = teacher.own_text(options.own_text, None)
                 while not own_text.done:
                     own_text.step()
-            engine.draft_from(own_text.rows)
+            engine.set_model_table(own_text.rows)
         measured, others = _prompts(loaded, options)
         task = Task(options.max_tokens)
         if options.random:

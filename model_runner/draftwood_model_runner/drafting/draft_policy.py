@@ -28,7 +28,7 @@ from draftwood_model_runner.runners.base import DraftLimits, StepBatch
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
-from draftwood_strategies.base import StepFeedback, TakesModelRows
+from draftwood_strategies.base import StepFeedback, UsesModelTable
 from draftwood_strategies.budgeting.budget import with_change, with_drafts, worthwhile_score
 from draftwood_strategies.budgeting.chains import (
     best_chain,
@@ -97,7 +97,7 @@ class DraftPolicy:
 
     Attributes:
         failures: for each strategy, by name, how many sequences it was switched off for.
-        model_rows: a successor table for strategies that take one (`TakesModelRows`); None for none.
+        model_table: a successor table for strategies that take one (`UsesModelTable`); None for none.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class DraftPolicy:
         watchdog: Watchdog | None = None,
     ) -> None:
         self.failures: Counter[str] = Counter()
-        self.model_rows: Int32Array | None = None
+        self.model_table: Int32Array | None = None
         self._vocab_size = vocab_size
         self._draft_limits = draft_limits
         self._step_times = step_times
@@ -131,9 +131,9 @@ class DraftPolicy:
     def start(self, sequence: Sequence) -> None:
         """Prepares to draft for a sequence."""
         request = sequence.request
-        if self.model_rows is not None and isinstance(sequence.strategy, TakesModelRows):
+        if self.model_table is not None and isinstance(sequence.strategy, UsesModelTable):
             try:
-                sequence.strategy.take_model_rows(self.model_rows)
+                sequence.strategy.set_model_table(self.model_table)
             except Exception:
                 _log.exception("strategy %r does not take the model's successors", request.strategy_name)
         cost_model = self._cost_model(request.tenant, request.arm, request.strategy_name, request.strategy_options)

@@ -59,7 +59,7 @@ def draft_all(
     source_scores: Float32Array,
     source_offsets: Int32Array,
     table: Int32Array,
-    of_model: Int32Array,
+    model_table: Int32Array,
     workspace_address: Integer,
     tokens: Int32Array,
     parents: Int32Array,
@@ -73,7 +73,7 @@ def draft_all(
         budgets: int32[s], the most nodes of each draft.
         source_tokens to source_offsets: as in `SourceDrafts`.
         workspace_address: of `Workspace`.
-        table, of_model: int32[r, COLUMNS], the tenant's successor table and the model's; without rows, none.
+        table, model_table: int32[r, COLUMNS], the tenant's successor table and the model's; without rows, none.
         tokens, parents, scores, offsets: as in `DraftTrees`, with space for all budgets.
     """
     sources = SourceDrafts(source_tokens, source_parents, source_scores, source_offsets)
@@ -81,7 +81,7 @@ def draft_all(
     end = 0
     for s in range(sequences.shape[0]):
         one = arrays_at(SequenceArrays, sequences[s])
-        n, draft = _draft(one, s, budgets[s], sources, table, of_model, workspace), one.draft
+        n, draft = _draft(one, s, budgets[s], sources, table, model_table, workspace), one.draft
         for node in range(n):
             tokens[end + node], parents[end + node] = draft.tokens[node], draft.parents[node]
             scores[end + node] = draft.scores[node]
@@ -96,7 +96,7 @@ def _draft(
     budget: Integer,
     sources: SourceDrafts,
     table: Int32Array,
-    of_model: Int32Array,
+    model_table: Int32Array,
     workspace: Workspace,
 ) -> int:
     """Merges the sources' trees for sequence s, and drafts; returns how many nodes."""
@@ -107,7 +107,7 @@ def _draft(
         tokens, parents, scores = sources.tokens[first:last], sources.parents[first:last], sources.scores[first:last]
         size = add_source(trees, size, source, tokens, parents, scores, workspace.located)
     weights = arrays_at(Weights, one.state[0].weights)
-    n = expand(trees, weights, workspace, table, of_model, one.tail, one.draft, budget)
+    n = expand(trees, weights, workspace, table, model_table, one.tail, one.draft, budget)
     if table.shape[0] > 0 and n < budget:
         n = fill(one.top[: one.state[0].tops], one.draft, n, budget)
     one.state[0].drafted = n
@@ -127,7 +127,7 @@ def learn_all(
     top_tokens: Int32Array,
     verified_offsets: Int32Array,
     table_address: Integer,
-    of_model: Int32Array,
+    model_table: Int32Array,
     notes: bool,
     workspace_address: Integer,
 ) -> int:
@@ -137,7 +137,7 @@ def learn_all(
         sequences: as in `draft_all`, with space for `top_tokens`.
         accepted to verified_offsets: as in `Verified`.
         table_address, workspace_address: of `TableArrays` and `Workspace`.
-        of_model: int32[r, COLUMNS], the model's successor table, from which nothing is changed.
+        model_table: int32[r, COLUMNS], the model's successor table, from which nothing is changed.
         notes: the table is that of the tenant, and learns here, too.
 
     Returns:
@@ -151,7 +151,7 @@ def learn_all(
         begin, end = verified_offsets[s], verified_offsets[s + 1]
         tokens, parents = verified_tokens[begin:end], verified_parents[begin:end]
         if one.state[0].drafted >= 0:
-            _learn(one, known, tokens, parents, written, table.rows, of_model, workspace)
+            _learn(one, known, tokens, parents, written, table.rows, model_table, workspace)
         tops = top_tokens[begin:end] if with_top else top_tokens[:0]
         _keep_top(one, tops)
         if notes and one.state[0].learns:
@@ -170,7 +170,7 @@ def _learn(
     parents: Int32Array,
     written: Int32Array,
     table: Int32Array,
-    of_model: Int32Array,
+    model_table: Int32Array,
     workspace: Workspace,
 ) -> None:
     """Counts nodes by source, and learns the weights, from the latest draft and the tree that was verified of it.
@@ -179,7 +179,7 @@ def _learn(
         known: `tokens` and `parents` are that tree; else it was the whole draft.
     """
     attribute(one.draft, one.state[0].drafted, known, tokens, parents, written, workspace.located, one.counts)
-    learn(one.trees, arrays_at(Weights, one.state[0].weights), workspace, table, of_model, one.tail, written)
+    learn(one.trees, arrays_at(Weights, one.state[0].weights), workspace, table, model_table, one.tail, written)
 
 
 @compiled

@@ -97,12 +97,12 @@ def workspace_for(budget: int, largest: int) -> Workspace:
 
 @compiled
 def collect(
-    trees: SourceTrees, weights: Weights, workspace: Workspace, rows: Int32Array, of_model: Int32Array, node: Integer
+    trees: SourceTrees, weights: Weights, workspace: Workspace, rows: Int32Array, model_table: Int32Array, node: Integer
 ) -> tuple[int, int, int]:
     """Fills the workspace with the candidates after a node, of the context that it holds, and their logits.
 
     Args:
-        rows, of_model: int32[r, COLUMNS], the tenant's successor table, and the model's for contexts that are not in
+        rows, model_table: int32[r, COLUMNS], the tenant's successor table, and the model's for contexts that are not in
             it; without rows, none.
         node: the node in the merged trees; `NO_NODE` for the root, `OUTSIDE` for a node that is not in them.
 
@@ -111,7 +111,7 @@ def collect(
     """
     n = _tree_candidates(trees, workspace, node)
     level = _set_levels(trees.chances, workspace, n)
-    longest = _find_rows(workspace, rows, of_model)
+    longest = _find_rows(workspace, rows, model_table)
     for i in range(n):
         _add_trees(trees, weights, workspace, i)
     workspace.logits[0] += weights.escapes[level, longest]
@@ -175,7 +175,7 @@ def _set_levels(chances: Float32Array, workspace: Workspace, n: int) -> int:
 
 
 @compiled
-def _find_rows(workspace: Workspace, rows: Int32Array, of_model: Int32Array) -> int:
+def _find_rows(workspace: Workspace, rows: Int32Array, model_table: Int32Array) -> int:
     """Looks up the rows of the workspace's context; returns the order of the longest known one, 0 for none."""
     context_hash: Integer = 0
     longest = 0
@@ -184,7 +184,7 @@ def _find_rows(workspace: Workspace, rows: Int32Array, of_model: Int32Array) -> 
         if workspace.context[order] < 0:
             continue
         context_hash = extended(context_hash, workspace.context[order])
-        if _read_row(workspace, rows, context_hash, order) or _read_row(workspace, of_model, context_hash, order):
+        if _read_row(workspace, rows, context_hash, order) or _read_row(workspace, model_table, context_hash, order):
             longest = order + 1
     return longest
 

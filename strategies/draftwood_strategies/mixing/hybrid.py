@@ -106,9 +106,9 @@ class HybridStrategy:
             if hasattr(part, "learn"):
                 part.learn(tokens)
 
-    def take_model_rows(self, rows: Int32Array) -> None:
+    def set_model_table(self, rows: Int32Array) -> None:
         if self.table_name:
-            self.mixer.of_model = rows
+            self.mixer.model_table = rows
 
     def start(self, prompt: Int32Array) -> HybridDrafter:
         return HybridDrafter(self, prompt)

@@ -34,13 +34,13 @@ class Mixer:
     Attributes:
         learned: the weights, where compiled code finds them.
         table: None if it is none of the sources.
-        of_model: int32[r, COLUMNS], rows for contexts that are not in `table`: the same for all tenants, never written;
+        model_table: int32[r, COLUMNS], rows for contexts that are not in `table`: the same for all tenants, never written;
             without rows, none.
     """
 
     def __init__(self, table: SuccessorTable | None) -> None:
         self.table = table
-        self.of_model = NO_ROWS
+        self.model_table = NO_ROWS
         self._no_table = Struct(table_arrays(NO_ROWS, 0))
         self.learned = Struct(prior_weights())
         self._nodes = self._largest = 0
@@ -81,7 +81,7 @@ class Mixer:
             budgets,
             *sources,
             NO_ROWS if self.table is None else self.table.rows,
-            self.of_model,
+            self.model_table,
             self._workspace.address,
             *arrays,
         )
@@ -113,7 +113,7 @@ class Mixer:
                 done,
                 *verified,
                 table.address,
-                self.of_model,
+                self.model_table,
                 self.table is not None,
                 self._workspace.address,
             )

@@ -43,8 +43,8 @@ class RecyclingStrategy:
         """Bytes of table and weights."""
         return self._mixer.nbytes
 
-    def take_model_rows(self, rows: Int32Array) -> None:
-        self._mixer.of_model = rows
+    def set_model_table(self, rows: Int32Array) -> None:
+        self._mixer.model_table = rows
 
     def start(self, prompt: Int32Array) -> SequenceMixer:
         return SequenceMixer(self._mixer, prompt)

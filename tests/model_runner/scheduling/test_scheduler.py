@@ -399,8 +399,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def _make(self, pages: int, max_running: int, chunk: int, prefix_cache: bool, window: int | None) -> None:
         chunks = {"prefill_chunk": chunk, "shared_chunk": chunk // 2 + 1}
-        of_model = None if window is None else AttentionWindow(window, chunk)
-        self.bench = Bench(max_running, pages, prefix_cache, of_model, weights={"b": 2.0}, **chunks)
+        model_table = None if window is None else AttentionWindow(window, chunk)
+        self.bench = Bench(max_running, pages, prefix_cache, model_table, weights={"b": 2.0}, **chunks)
 
     @rule(
         target=live,
