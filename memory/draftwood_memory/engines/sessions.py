@@ -181,7 +181,7 @@ class Sessions(Mapping[str, Session]):
         if session.learning is not None:
             session.learning.strategy = strategy  # its drafter tells it what is written
         if session.output:
-            session.drafter.keep(np.concatenate(session.output).tolist())
+            session.drafter.defer(np.concatenate(session.output).tolist())
 
     def _refuse(self, problem: str) -> None:
         """A request is not drafted for. Logged once for each problem, as clients repeat theirs."""

@@ -173,7 +173,7 @@ class DraftPolicy:
             state.skipped = 0
             work.append(one)
             if not one.reaches_end and sequence.request.max_draft_nodes and sequence.request.stop.max_tokens > 1:
-                state.drafter.read_ahead(indexing, one.tokens)
+                state.drafter.index_ahead(indexing, one.tokens)
             if not may_draft or (sequence.grammar is None and not state.drafter.active):
                 continue
             left, nodes = sequence.request.stop.max_tokens - len(sequence.output), sequence.request.max_draft_nodes

@@ -173,17 +173,17 @@ def overdrawn(rows: Int64Array) -> list[int]:
     return numbers
 
 
-def pause_all(accounts: SequenceOf[DraftAccount], lasting: SequenceOf[bool]) -> list[int]:
+def pause_all(accounts: SequenceOf[DraftAccount], can_drop_part: SequenceOf[bool]) -> list[int]:
     """For each sequence that had a draft in the latest step, the steps to go without one: 0 while accepted tokens save
     more time than drafting takes, else twice as many as the last time, and more if drafts are expensive.
 
     Args:
-        lasting: of each, whether expensive drafts go on until the account is overdrawn, as its drafter can do without
+        can_drop_part: of each, whether expensive drafts go on until the account is overdrawn, as its drafter can do without
             a part then.
     """
     tenants = np.array([account.tenant.address for account in accounts], np.int64)
     pauses = np.empty(len(accounts), np.int32)
-    _pause_all(rows_of(accounts), tenants, np.array(lasting, np.int32), *LONGEST_PAUSES, TRIED_SHARE, pauses)
+    _pause_all(rows_of(accounts), tenants, np.array(can_drop_part, np.int32), *LONGEST_PAUSES, TRIED_SHARE, pauses)
     return pauses.tolist()
 
 
@@ -238,7 +238,7 @@ def _overdrawn(rows: Int64Array, longest_call: float, found: Int32Array) -> int:
 def _pause_all(
     rows: Int64Array,
     tenants: Int64Array,
-    lasting: Int32Array,
+    can_drop_part: Int32Array,
     longest: int,
     longest_hopeless: int,
     tried_share: float,
@@ -258,7 +258,7 @@ def _pause_all(
         expensive = steady > 2.0 * TOLERATED_SHARE * step
         pause = 0.0
         gain = row.accepted if steady == row.seconds else max(row.accepted, accepted)
-        if gain * plain < steady + row.verifying and not (expensive and lasting[s]):
+        if gain * plain < steady + row.verifying and not (expensive and can_drop_part[s]):
             hopeless = tenant.drafts == _RECENT_OF_TENANT and not _pays(tenant, plain)
             pause = min(2.0 * row.pause + 1.0, longest_hopeless if hopeless else longest)
             if expensive:

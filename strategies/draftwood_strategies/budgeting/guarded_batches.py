@@ -42,12 +42,12 @@ def observe_all(
         accepted, offsets: sequence i wrote `accepted[offsets[i] : offsets[i + 1]]`.
         feedback: None from an engine that does not show the model's predictions.
     """
-    taking = [i for i, one in enumerate(drafters) if one.takes_now]
+    taking = [i for i, one in enumerate(drafters) if one.observes_now]
     if len(taking) < len(drafters):
         written, bounds = accepted.tolist(), offsets.tolist()
         for one, begin, end in zip(drafters, bounds, bounds[1:], strict=False):
-            if not one.takes_now:
-                one.keep(written[begin:end])
+            if not one.observes_now:
+                one.defer(written[begin:end])
     if not taking:
         return
     for strategy, rows in _by_strategy([drafters[i] for i in taking]):
@@ -61,7 +61,7 @@ def observe_all(
         dispatch.observe_all(strategy, [one.drafter for one in taking_now], *part, calls.failed, calls.timed)
         calls.limit_costs()
         if drafting := [one for one in taking_now if one.drafting]:
-            pauses = pause_all([one.account for one in drafting], [one.lasting for one in drafting])
+            pauses = pause_all([one.account for one in drafting], [one.can_drop_part for one in drafting])
             for one, steps in zip(drafting, pauses, strict=True):
                 one.pause(steps)
 

@@ -50,7 +50,7 @@ class TreeSession(Session):
         elif rest.shape[0]:
             self.output.append(rest)
             if self.drafter is not None:
-                self.drafter.keep(rest.tolist())
+                self.drafter.defer(rest.tolist())
         self.seen = self.request.prompt.shape[0] + output.shape[0]
 
 
