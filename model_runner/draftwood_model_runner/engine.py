@@ -151,9 +151,9 @@ class Engine:
         self._policy.model_table = rows
 
     def own_text(self, tokens: int, cache: Path | None) -> OwnText:
-        """What the model writes by itself, in steps that the caller makes while the engine has no work; drafts begin
-        from it (`set_model_table`). `step` pauses it, so that its pages are free for what the engine runs. One at a time: it
-        ends the one before.
+        """What the model writes by itself, in steps that the caller makes while the engine has no work; its successor
+        table is set for all tenants (`set_model_table`). `step` pauses it, so that its pages are free for what the
+        engine runs. One at a time: it ends the one before.
 
         Args:
             tokens, cache: as for `OwnText`.

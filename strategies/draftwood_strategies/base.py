@@ -116,8 +116,8 @@ class PromptIndexer(Protocol):
     def index_prompt(self, max_tokens: int) -> int:
         """Indexes the next tokens of the prompt, `max_tokens` at most (max_tokens >= 1); fewer only at its end.
 
-        Called once or more before the first `propose`, until it has indexed fewer than `max_tokens`. If `propose` is called
-        before that, it indexes the rest first; `observe` and `close` do not.
+        Called once or more before the first `propose`, until it has indexed fewer than `max_tokens`. If `propose` is
+        called before that, it indexes the rest first; `observe` and `close` do not.
 
         Returns:
             How many tokens that were. One that is written into several indexes counts for each.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback, MalformedTreeError, create
+from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback, MalformedTreeError, create, dispatch
 from draftwood_strategies.base import BatchStrategy, StepFeedback, Strategy
 from draftwood_strategies.draft import DraftTrees, Int32Array, checked_all
 from tests.strategies.arrays import ids

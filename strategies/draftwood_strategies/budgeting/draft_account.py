@@ -178,8 +178,8 @@ def pause_all(accounts: SequenceOf[DraftAccount], can_drop_part: SequenceOf[bool
     more time than drafting takes, else twice as many as the last time, and more if drafts are expensive.
 
     Args:
-        can_drop_part: of each, whether expensive drafts go on until the account is overdrawn, as its drafter can do without
-            a part then.
+        can_drop_part: of each, whether its drafter can do without a part: then expensive drafts go on until the
+            account is overdrawn.
     """
     tenants = np.array([account.tenant.address for account in accounts], np.int64)
     pauses = np.empty(len(accounts), np.int32)

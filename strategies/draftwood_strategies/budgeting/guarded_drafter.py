@@ -70,8 +70,8 @@ class GuardedDrafter:
     """The drafter of one sequence: timed, its trees checked, suspended while it does not pay, switched off if it fails.
 
     The strategy starts it when the first draft is needed: nothing is drafted while prompts wait, and starting a drafter
-    would delay them. A long prompt is indexed in pieces, over several steps, while the model reads it (`index_ahead`) or
-    after that; nothing is drafted for its sequence before.
+    would delay them. A long prompt is indexed in pieces, over several steps, while the model reads it (`index_ahead`)
+    or after that; nothing is drafted for its sequence before.
 
     Args:
         sequence: the sequence to draft for; its statistics take the time spent, the counts by source, and the reason

@@ -34,8 +34,8 @@ class Mixer:
     Attributes:
         learned: the weights, where compiled code finds them.
         table: None if it is none of the sources.
-        model_table: int32[r, COLUMNS], rows for contexts that are not in `table`: the same for all tenants, never written;
-            without rows, none.
+        model_table: int32[r, COLUMNS], rows for contexts that are not in `table`: the same for all tenants, never
+            written; without rows, none.
     """
 
     def __init__(self, table: SuccessorTable | None) -> None:
