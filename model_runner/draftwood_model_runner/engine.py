@@ -236,7 +236,7 @@ class Engine:
         scheduled = drafts.scheduled
         if not scheduled:
             return None
-        batch = lay_out_step(drafts, self._pool, self._policy.least_score(drafts))
+        batch = lay_out_step(drafts, self._pool, self._policy.min_score(drafts))
         try:
             on_device = self._runner.begin(batch, self._policy.top_k(drafts), self._live.samplers(scheduled))
         except DeviceLostError:

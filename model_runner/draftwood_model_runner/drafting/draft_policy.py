@@ -29,7 +29,7 @@ from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.base import StepFeedback, UsesModelTable
-from draftwood_strategies.budgeting.budget import with_change, with_drafts, worthwhile_score
+from draftwood_strategies.budgeting.budget import min_worthwhile_score, with_change, with_drafts
 from draftwood_strategies.budgeting.chains import (
     best_chain,
     branches_by_row,
@@ -202,13 +202,13 @@ class DraftPolicy:
         worthwhile = worthwhile_branches(drafts.trees, tokens, step_seconds, self._step_times.per_branch)
         return drafts._replace(trees=worthwhile)
 
-    def least_score(self, drafts: Drafts) -> float:
+    def min_score(self, drafts: Drafts) -> float:
         """The score below which draft nodes are not worth their time in this step."""
         if self._step_times is None or not drafts.trees.scores.shape[0]:
             return 0.0
         tokens, step_seconds = self._seconds_of(self._step_times, drafts)
         step_seconds = with_branches(step_seconds, drafts.trees, self._step_times.per_branch)
-        return worthwhile_score(drafts.trees.scores, tokens, step_seconds)
+        return min_worthwhile_score(drafts.trees.scores, tokens, step_seconds)
 
     def _seconds_of(self, times: StepTimes, drafts: Drafts) -> tuple[int, StepSeconds]:
         """The tokens of a step without its drafts, and the seconds for more."""

@@ -52,11 +52,11 @@ class Chains(NamedTuple):
     prompt_lens: Int32Array | None = None
 
 
-def lay_out(rows: SequenceOf[BatchRow], least_score: float = 0.0) -> StepBatch:
+def lay_out(rows: SequenceOf[BatchRow], min_score: float = 0.0) -> StepBatch:
     """The flat batch of some batch rows, at least one.
 
     Args:
-        least_score: of each tree only the nodes with at least this score; they are a tree themselves.
+        min_score: of each tree only the nodes with at least this score; they are a tree themselves.
     """
     chains = Chains(
         [row.block_table for row in rows],
@@ -69,15 +69,15 @@ def lay_out(rows: SequenceOf[BatchRow], least_score: float = 0.0) -> StepBatch:
         ),
     )
     max_depths = np.full(len(rows), np.iinfo(np.int32).max, np.int32)
-    return lay_out_trees(chains, DraftTrees.of([row.tree for row in rows]), max_depths, least_score)
+    return lay_out_trees(chains, DraftTrees.of([row.tree for row in rows]), max_depths, min_score)
 
 
-def lay_out_trees(chains: Chains, trees: DraftTrees, max_depths: Int32Array, least_score: float) -> StepBatch:
+def lay_out_trees(chains: Chains, trees: DraftTrees, max_depths: Int32Array, min_score: float) -> StepBatch:
     """The flat batch of chains with a draft tree under the end of each.
 
     Args:
         max_depths: int32[s], of each tree only the nodes up to this depth.
-        least_score: as in `lay_out`.
+        min_score: as in `lay_out`.
     """
     rows, most = chains.context_lens.shape[0], chains.tokens.shape[0] + trees.tokens.shape[0]
     tokens, positions, parents, logit_rows = np.empty((4, most), np.int32)
@@ -92,7 +92,7 @@ def lay_out_trees(chains: Chains, trees: DraftTrees, max_depths: Int32Array, lea
         trees.scores,
         trees.offsets,
         max_depths,
-        least_score,
+        min_score,
         tokens,
         positions,
         parents,
@@ -125,7 +125,7 @@ def _fill(
     scores: Float32Array,
     tree_offsets: Int32Array,
     max_depths: Int32Array,
-    least_score: float,
+    min_score: float,
     tokens: Int32Array,
     positions: Int32Array,
     parents: Int32Array,
@@ -148,7 +148,7 @@ def _fill(
         for node in range(first, tree_offsets[s + 1]):
             above = c - 1 if tree_parents[node] < 0 else token_of_node[first + tree_parents[node]]
             token_of_node[node] = -1
-            if scores[node] < least_score or above < 0 or positions[begin + above] >= deepest:
+            if scores[node] < min_score or above < 0 or positions[begin + above] >= deepest:
                 continue
             tokens[end], positions[end], parents[end] = tree_tokens[node], positions[begin + above] + 1, above
             token_of_node[node] = end - begin

@@ -16,7 +16,7 @@ from draftwood_strategies.budgeting.step_time import StepSeconds
 from draftwood_strategies.draft import DraftTrees, Float32Array
 
 
-def worthwhile_score(
+def min_worthwhile_score(
     scores: Float32Array,
     base_tokens: int,
     step_times: StepSeconds,
@@ -33,7 +33,7 @@ def worthwhile_score(
     if not scores.size:
         return 0.0
     seconds = step_times(base_tokens, base_tokens + scores.size)
-    return float(_least_worthwhile(np.sort(scores), base_tokens, seconds, exponent))
+    return float(_min_worthwhile(np.sort(scores), base_tokens, seconds, exponent))
 
 
 def with_drafts(step_times: StepSeconds, trees: DraftTrees, seconds: float) -> StepSeconds:
@@ -62,10 +62,8 @@ def with_change(step_times: StepSeconds, size: int, seconds: float) -> StepSecon
 
 
 @numba.njit(cache=True, nogil=True)
-def _least_worthwhile(
-    scores: Float32Array, base_tokens: int, seconds: npt.NDArray[np.float64], exponent: float
-) -> float:
-    """As `worthwhile_score`; `scores` grow."""
+def _min_worthwhile(scores: Float32Array, base_tokens: int, seconds: npt.NDArray[np.float64], exponent: float) -> float:
+    """As `min_worthwhile_score`; `scores` grow."""
     tokens, best, least = float(base_tokens), base_tokens / seconds[0], np.inf
     for taken in range(1, seconds.shape[0]):
         score = scores[scores.shape[0] - taken]

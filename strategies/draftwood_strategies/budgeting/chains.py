@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_strategies.budgeting.budget import worthwhile_score
+from draftwood_strategies.budgeting.budget import min_worthwhile_score
 from draftwood_strategies.budgeting.step_time import StepSeconds
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.native import Float32Array, Float64Array, Int32Array, Int64Array, compiled, segment_sizes
@@ -55,7 +55,7 @@ def worthwhile_chains(trees: DraftTrees, longest: Int32Array, base_tokens: int, 
     chains = best_chains(trees, longest)
     if not chains.tokens.shape[0]:
         return chains
-    return best_chains(trees, longest, worthwhile_score(chains.scores, base_tokens, step_seconds, _EXPONENT))
+    return best_chains(trees, longest, min_worthwhile_score(chains.scores, base_tokens, step_seconds, _EXPONENT))
 
 
 def best_chains(trees: DraftTrees, longest: Int32Array, least: float = 0.0) -> Chains:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_strategies import EMPTY_TREE, DraftTree
-from draftwood_strategies.budgeting.budget import worthwhile_score
+from draftwood_strategies.budgeting.budget import min_worthwhile_score
 from draftwood_strategies.budgeting.chains import (
     branches,
     branches_by_row,
@@ -86,7 +86,7 @@ def test_chains_are_offered_where_branches_cost_more_than_they_bring() -> None:
 
 def test_the_budget_takes_nodes_of_a_branch_only_if_they_pay_for_it() -> None:
     trees = DraftTrees.of([BUSH])
-    free = worthwhile_score(trees.scores, 1, seconds)
-    dear = worthwhile_score(trees.scores, 1, with_branches(seconds, trees, 0.5))
+    free = min_worthwhile_score(trees.scores, 1, seconds)
+    dear = min_worthwhile_score(trees.scores, 1, with_branches(seconds, trees, 0.5))
     assert free <= 0.25
     assert 0.4 < dear <= 0.5
