@@ -126,7 +126,7 @@ class OwnText(PlainDecoding):
         latest = sequence.tokens(max(sequence.length - ORDERS, 0), min(sequence.length, ORDERS))
         tail[ORDERS - latest.size :] = latest
         top_tokens = np.ascontiguousarray(predictions.top_tokens, np.int32)
-        self._table.note(tail, tail[-1:], _ROOT, top_tokens)
+        self._table.update(tail, tail[-1:], _ROOT, top_tokens)
         sampler = self._writing[sequence]
         token = sampler.sample(predictions.logits[0], [int(predictions.tokens[0])])
         sampler.accept(token)

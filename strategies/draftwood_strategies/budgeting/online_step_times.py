@@ -20,7 +20,7 @@ vLLM and 0.3 in our engine (`draftwood bench step`), which some steps teach. Not
 _FIRST_STEPS = 4
 """The fastest of so many steps of a size is what it costs at first: one may compile, or meet another process."""
 _MAX_RELATIVE_ERROR = 0.25
-"""Share of what was expected by which a step surprises at most: longer ones met another process, or else."""
+"""Share of what was expected by which a step is off from it at most: longer ones met another process, or something else."""
 _AVERAGED_STEPS = 200
 """Steps of a size that its cost relative to others is the mean of; what all steps have in common is followed faster. A
 draft is worth the difference of two sizes, which is a small part of either. Not tuned."""

@@ -30,14 +30,14 @@ _RETRIES = 2
 _MAX_TOKENS = 8192
 """Tokens of a step up to which its cost is learned."""
 _SMOOTHING, SMOOTHING_EVERYWHERE = 0.05, 0.025
-"""Share of a surprise that corrects the curve near its size and everywhere. Found with `bench load` beside a busy
+"""Share of an error that corrects the curve near its size and everywhere. Found with `bench load` beside a busy
 process; half or twice as much made no measurable difference."""
 _TABLE_SIZE = 1024
 """Tokens of a step up to which its cost is looked up, and not computed: most are narrower."""
 BLOCK = 64
 """Tokens that the kernels of a step may compute at once, see `StepTimes.per_padding`."""
 _MIN_SHARE = 0.1
-"""Share of a surprise that is attributed to further sequences at least; else a cost once measured as 0 would stay 0."""
+"""Share of an error that is attributed to further sequences at least; else a cost once measured as 0 would stay 0."""
 
 Seconds = npt.NDArray[np.float64]
 StepSeconds = Callable[[int, int], Seconds]

@@ -14,7 +14,7 @@ from draftwood_strategies.mixing.unused_nodes import fill
 from draftwood_strategies.mixing.weights import Weights
 from draftwood_strategies.native import Float32Array, Int32Array, Int64Array, Integer, compiled
 from draftwood_strategies.structs import arrays_at
-from draftwood_strategies.successors import ORDERS, WIDTH, TableArrays, note, wants_growth
+from draftwood_strategies.successors import ORDERS, WIDTH, TableArrays, update_table, wants_growth
 from draftwood_strategies.tree_index import NO_NODE
 
 
@@ -36,14 +36,14 @@ class Verified(NamedTuple):
     """What a step wrote and verified, as in `BatchStrategy.observe_all`.
 
     Attributes:
-        known: there is feedback; else the whole draft was verified, and the other arrays are empty.
-        with_top: there are `top_tokens`, int32[m, k >= WIDTH].
+        has_feedback: there is feedback; else the whole draft was verified, and the other arrays are empty.
+        has_top_tokens: there are `top_tokens`, int32[m, k >= WIDTH].
     """
 
     accepted: Int32Array
     accepted_offsets: Int32Array
-    known: bool
-    with_top: bool
+    has_feedback: bool
+    has_top_tokens: bool
     tokens: Int32Array
     parents: Int32Array
     top_tokens: Int32Array
@@ -80,8 +80,8 @@ def draft_all(
     workspace = arrays_at(Workspace, workspace_address)
     end = 0
     for s in range(sequences.shape[0]):
-        one = arrays_at(SequenceArrays, sequences[s])
-        n, draft = _draft(one, s, budgets[s], sources, table, model_table, workspace), one.draft
+        sequence = arrays_at(SequenceArrays, sequences[s])
+        n, draft = _draft(sequence, s, budgets[s], sources, table, model_table, workspace), sequence.draft
         for node in range(n):
             tokens[end + node], parents[end + node] = draft.tokens[node], draft.parents[node]
             scores[end + node] = draft.scores[node]
@@ -91,7 +91,7 @@ def draft_all(
 
 @compiled
 def _draft(
-    one: SequenceArrays,
+    sequence: SequenceArrays,
     s: int,
     budget: Integer,
     sources: SourceDrafts,
@@ -100,17 +100,17 @@ def _draft(
     workspace: Workspace,
 ) -> int:
     """Merges the sources' trees for sequence s, and drafts; returns how many nodes."""
-    trees, size = one.trees, 0
+    trees, size = sequence.trees, 0
     trees.tree[0].first_child = NO_NODE
     for source in range(sources.offsets.shape[0]):
         first, last = sources.offsets[source, s], sources.offsets[source, s + 1]
         tokens, parents, scores = sources.tokens[first:last], sources.parents[first:last], sources.scores[first:last]
         size = add_source(trees, size, source, tokens, parents, scores, workspace.located)
-    weights = arrays_at(Weights, one.state[0].weights)
-    n = expand(trees, weights, workspace, table, model_table, one.tail, one.draft, budget)
+    weights = arrays_at(Weights, sequence.state[0].weights)
+    n = expand(trees, weights, workspace, table, model_table, sequence.tail, sequence.draft, budget)
     if table.shape[0] > 0 and n < budget:
-        n = fill(one.top[: one.state[0].tops], one.draft, n, budget)
-    one.state[0].drafted = n
+        n = fill(sequence.top[: sequence.state[0].tops], sequence.draft, n, budget)
+    sequence.state[0].drafted = n
     return n
 
 
@@ -120,15 +120,15 @@ def learn_all(
     first: int,
     accepted: Int32Array,
     accepted_offsets: Int32Array,
-    known: bool,
-    with_top: bool,
+    has_feedback: bool,
+    has_top_tokens: bool,
     verified_tokens: Int32Array,
     verified_parents: Int32Array,
     top_tokens: Int32Array,
     verified_offsets: Int32Array,
     table_address: Integer,
     model_table: Int32Array,
-    notes: bool,
+    updates_table: bool,
     workspace_address: Integer,
 ) -> int:
     """Learns from the latest drafts, from the sequence `first` on, and moves the sequences on.
@@ -138,7 +138,7 @@ def learn_all(
         accepted to verified_offsets: as in `Verified`.
         table_address, workspace_address: of `TableArrays` and `Workspace`.
         model_table: int32[r, COLUMNS], the model's successor table, from which nothing is changed.
-        notes: the table is that of the tenant, and learns here, too.
+        updates_table: the table is that of the tenant, and learns here, too.
 
     Returns:
         The sequence to go on with after the table has grown; s after the last one.
@@ -146,26 +146,26 @@ def learn_all(
     table = arrays_at(TableArrays, table_address)
     workspace = arrays_at(Workspace, workspace_address)
     for s in range(first, sequences.shape[0]):
-        one = arrays_at(SequenceArrays, sequences[s])
+        sequence = arrays_at(SequenceArrays, sequences[s])
         written = accepted[accepted_offsets[s] : accepted_offsets[s + 1]]
         begin, end = verified_offsets[s], verified_offsets[s + 1]
         tokens, parents = verified_tokens[begin:end], verified_parents[begin:end]
-        if one.state[0].drafted >= 0:
-            _learn(one, known, tokens, parents, written, table.rows, model_table, workspace)
-        tops = top_tokens[begin:end] if with_top else top_tokens[:0]
-        _keep_top(one, tops)
-        if notes and one.state[0].learns:
-            note(table, one.tail, tokens[: tops.shape[0]], parents, tops)
-        _move_on(one.tail, written)
-        if notes and wants_growth(table):
+        if sequence.state[0].drafted >= 0:
+            _learn(sequence, has_feedback, tokens, parents, written, table.rows, model_table, workspace)
+        tops = top_tokens[begin:end] if has_top_tokens else top_tokens[:0]
+        _keep_top_tokens(sequence, tops)
+        if updates_table and sequence.state[0].learns:
+            update_table(table, sequence.tail, tokens[: tops.shape[0]], parents, tops)
+        _move_on(sequence.tail, written)
+        if updates_table and wants_growth(table):
             return s + 1
     return int(sequences.shape[0])
 
 
 @compiled
 def _learn(
-    one: SequenceArrays,
-    known: bool,
+    sequence: SequenceArrays,
+    has_feedback: bool,
     tokens: Int32Array,
     parents: Int32Array,
     written: Int32Array,
@@ -176,21 +176,38 @@ def _learn(
     """Counts nodes by source, and learns the weights, from the latest draft and the tree that was verified of it.
 
     Args:
-        known: `tokens` and `parents` are that tree; else it was the whole draft.
+        has_feedback: `tokens` and `parents` are that tree; else it was the whole draft.
     """
-    attribute(one.draft, one.state[0].drafted, known, tokens, parents, written, workspace.located, one.counts)
-    learn(one.trees, arrays_at(Weights, one.state[0].weights), workspace, table, model_table, one.tail, written)
+    attribute(
+        sequence.draft,
+        sequence.state[0].drafted,
+        has_feedback,
+        tokens,
+        parents,
+        written,
+        workspace.located,
+        sequence.counts,
+    )
+    learn(
+        sequence.trees,
+        arrays_at(Weights, sequence.state[0].weights),
+        workspace,
+        table,
+        model_table,
+        sequence.tail,
+        written,
+    )
 
 
 @compiled
-def _keep_top(one: SequenceArrays, top_tokens: Int32Array) -> None:
+def _keep_top_tokens(sequence: SequenceArrays, top_tokens: Int32Array) -> None:
     """The latest draft is done with; its `top_tokens`, if there are any, fill unused nodes of the next one."""
     n = top_tokens.shape[0]
-    one.state[0].drafted = UNKNOWN
-    one.state[0].tops = n
+    sequence.state[0].drafted = UNKNOWN
+    sequence.state[0].tops = n
     for node in range(n):
         for rank in range(WIDTH):
-            one.top[node, rank] = top_tokens[node, rank]
+            sequence.top[node, rank] = top_tokens[node, rank]
 
 
 @compiled

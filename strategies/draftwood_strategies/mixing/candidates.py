@@ -1,7 +1,7 @@
 """The tokens that may follow one node of a draft, and the probability that the mixture of all sources gives to each.
 
 Every candidate gets a logit, the sum of what the sources contribute, and the probabilities are their softmax; candidate
-0 is "none of these". A tree-shaped source contributes the logarithm of its own conditional probability, scaled and
+0 is the escape: none of them comes next. A tree-shaped source contributes the logarithm of its own conditional probability, scaled and
 shifted by its confidence (for a token that it does not have, of the probability that it leaves over); the successor
 table contributes a weight by rank, length of context and steadiness. This is the logistic mixing of PAQ compressors,
 with weights that are chosen by a small context and learned online, for many symbols at once. As the weights are fitted
@@ -24,7 +24,7 @@ from draftwood_strategies.structs import record_dtype
 from draftwood_strategies.successors import ORDERS, STEADY, STEADY_BINS, WIDTH, extended, find
 from draftwood_strategies.tree_index import FRONTIER_ENTRY, NO_NODE, Frontier
 
-NONE_OF_THESE = -1
+ESCAPE = -1
 """The token of candidate 0."""
 
 OUTSIDE = -2
@@ -139,7 +139,7 @@ def collect(
 @compiled
 def _tree_candidates(trees: SourceTrees, workspace: Workspace, node: Integer) -> int:
     """Candidate 0, and the children of a node in the merged trees; returns how many that are."""
-    _clear(workspace, 0, NONE_OF_THESE, NO_NODE)
+    _clear(workspace, 0, ESCAPE, NO_NODE)
     n = 1
     child = int(trees.tree[int(node) + 1].first_child) if node != OUTSIDE else NO_NODE
     while child >= 0 and n < _MOST_OF_TREES:

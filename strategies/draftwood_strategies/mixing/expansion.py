@@ -84,7 +84,7 @@ def expand(
 
 @compiled
 def _dominant_source(trees: SourceTrees, workspace: Workspace, i: int) -> int:
-    """The source that has candidate i and raised it most above "none of these"."""
+    """The source that has candidate i and raised it most above the escape."""
     best, most, node = TABLE, -math.inf, workspace.nodes[i]
     for order in range(ORDERS):
         if workspace.ranks[i, order] < WIDTH:

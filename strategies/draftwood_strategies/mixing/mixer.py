@@ -101,10 +101,10 @@ class Mixer:
             feedback: None where all of each draft was verified and the predictions are not known.
         """
         verified = _verified(accepted, offsets, feedback)
-        if verified.known:
+        if verified.has_feedback:
             largest = int(segment_sizes(verified.offsets).max())
             for one in sequences:
-                one.reserve_tops(largest if verified.with_top else 0)
+                one.reserve_tops(largest if verified.has_top_tokens else 0)
         table = self._no_table if self.table is None else self.table.struct
         addresses, done = addresses_of([one.struct for one in sequences]), 0
         while done < len(sequences):
