@@ -21,7 +21,7 @@ from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
 _log = logging.getLogger("draftwood")
 
 _SPARE = 64
-"""Texts of requests that may be kept although they are gone, before they are looked through. Not tuned."""
+"""Texts of requests that may be kept although they are gone, before they are looked through."""
 
 
 class Request(Protocol):

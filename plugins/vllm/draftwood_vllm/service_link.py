@@ -31,7 +31,7 @@ HOST_VARIABLE = "DRAFTWOOD_ENGINE_HOST"
 """Id of the process at the other end, which vLLM's processes end with."""
 _REPORT_SECONDS = 1.0
 _ENDING_SECONDS = 10.0
-"""For a process to end by itself once the other end is gone. Not tuned."""
+"""For a process to end by itself once the other end is gone."""
 _ROWS = 256
 """Requests of a message: with 100 bytes each, far below what a socket's buffer takes."""
 

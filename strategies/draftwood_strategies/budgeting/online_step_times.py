@@ -16,19 +16,19 @@ from draftwood_strategies.budgeting.step_time import KNOTS, SMOOTHING_EVERYWHERE
 
 _COST_OF_TOKEN = 0.02
 """Of a further token at first, as a share of a step of one token. It is about that on GPUs; on two cores it is 0.05 in
-vLLM and 0.3 in our engine (`draftwood bench step`), which some steps teach. Not tuned."""
+vLLM and 0.3 in our engine (`draftwood bench step`), which some steps show."""
 _FIRST_STEPS = 4
 """The fastest of so many steps of a size is what it costs at first: one may compile, or meet another process."""
 _MAX_RELATIVE_ERROR = 0.25
-"""Share of what was expected by which a step is off from it at most: longer ones met another process, or something else."""
+"""Of a step, at most, as a share of what was expected: a longer one met another process."""
 _AVERAGED_STEPS = 200
 """Steps of a size that its cost relative to others is the mean of; what all steps have in common is followed faster. A
-draft is worth the difference of two sizes, which is a small part of either. Not tuned."""
+draft is worth the difference of two sizes, which is a small part of either."""
 _STALE_AFTER = 8, 512
 """Steps after which a size that none of them had is unknown again: at first, and at most, doubling with each step that
-is made for it. A step without drafts in 512 costs 0.2% where each writes two tokens. Not tuned."""
+is made for it. A step without drafts in 512 costs 0.2% where each writes two tokens."""
 _MIN_STEPS_BETWEEN_PROBES = 4
-"""Steps from one that is made without drafts to the next one, at least. Not tuned."""
+"""Steps from one that is made without drafts to the next one, at least."""
 _WARM_UP_STEPS, _OUTLIER_FACTOR = 3, 2.0
 """So many first steps of a size are not believed if they take so many times what is expected: kernels that run for the
 first time allocate, compile, or wait for other ranks to do so."""

@@ -29,9 +29,9 @@ from draftwood_strategies.options import Range, check, read_options
 from draftwood_strategies.registry import register
 
 _RATE = 0.05
-"""Weight of the latest step in the running averages of `GuessRates`. Not tuned."""
+"""Weight of the latest step in the running averages of `GuessRates`."""
 _FIRST_HIT, _NEXT_HIT, _WORTH = 0.1, 0.6, 0.02
-"""Where the averages start. Not tuned; they lose half their weight in 14 steps."""
+"""Where the averages start; they lose half their weight in 14 steps."""
 _LEAST_WORTH = 1e-4
 """Keeps the window's scores above 0, so that a budget may still admit it."""
 _SEED = 2402

@@ -1,11 +1,11 @@
 """The tokens that may follow one node of a draft, and the probability that the mixture of all sources gives to each.
 
 Every candidate gets a logit, the sum of what the sources contribute, and the probabilities are their softmax; candidate
-0 is the escape: none of them comes next. A tree-shaped source contributes the logarithm of its own conditional probability, scaled and
-shifted by its confidence (for a token that it does not have, of the probability that it leaves over); the successor
-table contributes a weight by rank, length of context and steadiness. This is the logistic mixing of PAQ compressors,
-with weights that are chosen by a small context and learned online, for many symbols at once. As the weights are fitted
-to what is accepted, the probabilities need no further calibration.
+0 is the escape: none of them comes next. A tree-shaped source contributes the logarithm of its own conditional
+probability, scaled and shifted by its confidence (for a token that it does not have, of the probability that it leaves
+over); the successor table contributes a weight by rank, length of context and steadiness. This is the logistic mixing
+of PAQ compressors, with weights that are chosen by a small context and learned online, for many symbols at once. As the
+weights are fitted to what is accepted, the probabilities need no further calibration.
 
 Knows nothing of drafts as a whole, nor of how weights are learned.
 """

@@ -29,8 +29,8 @@ def attribute(
 
     Args:
         nodes: of the draft.
-        has_feedback: `verified` and `verified_parents`, int32[m], are the tree that was verified, as in `Feedback`; else it
-            was the whole draft.
+        has_feedback: `verified` and `verified_parents`, int32[m], are the tree that was verified, as in `Feedback`;
+            else it was the whole draft.
         accepted: int32[a], the tokens that the step wrote.
         located: int32[nodes or more], workspace.
         counts: int64[2, SOURCES + 1].

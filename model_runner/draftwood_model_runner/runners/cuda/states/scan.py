@@ -18,7 +18,7 @@ from draftwood_model_runner.runners.states.mixers import Mixer, MixerCall
 from draftwood_model_runner.runners.states.scanning import Convolution, Scan, StateSpace, time_steps
 
 _PROGRAMS = 2
-"""Programs of a recurrence for each one of attention that runs side by side. Not tuned."""
+"""Programs of a recurrence for each one of attention that runs side by side."""
 
 
 class DeviceScan(Scan):

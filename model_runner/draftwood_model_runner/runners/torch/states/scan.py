@@ -17,7 +17,7 @@ from draftwood_model_runner.sampling.host.row_threads import in_threads, parts
 from draftwood_strategies.draft import Int32Array
 
 _THREADED = 1 << 22
-"""Numbers of states that are read and written from which on threads pay. Not tuned."""
+"""Numbers of states that are read and written from which on threads pay."""
 _NO_HEADS, _NO_BETAS = torch.empty(0), torch.empty(0, 0)
 """What one recurrence has and the other has not."""
 
