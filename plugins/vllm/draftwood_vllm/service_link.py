@@ -37,8 +37,8 @@ _ROWS = 256
 
 
 class Recorder:
-    """Tells the service what was drafted for each request, and the counters of the memories. A context manager, of
-    the function that is told.
+    """Reports to the service what was drafted for each request, and the counters of the memories. A context manager;
+    `with` returns the function to call after each step.
 
     Messages are JSON. After each step with drafts, `{"drafts": [[request id, tokens that it has written, draft tokens
     of the coming step, proposed tokens so far, seconds in the drafter so far, suspensions so far, why drafting was
