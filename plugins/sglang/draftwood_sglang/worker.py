@@ -37,7 +37,7 @@ def register() -> None:
     try:
         missing = _missing()
         if missing:
-            has = f"SGLang {version('sglang')} has no {' and no '.join(lacking)}; version {NEEDED} has"
+            has = f"SGLang {version('sglang')} has no {' and no '.join(missing)}; version {NEEDED} has"
             _log.warning("draftwood-sglang: %s. The algorithm %s is not offered", has, ALGORITHM)
             return
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
