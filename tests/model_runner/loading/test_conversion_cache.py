@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from draftwood_model_runner.loading.adoption import load_module
+from draftwood_model_runner.loading.conversion_cache import entry_of, save_entry
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
-from draftwood_model_runner.loading.prepared import entry_of, save_entry
 from draftwood_model_runner.runners.openvino import factory, stored
 from draftwood_model_runner.runners.openvino.probe import trial_logits
 from tests.model_runner.runners.openvino.bfloat16 import needs_bfloat16
@@ -157,7 +157,9 @@ def test_another_model_or_other_options_have_other_entries(tmp_path: Path) -> No
 @pytest.mark.parametrize("version", ["torch", "transformers", "openvino"])
 def test_another_version_has_other_entries(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = entry_of(tmp_path, BUNDLED_MODEL)
-    monkeypatch.setattr("draftwood_model_runner.loading.prepared.version", lambda name: "0" if name == version else "1")
+    monkeypatch.setattr(
+        "draftwood_model_runner.loading.conversion_cache.version", lambda name: "0" if name == version else "1"
+    )
     after = entry_of(tmp_path, BUNDLED_MODEL)
     assert before is not None
     assert after is not None
