@@ -13,7 +13,7 @@ import torch
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, KVShape, Predictions, StepBatch
 from draftwood_model_runner.runners.capacity.kv_arrays import bytes_per_token
 from draftwood_model_runner.runners.capacity.kv_capacity import state_capacity
-from draftwood_model_runner.runners.cuda.device.buffer import sent
+from draftwood_model_runner.runners.cuda.device.buffer import to_device
 from draftwood_model_runner.runners.cuda.first_steps import compile_sampling
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from draftwood_model_runner.runners.cuda.states.memory import MixerStates, allocated
@@ -147,7 +147,9 @@ class CudaRunner:
     def compact_kv(self, moves: KVCompaction) -> None:
         slots: npt.NDArray[Any] = np.stack([moves.sources, moves.targets], 1).astype(np.int64)
         with device_errors("moving keys and values"):
-            arrays = sent({"slots": slots, "offsets": moves.offsets, "counts": np.diff(moves.offsets)}, self._device)
+            arrays = to_device(
+                {"slots": slots, "offsets": moves.offsets, "counts": np.diff(moves.offsets)}, self._device
+            )
             move(self._kv, arrays["slots"], arrays["offsets"], arrays["counts"])
 
 

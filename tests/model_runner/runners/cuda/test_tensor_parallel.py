@@ -39,13 +39,13 @@ def load(folder: Path, ranks: int) -> LoadedModel:
     """The model among ranks that all interpret kernels as this process does."""
     interpret()
     patched: Any = sharded
-    patched.follow_leader = follow_interpreted
+    patched.run_worker = follow_interpreted
     return load_model(str(folder), device="cpu", runner="cuda", tensor_parallel=ranks)
 
 
 def follow_interpreted(*arguments: Any) -> None:
     interpret()
-    sharded.follow_leader(*arguments)
+    sharded.run_worker(*arguments)
 
 
 def answers(folder: Path, ranks: int) -> list[list[int]]:

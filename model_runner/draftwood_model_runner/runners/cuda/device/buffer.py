@@ -24,7 +24,7 @@ class DeviceBuffer:
 
     Args:
         fields: dtype and shape of each array.
-        pieces: of pinned memory; with several, `turn` goes on to the next, while the last one is still being sent.
+        pieces: of pinned memory; with several, `swap` goes on to the next, while the last one is still being sent.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class DeviceBuffer:
         """An array on the device."""
         return self._device[name]
 
-    def turn(self) -> None:
+    def swap(self) -> None:
         """Goes on to the next piece of pinned memory, which `host` is from now on."""
         self._pieces.append(self._pieces.pop(0))
         self._hosts.append(self._hosts.pop(0))
@@ -63,7 +63,7 @@ class DeviceBuffer:
         self.memory[:end].copy_(self._pieces[0][:end], non_blocking=True)
 
 
-def sent(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> DeviceBuffer:
+def to_device(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> DeviceBuffer:
     """Arrays of this step alone, by one copy on the current stream."""
     buffer = DeviceBuffer({name: (array.dtype.type, array.shape) for name, array in arrays.items()}, device)
     for name, array in arrays.items():

@@ -58,7 +58,7 @@ class StateArrays:
         Args:
             padded: tokens that the kernels will compute.
         """
-        self.buffer.turn()
+        self.buffer.swap()
         host, n = self.buffer.host, layout.parents.size
         host["row_count"][0] = layout.rows.shape[0]
         host["rows"][: layout.rows.shape[0]] = layout.rows

@@ -98,7 +98,7 @@ class Workspace:
             self.state_arrays.fill(states, padded)
 
 
-class Ready(NamedTuple):
+class PreparedStep(NamedTuple):
     """A step whose inputs are on their way to the device.
 
     Attributes:
@@ -171,7 +171,7 @@ class Forward:
 
     def prepare(
         self, batch: StepBatch, sampling: SamplingMetadata | None = None, planned: SequenceOf[PlannedRow] = ()
-    ) -> Ready:
+    ) -> PreparedStep:
         """Sends a step to the device.
 
         Args:
@@ -185,7 +185,7 @@ class Forward:
             if wanted <= _LOGIT_ROWS and self._fixed.fits(batch, tiles, rows, states):
                 tokens = padded_size(batch.size)
                 self._fixed.fill(batch, tiles, tokens, sampling, states)
-                return Ready(self._fixed, tokens, min(tokens, _LOGIT_ROWS), wanted, rows, fixed=True)
+                return PreparedStep(self._fixed, tokens, min(tokens, _LOGIT_ROWS), wanted, rows, fixed=True)
         if self._large is None or not self._large.fits(batch, tiles, rows, states):
             tokens, parts = padded_size(batch.size), tiles.parts.shape[0] * 5 // 4
             # At least as many words as in the others, so that the kernel is the same.
@@ -198,16 +198,16 @@ class Forward:
                 self._walk(0 if states is None else states.walk.size),
             )
         self._large.fill(batch, tiles, batch.size, sampling, states)
-        return Ready(self._large, batch.size, wanted, wanted, rows, fixed=False)
+        return PreparedStep(self._large, batch.size, wanted, wanted, rows, fixed=False)
 
-    def prepare_padding(self, tokens: int, rows: int) -> Ready:
+    def prepare_padding(self, tokens: int, rows: int) -> PreparedStep:
         """A step of so many tokens that are all padding."""
         none, zero = np.zeros(0, np.int32), np.zeros(1, np.int32)
         batch = StepBatch(none, none, none, zero, none, none, zero, none)
         self._fixed.fill(batch, NO_TILES, tokens, states=StateLayout(batch, []) if self._states else None)
-        return Ready(self._fixed, tokens, min(tokens, _LOGIT_ROWS), 0, rows, fixed=True)
+        return PreparedStep(self._fixed, tokens, min(tokens, _LOGIT_ROWS), 0, rows, fixed=True)
 
-    def launch(self, ready: Ready) -> torch.Tensor:
+    def launch(self, ready: PreparedStep) -> torch.Tensor:
         """Launches the model and finds the most probable tokens; returns the logits [R, vocab]."""
         workspace, tokens = ready.workspace, ready.tokens
         arrays = workspace.arrays
@@ -227,7 +227,7 @@ class Forward:
             find_top(logits, workspace)
         return logits
 
-    def sample(self, ready: Ready, top_k: int, sampling: SamplingMetadata | None) -> Results:
+    def sample(self, ready: PreparedStep, top_k: int, sampling: SamplingMetadata | None) -> Results:
         """Chooses the tokens after a step that was launched, and sends what it predicts to the host."""
         assert self.logits is not None
         wanted, workspace = ready.wanted, ready.workspace

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from draftwood_model_runner.runners.cuda.constants import SAMPLING_BLOCK, SAMPLING_ENTRIES
-from draftwood_model_runner.runners.cuda.device.buffer import sent
+from draftwood_model_runner.runners.cuda.device.buffer import to_device
 from draftwood_model_runner.runners.cuda.device.launching import launch
 from draftwood_model_runner.runners.cuda.kernels.kv import move_kv
 from draftwood_model_runner.runners.cuda.kernels.sampling import sample_tokens
@@ -63,7 +63,7 @@ def log_probabilities(
         return None
     offsets, count = arrays.buffer.host["logit_offsets"], int(sampling.logprobs.max())
     rows = np.concatenate([np.arange(offsets[row], offsets[row + 1], dtype=np.int64) for row in reporting])
-    wanted = sent({"rows": rows}, logits.device)["rows"]
+    wanted = to_device({"rows": rows}, logits.device)["rows"]
     scores = torch.log_softmax(logits[wanted].float(), -1)
     written = scores.gather(1, sampled[wanted].clamp(min=0).long()[:, None])[:, 0]
     values, tokens = scores.topk(count, dim=-1)
@@ -100,7 +100,7 @@ def _sample(logits: torch.Tensor, sampled: torch.Tensor, arrays: StepArrays, sam
     vocab, offsets = logits.shape[1], arrays.buffer.host["logit_offsets"]
     rows = (sampling.kinds == SAMPLED).nonzero()[0]
     firsts, lasts = offsets[rows], offsets[rows + 1]
-    tensors = sent(SamplingTensors.of(sampling.sequences, firsts, lasts)._asdict(), logits.device)
+    tensors = to_device(SamplingTensors.of(sampling.sequences, firsts, lasts)._asdict(), logits.device)
     first, of_rows = int(firsts[0]), (tensors["row_sequences"], tensors["row_masks"])
     scores = torch.empty((int(lasts[-1]) - first, vocab), dtype=torch.float32, device=logits.device)
     weighed = any(one.params.top_p < 1.0 or one.params.min_p > 0.0 for one in sampling.sequences)

@@ -84,7 +84,7 @@ class StepArrays:
         Args:
             padded: tokens and rows of logits that the kernels will compute.
         """
-        self.buffer.turn()
+        self.buffer.swap()
         host, n, wanted = self.buffer.host, batch.size, batch.logit_rows.size
         for name, values in (
             ("tokens", batch.tokens),
