@@ -29,9 +29,8 @@ from draftwood_benchmarks.harness.prompts import (
     OwnTextOption,
     PromptsOption,
     SampledOption,
-    lengthened,
     read_prompts,
-    told,
+    with_length,
 )
 from draftwood_benchmarks.harness.report import BenchmarkError, PictureOptions, Rows, console
 from draftwood_benchmarks.harness.server_process import ServerProcess, log_tail, server_process
@@ -204,7 +203,7 @@ async def _measure(
     measured_prompts: list[Prompt] = list(prompts[:split])
     if context is not None:
         arrays = [np.array(one, np.int32) for one in ids]
-        long = lengthened(arrays[:split], context, arrays, info.max_context_tokens - max_tokens)
+        long = with_length(arrays[:split], context, arrays, info.max_context_tokens - max_tokens)
         ids[:split] = [one.tolist() for one in long]
         measured_prompts = [*ids[:split]]
     generation = cast(GenerateOptions, {"max_tokens": max_tokens, **(SAMPLED if options.sampled else {})})

@@ -55,7 +55,7 @@ def make_texts(count: int, tokens: int, seed: int) -> Int32Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _Claimed:
+class _CostlessStep:
     """Implements `StepInFlight`."""
 
     can_overlap: ClassVar[bool] = False
@@ -103,9 +103,9 @@ class CostlessRunner:
         time.sleep(STEP_SECONDS)
         return self._predict(batch, top_k)
 
-    def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> _Claimed:
+    def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> _CostlessStep:
         _, tokens, top_tokens = self._predict(batch, top_k)
-        return _Claimed(batch.feedback(tokens, top_tokens), samplers)
+        return _CostlessStep(batch.feedback(tokens, top_tokens), samplers)
 
     def _predict(self, batch: StepBatch, top_k: int) -> Predictions:
         began = time.perf_counter()

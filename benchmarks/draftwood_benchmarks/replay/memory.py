@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, Rows, progress, table
-from draftwood_benchmarks.replay.replay import made, replay
+from draftwood_benchmarks.replay.replay import created, replay
 from draftwood_benchmarks.replay.trace import Recording, read_trace
 from draftwood_client.cli.options import command
 from draftwood_strategies import Strategy, strategy_names
@@ -97,7 +97,7 @@ def _filled(name: str, tokens: int, traces: Sequence[Sequence[Recording]], measu
     bounded = name in strategy_names() and "capacity_tokens" in options_of(name)
     # Sequence starts and unfinished blocks take up capacity as well.
     capacity = {"capacity_tokens": max(tokens * 5 // 4, _LEAST_CAPACITY)} if bounded else {}
-    strategy: Any = made("--strategy", name, capacity)
+    strategy: Any = created("--strategy", name, capacity)
     if not hasattr(strategy, "learn") or not hasattr(strategy, "tokens"):
         raise BenchmarkError(f"strategy {name!r} keeps no memory of tokens")
     for text in _texts(traces, measured):
