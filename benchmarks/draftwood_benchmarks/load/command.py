@@ -123,7 +123,7 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
         busy = other_load.share()
     rows, name = _rows(options.peer, measured, peers), describe_served(chosen, info)
     title = (
-        f"{name}\n{info.default_strategy} after {options.warm} other prompts{told(options.own_text, options.context)}"
+        f"{name}\n{info.default_strategy} after {options.warm} other prompts{title_suffix(options.own_text, options.context)}"
     )
     title += f"{'; sampled' * options.sampled}{warning(busy)}"
     output.draw(lambda axes: draw(rows, title, axes))
