@@ -230,7 +230,7 @@ class Engine:
         return outputs
 
     def _begin(self, output: SchedulerOutput, started: float, outputs: list[StepOutput]) -> BegunStep | None:
-        """Begins a step; None if there is nothing to do, or the step failed, which `outputs` tells then."""
+        """Begins a step; None if there is nothing to do, or if the step failed: then `outputs` has the errors."""
         self._live.start((one.sequence for one in output.scheduled), started)
         drafts = self._policy.propose(output.scheduled, output.prompts_wait and not self._runner.mixed_batches)
         scheduled = drafts.scheduled

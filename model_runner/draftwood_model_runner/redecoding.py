@@ -116,7 +116,7 @@ class Redecoding(PlainDecoding):
 
     @property
     def waits(self) -> bool:
-        """Never: each step is the caller's."""
+        """Always false: the caller makes each step."""
         return False
 
     def step(self) -> None:

@@ -79,7 +79,7 @@ def table_arrays(rows: Int32Array, capacity: int) -> TableArrays:
 
 
 _LAST_CLOCK = 2**31 - 1
-"""What `WRITTEN` can hold, some 8 days at 64 sequences and 50 steps a second. Then the table begins anew."""
+"""What `WRITTEN` can hold, some 8 days at 64 sequences and 50 steps a second. Then the table is cleared."""
 
 
 class SuccessorTable:

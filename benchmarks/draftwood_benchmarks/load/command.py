@@ -30,6 +30,7 @@ from draftwood_benchmarks.harness.prompts import (
     PromptsOption,
     SampledOption,
     read_prompts,
+    title_suffix,
     with_length,
 )
 from draftwood_benchmarks.harness.report import BenchmarkError, PictureOptions, Rows, console
@@ -122,9 +123,8 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
         info, measured, peers = uvloop.run(measuring)
         busy = other_load.share()
     rows, name = _rows(options.peer, measured, peers), describe_served(chosen, info)
-    title = (
-        f"{name}\n{info.default_strategy} after {options.warm} other prompts{title_suffix(options.own_text, options.context)}"
-    )
+    conditions = title_suffix(options.own_text, options.context)
+    title = f"{name}\n{info.default_strategy} after {options.warm} other prompts{conditions}"
     title += f"{'; sampled' * options.sampled}{warning(busy)}"
     output.draw(lambda axes: draw(rows, title, axes))
     output.report(

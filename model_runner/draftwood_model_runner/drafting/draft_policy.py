@@ -6,7 +6,7 @@ A draft passes these decisions, in this order:
 3. A tree has at most the nodes that the request allows, is no deeper than what is left to write, and keeps to the
    limits of the runner.
 4. Of all trees of a step, the nodes are verified that are worth their time by the step-time model (`budget`); where
-   branches cost more than they bring, those of chains (`chains`).
+   branches cost more than they gain, those of chains (`chains`).
 Which sources of a hybrid are asked is decided by the hybrid itself: that changes what a draft costs, not how much of
 it is verified.
 """

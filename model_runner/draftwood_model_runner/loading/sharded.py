@@ -70,7 +70,7 @@ def _load_rank(path_or_id: str, device: str, options: dict[str, Any]) -> LoadedM
 
 
 def _sharding() -> dict[str, Any]:
-    """How `from_pretrained` is told to shard, which changes with versions of transformers."""
+    """The argument that lets `from_pretrained` shard; its name changes with versions of transformers."""
     from transformers.distributed.configuration_utils import DistributedConfig
 
     if "tp_plan" in signature(DistributedConfig).parameters:

@@ -257,8 +257,8 @@ class Runner(Protocol):
 
 
 class StateUse(NamedTuple):
-    """Bytes of states of recurrent layers: those that live sequences hold, and those kept for later ones that begin
-    alike."""
+    """Bytes of states of recurrent layers: those that live sequences hold, and those kept for later ones with
+    the same prefix."""
 
     held: int = 0
     cached: int = 0

@@ -97,8 +97,8 @@ class Trial(NamedTuple):
         return Draft(DraftTree.of(self.path), range(PATH))
 
     def drafted(self, model: Stepper, draft: Draft) -> torch.Tensor:
-        """Logits [1 + PATH, vocab] from the last token of the prompt on, along the path of a draft, which hangs under a
-        token that needs none before.
+        """Logits [1 + PATH, vocab] from the last token of the prompt on, along the path of a draft. The
+        token before that one is in the same batch row and needs no logits.
 
         The context is committed before in two steps, in pages that are no neighbours.
         """

@@ -2,7 +2,7 @@
 
 Between tenants this is the Virtual Token Counter (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024):
 the service of each tenant is counted in tokens over its weight, the least served is next, and a tenant that was idle
-starts level with the least served of the others, so that idle time gives no claim. What it had been served beyond that
+starts level with the least served of the others, so idle time earns no credit. What it had been served beyond that
 still counts, so that going idle for a moment forgives nothing.
 """
 

@@ -1,4 +1,4 @@
-"""The page tables of live sequences. Sequences that begin alike share pages. No torch.
+"""The page tables of live sequences. Sequences with the same prefix share pages. No torch.
 
 Memory is paged as in vLLM (Kwon et al., 2023, arXiv 2309.06180): a sequence holds the pages for its tokens and a little
 growth, not for the longest output that it may write. A sequence that begins like an earlier one of its tenant holds the

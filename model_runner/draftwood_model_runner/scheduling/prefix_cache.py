@@ -4,8 +4,8 @@ A block is the tokens of one full page. As in vLLM's automatic prefix caching it
 the block before it: SHA-256, so that no other prefix has the same. The first block of a prefix follows its tenant, so
 that no look-up ever sees a page of another tenant.
 
-A sequence that waits is asked about in every step. So what was found for it is kept (`CachedPrefix`): its blocks are
-hashed once, and looked up again only after pages were given up.
+A waiting sequence is looked up in every step, so what was found for it is kept (`CachedPrefix`): its blocks are hashed
+once, and looked up again only after pages were forgotten.
 """
 
 from __future__ import annotations

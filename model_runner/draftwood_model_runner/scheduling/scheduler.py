@@ -37,7 +37,7 @@ class Scheduler:
     tenant uses the others' for as long as they leave them (`SlotShares`). When one asks for its own, the last by rank
     of the tenant that holds the most is preempted: it loses its keys and values, which stay cached while there is
     room, and waits at its rank. The same happens when a tenant was served much more than another, and when a running
-    sequence needs more memory than there is. A step always runs the last that would give way, so there is always
+    sequence needs more memory than there is. The sequence that would be preempted last always runs, so there is always
     progress.
 
     A decoding sequence runs in every step unless its grammar's mask is not computed yet. A tenant above its share skips

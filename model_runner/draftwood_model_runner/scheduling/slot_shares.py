@@ -91,7 +91,7 @@ class SlotShares:
             assert all(sequence.request.tenant == tenant for sequence in sequences)
 
     def _preemption_order(self, tenants: Iterable[str], keeps: Callable[[str], int]) -> Iterator[Sequence]:
-        """As `preemption_order`, for these tenants; `keeps` tells how many sequences each keeps."""
+        """As `preemption_order`, for these tenants; `keeps` returns how many sequences each keeps."""
         weight, served = self._queue.weight, self._queue.served
         heap = []
         for tenant in tenants:

@@ -216,7 +216,7 @@ class Corpus:
                 history.request.keep_alive(False)
 
     def reset(self) -> None:
-        """SGLang's caches are cleared. What tenants' answers taught is no cache of the engine, and stays."""
+        """SGLang's caches are cleared. Tenants' memories are no cache of the engine, and stay."""
 
     def load_external_corpus_named(self, corpus_id: str, chunks: object) -> int:
         """Raises ValueError: memories belong to tenants, and are warmed by `draftwood memory`."""

@@ -2,8 +2,8 @@
 
 The choice is that of vLLM's adaptive verification, carried over to trees: sort the scores of all sequences' nodes,
 and take as many as maximise (tokens that the step runs anyway + sum of the best scores) / step time. Scores never grow
-along a path, so the best nodes are a tree. A prompt's token counts like one that is written: beside a prompt drafts are
-narrow, lest its first token come late.
+along a path, so the best nodes are a tree. A prompt's token counts like one that is written, so drafts beside a prompt
+are narrow and do not delay its first token.
 """
 
 from __future__ import annotations

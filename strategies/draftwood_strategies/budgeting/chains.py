@@ -1,5 +1,5 @@
 """Chains out of draft trees, for engines that verify one continuation of a sequence and no tree, or where branches cost
-more than they bring.
+more than they gain.
 
 A chain is the path of a tree with the most accepted tokens to be expected, less what its tokens cost: the sum of its
 scores above a least score. So it ends where the next token is not worth its time in the batch.

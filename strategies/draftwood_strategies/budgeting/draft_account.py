@@ -124,7 +124,7 @@ class DraftAccount:
         return bool(self._row["pause"][0] > LONGEST_PAUSES[1])
 
     def clear(self) -> None:
-        """Begins anew: costs so far are forgiven."""
+        """Resets the account: costs so far are forgiven."""
         _clear(self.address, LEAST_CREDIT)
 
     def fault(self) -> str:

@@ -182,7 +182,7 @@ class GuardedDrafter:
     def limit_cost(self) -> None:
         """Drafting took more than it may: suspends it, or of its parts the slowest; ends it if one call took too long.
 
-        Drafts are a matter of the step's time and of the text: what does not pay now may pay later.
+        Whether drafts pay depends on the step's time and on the text, so they may pay later.
         """
         if self.drafter is None:
             return

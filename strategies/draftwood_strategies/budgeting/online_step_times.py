@@ -1,8 +1,8 @@
 """What a step costs, learned from the steps of an engine that serves: there is no time to measure before it does.
 
-It begins with a shape of the curve: wide steps are cheap. Drafting then shows what they cost, which a guess the other
-way would never find out. What a step without drafts costs shows in such steps only, so one is made where that is
-unknown.
+It starts with an assumed curve on which wide steps are cheap, so that drafts are tried and their steps show the cost.
+If wide steps were assumed expensive, nothing would be drafted, and the cost would never be learned. The cost of a step
+without drafts shows in such steps only, so one is made if that is unknown.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _WARM_UP_STEPS, _OUTLIER_FACTOR = 3, 2.0
 first time allocate, compile, or wait for other ranks to do so."""
 _FORGET_AFTER = 256, 4096
 """Steps without a draft of some size after which what it cost is forgotten: at first, and at most, doubling each time.
-A step shows it again. Other load may have made drafts look dear, above all at the start."""
+A step shows it again. Other load may have made drafts look expensive, above all at the start."""
 
 
 class OnlineStepTimes:
     """The step-time model of an engine whose steps are only watched: `StepTimes` where nothing can be measured.
 
     There is a curve over tokens for each number of sequences, to a power of 2: a token costs more as a sequence's only
-    one than as a draft, and in a common curve steps of many sequences would make the drafts of few look dear.
+    one than as a draft, and in a common curve steps of many sequences would make the drafts of few look expensive.
     """
 
     def __init__(self) -> None:

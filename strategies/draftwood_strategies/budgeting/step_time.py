@@ -150,8 +150,8 @@ class StepTimes:
         per_draft: seconds that every further sequence adds which has a draft, beside its tokens: kernels of attention
             for several tokens of a sequence may cost more than the one for a single token.
         per_change: seconds that a step takes longer after one of another number of tokens: OpenVINO prepares each
-            operation anew for other shapes.
-        per_branch: what each path of a draft tree adds, beside its nodes and but the first.
+            operation again for other shapes.
+        per_branch: seconds that each path of a draft tree after the first one adds, beside its nodes.
         per_padding: what each token adds that a step of more than `BLOCK` tokens lacks to a multiple of it: oneDNN
             computes wide matrices, such as the output head, in whole blocks of 64 rows from the second block on. So 65
             tokens may take as long as 128.
@@ -247,7 +247,7 @@ def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTim
     Sizes are timed in turn, round after round, and the fastest run of each counts, so that a burst of other load does
     not distort the curve. Each is run twice in a row and the second run is timed: a step after one of another size may
     take longer (`StepTimes`), which does not show where a step is long. A size that took longer than a larger one was
-    slowed down, as by weights that its first run lays out anew, and is timed again.
+    slowed down, as by weights that its first run lays out, and is timed again.
 
     Args:
         largest: the largest size of interest.

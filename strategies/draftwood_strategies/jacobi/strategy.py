@@ -47,7 +47,7 @@ class JacobiStrategy:
             narrower where W columns do not fit.
         ngram: N, the length of the n-grams, 3 to 16.
         guesses: G, the greatest number of n-grams verified in a step, 1 to 64. W 10, N 5 and G 10 are published
-            values; docs/decisions has what they bring.
+            values; docs/decisions has what they gain.
         pool_keys: the greatest number of first tokens in a pool, 1 to 2^20.
 
     Attributes:
@@ -186,7 +186,7 @@ class JacobiDrafter:
         """The tenant's pool keeps the n-grams."""
 
     def _random_tokens(self) -> Iterator[int]:
-        """Tokens of the prompt, drawn anew for each window."""
+        """Tokens of the prompt, drawn for each window."""
         random = np.random.default_rng(_SEED)
         while True:
             yield from self._prompt[random.integers(0, self._prompt.shape[0], 64)].tolist()

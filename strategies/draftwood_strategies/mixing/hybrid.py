@@ -1,7 +1,7 @@
 """The hybrid strategy: several strategies under one budget, as one tree.
 
 Each part drafts on its own; their trees, and the successor table of `recycling`, are mixed node by node with learned
-weights (see `candidates`). A part that costs more than drafts bring is suspended for some of them, and one that fails
+weights (see `candidates`). A part that costs more than drafts gain is suspended for some of them, and one that fails
 is left out for the rest of its sequence.
 """
 

@@ -64,7 +64,7 @@ class CudaLayout:
 _SEQUENCES = 16
 """With recurrent layers that are live at once, where nobody says how many."""
 _MOST_KEPT = 256
-"""States that are kept for sequences that begin alike, at most."""
+"""States that are kept for sequences with the same prefix, at most."""
 
 
 class CudaRunner:

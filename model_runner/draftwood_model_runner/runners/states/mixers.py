@@ -122,7 +122,7 @@ class Mixer:
     Attributes:
         index: which of the model's.
         part: the module.
-        one_by_one: it takes several tokens at the beginning only, and then one after the other.
+        one_by_one: once it has a state, it must be given one token at a time.
         scans: all tokens of a step are computed in one call, see `scan`.
     """
 

@@ -20,7 +20,7 @@ def accept_paths(
     sampled_stride,
     NODES: tl.constexpr,
 ):
-    """The moves that bring keys and values of accepted nodes behind the committed ones: one program a batch row.
+    """The moves of keys and values of accepted nodes to their place after the committed ones: one program a batch row.
 
     Args:
         sampled: int32[row, ...] with the stride given, the token after each row of logits.

@@ -2,7 +2,7 @@
 
 The runner knows sequences by their pages only, as `runners.torch.states.memory`: what a sequence writes next lies in
 pages that no other holds, so its state is known by the last page that it wrote to. All of this is on the host: rows
-are given away anew in the order of the steps, which is that of the device.
+are reused in the order of the steps, which is that of the device.
 """
 
 from __future__ import annotations
