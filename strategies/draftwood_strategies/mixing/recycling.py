@@ -33,7 +33,7 @@ class RecyclingStrategy:
 
     top_k = WIDTH
 
-    def __init__(self, *, capacity_contexts: Annotated[int, Range(least=SuccessorTable.LEAST)] = 1 << 17) -> None:
+    def __init__(self, *, capacity_contexts: Annotated[int, Range(minimum=SuccessorTable.LEAST)] = 1 << 17) -> None:
         check(read_options(RecyclingStrategy), {"capacity_contexts": capacity_contexts})
         self.successors = SuccessorTable(capacity_contexts)
         self._mixer = Mixer(self.successors)

@@ -81,7 +81,7 @@ class TrieStrategy:
         branch_length: Annotated[int, Range(1, DEEPEST)] = 32,
         learn: Literal["outputs", "prompts", "both"] = "outputs",
         prompt_weight: Annotated[float, Range(0, 1000, open=True)] = 1.0,
-        capacity_tokens: Annotated[int, Range(least=LEAST_TOKENS)] = 1_000_000,
+        capacity_tokens: Annotated[int, Range(minimum=LEAST_TOKENS)] = 1_000_000,
     ) -> None:
         given = {"branch_length": branch_length, "learn": learn, "prompt_weight": prompt_weight}
         check(read_options(TrieStrategy), given | {"capacity_tokens": capacity_tokens})

@@ -20,8 +20,8 @@ Model = Callable[[list[int]], int]
 
 def let_drafting_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule of these engines takes microseconds, so that drafts would not pay."""
-    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
-    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
+    monkeypatch.setattr(draft_account, "MIN_CREDIT_SECONDS", 1e9)
+    monkeypatch.setattr(draft_account, "MAX_PAUSES", (0, 0))
     monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
 
 

@@ -133,7 +133,7 @@ def test_grammars_and_log_probabilities_on_the_device(monkeypatch: pytest.Monkey
     plain = run(served("llama", "torch"), None, params, grammar=RandomGrammar(VOCAB), outputs=theirs)
     answers = dict(zip(PROMPTS, (one.output for one in plain), strict=True))
     on_host = Counter[str]()
-    for name in ("pick", "logprobs"):
+    for name in ("sample", "logprobs"):
         original = getattr(TokenSampler, name)
 
         def counted(*arguments: Any, name: str = name, original: Any = original) -> Any:
@@ -145,7 +145,7 @@ def test_grammars_and_log_probabilities_on_the_device(monkeypatch: pytest.Monkey
     sequences = run(served("llama"), oracle, params, grammar=some, outputs=ours)
     assert [one.output for one in sequences] == list(answers.values())
     assert sequences[-1].stats.accepted_tokens > 0
-    assert 0 < on_host["pick"] == on_host["logprobs"] < len(sequences[-1].output)
+    assert 0 < on_host["sample"] == on_host["logprobs"] < len(sequences[-1].output)
     for expected, found in zip(plain, sequences, strict=True):
         of_theirs, of_ours = (
             [logprob for one in steps if one.sequence is sequence for logprob in one.logprobs]
