@@ -101,7 +101,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tupl
     file.write_text(TENANTS)
     with pytest.MonkeyPatch.context() as patch:
         # Else measured times decide how often drafts are tried.
-        patch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
+        patch.setattr(draft_account, "MAX_PAUSES", (0, 0))
         patch.setattr(draft_account, "TRIED_SHARE", math.inf)
         async with serving(tenants_file=file) as running:
             yield running

@@ -31,7 +31,7 @@ from draftwood_model_runner.errors import InvalidInputError
 _RESAMPLES = 2000
 
 
-class _Side(NamedTuple):
+class _Service(NamedTuple):
     """One of the two services.
 
     Attributes:
@@ -79,16 +79,16 @@ def ab(
         chosen = stack.enter_context(chosen_model(model))
         flags = [*chosen.server_flags, "--max-running", str(max(levels)), "--audit-share", "0"]
         extra = stack.enter_context(observed()) if b_observed else ()
-        first = _Side(stack.enter_context(running_server(*flags, *shlex.split(a))))
+        first = _Service(stack.enter_context(running_server(*flags, *shlex.split(a))))
         target = stack.enter_context(running_server(*flags, *shlex.split(b), *extra))
-        second = _Side(target, stack.enter_context(running_gateway(target)).port if b_gateway else None, b_key)
+        second = _Service(target, stack.enter_context(running_gateway(target)).port if b_gateway else None, b_key)
         load = OtherLoad()
         for number, level in progress([(n, level) for n in range(pairs) for level in levels], "pairs"):
             chunk = [*islice(cycle(texts), number * level, (number + 1) * level)]
             rates = {}
-            for side in (second, first) if number % 2 else (first, second):
+            for service in (second, first) if number % 2 else (first, second):
                 tenant = "ab" if b_key else f"round-{number}-{level}"
-                rates[side] = uvloop.run(_rate(side, chunk, max_tokens, tenant))
+                rates[service] = uvloop.run(_rate(service, chunk, max_tokens, tenant))
             ratios[level].append(rates[second] / rates[first])
         busy = load.share()
     rows = [_row(level, ratios[level]) for level in levels]
@@ -98,14 +98,16 @@ def ab(
     output.report(shown, rows, model=chosen.name, busy=busy, **sides)
 
 
-async def _rate(side: _Side, texts: Sequence[str], max_tokens: int, tenant: str) -> float:
+async def _rate(service: _Service, texts: Sequence[str], max_tokens: int, tenant: str) -> float:
     """Tokens per second of these requests at once."""
-    async with AsyncClient(side.target, tenant=None if side.api_key else tenant, api_key=side.api_key) as client:
+    async with AsyncClient(
+        service.target, tenant=None if service.api_key else tenant, api_key=service.api_key
+    ) as client:
         name = (await client.model_info()).model  # also connects before the clock starts
         asked = [
             _over_grpc(client, text, max_tokens)
-            if side.gateway is None
-            else _through(side.gateway, side.api_key, name, text, max_tokens, tenant)
+            if service.gateway is None
+            else _through(service.gateway, service.api_key, name, text, max_tokens, tenant)
             for text in texts
         ]
         began = time.perf_counter()

@@ -103,7 +103,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Comparison:
     """A pass with drafts, and the passes with drafting off and by transformers that were measured beside it."""
 
     drafted: Pass
@@ -164,28 +164,28 @@ def _service(with_what: str, *flags: str) -> Iterator[str]:
         yield target
 
 
-def _measure(target: str, measured: list[str], others: list[str], show: int) -> tuple[Beside, Beside]:
+def _measure(target: str, measured: list[str], others: list[str], show: int) -> tuple[Comparison, Comparison]:
     """(cold, warm): with an empty memory, and with one that has learned from `others`."""
-    cold, warm = Beside(Pass("cold")), Beside(Pass("warm"))
+    cold, warm = Comparison(Pass("cold")), Comparison(Pass("warm"))
     with Client(target) as client:
         console.print(f"The service listens on {target}: {client.model_info().model}.")
         generate = _transformers_generate()
 
-        def baselines(text: str, beside: Beside) -> None:
+        def baselines(text: str, comparison: Comparison) -> None:
             started = time.perf_counter()
-            beside.reference.outputs.append(generate(text))
-            beside.reference.seconds += time.perf_counter() - started
-            _ask(client, text, beside.plain, drafting=False)
+            comparison.reference.outputs.append(generate(text))
+            comparison.reference.seconds += time.perf_counter() - started
+            _ask(client, text, comparison.plain, drafting=False)
 
-        def compare(beside: Beside, tenant: str, title: str) -> None:
+        def compare(comparison: Comparison, tenant: str, title: str) -> None:
             for text in measured[:show]:
-                baselines(text, beside)
-                _show(client, text, beside.drafted, title, tenant=tenant)
+                baselines(text, comparison)
+                _show(client, text, comparison.drafted, title, tenant=tenant)
             for text in progress(measured[show:], f"transformers, off, {title}"):
-                baselines(text, beside)
-                _ask(client, text, beside.drafted, tenant=tenant, strategy="trie")
+                baselines(text, comparison)
+                _ask(client, text, comparison.drafted, tenant=tenant, strategy="trie")
 
-        baselines((others or measured)[0], Beside(Pass("first")))  # the first run is slower
+        baselines((others or measured)[0], Comparison(Pass("first")))  # the first run is slower
         compare(cold, "demo-cold", "trie from empty memory")
         for text in progress(others, "other questions, to warm up"):
             _ask(client, text, Pass("warm-up"), tenant="demo-warm", strategy="trie")

@@ -80,7 +80,7 @@ class RecallStrategy:
     def start(self, prompt: npt.NDArray[np.int32]) -> RecallDrafter:
         return RecallDrafter(self, prompt.tolist(), learns=True)
 
-    def start_reading(self, prompt: npt.NDArray[np.int32]) -> RecallDrafter:
+    def start_read_only(self, prompt: npt.NDArray[np.int32]) -> RecallDrafter:
         return RecallDrafter(self, prompt.tolist(), learns=False)
 
 

@@ -56,7 +56,7 @@ def test_scores_follow_what_came_true() -> None:
 
 def test_a_request_that_may_not_be_learned_leaves_nothing() -> None:
     strategy = RecallStrategy()
-    drafter = strategy.start_reading(ids(1, 2, 3, 1, 2))
+    drafter = strategy.start_read_only(ids(1, 2, 3, 1, 2))
     assert drafter.propose(4).tokens.size
     drafter.observe(ids(9), None)
     drafter.close()

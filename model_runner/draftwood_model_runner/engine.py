@@ -10,7 +10,7 @@ from pathlib import Path
 
 from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.drafting.draft_policy import DraftPolicy
-from draftwood_model_runner.drafting.overlap import Overlap
+from draftwood_model_runner.drafting.microbatches import MicrobatchPolicy
 from draftwood_model_runner.drafting.step_measuring import measure_step_times
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import (
@@ -34,7 +34,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_model_runner.statistics import EngineCounts
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.budgeting.watchdog import Watchdog
-from draftwood_strategies.native import Int32Array, sizes_between
+from draftwood_strategies.native import Int32Array, segment_sizes
 
 __all__ = ["Engine", "EngineConfig"]
 
@@ -45,7 +45,7 @@ _MASK_SECONDS = 0.001
 """How long a step without work waits for a mask; a request that arrives meanwhile waits as long."""
 _WIDE = 512
 """Tokens of the largest step that is measured at the start on a GPU. From some hundred tokens on, its arithmetic takes
-longer than reading the weights, and only measured times tell from how many (`Overlap`)."""
+longer than reading the weights, and only measured times tell from how many (`MicrobatchPolicy`)."""
 
 
 class Engine:
@@ -75,7 +75,7 @@ class Engine:
             largest = max(1 + config.max_draft_nodes, _WIDE if self._runner.is_asynchronous else 0)
             step_times = measure_step_times(self._runner, model.max_context, largest)
         self._policy = DraftPolicy(model.vocab_size, self._runner.draft_limits, step_times, watchdog)
-        self._overlap = Overlap(step_times if self._runner.is_asynchronous else None)
+        self._microbatches = MicrobatchPolicy(step_times if self._runner.is_asynchronous else None)
         self._in_flight: BegunStep | None = None
         self._live = LiveSequences(model, self._scheduler, self._policy)
         self._masking = background_threads(1, "mask")
@@ -146,14 +146,14 @@ class Engine:
         """Lets a paused sequence run again as soon as a slot is free; does nothing for any other."""
         self._scheduler.resume(sequence)
 
-    def draft_from(self, rows: Int32Array) -> None:
-        """Gives strategies that take it a successor table that is no tenant's (`TakesModelRows`)."""
-        self._policy.model_rows = rows
+    def set_model_table(self, rows: Int32Array) -> None:
+        """Gives strategies that take it a successor table that is no tenant's (`UsesModelTable`)."""
+        self._policy.model_table = rows
 
     def own_text(self, tokens: int, cache: Path | None) -> OwnText:
-        """What the model writes by itself, in steps that the caller makes while the engine has no work; drafts begin
-        from it (`draft_from`). `step` pauses it, so that its pages are free for what the engine runs. One at a time: it
-        ends the one before.
+        """What the model writes by itself, in steps that the caller makes while the engine has no work; its successor
+        table is set for all tenants (`set_model_table`). `step` pauses it, so that its pages are free for what the
+        engine runs. One at a time: it ends the one before.
 
         Args:
             tokens, cache: as for `OwnText`.
@@ -161,7 +161,7 @@ class Engine:
         if self._own_text is not None:
             self._own_text.close()
         at_once = self._scheduler.max_running
-        self._own_text = OwnText(self.model, self._runner, self._pool, at_once, tokens, cache, self.draft_from)
+        self._own_text = OwnText(self.model, self._runner, self._pool, at_once, tokens, cache, self.set_model_table)
         return self._own_text
 
     def redecode(self, answer: Answer) -> Redecoding:
@@ -199,8 +199,8 @@ class Engine:
         """Schedules, drafts, runs the model once, verifies, commits. Returns what was written, sequence by sequence.
 
         If it pays, the step that begins has half of the sequences, a microbatch, and stays in flight while that of the
-        other half ends (`Overlap`). What a sequence wrote in a step that ends after it was preempted or cancelled is
-        dropped.
+        other half ends (`MicrobatchPolicy`). If a sequence was preempted or cancelled before its step ended, what it
+        wrote in that step is dropped.
 
         An error in the model ends the sequences of this step with it; one in the part of a single sequence, or its
         deadline, ends that one. If the device's memory does not suffice, half of the sequences wait for a while.
@@ -213,7 +213,7 @@ class Engine:
             work.pause()
         outputs = self._live.expire(started)
         earlier, self._in_flight = self._in_flight, None
-        microbatch = self._overlap.microbatch(self.running)
+        microbatch = self._microbatches.microbatch(self.running)
         scheduled = self._scheduler.schedule(() if earlier is None else earlier.sequences, microbatch)
         begun = self._begin(scheduled, started, outputs)
         if earlier is not None:
@@ -230,15 +230,15 @@ class Engine:
         return outputs
 
     def _begin(self, output: SchedulerOutput, started: float, outputs: list[StepOutput]) -> BegunStep | None:
-        """Begins a step; None if there is nothing to do, or the step failed, which `outputs` tells then."""
+        """Begins a step; None if there is nothing to do, or if the step failed: then `outputs` has the errors."""
         self._live.start((one.sequence for one in output.scheduled), started)
         drafts = self._policy.propose(output.scheduled, output.prompts_wait and not self._runner.mixed_batches)
         scheduled = drafts.scheduled
         if not scheduled:
             return None
-        batch = lay_out_step(drafts, self._pool, self._policy.least_score(drafts))
+        batch = lay_out_step(drafts, self._pool, self._policy.min_score(drafts))
         try:
-            on_device = self._runner.begin(batch, self._policy.top_k(drafts), self._live.choosers(scheduled))
+            on_device = self._runner.begin(batch, self._policy.top_k(drafts), self._live.samplers(scheduled))
         except DeviceLostError:
             raise
         except Exception as error:
@@ -268,7 +268,7 @@ class Engine:
                 output.sequence.grammar.prepare(self._masking)
         ended = time.perf_counter()
         if step.only_decodes:
-            self._overlap.observe(step.batch, step.host_seconds + ended - began)
+            self._microbatches.observe(step.batch, step.host_seconds + ended - began)
         self.counts = self.counts.plus(EngineCounts(steps=1, model_seconds=seconds))
         for sequence, _ in step.scheduled:
             sequence.stats.model_seconds += seconds
@@ -281,7 +281,7 @@ class Engine:
         paths = step.on_device.verify([row for row, _ in writing])
         for _, (sequence, tokens) in valid:
             sequence.committed += tokens
-        drafted, written = (sizes_between(feedback.begins) - 1).tolist(), dict[int, StepOutput]()
+        drafted, written = (segment_sizes(feedback.offsets) - 1).tolist(), dict[int, StepOutput]()
         for (row, sequence), path in zip(writing, paths, strict=True):
             output = self._live.write(sequence, path, drafted[row])
             if isinstance(output, StepOutput):

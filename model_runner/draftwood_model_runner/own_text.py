@@ -20,7 +20,7 @@ from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.redecoding import PlainDecoding
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
 from draftwood_model_runner.runners.base import Predictions, Runner
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.native import Int32Array
@@ -75,7 +75,7 @@ class OwnText(PlainDecoding):
         self._length = min(_TEXT_TOKENS, tokens, model.max_context - self._beginning.size - 1)
         self._texts = -(-tokens // self._length) if self._length > 0 else 0
         self._begun = 0
-        self._writing: dict[Sequence, TokenChooser] = {}
+        self._writing: dict[Sequence, TokenSampler] = {}
         self._table = SuccessorTable(_CONTEXTS)
         if self._file is not None and self._file.exists():
             try:
@@ -116,7 +116,7 @@ class OwnText(PlainDecoding):
             )
             sequence = Sequence(request)
             constraints = model.defaults.constraints
-            self._writing[sequence] = TokenChooser(sequence, model.eos_token_ids, model.vocab_size, constraints)
+            self._writing[sequence] = TokenSampler(sequence, model.eos_token_ids, model.vocab_size, constraints)
         self._begun = end
 
     def _write(self, sequence: Sequence, predictions: Predictions) -> None:
@@ -126,10 +126,10 @@ class OwnText(PlainDecoding):
         latest = sequence.tokens(max(sequence.length - ORDERS, 0), min(sequence.length, ORDERS))
         tail[ORDERS - latest.size :] = latest
         top_tokens = np.ascontiguousarray(predictions.top_tokens, np.int32)
-        self._table.note(tail, tail[-1:], _ROOT, top_tokens)
-        chooser = self._writing[sequence]
-        token = chooser.pick(predictions.logits[0], [int(predictions.tokens[0])])
-        chooser.remember(token)
+        self._table.update(tail, tail[-1:], _ROOT, top_tokens)
+        sampler = self._writing[sequence]
+        token = sampler.sample(predictions.logits[0], [int(predictions.tokens[0])])
+        sampler.accept(token)
         sequence.output.append(token)
 
     def _show(self, rows: Int32Array) -> None:

@@ -11,7 +11,7 @@ from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.runners.base import Predictions, Runner
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.sampling.output_text import OutputText
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import EMPTY_TREE
@@ -110,13 +110,13 @@ class Redecoding(PlainDecoding):
         self.difference: Difference | None = None
         self._answer = answer
         eos = model.eos_token_ids
-        self._chooser = TokenChooser(self.sequence, eos, model.vocab_size, model.defaults.constraints)
+        self._sampler = TokenSampler(self.sequence, eos, model.vocab_size, model.defaults.constraints)
         decoder = model.tokenizer.stream(request.prompt, request.include_special_tokens)
         self._text = OutputText(decoder, request.stop, eos)
 
     @property
     def waits(self) -> bool:
-        """Never: each step is the caller's."""
+        """Always false: the caller makes each step."""
         return False
 
     def step(self) -> None:
@@ -132,11 +132,11 @@ class Redecoding(PlainDecoding):
     def _compare(self, predictions: Predictions) -> None:
         output, written = self.sequence.output, self._answer.output
         logits = predictions.logits[0]
-        token = self._chooser.pick(logits, [int(predictions.tokens[0])])
+        token = self._sampler.sample(logits, [int(predictions.tokens[0])])
         if token != written[len(output)]:
-            self._differ(len(output), self._chooser.margin(logits, written[len(output)]))
+            self._differ(len(output), self._sampler.margin(logits, written[len(output)]))
             return
-        self._chooser.remember(token)
+        self._sampler.accept(token)
         output.append(token)
         _, finish = self._text.push(token)
         complete = len(output) == len(written)

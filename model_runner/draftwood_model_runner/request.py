@@ -141,7 +141,7 @@ class Request:
         strategy_name: registered name of the drafting strategy; "none" disables drafting.
         strategy_options: that it is made with.
         max_draft_nodes: cap on the draft nodes of one step; 0 disables drafting.
-        learns: strategies may learn from the request; if not, one that is not `Readable` drafts nothing for it.
+        learns: strategies may learn from the request; if not, one that is not `SupportsReadOnly` drafts nothing for it.
         format: the grammar that the output follows; None for any output.
         include_special_tokens: the text of special tokens is part of the output text.
         tenant: owner of the request. Tenants share the engine by weight and never share cached prefixes.

@@ -21,7 +21,7 @@ class EngineCounts(NamedTuple):
 
     Attributes:
         microbatches: steps of half of the sequences, in flight while the host worked on the others, see
-            `drafting.overlap`.
+            `drafting.microbatches`.
     """
 
     steps: int = 0

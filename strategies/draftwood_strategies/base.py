@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from draftwood_strategies.draft import DraftTree, DraftTrees
-from draftwood_strategies.native import Int32Array, runs_in
+from draftwood_strategies.native import Int32Array, segment_indices
 from draftwood_strategies.successors import SuccessorTable
 
 
@@ -48,30 +48,30 @@ class StepFeedback:
     Attributes:
         tokens, parents, predictions, top_tokens: as in `Feedback`; parents are counted from the beginning of their
             tree. `top_tokens` may have more columns than the strategy's `top_k`.
-        begins: int32[s + 1]; the nodes of tree i, its node 0 first, are `begins[i]` to `begins[i + 1]`.
+        offsets: int32[s + 1]; the nodes of tree i, its node 0 first, are `offsets[i]` to `offsets[i + 1]`.
     """
 
     tokens: Int32Array
     parents: Int32Array
     predictions: Int32Array
     top_tokens: Int32Array | None
-    begins: Int32Array
+    offsets: Int32Array
 
     @classmethod
     def of(cls, feedback: Feedback) -> StepFeedback:
         """That of a single sequence."""
-        begins = np.array([0, feedback.tokens.shape[0]], np.int32)
-        return cls(feedback.tokens, feedback.parents, feedback.predictions, feedback.top_tokens, begins)
+        offsets = np.array([0, feedback.tokens.shape[0]], np.int32)
+        return cls(feedback.tokens, feedback.parents, feedback.predictions, feedback.top_tokens, offsets)
 
     def of_row(self, sequence: int) -> slice:
         """Where the nodes of a sequence are."""
-        return slice(int(self.begins[sequence]), int(self.begins[sequence + 1]))
+        return slice(int(self.offsets[sequence]), int(self.offsets[sequence + 1]))
 
     def part(self, sequences: SequenceOf[int]) -> StepFeedback:
         """That of some of the sequences, at least one."""
-        nodes, begins = runs_in(self.begins, sequences)
+        nodes, offsets = segment_indices(self.offsets, sequences)
         top_tokens = None if self.top_tokens is None else self.top_tokens[nodes]
-        return StepFeedback(self.tokens[nodes], self.parents[nodes], self.predictions[nodes], top_tokens, begins)
+        return StepFeedback(self.tokens[nodes], self.parents[nodes], self.predictions[nodes], top_tokens, offsets)
 
     def feedback(self, sequence: int, top_k: int) -> Feedback:
         """That of one sequence, for a strategy with this `top_k`."""
@@ -113,11 +113,11 @@ class PromptIndexer(Protocol):
     """What a drafter offers besides that indexes its prompt: it does so in pieces, so that a long prompt holds up no
     step of the other sequences."""
 
-    def index_prompt(self, most: int) -> int:
-        """Indexes the next tokens of the prompt, `most` at most (most >= 1); fewer only at its end.
+    def index_prompt(self, max_tokens: int) -> int:
+        """Indexes the next tokens of the prompt, `max_tokens` at most (max_tokens >= 1); fewer only at its end.
 
-        Called once or more before the first `propose`, until it has indexed fewer than `most`. If `propose` is called
-        before that, it indexes the rest first; `observe` and `close` do not.
+        Called once or more before the first `propose`, until it has indexed fewer than `max_tokens`. If `propose` is
+        called before that, it indexes the rest first; `observe` and `close` do not.
 
         Returns:
             How many tokens that were. One that is written into several indexes counts for each.
@@ -182,21 +182,21 @@ class BatchStrategy(Strategy, Protocol):
         """
 
     def observe_all(
-        self, drafters: SequenceOf[Any], accepted: Int32Array, begins: Int32Array, feedback: StepFeedback | None
+        self, drafters: SequenceOf[Any], accepted: Int32Array, offsets: Int32Array, feedback: StepFeedback | None
     ) -> None:
         """For each drafter what its `observe` does, in this order.
 
         Args:
             accepted: int32[a], what all sequences wrote, one after the other.
-            begins: int32[s + 1]; sequence i wrote `accepted[begins[i] : begins[i + 1]]`, at least one token.
+            offsets: int32[s + 1]; sequence i wrote `accepted[offsets[i] : offsets[i + 1]]`, at least one token.
         """
 
 
 @runtime_checkable
-class Readable(Protocol):
+class SupportsReadOnly(Protocol):
     """What a strategy offers besides for requests that nothing may be learned from."""
 
-    def start_reading(self, prompt: Int32Array) -> Drafter:
+    def start_read_only(self, prompt: Int32Array) -> Drafter:
         """As `Strategy.start`, of a drafter that changes nothing of what sequences share."""
 
 
@@ -221,10 +221,10 @@ class Guesses(Protocol):
 
 
 @runtime_checkable
-class TakesModelRows(Protocol):
+class UsesModelTable(Protocol):
     """What a strategy offers besides to draft from what the model itself wrote for no tenant (`own_text`)."""
 
-    def take_model_rows(self, rows: Int32Array) -> None:
+    def set_model_table(self, rows: Int32Array) -> None:
         """Called before its first drafter is started.
 
         Args:

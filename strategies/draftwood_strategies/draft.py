@@ -16,7 +16,7 @@ from draftwood_strategies.invariants import MalformedTreeError as MalformedTreeE
 from draftwood_strategies.invariants import check_array, check_trees
 from draftwood_strategies.native import Float32Array as Float32Array
 from draftwood_strategies.native import Int32Array as Int32Array
-from draftwood_strategies.native import compiled, sizes_between
+from draftwood_strategies.native import compiled, segment_sizes
 from draftwood_strategies.tree_index import NO_NODE, TreeIndex, insert, unlinked
 
 
@@ -86,13 +86,13 @@ class DraftTrees:
     Attributes:
         tokens, parents, scores: int32[n], int32[n] and float32[n], as in `DraftTree`; parents are counted from the
             beginning of their tree.
-        begins: int32[s + 1]; the nodes of tree i are `begins[i]` to `begins[i + 1]`.
+        offsets: int32[s + 1]; the nodes of tree i are `offsets[i]` to `offsets[i + 1]`.
     """
 
     tokens: Int32Array
     parents: Int32Array
     scores: Float32Array
-    begins: Int32Array
+    offsets: Int32Array
 
     @classmethod
     def of(cls, trees: SequenceOf[DraftTree]) -> DraftTrees:
@@ -101,33 +101,33 @@ class DraftTrees:
             tree = trees[0]
             return cls(tree.tokens, tree.parents, tree.scores, np.array([0, len(tree)], np.int32))
         filled = [tree for tree in trees if len(tree)] or [EMPTY_TREE]
-        begins = np.zeros(len(trees) + 1, np.int32)
-        np.cumsum([len(tree) for tree in trees], out=begins[1:])
+        offsets = np.zeros(len(trees) + 1, np.int32)
+        np.cumsum([len(tree) for tree in trees], out=offsets[1:])
         return cls(
             np.concatenate([tree.tokens for tree in filled]),
             np.concatenate([tree.parents for tree in filled]),
             np.concatenate([tree.scores for tree in filled]),
-            begins,
+            offsets,
         )
 
     @classmethod
-    def placed(cls, parts: SequenceOf[tuple[SequenceOf[int], DraftTrees]], sequences: int) -> DraftTrees:
+    def scattered(cls, parts: SequenceOf[tuple[SequenceOf[int], DraftTrees]], sequences: int) -> DraftTrees:
         """Trees for so many sequences, of parts that are each for some of them, in ascending order; others get none."""
         if len(parts) == 1 and len(parts[0][0]) == sequences:
             return parts[0][1]
         sizes = np.zeros(sequences + 1, np.int32)
         for rows, trees in parts:
-            sizes[np.asarray(rows, np.int64) + 1] = sizes_between(trees.begins)
-        begins = np.cumsum(sizes, dtype=np.int32)
+            sizes[np.asarray(rows, np.int64) + 1] = segment_sizes(trees.offsets)
+        offsets = np.cumsum(sizes, dtype=np.int32)
         if len(parts) == 1:
             only = parts[0][1]
-            return cls(only.tokens, only.parents, only.scores, begins)
-        n = int(begins[-1])
-        made = cls(np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.float32), begins)
+            return cls(only.tokens, only.parents, only.scores, offsets)
+        n = int(offsets[-1])
+        made = cls(np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.float32), offsets)
         for rows, trees in parts:
-            starts = begins[np.asarray(rows, np.int64)]
+            starts = offsets[np.asarray(rows, np.int64)]
             nodes = np.arange(trees.tokens.shape[0]) + np.repeat(
-                starts - trees.begins[:-1], sizes_between(trees.begins)
+                starts - trees.offsets[:-1], segment_sizes(trees.offsets)
             )
             made.tokens[nodes], made.parents[nodes], made.scores[nodes] = trees.tokens, trees.parents, trees.scores
         return made
@@ -138,21 +138,21 @@ class DraftTrees:
         return cls(*tree_arrays(sequences, 0))
 
     @classmethod
-    def written(cls, tokens: Int32Array, parents: Int32Array, scores: Float32Array, begins: Int32Array) -> DraftTrees:
+    def written(cls, tokens: Int32Array, parents: Int32Array, scores: Float32Array, offsets: Int32Array) -> DraftTrees:
         """The trees that were written into the beginning of `tree_arrays`."""
-        end = begins.item(-1)
-        return cls(tokens[:end], parents[:end], scores[:end], begins)
+        end = offsets.item(-1)
+        return cls(tokens[:end], parents[:end], scores[:end], offsets)
 
     def __len__(self) -> int:
-        return int(self.begins.shape[0]) - 1
+        return int(self.offsets.shape[0]) - 1
 
     def __getitem__(self, sequence: int) -> DraftTree:
-        begin, end = self.begins[sequence : sequence + 2].tolist()
+        begin, end = self.offsets[sequence : sequence + 2].tolist()
         return DraftTree(self.tokens[begin:end], self.parents[begin:end], self.scores[begin:end])
 
 
 def tree_arrays(sequences: int, nodes: int) -> tuple[Int32Array, Int32Array, Float32Array, Int32Array]:
-    """Tokens, parents, scores and begins, as in `DraftTrees`, with space for so many nodes; `begins` is 0."""
+    """Tokens, parents, scores and offsets, as in `DraftTrees`, with space for so many nodes; `offsets` is 0."""
     return (
         np.empty(nodes, np.int32),
         np.empty(nodes, np.int32),
@@ -203,17 +203,17 @@ def checked_all(proposed: Any, budgets: Int32Array, vocab_size: int | None) -> D
         MalformedTreeError: a tree has more nodes than its budget, or violates an invariant.
         AttributeError: an array is missing.
     """
-    arrays = proposed.tokens, proposed.parents, proposed.scores, proposed.begins
+    arrays = proposed.tokens, proposed.parents, proposed.scores, proposed.offsets
     plain = type(proposed) is DraftTrees and all(type(a) is np.ndarray and a.flags.carray for a in arrays)
     trees = proposed if plain else DraftTrees(*(_plain(array) for array in arrays))
-    check_array("begins", trees.begins, np.int32)
-    begins, n = trees.begins.tolist(), len(trees.tokens)
-    if len(begins) != len(budgets) + 1 or begins[0] != 0 or begins[-1] != n:
-        raise MalformedTreeError(f"begins must delimit {budgets.size} trees of {n} nodes")
-    if not all(0 <= b - a <= most for a, b, most in zip(begins, begins[1:], budgets.tolist(), strict=False)):
-        sizes = sizes_between(trees.begins).tolist()
+    check_array("offsets", trees.offsets, np.int32)
+    offsets, n = trees.offsets.tolist(), len(trees.tokens)
+    if len(offsets) != len(budgets) + 1 or offsets[0] != 0 or offsets[-1] != n:
+        raise MalformedTreeError(f"offsets must delimit {budgets.size} trees of {n} nodes")
+    if not all(0 <= b - a <= most for a, b, most in zip(offsets, offsets[1:], budgets.tolist(), strict=False)):
+        sizes = segment_sizes(trees.offsets).tolist()
         raise MalformedTreeError(f"drafts have at most {budgets.tolist()} nodes, not {sizes}")
-    check_trees(trees.tokens, trees.parents, trees.scores, trees.begins, vocab_size)
+    check_trees(trees.tokens, trees.parents, trees.scores, trees.offsets, vocab_size)
     return cast(DraftTrees, trees)
 
 

@@ -28,9 +28,9 @@ _INVARIANTS = (
 
 
 def check_trees(
-    tokens: Int32Array, parents: Int32Array, scores: Float32Array, begins: Int32Array | None, vocab_size: int | None
+    tokens: Int32Array, parents: Int32Array, scores: Float32Array, offsets: Int32Array | None, vocab_size: int | None
 ) -> None:
-    """Checks several trees in flat arrays, as in `draft.DraftTrees`; one tree, where `begins` is None.
+    """Checks several trees in flat arrays, as in `draft.DraftTrees`; one tree, where `offsets` is None.
 
     Raises:
         MalformedTreeError: an array has another type or length, or a tree violates an invariant.
@@ -46,10 +46,10 @@ def check_trees(
         raise MalformedTreeError(f"tokens, parents and scores must be of one length, not {lengths}")
     index = np.empty(lengths[0] + 1, LINKED_NODE)
     most = _ANY_TOKEN if vocab_size is None else vocab_size
-    bounds = np.array([0, lengths[0]], np.int32) if begins is None else begins
+    bounds = np.array([0, lengths[0]], np.int32) if offsets is None else offsets
     violated, tree, node = _first_violation(tokens, parents, scores, bounds, most, index)
     if violated:
-        at, which = bounds[tree] + node, "" if begins is None else f"tree {tree}: "
+        at, which = bounds[tree] + node, "" if offsets is None else f"tree {tree}: "
         raise MalformedTreeError(
             f"{which}{_INVARIANTS[violated]}, but node {node} has token {tokens[at]}, parent {parents[at]},"
             f" score {scores[at]}"
@@ -68,15 +68,15 @@ def _first_violation(
     tokens: Int32Array,
     parents: Int32Array,
     scores: Float32Array,
-    begins: Int32Array,
+    offsets: Int32Array,
     vocab_size: int,
     index: TreeIndex,
 ) -> tuple[int, int, int]:
     """Index into `_INVARIANTS`, the tree and its node, or (0, 0, 0). `index` is workspace for the largest tree."""
-    for s in range(begins.shape[0] - 1):
-        begin = begins[s]
+    for s in range(offsets.shape[0] - 1):
+        begin = offsets[s]
         index[0].first_child = NO_NODE
-        for i in range(begins[s + 1] - begin):
+        for i in range(offsets[s + 1] - begin):
             token, parent, score = tokens[begin + i], parents[begin + i], scores[begin + i]
             if parent < NO_NODE or parent >= i:
                 return 1, s, i

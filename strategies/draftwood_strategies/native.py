@@ -82,19 +82,19 @@ def _hash_of_sources(package: str) -> str:
     return found.hexdigest()[:12]
 
 
-def sizes_between(begins: Int32Array) -> Int32Array:
-    """int32[s], the sizes of runs that begin at `begins`, int32[s + 1]; `np.diff` takes five times as long."""
-    return begins[1:] - begins[:-1]
+def segment_sizes(offsets: Int32Array) -> Int32Array:
+    """int32[s], the sizes of segments by their `offsets`, int32[s + 1]; `np.diff` takes five times as long."""
+    return offsets[1:] - offsets[:-1]
 
 
-def runs_in(begins: Int32Array, chosen: Sequence[int]) -> tuple[Int64Array, Int32Array]:
-    """Where the entries of some runs are, int64[n], and where each run begins among these, int32[len(chosen) + 1].
+def segment_indices(offsets: Int32Array, chosen: Sequence[int]) -> tuple[Int64Array, Int32Array]:
+    """Indices of the entries of some segments, int64[n], and the offsets of these among them, int32[len(chosen) + 1].
 
     Args:
-        begins: int32[s + 1], where all runs begin.
+        offsets: int32[s + 1], of all segments.
     """
     rows = np.array(chosen, np.int64)
-    starts, of_chosen = begins[rows], np.zeros(rows.shape[0] + 1, np.int32)
-    sizes = begins[rows + 1] - starts
+    starts, of_chosen = offsets[rows], np.zeros(rows.shape[0] + 1, np.int32)
+    sizes = offsets[rows + 1] - starts
     np.cumsum(sizes, out=of_chosen[1:])
     return np.arange(of_chosen[-1]) + np.repeat(starts - of_chosen[:-1], sizes), of_chosen

@@ -25,26 +25,26 @@ class Range:
     """Allowed numbers.
 
     Attributes:
-        least, greatest: the bounds; None for none.
+        minimum, maximum: the bounds; None for none.
         open: the bounds themselves are not allowed.
     """
 
-    least: float | None = None
-    greatest: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     open: bool = False
 
     def __contains__(self, value: float) -> bool:
-        low = -math.inf if self.least is None else self.least
-        high = math.inf if self.greatest is None else self.greatest
+        low = -math.inf if self.minimum is None else self.minimum
+        high = math.inf if self.maximum is None else self.maximum
         return low < value < high if self.open else low <= value <= high
 
     def __str__(self) -> str:
-        if self.greatest is None:
-            return f"be {'above' if self.open else 'at least'} {self.least}"
-        if self.least is None:
-            return f"be {'below' if self.open else 'at most'} {self.greatest}"
+        if self.maximum is None:
+            return f"be {'above' if self.open else 'at least'} {self.minimum}"
+        if self.minimum is None:
+            return f"be {'below' if self.open else 'at most'} {self.maximum}"
         left, right = "()" if self.open else "[]"
-        return f"lie in {left}{self.least}, {self.greatest}{right}"
+        return f"lie in {left}{self.minimum}, {self.maximum}{right}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,13 +109,13 @@ def warm_up(name: str) -> None:
     strategy = create(name)
     drafter = strategy.start(np.zeros(4, np.int32))
     for token in range(4):
-        drafter.observe(np.full(1, token, np.int32), _made_up_feedback(drafter.propose(_NODES), strategy.top_k))
+        drafter.observe(np.full(1, token, np.int32), _dummy_feedback(drafter.propose(_NODES), strategy.top_k))
     drafter.observe(np.zeros(4, np.int32), None)
     drafter.propose(_NODES)
     drafter.close()
 
 
-def _made_up_feedback(tree: DraftTree, top_k: int) -> Feedback:
+def _dummy_feedback(tree: DraftTree, top_k: int) -> Feedback:
     """Feedback that accepts nothing of a tree."""
     nodes = 1 + tree.tokens.size  # a plugin's tree need not be a DraftTree
     top = np.tile(np.arange(top_k, dtype=np.int32), (nodes, 1)) if top_k else None

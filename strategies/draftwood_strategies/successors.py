@@ -79,7 +79,7 @@ def table_arrays(rows: Int32Array, capacity: int) -> TableArrays:
 
 
 _LAST_CLOCK = 2**31 - 1
-"""What `WRITTEN` can hold, some 8 days at 64 sequences and 50 steps a second. Then the table begins anew."""
+"""What `WRITTEN` can hold, some 8 days at 64 sequences and 50 steps a second. Then the table is cleared."""
 
 
 class SuccessorTable:
@@ -108,7 +108,7 @@ class SuccessorTable:
     def nbytes(self) -> int:
         return int(self.rows.nbytes)
 
-    def note(self, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array) -> None:
+    def update(self, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array) -> None:
         """Learns the model's predictions at every node of a verified tree.
 
         Args:
@@ -116,7 +116,7 @@ class SuccessorTable:
             tokens, parents, top_tokens: int32[m], int32[m] and int32[m, k >= WIDTH], as in `Feedback`; node 0 is the
                 last token of `tail`.
         """
-        _note_at(self.struct.address, tail, tokens, parents, top_tokens)
+        _update_at(self.struct.address, tail, tokens, parents, top_tokens)
         self.grow()
 
     def grow(self) -> None:
@@ -179,8 +179,10 @@ def _bucket(rows: Int32Array, context_hash: Integer) -> int:
 
 
 @compiled
-def note(table: TableArrays, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array) -> None:
-    """As `SuccessorTable.note`, which may have to grow afterwards."""
+def update_table(
+    table: TableArrays, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array
+) -> None:
+    """As `SuccessorTable.update`, which may have to grow afterwards."""
     rows, state, context = table.rows, table.state[0], table.context
     if state.clock == _LAST_CLOCK:
         rows[:, WRITTEN] = 0
@@ -211,9 +213,11 @@ def note(table: TableArrays, tail: Int32Array, tokens: Int32Array, parents: Int3
 
 
 @compiled
-def _note_at(table: Integer, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array) -> None:
-    """`note`, with the table's address."""
-    note(arrays_at(TableArrays, table), tail, tokens, parents, top_tokens)
+def _update_at(
+    table: Integer, tail: Int32Array, tokens: Int32Array, parents: Int32Array, top_tokens: Int32Array
+) -> None:
+    """`update_table`, with the table's address."""
+    update_table(arrays_at(TableArrays, table), tail, tokens, parents, top_tokens)
 
 
 @compiled

@@ -15,7 +15,7 @@ from draftwood_benchmarks.commands import bench
 from draftwood_benchmarks.harness.answers import generate
 from draftwood_benchmarks.harness.report import BenchmarkError
 from draftwood_benchmarks.lossless import Difference
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from tests.model_runner.families import greedy, reference
 
 PROMPT = (3, 1, 4, 1, 5)
@@ -48,11 +48,11 @@ def test_every_way_to_run_the_model_is_compared(questions: Path, tmp_path: Path)
 def test_an_engine_that_writes_other_tokens_ends_the_command(
     questions: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def least_probable(self: TokenChooser, *args: Any, **kwargs: Any) -> int:
+    def least_probable(self: TokenSampler, *args: Any, **kwargs: Any) -> int:
         return 7
 
-    monkeypatch.setattr(TokenChooser, "follows_predictions", False)
-    monkeypatch.setattr(TokenChooser, "choose", least_probable)
+    monkeypatch.setattr(TokenSampler, "follows_predictions", False)
+    monkeypatch.setattr(TokenSampler, "choose", least_probable)
     assert bench(["lossless", *ARGUMENTS, "--prompts", str(questions), "--limit", "2"]) == 1
     assert "which is no rounding" in capsys.readouterr().err
 

@@ -119,7 +119,7 @@ def test_rates_are_of_the_latest_seconds() -> None:
 
 def test_a_server_goes_away_and_comes_back() -> None:
     steady = sample(1), sample(2)
-    with FakeStatus(*steady) as lasting, FakeStatus(*steady) as server, watching(lasting, server) as watch:
+    with FakeStatus(*steady) as can_drop_part, FakeStatus(*steady) as server, watching(can_drop_part, server) as watch:
         until(watch, lambda shown: [one.state for one in shown.replicas] == ["serving", "serving"])
         server.stop()
         away = until(watch, lambda shown: shown.replicas[1].state == "away")
@@ -145,8 +145,8 @@ def test_a_server_that_cannot_be_reached() -> None:
     result = run("--once", "--target", target)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("error: ")
-    with FakeStatus(sample(1), sample(2)) as lasting:
-        found = as_json("--target", lasting.target, "--target", target)
+    with FakeStatus(sample(1), sample(2)) as can_drop_part:
+        found = as_json("--target", can_drop_part.target, "--target", target)
     assert [one["state"] for one in found["replicas"]] == ["serving", "away"]
 
 

@@ -20,7 +20,7 @@ def _one_thread() -> None:
 def _drafting_may_take_its_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is no reason to suspend drafting, except in the tests of just that."""
     if ".drafting." not in request.module.__name__:
-        monkeypatch.setattr(draft_account, "LONGEST_CALL", math.inf)
-        monkeypatch.setattr(draft_account, "LEAST_CREDIT", math.inf)
-        monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
+        monkeypatch.setattr(draft_account, "MAX_CALL_SECONDS", math.inf)
+        monkeypatch.setattr(draft_account, "MIN_CREDIT_SECONDS", math.inf)
+        monkeypatch.setattr(draft_account, "MAX_PAUSES", (0, 0))
         monkeypatch.setattr(draft_account, "TRIED_SHARE", math.inf)

@@ -9,7 +9,7 @@ from typing import Any
 
 from draftwood_model_runner.runners.base import Predictions, Runner, StepBatch
 from draftwood_model_runner.runners.host_step import compact
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, predicted_paths, verify
 from draftwood_strategies.base import StepFeedback
 
@@ -24,7 +24,7 @@ class Step:
 
     runner: OverlappingRunner
     batch: StepBatch
-    choosers: SequenceOf[TokenChooser | None]
+    samplers: SequenceOf[TokenSampler | None]
     predictions: Predictions
     on_device: dict[int, AcceptedPath]
     error: Exception | None = None
@@ -32,7 +32,7 @@ class Step:
 
     @property
     def can_overlap(self) -> bool:
-        return all(chooser is None or row in self.on_device for row, chooser in enumerate(self.choosers))
+        return all(sampler is None or row in self.on_device for row, sampler in enumerate(self.samplers))
 
     @property
     def feedback(self) -> StepFeedback:
@@ -47,7 +47,7 @@ class Step:
 
     def verify(self, rows: SequenceOf[int]) -> list[AcceptedPath]:
         others = [row for row in rows if row not in self.on_device]
-        found = verify(self.choosers, self.feedback, self.predictions.logits, others, 1)
+        found = verify(self.samplers, self.feedback, self.predictions.logits, others, 1)
         paths = dict(zip(others, found, strict=True))
         compact(self.runner.runner, self.batch, paths)
         return [paths[row] if row in paths else self.on_device[row] for row in rows]
@@ -72,7 +72,7 @@ class OverlappingRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
 
-    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> Step:
+    def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> Step:
         if self.begin_errors and (error := self.begin_errors.pop(0)) is not None:
             raise error
         if self.begun:
@@ -81,9 +81,9 @@ class OverlappingRunner:
         found = self.runner.step(batch, top_k)
         predictions = Predictions(found.logits.clone(), found.tokens, found.top_tokens)
         paths = predicted_paths(batch.feedback(found.tokens, None), found.tokens)
-        greedy = [chooser is not None and chooser.follows_predictions for chooser in choosers]
+        greedy = [sampler is not None and sampler.follows_predictions for sampler in samplers]
         on_device = {row: path for row, path in enumerate(paths) if greedy[row]}
         compact(self.runner, batch, on_device)
         error = self.wait_errors.pop(0) if self.wait_errors else None
-        self.begun.append(Step(self, batch, choosers, predictions, on_device, error))
+        self.begun.append(Step(self, batch, samplers, predictions, on_device, error))
         return self.begun[-1]

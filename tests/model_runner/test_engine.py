@@ -253,7 +253,7 @@ def test_a_preempted_sequence_drafts_only_at_the_end_of_what_it_wrote(model: Loa
         engine.step()
     engine._scheduler._preempt(preempted)
     while engine._pool._prefixes.retained:
-        engine._pool._pages.put_back(engine._pool._prefixes.forget_oldest(1))
+        engine._pool._pages.free(engine._pool._prefixes.forget_oldest(1))
     engine.add(prompt)
     recomputed = 0
     while preempted.length - preempted.committed > 1:

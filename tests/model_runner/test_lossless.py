@@ -118,7 +118,7 @@ def test_bundled_model_answers_questions(name: str, runner: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_strategies_that_are_asked_now_and_then_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After each draft two steps without one; what is written in them the drafter is told afterwards."""
-    monkeypatch.setattr(guarded_batches, "pause_all", lambda accounts, lasting: [2] * len(accounts))
+    monkeypatch.setattr(guarded_batches, "pause_all", lambda accounts, can_drop_part: [2] * len(accounts))
     batch = [(1, 2, 3, 1, 2, 3, 1), (4, 4, 4, 4), (5,)]
     sequences = generate(fixed_engine("llama"), batch, draftwood_strategies.create(name), 16, StopParams(NEW_TOKENS))
     assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]

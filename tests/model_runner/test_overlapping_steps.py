@@ -36,7 +36,7 @@ def overlapping(seed: int | None = None, **config: Any) -> tuple[Engine, Overlap
     def most(running: int) -> int | None:
         return None if seed is not None and random.random() < 0.2 else -(-running // 2)
 
-    patched._overlap.microbatch = most
+    patched._microbatches.microbatch = most
     return engine, runner
 
 
@@ -89,7 +89,7 @@ def test_steps_that_read_prompts_tell_nothing_of_decoding() -> None:
     engine, _ = overlapping()
     observed: list[int] = []
     patched: Any = engine
-    patched._overlap.observe = lambda batch, seconds: observed.append(batch.size)
+    patched._microbatches.observe = lambda batch, seconds: observed.append(batch.size)
     add_all(engine, draftwood_strategies.create("none"), PROMPTS[3:5])
     run(engine)
     assert set(observed) == {1}

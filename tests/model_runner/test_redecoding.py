@@ -15,7 +15,7 @@ from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.redecoding import PREFILL_TOKENS, Redecoding
 from draftwood_model_runner.request import Format, GrammarKind, SamplingParams, StopParams
 from draftwood_model_runner.sampling import verification
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath
 from draftwood_model_runner.sequence import Grammar
 from tests.model_runner.families import greedy, reference, served
@@ -124,8 +124,8 @@ def test_a_token_changed_by_a_draft_is_found(engine: Engine, monkeypatch: pytest
     truth = greedy("llama", PROMPT, NEW_TOKENS)
     walk, changed = verification.walk_row, list[int]()
 
-    def faulty(chooser: Any, feedback: Any, logits: Any, row: int) -> AcceptedPath:
-        path = walk(chooser, feedback, logits, row)
+    def faulty(sampler: Any, feedback: Any, logits: Any, row: int) -> AcceptedPath:
+        path = walk(sampler, feedback, logits, row)
         if path.nodes and not changed and written[0] > 5:
             changed.append(written[0] + len(path.token_ids) - 1)
             path.token_ids[-1] = int(logits[path.nodes[-1] + 1].argsort()[-2])
@@ -134,7 +134,7 @@ def test_a_token_changed_by_a_draft_is_found(engine: Engine, monkeypatch: pytest
 
     written = [0]
     with monkeypatch.context() as patch:
-        patch.setattr(TokenChooser, "follows_predictions", False)
+        patch.setattr(TokenSampler, "follows_predictions", False)
         patch.setattr(verification, "walk_row", faulty)
         answer = drafted(engine, truth=truth)
     assert [*answer.output] != truth
@@ -223,13 +223,13 @@ def test_another_one_ends_the_one_before(engine: Engine) -> None:
 def test_margins(sampling: SamplingParams, expected: float | None) -> None:
     """Logits changed by the margin and a bit more choose the other token; by a bit less they do not."""
     logits = np.array([0.4, 0.3, 0.1, -0.2], np.float32)
-    chooser = TokenChooser(make_sequence("r", (1,), StopParams(4), sampling), frozenset(), 4)
-    picked = chooser.pick(logits, [])
+    sampler = TokenSampler(make_sequence("r", (1,), StopParams(4), sampling), frozenset(), 4)
+    picked = sampler.sample(logits, [])
     other = 1 if picked != 1 else 0
-    margin = chooser.margin(logits, other) * 0.4
+    margin = sampler.margin(logits, other) * 0.4
     if expected is not None:
         assert margin == pytest.approx(expected)
     toward = np.zeros(4, np.float32)
     toward[other] = 1.0
-    assert chooser.pick(logits + toward * np.float32(margin + 1e-3), []) == other
-    assert chooser.pick(logits + toward * np.float32(margin - 1e-3), []) == picked
+    assert sampler.sample(logits + toward * np.float32(margin + 1e-3), []) == other
+    assert sampler.sample(logits + toward * np.float32(margin - 1e-3), []) == picked

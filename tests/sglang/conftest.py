@@ -80,6 +80,6 @@ def _drafting_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of these tests take no time of a model, so that drafts would not pay."""
     from draftwood_strategies.budgeting import draft_account
 
-    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
-    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
+    monkeypatch.setattr(draft_account, "MIN_CREDIT_SECONDS", 1e9)
+    monkeypatch.setattr(draft_account, "MAX_PAUSES", (0, 0))
     monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)

@@ -47,8 +47,8 @@ def _run(pipe: Connection) -> None:
     from tests.sglang.harness import server_args
 
     timed_calls.CALL_LIMIT = LIMIT
-    draft_account.LEAST_CREDIT = draft_account.TRIED_SHARE = 1e9  # as in `conftest`
-    draft_account.LONGEST_PAUSES = 0, 0
+    draft_account.MIN_CREDIT_SECONDS = draft_account.TRIED_SHARE = 1e9  # as in `conftest`
+    draft_account.MAX_PAUSES = 0, 0
     register(HANGING)(_Hanging)
     args = server_args()
     from sglang.srt.managers import scheduler

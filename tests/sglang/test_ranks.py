@@ -41,8 +41,8 @@ def _rank(rank: int, meeting: str, pipe: Connection) -> None:
     from tests.sglang import conftest  # noqa: F401  # lets SGLang be imported
     from tests.sglang.harness import TEXT, finish, learn_for, prepared, request, running_worker
 
-    draft_account.LEAST_CREDIT = draft_account.TRIED_SHARE = 1e9  # as in `conftest`
-    draft_account.LONGEST_PAUSES = 0, 0
+    draft_account.MIN_CREDIT_SECONDS = draft_account.TRIED_SHARE = 1e9  # as in `conftest`
+    draft_account.MAX_PAUSES = 0, 0
     torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     trees = []
     with pytest.MonkeyPatch.context() as patch, running_worker(patch) as worker:

@@ -85,7 +85,7 @@ def test_an_unknown_version_is_told_what_it_lacks(
     monkeypatch.delattr(SpeculativeAlgorithm, "register")
     monkeypatch.undo()
     monkeypatch.setattr(spec_registry, "_REGISTRY", registry)
-    monkeypatch.setattr(worker, "_lacking", lambda: 1 / 0)
+    monkeypatch.setattr(worker, "_missing", lambda: 1 / 0)
     worker.register()  # never raises
     assert "cannot register the algorithm DRAFTWOOD" in caplog.text
     assert registry == {}

@@ -57,15 +57,15 @@ def test_tokens_behind_the_end_of_an_answer_are_not_learned(monkeypatch: pytest.
             drafted(worker, req, TEXT[6:10])
             drafted(worker, req, [*TEXT[10:13], 3, 3])
             drafted(worker, req, [3, 3])
-            session = corpus.drafts.sessions[corpus._texts[name].key]
+            session = corpus.drafts.sessions[corpus._histories[name].key]
             assert np.concatenate(session.output).tolist() == TEXT[6:13]
             finish(req, 7)
-            assert corpus.output_of(corpus._texts[name].key).tolist() == TEXT[6:13]
+            assert corpus.output_of(corpus._histories[name].key).tolist() == TEXT[6:13]
         req = request("last", TEXT[:6], draftwood_tenant="acme")
         drafted(worker, req, TEXT[6:10])
         req.output_ids.extend(TEXT[10:20])  # of its last step, after which none is prepared
         finish(req)
-        assert corpus.output_of(corpus._texts["last"].key).tolist() == TEXT[6:20]
+        assert corpus.output_of(corpus._histories["last"].key).tolist() == TEXT[6:20]
 
 
 def test_drafting_that_raises_costs_drafts_alone(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback, MalformedTreeError, asking, create
+from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback, MalformedTreeError, create, dispatch
 from draftwood_strategies.base import BatchStrategy, StepFeedback, Strategy
 from draftwood_strategies.draft import DraftTrees, Int32Array, checked_all
 from tests.strategies.arrays import ids
@@ -28,7 +28,7 @@ def joined(parts: list[Feedback]) -> StepFeedback:
         parents=np.concatenate([part.parents for part in parts]),
         predictions=np.concatenate([part.predictions for part in parts]),
         top_tokens=np.concatenate([part.top_tokens for part in parts if part.top_tokens is not None]),
-        begins=np.cumsum([0, *(part.tokens.size for part in parts)], dtype=np.int32),
+        offsets=np.cumsum([0, *(part.tokens.size for part in parts)], dtype=np.int32),
     )
 
 
@@ -43,7 +43,7 @@ def test_a_batch_drafts_and_learns_what_one_by_one_does(name: str, reading: tupl
     assert isinstance(batch, BatchStrategy)
 
     def started(strategy: Any) -> list[Any]:
-        methods = [strategy.start_reading if i in reading else strategy.start for i in range(len(PROMPTS))]
+        methods = [strategy.start_read_only if i in reading else strategy.start for i in range(len(PROMPTS))]
         return [start(ids(*prompt)) for start, prompt in zip(methods, PROMPTS, strict=True)]
 
     drafters, singles, texts = started(batch), started(alone), [[*prompt] for prompt in PROMPTS]
@@ -57,9 +57,9 @@ def test_a_batch_drafts_and_learns_what_one_by_one_does(name: str, reading: tupl
         drafted += found.tokens.size
         verified = [model.verify(texts[i], tree) for i, tree in zip(rows, expected, strict=True)]
         written = [np.array(accepted, np.int32) for accepted, _ in verified]
-        begins = np.cumsum([0, *map(len, written)], dtype=np.int32)
+        offsets = np.cumsum([0, *map(len, written)], dtype=np.int32)
         feedback = joined([feedback for _, feedback in verified])
-        batch.observe_all([drafters[i] for i in rows], np.concatenate(written), begins, feedback)
+        batch.observe_all([drafters[i] for i in rows], np.concatenate(written), offsets, feedback)
         for i, tokens, (_, own) in zip(rows, written, verified, strict=True):
             singles[i].observe(tokens, own)
             texts[i] += tokens.tolist()
@@ -79,8 +79,8 @@ def test_many_sequences_grow_beyond_their_first_space(name: str) -> None:
             found = strategy.propose_all(drafters, np.full(20, budget, np.int32))
             checked_all(found, np.full(20, budget, np.int32), None)
             parts = [feedback_of(found[i], random) for i in range(20)]
-            begins = np.arange(0, 20 * 9 + 1, 9, dtype=np.int32)
-            strategy.observe_all(drafters, random.integers(0, 40, 180, dtype=np.int32), begins, joined(parts))
+            offsets = np.arange(0, 20 * 9 + 1, 9, dtype=np.int32)
+            strategy.observe_all(drafters, random.integers(0, 40, 180, dtype=np.int32), offsets, joined(parts))
 
 
 def feedback_of(tree: DraftTree, random: np.random.Generator) -> Feedback:
@@ -112,7 +112,7 @@ class Faulty:
     def propose_all(self, drafters: Any, budgets: Int32Array) -> DraftTrees:
         return DraftTrees.of([drafter.propose(0) for drafter in drafters])
 
-    def observe_all(self, drafters: Any, accepted: Int32Array, begins: Int32Array, feedback: Any) -> None:
+    def observe_all(self, drafters: Any, accepted: Int32Array, offsets: Int32Array, feedback: Any) -> None:
         for drafter in drafters:
             drafter.propose(0)
 
@@ -129,30 +129,30 @@ def test_a_batch_that_fails_is_asked_one_by_one() -> None:
 
     fails, other, strategy = FaultyDrafter(None), FaultyDrafter(DraftTree.of([5, 6])), Faulty()
     drafters = [other, fails, other, FaultyDrafter(DraftTree.of(range(9)))]
-    found = asking.propose_all(strategy, drafters, np.full(4, 8, np.int32), 100, failed, untimed)
+    found = dispatch.propose_all(strategy, drafters, np.full(4, 8, np.int32), 100, failed, untimed)
     assert [found[i].tokens.tolist() for i in range(4)] == [[5, 6], [], [5, 6], []]
     assert failures == [(1, "propose", "ValueError"), (3, "propose", "MalformedTreeError")]
     failures.clear()
-    alone = asking.propose_all(strategy, [fails], np.full(1, 8, np.int32), 100, failed, untimed)
-    asking.observe_all(strategy, [fails], ids(1), ids(0, 1), None, failed, untimed)
+    alone = dispatch.propose_all(strategy, [fails], np.full(1, 8, np.int32), 100, failed, untimed)
+    dispatch.observe_all(strategy, [fails], ids(1), ids(0, 1), None, failed, untimed)
     assert same(alone[0], EMPTY_TREE)
     assert failures == [(0, "propose", "ValueError"), (0, "observe", "ValueError")]
     assert isinstance(strategy, Strategy)
 
 
 @pytest.mark.parametrize(
-    ("begins", "problem"),
+    ("offsets", "problem"),
     [
-        ([0, 2], "begins must delimit 2 trees of 3 nodes"),
-        ([0, 2, 2], "begins must delimit 2 trees of 3 nodes"),
-        ([1, 2, 3], "begins must delimit 2 trees of 3 nodes"),
+        ([0, 2], "offsets must delimit 2 trees of 3 nodes"),
+        ([0, 2, 2], "offsets must delimit 2 trees of 3 nodes"),
+        ([1, 2, 3], "offsets must delimit 2 trees of 3 nodes"),
         ([0, 4, 3], r"drafts have at most \[2, 2\] nodes, not \[4, -1\]"),
         ([0, 3, 3], r"drafts have at most \[2, 2\] nodes, not \[3, 0\]"),
         ([0, 1, 3], "tree 1: a parent comes before its child and is at least -1, but node 1 has token 7, parent 1"),
     ],
 )
-def test_malformed_trees_are_refused(begins: list[int], problem: str) -> None:
-    found = DraftTrees(ids(5, 6, 7), ids(-1, -1, 1), np.full(3, 0.5, np.float32), ids(*begins))
+def test_malformed_trees_are_refused(offsets: list[int], problem: str) -> None:
+    found = DraftTrees(ids(5, 6, 7), ids(-1, -1, 1), np.full(3, 0.5, np.float32), ids(*offsets))
     with pytest.raises(MalformedTreeError, match=problem):
         checked_all(found, ids(2, 2), 100)
 
@@ -171,7 +171,7 @@ def test_each_tree_is_checked_by_itself_and_against_its_own_budget(drafts: list[
 
 def test_a_begin_of_another_type_is_refused() -> None:
     wrong: Any = np.array([0.0, 1.0])
-    with pytest.raises(MalformedTreeError, match=r"begins must be a int32\[n\] array, not float64\[2\]"):
+    with pytest.raises(MalformedTreeError, match=r"offsets must be a int32\[n\] array, not float64\[2\]"):
         checked_all(DraftTrees(ids(5), ids(-1), np.ones(1, np.float32), wrong), ids(2), 100)
 
 
@@ -179,13 +179,13 @@ def test_a_begin_of_another_type_is_refused() -> None:
 def test_trees_are_placed_in_the_rows_that_they_are_for(drafts: list[DraftTree], side: list[bool]) -> None:
     rows = range(len(drafts))
     parts = [[row for row in rows if side[row] is kept] for kept in (True, False)]
-    placed = [(part, DraftTrees.of([drafts[row] for row in part])) for part in parts if part]
-    found = DraftTrees.placed(placed, len(drafts))
+    pieces = [(part, DraftTrees.of([drafts[row] for row in part])) for part in parts if part]
+    found = DraftTrees.scattered(pieces, len(drafts))
     assert all(same(found[row], drafts[row]) for row in rows)
-    some = DraftTrees.placed(placed[:1], len(drafts) + 1)
+    some = DraftTrees.scattered(pieces[:1], len(drafts) + 1)
     assert len(some) == len(drafts) + 1
     for row in range(len(some)):
-        assert same(some[row], drafts[row] if row in placed[0][0] else EMPTY_TREE)
+        assert same(some[row], drafts[row] if row in pieces[0][0] else EMPTY_TREE)
 
 
 @given(st.lists(trees(12), min_size=2, max_size=5), st.data())

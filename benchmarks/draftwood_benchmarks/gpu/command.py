@@ -160,7 +160,7 @@ def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan,
 
     def exact() -> Rows:
         chosen = load_model(grown.path, device=model.device, dtype=model.dtype, runner="cuda", exact=True)
-        return sections.exact_price(report.sections.get("steps", []), chosen, plan, size, bandwidth)
+        return sections.exact_cost(report.sections.get("steps", []), chosen, plan, size, bandwidth)
 
     report.section("steps", lambda: sections.step_times(model, plan, size, bandwidth))
     report.section("kernels", lambda: sections.kernels(model, plan, report.beside(".trace.json")))

@@ -116,7 +116,7 @@ def _tree_after(context: int, nodes: int, model: LoadedModel, runner: Any, rando
     return lay_out([BatchRow(pages, context, np.zeros(1, np.int32), tree, 0)])
 
 
-def exact_price(steps: Rows, exact: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: float) -> Rows:
+def exact_cost(steps: Rows, exact: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: float) -> Rows:
     """Step times in exact mode over the first contexts, beside those of `step_times` where these were measured."""
     few = replace(plan, contexts=plan.contexts[:2], nodes=plan.nodes[::2])
     rows = step_times(exact, few, weight_bytes, bandwidth)

@@ -98,13 +98,15 @@ def encode(tokenizer: Tokenizer, text: str) -> Int32Array:
     return tokenizer.encode(text)
 
 
-def told(own_text: int, context: int | None) -> str:
+def title_suffix(own_text: int, context: int | None) -> str:
     """For the title of a table: what came before the measured prompts; "" for nothing."""
     written = f"; after {own_text:,} tokens of the model's own" if own_text else ""
     return written + ("" if context is None else f"; prompts of {context:,} tokens")
 
 
-def lengthened(prompts: Sequence[Int32Array], tokens: int, before: Sequence[Int32Array], most: int) -> list[Int32Array]:
+def with_length(
+    prompts: Sequence[Int32Array], tokens: int, before: Sequence[Int32Array], most: int
+) -> list[Int32Array]:
     """The prompts with exactly so many tokens each, int32[tokens]: with prompts of `before` in front of them, each from
     another place on, so that no two begin alike; or their ends, if they are longer.
 

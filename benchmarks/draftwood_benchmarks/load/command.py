@@ -29,9 +29,9 @@ from draftwood_benchmarks.harness.prompts import (
     OwnTextOption,
     PromptsOption,
     SampledOption,
-    lengthened,
     read_prompts,
-    told,
+    title_suffix,
+    with_length,
 )
 from draftwood_benchmarks.harness.report import BenchmarkError, PictureOptions, Rows, console
 from draftwood_benchmarks.harness.server_process import ServerProcess, log_tail, server_process
@@ -128,9 +128,8 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
         info, measured, peers = uvloop.run(measuring)
         busy = other_load.share()
     rows, name = _rows(measured, peers), describe_served(chosen, info)
-    title = (
-        f"{name}\n{info.default_strategy} after {options.warm} other prompts{told(options.own_text, options.context)}"
-    )
+    conditions = title_suffix(options.own_text, options.context)
+    title = f"{name}\n{info.default_strategy} after {options.warm} other prompts{conditions}"
     title += f"{'; sampled' * options.sampled}{warning(busy)}"
     output.draw(lambda axes: draw(rows, title, axes))
     output.report(
@@ -217,7 +216,7 @@ async def _measure(
     measured_prompts: list[Prompt] = list(prompts[:split])
     if context is not None:
         arrays = [np.array(one, np.int32) for one in ids]
-        long = lengthened(arrays[:split], context, arrays, info.max_context_tokens - max_tokens)
+        long = with_length(arrays[:split], context, arrays, info.max_context_tokens - max_tokens)
         ids[:split] = [one.tolist() for one in long]
         measured_prompts = [*ids[:split]]
     generation = cast(GenerateOptions, {"max_tokens": max_tokens, **(SAMPLED if options.sampled else {})})

@@ -82,7 +82,7 @@ class MeasuredPeers:
     def _states(self) -> Iterator[tuple[Peer, PeerState]]:
         """A peer without a memory has one state, as if it were warm."""
         for peer in self._peers:
-            if not peer.remembers or self._others:
+            if not peer.has_memory or self._others:
                 yield peer, PeerState(peer.name, peer.drafts, True)
-            if peer.remembers:
+            if peer.has_memory:
                 yield peer, PeerState(peer.name, peer.drafts, False)

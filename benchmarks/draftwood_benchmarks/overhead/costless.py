@@ -18,7 +18,7 @@ from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, Predictions, StepBatch
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, verify
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.native import Int32Array
@@ -40,8 +40,8 @@ STEP_SECONDS = 0.01
 def make_texts(count: int, tokens: int, seed: int) -> Int32Array:
     """int32[count, tokens] of texts, from the same phrases for any seed."""
     fixed, random = np.random.default_rng(0), np.random.default_rng(seed)
-    begins = fixed.zipf(1.2, (_PHRASES, _LONGEST)) % (_VOCABULARY - _FIRST_TOKEN)
-    phrases = (begins + _FIRST_TOKEN).astype(np.int32)
+    offsets = fixed.zipf(1.2, (_PHRASES, _LONGEST)) % (_VOCABULARY - _FIRST_TOKEN)
+    phrases = (offsets + _FIRST_TOKEN).astype(np.int32)
     lengths = fixed.integers(_SHORTEST, _LONGEST + 1, _PHRASES)
     popularity = 1.0 / np.arange(1, _PHRASES + 1) ** _POPULARITY
     popularity /= popularity.sum()
@@ -55,18 +55,18 @@ def make_texts(count: int, tokens: int, seed: int) -> Int32Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _Claimed:
+class _CostlessStep:
     """Implements `StepInFlight`."""
 
     can_overlap: ClassVar[bool] = False
     feedback: StepFeedback
-    choosers: SequenceOf[TokenChooser | None]
+    samplers: SequenceOf[TokenSampler | None]
 
     def wait(self) -> tuple[StepFeedback, float]:
         return self.feedback, STEP_SECONDS
 
     def verify(self, rows: SequenceOf[int]) -> list[AcceptedPath]:
-        return verify(self.choosers, self.feedback, None, rows, threads=1)
+        return verify(self.samplers, self.feedback, None, rows, threads=1)
 
 
 class CostlessRunner:
@@ -103,9 +103,9 @@ class CostlessRunner:
         time.sleep(STEP_SECONDS)
         return self._predict(batch, top_k)
 
-    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> _Claimed:
+    def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> _CostlessStep:
         _, tokens, top_tokens = self._predict(batch, top_k)
-        return _Claimed(batch.feedback(tokens, top_tokens), choosers)
+        return _CostlessStep(batch.feedback(tokens, top_tokens), samplers)
 
     def _predict(self, batch: StepBatch, top_k: int) -> Predictions:
         began = time.perf_counter()

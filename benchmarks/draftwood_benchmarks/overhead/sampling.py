@@ -13,7 +13,7 @@ from draftwood_benchmarks.overhead.decoding import host_row
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
 from draftwood_model_runner.sampling.host.cpus import usable_cpus
 from draftwood_model_runner.sampling.host.most_probable import most_probable
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sequence import Sequence
 
 VOCABULARIES = (4_096, 32_000, 151_936, 262_144)
@@ -26,12 +26,12 @@ _DEVIATION, _LIKELY, _ABOVE = 2.5, 30, 14.0
 
 
 def sampling_rows(rounds: int) -> Iterator[dict[str, Any]]:
-    """One for each vocabulary and pair of options; "choose_ms" are the milliseconds of `TokenChooser.choose` at
+    """One for each vocabulary and pair of options; "choose_ms" are the milliseconds of `TokenSampler.choose` at
     temperature 0.6, median."""
     for vocabulary in VOCABULARIES:
         logits = _logits(vocabulary)
         for top_k, top_p in OPTIONS:
-            milliseconds = _choose_us(logits, top_k, top_p, 30 * rounds) / 1000
+            milliseconds = _sample_us(logits, top_k, top_p, 30 * rounds) / 1000
             yield {"vocabulary": vocabulary, "top_k": top_k, "top_p": top_p, "choose_ms": milliseconds}
 
 
@@ -55,12 +55,12 @@ def _logits(vocabulary: int) -> Any:
     return logits
 
 
-def _choose_us(logits: Any, top_k: int, top_p: float, times: int) -> float:
+def _sample_us(logits: Any, top_k: int, top_p: float, times: int) -> float:
     params = SamplingParams(temperature=0.6, top_k=top_k, top_p=top_p, seed=1)
     prompt = np.arange(8, dtype=np.int32)
     request = Request(request_id="r", prompt=prompt, stop=StopParams(100_000), sampling=params)
-    chooser, rows = TokenChooser(Sequence(request), frozenset(), logits.shape[1]), cycle(logits)
-    return _median_us(lambda: chooser.choose(next(rows), [0]), times)
+    sampler, rows = TokenSampler(Sequence(request), frozenset(), logits.shape[1]), cycle(logits)
+    return _median_us(lambda: sampler.sample_and_accept(next(rows), [0]), times)
 
 
 def _median_us(call: Callable[[], object], times: int) -> float:

@@ -43,7 +43,7 @@ class Engine:
             own_text = self._engine.own_text(request["own_text"], Path(request["own_text_folder"]))
             while not own_text.done:
                 own_text.step()
-            self._engine.draft_from(own_text.rows)
+            self._engine.set_model_table(own_text.rows)
         gc.collect()
         gc.freeze()  # as in the service
 

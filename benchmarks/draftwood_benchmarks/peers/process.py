@@ -53,7 +53,7 @@ PeerDraftsOption = Annotated[
         help=f"What the peer drafts with; may be given several times. {_BY_PEER}. none by default.", show_default=False
     ),
 ]
-REMEMBERING = ("suffix", "draftwood")
+DRAFTS_WITH_MEMORY = ("suffix", "draftwood")
 """Drafts that come from earlier answers as well."""
 OUR_ENGINE = "draftwood-engine"
 """Ours without its service, measured as a peer is; it needs no environment of its own."""
@@ -150,9 +150,9 @@ class Peer:
         threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
 
     @property
-    def remembers(self) -> bool:
+    def has_memory(self) -> bool:
         """Whether it drafts from earlier answers."""
-        return self.drafts in REMEMBERING
+        return self.drafts in DRAFTS_WITH_MEMORY
 
     def generate(self, prompt: Sequence[int], max_tokens: int, memory: str = "") -> PeerAnswer:
         """The greedy answer, and its seconds as the peer measured them. Raises PeerError."""
@@ -178,12 +178,12 @@ class Peer:
 
     def learn(self, prompts: Sequence[Sequence[int]], max_tokens: int, memory: str) -> None:
         """Lets it answer prompts, for a memory. Raises PeerError."""
-        if prompts and self.remembers:
+        if prompts and self.has_memory:
             texts = [list(prompt) for prompt in prompts]
             self.ask({"op": "learn", "prompts": texts, "max_tokens": max_tokens, "memory": memory}, LOAD_TIMEOUT)
 
     def _named(self, memory: str) -> dict[str, str]:
-        return {"memory": memory} if self.remembers else {}
+        return {"memory": memory} if self.has_memory else {}
 
     def ask(self, request: dict[str, Any], timeout: float) -> dict[str, Any]:
         """Sends a request and returns its answer. Raises PeerError: it died, timed out, failed or sent no JSON."""

@@ -10,7 +10,7 @@ import typer
 
 from draftwood_benchmarks.harness.report import OutputOptions, progress, table
 from draftwood_benchmarks.peers.process import running_program
-from draftwood_benchmarks.replay.replay import ChainLimits, Replayed, made, replay
+from draftwood_benchmarks.replay.replay import ChainLimits, Replayed, created, replay
 from draftwood_benchmarks.replay.trace import TRACES_HELP, Recording, read_trace, trace_name
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError
@@ -49,11 +49,11 @@ def replay_command(
     options: dict[str, object] = {} if learn is None else {"learn": learn}
     if peer == "vllm" and chains is None:
         raise InvalidInputError("--peer", peer, "vLLM verifies chains; give --chains")
-    made("--strategy", strategy, options)
+    created("--strategy", strategy, options)
     traces = {trace_name(path): list(read_trace(path, limit)) for path in files}
 
     def create() -> Strategy:
-        return made("--strategy", strategy, options)
+        return created("--strategy", strategy, options)
 
     budgets = budget or [16, 64]
     if peer == "sglang":
@@ -110,7 +110,7 @@ def _beside_sglang(
             size = program.ask(measured, _PEER_TIMEOUT)["bytes_per_token"]
             half = len(recordings) // 2
             for known, replayed in (([], recordings), (recordings[:half], recordings[half:])):
-                outputs, told = [output.tolist() for _, output in known], "half" if known else "nothing"
+                outputs, sent = [output.tolist() for _, output in known], "half" if known else "nothing"
                 for nodes in budgets:
                     request = {"op": "replay", "nodes": nodes, "known": outputs, "recordings": _lists(replayed)}
                     theirs = Replayed(**program.ask(request, _PEER_TIMEOUT), bytes_per_token=size)
@@ -119,8 +119,8 @@ def _beside_sglang(
                         drafter = ours.start(prompt)
                         drafter.observe(output, None)
                         drafter.close()
-                    yield _row(trace, strategy, nodes, replay(ours, replayed, nodes - 1), told)
-                    yield _row(trace, "sglang", nodes, theirs, told)
+                    yield _row(trace, strategy, nodes, replay(ours, replayed, nodes - 1), sent)
+                    yield _row(trace, "sglang", nodes, theirs, sent)
 
 
 def _lists(recordings: Sequence[Recording]) -> list[list[list[int]]]:

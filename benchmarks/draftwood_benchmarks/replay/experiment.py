@@ -17,7 +17,7 @@ import typer
 from numpy.typing import NDArray
 
 from draftwood_benchmarks.harness.report import BenchmarkError, Rows, console, progress, table
-from draftwood_benchmarks.replay.replay import made
+from draftwood_benchmarks.replay.replay import created
 from draftwood_benchmarks.replay.replay import replay as replayed
 from draftwood_benchmarks.replay.trace import TRACES_HELP, Recording, read_trace
 from draftwood_client.cli.apps import new_app, run
@@ -42,7 +42,7 @@ class ArmSpec(NamedTuple):
 
     def create(self) -> Strategy:
         """Raises InvalidInputError."""
-        return made("--arm", self.strategy, self.options, self.name)
+        return created("--arm", self.strategy, self.options, self.name)
 
 
 def replay(args: list[str]) -> int:

@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, Rows, progress, table
-from draftwood_benchmarks.replay.replay import made, replay
+from draftwood_benchmarks.replay.replay import created, replay
 from draftwood_benchmarks.replay.trace import Recording, read_trace
 from draftwood_client.cli.options import command
 from draftwood_strategies import Strategy, strategy_names
@@ -50,7 +50,7 @@ def memory(
     """Drafting time, learning time and bytes of a strategy with 10,000, 100,000 and 1,000,000 tokens in memory."""
     sizes = tokens or SIZES
     traces = [list(read_trace(path)) for path in files or []]
-    traces = traces or [made_up(max(sizes) // _TEXT_TOKENS + 1 + measured)]
+    traces = traces or [synthetic(max(sizes) // _TEXT_TOKENS + 1 + measured)]
     rows = [row_of(strategy, size, budget, traces, measured) for size in progress(sizes, "measuring")]
     output.report(table_of(rows), rows)
 
@@ -78,7 +78,7 @@ def row_of(name: str, tokens: int, budget: int, traces: Sequence[Sequence[Record
     }
 
 
-def made_up(recordings: int, seed: int = 0) -> list[Recording]:
+def synthetic(recordings: int, seed: int = 0) -> list[Recording]:
     """Synthetic recordings of `_TEXT_TOKENS` tokens, made of phrases with a Zipf distribution."""
     random = np.random.default_rng(seed)
     ends = np.cumsum(random.integers(2, 12, _PHRASES))
@@ -97,7 +97,7 @@ def _filled(name: str, tokens: int, traces: Sequence[Sequence[Recording]], measu
     bounded = name in strategy_names() and "capacity_tokens" in options_of(name)
     # Sequence starts and unfinished blocks take up capacity as well.
     capacity = {"capacity_tokens": max(tokens * 5 // 4, _LEAST_CAPACITY)} if bounded else {}
-    strategy: Any = made("--strategy", name, capacity)
+    strategy: Any = created("--strategy", name, capacity)
     if not hasattr(strategy, "learn") or not hasattr(strategy, "tokens"):
         raise BenchmarkError(f"strategy {name!r} keeps no memory of tokens")
     for text in _texts(traces, measured):

@@ -77,7 +77,7 @@ class ChainLimits:
         return DraftTree(tokens, np.arange(-1, tokens.size - 1, dtype=np.int32), scores)
 
 
-def made(flag: str, name: str, options: Mapping[str, object], of: str = "") -> Strategy:
+def created(flag: str, name: str, options: Mapping[str, object], of: str = "") -> Strategy:
     """A new strategy. Raises InvalidInputError: it cannot be made; names the flag, and `of` or the strategy."""
     try:
         return create(name, **options)

@@ -22,11 +22,11 @@ from draftwood_benchmarks.harness.prompts import (
     PromptsOption,
     SampledOption,
     encode,
-    lengthened,
     random_prompts,
     read_prompts,
     split,
-    told,
+    title_suffix,
+    with_length,
 )
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console
 from draftwood_benchmarks.peers.process import PeerDraftsOption, PeerOption, check_drafts
@@ -152,7 +152,7 @@ def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> No
                 own_text = teacher.own_text(options.own_text, None)
                 while not own_text.done:
                     own_text.step()
-            engine.draft_from(own_text.rows)
+            engine.set_model_table(own_text.rows)
         measured, others = _prompts(loaded, options)
         task = Task(options.max_tokens)
         if options.random:
@@ -170,7 +170,7 @@ def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> No
     )
     title += "" if options.budget is None else f"; always {options.budget} draft nodes"
     output.report(
-        table_of(rows, title + told(options.own_text, context)),
+        table_of(rows, title + title_suffix(options.own_text, context)),
         rows,
         model=name,
         text=options.text,
@@ -224,5 +224,5 @@ def _prompts(model: LoadedModel, options: SpeedOptions) -> tuple[list[Int32Array
         console.print(f"{len(encoded) - len(fitting)} prompts are left out: they do not fit the model's context.")
     measured, others = split(fitting, options.limit, options.warm)
     if options.context is not None:
-        measured = lengthened(measured, options.context, fitting, model.max_context - options.max_tokens)
+        measured = with_length(measured, options.context, fitting, model.max_context - options.max_tokens)
     return measured, others

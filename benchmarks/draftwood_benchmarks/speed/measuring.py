@@ -90,11 +90,11 @@ class Measurement:
             if self.others:
                 strategy = create(name)
                 warm = contender(name, self.engine, strategy, warm=True)
-                self._teach(contender(name, self.teacher, strategy, warm=True), self.others[:-1])
+                self._warm_up(contender(name, self.teacher, strategy, warm=True), self.others[:-1])
                 warm.answer_together(self.others[-1:], _LEARNING_SEED - 1)
                 yield warm
 
-    def _teach(self, contender: EngineContender, prompts: Sequence[Int32Array]) -> None:
+    def _warm_up(self, contender: EngineContender, prompts: Sequence[Int32Array]) -> None:
         """Lets it answer some prompts."""
         together = self.teacher.config.max_running
         groups = [prompts[at : at + together] for at in range(0, len(prompts), together)]
@@ -128,6 +128,6 @@ def references(
                 chosen.path, loaded.dtype, threads, weights=weights, drafts=one, temperature=task.temperature
             )
             process = stack.enter_context(running_peer(str(peer), model, loaded.device))
-            states = (False, True) if process.remembers and warm else (False,)
+            states = (False, True) if process.has_memory and warm else (False,)
             found += [PeerContender(process, task, warm=state) for state in states]
         yield found

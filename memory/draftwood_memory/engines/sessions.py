@@ -19,7 +19,7 @@ from draftwood_memory.engines.policy import RequestPolicy
 from draftwood_memory.engines.session import Row, Session, SessionRequest
 from draftwood_memory.memory import Memory
 from draftwood_strategies import Strategy, create
-from draftwood_strategies.base import Readable
+from draftwood_strategies.base import SupportsReadOnly
 from draftwood_strategies.budgeting.draft_account import DraftCostModel
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 
@@ -154,7 +154,7 @@ class Sessions(Mapping[str, Session]):
         options = session.options
         if not options.tenant:
             strategy = self._blank(options.strategy, **dict(options.strategy_options))
-            if not isinstance(strategy, Readable):
+            if not isinstance(strategy, SupportsReadOnly):
                 strategy = create(options.strategy, **dict(options.strategy_options))
                 session.request = replace(session.request, learns=True)
             self._begin(session, strategy, DraftCostModel())
@@ -181,7 +181,7 @@ class Sessions(Mapping[str, Session]):
         if session.learning is not None:
             session.learning.strategy = strategy  # its drafter tells it what is written
         if session.output:
-            session.drafter.keep(np.concatenate(session.output).tolist())
+            session.drafter.defer(np.concatenate(session.output).tolist())
 
     def _refuse(self, problem: str) -> None:
         """A request is not drafted for. Logged once for each problem, as clients repeat theirs."""

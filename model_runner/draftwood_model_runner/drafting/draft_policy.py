@@ -6,7 +6,7 @@ A draft passes these decisions, in this order:
 3. A tree has at most the nodes that the request allows, is no deeper than what is left to write, and keeps to the
    limits of the runner.
 4. Of all trees of a step, the nodes are verified that are worth their time by the step-time model (`budget`); where
-   branches cost more than they bring, those of chains (`chains`).
+   branches cost more than they gain, those of chains (`chains`).
 Which sources of a hybrid are asked is decided by the hybrid itself: that changes what a draft costs, not how much of
 it is verified.
 """
@@ -28,8 +28,8 @@ from draftwood_model_runner.runners.base import DraftLimits, StepBatch
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
-from draftwood_strategies.base import StepFeedback, TakesModelRows
-from draftwood_strategies.budgeting.budget import with_change, with_drafts, worthwhile_score
+from draftwood_strategies.base import StepFeedback, UsesModelTable
+from draftwood_strategies.budgeting.budget import min_worthwhile_score, with_change, with_drafts
 from draftwood_strategies.budgeting.chains import (
     best_chain,
     branches_by_row,
@@ -43,7 +43,7 @@ from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, Index
 from draftwood_strategies.budgeting.step_time import StepSeconds, StepTimes
 from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.draft import DraftTrees, Int32Array, merged
-from draftwood_strategies.native import Float64Array, sizes_between
+from draftwood_strategies.native import Float64Array, segment_sizes
 
 _log = logging.getLogger(__name__)
 
@@ -61,15 +61,15 @@ class Drafts(NamedTuple):
     Attributes:
         scheduled: of each sequence that takes part.
         trees: a draft for each.
-        levels: int32[s], how deep each may be at most.
+        max_depths: int32[s], how deep each may be at most.
     """
 
     scheduled: list[ScheduledSequence]
     trees: DraftTrees
-    levels: Int32Array
+    max_depths: Int32Array
 
 
-class _Rework(NamedTuple):
+class _DraftConstraints(NamedTuple):
     """How the draft of a sequence is changed: the tokens that its grammar forces, and what the runner can verify."""
 
     forced: list[int]
@@ -97,7 +97,7 @@ class DraftPolicy:
 
     Attributes:
         failures: for each strategy, by name, how many sequences it was switched off for.
-        model_rows: a successor table for strategies that take one (`TakesModelRows`); None for none.
+        model_table: a successor table for strategies that take one (`UsesModelTable`); None for none.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class DraftPolicy:
         watchdog: Watchdog | None = None,
     ) -> None:
         self.failures: Counter[str] = Counter()
-        self.model_rows: Int32Array | None = None
+        self.model_table: Int32Array | None = None
         self._vocab_size = vocab_size
         self._draft_limits = draft_limits
         self._step_times = step_times
@@ -131,9 +131,9 @@ class DraftPolicy:
     def start(self, sequence: Sequence) -> None:
         """Prepares to draft for a sequence."""
         request = sequence.request
-        if self.model_rows is not None and isinstance(sequence.strategy, TakesModelRows):
+        if self.model_table is not None and isinstance(sequence.strategy, UsesModelTable):
             try:
-                sequence.strategy.take_model_rows(self.model_rows)
+                sequence.strategy.set_model_table(self.model_table)
             except Exception:
                 _log.exception("strategy %r does not take the model's successors", request.strategy_name)
         cost_model = self._cost_model(request.tenant, request.arm, request.strategy_name, request.strategy_options)
@@ -155,8 +155,14 @@ class DraftPolicy:
         Args:
             prompts_wait: as `SchedulerOutput.prompts_wait`.
         """
-        work, asked, drafters, budgets, reworked = list[ScheduledSequence](), [], [], [], dict[int, _Rework]()
-        levels: Int32Array = np.zeros(len(plan), np.int32)
+        work, asked, drafters, budgets, constrained = (
+            list[ScheduledSequence](),
+            [],
+            [],
+            [],
+            dict[int, _DraftConstraints](),
+        )
+        max_depths: Int32Array = np.zeros(len(plan), np.int32)
         indexing = IndexingBudget()
         for one in plan:
             sequence, state = one.sequence, self._states[one.sequence]
@@ -167,7 +173,7 @@ class DraftPolicy:
             state.skipped = 0
             work.append(one)
             if not one.reaches_end and sequence.request.max_draft_nodes and sequence.request.stop.max_tokens > 1:
-                state.drafter.read_ahead(indexing, one.tokens)
+                state.drafter.index_ahead(indexing, one.tokens)
             if not may_draft or (sequence.grammar is None and not state.drafter.active):
                 continue
             left, nodes = sequence.request.stop.max_tokens - len(sequence.output), sequence.request.max_draft_nodes
@@ -177,32 +183,32 @@ class DraftPolicy:
             if not ready and sequence.grammar is None:
                 continue
             limits, row = self._draft_limits(sequence.length - 1), len(work) - 1
-            levels[row] = min(left - 1, limits.levels)
+            max_depths[row] = min(left - 1, limits.max_depth)
             forced = forced_tokens(sequence)[:nodes]
             if forced or not limits.branches:
-                reworked[row] = _Rework(forced, min(nodes, limits.nodes), limits.branches)
+                constrained[row] = _DraftConstraints(forced, min(nodes, limits.max_nodes), limits.branches)
             if ready:
                 asked.append(row)
                 drafters.append(state.drafter)
-                budgets.append(nodes if row in reworked else min(nodes, limits.nodes))
+                budgets.append(nodes if row in constrained else min(nodes, limits.max_nodes))
         trees = DraftTrees.empty(len(work))
         if asked:
             found = propose_all(drafters, np.array(budgets, np.int32))
-            trees = DraftTrees.placed([(asked, found)], len(work))
-        drafts = Drafts(work, _reworked(trees, reworked), levels[: len(work)])
+            trees = DraftTrees.scattered([(asked, found)], len(work))
+        drafts = Drafts(work, _constrained(trees, constrained), max_depths[: len(work)])
         if self._step_times is None or not self._step_times.per_branch or not drafts.trees.scores.shape[0]:
             return drafts
         tokens, step_seconds = self._seconds_of(self._step_times, drafts)
         worthwhile = worthwhile_branches(drafts.trees, tokens, step_seconds, self._step_times.per_branch)
         return drafts._replace(trees=worthwhile)
 
-    def least_score(self, drafts: Drafts) -> float:
+    def min_score(self, drafts: Drafts) -> float:
         """The score below which draft nodes are not worth their time in this step."""
         if self._step_times is None or not drafts.trees.scores.shape[0]:
             return 0.0
         tokens, step_seconds = self._seconds_of(self._step_times, drafts)
         step_seconds = with_branches(step_seconds, drafts.trees, self._step_times.per_branch)
-        return worthwhile_score(drafts.trees.scores, tokens, step_seconds)
+        return min_worthwhile_score(drafts.trees.scores, tokens, step_seconds)
 
     def _seconds_of(self, times: StepTimes, drafts: Drafts) -> tuple[int, StepSeconds]:
         """The tokens of a step without its drafts, and the seconds for more."""
@@ -226,7 +232,7 @@ class DraftPolicy:
         changed = self._latest is None or self._latest.size != batch.size
         self._latest, self._context = batch, batch.mean_context
         if self._step_times is not None and batch.logit_rows.size == batch.size:
-            drafts = int(np.count_nonzero(sizes_between(batch.cu_seqlens) > 1))
+            drafts = int(np.count_nonzero(segment_sizes(batch.cu_seqlens) > 1))
             branches = branches_in(batch.parents, batch.cu_seqlens) if self._step_times.per_branch else 0
             self._step_times.observe(
                 batch.size, batch.rows, seconds, self._context, drafts=drafts, changed=changed, branches=branches
@@ -248,19 +254,19 @@ class DraftPolicy:
         if not active:
             return
         each, drafters = [*written.items()], [drafters[i] for i in active]
-        if len(active) < feedback.begins.shape[0] - 1:
+        if len(active) < feedback.offsets.shape[0] - 1:
             feedback = feedback.part([each[i][0] for i in active])
         accepted = np.array([*map(sum, [each[i][1].drafted for i in active])], np.int32)
         verifying = self._verifying_seconds(feedback)
         step_all([drafter.account for drafter in drafters], model_seconds, accepted, verifying, sharing)
         tokens = [each[i][1].token_ids for i in active]
-        begins = np.cumsum([0, *map(len, tokens)], dtype=np.int32)
-        observe_all(drafters, np.array([token for one in tokens for token in one], np.int32), begins, feedback)
+        offsets = np.cumsum([0, *map(len, tokens)], dtype=np.int32)
+        observe_all(drafters, np.array([token for one in tokens for token in one], np.int32), offsets, feedback)
 
     def _verifying_seconds(self, feedback: StepFeedback) -> Float64Array:
         """What the nodes and branches of each sequence's draft added to the latest step, by the step-time model,
         float64[s]."""
-        times, batch, nodes = self._step_times, self._latest, sizes_between(feedback.begins) - 1
+        times, batch, nodes = self._step_times, self._latest, segment_sizes(feedback.offsets) - 1
         most = int(nodes.max())
         if times is None or batch is None or most == 0:
             return np.zeros(nodes.shape[0])
@@ -269,11 +275,11 @@ class DraftPolicy:
         if batch.rows > 1:
             added += times.per_draft * (nodes > 0)
         if times.per_branch:
-            added += times.per_branch * branches_by_row(feedback.parents, feedback.begins)
+            added += times.per_branch * branches_by_row(feedback.parents, feedback.offsets)
         return np.asarray(added)
 
 
-def _reworked(trees: DraftTrees, rows: dict[int, _Rework]) -> DraftTrees:
+def _constrained(trees: DraftTrees, rows: dict[int, _DraftConstraints]) -> DraftTrees:
     """With the drafts of some rows changed: tokens that a grammar forces, which are a draft at no cost, laid over them,
     and cut to what the runner can verify."""
     if not rows:

@@ -1,4 +1,4 @@
-"""Measures what steps cost on this machine, with the model itself on made-up tokens. No torch."""
+"""Measures what steps cost on this machine, with the model itself on dummy tokens. No torch."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from draftwood_strategies.budgeting.step_time import (
 )
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 
-_SEVERAL = 4
+_BATCHED_SEQUENCES = 4
 """Sequences of the step that shows what each further one adds."""
-_LONG_CONTEXT, _SOME_TOKENS = 1024, 16
+_LONG_CONTEXT, _CONTEXT_TOKENS = 1024, 16
 """Context and tokens of the steps that show what longer contexts add."""
-_OF_TWO_SIZES, _ROUNDS = (8, 12), 6
+_CHANGED_SIZES, _ROUNDS = (8, 12), 6
 """Tokens of the steps that show what a change of the size adds, and how often they are run."""
 _PATHS, _LEVELS = 4, 4
 """Of the draft tree that shows what branches add; a chain has as many nodes."""
-_LEAST_COST = 0.02
+_MIN_COST = 0.02
 """Share of a step from which a change of the size, or a branch, has a cost: less is noise."""
-_PADDING_SECONDS, _LEAST_PADDING = 1.0, 0.1
+_PADDING_SECONDS, _MIN_PADDING_COST = 1.0, 0.1
 """Seconds after which no further steps show what padding costs, and the share of a step from which it has a cost."""
 
 
@@ -42,9 +42,11 @@ def measure_step_times(runner: Runner, max_context: int, largest: int) -> StepTi
     Takes a second or two.
     """
     curve = measure_curve(runner, max_context, largest, limit=1.0)
-    several = measure_curve(runner, max_context, 2, limit=0.2, sequences=_SEVERAL)
-    single, double = several.at(1) - curve.at(_SEVERAL), several.at(2) - curve.at(2 * _SEVERAL)
-    per_sequence, per_draft = (max(more, 0.0) / (_SEVERAL - 1) for more in (single, double - max(single, 0.0)))
+    several = measure_curve(runner, max_context, 2, limit=0.2, sequences=_BATCHED_SEQUENCES)
+    single, double = several.at(1) - curve.at(_BATCHED_SEQUENCES), several.at(2) - curve.at(2 * _BATCHED_SEQUENCES)
+    per_sequence, per_draft = (
+        max(more, 0.0) / (_BATCHED_SEQUENCES - 1) for more in (single, double - max(single, 0.0))
+    )
     changing = _change_cost(runner, max_context)
     branching = _branch_cost(runner, max_context)
     of_context = _context_cost(runner, max_context, curve)
@@ -89,8 +91,8 @@ def _timed_step(runner: Runner, context: int, largest: int, sequences: int = 1) 
 
 
 def _seconds(runner: Runner, rows: SequenceOf[BatchRow]) -> float:
-    """What a step on made-up contexts takes."""
-    batch = replace(lay_out(rows), made_up=True)
+    """What a step on dummy contexts takes."""
+    batch = replace(lay_out(rows), is_dummy=True)
     started = time.perf_counter()
     runner.step(batch, 0)
     return time.perf_counter() - started
@@ -99,13 +101,13 @@ def _seconds(runner: Runner, rows: SequenceOf[BatchRow]) -> float:
 def _change_cost(runner: Runner, max_context: int) -> float:
     """Seconds that a step takes longer after one of another size."""
     context = min(MEASURED_CONTEXT, max_context // 2)
-    if max_context - context < max(_OF_TWO_SIZES):
+    if max_context - context < max(_CHANGED_SIZES):
         return 0.0
-    step = _timed_step(runner, context, max(_OF_TWO_SIZES))
-    fastest = _fastest([partial(step, size) for size in _OF_TWO_SIZES for _ in range(2)])
+    step = _timed_step(runner, context, max(_CHANGED_SIZES))
+    fastest = _fastest([partial(step, size) for size in _CHANGED_SIZES for _ in range(2)])
     changed, same = fastest[::2], fastest[1::2]
-    more = (sum(changed) - sum(same)) / len(_OF_TWO_SIZES)
-    return more if more > _LEAST_COST * min(same) else 0.0
+    more = (sum(changed) - sum(same)) / len(_CHANGED_SIZES)
+    return more if more > _MIN_COST * min(same) else 0.0
 
 
 def _fastest(steps: SequenceOf[Callable[[], float]], limit: float = float("inf")) -> list[float]:
@@ -131,7 +133,7 @@ def _padding_cost(runner: Runner, max_context: int) -> float:
     step(BLOCK + 1)  # the first run of all pays for allocations
     full, one_more = _fastest([partial(step, BLOCK), partial(step, BLOCK + 1)], _PADDING_SECONDS)
     more = one_more - full * (BLOCK + 1) / BLOCK
-    return more / (BLOCK - 1) if more > _LEAST_PADDING * full else 0.0
+    return more / (BLOCK - 1) if more > _MIN_PADDING_COST * full else 0.0
 
 
 def _branch_cost(runner: Runner, max_context: int) -> float:
@@ -149,13 +151,13 @@ def _branch_cost(runner: Runner, max_context: int) -> float:
     rows = [BatchRow(pages, context, last, draft, logits_from=0) for draft in (DraftTree.of(tree.tokens), tree)]
     chain, paths = _fastest([partial(_seconds, runner, [row]) for row in rows])
     more = (paths - chain) / (_PATHS - 1)
-    return more if more > _LEAST_COST * chain else 0.0
+    return more if more > _MIN_COST * chain else 0.0
 
 
 def _context_cost(runner: Runner, max_context: int, curve: StepTimeCurve) -> ContextCost:
     """What positions beyond the measured context add, from two sizes of step with a longer one."""
     beyond = min(_LONG_CONTEXT, max_context // 2) - MEASURED_CONTEXT
-    tokens = min(_SOME_TOKENS, max_context // 2)
+    tokens = min(_CONTEXT_TOKENS, max_context // 2)
     if beyond < MEASURED_CONTEXT or tokens < 2:
         return ContextCost()
     long = measure_curve(runner, max_context, tokens, limit=0.1, context=MEASURED_CONTEXT + beyond)

@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 
 
 def check_capacity(path_or_id: str, max_context: int | None, config: EngineConfig) -> None:
-    """Refuses before a model is loaded what would be refused after it, as far as its config.json tells. How much a
-    model needs whose layers have a window is known once it was tried.
+    """Refuses a capacity before the model is loaded if its config.json is enough to tell that it does not suffice. How
+    much a model needs whose layers have a window is known only after it was tried.
 
     Raises:
         InvalidValueError: the model has no context of `max_context` tokens, or the KV cache cannot hold a full context.

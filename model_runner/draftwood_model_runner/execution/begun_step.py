@@ -52,7 +52,7 @@ def _has_slot(sequence: Sequence, generation: int) -> bool:
     return sequence.state is SequenceState.RUNNING and sequence.slot_generation == generation
 
 
-def lay_out_step(drafts: Drafts, pool: KVPool, least_score: float) -> StepBatch:
+def lay_out_step(drafts: Drafts, pool: KVPool, min_score: float) -> StepBatch:
     """The flat batch of a step: of each draft, the nodes with at least this score."""
     sizes = [one.tokens for one in drafts.scheduled]
     sequences = [one.sequence for one in drafts.scheduled]
@@ -62,9 +62,9 @@ def lay_out_step(drafts: Drafts, pool: KVPool, least_score: float) -> StepBatch:
         tokens=_next_tokens(drafts.scheduled),
         cu_seqlens=np.cumsum([0, *sizes], dtype=np.int32),
         logits_from=np.array(sizes, np.int32) - np.int32(1),
-        prompts=np.array([one.request.prompt.size for one in sequences], np.int32),
+        prompt_lens=np.array([one.request.prompt.size for one in sequences], np.int32),
     )
-    return lay_out_trees(chains, drafts.trees, drafts.levels, least_score)
+    return lay_out_trees(chains, drafts.trees, drafts.max_depths, min_score)
 
 
 def _next_tokens(scheduled: Iterable[ScheduledSequence]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

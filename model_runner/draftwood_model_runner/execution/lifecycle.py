@@ -15,7 +15,7 @@ from draftwood_model_runner.loading.facts import ModelFacts
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.sampling.output_text import OutputText
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence, Scheduler
 from draftwood_model_runner.sequence import Sequence, SequenceState
@@ -40,7 +40,7 @@ def check_fits(sequence: Sequence, model: ModelFacts, config: EngineConfig) -> N
 class _Writer(NamedTuple):
     """The state of one sequence that choosing tokens and turning them into text needs, from first to last."""
 
-    chooser: TokenChooser
+    sampler: TokenSampler
     text: OutputText
 
 
@@ -59,13 +59,13 @@ class LiveSequences:
                 sequence.stats.first_scheduled_at = now
                 self._policy.start(sequence)
                 request = sequence.request
-                chooser = TokenChooser(sequence, eos, model.vocab_size, model.defaults.constraints)
+                sampler = TokenSampler(sequence, eos, model.vocab_size, model.defaults.constraints)
                 decoder = model.tokenizer.stream(request.prompt, request.include_special_tokens)
-                self._writers[sequence] = _Writer(chooser, OutputText(decoder, request.stop, eos))
+                self._writers[sequence] = _Writer(sampler, OutputText(decoder, request.stop, eos))
 
-    def choosers(self, scheduled: list[ScheduledSequence]) -> list[TokenChooser | None]:
+    def samplers(self, scheduled: list[ScheduledSequence]) -> list[TokenSampler | None]:
         """Of each sequence; None for one that writes nothing in the step, since its prompt goes on."""
-        return [self._writers[one.sequence].chooser if one.reaches_end else None for one in scheduled]
+        return [self._writers[one.sequence].sampler if one.reaches_end else None for one in scheduled]
 
     def write(self, sequence: Sequence, path: AcceptedPath, verified: int) -> StepOutput | Exception:
         """What a sequence writes in a step, up to the token that ends it; or the error that ends it.

@@ -10,8 +10,8 @@ from draftwood_model_runner.engine_config import check_runner, check_weights
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.adoption import DTYPES, adopt, load_module
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, name_of, require_folder
+from draftwood_model_runner.loading.conversion_cache import entry_of, load_entry, save_entry
 from draftwood_model_runner.loading.loaded import LoadedModel
-from draftwood_model_runner.loading.prepared import entry_of, load_entry, save_entry
 from draftwood_model_runner.loading.sharded import load_sharded
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_model_runner.runners.capacity.threads import default_threads
@@ -52,7 +52,7 @@ def load_model(
             within the CPU quota of the container. Another number for steps costs a second compilation.
         tensor_parallel: GPUs of this machine that share the model, with the cuda runner; starts a process for each of
             the others. This process ends if one of them does.
-        cache: folder of converted models, see `loading.prepared`; None for none.
+        cache: folder of converted models, see `loading.conversion_cache`; None for none.
 
     Raises:
         InvalidValueError: device, dtype, max_context, runner, weights, generation_defaults or tensor_parallel is not

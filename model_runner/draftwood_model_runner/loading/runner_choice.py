@@ -11,7 +11,7 @@ import torch
 from draftwood_model_runner.engine_config import check_runner, check_weights
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerError
 from draftwood_model_runner.runners.base import RunnerFactory
-from draftwood_model_runner.runners.probing import past_thresholds
+from draftwood_model_runner.runners.probing import try_beyond_thresholds
 from draftwood_model_runner.runners.shrinking import CONTEXT
 
 _log = logging.getLogger(__name__)
@@ -98,5 +98,5 @@ def _openvino(module: Any, exact: bool, max_context: int, threads: int | None, w
     from draftwood_model_runner.runners.openvino.factory import take_over
 
     factory = take_over(module, max_context, weights=weights, threads=threads)
-    past_thresholds(module, max_context, lambda copied: take_over(copied, CONTEXT))
+    try_beyond_thresholds(module, max_context, lambda copied: take_over(copied, CONTEXT))
     return factory

@@ -41,20 +41,20 @@ def load_sharded(path_or_id: str, device: torch.device, runner: str, size: int, 
         raise InvalidValueError("tensor_parallel", size, "the package accelerate is not installed")
     _check_divisible(path_or_id, size)
     require_triton(device)
-    from draftwood_model_runner.runners.cuda.tensor_parallel import LeadingFactory, Ranks
+    from draftwood_model_runner.runners.cuda.tensor_parallel import DriverFactory, Ranks
 
-    ranks = Ranks(size, follow_leader, path_or_id, device.type, options)
+    ranks = Ranks(size, run_worker, path_or_id, device.type, options)
     _log.info("the model is divided among %d devices", size)
     model = _load_rank(path_or_id, device.type, options)
-    return replace(model, factory=LeadingFactory(model.factory, ranks))
+    return replace(model, factory=DriverFactory(model.factory, ranks))
 
 
-def follow_leader(orders: Connection, path_or_id: str, device: str, options: dict[str, Any]) -> None:
+def run_worker(commands: Connection, path_or_id: str, device: str, options: dict[str, Any]) -> None:
     """What a rank other than 0 does: loads its part, and computes what rank 0 does."""
     require_triton(torch.device(device))
-    from draftwood_model_runner.runners.cuda.tensor_parallel import follow_orders
+    from draftwood_model_runner.runners.cuda.tensor_parallel import run_commands
 
-    follow_orders(_load_rank(path_or_id, device, options).factory, orders)
+    run_commands(_load_rank(path_or_id, device, options).factory, commands)
 
 
 def _load_rank(path_or_id: str, device: str, options: dict[str, Any]) -> LoadedModel:
@@ -70,7 +70,7 @@ def _load_rank(path_or_id: str, device: str, options: dict[str, Any]) -> LoadedM
 
 
 def _sharding() -> dict[str, Any]:
-    """How `from_pretrained` is told to shard, which changes with versions of transformers."""
+    """The argument that lets `from_pretrained` shard; its name changes with versions of transformers."""
     from transformers.distributed.configuration_utils import DistributedConfig
 
     if "tp_plan" in signature(DistributedConfig).parameters:

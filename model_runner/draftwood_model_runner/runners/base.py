@@ -15,24 +15,24 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.native import sizes_between
+from draftwood_strategies.native import segment_sizes
 
 
 class DraftLimits(NamedTuple):
     """What draft trees a runner can verify.
 
     Attributes:
-        levels: how deep they may be.
-        nodes: how large.
+        max_depth: nodes of a path at most.
+        max_nodes: nodes of a tree at most.
         branches: False for chains only.
     """
 
-    levels: int = sys.maxsize
-    nodes: int = sys.maxsize
+    max_depth: int = sys.maxsize
+    max_nodes: int = sys.maxsize
     branches: bool = True
 
 
@@ -52,12 +52,12 @@ class Trees(NamedTuple):
 
     Attributes:
         tokens, parents: int32[R]; parents are counted from the beginning of their tree, -1 for node 0.
-        begins: int32[S + 1]; the nodes of batch row s are `begins[s]` to `begins[s + 1]`.
+        offsets: int32[S + 1]; the nodes of batch row s are `offsets[s]` to `offsets[s + 1]`.
     """
 
     tokens: Int32Array
     parents: Int32Array
-    begins: Int32Array
+    offsets: Int32Array
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -84,8 +84,8 @@ class StepBatch:
             and -1 for pages behind the window, see `RunnerFactory.window`.
         cu_blocks: int32[S + 1]; the pages of batch row s are from `cu_blocks[s]` to `cu_blocks[s + 1]`.
         logit_rows: int32[R], the tokens that need logits, ascending.
-        made_up: the contexts were never computed: only the time of the step matters, and no state of it is kept.
-        prompts: int32[S], of each sequence, how many of its tokens are its prompt; None: all but drafts are.
+        is_dummy: the contexts were never computed: only the time of the step matters, and no state of it is kept.
+        prompt_lens: int32[S], of each sequence, how many of its tokens are its prompt; None: all but drafts are.
     """
 
     tokens: Int32Array
@@ -96,8 +96,8 @@ class StepBatch:
     block_table: Int32Array
     cu_blocks: Int32Array
     logit_rows: Int32Array
-    made_up: bool = False
-    prompts: Int32Array | None = None
+    is_dummy: bool = False
+    prompt_lens: Int32Array | None = None
 
     @property
     def size(self) -> int:
@@ -111,7 +111,7 @@ class StepBatch:
 
     def slot_mapping(self, page_size: int) -> npt.NDArray[np.int64]:
         """int64[T]: where the keys and values of each token go: page * page_size + slot in the page."""
-        sizes = sizes_between(self.cu_seqlens)
+        sizes = segment_sizes(self.cu_seqlens)
         entries = np.arange(self.size) + np.repeat(self.context_lens - self.cu_seqlens[:-1], sizes)
         pages = self.block_table[entries // page_size + np.repeat(self.cu_blocks[:-1], sizes)]
         return pages.astype(np.int64) * page_size + entries % page_size
@@ -124,24 +124,24 @@ class StepBatch:
             top_tokens: int32[R, k], or None.
         """
         trees = self.trees
-        return StepFeedback(trees.tokens, trees.parents, tokens, top_tokens, trees.begins)
+        return StepFeedback(trees.tokens, trees.parents, tokens, top_tokens, trees.offsets)
 
     @property
     def trees(self) -> Trees:
         """The draft trees: of each batch row the first token that needs logits, which is node 0, and those behind."""
         if self.logit_rows.shape[0] == self.size:
             return Trees(self.tokens, self.parents, self.cu_seqlens)
-        begins = np.searchsorted(self.logit_rows, self.cu_seqlens).astype(np.int32)
-        roots = self.logit_rows[np.minimum(begins[:-1], self.logit_rows.shape[0] - 1)] - self.cu_seqlens[:-1]
-        parents = self.parents[self.logit_rows] - np.repeat(roots, sizes_between(begins))
-        return Trees(self.tokens[self.logit_rows], parents, begins)
+        offsets = np.searchsorted(self.logit_rows, self.cu_seqlens).astype(np.int32)
+        roots = self.logit_rows[np.minimum(offsets[:-1], self.logit_rows.shape[0] - 1)] - self.cu_seqlens[:-1]
+        parents = self.parents[self.logit_rows] - np.repeat(roots, segment_sizes(offsets))
+        return Trees(self.tokens[self.logit_rows], parents, offsets)
 
     @property
     def mean_context(self) -> int:
         """Committed tokens that a token of the step attends to, on average over the tokens."""
         if self.rows == 1:
             return int(self.context_lens[0])
-        return int(self.context_lens @ sizes_between(self.cu_seqlens)) // self.size
+        return int(self.context_lens @ segment_sizes(self.cu_seqlens)) // self.size
 
 
 class Predictions(NamedTuple):
@@ -166,12 +166,12 @@ class KVCompaction(NamedTuple):
 
     Attributes:
         sources, targets: int32[m], slots: page * page_size + slot in the page.
-        begins: int32[n + 1]; the moves of the i-th sequence that has any are `begins[i]` to `begins[i + 1]`.
+        offsets: int32[n + 1]; the moves of the i-th sequence that has any are `offsets[i]` to `offsets[i + 1]`.
     """
 
     sources: Int32Array
     targets: Int32Array
-    begins: Int32Array
+    offsets: Int32Array
 
 
 class StepInFlight(Protocol):
@@ -191,9 +191,9 @@ class StepInFlight(Protocol):
         """
 
     def verify(self, rows: SequenceOf[int]) -> list[AcceptedPath]:
-        """The accepted paths of some batch rows, none of them without a chooser, see `sampling.metadata`.
+        """The accepted paths of some batch rows, none of them without a sampler, see `sampling.metadata`.
 
-        Their choosers remember the tokens, and their keys and values lie behind the committed ones, one after the
+        Their samplers accept the tokens, and their keys and values lie behind the committed ones, one after the
         other. A row that is left out is as if the step had not been. To be called once at most.
 
         Raises:
@@ -236,12 +236,12 @@ class Runner(Protocol):
             DeviceLostError: the device computes nothing more for this process.
         """
 
-    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> StepInFlight:
+    def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> StepInFlight:
         """Begins a forward pass whose draft trees are verified. If it is asynchronous, one step may follow another that
         is in flight, no third one.
 
         Args:
-            choosers: of each batch row; None for one that writes nothing, since its prompt goes on.
+            samplers: of each batch row; None for one that writes nothing, since its prompt goes on.
 
         Raises:
             DeviceMemoryError, DeviceLostError: as `step`.
@@ -257,8 +257,8 @@ class Runner(Protocol):
 
 
 class StateUse(NamedTuple):
-    """Bytes of states of recurrent layers: those that live sequences hold, and those kept for later ones that begin
-    alike."""
+    """Bytes of states of recurrent layers: those that live sequences hold, and those kept for later ones with
+    the same prefix."""
 
     held: int = 0
     cached: int = 0

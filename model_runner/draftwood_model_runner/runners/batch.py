@@ -21,7 +21,7 @@ class BatchRow(NamedTuple):
         chain: int32[c], the next tokens to compute, c >= 1.
         tree: the draft under the end of the chain.
         logits_from: the tokens of the row from here on need logits; row size for none.
-        prompt: how many tokens of the sequence are its prompt; None: its context and the chain.
+        prompt_len: how many tokens of the sequence are its prompt; None: its context and the chain.
     """
 
     block_table: Int32Array
@@ -29,7 +29,7 @@ class BatchRow(NamedTuple):
     chain: Int32Array
     tree: DraftTree
     logits_from: int
-    prompt: int | None = None
+    prompt_len: int | None = None
 
 
 class Chains(NamedTuple):
@@ -41,7 +41,7 @@ class Chains(NamedTuple):
         tokens: int32[c], the next tokens of all sequences to compute, one sequence after the other, at least one each.
         cu_seqlens: int32[s + 1]; those of sequence i are `cu_seqlens[i]` to `cu_seqlens[i + 1]`.
         logits_from: int32[s], the tokens of a batch row from here on need logits; row size for none.
-        prompts: as `StepBatch.prompts`.
+        prompt_lens: as `StepBatch.prompt_lens`.
     """
 
     block_tables: SequenceOf[Int32Array]
@@ -49,14 +49,14 @@ class Chains(NamedTuple):
     tokens: Int32Array
     cu_seqlens: Int32Array
     logits_from: Int32Array
-    prompts: Int32Array | None = None
+    prompt_lens: Int32Array | None = None
 
 
-def lay_out(rows: SequenceOf[BatchRow], least_score: float = 0.0) -> StepBatch:
+def lay_out(rows: SequenceOf[BatchRow], min_score: float = 0.0) -> StepBatch:
     """The flat batch of some batch rows, at least one.
 
     Args:
-        least_score: of each tree only the nodes with at least this score; they are a tree themselves.
+        min_score: of each tree only the nodes with at least this score; they are a tree themselves.
     """
     chains = Chains(
         [row.block_table for row in rows],
@@ -64,22 +64,24 @@ def lay_out(rows: SequenceOf[BatchRow], least_score: float = 0.0) -> StepBatch:
         np.concatenate([row.chain for row in rows]),
         np.cumsum([0, *(row.chain.shape[0] for row in rows)], dtype=np.int32),
         np.array([row.logits_from for row in rows], np.int32),
-        np.array([row.context_len + row.chain.size if row.prompt is None else row.prompt for row in rows], np.int32),
+        np.array(
+            [row.context_len + row.chain.size if row.prompt_len is None else row.prompt_len for row in rows], np.int32
+        ),
     )
-    levels = np.full(len(rows), np.iinfo(np.int32).max, np.int32)
-    return lay_out_trees(chains, DraftTrees.of([row.tree for row in rows]), levels, least_score)
+    max_depths = np.full(len(rows), np.iinfo(np.int32).max, np.int32)
+    return lay_out_trees(chains, DraftTrees.of([row.tree for row in rows]), max_depths, min_score)
 
 
-def lay_out_trees(chains: Chains, trees: DraftTrees, levels: Int32Array, least_score: float) -> StepBatch:
+def lay_out_trees(chains: Chains, trees: DraftTrees, max_depths: Int32Array, min_score: float) -> StepBatch:
     """The flat batch of chains with a draft tree under the end of each.
 
     Args:
-        levels: int32[s], of each tree only the nodes that lie fewer levels deep.
-        least_score: as in `lay_out`.
+        max_depths: int32[s], of each tree only the nodes up to this depth.
+        min_score: as in `lay_out`.
     """
     rows, most = chains.context_lens.shape[0], chains.tokens.shape[0] + trees.tokens.shape[0]
     tokens, positions, parents, logit_rows = np.empty((4, most), np.int32)
-    cu_seqlens, placed = np.zeros(rows + 1, np.int32), np.empty(trees.tokens.shape[0], np.int32)
+    cu_seqlens, token_of_node = np.zeros(rows + 1, np.int32), np.empty(trees.tokens.shape[0], np.int32)
     with_logits = _fill(
         chains.context_lens,
         chains.tokens,
@@ -88,15 +90,15 @@ def lay_out_trees(chains: Chains, trees: DraftTrees, levels: Int32Array, least_s
         trees.tokens,
         trees.parents,
         trees.scores,
-        trees.begins,
-        levels,
-        least_score,
+        trees.offsets,
+        max_depths,
+        min_score,
         tokens,
         positions,
         parents,
         cu_seqlens,
         logit_rows,
-        placed,
+        token_of_node,
     )
     filled, tables = int(cu_seqlens[-1]), chains.block_tables
     return StepBatch(
@@ -108,7 +110,7 @@ def lay_out_trees(chains: Chains, trees: DraftTrees, levels: Int32Array, least_s
         block_table=tables[0] if len(tables) == 1 else np.concatenate(tables),
         cu_blocks=np.cumsum([0, *map(len, tables)], dtype=np.int32),
         logit_rows=logit_rows[:with_logits],
-        prompts=chains.prompts,
+        prompt_lens=chains.prompt_lens,
     )
 
 
@@ -116,40 +118,40 @@ def lay_out_trees(chains: Chains, trees: DraftTrees, levels: Int32Array, least_s
 def _fill(
     context_lens: Int32Array,
     chains: Int32Array,
-    chain_begins: Int32Array,
+    chain_offsets: Int32Array,
     logits_from: Int32Array,
     tree_tokens: Int32Array,
     tree_parents: Int32Array,
     scores: Float32Array,
-    tree_begins: Int32Array,
-    levels: Int32Array,
-    least_score: float,
+    tree_offsets: Int32Array,
+    max_depths: Int32Array,
+    min_score: float,
     tokens: Int32Array,
     positions: Int32Array,
     parents: Int32Array,
     cu_seqlens: Int32Array,
     logit_rows: Int32Array,
-    placed: Int32Array,
+    token_of_node: Int32Array,
 ) -> int:
     """Fills the arrays of a batch, `tokens` to `logit_rows`; returns how many tokens need logits.
 
     Args:
-        placed: workspace: for each node of the trees its token of the batch row, or -1.
+        token_of_node: workspace: for each node of the trees its token of the batch row, or -1.
     """
     end, with_logits = 0, 0
     for s in range(context_lens.shape[0]):
-        begin, c = end, chain_begins[s + 1] - chain_begins[s]
+        begin, c = end, chain_offsets[s + 1] - chain_offsets[s]
         for i in range(c):
-            tokens[end], positions[end], parents[end] = chains[chain_begins[s] + i], context_lens[s] + i, i - 1
+            tokens[end], positions[end], parents[end] = chains[chain_offsets[s] + i], context_lens[s] + i, i - 1
             end += 1
-        first, deepest = tree_begins[s], context_lens[s] + c - 1 + levels[s]
-        for node in range(first, tree_begins[s + 1]):
-            above = c - 1 if tree_parents[node] < 0 else placed[first + tree_parents[node]]
-            placed[node] = -1
-            if scores[node] < least_score or above < 0 or positions[begin + above] >= deepest:
+        first, deepest = tree_offsets[s], context_lens[s] + c - 1 + max_depths[s]
+        for node in range(first, tree_offsets[s + 1]):
+            above = c - 1 if tree_parents[node] < 0 else token_of_node[first + tree_parents[node]]
+            token_of_node[node] = -1
+            if scores[node] < min_score or above < 0 or positions[begin + above] >= deepest:
                 continue
             tokens[end], positions[end], parents[end] = tree_tokens[node], positions[begin + above] + 1, above
-            placed[node] = end - begin
+            token_of_node[node] = end - begin
             end += 1
         cu_seqlens[s + 1] = end
         for i in range(begin + logits_from[s], end):

@@ -10,7 +10,7 @@ import numpy as np
 
 from draftwood_model_runner.errors import DeviceMemoryError, ModelError
 from draftwood_model_runner.runners.base import KVCompaction, Runner, StepBatch
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, verify
 from draftwood_strategies.base import StepFeedback
 
@@ -19,26 +19,26 @@ class HostStep:
     """Implements `runners.base.StepInFlight` for a runner that is not asynchronous.
 
     Args:
-        batch, top_k, choosers: as for `Runner.begin`.
+        batch, top_k, samplers: as for `Runner.begin`.
         threads: that verify, at most.
     """
 
     can_overlap: ClassVar[bool] = False
 
     def __init__(
-        self, runner: Runner, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None], threads: int
+        self, runner: Runner, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None], threads: int
     ) -> None:
         started = time.perf_counter()
         self._logits, tokens, top_tokens = runner.step(batch, top_k)
         self._seconds = time.perf_counter() - started
         self._feedback = batch.feedback(tokens, top_tokens)
-        self._runner, self._batch, self._choosers, self._threads = runner, batch, choosers, threads
+        self._runner, self._batch, self._samplers, self._threads = runner, batch, samplers, threads
 
     def wait(self) -> tuple[StepFeedback, float]:
         return self._feedback, self._seconds
 
     def verify(self, rows: SequenceOf[int]) -> list[AcceptedPath]:
-        paths = verify(self._choosers, self._feedback, self._logits, rows, self._threads)
+        paths = verify(self._samplers, self._feedback, self._logits, rows, self._threads)
         compact(self._runner, self._batch, dict(zip(rows, paths, strict=True)))
         return paths
 
@@ -54,7 +54,7 @@ def compact(runner: Runner, batch: StepBatch, paths: dict[int, AcceptedPath]) ->
     if not moving:
         return  # they are there
     slots = batch.slot_mapping(runner.page_size)
-    sources, targets, begins = list[int](), list[int](), [0]
+    sources, targets, offsets = list[int](), list[int](), [0]
     for row, nodes in moving.items():
         first = int(np.searchsorted(batch.logit_rows, batch.cu_seqlens[row]))
         draft = slots[int(batch.logit_rows[first]) + 1 : int(batch.cu_seqlens[row + 1])].tolist()
@@ -62,8 +62,8 @@ def compact(runner: Runner, batch: StepBatch, paths: dict[int, AcceptedPath]) ->
             if node != depth:
                 sources.append(draft[node])
                 targets.append(draft[depth])
-        begins.append(len(sources))
+        offsets.append(len(sources))
     try:
-        runner.compact_kv(KVCompaction(*(np.array(part, np.int32) for part in (sources, targets, begins))))
+        runner.compact_kv(KVCompaction(*(np.array(part, np.int32) for part in (sources, targets, offsets))))
     except DeviceMemoryError as error:
         raise ModelError(str(error)) from error

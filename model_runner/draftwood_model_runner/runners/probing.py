@@ -67,7 +67,7 @@ def shorter_context(tokens: int) -> str:
     return f"; up to {tokens} tokens it makes no difference: set max_context to {tokens} or less"
 
 
-def other_layers(config: Any, max_context: int) -> str | None:
+def unsupported_layers(config: Any, max_context: int) -> str | None:
     """Why draft trees cannot be verified, if a model has layers that do not attend to all or the last few tokens."""
     # RecurrentGemma's name before transformers 5.23 is the second.
     kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
@@ -105,7 +105,7 @@ def too_few_calls(calls: int, config: Any) -> str | None:
     )
 
 
-def past_thresholds(module: Any, max_context: int, trial: Callable[[Any], object]) -> None:
+def try_beyond_thresholds(module: Any, max_context: int, trial: Callable[[Any], object]) -> None:
     """Tries the architecture of a model beyond its windows, chunks and other thresholds, on a small copy.
 
     Args:

@@ -97,8 +97,8 @@ class Trial(NamedTuple):
         return Draft(DraftTree.of(self.path), range(PATH))
 
     def drafted(self, model: Stepper, draft: Draft) -> torch.Tensor:
-        """Logits [1 + PATH, vocab] from the last token of the prompt on, along the path of a draft, which hangs under a
-        token that needs none before.
+        """Logits [1 + PATH, vocab] from the last token of the prompt on, along the path of a draft. The
+        token before that one is in the same batch row and needs no logits.
 
         The context is committed before in two steps, in pages that are no neighbours.
         """
@@ -136,7 +136,9 @@ class Trial(NamedTuple):
         pages, nodes = self.pages(model), [*draft.nodes[:-1]]
         slots = lay_out([self.drafted_row(pages, draft)]).slot_mapping(page_size)[2:].astype(np.int32)
         accept(KVCompaction(slots[nodes], slots[: len(nodes)], np.array([0, len(nodes)], np.int32)), nodes)
-        last = BatchRow(pages, self.context + PATH - 1, self.path[-1:], EMPTY_TREE, logits_from=0, prompt=self.context)
+        last = BatchRow(
+            pages, self.context + PATH - 1, self.path[-1:], EMPTY_TREE, logits_from=0, prompt_len=self.context
+        )
         return torch.cat([logits, model.step(lay_out([last]))[:1]])
 
     def same_bits(self, model: Stepper) -> bool:

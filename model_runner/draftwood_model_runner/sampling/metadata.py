@@ -13,8 +13,8 @@ prefix of this node become the token at absolute position t in these steps, in f
    score and Gumbel noise is taken: a sample from the softmax (the Gumbel-max trick). The noise depends on (seed, t) and
    the token alone (`draws.noise`), so a seed writes the same text with and without drafts, and in any batch.
 
-Verification follows the tree from its root along these tokens (`AcceptedPath`). On the host, `TokenChooser` and
-`verification.verify`; on a GPU, `cuda.steps.choosing`. Tests compare them with each other, and with transformers.
+Verification follows the tree from its root along these tokens (`AcceptedPath`). On the host, `TokenSampler` and
+`verification.verify`; on a GPU, `cuda.steps.sampling`. Tests compare them with each other, and with transformers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ON_HOST, MOST_PROBABLE, SAMPLED = range(3)
 """How a device chooses for a batch row: it does not; the most probable token; by `SequenceSampling`."""
 SEEN, ENDS_OUTPUT = 1, 2
 """Flags of a token: it occurs in the prompt or the output; it ends the output."""
-NOT_CHOSEN = -1
+NOT_SAMPLED = -1
 """In place of a token, where the host must choose."""
 NO_MASK, UNKNOWN_MASK = -1, -2
 """In place of the row of a mask: every token may follow; the host must find out which may."""
@@ -126,7 +126,7 @@ class SamplingTensors(NamedTuple):
         penalties: float32[n, 3]: repetition, presence, frequency.
         top_ks, unlocked_at: int32[n].
         seeds: int64[n], the bits of unsigned numbers.
-        begins: int32[n + 1]; the adjusted tokens of sequence i are `begins[i]` to `begins[i + 1]`.
+        offsets: int32[n + 1]; the adjusted tokens of sequence i are `offsets[i]` to `offsets[i + 1]`.
         tokens, counts, flags: int32[m]; biases: float32[m]; as in `Adjustments`.
         masks: int32[k, words], of all sequences.
     """
@@ -140,7 +140,7 @@ class SamplingTensors(NamedTuple):
     top_ks: Int32Array
     unlocked_at: Int32Array
     seeds: npt.NDArray[np.int64]
-    begins: Int32Array
+    offsets: Int32Array
     tokens: Int32Array
     counts: Int32Array
     flags: Int32Array
@@ -179,7 +179,7 @@ class SamplingTensors(NamedTuple):
             top_ks=np.array([one.top_k for one in params], np.int32),
             unlocked_at=np.array([one.unlocked_at for one in sequences], np.int32),
             seeds=np.array([one.seed for one in params], np.uint64).view(np.int64),
-            begins=np.cumsum([0, *(part.size for part in tokens)]).astype(np.int32),
+            offsets=np.cumsum([0, *(part.size for part in tokens)]).astype(np.int32),
             tokens=np.concatenate(tokens),
             counts=np.concatenate(counts),
             flags=np.concatenate(flags),

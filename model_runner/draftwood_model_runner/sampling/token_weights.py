@@ -6,7 +6,7 @@ their ids, top-p leaves out the first, as many as have at most the probability 1
 open which of several equal scores comes first, and so which of them is kept; how many it keeps is the same here. Its
 sums of float32 depend on the order of summation, so a token at the very edge may fall on either side there.
 
-The host finds the tokens in `sampling.draws`, and `cuda.kernels.choosing` computes the same bits.
+The host finds the tokens in `sampling.draws`, and `cuda.kernels.sampling` computes the same bits.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 
 from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.sampling.host.row_threads import LEAST_NUMBERS, in_threads, parts
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.native import Integer, compiled
@@ -43,39 +43,39 @@ class AcceptedPath:
 
 
 def verify(
-    choosers: SequenceOf[TokenChooser | None],
+    samplers: SequenceOf[TokenSampler | None],
     feedback: StepFeedback,
     logits: Any,
     rows: SequenceOf[int],
     threads: int,
 ) -> list[AcceptedPath]:
-    """The accepted paths of some batch rows, by the host. Their choosers remember the tokens.
+    """The accepted paths of some batch rows, by the host. Their samplers accept the tokens.
 
     Args:
-        choosers: of each batch row; those of `rows` are there.
+        samplers: of each batch row; those of `rows` are there.
         feedback: trees and predictions of all batch rows.
         logits: [R, vocab], at their nodes: a tensor or an array.
         threads: that look through many logits, at most.
     """
     predicted = predicted_paths(feedback, feedback.predictions)
     paths: dict[int, AcceptedPath] = {}
-    walked = list[tuple[int, TokenChooser]]()
+    walked = list[tuple[int, TokenSampler]]()
     for row in rows:
-        chooser = choosers[row]
-        assert chooser is not None
-        if not chooser.follows_predictions:
-            walked.append((row, chooser))
+        sampler = samplers[row]
+        assert sampler is not None
+        if not sampler.follows_predictions:
+            walked.append((row, sampler))
             continue
         paths[row] = path = predicted[row]
-        if chooser.reported is not None:
-            begin = int(feedback.begins[row])
+        if sampler.num_logprobs is not None:
+            begin = int(feedback.offsets[row])
             at = [begin + node for node in (ROOT_NODE, *(node + 1 for node in path.nodes))]
             path.logprobs = [
-                chooser.logprobs(logits[node], token) for node, token in zip(at, path.token_ids, strict=True)
+                sampler.logprobs(logits[node], token) for node, token in zip(at, path.token_ids, strict=True)
             ]
 
-    def walk_some(some: SequenceOf[tuple[int, TokenChooser]]) -> list[AcceptedPath]:
-        return [walk_row(chooser, feedback, logits, row) for row, chooser in some]
+    def walk_some(some: SequenceOf[tuple[int, TokenSampler]]) -> list[AcceptedPath]:
+        return [walk_row(sampler, feedback, logits, row) for row, sampler in some]
 
     if walked:
         many = len(walked) * int(logits.shape[-1]) >= LEAST_NUMBERS
@@ -92,8 +92,8 @@ def predicted_paths(feedback: StepFeedback, predicted: Int32Array) -> list[Accep
         predicted: int32[R], that token.
     """
     nodes, written = np.empty((2, feedback.tokens.shape[0]), np.int32)
-    ends = np.empty(feedback.begins.shape[0] - 1, np.int32)
-    follow_all(feedback.tokens, feedback.parents, feedback.begins, predicted, nodes, written, ends)
+    ends = np.empty(feedback.offsets.shape[0] - 1, np.int32)
+    follow_all(feedback.tokens, feedback.parents, feedback.offsets, predicted, nodes, written, ends)
     all_nodes, all_written, begin, paths = (nodes - 1).tolist(), written.tolist(), 0, []
     for end in ends.tolist():
         paths.append(AcceptedPath(all_written[begin:end], all_nodes[begin : end - 1]))
@@ -101,8 +101,8 @@ def predicted_paths(feedback: StepFeedback, predicted: Int32Array) -> list[Accep
     return paths
 
 
-def walk_row(chooser: TokenChooser, feedback: StepFeedback, logits: Any, row: int) -> AcceptedPath:
-    """The path of one tree along the tokens that the chooser chooses, up to one that ends the output, one that a slow
+def walk_row(sampler: TokenSampler, feedback: StepFeedback, logits: Any, row: int) -> AcceptedPath:
+    """The path of one tree along the tokens that the sampler chooses, up to one that ends the output, one that a slow
     mask comes after, or an error."""
     own, top, path, node = feedback.of_row(row), feedback.top_tokens, AcceptedPath([], []), ROOT_NODE
     tokens, parents = feedback.tokens[own], feedback.parents[own]
@@ -110,15 +110,15 @@ def walk_row(chooser: TokenChooser, feedback: StepFeedback, logits: Any, row: in
         while True:
             index = own.start + node
             most_probable = feedback.predictions[index : index + 1] if top is None else top[index]
-            token = chooser.choose(logits[index], most_probable.tolist())
+            token = sampler.sample_and_accept(logits[index], most_probable.tolist())
             path.token_ids.append(token)
-            if chooser.reported is not None:
-                path.logprobs.append(chooser.logprobs(logits[index], token))
+            if sampler.num_logprobs is not None:
+                path.logprobs.append(sampler.logprobs(logits[index], token))
             node = _child(tokens, parents, node, token)
-            if node == ROOT_NODE or (chooser.slow and not chooser.ended):
+            if node == ROOT_NODE or (sampler.slow and not sampler.ended):
                 break  # the token after this one is chosen in another step
             path.nodes.append(node - 1)
-            if chooser.ended:
+            if sampler.ended:
                 break
     except Exception as error:
         path.error = error
@@ -138,7 +138,7 @@ def _child(tokens: Int32Array, parents: Int32Array, node: Integer, token: Intege
 def follow_all(
     tokens: Int32Array,
     parents: Int32Array,
-    begins: Int32Array,
+    offsets: Int32Array,
     predicted: Int32Array,
     nodes: Int32Array,
     written: Int32Array,
@@ -150,7 +150,7 @@ def follow_all(
     path in it: trees need no index for it.
 
     Args:
-        tokens, parents, begins: as in `StepFeedback`.
+        tokens, parents, offsets: as in `StepFeedback`.
         predicted: as many, the token after each node.
         nodes, written: as many, set to the node and token of each step of the paths, one path after the other; the last
             node of each is `ROOT_NODE`: its token was not drafted.
@@ -158,8 +158,8 @@ def follow_all(
     """
     end = 0
     for s in range(ends.shape[0]):
-        begin, at = begins[s], 0
-        for node in range(1, begins[s + 1] - begin):
+        begin, at = offsets[s], 0
+        for node in range(1, offsets[s + 1] - begin):
             if parents[begin + node] == at and tokens[begin + node] == predicted[begin + at]:
                 nodes[end], written[end] = node, tokens[begin + node]
                 end += 1

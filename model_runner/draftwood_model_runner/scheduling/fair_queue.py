@@ -2,7 +2,7 @@
 
 Between tenants this is the Virtual Token Counter (Sheng et al., Fairness in Serving Large Language Models, OSDI 2024):
 the service of each tenant is counted in tokens over its weight, the least served is next, and a tenant that was idle
-starts level with the least served of the others, so that idle time gives no claim. What it had been served beyond that
+starts level with the least served of the others, so idle time earns no credit. What it had been served beyond that
 still counts, so that going idle for a moment forgives nothing.
 """
 
@@ -18,7 +18,7 @@ from math import ceil
 from draftwood_model_runner.scheduling.least_served import LeastServed
 from draftwood_model_runner.sequence import Sequence
 
-_MOST_CLAIM = 4096.0
+_MAX_LAG = 4096.0
 """A tenant is at most so many tokens, over its weight, behind the most served one: one that long asked for little does
 not get all steps for as long."""
 
@@ -72,9 +72,9 @@ class FairQueue:
         if self._live_weights.get(tenant) != (weight := self._weights.get(tenant, 1.0)):
             self._live_weights[tenant] = weight
             self._weight_sum = self._with_share = None
-        self.put_back(sequence)
+        self.requeue(sequence)
 
-    def put_back(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """Adds a live sequence that was taken out."""
         tenant = sequence.request.tenant
         if (waiting := self._waiting.get(tenant)) is None:
@@ -135,7 +135,7 @@ class FairQueue:
 
     def served(self, tenant: str) -> float:
         """Tokens over its weight that a tenant of live sequences was served, on a scale that all tenants share."""
-        served, least = self._served[tenant], self._most_served - _MOST_CLAIM
+        served, least = self._served[tenant], self._most_served - _MAX_LAG
         return served if served > least else least
 
     def share(self, tenant: str, slots: int) -> float:

@@ -1,4 +1,4 @@
-"""The page tables of live sequences. Sequences that begin alike share pages. No torch.
+"""The page tables of live sequences. Sequences with the same prefix share pages. No torch.
 
 Memory is paged as in vLLM (Kwon et al., 2023, arXiv 2309.06180): a sequence holds the pages for its tokens and a little
 growth, not for the longest output that it may write. A sequence that begins like an earlier one of its tenant holds the
@@ -20,8 +20,8 @@ import numpy as np
 
 from draftwood_model_runner.runners.base import PageStates, StateUse
 from draftwood_model_runner.scheduling.page_pool import PagePool
-from draftwood_model_runner.scheduling.page_table import GROWTH, NO_PAGE, AttentionWindow, PageTable
-from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix, PrefixCache
+from draftwood_model_runner.scheduling.page_table import GROWTH, NULL_PAGE, AttentionWindow, PageTable
+from draftwood_model_runner.scheduling.prefix_cache import CachedPrefix, PrefixCache
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.draft import Int32Array
 
@@ -62,17 +62,17 @@ class KVPool:
         self._pages = PagePool(pages)
         self._prefixes = PrefixCache(pages)
         self._tables: dict[Sequence, PageTable] = {}
-        self._known: dict[Sequence, KnownPrefix] = {}
+        self._cached_prefixes: dict[Sequence, CachedPrefix] = {}
 
     @property
     def available(self) -> int:
         """Pages that live sequences do not hold."""
-        return self._pages.free + self._prefixes.retained
+        return self._pages.num_free + self._prefixes.retained
 
     @property
     def use(self) -> KVUse:
         total, cached = self._pages.references.size, self._prefixes.retained
-        return KVUse(total, total - cached - self._pages.free, cached)
+        return KVUse(total, total - cached - self._pages.num_free, cached)
 
     @property
     def state_use(self) -> StateUse:
@@ -80,7 +80,7 @@ class KVPool:
         return StateUse() if self._states is None else self._states.use
 
     def pages(self, sequence: Sequence) -> Int32Array:
-        """int32[p], the page table of a live sequence; `NO_PAGE` for pages behind the window that it gave up."""
+        """int32[p], the page table of a live sequence; `NULL_PAGE` for pages behind the window that it gave up."""
         return self._tables[sequence].pages
 
     def cached(self, sequence: Sequence) -> int:
@@ -93,7 +93,7 @@ class KVPool:
         Sets `committed`. At least the last token is left to compute, because its logits choose the next one.
         Returns False, and does nothing, while live sequences hold too much.
         """
-        if self.missing(sequence) > 0:
+        if self.shortfall_of_waiting(sequence) > 0:
             return False
         found = self._find(sequence)
         sequence.committed = found.size * self.page_size
@@ -101,16 +101,16 @@ class KVPool:
         shared = found[behind:]
         self._prefixes.reuse(shared)
         self._pages.share(shared)
-        prefix = self._known.pop(sequence, None) or KnownPrefix(sequence.request.tenant)
+        prefix = self._cached_prefixes.pop(sequence, None) or CachedPrefix(sequence.request.tenant)
         table = self._tables[sequence] = PageTable(found.copy(), prefix, found.size, behind)
-        table.pages[:behind] = NO_PAGE
+        table.pages[:behind] = NULL_PAGE
         self._extend(sequence, self._need(sequence, sequence.committed) - table.pages.size)
         if self._states is not None and shared.size:
             first = int(table.pages[shared.size])
             self._states.resume(int(shared[-1]), first, sequence.committed)
         return True
 
-    def missing(self, sequence: Sequence) -> int:
+    def shortfall_of_waiting(self, sequence: Sequence) -> int:
         """How many pages live sequences must give up before a waiting one can be opened; 0 or less for none.
 
         Looks at what is new since the last time alone; `leave` forgets what was found.
@@ -122,7 +122,7 @@ class KVPool:
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence stopped waiting."""
-        self._known.pop(sequence, None)
+        self._cached_prefixes.pop(sequence, None)
 
     def record(self, sequence: Sequence) -> None:
         """Makes what is committed of the prompt of a live sequence findable. Cheap if there is nothing new."""
@@ -140,7 +140,7 @@ class KVPool:
         wanted = sum(self._need(one, one.committed) - self._tables[one].pages.size for one in sequences)
         return wanted - self.available
 
-    def enough(self, candidates: Iterable[Sequence], missing: int) -> list[Sequence] | None:
+    def victims(self, candidates: Iterable[Sequence], missing: int) -> list[Sequence] | None:
         """The first of these live sequences, at least one, that hold so many pages together and with no others.
 
         None if all of them hold fewer.
@@ -148,7 +148,7 @@ class KVPool:
         references, alone, chosen = self._pages.references, 0, []
         times = np.zeros_like(references)
         for sequence in candidates:
-            pages = self.pages(sequence)[self._tables[sequence].given_up :]
+            pages = self.pages(sequence)[self._tables[sequence].freed :]
             times[pages] += 1
             alone += int(np.count_nonzero(times[pages] == references[pages]))
             chosen.append(sequence)
@@ -163,15 +163,15 @@ class KVPool:
     def trim(self, sequence: Sequence) -> None:
         """Takes back pages that lie behind the window of all that a live sequence computes from now on."""
         table, behind = self._tables[sequence], self._behind(sequence.committed)
-        if behind <= table.given_up:
+        if behind <= table.freed:
             return
         self._record(sequence, behind * self.page_size)
         pages = table.pages.copy()  # a step in flight may look at the old one
-        pages[table.given_up : behind] = NO_PAGE
-        given_up, table.pages, table.given_up = table.pages[table.given_up : behind], pages, behind
-        unused, cached = self._released(given_up)
+        pages[table.freed : behind] = NULL_PAGE
+        freed, table.pages, table.freed = table.pages[table.freed : behind], pages, behind
+        unused, cached = self._released(freed)
         self._prefixes.retain(cached)
-        self._pages.put_back(unused)
+        self._pages.free(unused)
 
     def close(self, sequence: Sequence, keep: bool = True) -> None:
         """Takes back the pages of a sequence.
@@ -186,16 +186,16 @@ class KVPool:
         unused, cached = self._released(table.held)
         if self._states is not None:
             self._states.release([*unused.tolist(), *cached.tolist()], kept=keep)
-        if table.given_up:
-            given_up = self._prefixes.retained_pages(table.prefix.hashes[: table.given_up])
-            cached = np.concatenate([given_up, cached])
+        if table.freed:
+            freed = self._prefixes.retained_pages(table.prefix.hashes[: table.freed])
+            cached = np.concatenate([freed, cached])
             self._prefixes.reuse(cached)
         if keep:
             self._prefixes.retain(cached[::-1])  # a block is found by the ones before it, so it is of use no longer
         else:
             self._prefixes.forget(cached)
             unused = np.concatenate([unused, cached])
-        self._pages.put_back(unused)
+        self._pages.free(unused)
 
     def check(self, live: list[Sequence], waiting: SequenceOf[Sequence] | None = None) -> None:
         """Asserts that live sequences alone have page tables, and that every page is counted once.
@@ -206,15 +206,15 @@ class KVPool:
         tables = [table.held for table in self._tables.values()]
         held = np.concatenate([np.empty(0, np.int32), *tables])
         assert self._tables.keys() == set(live)
-        assert not self._known.keys() & self._tables.keys()
-        assert waiting is None or self._known.keys() <= {*waiting}
+        assert not self._cached_prefixes.keys() & self._tables.keys()
+        assert waiting is None or self._cached_prefixes.keys() <= {*waiting}
         assert np.bincount(held, minlength=self._pages.references.size).tolist() == self._pages.references.tolist()
         assert self.available + np.unique(held).size == self._pages.references.size
         assert self.prefix_cache or not self._prefixes.retained
         for sequence, table in self._tables.items():
             assert sequence.committed <= table.pages.size * self.page_size
-            assert (table.pages[: table.given_up] == NO_PAGE).all()
-            assert table.given_up <= self._behind(sequence.committed)
+            assert (table.pages[: table.freed] == NULL_PAGE).all()
+            assert table.freed <= self._behind(sequence.committed)
             # What will be written next is in no other table, and cannot be found.
             own = table.pages[sequence.committed // self.page_size :]
             assert (self._pages.references[own] == 1).all()
@@ -243,9 +243,9 @@ class KVPool:
         """int32[p], the pages of the longest cached prefix that a waiting sequence can begin with."""
         if not self.prefix_cache:
             return np.empty(0, np.int32)
-        prefix = self._known.get(sequence)
+        prefix = self._cached_prefixes.get(sequence)
         if prefix is None:
-            prefix = self._known[sequence] = KnownPrefix(sequence.request.tenant)
+            prefix = self._cached_prefixes[sequence] = CachedPrefix(sequence.request.tenant)
         self._prefixes.look_up(prefix)
         full, count = min(sequence.length - 1, self._shareable(sequence)) // self.page_size, 1
         while prefix.pages.size == (hashed := len(prefix.hashes)) < full:
@@ -261,7 +261,7 @@ class KVPool:
         """How many of its tokens others may begin with."""
         return sequence.length if self._states is None else int(sequence.request.prompt.size)
 
-    def _hash(self, sequence: Sequence, prefix: KnownPrefix, blocks: int) -> None:
+    def _hash(self, sequence: Sequence, prefix: CachedPrefix, blocks: int) -> None:
         """Hashes its blocks up to so many."""
         hashed, size = len(prefix.hashes), self.page_size
         if blocks > hashed:
@@ -277,11 +277,11 @@ class KVPool:
     def _extend(self, sequence: Sequence, count: int) -> None:
         """Adds pages to a page table; forgets the least recently used prefixes if need be."""
         table = self._tables[sequence]
-        if (missing := count - self._pages.free) > 0:
+        if (missing := count - self._pages.num_free) > 0:
             forgotten = self._prefixes.forget_oldest(missing)
             if self._states is not None:
                 self._states.release(forgotten.tolist(), kept=False)
-            self._pages.put_back(forgotten)
+            self._pages.free(forgotten)
         after = int(table.pages[-1]) if table.pages.size else -1
-        table.pages = np.concatenate([table.pages, self._pages.take(count, after)])
+        table.pages = np.concatenate([table.pages, self._pages.allocate(count, after)])
         table.longest = table.pages.size * self.page_size - sequence.request.max_draft_nodes

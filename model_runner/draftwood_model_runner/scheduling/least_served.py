@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Generator, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
 
-_MOST_STALE = 64
+_MAX_STALE = 64
 """The heap is rebuilt once it has this many entries of removed tenants more than of present ones."""
 
 
@@ -35,7 +35,7 @@ class LeastServed:
     def remove(self, tenant: str) -> None:
         """Removes a tenant that is in the set."""
         del self._serials[tenant]
-        if len(self._heap) > 2 * len(self._serials) + _MOST_STALE:
+        if len(self._heap) > 2 * len(self._serials) + _MAX_STALE:
             self._heap = [entry for entry in self._heap if self._is_present(entry)]
             heapify(self._heap)
 

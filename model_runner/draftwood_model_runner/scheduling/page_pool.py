@@ -27,24 +27,24 @@ class PagePool:
 
     Attributes:
         references: int32[pages], how many page tables each page is in.
-        free: how many can be taken.
+        num_free: how many can be allocated.
     """
 
     def __init__(self, pages: int) -> None:
         self.references = np.zeros(pages, np.int32)
-        self.free = pages
+        self.num_free = pages
         self._length_at: dict[int, int] = {}  # of each run of free pages, none of them next to another
         self._begin_before: dict[int, int] = {}
         self._longest: list[tuple[int, int]] = []  # a heap of (-length, begin), some out of date
         self._add_run(0, pages)
 
-    def take(self, count: int, after: int = -1) -> Int32Array:
-        """int32[count], free pages, now with one reference; `count` must not exceed `free`.
+    def allocate(self, count: int, after: int = -1) -> Int32Array:
+        """int32[count], free pages, now with one reference; `count` must not exceed `num_free`.
 
         Args:
             after: take the pages that follow this one if they are free, for a page table that ends with it.
         """
-        assert count <= self.free
+        assert count <= self.num_free
         if after >= 0 and 0 < count <= self._length_at.get(after + 1, 0):
             pages: Int32Array = self._cut(after + 1, 0, count)
         else:
@@ -54,7 +54,7 @@ class PagePool:
                 missing -= pieces[-1].size
             pages = np.sort(np.concatenate(pieces))
         self.references[pages] = 1
-        self.free -= count
+        self.num_free -= count
         return pages
 
     def share(self, pages: Int32Array) -> None:
@@ -68,7 +68,7 @@ class PagePool:
         unused: Int32Array = pages[self.references[pages] == 0]
         return unused
 
-    def put_back(self, pages: Int32Array) -> None:
+    def free(self, pages: Int32Array) -> None:
         """Makes pages without references free."""
         assert not self.references[pages].any()
         ordered = np.sort(pages)
@@ -76,7 +76,7 @@ class PagePool:
         for first, end in pairwise([0, *breaks.tolist(), ordered.size]):
             if end > first:
                 self._merge(int(ordered[first]), end - first)
-        self.free += pages.size
+        self.num_free += pages.size
 
     def check(self) -> None:
         """Asserts that no free page has references, and that the runs are apart and known from both ends."""
@@ -85,7 +85,7 @@ class PagePool:
         assert self._begin_before == {begin + length: begin for begin, length in runs}
         assert {(-length, begin) for begin, length in runs} <= {*self._longest}
         free = np.array([page for begin, length in runs for page in range(begin, begin + length)], np.int32)
-        assert self.free == free.size
+        assert self.num_free == free.size
         assert not self.references[free].any()
 
     def _middle_of_longest(self, most: int) -> Int32Array:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftwood_model_runner.scheduling.prefix_cache import KnownPrefix
+from draftwood_model_runner.scheduling.prefix_cache import CachedPrefix
 from draftwood_strategies.draft import Int32Array
 
 GROWTH = 64
 """Tokens that a sequence can write at least before it needs further pages. Taking pages is cheap."""
-NO_PAGE = -1
+NULL_PAGE = -1
 """In a page table: the page was given up, since no token attends to its entries any more."""
 
 
@@ -20,21 +20,21 @@ class PageTable:
     Attributes:
         pages: int32[p]; token i of the sequence is in row i % page_size of page i // page_size.
         prefix: its blocks, as far as they were hashed.
-        recorded: how many of its first pages the prefix cache was told of, or told it.
-        given_up: how many of the first pages it gave up; they are `NO_PAGE`.
+        recorded: how many of its first pages the prefix cache knows.
+        freed: how many of the first pages it gave up; they are `NULL_PAGE`.
         longest: tokens of the sequence up to which its next step fits, with its draft.
     """
 
     pages: Int32Array
-    prefix: KnownPrefix
+    prefix: CachedPrefix
     recorded: int
-    given_up: int = 0
+    freed: int = 0
     longest: int = 0
 
     @property
     def held(self) -> Int32Array:
         """int32[h], the pages that it has not given up."""
-        return self.pages[self.given_up :]
+        return self.pages[self.freed :]
 
 
 @dataclass(frozen=True, slots=True)

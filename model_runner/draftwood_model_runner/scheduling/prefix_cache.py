@@ -4,8 +4,8 @@ A block is the tokens of one full page. As in vLLM's automatic prefix caching it
 the block before it: SHA-256, so that no other prefix has the same. The first block of a prefix follows its tenant, so
 that no look-up ever sees a page of another tenant.
 
-A sequence that waits is asked about in every step. So what was found for it is kept (`KnownPrefix`): its blocks are
-hashed once, and looked up again only after pages were given up.
+A waiting sequence is looked up in every step, so what was found for it is kept (`CachedPrefix`): its blocks are hashed
+once, and looked up again only after pages were forgotten.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from draftwood_strategies.draft import Int32Array
 
 
 @dataclass(eq=False, slots=True)
-class KnownPrefix:
+class CachedPrefix:
     """The blocks that a sequence begins with.
 
     Attributes:
@@ -67,7 +67,7 @@ class PrefixCache:
         """bool[p], which of these pages, int32[p], hold a block."""
         return np.fromiter(map(self._hash_of.__contains__, pages.tolist()), np.bool_, pages.size)
 
-    def look_up(self, prefix: KnownPrefix) -> None:
+    def look_up(self, prefix: CachedPrefix) -> None:
         """Sets the pages of a prefix to those of its first blocks, as far as they are known."""
         if prefix.forgotten != self._forgotten:
             prefix.pages, prefix.forgotten = prefix.pages[:0], self._forgotten

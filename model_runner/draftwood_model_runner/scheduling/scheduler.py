@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 PRIORITY_SECONDS = 60.0
 """A level of priority counts like this many seconds of earlier arrival, so no request waits for ever."""
 
-_MOST_LOOKS = 8
+_MAX_LOOKED_AT = 8
 """A step without a free slot looks at so many waiting sequences at most, if running ones give up too little."""
 
 
@@ -37,7 +37,7 @@ class Scheduler:
     tenant uses the others' for as long as they leave them (`SlotShares`). When one asks for its own, the last by rank
     of the tenant that holds the most is preempted: it loses its keys and values, which stay cached while there is
     room, and waits at its rank. The same happens when a tenant was served much more than another, and when a running
-    sequence needs more memory than there is. A step always runs the last that would give way, so there is always
+    sequence needs more memory than there is. The sequence that would be preempted last always runs, so there is always
     progress.
 
     A decoding sequence runs in every step unless its grammar's mask is not computed yet. A tenant above its share skips
@@ -168,7 +168,9 @@ class Scheduler:
         """
         if not self._limit.out_of_memory(len(self.running)):
             return False
-        for victim in [*itertools.islice(self._shares.yielding(), max(0, len(self.running) - self.max_running))]:
+        for victim in [
+            *itertools.islice(self._shares.preemption_order(), max(0, len(self.running) - self.max_running))
+        ]:
             self._preempt(victim)
         return True
 
@@ -206,18 +208,18 @@ class Scheduler:
     def _find_memory(self, short: SequenceOf[Sequence]) -> None:
         """Gives running sequences further pages. If there are too few, those that yield last get theirs first."""
         if self._pool.shortfall(short) > 0:
-            for sequence in reversed([*self._shares.yielding()]):
+            for sequence in reversed([*self._shares.preemption_order()]):
                 if sequence in short and sequence.state is SequenceState.RUNNING:
-                    self._make_room(sequence)
+                    self._grow_or_preempt(sequence)
             return
         for sequence in short:
             self._pool.grow(sequence)
 
-    def _make_room(self, sequence: Sequence) -> None:
+    def _grow_or_preempt(self, sequence: Sequence) -> None:
         """Gives a running sequence further pages; preempts those that yield before it if need be, or else itself."""
         if (missing := self._pool.shortfall([sequence])) > 0:
-            before = itertools.takewhile(lambda other: other is not sequence, self._shares.yielding())
-            for victim in self._pool.enough(before, missing) or [sequence]:
+            before = itertools.takewhile(lambda other: other is not sequence, self._shares.preemption_order())
+            for victim in self._pool.victims(before, missing) or [sequence]:
                 self._preempt(victim)
         if sequence.state is SequenceState.RUNNING:
             self._pool.grow(sequence)
@@ -240,7 +242,7 @@ class Scheduler:
         sequence.state = SequenceState.WAITING
         sequence.committed = 0
         sequence.stats.preemptions += 1
-        self._queue.put_back(sequence)
+        self._queue.requeue(sequence)
 
     def _admit(self) -> None:
         """Fills free slots, and those that belong to tenants whose sequences wait.
@@ -272,19 +274,19 @@ class Scheduler:
         with closing(self._shares.heads(free)) as heads:
             looked_at = 0
             for head in heads:
-                if self._gains_by_waiting(head):
+                if self._waits_for_prefix(head):
                     continue
-                missing = self._pool.missing(head)
+                missing = self._pool.shortfall_of_waiting(head)
                 if free and missing <= 0:
                     return head, []
-                if (victims := self._pool.enough(self._shares.givers(head), missing)) is not None:
+                if (victims := self._pool.victims(self._shares.preemptible_for(head), missing)) is not None:
                     return head, victims
                 looked_at += 1
-                if free or looked_at == _MOST_LOOKS:
+                if free or looked_at == _MAX_LOOKED_AT:
                     return None
         return None
 
-    def _gains_by_waiting(self, sequence: Sequence) -> bool:
+    def _waits_for_prefix(self, sequence: Sequence) -> bool:
         """Whether a running sequence is about to compute a prefix of this prompt, which can be shared then.
 
         The wait is no longer than computing that prefix would take. So samples of one prompt share its prefill.

@@ -45,10 +45,10 @@ class SlotShares:
         if not self.running[tenant]:
             del self.running[tenant]
 
-    def yielding(self) -> Iterator[Sequence]:
+    def preemption_order(self) -> Iterator[Sequence]:
         """Running sequences in the order in which they give way: always the last by rank of the tenant that holds the
         most for its weight, and of several such tenants of the one that was served most."""
-        return self._yielding(self.running, lambda tenant: 0)
+        return self._preemption_order(self.running, lambda tenant: 0)
 
     def heads(self, free: bool) -> Generator[Sequence]:
         """The next waiting sequence of each tenant that may get a slot: first of those that lack slots, of equals the
@@ -68,7 +68,7 @@ class SlotShares:
                 if tenant not in lacking:
                     yield queue.head(tenant)
 
-    def givers(self, sequence: Sequence) -> Iterator[Sequence]:
+    def preemptible_for(self, sequence: Sequence) -> Iterator[Sequence]:
         """The running sequences that give way to a waiting one, in their order.
 
         They are those of tenants with more slots than belong to them, if the tenant of the waiting one lacks slots or
@@ -76,9 +76,9 @@ class SlotShares:
         """
         tenant = sequence.request.tenant
         giving = self._giving(self._queue.served(tenant), self._lacks(tenant))
-        return self._yielding((one for one in giving if one != tenant), self._guaranteed)
+        return self._preemption_order((one for one in giving if one != tenant), self._guaranteed)
 
-    def above(self) -> set[str]:
+    def over_share(self) -> set[str]:
         """Tenants that hold at least one slot more than their share."""
         return {tenant for tenant, holding in self.running.items() if len(holding) >= self._share(tenant) + 1}
 
@@ -90,8 +90,8 @@ class SlotShares:
             assert sequences == sorted(sequences, key=self._rank)
             assert all(sequence.request.tenant == tenant for sequence in sequences)
 
-    def _yielding(self, tenants: Iterable[str], keeps: Callable[[str], int]) -> Iterator[Sequence]:
-        """As `yielding`, for these tenants; `keeps` tells how many sequences each keeps."""
+    def _preemption_order(self, tenants: Iterable[str], keeps: Callable[[str], int]) -> Iterator[Sequence]:
+        """As `preemption_order`, for these tenants; `keeps` returns how many sequences each keeps."""
         weight, served = self._queue.weight, self._queue.served
         heap = []
         for tenant in tenants:

@@ -13,7 +13,7 @@ from draftwood_model_runner.sequence import Sequence
 _MOST_SKIPPED = 3
 """The sequences of a tenant above its share skip at most this many steps in a row for the first tokens of others."""
 
-_STEP_PRICE = 2
+_DECODE_COST = 2
 """What a decoding step counts in prompt tokens, for fairness between tenants: the ratio of the VTC paper."""
 
 
@@ -79,7 +79,7 @@ class StepPlanner:
         prefill: dict[str, list[Sequence]] = {}
         decoding: dict[str, int] = {}
         left = len(running) if microbatch is None else microbatch
-        for sequence in self._taking_part(running):
+        for sequence in self._participating(running):
             if sequence in elsewhere:
                 continue
             tokens, tenant = sequence.length - sequence.committed, sequence.request.tenant
@@ -92,7 +92,7 @@ class StepPlanner:
                 continue
             pending[sequence] = tokens
         for tenant, count in decoding.items():
-            self._queue.charge(tenant, count * _STEP_PRICE)
+            self._queue.charge(tenant, count * _DECODE_COST)
         decodes = any(sequence.length - sequence.committed == 1 for sequence in running) if prefill else True
         prompts_wait = self._split_chunk(prefill, pending, self._shared_chunk if decodes else self._prefill_chunk)
         return SchedulerOutput(
@@ -112,12 +112,12 @@ class StepPlanner:
                 shares[tenant] -= tokens
         return cut
 
-    def _taking_part(self, running: SequenceOf[Sequence]) -> list[Sequence]:
+    def _participating(self, running: SequenceOf[Sequence]) -> list[Sequence]:
         """The ready sequences; if the step ends a prompt, without those of other tenants above their share."""
         ready = [one for one in running if one.ready]
         chunk = self._shared_chunk
         if ending := [one for one in ready if not one.output and one.length - one.committed <= chunk]:
-            above = self._shares.above()
+            above = self._shares.over_share()
             ends = any(one.request.tenant not in above for one in ending)
             if above and ends and self._skipped < _MOST_SKIPPED:
                 self._skipped += 1

@@ -1,4 +1,4 @@
-"""What takes the place of SGLang's n-gram corpus: it is asked for the trees of a batch and told what was written.
+"""In place of SGLang's n-gram corpus: returns the trees of a batch, and learns from what was written.
 
 Knows nothing of SGLang but the calls of its corpus. Whatever fails, each request gets a tree without a draft.
 """
@@ -21,7 +21,7 @@ from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
 _log = logging.getLogger("draftwood")
 
 _SPARE = 64
-"""Texts of requests that may be kept although they are gone, before they are looked through. Not tuned."""
+"""Texts of requests that may be kept although they are gone, before they are looked through."""
 
 
 class Request(Protocol):
@@ -31,8 +31,8 @@ class Request(Protocol):
         request_id: SGLang's, which may come back with another request.
         prompt: its tokens; empty if it has none, as for embeddings.
         written: tokens that the engine shows by now, the latest steps' perhaps not among them.
-        most: tokens that it may write.
-        stops: tokens that end it.
+        max_new_tokens: that it may write.
+        stop_token_ids: that end it.
         options: what it carries.
         live: it has not ended. It may be called from another thread, as `output`.
         output: what it wrote, once it has ended.
@@ -45,9 +45,9 @@ class Request(Protocol):
     @property
     def written(self) -> SequenceOf[int]: ...
     @property
-    def most(self) -> int: ...
+    def max_new_tokens(self) -> int: ...
     @property
-    def stops(self) -> Collection[int]: ...
+    def stop_token_ids(self) -> Collection[int]: ...
     @property
     def options(self) -> Mapping[str, Any] | None: ...
     @property
@@ -57,16 +57,17 @@ class Request(Protocol):
     def is_of(self, source: object) -> bool:
         """Whether it is this one of SGLang's objects."""
 
-    def hold(self, held: bool) -> None:
+    def keep_alive(self, in_batch: bool) -> None:
         """It is in the batch, or not: then SGLang alone decides how long it lives."""
 
 
-class _Text:
+class _TokenHistory:
     """The tokens of a request, which grow by what its steps write."""
 
     def __init__(self, request: Request, key: str) -> None:
         self.request, self.key = request, key
-        self.prompt, self._most, self.stops = len(request.prompt), request.most, frozenset(request.stops)
+        self.prompt, self._max_new_tokens = len(request.prompt), request.max_new_tokens
+        self.stop_token_ids = frozenset(request.stop_token_ids)
         self._options = request.options
         self._tokens = np.empty(2 * self.prompt + 256, np.int32)
         self._tokens[: self.prompt] = request.prompt
@@ -96,9 +97,9 @@ class _Text:
         """Up to the end of the answer: SGLang notices that only in the next step, and writes on until then."""
         if self.ended:
             return
-        taken = tokens[: max(self.prompt + self._most - self.size, 0)]
-        if not self.stops.isdisjoint(taken):
-            first = next(i for i, token in enumerate(taken) if token in self.stops)
+        taken = tokens[: max(self.prompt + self._max_new_tokens - self.size, 0)]
+        if not self.stop_token_ids.isdisjoint(taken):
+            first = next(i for i, token in enumerate(taken) if token in self.stop_token_ids)
             taken, self.ended = taken[: first + 1], True
         size = self.size + len(taken)
         if size > self._tokens.shape[0]:
@@ -120,7 +121,7 @@ class _Text:
     def row(self) -> Row:
         text = self._tokens[: self.size]
         decodes = self.prompt > 0 and self.size > self.prompt
-        return Row(self.key, text, self.prompt, 0, self._options, decodes, self.stops)
+        return Row(self.key, text, self.prompt, 0, self._options, decodes, self.stop_token_ids)
 
 
 class Corpus:
@@ -140,8 +141,8 @@ class Corpus:
         self.requests: SequenceOf[Any] = ()
         self._nodes = nodes
         self._wrap = wrap
-        self._texts: dict[str, _Text] = {}
-        self._by_key: dict[str, _Text] = {}
+        self._histories: dict[str, _TokenHistory] = {}
+        self._by_key: dict[str, _TokenHistory] = {}
         self._serial = 0
 
     def batch_get(
@@ -166,41 +167,41 @@ class Corpus:
 
     def is_live(self, key: str) -> bool:
         """Whether the engine still knows a request, by the key of its `Row`."""
-        text = self._by_key.get(key)
-        return text is not None and text.request.live
+        history = self._by_key.get(key)
+        return history is not None and history.request.live
 
     def output_of(self, key: str) -> Int32Array | None:
         """What a request wrote, once it has ended."""
-        text = self._by_key.get(key)
-        return None if text is None else text.output()
+        history = self._by_key.get(key)
+        return None if history is None else history.output()
 
     def _rows(
         self, req_ids: SequenceOf[str], batch_tokens: SequenceOf[SequenceOf[int]], total_lens: SequenceOf[int]
     ) -> list[Row]:
         batch = zip(req_ids, self.requests, batch_tokens, total_lens, strict=True)
-        rows = [self._text(*row).row for row in batch]
+        rows = [self._history(*row).row for row in batch]
         if len(self._by_key) > 2 * len(rows) + _SPARE:
             self._forget()
         return rows
 
-    def _text(self, request_id: str, source: Any, tail: SequenceOf[int], total: int) -> _Text:
-        text = self._texts.get(request_id)
-        if text is None or not text.request.is_of(source):
+    def _history(self, request_id: str, source: Any, tail: SequenceOf[int], total: int) -> _TokenHistory:
+        history = self._histories.get(request_id)
+        if history is None or not history.request.is_of(source):
             self._serial += 1
-            text = _Text(self._wrap(source), f"{request_id}/{self._serial}")
-            self._texts[request_id] = self._by_key[text.key] = text
-        text.request.hold(True)
-        text.follow(tail, total)
-        return text
+            history = _TokenHistory(self._wrap(source), f"{request_id}/{self._serial}")
+            self._histories[request_id] = self._by_key[history.key] = history
+        history.request.keep_alive(True)
+        history.follow(tail, total)
+        return history
 
     def _forget(self) -> None:
         """Drops texts of requests that have ended and were learned from."""
         sessions = self.drafts.sessions if self.drafts is not None else {}
-        for key, text in [*self._by_key.items()]:
-            if not text.request.live and key not in sessions:
+        for key, history in [*self._by_key.items()]:
+            if not history.request.live and key not in sessions:
                 del self._by_key[key]
-                if self._texts.get(text.request.request_id) is text:
-                    del self._texts[text.request.request_id]
+                if self._histories.get(history.request.request_id) is history:
+                    del self._histories[history.request.request_id]
 
     def batch_put(self, batch_tokens: SequenceOf[SequenceOf[int]]) -> None:
         """Nothing to do: `batch_get` takes what was written."""
@@ -211,8 +212,8 @@ class Corpus:
     def erase_match_state(self, req_ids: Iterable[str]) -> None:
         """These requests are not in the batch any more: they ended, or come back."""
         for request_id in req_ids:
-            if (text := self._texts.get(request_id)) is not None:
-                text.request.hold(False)
+            if (history := self._histories.get(request_id)) is not None:
+                history.request.keep_alive(False)
 
     def reset(self) -> None:
         """SGLang's caches are cleared. Tenants' learned caches are not the engine's, and stay."""

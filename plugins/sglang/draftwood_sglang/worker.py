@@ -35,9 +35,9 @@ _METHODS = ("__init__", "_prepare_draft_tokens", "clear_cache_pool")
 def register() -> None:
     """Called by SGLang in each of its processes (`sglang.srt.plugins`). Never raises."""
     try:
-        lacking = _lacking()
-        if lacking:
-            has = f"SGLang {version('sglang')} has no {' and no '.join(lacking)}; version {NEEDED} has"
+        missing = _missing()
+        if missing:
+            has = f"SGLang {version('sglang')} has no {' and no '.join(missing)}; version {NEEDED} has"
             _log.warning("draftwood-sglang: %s. The algorithm %s is not offered", has, ALGORITHM)
             return
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -53,23 +53,23 @@ def register() -> None:
         _log.exception("draftwood-sglang cannot register the algorithm %s", ALGORITHM)
 
 
-def _lacking() -> list[str]:
+def _missing() -> list[str]:
     """What this version of SGLang has not. Its worker is read, not imported: that would take seconds."""
     from sglang.srt.speculative import spec_info, spec_registry
 
-    lacking = []
+    missing = []
     if not hasattr(spec_info.SpeculativeAlgorithm, "register"):
-        lacking.append("SpeculativeAlgorithm.register")
+        missing.append("SpeculativeAlgorithm.register")
     if not hasattr(getattr(spec_registry, "CustomSpecAlgo", None), "handle_server_args"):
-        lacking.append("CustomSpecAlgo.handle_server_args")
+        missing.append("CustomSpecAlgo.handle_server_args")
     spec = find_spec(_WORKER)
     source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text(encoding="utf-8")
     classes = [one for one in ast.parse(source).body if isinstance(one, ast.ClassDef) and one.name == "NGRAMWorker"]
     methods = {one.name for found in classes for one in found.body if isinstance(one, ast.FunctionDef)}
-    lacking += [f"NGRAMWorker.{name}" for name in _METHODS if name not in methods]
+    missing += [f"NGRAMWorker.{name}" for name in _METHODS if name not in methods]
     if "NgramCorpus(" not in source:
-        lacking.append("NgramCorpus in its n-gram worker")
-    return lacking
+        missing.append("NgramCorpus in its n-gram worker")
+    return missing
 
 
 def _algorithm() -> type:
@@ -125,7 +125,7 @@ class _Drafting:
         from sglang.srt.runtime_context import get_parallel, get_spec
 
         corpus = Corpus(int(get_spec().speculative_num_draft_tokens), SGLangRequest)
-        with _in_place_of_the_trie(corpus):
+        with _replaced_corpus(corpus):
             super().__init__(server_args, gpu_id, nccl_port, target_worker)  # type: ignore[call-arg]
         # How many last tokens of each text it gives: no fewer than a step may write.
         self.max_trie_depth = max(self.max_trie_depth, self.draft_token_num + 1)
@@ -163,7 +163,7 @@ class _Drafting:
 
 
 @contextmanager
-def _in_place_of_the_trie(corpus: Corpus) -> Iterator[None]:
+def _replaced_corpus(corpus: Corpus) -> Iterator[None]:
     """While a worker is made: it makes its corpus itself, and would compile it and reserve gigabytes."""
     from sglang.srt.speculative import ngram_worker
 
@@ -201,11 +201,11 @@ class SGLangRequest:
         return self._source.output_ids  # type: ignore[no-any-return]
 
     @property
-    def most(self) -> int:
+    def max_new_tokens(self) -> int:
         return int(self._source.sampling_params.max_new_tokens)
 
     @property
-    def stops(self) -> Collection[int]:
+    def stop_token_ids(self) -> Collection[int]:
         req = self._source
         if req.sampling_params.ignore_eos:
             return ()
@@ -232,8 +232,8 @@ class SGLangRequest:
     def is_of(self, source: object) -> bool:
         return source is (self._req or self._weak())
 
-    def hold(self, held: bool) -> None:
-        if held and self._req is not None:
+    def keep_alive(self, in_batch: bool) -> None:
+        if in_batch and self._req is not None:
             return
         live = self.live  # in either case: it keeps the output of one that has ended
-        self._req = self._weak() if held and live else None
+        self._req = self._weak() if in_batch and live else None

@@ -41,7 +41,7 @@ def _repair() -> None:
 
         register_kernels({_KERNEL: expand})
         _log.info("%s, which does not work in vLLM's CPU build, was replaced", _KERNEL)
-    if not _takes_empty_steps():
+    if not _accepts_empty_steps():
         from vllm.v1.sample.ops import topk_topp_sampler
 
         top_k_only = topk_topp_sampler.apply_top_k_only
@@ -81,7 +81,7 @@ def _expands() -> bool:
     return bool(output.tolist() == [0.5, 2.0, 2.0])
 
 
-def _takes_empty_steps() -> bool:
+def _accepts_empty_steps() -> bool:
     """Whether top-k alone works for no tokens."""
     import torch
     from vllm.v1.sample.ops import topk_topp_sampler

@@ -15,7 +15,7 @@ def open_drafts(
 ) -> OpenedDrafts[list[list[int]]]:
     """Chains for the requests of an engine; arguments as in `OpenedDrafts` and `ChainForm`.
 
-    Where Draftwood's service runs the engine, it decides how requests are drafted for, and is told what was drafted.
+    If Draftwood's service runs the engine, it decides how requests are drafted for, and gets reports of the drafts.
 
     Raises:
         InvalidSettingError, InvalidInputError, MemoryStoreError: as `OpenedDrafts`.

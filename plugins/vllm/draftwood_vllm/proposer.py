@@ -86,7 +86,7 @@ class Proposer:
             self._switch_off(f"{type(self._runner).__name__} has no {' and no '.join(missing)}; vLLM {NEEDED} has")
             return
         try:
-            if not _drafts_here(self._config):
+            if not _is_drafting_rank(self._config):
                 self._off = True
                 return
             from draftwood_tenants.engines.opening import ServedModel
@@ -185,7 +185,7 @@ class _Binding:
             self._proposer.bind(runner)
 
 
-def _drafts_here(config: Any) -> bool:
+def _is_drafting_rank(config: Any) -> bool:
     """Whether this rank's drafts are used: those of the first rank of tensor parallelism in the last stage.
 
     Raises:

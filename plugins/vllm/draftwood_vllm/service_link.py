@@ -31,14 +31,14 @@ HOST_VARIABLE = "DRAFTWOOD_ENGINE_HOST"
 """Id of the process at the other end, which vLLM's processes end with."""
 _REPORT_SECONDS = 1.0
 _ENDING_SECONDS = 10.0
-"""For a process to end by itself once the other end is gone. Not tuned."""
+"""For a process to end by itself once the other end is gone."""
 _ROWS = 256
 """Requests of a message: with 100 bytes each, far below what a socket's buffer takes."""
 
 
 class Recorder:
-    """Tells the service what was drafted for each request, and the counters of the memories. A context manager, of
-    the listener that `EngineDrafts` calls.
+    """Reports to the service what was drafted for each request, and the counters of the memories. A context manager;
+    `with` returns the listener that `EngineDrafts` calls.
 
     Messages are JSON. After each step with drafts, `{"drafts": [[request id, tokens that it has written, draft tokens
     of the coming step, proposed tokens so far, seconds in the drafter so far, suspensions so far, why drafting was

@@ -2,8 +2,8 @@
 
 The choice is that of vLLM's adaptive verification, carried over to trees: sort the scores of all sequences' nodes,
 and take as many as maximise (tokens that the step runs anyway + sum of the best scores) / step time. Scores never grow
-along a path, so the best nodes are a tree. A prompt's token counts like one that is written: beside a prompt drafts are
-narrow, lest its first token come late.
+along a path, so the best nodes are a tree. A prompt's token counts like one that is written, so drafts beside a prompt
+are narrow and do not delay its first token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from draftwood_strategies.budgeting.step_time import StepSeconds
 from draftwood_strategies.draft import DraftTrees, Float32Array
 
 
-def worthwhile_score(
+def min_worthwhile_score(
     scores: Float32Array,
     base_tokens: int,
     step_times: StepSeconds,
@@ -33,14 +33,14 @@ def worthwhile_score(
     if not scores.size:
         return 0.0
     seconds = step_times(base_tokens, base_tokens + scores.size)
-    return float(_least_worthwhile(np.sort(scores), base_tokens, seconds, exponent))
+    return float(_min_worthwhile(np.sort(scores), base_tokens, seconds, exponent))
 
 
 def with_drafts(step_times: StepSeconds, trees: DraftTrees, seconds: float) -> StepSeconds:
     """The time of a step that verifies the best nodes of trees; every further draft costs so many seconds more."""
     if not seconds or len(trees) < 2:
         return step_times
-    drafts = np.repeat(np.arange(len(trees)), np.diff(trees.begins))[np.argsort(-trees.scores, kind="stable")]
+    drafts = np.repeat(np.arange(len(trees)), np.diff(trees.offsets))[np.argsort(-trees.scores, kind="stable")]
     first = np.zeros(drafts.size + 1)
     first[1 + np.unique(drafts, return_index=True)[1]] = seconds
     further = np.maximum(np.cumsum(first) - seconds, 0.0)
@@ -62,10 +62,8 @@ def with_change(step_times: StepSeconds, size: int, seconds: float) -> StepSecon
 
 
 @numba.njit(cache=True, nogil=True)
-def _least_worthwhile(
-    scores: Float32Array, base_tokens: int, seconds: npt.NDArray[np.float64], exponent: float
-) -> float:
-    """As `worthwhile_score`; `scores` grow."""
+def _min_worthwhile(scores: Float32Array, base_tokens: int, seconds: npt.NDArray[np.float64], exponent: float) -> float:
+    """As `min_worthwhile_score`; `scores` grow."""
     tokens, best, least = float(base_tokens), base_tokens / seconds[0], np.inf
     for taken in range(1, seconds.shape[0]):
         score = scores[scores.shape[0] - taken]

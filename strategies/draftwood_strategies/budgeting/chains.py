@@ -1,5 +1,5 @@
 """Chains out of draft trees, for engines that verify one continuation of a sequence and no tree, or where branches cost
-more than they bring.
+more than they gain.
 
 A chain is the path of a tree with the most accepted tokens to be expected, less what its tokens cost: the sum of its
 scores above a least score. So it ends where the next token is not worth its time in the batch.
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_strategies.budgeting.budget import worthwhile_score
+from draftwood_strategies.budgeting.budget import min_worthwhile_score
 from draftwood_strategies.budgeting.step_time import StepSeconds
 from draftwood_strategies.draft import DraftTree, DraftTrees
-from draftwood_strategies.native import Float32Array, Float64Array, Int32Array, Int64Array, compiled, sizes_between
+from draftwood_strategies.native import Float32Array, Float64Array, Int32Array, Int64Array, compiled, segment_sizes
 
 _EXPONENT = 1.25
 """Of a token's score in the budget. A token far down a chain is accepted where the text is easy, and there the next
@@ -32,17 +32,17 @@ class Chains(NamedTuple):
     Attributes:
         tokens: int32[n].
         scores: float32[n], estimated probability that the chain is accepted up to and with the token.
-        begins: int32[s + 1]; chain i is `begins[i]` to `begins[i + 1]`.
+        offsets: int32[s + 1]; chain i is `offsets[i]` to `offsets[i + 1]`.
     """
 
     tokens: Int32Array
     scores: Float32Array
-    begins: Int32Array
+    offsets: Int32Array
 
     def lists(self) -> list[list[int]]:
         """The tokens of each chain."""
-        tokens, begins = self.tokens.tolist(), self.begins.tolist()
-        return [tokens[begin:end] for begin, end in pairwise(begins)]
+        tokens, offsets = self.tokens.tolist(), self.offsets.tolist()
+        return [tokens[begin:end] for begin, end in pairwise(offsets)]
 
 
 def worthwhile_chains(trees: DraftTrees, longest: Int32Array, base_tokens: int, step_seconds: StepSeconds) -> Chains:
@@ -55,7 +55,7 @@ def worthwhile_chains(trees: DraftTrees, longest: Int32Array, base_tokens: int, 
     chains = best_chains(trees, longest)
     if not chains.tokens.shape[0]:
         return chains
-    return best_chains(trees, longest, worthwhile_score(chains.scores, base_tokens, step_seconds, _EXPONENT))
+    return best_chains(trees, longest, min_worthwhile_score(chains.scores, base_tokens, step_seconds, _EXPONENT))
 
 
 def best_chains(trees: DraftTrees, longest: Int32Array, least: float = 0.0) -> Chains:
@@ -65,13 +65,13 @@ def best_chains(trees: DraftTrees, longest: Int32Array, least: float = 0.0) -> C
         longest: int32[s], the most tokens of each path.
     """
     n, sequences = trees.tokens.shape[0], len(trees)
-    tokens, scores, begins = np.empty(n, np.int32), np.empty(n, np.float32), np.zeros(sequences + 1, np.int32)
+    tokens, scores, offsets = np.empty(n, np.int32), np.empty(n, np.float32), np.zeros(sequences + 1, np.int32)
     depths, sums = np.empty(n, np.int32), np.empty(n, np.float64)
     _best_chains(
-        trees.tokens, trees.parents, trees.scores, trees.begins, longest, least, depths, sums, tokens, scores, begins
+        trees.tokens, trees.parents, trees.scores, trees.offsets, longest, least, depths, sums, tokens, scores, offsets
     )
-    end = int(begins[-1])
-    return Chains(tokens[:end], scores[:end], begins)
+    end = int(offsets[-1])
+    return Chains(tokens[:end], scores[:end], offsets)
 
 
 def best_chain(tree: DraftTree) -> DraftTree:
@@ -85,21 +85,21 @@ def _best_chains(
     tree_tokens: Int32Array,
     parents: Int32Array,
     tree_scores: Float32Array,
-    tree_begins: Int32Array,
+    tree_offsets: Int32Array,
     longest: Int32Array,
     least: float,
     depths: Int32Array,
     sums: Float64Array,
     tokens: Int32Array,
     scores: Float32Array,
-    begins: Int32Array,
+    offsets: Int32Array,
 ) -> None:
     """Writes the chains; `depths` and `sums` are workspace for a value of each node."""
     end = 0
     for s in range(longest.shape[0]):
-        first = tree_begins[s]
+        first = tree_offsets[s]
         best, best_sum = -1, -1.0
-        for node in range(first, tree_begins[s + 1]):
+        for node in range(first, tree_offsets[s + 1]):
             above = parents[node]
             depths[node] = depths[first + above] + 1 if above >= 0 else 1
             gain = tree_scores[node] - least
@@ -113,32 +113,32 @@ def _best_chains(
             tokens[at], scores[at] = tree_tokens[node], tree_scores[node]
             node = first + parents[node]
         end += length
-        begins[s + 1] = end
+        offsets[s + 1] = end
 
 
 def branches(trees: DraftTrees) -> Int64Array:
     """How many branches the best k nodes of some trees make, for each k, int64[n + 1]: paths beside the first ones."""
     order = np.argsort(-trees.scores, kind="stable")
     further = np.ones(order.size, np.int64)
-    further[np.unique(_above(trees.parents, trees.begins)[order], return_index=True)[1]] = 0
+    further[np.unique(_above(trees.parents, trees.offsets)[order], return_index=True)[1]] = 0
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(further)])
 
 
-def branches_in(parents: Int32Array, begins: Int32Array) -> int:
+def branches_in(parents: Int32Array, offsets: Int32Array) -> int:
     """How many branches the tokens of batch rows make, see `StepBatch`."""
-    return int(branches_by_row(parents, begins).sum())
+    return int(branches_by_row(parents, offsets).sum())
 
 
-def branches_by_row(parents: Int32Array, begins: Int32Array) -> Int64Array:
+def branches_by_row(parents: Int32Array, offsets: Int32Array) -> Int64Array:
     """As `branches_in`, of each row, int64[s]."""
-    followed = np.unique(_above(parents, begins))
-    rows = np.searchsorted(begins, followed % max(parents.size, 1), side="right") - 1
-    return sizes_between(begins) - np.bincount(rows, minlength=begins.size - 1)
+    followed = np.unique(_above(parents, offsets))
+    rows = np.searchsorted(offsets, followed % max(parents.size, 1), side="right") - 1
+    return segment_sizes(offsets) - np.bincount(rows, minlength=offsets.size - 1)
 
 
-def _above(parents: Int32Array, begins: Int32Array) -> Int64Array:
+def _above(parents: Int32Array, offsets: Int32Array) -> Int64Array:
     """int64[n], what each node follows: a node, or the root of its tree, each by a number of its own."""
-    starts = np.repeat(begins[:-1], sizes_between(begins)).astype(np.int64)
+    starts = np.repeat(offsets[:-1], segment_sizes(offsets)).astype(np.int64)
     return np.where(parents >= 0, parents + starts, parents.size + starts)
 
 
@@ -159,10 +159,10 @@ def worthwhile_branches(trees: DraftTrees, tokens: int, step_seconds: StepSecond
     """
     if not seconds or not branches(trees)[-1]:
         return trees
-    longest = sizes_between(trees.begins)
-    tokens_of, scores, begins = best_chains(trees, longest)
-    places = np.arange(tokens_of.shape[0], dtype=np.int32) - np.repeat(begins[:-1], sizes_between(begins))
-    chains = DraftTrees(tokens_of, (places - 1).astype(np.int32), scores, begins)
+    longest = segment_sizes(trees.offsets)
+    tokens_of, scores, offsets = best_chains(trees, longest)
+    places = np.arange(tokens_of.shape[0], dtype=np.int32) - np.repeat(offsets[:-1], segment_sizes(offsets))
+    chains = DraftTrees(tokens_of, (places - 1).astype(np.int32), scores, offsets)
     as_trees = _rate(trees.scores, tokens, with_branches(step_seconds, trees, seconds))
     return trees if as_trees >= _rate(scores, tokens, step_seconds) else chains
 

@@ -5,7 +5,7 @@ the step only: the others would have taken it anyway. A draft costs the time in 
 the step that verifies them.
 
 Drafting that does not pay is suspended for some steps and then tried again. It is at fault, and ends, only where a
-single call holds up all sequences (`LONGEST_CALL`).
+single call holds up all sequences (`MAX_CALL_SECONDS`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import numpy as np
 from draftwood_strategies.native import Float64Array, Int32Array, Int64Array, Integer, Real, compiled
 from draftwood_strategies.structs import address_of, record_at, record_dtype
 
-LONGEST_CALL = 1.0
+MAX_CALL_SECONDS = 1.0
 """Seconds that one call of a drafter may take: all sequences wait for it."""
 TOLERATED_SHARE = 0.25
 """Share of the model's time that drafting may take and save nothing, in text that no strategy can predict."""
-LEAST_CREDIT, CREDIT_STEPS = 0.25, 32
+MIN_CREDIT_SECONDS, CREDIT_STEPS = 0.25, 32
 """Debt that drafting may have besides: these seconds over all sequences that share a step, or the time of so many
 steps if that is more. The first drafts of a sequence rarely pay, and a busy machine stops any thread now and then.
 In a step of n sequences each has the credit of `CREDIT_STEPS` / sqrt(n) steps, so that together they may owe sqrt(n)
 times what one may, and not n times."""
-_LARGEST_CHARGE = 0.5
+_MAX_CHARGE = 0.5
 """Share of the credit that one call is charged at most: a single stall of the machine must not end drafting."""
-LONGEST_PAUSES = 15, 63
+MAX_PAUSES = 15, 63
 """Steps without a draft, at most, while cheap drafts do not pay: one in 16 still tries, or one in 64 if the latest
 drafts of this tenant did not pay either."""
 TRIED_SHARE = 1 / 64
@@ -121,16 +121,16 @@ class DraftAccount:
     @property
     def suspended(self) -> bool:
         """The latest pause is longer than those of cheap drafts."""
-        return bool(self._row["pause"][0] > LONGEST_PAUSES[1])
+        return bool(self._row["pause"][0] > MAX_PAUSES[1])
 
     def clear(self) -> None:
-        """Begins anew: costs so far are forgiven."""
-        _clear(self.address, LEAST_CREDIT)
+        """Resets the account: costs so far are forgiven."""
+        _clear(self.address, MIN_CREDIT_SECONDS)
 
     def fault(self) -> str:
         """Why drafting must end; "" while it may go on, if only after a pause."""
         longest = float(self._row["longest"][0])
-        return f"it is too slow: one call took {longest:.3g} s" if longest > LONGEST_CALL else ""
+        return f"it is too slow: one call took {longest:.3g} s" if longest > MAX_CALL_SECONDS else ""
 
     def suspend(self) -> int:
         """Steps to go without a draft to make up for the debt, which is forgiven then."""
@@ -162,28 +162,28 @@ def step_all(
         verifying: float64[s], seconds that the draft of each added to the step, as far as is known.
         sharing: how many sequences shared the step.
     """
-    _step_all(rows_of(accounts), seconds, accepted, verifying, sharing, LEAST_CREDIT)
+    _step_all(rows_of(accounts), seconds, accepted, verifying, sharing, MIN_CREDIT_SECONDS)
 
 
 def overdrawn(rows: Int64Array) -> list[int]:
     """The numbers of those, `rows_of` their accounts, that cost more than they may: they must be suspended, or are at
     `fault`."""
     found = np.empty(rows.shape[0], np.int32)
-    numbers: list[int] = found[: _overdrawn(rows, LONGEST_CALL, found)].tolist()
+    numbers: list[int] = found[: _overdrawn(rows, MAX_CALL_SECONDS, found)].tolist()
     return numbers
 
 
-def pause_all(accounts: SequenceOf[DraftAccount], lasting: SequenceOf[bool]) -> list[int]:
+def pause_all(accounts: SequenceOf[DraftAccount], can_drop_part: SequenceOf[bool]) -> list[int]:
     """For each sequence that had a draft in the latest step, the steps to go without one: 0 while accepted tokens save
     more time than drafting takes, else twice as many as the last time, and more if drafts are expensive.
 
     Args:
-        lasting: of each, whether expensive drafts go on until the account is overdrawn, as its drafter can do without
-            a part then.
+        can_drop_part: of each, whether its drafter can do without a part: then expensive drafts go on until the
+            account is overdrawn.
     """
     tenants = np.array([account.tenant.address for account in accounts], np.int64)
     pauses = np.empty(len(accounts), np.int32)
-    _pause_all(rows_of(accounts), tenants, np.array(lasting, np.int32), *LONGEST_PAUSES, TRIED_SHARE, pauses)
+    _pause_all(rows_of(accounts), tenants, np.array(can_drop_part, np.int32), *MAX_PAUSES, TRIED_SHARE, pauses)
     return pauses.tolist()
 
 
@@ -200,7 +200,7 @@ def _charge_all(rows: Int64Array, seconds: float) -> None:
     for s in range(rows.shape[0]):
         row = record_at(ACCOUNT, rows[s])
         row.spent += seconds
-        row.charged += min(seconds, _LARGEST_CHARGE * row.credit)
+        row.charged += min(seconds, _MAX_CHARGE * row.credit)
         row.longest = max(row.longest, seconds)
 
 
@@ -238,7 +238,7 @@ def _overdrawn(rows: Int64Array, longest_call: float, found: Int32Array) -> int:
 def _pause_all(
     rows: Int64Array,
     tenants: Int64Array,
-    lasting: Int32Array,
+    can_drop_part: Int32Array,
     longest: int,
     longest_hopeless: int,
     tried_share: float,
@@ -258,7 +258,7 @@ def _pause_all(
         expensive = steady > 2.0 * TOLERATED_SHARE * step
         pause = 0.0
         gain = row.accepted if steady == row.seconds else max(row.accepted, accepted)
-        if gain * plain < steady + row.verifying and not (expensive and lasting[s]):
+        if gain * plain < steady + row.verifying and not (expensive and can_drop_part[s]):
             hopeless = tenant.drafts == _RECENT_OF_TENANT and not _pays(tenant, plain)
             pause = min(2.0 * row.pause + 1.0, longest_hopeless if hopeless else longest)
             if expensive:

@@ -39,7 +39,7 @@ def fixed_trees(last_tokens: Int64Array, nodes: int, rows: SequenceOf[int], tree
     tokens, mask = np.empty(sequences * nodes, np.int64), np.empty(sequences * nodes * nodes, np.bool_)
     drafts = _NO_TREES if trees is None else trees
     of_trees = np.array(rows, np.int32)
-    _lay_out(last_tokens, of_trees, drafts.tokens, drafts.parents, drafts.begins, nodes, tokens, mask)
+    _lay_out(last_tokens, of_trees, drafts.tokens, drafts.parents, drafts.offsets, nodes, tokens, mask)
     return FixedTrees(tokens, mask)
 
 
@@ -52,7 +52,7 @@ def _lay_out(
     rows: Int32Array,
     tree_tokens: Int32Array,
     parents: Int32Array,
-    begins: Int32Array,
+    offsets: Int32Array,
     nodes: int,
     tokens: Int64Array,
     mask: BoolArray,
@@ -62,8 +62,8 @@ def _lay_out(
         tokens[node] = last_tokens[node // nodes] if node % nodes == 0 else 0
         mask[node * nodes] = mask[node * nodes + node % nodes] = True
     for t in range(rows.shape[0]):
-        first, begin = rows[t] * nodes, begins[t]
-        for i in range(begins[t + 1] - begin):
+        first, begin = rows[t] * nodes, offsets[t]
+        for i in range(offsets[t + 1] - begin):
             node, above = first + i + 1, first + parents[begin + i] + 1
             tokens[node] = tree_tokens[begin + i]
             for j in range(i + 1):

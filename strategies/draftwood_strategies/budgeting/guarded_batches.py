@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from draftwood_strategies import asking
+from draftwood_strategies import dispatch
 from draftwood_strategies.base import StepFeedback, Strategy
 from draftwood_strategies.budgeting.draft_account import pause_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from draftwood_strategies.budgeting.timed_calls import TimedCalls
 from draftwood_strategies.draft import DraftTrees
-from draftwood_strategies.native import Int32Array, runs_in, sizes_between
+from draftwood_strategies.native import Int32Array, segment_indices, segment_sizes
 
 
 def propose_all(drafters: SequenceOf[GuardedDrafter], budgets: Int32Array) -> DraftTrees:
@@ -19,49 +19,49 @@ def propose_all(drafters: SequenceOf[GuardedDrafter], budgets: Int32Array) -> Dr
     Args:
         budgets: int32[s], the most nodes of each, 1 or more.
     """
-    placed = []
+    parts = []
     for strategy, rows in _by_strategy(drafters):
         asked = drafters if len(rows) == len(drafters) else [drafters[row] for row in rows]
         given = [one.drafter for one in asked]
         of_rows = budgets if asked is drafters else budgets[rows]
         calls = TimedCalls(asked)
-        trees = asking.propose_all(strategy, given, of_rows, asked[0].vocab_size, calls.failed, calls.timed)
-        for one, nodes in zip(asked, sizes_between(trees.begins).tolist(), strict=True):
+        trees = dispatch.propose_all(strategy, given, of_rows, asked[0].vocab_size, calls.failed, calls.timed)
+        for one, nodes in zip(asked, segment_sizes(trees.offsets).tolist(), strict=True):
             one.stats.proposed_tokens += nodes
         calls.limit_costs()
-        placed.append((rows, trees))
-    return DraftTrees.placed(placed, len(drafters))
+        parts.append((rows, trees))
+    return DraftTrees.scattered(parts, len(drafters))
 
 
 def observe_all(
-    drafters: SequenceOf[GuardedDrafter], accepted: Int32Array, begins: Int32Array, feedback: StepFeedback | None
+    drafters: SequenceOf[GuardedDrafter], accepted: Int32Array, offsets: Int32Array, feedback: StepFeedback | None
 ) -> None:
     """Passes on what sequences wrote.
 
     Args:
-        accepted, begins: sequence i wrote `accepted[begins[i] : begins[i + 1]]`.
+        accepted, offsets: sequence i wrote `accepted[offsets[i] : offsets[i + 1]]`.
         feedback: None from an engine that does not show the model's predictions.
     """
-    taking = [i for i, one in enumerate(drafters) if one.takes_now]
+    taking = [i for i, one in enumerate(drafters) if one.observes_now]
     if len(taking) < len(drafters):
-        written, bounds = accepted.tolist(), begins.tolist()
+        written, bounds = accepted.tolist(), offsets.tolist()
         for one, begin, end in zip(drafters, bounds, bounds[1:], strict=False):
-            if not one.takes_now:
-                one.keep(written[begin:end])
+            if not one.observes_now:
+                one.defer(written[begin:end])
     if not taking:
         return
     for strategy, rows in _by_strategy([drafters[i] for i in taking]):
         chosen = [taking[row] for row in rows]
         taking_now = [drafters[i] for i in chosen]
         if len(taking_now) == len(drafters):
-            part = accepted, begins, feedback
+            part = accepted, offsets, feedback
         else:
-            part = *runs_of(accepted, begins, chosen), None if feedback is None else feedback.part(chosen)
+            part = *segments_of(accepted, offsets, chosen), None if feedback is None else feedback.part(chosen)
         calls = TimedCalls(taking_now)
-        asking.observe_all(strategy, [one.drafter for one in taking_now], *part, calls.failed, calls.timed)
+        dispatch.observe_all(strategy, [one.drafter for one in taking_now], *part, calls.failed, calls.timed)
         calls.limit_costs()
         if drafting := [one for one in taking_now if one.drafting]:
-            pauses = pause_all([one.account for one in drafting], [one.lasting for one in drafting])
+            pauses = pause_all([one.account for one in drafting], [one.can_drop_part for one in drafting])
             for one, steps in zip(drafting, pauses, strict=True):
                 one.pause(steps)
 
@@ -78,7 +78,7 @@ def _by_strategy(drafters: SequenceOf[GuardedDrafter]) -> list[tuple[Strategy, l
     return [*groups.values()]
 
 
-def runs_of(values: Int32Array, begins: Int32Array, chosen: SequenceOf[int]) -> tuple[Int32Array, Int32Array]:
-    """Some of the runs of an array, and where each begins."""
-    entries, of_chosen = runs_in(begins, chosen)
+def segments_of(values: Int32Array, offsets: Int32Array, chosen: SequenceOf[int]) -> tuple[Int32Array, Int32Array]:
+    """Some of the segments of a flat array, and their offsets."""
+    entries, of_chosen = segment_indices(offsets, chosen)
     return values[entries], of_chosen

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from draftwood_strategies.base import Composite, Drafter, PromptIndexer, Readable, SourceCounts, Strategy
+from draftwood_strategies.base import Composite, Drafter, PromptIndexer, SourceCounts, Strategy, SupportsReadOnly
 from draftwood_strategies.budgeting.draft_account import DraftAccount, DraftCostModel
 from draftwood_strategies.budgeting.timed_calls import TimedCalls, limited
 from draftwood_strategies.budgeting.watchdog import Watchdog
@@ -18,16 +18,16 @@ from draftwood_strategies.none import NoDrafts
 
 _log = logging.getLogger(__name__)
 
-MOST_INDEXED = 2048
+MAX_INDEXED_TOKENS = 2048
 """Tokens of prompts that are indexed in one step, for which all its sequences wait: 0.2 to 0.7 ms, and 1.8 ms for
-jacobi (docs/decisions, "Prompts are indexed in pieces"). Otherwise not tuned."""
+jacobi (docs/decisions, "Prompts are indexed in pieces")."""
 
 
 @dataclass(slots=True)
 class IndexingBudget:
     """How many tokens of prompts drafters may still index in a step."""
 
-    left: int = MOST_INDEXED
+    left: int = MAX_INDEXED_TOKENS
 
 
 class DraftStatistics(Protocol):
@@ -70,8 +70,8 @@ class GuardedDrafter:
     """The drafter of one sequence: timed, its trees checked, suspended while it does not pay, switched off if it fails.
 
     The strategy starts it when the first draft is needed: nothing is drafted while prompts wait, and starting a drafter
-    would delay them. A long prompt is indexed in pieces, over several steps, while the model reads it (`read_ahead`) or
-    after that; nothing is drafted for its sequence before.
+    would delay them. A long prompt is indexed in pieces, over several steps, while the model reads it (`index_ahead`)
+    or after that; nothing is drafted for its sequence before.
 
     Args:
         sequence: the sequence to draft for; its statistics take the time spent, the counts by source, and the reason
@@ -111,8 +111,8 @@ class GuardedDrafter:
         self._top_k = 0
         self._pause = 0
         self._paused = self.drafting = False
-        self._composite, self._spares = False, True
-        self._unseen: list[int] = []
+        self._composite, self._has_spare_part = False, True
+        self._deferred: list[int] = []
 
     @property
     def active(self) -> bool:
@@ -122,7 +122,7 @@ class GuardedDrafter:
     @property
     def expected(self) -> float:
         """How many tokens of the next draft will be accepted, as far as is known."""
-        waits = self._pause > 0 or (self._indexer is not None and self._to_index > MOST_INDEXED)
+        waits = self._pause > 0 or (self._indexer is not None and self._to_index > MAX_INDEXED_TOKENS)
         if not self.active or waits or self._sequence.request.max_draft_nodes == 0:
             return 0.0
         return self.account.expected
@@ -130,7 +130,7 @@ class GuardedDrafter:
     @property
     def top_k(self) -> int:
         """How many of the most probable tokens at each node the next `observe` needs."""
-        return self._top_k if self.takes_now else 0
+        return self._top_k if self.observes_now else 0
 
     def ready(self, indexing: IndexingBudget) -> bool:
         """Whether it drafts in this step, to be asked before each: it pauses while drafts do not pay, and waits until
@@ -142,31 +142,31 @@ class GuardedDrafter:
         self._start_once()
         if self._indexer is not None:
             self._index(indexing, indexing.left)
-        if self._indexer is None and self._unseen:
+        if self._indexer is None and self._deferred:
             self._catch_up()
-        self.drafting = self.takes_now
+        self.drafting = self.observes_now
         return self.drafting
 
-    def read_ahead(self, indexing: IndexingBudget, tokens: int) -> None:
+    def index_ahead(self, indexing: IndexingBudget, tokens: int) -> None:
         """In a step that reads `tokens` of a prompt that goes on: indexes as many, if the budget allows it."""
         self._start_once()
         if self._indexer is not None:
             self._index(indexing, min(tokens, indexing.left))
 
     @property
-    def takes_now(self) -> bool:
+    def observes_now(self) -> bool:
         """It learns at once of what is accepted. If not, and it is `active`, that is kept until its next draft."""
         return self.drafter is not None and not self._paused and self._indexer is None
 
-    def keep(self, accepted: list[int]) -> None:
-        """Keeps what was accepted while it is not asked."""
+    def defer(self, accepted: list[int]) -> None:
+        """Keeps what was accepted until its next draft, when it learns of it."""
         if self.active:
-            self._unseen += accepted
+            self._deferred += accepted
 
     @property
-    def lasting(self) -> bool:
+    def can_drop_part(self) -> bool:
         """It goes on while it is expensive, until it can do without one of its parts."""
-        return self._composite and self._spares
+        return self._composite and self._has_spare_part
 
     def pause(self, steps: int) -> None:
         """After a draft: it is not asked for so many steps."""
@@ -175,25 +175,25 @@ class GuardedDrafter:
             self._pause = max(steps, self._pause)
             self.stats.suspensions += self.account.suspended
 
-    def took(self, seconds: float) -> None:
+    def add_seconds(self, seconds: float) -> None:
         """A call took so long for it."""
         self.stats.draft_seconds += seconds
 
     def limit_cost(self) -> None:
         """Drafting took more than it may: suspends it, or of its parts the slowest; ends it if one call took too long.
 
-        Drafts are a matter of the step's time and of the text: what does not pay now may pay later.
+        Whether drafts pay depends on the step's time and on the text, so they may pay later.
         """
         if self.drafter is None:
             return
         fault = self.account.fault()
         method = "drop_slowest" if fault else "suspend_slowest"
         try:
-            self._spares = self._composite and bool(getattr(self.drafter, method)())
+            self._has_spare_part = self._composite and bool(getattr(self.drafter, method)())
         except Exception as error:
             self._switch_off(_raised(method, error), error)
             return
-        if self._spares:
+        if self._has_spare_part:
             self.account.clear()
         elif fault:
             self._switch_off(fault)
@@ -207,7 +207,7 @@ class GuardedDrafter:
 
     def close(self) -> None:
         """Closes the drafter; further calls do nothing."""
-        if self._unseen and self._sequence.request.learns:
+        if self._deferred and self._sequence.request.learns:
             self._start_once()
             self._catch_up()
         drafter, self.drafter, self._unstarted, self._indexer = self.drafter, None, None, None
@@ -245,7 +245,7 @@ class GuardedDrafter:
 
     def _catch_up(self) -> None:
         """Passes on what was written while it was not asked."""
-        unseen, self._unseen = self._unseen, []
+        unseen, self._deferred = self._deferred, []
         if unseen and self.drafter is not None:
             try:
                 TimedCalls([self]).timed([0], self.drafter, self.drafter.observe, np.array(unseen, np.int32), None)
@@ -262,8 +262,8 @@ class GuardedDrafter:
             request = self._sequence.request
             if request.learns:
                 start = strategy.start
-            elif isinstance(strategy, Readable):
-                method, start = "start_reading", strategy.start_reading
+            elif isinstance(strategy, SupportsReadOnly):
+                method, start = "start_read_only", strategy.start_read_only
             else:
                 self.stats.drafting_disabled_reason = f"{request.strategy_name} cannot draft without learning"
                 return

@@ -25,19 +25,19 @@ KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _ROUNDS = 8
 _LONG_STEP = 0.1
 """Seconds from which a step is timed at its first run."""
-_TRIED_AGAIN = 2
+_RETRIES = 2
 """How often a size is timed again that took longer than a larger one."""
-_WIDEST = 8192
+_MAX_TOKENS = 8192
 """Tokens of a step up to which its cost is learned."""
 _SMOOTHING, SMOOTHING_EVERYWHERE = 0.05, 0.025
-"""Share of a surprise that corrects the curve near its size and everywhere. Found with `bench load` beside a busy
+"""Share of an error that corrects the curve near its size and everywhere. Found with `bench load` beside a busy
 process; half or twice as much made no measurable difference."""
-_TABLE = 1024
+_TABLE_SIZE = 1024
 """Tokens of a step up to which its cost is looked up, and not computed: most are narrower."""
 BLOCK = 64
 """Tokens that the kernels of a step may compute at once, see `StepTimes.per_padding`."""
-_LEAST_SHARE = 0.1
-"""Share of a surprise that is attributed to further sequences at least; else a cost once measured as 0 would stay 0."""
+_MIN_SHARE = 0.1
+"""Share of an error that is attributed to further sequences at least; else a cost once measured as 0 would stay 0."""
 
 Seconds = npt.NDArray[np.float64]
 StepSeconds = Callable[[int, int], Seconds]
@@ -58,10 +58,10 @@ class StepTimeCurve:
         measured = np.array([seconds[int(n)] for n in self.sizes], np.float64)
         per_token = np.minimum.accumulate(measured / self.sizes)
         self.seconds = np.maximum.accumulate(per_token * self.sizes)
-        self._table = np.empty(int(min(self.sizes[-1], _TABLE)) + 1)
+        self._table = np.empty(int(min(self.sizes[-1], _TABLE_SIZE)) + 1)
         _tabulate(self.sizes, self.seconds, self._table)
 
-    def widened(self, widest: int = _WIDEST) -> StepTimeCurve:
+    def widened(self, widest: int = _MAX_TOKENS) -> StepTimeCurve:
         """The same curve with sizes up to `widest`, each twice the one before, to be corrected.
 
         It goes on there as steeply as the steepest line to its end: the cost of a step does not flatten out.
@@ -90,10 +90,10 @@ class StepTimeCurve:
         """Seconds for one number of tokens."""
         return float(self._table[tokens] if tokens < self._table.size else self(tokens))
 
-    def correct(self, tokens: int, surprise: float, near: float = _SMOOTHING) -> None:
-        """Moves the curve towards a step that took 1 + `surprise` times what was expected: a little everywhere, and
+    def correct(self, tokens: int, error: float, near: float = _SMOOTHING) -> None:
+        """Moves the curve towards a step that took 1 + `error` times what was expected: a little everywhere, and
         more near its size, by the share `near`. Sizes that no step had follow as far as the invariants require."""
-        _correct(self.sizes, self.seconds, self._table, tokens, surprise, near)
+        _correct(self.sizes, self.seconds, self._table, tokens, error, near)
 
 
 @compiled
@@ -111,16 +111,16 @@ def _tabulate(sizes: Seconds, seconds: Seconds, table: Seconds) -> None:
 
 
 @numba.njit("void(float64[::1], float64[::1], float64[::1], int64, float64, float64)", cache=True, nogil=True)
-def _correct(sizes: Seconds, seconds: Seconds, table: Seconds, tokens: int, surprise: float, near: float) -> None:
+def _correct(sizes: Seconds, seconds: Seconds, table: Seconds, tokens: int, error: float, near: float) -> None:
     """`StepTimeCurve.correct`, in place. Compiled, since every step corrects the curve."""
     nearest = 0
     for i in range(sizes.shape[0]):
         if abs(sizes[i] - tokens) < abs(sizes[nearest] - tokens):
             nearest = i
-    here = seconds[nearest] * (1.0 + near * surprise)
+    here = seconds[nearest] * (1.0 + near * error)
     for i in range(sizes.shape[0]):
         ratio = sizes[i] / sizes[nearest]
-        everywhere = seconds[i] * (1.0 + SMOOTHING_EVERYWHERE * surprise)
+        everywhere = seconds[i] * (1.0 + SMOOTHING_EVERYWHERE * error)
         seconds[i] = min(max(everywhere, here * min(ratio, 1.0)), here * max(ratio, 1.0))
     _tabulate(sizes, seconds, table)
 
@@ -150,8 +150,8 @@ class StepTimes:
         per_draft: seconds that every further sequence adds which has a draft, beside its tokens: kernels of attention
             for several tokens of a sequence may cost more than the one for a single token.
         per_change: seconds that a step takes longer after one of another number of tokens: OpenVINO prepares each
-            operation anew for other shapes.
-        per_branch: what each path of a draft tree adds, beside its nodes and but the first.
+            operation again for other shapes.
+        per_branch: seconds that each path of a draft tree after the first one adds, beside its nodes.
         per_padding: what each token adds that a step of more than `BLOCK` tokens lacks to a multiple of it: oneDNN
             computes wide matrices, such as the output head, in whole blocks of 64 rows from the second block on. So 65
             tokens may take as long as 128.
@@ -221,15 +221,15 @@ class StepTimes:
         extra = (sequences - 1) * self._per_sequence
         expected = self.at(tokens, sequences, context) - padding
         # A step far from what was expected met the load of another process, not another curve.
-        surprise = min(max(seconds / expected, 0.5), 2.0) - 1.0
+        error = min(max(seconds / expected, 0.5), 2.0) - 1.0
         share = float(self._of_context(tokens, sequences, context)) / expected
-        self._curve.correct(tokens, surprise * (1.0 - share))
+        self._curve.correct(tokens, error * (1.0 - share))
         if share:
-            factor = 1.0 + _SMOOTHING * surprise * share
+            factor = 1.0 + _SMOOTHING * error * share
             self._per_context = ContextCost(*(factor * cost for cost in self._per_context))
         if sequences > 1:
-            blamed = max(extra, _LEAST_SHARE * expected)
-            self._per_sequence = max(0.0, extra + _SMOOTHING * surprise * blamed) / (sequences - 1)
+            attributed = max(extra, _MIN_SHARE * expected)
+            self._per_sequence = max(0.0, extra + _SMOOTHING * error * attributed) / (sequences - 1)
 
     def _padding(self, tokens: int) -> float:
         """Seconds that unused rows of the last block add."""
@@ -247,7 +247,7 @@ def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTim
     Sizes are timed in turn, round after round, and the fastest run of each counts, so that a burst of other load does
     not distort the curve. Each is run twice in a row and the second run is timed: a step after one of another size may
     take longer (`StepTimes`), which does not show where a step is long. A size that took longer than a larger one was
-    slowed down, as by weights that its first run lays out anew, and is timed again.
+    slowed down, as by weights that its first run lays out, and is timed again.
 
     Args:
         largest: the largest size of interest.
@@ -266,7 +266,7 @@ def measure(step: Callable[[int], float], largest: int, limit: float) -> StepTim
         if time.perf_counter() > deadline:
             break
     for size, larger in reversed([*pairwise(sizes)]):
-        for _ in range(_TRIED_AGAIN):
+        for _ in range(_RETRIES):
             if seconds[size] > seconds[larger]:
                 seconds[size] = min(seconds[size], step(size))
     return StepTimeCurve(seconds)

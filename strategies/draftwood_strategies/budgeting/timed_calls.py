@@ -23,7 +23,7 @@ class Called(Protocol):
     def failed(self, method: str, error: Exception) -> None:
         """A call raised this."""
 
-    def took(self, seconds: float) -> None:
+    def add_seconds(self, seconds: float) -> None:
         """A call took so long for it."""
 
     def limit_cost(self) -> None:
@@ -52,7 +52,7 @@ class TimedCalls:
         finally:
             share = (time.perf_counter() - started) / len(drafters)
             for one in drafters:
-                one.took(share)
+                one.add_seconds(share)
             if not first:
                 charge_all(accounts, share)
 

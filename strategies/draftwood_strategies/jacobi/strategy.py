@@ -29,9 +29,9 @@ from draftwood_strategies.options import Range, check, read_options
 from draftwood_strategies.registry import register
 
 _RATE = 0.05
-"""Weight of the latest step in the running averages of `GuessRates`. Not tuned."""
+"""Weight of the latest step in the running averages of `GuessRates`."""
 _FIRST_HIT, _NEXT_HIT, _WORTH = 0.1, 0.6, 0.02
-"""Where the averages start. Not tuned; they lose half their weight in 14 steps."""
+"""Where the averages start; they lose half their weight in 14 steps."""
 _LEAST_WORTH = 1e-4
 """Keeps the window's scores above 0, so that a budget may still admit it."""
 _SEED = 2402
@@ -47,7 +47,7 @@ class JacobiStrategy:
             narrower where W columns do not fit.
         ngram: N, the length of the n-grams, 3 to 16.
         guesses: G, the greatest number of n-grams verified in a step, 1 to 64. W 10, N 5 and G 10 are published
-            values; docs/decisions has what they bring.
+            values; docs/decisions has what they gain.
         pool_keys: the greatest number of first tokens in a pool, 1 to 2^20.
 
     Attributes:
@@ -82,7 +82,7 @@ class JacobiStrategy:
     def start(self, prompt: Int32Array) -> JacobiDrafter:
         return JacobiDrafter(self, prompt)
 
-    def start_reading(self, prompt: Int32Array) -> JacobiDrafter:
+    def start_read_only(self, prompt: Int32Array) -> JacobiDrafter:
         return JacobiDrafter(self, prompt, learns=False)
 
 
@@ -142,11 +142,11 @@ class JacobiDrafter:
         self.pool = NgramPool(strategy.guesses, strategy.pool_keys)
         self._learned = strategy.pool if learns else self.pool
 
-    def index_prompt(self, most: int) -> int:
+    def index_prompt(self, max_tokens: int) -> int:
         """See `PromptIndexer`: counts n-grams."""
         n, begin = self._strategy.ngram, self._indexed
         ngrams = max(self._prompt.shape[0] - n + 1, 0)
-        self._indexed = min(begin + most, ngrams)
+        self._indexed = min(begin + max_tokens, ngrams)
         self.pool.add_all(self._prompt[begin : self._indexed + n - 1].tolist(), n)
         return self._indexed - begin
 
@@ -186,7 +186,7 @@ class JacobiDrafter:
         """The tenant's pool keeps the n-grams."""
 
     def _random_tokens(self) -> Iterator[int]:
-        """Tokens of the prompt, drawn anew for each window."""
+        """Tokens of the prompt, drawn for each window."""
         random = np.random.default_rng(_SEED)
         while True:
             yield from self._prompt[random.integers(0, self._prompt.shape[0], 64)].tolist()

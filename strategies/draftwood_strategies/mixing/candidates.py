@@ -1,11 +1,11 @@
 """The tokens that may follow one node of a draft, and the probability that the mixture of all sources gives to each.
 
 Every candidate gets a logit, the sum of what the sources contribute, and the probabilities are their softmax; candidate
-0 is "none of these". A tree-shaped source contributes the logarithm of its own conditional probability, scaled and
-shifted by its confidence (for a token that it does not have, of the probability that it leaves over); the successor
-table contributes a weight by rank, length of context and steadiness. This is the logistic mixing of PAQ compressors,
-with weights that are chosen by a small context and learned online, for many symbols at once. As the weights are fitted
-to what is accepted, the probabilities need no further calibration.
+0 is the escape: none of them comes next. A tree-shaped source contributes the logarithm of its own conditional
+probability, scaled and shifted by its confidence (for a token that it does not have, of the probability that it leaves
+over); the successor table contributes a weight by rank, length of context and steadiness. This is the logistic mixing
+of PAQ compressors, with weights that are chosen by a small context and learned online, for many symbols at once. As the
+weights are fitted to what is accepted, the probabilities need no further calibration.
 
 Knows nothing of drafts as a whole, nor of how weights are learned.
 """
@@ -24,7 +24,7 @@ from draftwood_strategies.structs import record_dtype
 from draftwood_strategies.successors import ORDERS, STEADY, STEADY_BINS, WIDTH, extended, find
 from draftwood_strategies.tree_index import FRONTIER_ENTRY, NO_NODE, Frontier
 
-NONE_OF_THESE = -1
+ESCAPE = -1
 """The token of candidate 0."""
 
 OUTSIDE = -2
@@ -97,12 +97,12 @@ def workspace_for(budget: int, largest: int) -> Workspace:
 
 @compiled
 def collect(
-    trees: SourceTrees, weights: Weights, workspace: Workspace, rows: Int32Array, of_model: Int32Array, node: Integer
+    trees: SourceTrees, weights: Weights, workspace: Workspace, rows: Int32Array, model_table: Int32Array, node: Integer
 ) -> tuple[int, int, int]:
     """Fills the workspace with the candidates after a node, of the context that it holds, and their logits.
 
     Args:
-        rows, of_model: int32[r, COLUMNS], the tenant's successor table, and the model's for contexts that are not in
+        rows, model_table: int32[r, COLUMNS], the tenant's successor table, and the model's for contexts that are not in
             it; without rows, none.
         node: the node in the merged trees; `NO_NODE` for the root, `OUTSIDE` for a node that is not in them.
 
@@ -111,7 +111,7 @@ def collect(
     """
     n = _tree_candidates(trees, workspace, node)
     level = _set_levels(trees.chances, workspace, n)
-    longest = _find_rows(workspace, rows, of_model)
+    longest = _find_rows(workspace, rows, model_table)
     for i in range(n):
         _add_trees(trees, weights, workspace, i)
     workspace.logits[0] += weights.escapes[level, longest]
@@ -139,7 +139,7 @@ def collect(
 @compiled
 def _tree_candidates(trees: SourceTrees, workspace: Workspace, node: Integer) -> int:
     """Candidate 0, and the children of a node in the merged trees; returns how many that are."""
-    _clear(workspace, 0, NONE_OF_THESE, NO_NODE)
+    _clear(workspace, 0, ESCAPE, NO_NODE)
     n = 1
     child = int(trees.tree[int(node) + 1].first_child) if node != OUTSIDE else NO_NODE
     while child >= 0 and n < _MOST_OF_TREES:
@@ -175,7 +175,7 @@ def _set_levels(chances: Float32Array, workspace: Workspace, n: int) -> int:
 
 
 @compiled
-def _find_rows(workspace: Workspace, rows: Int32Array, of_model: Int32Array) -> int:
+def _find_rows(workspace: Workspace, rows: Int32Array, model_table: Int32Array) -> int:
     """Looks up the rows of the workspace's context; returns the order of the longest known one, 0 for none."""
     context_hash: Integer = 0
     longest = 0
@@ -184,7 +184,7 @@ def _find_rows(workspace: Workspace, rows: Int32Array, of_model: Int32Array) -> 
         if workspace.context[order] < 0:
             continue
         context_hash = extended(context_hash, workspace.context[order])
-        if _read_row(workspace, rows, context_hash, order) or _read_row(workspace, of_model, context_hash, order):
+        if _read_row(workspace, rows, context_hash, order) or _read_row(workspace, model_table, context_hash, order):
             longest = order + 1
     return longest
 

@@ -37,7 +37,7 @@ def expand(
     weights: Weights,
     workspace: Workspace,
     rows: Int32Array,
-    of_model: Int32Array,
+    model_table: Int32Array,
     tail: Int32Array,
     draft: MixedDraft,
     budget: Integer,
@@ -45,7 +45,7 @@ def expand(
     """Writes up to `budget` nodes of a draft, which has space for them; returns how many.
 
     Args:
-        rows, of_model: int32[r, COLUMNS], as in `candidates.collect`.
+        rows, model_table: int32[r, COLUMNS], as in `candidates.collect`.
         tail: int32[ORDERS], the last tokens of the sequence, the newest last.
     """
     items, frontier = workspace.items, workspace.frontier
@@ -57,7 +57,7 @@ def expand(
         wanted = budget - drafted
         if takes(frontier, drafted, end, wanted, score):
             read_context(tail, draft.tokens, draft.parents, parent, 0, workspace.context)
-            n, _, _ = collect(trees, weights, workspace, rows, of_model, node)
+            n, _, _ = collect(trees, weights, workspace, rows, model_table, node)
             to_probabilities(workspace.logits, n, workspace.probabilities)
             for i in range(1, n):
                 new_score = score * workspace.probabilities[i]
@@ -84,7 +84,7 @@ def expand(
 
 @compiled
 def _dominant_source(trees: SourceTrees, workspace: Workspace, i: int) -> int:
-    """The source that has candidate i and raised it most above "none of these"."""
+    """The source that has candidate i and raised it most above the escape."""
     best, most, node = TABLE, -math.inf, workspace.nodes[i]
     for order in range(ORDERS):
         if workspace.ranks[i, order] < WIDTH:

@@ -1,7 +1,7 @@
 """The hybrid strategy: several strategies under one budget, as one tree.
 
 Each part drafts on its own; their trees, and the successor table of `recycling`, are mixed node by node with learned
-weights (see `candidates`). A part that costs more than drafts bring is suspended for some of them, and one that fails
+weights (see `candidates`). A part that costs more than drafts gain is suspended for some of them, and one that fails
 is left out for the rest of its sequence.
 """
 
@@ -16,23 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from draftwood_strategies.asking import Failed, Timed, observe_all, propose_all
 from draftwood_strategies.base import (
     Drafter,
     Feedback,
     Guesses,
     PromptIndexer,
-    Readable,
     SourceCounts,
     StepFeedback,
     SuccessorSource,
+    SupportsReadOnly,
 )
+from draftwood_strategies.dispatch import OnFailure, TimedCall, observe_all, propose_all
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
 from draftwood_strategies.mixing.sources.parts import names_in, parts_of, table_of
 from draftwood_strategies.mixing.sources.schedule import SourceSchedule
 from draftwood_strategies.mixing.weights import SOURCES, TABLE
-from draftwood_strategies.native import Int32Array, runs_in
+from draftwood_strategies.native import Int32Array, segment_indices
 from draftwood_strategies.options import Option, OptionValue, read_options
 from draftwood_strategies.registry import options_of, register
 
@@ -106,14 +106,14 @@ class HybridStrategy:
             if hasattr(part, "learn"):
                 part.learn(tokens)
 
-    def take_model_rows(self, rows: Int32Array) -> None:
+    def set_model_table(self, rows: Int32Array) -> None:
         if self.table_name:
-            self.mixer.of_model = rows
+            self.mixer.model_table = rows
 
     def start(self, prompt: Int32Array) -> HybridDrafter:
         return HybridDrafter(self, prompt)
 
-    def start_reading(self, prompt: Int32Array) -> HybridDrafter:
+    def start_read_only(self, prompt: Int32Array) -> HybridDrafter:
         """As `start`, without learning; a part that cannot draft so takes no part."""
         return HybridDrafter(self, prompt, learns=False)
 
@@ -128,17 +128,17 @@ class HybridStrategy:
         self,
         drafters: SequenceOf[HybridDrafter],
         accepted: Int32Array,
-        begins: Int32Array,
+        offsets: Int32Array,
         feedback: StepFeedback | None,
     ) -> None:
-        self.mixer.observe_all([drafter.sequence for drafter in drafters], accepted, begins, feedback)
+        self.mixer.observe_all([drafter.sequence for drafter in drafters], accepted, offsets, feedback)
         for name, part in self.parts.items():
             having = [i for i, drafter in enumerate(drafters) if name in drafter.parts]
             if not having:
                 continue
-            step = accepted, begins, feedback
+            step = accepted, offsets, feedback
             if len(having) < len(drafters):
-                entries, of_having = runs_in(begins, having)
+                entries, of_having = segment_indices(offsets, having)
                 step = accepted[entries], of_having, None if feedback is None else feedback.part(having)
             taking = [drafters[i] for i in having]
             observe_all(part, [one.parts[name] for one in taking], *step, *self._calls(name, taking))
@@ -152,9 +152,9 @@ class HybridStrategy:
         having = [drafters[i] for i in asked]
         vocab_size, calls = having[0].vocab_size, self._calls(name, having)
         found = propose_all(self.parts[name], [one.parts[name] for one in having], budgets[asked], vocab_size, *calls)
-        return DraftTrees.placed([(asked, found)], len(drafters))
+        return DraftTrees.scattered([(asked, found)], len(drafters))
 
-    def _calls(self, name: str, drafters: SequenceOf[HybridDrafter]) -> tuple[Failed, Timed]:
+    def _calls(self, name: str, drafters: SequenceOf[HybridDrafter]) -> tuple[OnFailure, TimedCall]:
         """What becomes of the faults and the time of a part's calls for these drafters."""
 
         def failed(i: int, method: str, error: Exception) -> None:
@@ -189,8 +189,8 @@ class HybridDrafter:
             try:
                 if learns:
                     self.parts[name] = part.start(prompt)
-                elif isinstance(part, Readable):
-                    self.parts[name] = part.start_reading(prompt)
+                elif isinstance(part, SupportsReadOnly):
+                    self.parts[name] = part.start_read_only(prompt)
             except Exception as error:
                 self.drop(name, "start", error)
 
@@ -221,13 +221,13 @@ class HybridDrafter:
         self._suspensions = schedule.suspensions.total()
         return found
 
-    def index_prompt(self, most: int) -> int:
+    def index_prompt(self, max_tokens: int) -> int:
         """See `PromptIndexer`: one part after the other."""
         done = 0
         for name, part in [*self.parts.items()]:
-            if done < most and isinstance(part, PromptIndexer):
+            if done < max_tokens and isinstance(part, PromptIndexer):
                 try:
-                    done += part.index_prompt(most - done)
+                    done += part.index_prompt(max_tokens - done)
                 except Exception as error:
                     self.drop(name, "index_prompt", error)
         return done
@@ -236,9 +236,9 @@ class HybridDrafter:
         return self._strategy.propose_all([self], np.array([budget], np.int32))[0]
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
-        begins = np.array([0, accepted.shape[0]], np.int32)
+        offsets = np.array([0, accepted.shape[0]], np.int32)
         step = None if feedback is None else StepFeedback.of(feedback)
-        self._strategy.observe_all([self], accepted, begins, step)
+        self._strategy.observe_all([self], accepted, offsets, step)
 
     def close(self) -> None:
         for name in [*self.parts]:

@@ -32,7 +32,7 @@ def learn(
     weights: Weights,
     workspace: Workspace,
     rows: Int32Array,
-    of_model: Int32Array,
+    model_table: Int32Array,
     tail: Int32Array,
     accepted: Int32Array,
 ) -> None:
@@ -47,7 +47,7 @@ def learn(
     for depth in range(accepted.shape[0]):
         for order in range(ORDERS):
             context[order] = accepted[depth - 1 - order] if order < depth else tail[ORDERS - 1 - order + depth]
-        n, longest, level = collect(trees, weights, workspace, rows, of_model, node)
+        n, longest, level = collect(trees, weights, workspace, rows, model_table, node)
         target = n - 1
         while target > 0 and workspace.tokens[target] != accepted[depth]:
             target -= 1

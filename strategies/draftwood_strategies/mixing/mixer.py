@@ -15,7 +15,7 @@ from draftwood_strategies.mixing.batches import SourceDrafts, Verified, draft_al
 from draftwood_strategies.mixing.candidates import workspace_for
 from draftwood_strategies.mixing.sequence import empty_draft, empty_trees, new_sequence
 from draftwood_strategies.mixing.weights import Weights, prior_weights
-from draftwood_strategies.native import Int32Array, Int64Array, sizes_between
+from draftwood_strategies.native import Int32Array, Int64Array, segment_sizes
 from draftwood_strategies.structs import Struct, addresses_of
 from draftwood_strategies.successors import COLUMNS, WIDTH, SuccessorTable, table_arrays
 
@@ -34,13 +34,13 @@ class Mixer:
     Attributes:
         learned: the weights, where compiled code finds them.
         table: None if it is none of the sources.
-        of_model: int32[r, COLUMNS], rows for contexts that are not in `table`: the same for all tenants, never written;
-            without rows, none.
+        model_table: int32[r, COLUMNS], rows for contexts that are not in `table`: the same for all tenants, never
+            written; without rows, none.
     """
 
     def __init__(self, table: SuccessorTable | None) -> None:
         self.table = table
-        self.of_model = NO_ROWS
+        self.model_table = NO_ROWS
         self._no_table = Struct(table_arrays(NO_ROWS, 0))
         self.learned = Struct(prior_weights())
         self._nodes = self._largest = 0
@@ -70,7 +70,7 @@ class Mixer:
             budgets: int32[s], the most nodes of each draft.
         """
         sources = _source_drafts(trees, len(sequences))
-        sizes = sources.begins[:, 1:] - sources.begins[:, :-1]
+        sizes = sources.offsets[:, 1:] - sources.offsets[:, :-1]
         nodes, merged = int(budgets.max()), int(sizes.sum(axis=0).max()) if trees else 0
         for one in sequences:
             one.reserve(nodes, merged)
@@ -81,7 +81,7 @@ class Mixer:
             budgets,
             *sources,
             NO_ROWS if self.table is None else self.table.rows,
-            self.of_model,
+            self.model_table,
             self._workspace.address,
             *arrays,
         )
@@ -91,20 +91,20 @@ class Mixer:
         self,
         sequences: SequenceOf[SequenceMixer],
         accepted: Int32Array,
-        begins: Int32Array,
+        offsets: Int32Array,
         feedback: StepFeedback | None,
     ) -> None:
         """Learns from accepted tokens and the model's predictions, and moves the sequences on.
 
         Args:
-            accepted, begins: as in `BatchStrategy.observe_all`.
+            accepted, offsets: as in `BatchStrategy.observe_all`.
             feedback: None where all of each draft was verified and the predictions are not known.
         """
-        verified = _verified(accepted, begins, feedback)
-        if verified.known:
-            largest = int(sizes_between(verified.begins).max())
+        verified = _verified(accepted, offsets, feedback)
+        if verified.has_feedback:
+            largest = int(segment_sizes(verified.offsets).max())
             for one in sequences:
-                one.reserve_tops(largest if verified.with_top else 0)
+                one.reserve_tops(largest if verified.has_top_tokens else 0)
         table = self._no_table if self.table is None else self.table.struct
         addresses, done = addresses_of([one.struct for one in sequences]), 0
         while done < len(sequences):
@@ -113,7 +113,7 @@ class Mixer:
                 done,
                 *verified,
                 table.address,
-                self.of_model,
+                self.model_table,
                 self.table is not None,
                 self._workspace.address,
             )
@@ -165,8 +165,8 @@ class SequenceMixer:
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
         """As `Mixer.observe_all`, for this sequence alone."""
-        begins = np.array([0, accepted.shape[0]], np.int32)
-        self._mixer.observe_all([self], accepted, begins, None if feedback is None else StepFeedback.of(feedback))
+        offsets = np.array([0, accepted.shape[0]], np.int32)
+        self._mixer.observe_all([self], accepted, offsets, None if feedback is None else StepFeedback.of(feedback))
 
     def close(self) -> None:
         """The tenant's table and weights keep what was learned."""
@@ -192,21 +192,23 @@ def _source_drafts(trees: SequenceOf[DraftTrees], sequences: int) -> SourceDraft
     """One after the other; without sources, no tree for any sequence."""
     if len(trees) == 1:
         only = trees[0]
-        return SourceDrafts(only.tokens, only.parents, only.scores, only.begins[None])
-    offsets = np.cumsum([0, *(source.tokens.shape[0] for source in trees)])
-    begins = [source.begins + np.int32(offset) for source, offset in zip(trees, offsets[:-1], strict=True)]
+        return SourceDrafts(only.tokens, only.parents, only.scores, only.offsets[None])
+    firsts = np.cumsum([0, *(source.tokens.shape[0] for source in trees)])
+    offsets = [source.offsets + np.int32(first) for source, first in zip(trees, firsts[:-1], strict=True)]
     return SourceDrafts(
         np.concatenate([EMPTY_TREE.tokens, *(source.tokens for source in trees)]),
         np.concatenate([EMPTY_TREE.parents, *(source.parents for source in trees)]),
         np.concatenate([EMPTY_TREE.scores, *(source.scores for source in trees)]),
-        np.array(begins, np.int32).reshape(len(trees), sequences + 1),
+        np.array(offsets, np.int32).reshape(len(trees), sequences + 1),
     )
 
 
-def _verified(accepted: Int32Array, begins: Int32Array, feedback: StepFeedback | None) -> Verified:
+def _verified(accepted: Int32Array, offsets: Int32Array, feedback: StepFeedback | None) -> Verified:
     if feedback is None:
-        nowhere = np.zeros(begins.shape[0], np.int32)
-        return Verified(accepted, begins, False, False, _NO_NODES, _NO_NODES, _NO_TOP_TOKENS, nowhere)
+        nowhere = np.zeros(offsets.shape[0], np.int32)
+        return Verified(accepted, offsets, False, False, _NO_NODES, _NO_NODES, _NO_TOP_TOKENS, nowhere)
     top = feedback.top_tokens
     known = _NO_TOP_TOKENS if top is None else top
-    return Verified(accepted, begins, True, top is not None, feedback.tokens, feedback.parents, known, feedback.begins)
+    return Verified(
+        accepted, offsets, True, top is not None, feedback.tokens, feedback.parents, known, feedback.offsets
+    )

@@ -33,7 +33,7 @@ class RecyclingStrategy:
 
     top_k = WIDTH
 
-    def __init__(self, *, capacity_contexts: Annotated[int, Range(least=SuccessorTable.LEAST)] = 1 << 17) -> None:
+    def __init__(self, *, capacity_contexts: Annotated[int, Range(minimum=SuccessorTable.LEAST)] = 1 << 17) -> None:
         check(read_options(RecyclingStrategy), {"capacity_contexts": capacity_contexts})
         self.successors = SuccessorTable(capacity_contexts)
         self._mixer = Mixer(self.successors)
@@ -43,13 +43,13 @@ class RecyclingStrategy:
         """Bytes of table and weights."""
         return self._mixer.nbytes
 
-    def take_model_rows(self, rows: Int32Array) -> None:
-        self._mixer.of_model = rows
+    def set_model_table(self, rows: Int32Array) -> None:
+        self._mixer.model_table = rows
 
     def start(self, prompt: Int32Array) -> SequenceMixer:
         return SequenceMixer(self._mixer, prompt)
 
-    def start_reading(self, prompt: Int32Array) -> SequenceMixer:
+    def start_read_only(self, prompt: Int32Array) -> SequenceMixer:
         return SequenceMixer(self._mixer, prompt, learns=False)
 
     def propose_all(self, drafters: SequenceOf[SequenceMixer], budgets: Int32Array) -> DraftTrees:
@@ -59,7 +59,7 @@ class RecyclingStrategy:
         self,
         drafters: SequenceOf[SequenceMixer],
         accepted: Int32Array,
-        begins: Int32Array,
+        offsets: Int32Array,
         feedback: StepFeedback | None,
     ) -> None:
-        self._mixer.observe_all(drafters, accepted, begins, feedback)
+        self._mixer.observe_all(drafters, accepted, offsets, feedback)

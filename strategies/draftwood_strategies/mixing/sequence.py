@@ -15,7 +15,7 @@ from draftwood_strategies.successors import NOWHERE, ORDERS, WIDTH
 from draftwood_strategies.tree_index import LINKED_NODE
 
 STATE = record_dtype(weights=np.int64, learns=np.int64, drafted=np.int64, tops=np.int64)
-"""The address of the `Weights` that it drafts with and that it teaches, 1 if it teaches the tenant's table as well, how
+"""The address of the `Weights` that it drafts with and updates, 1 if it updates the tenant's table as well, how
 many nodes the latest draft has, `UNKNOWN` for none, and how many rows of `top_tokens` came of it."""
 UNKNOWN = -1
 

@@ -45,7 +45,7 @@ class Weights(NamedTuple):
     Attributes:
         ranks: float32[LEVELS, ORDERS + 1, ORDERS, STEADY_BINS, WIDTH], by the node's level, longest known context,
             context, steadiness of its row, rank.
-        escapes: float32[LEVELS, ORDERS + 1], the logit of "none of these" by the node's level and longest known
+        escapes: float32[LEVELS, ORDERS + 1], the logit of the escape by the node's level and longest known
             context.
         trust: float32[SOURCES, LEVELS], factors of the logarithm of a source's probability, by its own level.
         bias: float32[SOURCES, LEVELS, CHANCE_BINS], what is added to it, by its own level and that probability.

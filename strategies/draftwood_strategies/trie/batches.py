@@ -22,7 +22,7 @@ def draft_all(
     tokens: Int32Array,
     parents: Int32Array,
     scores: Float32Array,
-    begins: Int32Array,
+    offsets: Int32Array,
 ) -> None:
     """Writes a draft for each sequence.
 
@@ -31,7 +31,7 @@ def draft_all(
         budgets: int32[s], the most nodes of each draft.
         memory_address, workspace_address: of `IndexArrays` and `Workspace`.
         branch_length, novel_nodes: as in `expand`.
-        tokens, parents, scores, begins: as in `DraftTrees`, with space for all budgets.
+        tokens, parents, scores, offsets: as in `DraftTrees`, with space for all budgets.
     """
     memory, workspace = arrays_at(IndexArrays, memory_address), arrays_at(Workspace, workspace_address)
     end = 0
@@ -43,7 +43,7 @@ def draft_all(
             tokens[end + node], parents[end + node] = draft.tokens[node], draft.parents[node]
             scores[end + node] = draft.scores[node]
         end += n
-        begins[s + 1] = end
+        offsets[s + 1] = end
 
 
 @compiled
@@ -51,7 +51,7 @@ def learn_all(
     sequences: Int64Array,
     first: int,
     accepted: Int32Array,
-    begins: Int32Array,
+    offsets: Int32Array,
     memory_address: Integer,
     workspace_address: Integer,
     branch_length: int,
@@ -61,7 +61,7 @@ def learn_all(
 
     Args:
         sequences: as in `draft_all`; 0 for a sequence that has none yet.
-        accepted, begins: as in `BatchStrategy.observe_all`.
+        accepted, offsets: as in `BatchStrategy.observe_all`.
         memory_address, workspace_address: as in `draft_all`.
 
     Returns:
@@ -73,7 +73,7 @@ def learn_all(
         if sequences[s] == 0:
             return s
         one = arrays_at(SequenceArrays, sequences[s])
-        state, written = one.state[0], accepted[begins[s] : begins[s + 1]]
+        state, written = one.state[0], accepted[offsets[s] : offsets[s + 1]]
         n = written.shape[0]
         if lacks_space(one.own, n, 1) or (state.remembered and lacks_space(memory, n + 1, 2)):
             return s

@@ -81,7 +81,7 @@ class TrieStrategy:
         branch_length: Annotated[int, Range(1, DEEPEST)] = 32,
         learn: Literal["outputs", "prompts", "both"] = "outputs",
         prompt_weight: Annotated[float, Range(0, 1000, open=True)] = 1.0,
-        capacity_tokens: Annotated[int, Range(least=LEAST_TOKENS)] = 1_000_000,
+        capacity_tokens: Annotated[int, Range(minimum=LEAST_TOKENS)] = 1_000_000,
     ) -> None:
         given = {"branch_length": branch_length, "learn": learn, "prompt_weight": prompt_weight}
         check(read_options(TrieStrategy), given | {"capacity_tokens": capacity_tokens})
@@ -117,7 +117,7 @@ class TrieStrategy:
     def start(self, prompt: Int32Array) -> TrieDrafter:
         return TrieDrafter(self, prompt)
 
-    def start_reading(self, prompt: Int32Array) -> TrieDrafter:
+    def start_read_only(self, prompt: Int32Array) -> TrieDrafter:
         return TrieDrafter(self, prompt, learns=False)
 
     def propose_all(self, drafters: SequenceOf[TrieDrafter], budgets: Int32Array) -> DraftTrees:
@@ -141,17 +141,17 @@ class TrieStrategy:
         self,
         drafters: SequenceOf[TrieDrafter],
         accepted: Int32Array,
-        begins: Int32Array,
+        offsets: Int32Array,
         feedback: StepFeedback | None = None,
     ) -> None:
         """See `BatchStrategy`. The feedback is not needed."""
         addresses, done = addresses_of([drafter.struct for drafter in drafters]), 0
         memory, workspace = self.memory.struct.address, _workspace(1).address
         while True:
-            done = learn_all(addresses, done, accepted, begins, memory, workspace, self.branch_length)
+            done = learn_all(addresses, done, accepted, offsets, memory, workspace, self.branch_length)
             if done == len(drafters):
                 return
-            drafter, written = drafters[done], accepted[begins[done] : begins[done + 1]]
+            drafter, written = drafters[done], accepted[offsets[done] : offsets[done + 1]]
             if drafter.struct is None:
                 drafter.keep(written)
                 done += 1

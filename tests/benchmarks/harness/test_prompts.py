@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwood_benchmarks.harness.prompts import lengthened, random_prompts, read_prompts, split
+from draftwood_benchmarks.harness.prompts import random_prompts, read_prompts, split, with_length
 from draftwood_benchmarks.harness.report import BenchmarkError
 
 
@@ -55,11 +55,11 @@ def test_the_measured_prompts_and_those_to_warm_up_with_are_apart() -> None:
 
 def test_prompts_are_lengthened_by_others_in_front_of_them() -> None:
     short = [np.arange(5, dtype=np.int32), np.arange(10, 15, dtype=np.int32)]
-    first, second = lengthened(short, 12, [np.arange(100, 103, dtype=np.int32), np.array([103], np.int32)], 12)
+    first, second = with_length(short, 12, [np.arange(100, 103, dtype=np.int32), np.array([103], np.int32)], 12)
     assert (first.size, second.size) == (12, 12)
     assert (first[-5:].tolist(), second[-5:].tolist()) == (short[0].tolist(), short[1].tolist())
     assert first[0] != second[0]  # or the prefix cache would know the one from the other
     assert set(first[:7].tolist()) <= {100, 101, 102, 103}
-    assert lengthened(short, 3, short, 12)[1].tolist() == [12, 13, 14]
+    assert with_length(short, 3, short, 12)[1].tolist() == [12, 13, 14]
     with pytest.raises(BenchmarkError, match="12 tokens at most"):
-        lengthened(short, 13, short, 12)
+        with_length(short, 13, short, 12)

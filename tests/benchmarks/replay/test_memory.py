@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from draftwood_benchmarks.commands import bench
-from draftwood_benchmarks.replay.memory import made_up, row_of
+from draftwood_benchmarks.replay.memory import row_of, synthetic
 from draftwood_model_runner.errors import DraftwoodError
 from tests.benchmarks.replay.traces import write_trace
 
 
 def test_made_up_text_is_the_same_in_every_run_and_has_phrases() -> None:
-    first, again = made_up(40), made_up(40)
+    first, again = synthetic(40), synthetic(40)
     assert all(
         np.array_equal(a, b) for one, two in zip(first, again, strict=True) for a, b in zip(one, two, strict=True)
     )
@@ -25,7 +25,7 @@ def test_made_up_text_is_the_same_in_every_run_and_has_phrases() -> None:
 
 
 def test_the_memory_holds_what_was_asked_for_of_outputs_first() -> None:
-    row = row_of("trie", 5000, 8, [made_up(40)], measured=2)
+    row = row_of("trie", 5000, 8, [synthetic(40)], measured=2)
     assert (row["tokens"], row["strategy"], row["budget"]) == (5000, "trie", 8)
     assert row["draft_us"] > 0
     assert row["learn_us_per_token"] > 0
@@ -41,7 +41,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
         ("tire", 1000, "tire"),
     ):
         with pytest.raises(DraftwoodError, match=message):
-            row_of(name, tokens, 8, [made_up(10)], measured=2)
+            row_of(name, tokens, 8, [synthetic(10)], measured=2)
 
 
 def test_the_command_prints_a_table_and_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from draftwood_memory.engines.drafts import EngineDrafts
 from draftwood_memory.engines.session import Row
 from draftwood_strategies.budgeting import draft_account
-from draftwood_strategies.budgeting.served_times import ServedStepTimes
+from draftwood_strategies.budgeting.online_step_times import OnlineStepTimes
 
 Model = Callable[[list[int]], int]
 """The next token of a text."""
@@ -20,12 +20,12 @@ Model = Callable[[list[int]], int]
 
 def let_drafting_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule of these engines takes microseconds, so that drafts would not pay."""
-    monkeypatch.setattr(draft_account, "LEAST_CREDIT", 1e9)
-    monkeypatch.setattr(draft_account, "LONGEST_PAUSES", (0, 0))
+    monkeypatch.setattr(draft_account, "MIN_CREDIT_SECONDS", 1e9)
+    monkeypatch.setattr(draft_account, "MAX_PAUSES", (0, 0))
     monkeypatch.setattr(draft_account, "TRIED_SHARE", 1e9)
 
 
-class CheapTokens(ServedStepTimes):
+class CheapTokens(OnlineStepTimes):
     """Wide steps cost little, as on a GPU, whatever the steps of these engines take."""
 
     def __init__(self) -> None:

@@ -101,14 +101,14 @@ def tree_of(policy: DraftPolicy, sequence: Sequence) -> DraftTree:
     drafts = policy.propose([ScheduledSequence(sequence, 1)], prompts_wait=False)
     pages, zero = np.arange(100, dtype=np.int32), np.zeros(1, np.int32)
     chains = Chains([pages], np.array([3], np.int32), np.array([1], np.int32), np.array([0, 1], np.int32), zero)
-    batch = lay_out_trees(chains, drafts.trees, drafts.levels, 0.0)
+    batch = lay_out_trees(chains, drafts.trees, drafts.max_depths, 0.0)
     return DraftTree.of(batch.tokens[1:], batch.parents[1:] - 1)
 
 
 def test_a_draft_keeps_to_the_limits_of_request_output_and_runner() -> None:
     chain = Thrifty(DraftTree.of(range(16), scores=np.linspace(0.9, 0.1, 16)))
     free = DraftPolicy(100, lambda _: NO_LIMITS, None)
-    narrow = DraftPolicy(100, lambda _: DraftLimits(levels=4, nodes=9), None)
+    narrow = DraftPolicy(100, lambda _: DraftLimits(max_depth=4, max_nodes=9), None)
     assert len(tree_of(free, decoding(chain, written=1))) == 16
     assert len(tree_of(free, decoding(chain, written=35))) == 4, "five tokens are left, one is the model's own"
     assert len(tree_of(free, decoding(chain, written=39))) == 0
@@ -116,7 +116,7 @@ def test_a_draft_keeps_to_the_limits_of_request_output_and_runner() -> None:
     assert len(tree_of(narrow, decoding(chain, written=1))) == 4
     bush = Thrifty(DraftTree.of(range(16), [-1] * 16, np.linspace(0.9, 0.1, 16)))
     assert tree_of(narrow, decoding(bush, written=1)).tokens.tolist() == list(range(9))
-    chains_only = DraftPolicy(100, lambda _: DraftLimits(nodes=9, branches=False), None)
+    chains_only = DraftPolicy(100, lambda _: DraftLimits(max_nodes=9, branches=False), None)
     assert tree_of(chains_only, decoding(chain, written=1)).tokens.tolist() == list(range(9))
     assert tree_of(chains_only, decoding(bush, written=1)).tokens.tolist() == [0]
 
@@ -141,7 +141,7 @@ def test_long_contexts_are_drafted_for_more_sparingly() -> None:
         sequence = decoding(bush, written=1, context=context)
         policy.start(sequence)
         drafts = policy.propose([ScheduledSequence(sequence, 1)], prompts_wait=False)
-        kept.append(int((scores >= policy.least_score(drafts)).sum()))
+        kept.append(int((scores >= policy.min_score(drafts)).sum()))
     assert kept[0] > kept[1] > kept[2]
 
 

@@ -15,7 +15,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Drafter, DraftTree, Feedback, HybridStrategy, create, registry
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.budgeting import draft_account, timed_calls
-from draftwood_strategies.budgeting.draft_account import LONGEST_PAUSES, TRIED_SHARE, DraftCostModel, step_all
+from draftwood_strategies.budgeting.draft_account import MAX_PAUSES, TRIED_SHARE, DraftCostModel, step_all
 from draftwood_strategies.budgeting.guarded_batches import observe_all, propose_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, IndexingBudget
 from draftwood_strategies.draft import EMPTY_TREE, Int32Array
@@ -49,8 +49,8 @@ class LoneDrafter(GuardedDrafter):
         return propose_all([self], np.array([budget], np.int32))[0]
 
     def observe(self, accepted: list[int], feedback: Feedback) -> None:
-        begins = np.array([0, len(accepted)], np.int32)
-        observe_all([self], np.array(accepted, np.int32), begins, StepFeedback.of(feedback))
+        offsets = np.array([0, len(accepted)], np.int32)
+        observe_all([self], np.array(accepted, np.int32), offsets, StepFeedback.of(feedback))
 
 
 def guarded(
@@ -236,7 +236,7 @@ def test_drafting_that_pays_goes_on_however_long_it_takes(clock: Clock) -> None:
 
 def test_cheap_drafting_that_brings_nothing_is_tried_now_and_then_until_it_pays(clock: Clock) -> None:
     drafter, sequence = guarded(FakeStrategy(clock=clock, propose=0.1 * STEP, observe=0.1 * STEP))
-    often, seldom = (2000 / (1 + longest) for longest in LONGEST_PAUSES)
+    often, seldom = (2000 / (1 + longest) for longest in MAX_PAUSES)
     assert 0.5 * often < run(drafter, sequence, 2000, accepted=0) < often, "until the tenant's mean is about 64 drafts"
     assert 0.9 * seldom < run(drafter, sequence, 2000, accepted=0) < 1.1 * seldom
     assert drafter.active
@@ -254,7 +254,7 @@ def test_where_a_tenant_s_drafts_pay_elsewhere_they_are_tried_more_often(clock: 
     for _ in range(2000):
         run(elsewhere, written, 1, accepted=3)
         drafted += run(drafter, sequence, 1, accepted=0)
-    often = 2000 / (1 + LONGEST_PAUSES[0])
+    often = 2000 / (1 + MAX_PAUSES[0])
     assert often < drafted < 1.5 * often
 
 
@@ -432,7 +432,7 @@ def test_sequences_of_several_strategies_are_asked_together(clock: Clock) -> Non
             parents=np.array([-1, -1, 0, -1], np.int32),
             predictions=np.array([1, 2, 3, 2], np.int32),
             top_tokens=None,
-            begins=np.array([0, 1, 3, 4], np.int32),
+            offsets=np.array([0, 1, 3, 4], np.int32),
         )
         observe_all(drafters, np.array([1, 2, 2, 3], np.int32), np.array([0, 1, 2, 4], np.int32), feedback)
     assert calls == [2, 2]

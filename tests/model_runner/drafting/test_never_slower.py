@@ -22,9 +22,9 @@ STRATEGIES = "trie", "recycling", "hybrid"
 class Watched(CostlessRunner):
     """Notes what each step verifies and which most probable tokens are asked for."""
 
-    def begin(self, batch: StepBatch, top_k: int, choosers: Any) -> Any:
+    def begin(self, batch: StepBatch, top_k: int, samplers: Any) -> Any:
         self.drafted, self.top_k = batch.size > batch.rows, top_k
-        return super().begin(batch, top_k, choosers)
+        return super().begin(batch, top_k, samplers)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create
-from draftwood_strategies.budgeting.guarded_drafter import MOST_INDEXED
+from draftwood_strategies.budgeting.guarded_drafter import MAX_INDEXED_TOKENS
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.jacobi.ngram_pool import NgramPool
 from draftwood_strategies.trie.phrase_index import PhraseIndex
@@ -89,19 +89,19 @@ def test_no_step_indexes_more_than_its_budget_and_others_draft(name: str, texts:
     first = added(engine, texts[1], PROMPT, strategy, answer=900)
     steps = 0
     while not first.stats.proposed_tokens:
-        assert counted.of(engine) <= MOST_INDEXED
+        assert counted.of(engine) <= MAX_INDEXED_TOKENS
         steps += 1
-    assert steps < 2 * PROMPT / MOST_INDEXED + 10  # as many as read it, and then as many as index what is left
+    assert steps < 2 * PROMPT / MAX_INDEXED_TOKENS + 10  # as many as read it, and then as many as index what is left
     # The prompt of the next one is in the prefix cache, and read in one step.
     short, cached = added(engine, texts[0], SHORT, strategy), added(engine, texts[1], PROMPT, strategy)
     while not cached.stats.proposed_tokens:
-        assert counted.of(engine) <= MOST_INDEXED + SHORT
+        assert counted.of(engine) <= MAX_INDEXED_TOKENS + SHORT
         steps += 1
     assert short.stats.proposed_tokens > 0
     assert short.state.value != "finished"
     third, fourth = (added(engine, texts[number], PROMPT, strategy) for number in (2, 3))
     while not (third.stats.proposed_tokens and fourth.stats.proposed_tokens):
-        assert counted.of(engine) <= MOST_INDEXED
+        assert counted.of(engine) <= MAX_INDEXED_TOKENS
     for one, text in ((short, texts[0]), (first, texts[1])):
         start = one.request.prompt.size
         assert one.output == text[start : start + len(one.output)].tolist()

@@ -16,7 +16,7 @@ from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.base import KVCompaction, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.host_step import HostStep, compact
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath
 from draftwood_strategies import EMPTY_TREE, DraftTree
 from tests.model_runner.sequences import make_sequence
@@ -86,9 +86,9 @@ def test_accepted_tokens_follow_committed_ones(
     compact(recorder, lay_out(batch_rows), paths)
     for moves in recorder.moves:
         sources, targets = moves.sources.tolist(), moves.targets.tolist()
-        for begin, end in pairwise(moves.begins.tolist()):
+        for begin, end in pairwise(moves.offsets.tolist()):
             assert len({kv[one][0] for one in sources[begin:end] + targets[begin:end]}) == 1  # of one sequence
-        assert (moves.begins[0], moves.begins[-1]) == (0, len(sources))
+        assert (moves.offsets[0], moves.offsets[-1]) == (0, len(sources))
         for source, target in zip(sources, targets, strict=True):
             assert source != target
             kv[target] = kv[source]
@@ -114,7 +114,7 @@ def second_of_two(runner: Any) -> HostStep:
     tree, last = DraftTree.of([5, 6], [-1, -1]), np.zeros(1, np.int32)
     sequence = make_sequence("a", last, StopParams(9))
     batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, last, tree, logits_from=0)])
-    return HostStep(runner, batch, 1, [TokenChooser(sequence, frozenset(), 10)], threads=1)
+    return HostStep(runner, batch, 1, [TokenSampler(sequence, frozenset(), 10)], threads=1)
 
 
 def test_verification_moves_what_is_accepted() -> None:

@@ -20,13 +20,11 @@ def state(value: float) -> list[State]:
     return [{("recurrent", 0): torch.full((1, 16), value)}]
 
 
-def after_step(
-    memory: StateMemory, context: int, certain: int, nodes: int, before: RowStates | None = None
-) -> RowStates:
-    entries = np.arange(context + certain, context + certain + nodes)
+def after_step(memory: StateMemory, context: int, chain: int, nodes: int, before: RowStates | None = None) -> RowStates:
+    entries = np.arange(context + chain, context + chain + nodes)
     slots = TABLE[entries // PAGE] * PAGE + entries % PAGE
-    row = RowStates(context + certain, state(1.0), [*range(nodes)], slots.tolist())
-    memory.store(TABLE, context, before, row, certain + nodes)
+    row = RowStates(context + chain, state(1.0), [*range(nodes)], slots.tolist())
+    memory.store(TABLE, context, before, row, chain + nodes)
     return row
 
 

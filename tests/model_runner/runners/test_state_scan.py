@@ -14,9 +14,9 @@ from transformers.models.qwen3_next import modeling_qwen3_next as qwen3_next
 from draftwood_model_runner.runners.torch.states.scan import HostScan, StepShape
 
 HEADS, KEY_HEADS, KEY, VALUE, CHANNELS, WIDTH = 4, 2, 8, 6, 5, 4
-CERTAIN, NODES, REPLAYED = (3, 1), (6, 9), (0, 2)
+CHAIN, NODES, REPLAYED = (3, 1), (6, 9), (0, 2)
 """Of two batch rows; the first is at its beginning."""
-BORDER = 2
+PAGE_END = 2
 """Tokens of the first row up to a page's end."""
 PADDING = 3
 
@@ -26,18 +26,18 @@ class Case:
 
     def __init__(self, seed: int) -> None:
         random = np.random.default_rng(seed)
-        parents, begins = list[int](), [0]
-        for certain, nodes in zip(CERTAIN, NODES, strict=True):
-            parents += range(-1, certain - 1)
-            parents += [int(random.integers(certain - 1, certain + i)) for i in range(nodes)]
-            begins.append(len(parents))
+        parents, cu_seqlens = list[int](), [0]
+        for chain, nodes in zip(CHAIN, NODES, strict=True):
+            parents += range(-1, chain - 1)
+            parents += [int(random.integers(chain - 1, chain + i)) for i in range(nodes)]
+            cu_seqlens.append(len(parents))
         self.step = StepShape(
             parents=np.array(parents, np.int32),
-            begins=np.array(begins, np.int32),
-            roots=np.array([begin + certain - 1 for begin, certain in zip(begins, CERTAIN, strict=False)], np.int32),
-            borders=np.array([BORDER, -1], np.int32),
-            given=torch.arange(begins[-1]) < CERTAIN[0],
-            old_begins=np.cumsum([0, *REPLAYED], dtype=np.int32),
+            cu_seqlens=np.array(cu_seqlens, np.int32),
+            roots=np.array([begin + chain - 1 for begin, chain in zip(cu_seqlens, CHAIN, strict=False)], np.int32),
+            page_ends=np.array([PAGE_END, -1], np.int32),
+            is_prompt=torch.arange(cu_seqlens[-1]) < CHAIN[0],
+            replayed_offsets=np.cumsum([0, *REPLAYED], dtype=np.int32),
         )
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -47,8 +47,8 @@ class Case:
 
     def path(self, token: int) -> tuple[int, list[int]]:
         """The row of a token, and it with what it follows in the step, the first first."""
-        row = int(token >= self.step.begins[1])
-        begin, found = int(self.step.begins[row]), [token]
+        row = int(token >= self.step.cu_seqlens[1])
+        begin, found = int(self.step.cu_seqlens[row]), [token]
         while (above := int(self.step.parents[found[0]])) >= 0:
             found.insert(0, begin + above)
         return row, found
@@ -98,7 +98,7 @@ def test_the_state_space_follows_trees_and_limits_steps_of_prompts_only() -> Non
     assert isinstance(output, torch.Tensor)
     final = torch.nn.functional.softplus(steps)
     given = torch.zeros(final.shape[1], dtype=torch.bool)
-    given[: case.step.size] = case.step.given
+    given[: case.step.size] = case.step.is_prompt
     final[:, given] = final[:, given].clamp(min=limit)
 
     def expected(row: int, places: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,6 +143,6 @@ def _compare(case: Case, scan: HostScan, output: torch.Tensor, expected: Any) ->
         torch.testing.assert_close(output[0, token], outputs[0, -1], rtol=1e-4, atol=1e-5)
         if token == case.step.roots[row]:
             torch.testing.assert_close(scan.states[kind][row], state[0], rtol=1e-4, atol=1e-5)
-        if token == BORDER - 1:
+        if token == PAGE_END - 1:
             torch.testing.assert_close(scan.ends[kind][0], state[0], rtol=1e-4, atol=1e-5)
     assert not output[0, case.step.size :].any()

@@ -16,7 +16,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 
 from draftwood_model_runner.request import SamplingParams as Draw
 from draftwood_model_runner.sampling.draws.noise import gumbel_noise
-from draftwood_model_runner.sampling.draws.sample import BoolArray, kept_tokens, sample
+from draftwood_model_runner.sampling.draws.sample import BoolArray, draw_token, kept_tokens
 from draftwood_model_runner.sampling.token_weights import WEIGHT_BITS, dropped_share, least_weight, token_weights
 from draftwood_strategies.draft import Float32Array
 
@@ -82,7 +82,7 @@ def test_a_token_is_drawn_from_what_the_rule_keeps(scores: Float32Array, draw: D
     kept, cooled = plainly(scores, draw)
     assert (kept_tokens(scores, draw) == kept).all()
     sums = np.where(kept, cooled.astype(np.float64) + gumbel_noise(scores.size, seed, position), -np.inf)
-    assert sample(scores, replace(draw, seed=seed), position) == int(sums.argmax())
+    assert draw_token(scores, replace(draw, seed=seed), position) == int(sums.argmax())
 
 
 def test_with_a_real_vocabulary() -> None:
@@ -98,7 +98,9 @@ def test_with_a_real_vocabulary() -> None:
         assert (kept_tokens(scores, draw) == kept).all()
         for seed in range(5):
             noise = gumbel_noise(scores.size, seed, 77)
-            assert sample(scores, replace(draw, seed=seed), 77) == int(np.where(kept, cooled + noise, -np.inf).argmax())
+            assert draw_token(scores, replace(draw, seed=seed), 77) == int(
+                np.where(kept, cooled + noise, -np.inf).argmax()
+            )
 
 
 def test_weights_are_probabilities() -> None:
@@ -152,10 +154,10 @@ def test_of_equal_scores_those_with_the_highest_ids_are_kept() -> None:
 @pytest.mark.parametrize("draw", [Draw(0.7, 0, 1.0, 0.0), Draw(0.7, 20, 0.9, 0.0), Draw(0.7, 0, 0.9, 0.1)])
 def test_what_cannot_be_sampled_from_still_gives_a_token(draw: Draw) -> None:
     scores = np.full(200, -np.inf, np.float32)
-    assert sample(scores, draw, 1) == 0
+    assert draw_token(scores, draw, 1) == 0
     scores[130] = 2.0
     assert np.flatnonzero(kept_tokens(scores, draw)).tolist() == [130]
-    assert sample(scores, draw, 1) == 130
+    assert draw_token(scores, draw, 1) == 130
     scores[[50, 70]] = np.inf
-    assert sample(scores, draw, 1) == 50
-    assert 0 <= sample(np.full(200, np.nan, np.float32), draw, 1) < 200
+    assert draw_token(scores, draw, 1) == 50
+    assert 0 <= draw_token(np.full(200, np.nan, np.float32), draw, 1) < 200

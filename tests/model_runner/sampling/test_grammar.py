@@ -17,7 +17,7 @@ from draftwood_model_runner.request import GrammarKind, StopParams
 from draftwood_model_runner.sampling import grammar
 from draftwood_model_runner.sampling.grammar import GrammarState
 from draftwood_model_runner.sampling.metadata import UNKNOWN_MASK
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy, create
 from tests.model_runner.families import reference, served
@@ -112,15 +112,15 @@ def test_no_mask_where_a_most_probable_token_is_allowed(monkeypatch: pytest.Monk
     model = served("bundled")
     sequence = make_sequence("r", (1,), StopParams(9))
     sequence.grammar = model.grammars.compile(GrammarKind.REGEX, "(yes|no)")
-    chooser = TokenChooser(sequence, model.eos_token_ids, model.vocab_size)
+    sampler = TokenSampler(sequence, model.eos_token_ids, model.vocab_size)
     logits = np.random.default_rng(0).standard_normal(model.vocab_size).astype(np.float32)
     order = np.argsort(-logits, kind="stable").tolist()
-    with_mask = chooser.pick(logits, [])
+    with_mask = sampler.sample(logits, [])
     masks = []
     monkeypatch.setattr(GrammarState, "mask", lambda state, scores: masks.append(1))
-    assert chooser.pick(logits, order) == with_mask
+    assert sampler.sample(logits, order) == with_mask
     assert masks == []
-    chooser.pick(logits, order[:1])
+    sampler.sample(logits, order[:1])
     assert masks == [1]
 
 

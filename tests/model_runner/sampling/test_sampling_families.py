@@ -11,8 +11,8 @@ from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_strategies import Strategy, create, strategy_names
 from tests.model_runner.families import FAMILIES, OPENVINO_FAMILIES, VOCAB, WINDOW, reference, with_runners
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sampling import test_token_chooser as chooser
-from tests.model_runner.sampling.test_token_chooser import PROMPT, engine_for, expected, few_examples, sequence
+from tests.model_runner.sampling import test_token_sampler as sampler
+from tests.model_runner.sampling.test_token_sampler import PROMPT, engine_for, expected, few_examples, sequence
 from tests.model_runner.sequences import run
 
 LONGER = PROMPT * 2
@@ -20,7 +20,7 @@ LONGER = PROMPT * 2
 
 
 @pytest.mark.parametrize(("family", "runner"), with_runners(FAMILIES, ["llama"]))
-@given(wanted=chooser.params, stop=chooser.stops, others=st.lists(chooser.params, min_size=7, max_size=7))
+@given(wanted=sampler.params, stop=sampler.stops, others=st.lists(sampler.params, min_size=7, max_size=7))
 @few_examples
 def test_every_setting_alone_in_a_batch_and_with_any_draft(
     family: str, runner: str, wanted: SamplingParams, stop: StopParams, others: list[SamplingParams]

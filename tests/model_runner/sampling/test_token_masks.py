@@ -39,7 +39,7 @@ def test_masks_of_several_sequences_are_found_side_by_side(monkeypatch: pytest.M
 
     adjustments = Adjustments(NONE, NONE, NONE.astype(np.float32), NONE)
     sequences = [SequenceSampling(SamplingParams(), 0, adjustments, partial(masks, i)) for i in range(8)]
-    begins = np.arange(9, dtype=np.int32) * 2
-    tensors = SamplingTensors.of(sequences, begins[:-1], begins[1:])
+    offsets = np.arange(9, dtype=np.int32) * 2
+    tensors = SamplingTensors.of(sequences, offsets[:-1], offsets[1:])
     assert tensors.masks.tolist() == [[i, i] for i in range(8)]
     assert tensors.row_masks.tolist() == [n for i in range(8) for n in (i, -2)]

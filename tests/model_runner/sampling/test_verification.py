@@ -9,7 +9,7 @@ from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import predicted_paths, verify, walk_row
 from draftwood_strategies import EMPTY_TREE, DraftTree
 from tests.model_runner.random_grammar import RandomGrammar
@@ -31,7 +31,7 @@ def test_what_is_written_does_not_depend_on_the_tree(tree: DraftTree, truth: lis
     predicted = np.array(truth, np.int32)[depths]
     feedback, logits = batch.feedback(predicted, None), np.eye(VOCAB, dtype=np.float32)[predicted]
     [followed] = predicted_paths(feedback, predicted)
-    walked = walk_row(TokenChooser(make_sequence("a", LAST, StopParams(99)), frozenset(), VOCAB), feedback, logits, 0)
+    walked = walk_row(TokenSampler(make_sequence("a", LAST, StopParams(99)), frozenset(), VOCAB), feedback, logits, 0)
     assert (walked.token_ids, walked.nodes, walked.error) == (followed.token_ids, followed.nodes, None)
     assert walked.token_ids == truth[: len(walked.token_ids)]
     assert tree.tokens[walked.nodes].tolist() == walked.token_ids[:-1]
@@ -60,8 +60,8 @@ def test_log_probabilities_are_those_after_the_node_before_the_token(wanted: int
     logits[[2, 4, 5], [1, 2, 3]] = 9.0
     logits += 90.0  # the exponentials of twice as much are beyond float32
     feedback = batch.feedback(logits.argmax(1).astype(np.int32), None)
-    chooser = TokenChooser(make_sequence("a", LAST, StopParams(9), SamplingParams(logprobs=wanted)), frozenset(), VOCAB)
-    [path] = verify([None, chooser], feedback, logits, [1], threads=1)
+    sampler = TokenSampler(make_sequence("a", LAST, StopParams(9), SamplingParams(logprobs=wanted)), frozenset(), VOCAB)
+    [path] = verify([None, sampler], feedback, logits, [1], threads=1)
     assert (path.token_ids, path.nodes) == ([1, 2, 3], [1, 2])
     for one, node, token in zip(path.logprobs, [2, 4, 5], [1, 2, 3], strict=True):
         law = logits[node] - np.log(np.exp(logits[node].astype(np.float64)).sum())
@@ -76,8 +76,8 @@ def test_a_forbidden_end_is_replaced_by_the_second_most_probable_token() -> None
     logits = np.zeros((3, VOCAB), np.float32)
     logits[[0, 0, 1, 2], [7, 3, 5, 6]] = [2.0, 1.0, 2.0, 2.0]
     feedback = batch.feedback(logits.argmax(1).astype(np.int32), None)
-    chooser = TokenChooser(make_sequence("a", LAST, StopParams(9, min_tokens=1)), frozenset({7}), VOCAB)
-    [path] = verify([chooser], feedback, logits, [0], threads=1)
+    sampler = TokenSampler(make_sequence("a", LAST, StopParams(9, min_tokens=1)), frozenset({7}), VOCAB)
+    [path] = verify([sampler], feedback, logits, [0], threads=1)
     assert (path.token_ids, path.nodes) == ([3, 5], [0])
 
 
@@ -93,9 +93,9 @@ class Failing(RandomGrammar):
             raise InvalidInputError("format", None, "is too complex")
 
 
-def chooser_of(grammar: RandomGrammar, ends: frozenset[int] = frozenset()) -> TokenChooser:
+def sampler_of(grammar: RandomGrammar, ends: frozenset[int] = frozenset()) -> TokenSampler:
     sequence = make_sequence("a", LAST, StopParams(9), SamplingParams(logprobs=1), grammar=grammar)
-    return TokenChooser(sequence, ends, VOCAB)
+    return TokenSampler(sequence, ends, VOCAB)
 
 
 @pytest.mark.parametrize("ends", [frozenset[int](), frozenset({2})])
@@ -109,7 +109,7 @@ def test_an_error_comes_after_the_tokens_before_it_and_never_after_the_end(ends:
     logits = np.eye(VOCAB, dtype=np.float32)[[0, 1, 2, 3, 4, 5]]
     feedback = batch.feedback(logits.argmax(1).astype(np.int32), None)
     assert feedback.parents.tolist() == [-1, -1, 0, 1, 2, 3]
-    [path] = verify([None, chooser_of(Failing(), ends)], feedback, logits, [1], threads=1)
+    [path] = verify([None, sampler_of(Failing(), ends)], feedback, logits, [1], threads=1)
     assert (path.token_ids, path.nodes) == ([1, 2], [0, 1])
     assert [one.top_token_ids for one in path.logprobs] == [[1], [2]]
     assert (path.error is None) == bool(ends)
@@ -129,5 +129,5 @@ def test_no_token_is_chosen_behind_a_slow_mask_in_the_same_step(ends: frozenset[
     batch = rooted_batch(DraftTree.of([1, 2]))
     logits = np.eye(VOCAB, dtype=np.float32)[[1, 2, 3]]
     feedback = batch.feedback(logits.argmax(1).astype(np.int32), None)
-    [path] = verify([chooser_of(Slow(), ends)], feedback, logits, [0], threads=1)
+    [path] = verify([sampler_of(Slow(), ends)], feedback, logits, [0], threads=1)
     assert (path.token_ids, path.nodes, path.error) == ([1], nodes, None)

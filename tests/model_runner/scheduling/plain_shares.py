@@ -55,7 +55,7 @@ class PlainShares:
         by_service = sorted(first, key=lambda tenant: (self.served(tenant), self.raw[tenant]))
         return [first[tenant] for tenant in sorted(by_service, key=lambda tenant: not self.lacks(tenant))]
 
-    def yielding(self) -> list[Sequence]:
+    def preemption_order(self) -> list[Sequence]:
         left, order = sorted(self.running, key=self.ranks.__getitem__), list[Sequence]()
         while left:
             held = Counter(one.request.tenant for one in left)
@@ -64,18 +64,18 @@ class PlainShares:
             left.remove(order[-1])
         return order
 
-    def givers(self, sequence: Sequence) -> list[Sequence]:
+    def preemptible_for(self, sequence: Sequence) -> list[Sequence]:
         tenant, order = sequence.request.tenant, list[Sequence]()
         holding = Counter(one.request.tenant for one in self.running)
-        for other in self.yielding():
-            giver = other.request.tenant
-            served_more = self.served(giver) - self.served(tenant) > QUANTUM
-            if giver != tenant and holding[giver] > int(self.share(giver)) and (self.lacks(tenant) or served_more):
-                holding[giver] -= 1
+        for other in self.preemption_order():
+            holder = other.request.tenant
+            served_more = self.served(holder) - self.served(tenant) > QUANTUM
+            if holder != tenant and holding[holder] > int(self.share(holder)) and (self.lacks(tenant) or served_more):
+                holding[holder] -= 1
                 order.append(other)
         return order
 
-    def above(self) -> set[str]:
+    def over_share(self) -> set[str]:
         holding = Counter(one.request.tenant for one in self.running)
         return {tenant for tenant, slots in holding.items() if slots >= self.share(tenant) + 1}
 

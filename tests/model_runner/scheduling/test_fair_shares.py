@@ -63,7 +63,7 @@ class SharesMachine(RuleBasedStateMachine):
     def preempt(self, draw: st.DataObject) -> None:
         sequence = draw.draw(st.sampled_from(self.plain.running))
         self.shares.stopped(sequence)
-        self.queue.put_back(sequence)
+        self.queue.requeue(sequence)
         self.plain.running.remove(sequence)
         self.plain.waiting.append(sequence)
 
@@ -86,8 +86,8 @@ class SharesMachine(RuleBasedStateMachine):
         for tenant in plain.live:
             assert queue.share(tenant, plain.slots) == pytest.approx(plain.share(tenant))
             assert queue.served(tenant) == plain.served(tenant)
-        assert shares.above() == plain.above()
-        assert [*shares.yielding()] == plain.yielding()
+        assert shares.over_share() == plain.over_share()
+        assert [*shares.preemption_order()] == plain.preemption_order()
         order: Callable[[Sequence], object] = lambda one: (  # noqa: E731
             not plain.lacks(one.request.tenant),
             plain.served(one.request.tenant),
@@ -96,8 +96,8 @@ class SharesMachine(RuleBasedStateMachine):
         assert {*heads} == {*plain.heads()}
         assert [*map(order, heads)] == [*map(order, plain.heads())]
         for head in heads:
-            assert [*shares.givers(head)] == plain.givers(head)
-        gaining = {head for head in heads if plain.givers(head)}
+            assert [*shares.preemptible_for(head)] == plain.preemptible_for(head)
+        gaining = {head for head in heads if plain.preemptible_for(head)}
         assert gaining <= {*shares.heads(free=False)}  # nobody who would get a slot is passed over
 
 

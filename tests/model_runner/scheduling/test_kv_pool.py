@@ -220,4 +220,4 @@ def test_what_is_known_of_a_waiting_sequence_follows_what_becomes_cached_and_wha
     assert memory.pool.cached(waiting) < 1100
     memory.pool.check([other])
     memory.pool.leave(waiting)
-    assert not memory.pool._known
+    assert not memory.pool._cached_prefixes

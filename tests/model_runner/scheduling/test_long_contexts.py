@@ -39,11 +39,11 @@ def pool_for(streams: int) -> KVPool:
 
 def test_taking_pages_looks_at_no_others() -> None:
     pages = PagePool(STREAMS * TOKENS // PAGE)
-    everything = pages.take(pages.free)
-    pages.put_back(pages.release(everything[::2]))  # no page has a free neighbour
-    assert calls_of(lambda: pages.take(5)) < 300
-    pages.put_back(pages.release(everything[1::2]))
-    assert calls_of(lambda: pages.take(1000)) < 100
+    everything = pages.allocate(pages.num_free)
+    pages.free(pages.release(everything[::2]))  # no page has a free neighbour
+    assert calls_of(lambda: pages.allocate(5)) < 300
+    pages.free(pages.release(everything[1::2]))
+    assert calls_of(lambda: pages.allocate(1000)) < 100
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -57,7 +57,7 @@ def test_closing_costs_the_same_whoever_waits(keep: bool) -> None:
         counts.append(calls_of(lambda pool=pool, sequence=sequence: pool.close(sequence, keep)))  # type: ignore[misc]
         for one in waiters:
             assert pool.cached(one) == (0 if not keep else (TOKENS - 1) // PAGE * PAGE)
-            assert pool.missing(one) <= 0
+            assert pool.shortfall_of_waiting(one) <= 0
         pool.check([], waiters)
     assert counts[0] == counts[1]
     if keep:
@@ -84,10 +84,10 @@ def test_who_gives_way_is_found_with_one_look_at_each() -> None:
     pages = pool.pages
     pool.pages = lambda sequence: looks.append(sequence) or pages(sequence)  # type: ignore[func-returns-value,method-assign]
     held = sum(pages(one).size for one in running)
-    assert pool.enough(running, held) == running
+    assert pool.victims(running, held) == running
     assert looks == running
-    assert pool.enough(running, held + 1) is None
-    assert pool.enough(running, 1) == running[:1]
+    assert pool.victims(running, held + 1) is None
+    assert pool.victims(running, 1) == running[:1]
 
 
 def test_a_waiting_request_hashes_each_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +104,11 @@ def test_a_waiting_request_hashes_each_block_once(monkeypatch: pytest.MonkeyPatc
     running = opened(pool, 1)
     hashed = 0
     waiting = prompt_of(1)
-    pool.missing(waiting)
+    pool.shortfall_of_waiting(waiting)
     assert hashed <= TOKENS // PAGE + 1  # and the tenant
     hashed = 0
     for _ in range(100):
-        pool.missing(waiting)
+        pool.shortfall_of_waiting(waiting)
         pool.cached(waiting)
     assert hashed == 0
     # Of what a sequence writes, too, each block is hashed once, at its end.

@@ -13,9 +13,9 @@ from draftwood_model_runner.scheduling.page_pool import PagePool
 
 def test_tables_grow_in_place_on_both_sides() -> None:
     pool = PagePool(128)
-    tables = [pool.take(3) for _ in range(4)]
+    tables = [pool.allocate(3) for _ in range(4)]
     for _ in range(3):
-        tables = [np.concatenate([table, pool.take(2, after=int(table[-1]))]) for table in tables]
+        tables = [np.concatenate([table, pool.allocate(2, after=int(table[-1]))]) for table in tables]
     for table in tables:
         assert np.diff(table).tolist() == [1] * 8
     assert len({page for table in tables for page in table.tolist()}) == 36
@@ -23,12 +23,12 @@ def test_tables_grow_in_place_on_both_sides() -> None:
 
 def test_a_table_that_has_no_room_goes_on_elsewhere() -> None:
     pool = PagePool(10)
-    first = pool.take(4)
+    first = pool.allocate(4)
     assert first.tolist() == [3, 4, 5, 6]
-    blocked = pool.take(2)
-    more = pool.take(4, after=int(first[-1]))
+    blocked = pool.allocate(2)
+    more = pool.allocate(4, after=int(first[-1]))
     assert sorted([*first, *blocked, *more]) == list(range(10))
-    assert pool.free == 0
+    assert pool.num_free == 0
 
 
 class Pages(RuleBasedStateMachine):
@@ -41,9 +41,9 @@ class Pages(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 12), after=st.integers(-1, 39))
     def take(self, count: int, after: int) -> None:
-        if count <= self.pool.free:
+        if count <= self.pool.num_free:
             held = Counter(page for table in self.tables for page in table)
-            taken = self.pool.take(count, min(after, self.pages - 1)).tolist()
+            taken = self.pool.allocate(count, min(after, self.pages - 1)).tolist()
             assert len({*taken}) == count
             assert not {*taken} & held.keys()
             self.tables.append(taken)
@@ -63,13 +63,13 @@ class Pages(RuleBasedStateMachine):
         unused = self.pool.release(np.array(table, np.int32))
         held = {page for other in self.tables for page in other}
         assert unused.tolist() == [page for page in table if page not in held]
-        self.pool.put_back(unused)
+        self.pool.free(unused)
 
     @invariant()
     def counted(self) -> None:
         held = Counter(page for table in self.tables for page in table)
         assert self.pool.references.tolist() == [held[page] for page in range(self.pages)]
-        assert self.pool.free == self.pages - len(held)
+        assert self.pool.num_free == self.pages - len(held)
         self.pool.check()
 
 

@@ -9,7 +9,7 @@ import draftwood_strategies
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.sequence import SequenceState
 from tests.model_runner.families import served, with_runners
-from tests.model_runner.sampling.test_token_chooser import expected
+from tests.model_runner.sampling.test_token_sampler import expected
 from tests.model_runner.sequences import engine_of, make_sequence, run
 
 NEW_TOKENS = 60

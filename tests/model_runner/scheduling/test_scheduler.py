@@ -399,8 +399,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def _make(self, pages: int, max_running: int, chunk: int, prefix_cache: bool, window: int | None) -> None:
         chunks = {"prefill_chunk": chunk, "shared_chunk": chunk // 2 + 1}
-        of_model = None if window is None else AttentionWindow(window, chunk)
-        self.bench = Bench(max_running, pages, prefix_cache, of_model, weights={"b": 2.0}, **chunks)
+        model_table = None if window is None else AttentionWindow(window, chunk)
+        self.bench = Bench(max_running, pages, prefix_cache, model_table, weights={"b": 2.0}, **chunks)
 
     @rule(
         target=live,
@@ -451,7 +451,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for sequence in self.bench.scheduler._queue:  # what is known of them is what a look-up from the beginning finds
             anew = Sequence(sequence.request, output=sequence.output)
             assert pool.cached(sequence) == pool.cached(anew)
-            assert pool.missing(sequence) == pool.missing(anew)
+            assert pool.shortfall_of_waiting(sequence) == pool.shortfall_of_waiting(anew)
             pool.leave(anew)
 
     def teardown(self) -> None:

@@ -11,7 +11,7 @@ from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_client import AsyncClient
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.sampling import verification
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath
 from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
@@ -28,14 +28,14 @@ async def test_answers_of_a_broken_verification_are_found(broken: bool, monkeypa
     torch.set_num_threads(1)
     walk = verification.walk_row
 
-    def wrong(chooser: TokenChooser, feedback: StepFeedback, logits: torch.Tensor, row: int) -> AcceptedPath:
-        path = walk(chooser, feedback, logits, row)
-        if path.nodes and not chooser.ended:
+    def wrong(sampler: TokenSampler, feedback: StepFeedback, logits: torch.Tensor, row: int) -> AcceptedPath:
+        path = walk(sampler, feedback, logits, row)
+        if path.nodes and not sampler.ended:
             path.token_ids[-1] = int(logits[feedback.of_row(row).start + path.nodes[-1] + 1].argmin())
         return path
 
     if broken:
-        monkeypatch.setattr(TokenChooser, "follows_predictions", False)
+        monkeypatch.setattr(TokenSampler, "follows_predictions", False)
         monkeypatch.setattr(verification, "walk_row", wrong)
     engines: list[Engine] = []
 

@@ -39,7 +39,7 @@ def test_strategies_draft_from_the_text_that_the_model_wrote(tmp_path: Path) -> 
         engine.add(make_sequence("q", prompt, StopParams(8), strategy=strategy, max_draft_nodes=8))
         while engine.has_work:
             engine.step()
-        assert strategy.mixer.of_model.shape[0] > 0
+        assert strategy.mixer.model_table.shape[0] > 0
         engine.close()
     assert [file.name for file in tmp_path.glob("own-text-*")] == [f"own-text-{found.info.fingerprint}-{TOKENS}.npy"]
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # else the engine's watchdog has it for all tests of this process

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_strategies import EMPTY_TREE, DraftTree
-from draftwood_strategies.budgeting.budget import worthwhile_score
+from draftwood_strategies.budgeting.budget import min_worthwhile_score
 from draftwood_strategies.budgeting.chains import (
     branches,
     branches_by_row,
@@ -36,7 +36,7 @@ def random_trees(seed: int, sizes: list[int]) -> DraftTrees:
 def paths(trees: DraftTrees, kept: set[int]) -> int:
     """Leaves of what is kept, by a plain count."""
     found = 0
-    for begin, end in pairwise(trees.begins):
+    for begin, end in pairwise(trees.offsets):
         inner = {begin + trees.parents[node] for node in range(begin, end) if node in kept}
         found += sum(node in kept and node not in inner for node in range(begin, end))
     return found
@@ -48,14 +48,14 @@ def test_branches_are_paths_beside_the_first_of_each_tree(seed: int, sizes: list
     order = np.argsort(-trees.scores, kind="stable").tolist()
     for count, found in enumerate(branches(trees).tolist()):
         kept = {*order[:count]}
-        begun = sum(any(begin <= node < end for node in kept) for begin, end in pairwise(trees.begins))
+        begun = sum(any(begin <= node < end for node in kept) for begin, end in pairwise(trees.offsets))
         assert found == paths(trees, kept) - begun
-    assert branches(trees)[-1] == branches_in(trees.parents, trees.begins)
+    assert branches(trees)[-1] == branches_in(trees.parents, trees.offsets)
     of_each = [
         max(paths(DraftTrees.of([tree]), {*range(len(tree))}) - 1, 0)
         for tree in map(trees.__getitem__, range(len(trees)))
     ]
-    assert branches_by_row(trees.parents, trees.begins).tolist() == of_each
+    assert branches_by_row(trees.parents, trees.offsets).tolist() == of_each
 
 
 def seconds(fewest: int, most: int) -> Float64Array:
@@ -86,7 +86,7 @@ def test_chains_are_offered_where_branches_cost_more_than_they_bring() -> None:
 
 def test_the_budget_takes_nodes_of_a_branch_only_if_they_pay_for_it() -> None:
     trees = DraftTrees.of([BUSH])
-    free = worthwhile_score(trees.scores, 1, seconds)
-    dear = worthwhile_score(trees.scores, 1, with_branches(seconds, trees, 0.5))
+    free = min_worthwhile_score(trees.scores, 1, seconds)
+    dear = min_worthwhile_score(trees.scores, 1, with_branches(seconds, trees, 0.5))
     assert free <= 0.25
     assert 0.4 < dear <= 0.5

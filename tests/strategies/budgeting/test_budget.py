@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_strategies.budgeting.budget import with_change, with_drafts, worthwhile_score
+from draftwood_strategies.budgeting.budget import min_worthwhile_score, with_change, with_drafts
 from draftwood_strategies.budgeting.step_time import Seconds, StepTimeCurve
 from draftwood_strategies.draft import DraftTree, DraftTrees, Float32Array
 
@@ -21,7 +21,7 @@ def of(*scores: float) -> Float32Array:
 @given(st.lists(st.floats(0.0, 1.0), max_size=40).map(lambda scores: of(*scores)), st.integers(1, 50), times)
 def test_no_other_number_of_nodes_promises_more(drafted: Float32Array, base: int, seconds: dict[int, float]) -> None:
     curve = StepTimeCurve(seconds)
-    least = worthwhile_score(drafted, base, curve.between)
+    least = min_worthwhile_score(drafted, base, curve.between)
     scores = sorted(drafted.tolist(), reverse=True)
     rates = [(base + sum(scores[:n])) / float(curve(base + n)) for n in range(len(scores) + 1)]
     taken = sum(s >= least for s in scores)
@@ -32,28 +32,30 @@ def test_no_other_number_of_nodes_promises_more(drafted: Float32Array, base: int
 
 def test_nodes_of_one_score_are_taken_together_or_not_at_all() -> None:
     """The third token begins a block of rows, which costs as much as a full one."""
-    assert worthwhile_score(of(0.9, 0.8, 0.8), 1, StepTimeCurve({1: 1.0, 3: 1.1, 4: 1.4}).between) == pytest.approx(0.8)
+    assert min_worthwhile_score(of(0.9, 0.8, 0.8), 1, StepTimeCurve({1: 1.0, 3: 1.1, 4: 1.4}).between) == pytest.approx(
+        0.8
+    )
 
     def block(fewest: int, most: int) -> Seconds:
         return np.array([1.0, 1.05, 1.1, 2.0])[fewest - 1 : most]
 
-    assert worthwhile_score(of(0.9, 0.8, 0.7), 1, block) == pytest.approx(0.8)
-    assert worthwhile_score(of(0.9, 0.8, 0.8), 1, block) == pytest.approx(0.9)
+    assert min_worthwhile_score(of(0.9, 0.8, 0.7), 1, block) == pytest.approx(0.8)
+    assert min_worthwhile_score(of(0.9, 0.8, 0.8), 1, block) == pytest.approx(0.9)
 
 
 def test_costly_width_drafts_nothing_and_free_width_everything() -> None:
     scores = of(0.9, 0.5, 0.1)
-    assert math.isinf(worthwhile_score(scores, 2, StepTimeCurve({1: 1.0, 2: 2.0, 64: 64.0}).between))
-    assert worthwhile_score(scores, 2, StepTimeCurve({1: 1.0, 64: 1.0}).between) == pytest.approx(0.1)
-    assert worthwhile_score(of(), 2, StepTimeCurve({1: 1.0}).between) == 0.0
+    assert math.isinf(min_worthwhile_score(scores, 2, StepTimeCurve({1: 1.0, 2: 2.0, 64: 64.0}).between))
+    assert min_worthwhile_score(scores, 2, StepTimeCurve({1: 1.0, 64: 1.0}).between) == pytest.approx(0.1)
+    assert min_worthwhile_score(of(), 2, StepTimeCurve({1: 1.0}).between) == 0.0
 
 
 def test_a_further_draft_costs_more_than_a_further_node_of_one() -> None:
     """Each node takes as long; the second sequence's only node would do as much as the second node of the first."""
     trees = DraftTrees.of([DraftTree.of([1, 2], scores=[0.9, 0.8]), DraftTree.of([3], scores=[0.7])])
     even = StepTimeCurve({2: 1.0, 5: 1.6}).between
-    assert worthwhile_score(trees.scores, 2, even) == pytest.approx(0.7)
-    assert worthwhile_score(trees.scores, 2, with_drafts(even, trees, 0.5)) == pytest.approx(0.8)
+    assert min_worthwhile_score(trees.scores, 2, even) == pytest.approx(0.7)
+    assert min_worthwhile_score(trees.scores, 2, with_drafts(even, trees, 0.5)) == pytest.approx(0.8)
     assert with_drafts(even, trees, 0.5)(2, 5).tolist() == pytest.approx([*even(2, 4), even(5, 5)[0] + 0.5])
 
 
@@ -71,7 +73,7 @@ def test_every_tree_with_a_node_among_the_best_is_a_further_draft(scores: list[l
 def test_the_size_of_the_last_step_is_kept_where_another_one_gains_little() -> None:
     scores = of(0.9, 0.6, 0.5, 0.1)
     linear = StepTimeCurve({1: 1.0, 5: 1.4}).between
-    assert worthwhile_score(scores, 1, linear) == pytest.approx(0.5)
-    assert worthwhile_score(scores, 1, with_change(linear, 3, 0.2)) == pytest.approx(0.6)
-    assert worthwhile_score(scores, 1, with_change(linear, 1, 0.2)) == pytest.approx(0.5)
+    assert min_worthwhile_score(scores, 1, linear) == pytest.approx(0.5)
+    assert min_worthwhile_score(scores, 1, with_change(linear, 3, 0.2)) == pytest.approx(0.6)
+    assert min_worthwhile_score(scores, 1, with_change(linear, 1, 0.2)) == pytest.approx(0.5)
     assert with_change(linear, 9, 0.2)(1, 5).tolist() == pytest.approx([*(linear(1, 5) + 0.2)])

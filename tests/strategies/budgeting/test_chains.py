@@ -45,7 +45,7 @@ def test_no_other_path_is_worth_more(drafts: list[DraftTree], longest: int, leas
         assert chain in paths_of(tree)  # a node's token is its number
         assert len(chain) <= longest
         assert (tree.scores[chain] > 0.0).all()
-        np.testing.assert_array_equal(chains.scores[chains.begins[i] : chains.begins[i + 1]], tree.scores[chain])
+        np.testing.assert_array_equal(chains.scores[chains.offsets[i] : chains.offsets[i + 1]], tree.scores[chain])
         assert all(tree.scores[chain] >= np.float32(least) - 1e-6)
         worths = [sum(tree.scores[path].astype(float) - least) for path in paths_of(tree) if len(path) <= longest]
         assert abs(sum(tree.scores[chain].astype(float) - least) - max(worths)) < 1e-5

@@ -20,8 +20,8 @@ times = st.dictionaries(st.integers(1, 300), st.floats(1e-4, 1.0), min_size=1, m
 @given(times, st.lists(st.tuples(st.integers(1, 400), st.floats(-0.5, 1.0)), max_size=30))
 def test_the_curve_is_lawful_whatever_was_timed(seconds: dict[int, float], surprises: list[tuple[int, float]]) -> None:
     curve = StepTimeCurve(seconds)
-    for tokens, surprise in surprises:
-        curve.correct(tokens, surprise)
+    for tokens, error in surprises:
+        curve.correct(tokens, error)
         assert (np.diff(curve.seconds) >= 0).all()
         assert (np.diff(curve.seconds / curve.sizes) <= 1e-12).all()
         assert (np.diff(curve(np.arange(1, 400))) >= -1e-12).all()

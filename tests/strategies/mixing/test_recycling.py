@@ -26,7 +26,7 @@ def note_each_alone(table: SuccessorTable, count: int) -> None:
     """Every token below `count` after nothing, in order, followed by itself."""
     for token in range(count):
         tail = np.array([*[NOWHERE] * (ORDERS - 1), token], np.int32)
-        table.note(tail, ids(token), ids(-1), np.full((1, WIDTH), token, np.int32))
+        table.update(tail, ids(token), ids(-1), np.full((1, WIDTH), token, np.int32))
 
 
 def row_of(table: SuccessorTable, context: tuple[int, ...]) -> Int32Array | None:
@@ -59,7 +59,7 @@ def test_the_table_has_what_a_dictionary_would(texts: list[list[int]]) -> None:
         tail[-1] = text[0]
         chain = np.arange(-1, len(text) - 1, dtype=np.int32)
         predicted = [100 * number + node for node in range(len(text))]
-        table.note(tail, np.array(text, np.int32), chain, tops(*predicted))
+        table.update(tail, np.array(text, np.int32), chain, tops(*predicted))
         for node, token in enumerate(predicted):
             for order in range(1, min(ORDERS, node + 1) + 1):
                 context = tuple(text[node + 1 - order : node + 1])
@@ -156,12 +156,12 @@ def test_without_feedback_it_drafts_nothing_and_goes_on() -> None:
 
 def test_the_rows_of_the_model_draft_for_all_tenants_and_none_writes_to_them() -> None:
     """A tenant's own row takes the place of the model's for this tenant alone."""
-    of_model = SuccessorTable(1024)
-    of_model.note(ids(NOWHERE, NOWHERE, NOWHERE, 1), ids(1), ids(-1), tops(5))
-    rows = of_model.rows.copy()
+    model_table = SuccessorTable(1024)
+    model_table.update(ids(NOWHERE, NOWHERE, NOWHERE, 1), ids(1), ids(-1), tops(5))
+    rows = model_table.rows.copy()
     one, other = RecyclingStrategy(), RecyclingStrategy()
     for strategy in (one, other):
-        strategy.take_model_rows(rows)
+        strategy.set_model_table(rows)
     before = rows.copy()
     assert 5 in one.start(ids(1)).propose(8).tokens
     drafter = one.start(ids(1))
@@ -173,13 +173,13 @@ def test_the_rows_of_the_model_draft_for_all_tenants_and_none_writes_to_them() -
 
 
 def test_with_rows_of_the_model_a_first_answer_takes_fewer_steps() -> None:
-    model, of_model = ToyModel(), SuccessorTable(1 << 12)
+    model, model_table = ToyModel(), SuccessorTable(1 << 12)
     for first in range(50):
         text = np.array([first, *model.write([first], 100)], np.int32)
         best = np.stack([model.top(text[: node + 1].tolist())[:WIDTH] for node in range(text.size)])
         tail = ids(NOWHERE, NOWHERE, NOWHERE, first)
-        of_model.note(tail, text, np.arange(-1, text.size - 1, dtype=np.int32), np.ascontiguousarray(best))
+        model_table.update(tail, text, np.arange(-1, text.size - 1, dtype=np.int32), np.ascontiguousarray(best))
     cold, begun = RecyclingStrategy(), RecyclingStrategy()
-    begun.take_model_rows(of_model.rows)
+    begun.set_model_table(model_table.rows)
     steps = [len(run(model, strategy.start(ids(3)), [3], 60, 16)) for strategy in (cold, begun)]
     assert steps[1] < 0.7 * steps[0]

@@ -62,7 +62,7 @@ def test_tokens_that_no_context_predicts_are_drafted_after_an_unknown_context() 
 
 def test_a_drafter_that_only_reads_counts_no_misses() -> None:
     strategy = TrieStrategy()
-    drafter = strategy.start_reading(ids(1, 100))
+    drafter = strategy.start_read_only(ids(1, 100))
     drafter.propose(8)
     drafter.observe(ids(7), None)
     assert strategy.weights.novel["count"].sum() == 0

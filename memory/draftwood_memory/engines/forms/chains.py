@@ -13,7 +13,7 @@ from draftwood_strategies.budgeting.chains import worthwhile_chains
 from draftwood_strategies.budgeting.draft_account import step_all
 from draftwood_strategies.budgeting.guarded_batches import propose_all
 from draftwood_strategies.budgeting.guarded_drafter import IndexingBudget
-from draftwood_strategies.budgeting.served_times import ServedStepTimes
+from draftwood_strategies.budgeting.online_step_times import OnlineStepTimes
 
 
 class ChainForm:
@@ -26,13 +26,13 @@ class ChainForm:
 
     session_class = Session
 
-    def __init__(self, longest: int, times: ServedStepTimes | None = None) -> None:
+    def __init__(self, longest: int, times: OnlineStepTimes | None = None) -> None:
         self._longest = longest
         self._given = times
-        self._times = times or ServedStepTimes()
+        self._times = times or OnlineStepTimes()
 
     def reset(self) -> None:
-        self._times = self._given or ServedStepTimes()
+        self._times = self._given or OnlineStepTimes()
 
     def record_step_time(self, step: Step, seconds: float) -> None:
         self._times.observe(step.tokens, step.rows, seconds)

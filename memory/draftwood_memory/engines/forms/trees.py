@@ -20,7 +20,7 @@ from draftwood_strategies.budgeting.draft_account import step_all
 from draftwood_strategies.budgeting.guarded_batches import propose_all
 from draftwood_strategies.budgeting.guarded_drafter import IndexingBudget
 from draftwood_strategies.draft import DraftTrees
-from draftwood_strategies.native import sizes_between
+from draftwood_strategies.native import segment_sizes
 
 
 @dataclass(eq=False, slots=True)
@@ -50,7 +50,7 @@ class TreeSession(Session):
         elif rest.shape[0]:
             self.output.append(rest)
             if self.drafter is not None:
-                self.drafter.keep(rest.tolist())
+                self.drafter.defer(rest.tolist())
         self.seen = self.request.prompt.shape[0] + output.shape[0]
 
 
@@ -100,7 +100,7 @@ class TreeForm:
         budgets = [min(one.session.request.max_draft_nodes, self._nodes) for one in asked]
         drafters = [one.session.drafter for one in asked if one.session.drafter is not None]
         trees = propose_all(drafters, np.array(budgets, np.int32))
-        for one, nodes in zip(asked, sizes_between(trees.begins).tolist(), strict=True):
+        for one, nodes in zip(asked, segment_sizes(trees.offsets).tolist(), strict=True):
             assert isinstance(one.session, TreeSession)
             one.session.nodes = nodes
             one.session.stats.drafted += nodes

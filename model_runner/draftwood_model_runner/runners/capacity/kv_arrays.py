@@ -29,8 +29,7 @@ def allocated(
     """The arrays of each shape.
 
     Args:
-        tokens: capacity, and
-        token_bytes: what each takes: for the error.
+        tokens, token_bytes: capacity, and the bytes of a token, for the text of the error.
         empty: makes the arrays of so many layers of a shape.
 
     Raises:

@@ -15,7 +15,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 _KEPT_STATES = 1 << 28
-"""Bytes of states that are kept for sequences that begin alike, beside an eighth of the KV memory. Not tuned."""
+"""Bytes of states that are kept for sequences with the same prefix, beside an eighth of the KV memory."""
 
 
 def default_capacity(

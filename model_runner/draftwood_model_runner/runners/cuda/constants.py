@@ -15,7 +15,7 @@ LINEAR_BLOCK = (64, 64, 64)
 """Of exact linear layers: rows and columns of a program, and numbers that it multiplies at a time."""
 SILU_BLOCK = 1024
 """Columns of a program that multiplies gate and up of an MLP."""
-CHOICE_BLOCK, CHOICE_ENTRIES = 1024, 128
+SAMPLING_BLOCK, SAMPLING_ENTRIES = 1024, 128
 """Scores that a program reads at a time when it chooses a token, and tokens with rules of their own."""
 TOP_BLOCK = 4096
 """Logits among which a program finds the most probable ones."""

@@ -34,7 +34,7 @@ class Launcher(Runner, Protocol):
     def launch(self, batch: StepBatch, top_k: int, sampling: SamplingMetadata | None = None) -> LaunchedStep: ...
 
 
-def compile_choosing(runner: Launcher) -> None:
+def compile_sampling(runner: Launcher) -> None:
     """Greedy steps with draft trees of all sizes that fit its memory, then sampled ones with masks and
     log-probabilities. Overwrites the first KV pages.
 

@@ -20,7 +20,7 @@ from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
 from draftwood_model_runner.runners.cuda.states.shapes import MixerShape, shapes_of
 from draftwood_model_runner.runners.cuda.steps.attention import STEP
 from draftwood_model_runner.runners.cuda.steps.results import LaunchedStep
-from draftwood_model_runner.runners.probing import does_not_run, other_layers, past_thresholds
+from draftwood_model_runner.runners.probing import does_not_run, try_beyond_thresholds, unsupported_layers
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.states.finding import find_mixers
 from draftwood_model_runner.runners.states.mixers import Mixer
@@ -49,11 +49,11 @@ def probe(module: Any, max_context: int, exact: bool) -> CudaLayout:
     if module.device.type == "cuda":
         torch.cuda.set_device(module.device)  # where Triton launches kernels
     remove(module)  # of an earlier runner
-    reason = other_layers(module.config.get_text_config(), max_context)
+    reason = unsupported_layers(module.config.get_text_config(), max_context)
     ranked = torch.distributed.is_available() and torch.distributed.is_initialized()
     if reason and (exact or ranked):  # ranks do not tell each other of states
         raise UnsupportedModelError(f"{name}: {reason}")
-    past_thresholds(module, max_context, partial(_taken_over, reason=reason, exact=exact))
+    try_beyond_thresholds(module, max_context, partial(_taken_over, reason=reason, exact=exact))
     layout = _taken_over(module, reason, exact, max_context)
     if exact and not _is_exact(module, layout, max_context):
         raise UnsupportedModelError(f"{name}: in exact mode the bits of its logits still depend on the batch")

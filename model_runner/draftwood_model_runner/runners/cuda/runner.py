@@ -13,21 +13,21 @@ import torch
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, KVShape, Predictions, StepBatch
 from draftwood_model_runner.runners.capacity.kv_arrays import bytes_per_token
 from draftwood_model_runner.runners.capacity.kv_capacity import state_capacity
-from draftwood_model_runner.runners.cuda.device.buffer import sent
-from draftwood_model_runner.runners.cuda.first_steps import compile_choosing
+from draftwood_model_runner.runners.cuda.device.buffer import to_device
+from draftwood_model_runner.runners.cuda.first_steps import compile_sampling
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
 from draftwood_model_runner.runners.cuda.states.memory import MixerStates, allocated
 from draftwood_model_runner.runners.cuda.states.rows import SPARE_SEQUENCES, StateRows
 from draftwood_model_runner.runners.cuda.states.shapes import STATE_NODES, MixerShape
-from draftwood_model_runner.runners.cuda.steps.choosing import move
 from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS
 from draftwood_model_runner.runners.cuda.steps.forward import Forward
 from draftwood_model_runner.runners.cuda.steps.graphs import CAPTURES, Graphs
 from draftwood_model_runner.runners.cuda.steps.results import Clock, LaunchedStep
+from draftwood_model_runner.runners.cuda.steps.sampling import move
 from draftwood_model_runner.runners.cuda.steps.verifying import CudaStep, sampling_of
 from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_model_runner.sampling.metadata import SamplingMetadata
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class CudaLayout:
 _SEQUENCES = 16
 """With recurrent layers that are live at once, where nobody says how many."""
 _MOST_KEPT = 256
-"""States that are kept for sequences that begin alike, at most. Not tuned."""
+"""States that are kept for sequences with the same prefix, at most."""
 
 
 class CudaRunner:
@@ -96,13 +96,13 @@ class CudaRunner:
         self._forward = Forward(module, self._kv, layout.group, layout.device, layout.exact, memory)
         capture = CAPTURES.get(layout.device.type) if graphs else None
         self._graphs = None if capture is None else Graphs(self._forward, capture(self._forward))
-        self._device, self._limits = layout.device, DraftLimits(levels=LEVELS) if layout.exact else NO_LIMITS
+        self._device, self._limits = layout.device, DraftLimits(max_depth=LEVELS) if layout.exact else NO_LIMITS
         if self.states is not None:
-            self._limits = DraftLimits(nodes=STATE_NODES)
+            self._limits = DraftLimits(max_nodes=STATE_NODES)
         if self._graphs is not None and layout.device.type == "cuda":
             with torch.inference_mode():
                 self._graphs.capture_all()
-            compile_choosing(self)
+            compile_sampling(self)
 
     @property
     def capture_problem(self) -> str:
@@ -115,9 +115,9 @@ class CudaRunner:
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
         return self.launch(batch, top_k).wait()[0].predictions
 
-    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> CudaStep:
-        sampling = sampling_of(batch, choosers)
-        return CudaStep(self, batch, choosers, sampling, self.launch(batch, top_k, sampling))
+    def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> CudaStep:
+        sampling = sampling_of(batch, samplers)
+        return CudaStep(self, batch, samplers, sampling, self.launch(batch, top_k, sampling))
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch, top_k: int, sampling: SamplingMetadata | None = None) -> LaunchedStep:
@@ -135,7 +135,7 @@ class CudaRunner:
                 ready = self._forward.prepare(batch, sampling, planned)
                 if self._graphs is None or not self._graphs.run(ready):
                     self._forward.logits = self._forward.launch(ready)
-                results = self._forward.choose(ready, top_k, sampling)
+                results = self._forward.sample(ready, top_k, sampling)
                 clock.stop()
         except BaseException:
             if self.states is not None:
@@ -147,8 +147,10 @@ class CudaRunner:
     def compact_kv(self, moves: KVCompaction) -> None:
         slots: npt.NDArray[Any] = np.stack([moves.sources, moves.targets], 1).astype(np.int64)
         with device_errors("moving keys and values"):
-            arrays = sent({"slots": slots, "begins": moves.begins, "counts": np.diff(moves.begins)}, self._device)
-            move(self._kv, arrays["slots"], arrays["begins"], arrays["counts"])
+            arrays = to_device(
+                {"slots": slots, "offsets": moves.offsets, "counts": np.diff(moves.offsets)}, self._device
+            )
+            move(self._kv, arrays["slots"], arrays["offsets"], arrays["counts"])
 
 
 def _state_memory(

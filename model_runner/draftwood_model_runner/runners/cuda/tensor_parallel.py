@@ -33,10 +33,10 @@ from draftwood_model_runner.runners.cuda.first_steps import Launcher
 from draftwood_model_runner.runners.cuda.steps.results import HostResults
 from draftwood_model_runner.runners.cuda.steps.verifying import CudaStep, Launched, sampling_of
 from draftwood_model_runner.sampling.metadata import SamplingMetadata
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 
 _log = logging.getLogger(__name__)
-_LOST = 70
+_RANK_LOST = 70
 """Exit status of a process that lost a rank: EX_SOFTWARE."""
 
 
@@ -45,17 +45,17 @@ class Ranks:
 
     Args:
         size: of all ranks.
-        follow: what the others run, importable by name: called with the receiving end of a pipe, and `arguments`.
+        worker: what the others run, importable by name: called with the receiving end of a pipe, and `arguments`.
     """
 
-    def __init__(self, size: int, follow: Callable[..., None], *arguments: Any) -> None:
+    def __init__(self, size: int, worker: Callable[..., None], *arguments: Any) -> None:
         port = _free_port()
         context = get_context("spawn")
         self._ends: list[Connection] = []
         self._processes: list[BaseProcess] = []
         for rank in range(1, size):
             theirs, ours = context.Pipe(duplex=False)
-            process = context.Process(target=_run_rank, args=(rank, size, port, theirs, follow, arguments))
+            process = context.Process(target=_run_rank, args=(rank, size, port, theirs, worker, arguments))
             process.start()
             theirs.close()
             self._ends.append(ours)
@@ -65,10 +65,10 @@ class Ranks:
         atexit.register(self.close)  # before multiprocessing waits for its processes
         threading.Thread(target=self._watch, daemon=True, name="ranks").start()
 
-    def send(self, order: tuple[Any, ...]) -> None:
+    def send(self, command: tuple[Any, ...]) -> None:
         """To all other ranks."""
         for end in self._ends:
-            end.send(order)
+            end.send(command)
 
     def close(self) -> None:
         """Ends the other ranks; idempotent."""
@@ -83,7 +83,7 @@ class Ranks:
         ended = wait([process.sentinel for process in self._processes])
         if not self._closed:
             _log.critical("rank %d of the model ended; no step can be computed without it", ranks[ended[0]])
-            os._exit(_LOST)
+            os._exit(_RANK_LOST)
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def _all_or_none() -> Iterator[None]:
         raise DeviceLostError(f"ranks have different results of a step: {error}") from error
 
 
-class LeadingStep:
+class DriverStep:
     """Implements `steps.verifying.Launched` on all ranks."""
 
     def __init__(self, launched: Launched) -> None:
@@ -109,7 +109,7 @@ class LeadingStep:
         self._launched.accept(row, nodes)
 
 
-class LeadingRunner:
+class DriverRunner:
     """Implements `runners.base.Runner`: what it is asked for, all ranks do."""
 
     def __init__(self, runner: Launcher, ranks: Ranks, number: int) -> None:
@@ -125,16 +125,16 @@ class LeadingRunner:
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
         return self.launch(batch, top_k).wait()[0].predictions
 
-    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> CudaStep:
+    def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> CudaStep:
         """As `Runner.begin`. Raises DeviceLostError if a device has no memory for it, and so does `wait`."""
-        sampling = sampling_of(batch, choosers).with_masks()
-        return CudaStep(self, batch, choosers, sampling, self.launch(batch, top_k, sampling))
+        sampling = sampling_of(batch, samplers).with_masks()
+        return CudaStep(self, batch, samplers, sampling, self.launch(batch, top_k, sampling))
 
-    def launch(self, batch: StepBatch, top_k: int, sampling: SamplingMetadata | None = None) -> LeadingStep:
+    def launch(self, batch: StepBatch, top_k: int, sampling: SamplingMetadata | None = None) -> DriverStep:
         """As `CudaRunner.launch`, on all ranks."""
         self._ranks.send((self._number, "launch", batch, top_k, sampling))
         with _all_or_none():
-            return LeadingStep(self._runner.launch(batch, top_k, sampling))
+            return DriverStep(self._runner.launch(batch, top_k, sampling))
 
     def compact_kv(self, moves: KVCompaction) -> None:
         self._ranks.send((self._number, "compact_kv", moves))
@@ -142,7 +142,7 @@ class LeadingRunner:
             self._runner.compact_kv(moves)
 
 
-class LeadingFactory:
+class DriverFactory:
     """Implements `runners.base.RunnerFactory` at rank 0."""
 
     def __init__(self, factory: RunnerFactory, ranks: Ranks) -> None:
@@ -159,19 +159,19 @@ class LeadingFactory:
         """By the memory of this rank: devices are alike."""
         return self._factory.default_kv_tokens(context, sequences)
 
-    def runner(self, kv_tokens: int, threads: int | None = None, sequences: int | None = None) -> LeadingRunner:
+    def runner(self, kv_tokens: int, threads: int | None = None, sequences: int | None = None) -> DriverRunner:
         number = next(self._numbers)
         self._ranks.send((number, "runner", kv_tokens))
-        return LeadingRunner(cast(Launcher, self._factory.runner(kv_tokens)), self._ranks, number)
+        return DriverRunner(cast(Launcher, self._factory.runner(kv_tokens)), self._ranks, number)
 
 
-def follow_orders(factory: RunnerFactory, orders: Connection) -> None:
+def run_commands(factory: RunnerFactory, commands: Connection) -> None:
     """Does what rank 0 does, until its end of the pipe is closed."""
     runners: dict[int, Any] = {}
     in_flight: Launched | None = None
     while True:
         try:
-            number, name, *arguments = orders.recv()
+            number, name, *arguments = commands.recv()
         except EOFError:
             return
         if name == "runner":
@@ -186,13 +186,13 @@ def follow_orders(factory: RunnerFactory, orders: Connection) -> None:
 
 
 def _run_rank(
-    rank: int, size: int, port: int, orders: Connection, follow: Callable[..., None], arguments: tuple[Any, ...]
+    rank: int, size: int, port: int, commands: Connection, worker: Callable[..., None], arguments: tuple[Any, ...]
 ) -> NoReturn:
     """The process of a rank. It ends at once: a process group must not wait for a rank that was lost."""
     status = 1
     try:
         _join(rank, size, port)
-        follow(orders, *arguments)
+        worker(commands, *arguments)
         status = 0
     except BaseException:
         _log.exception("rank %d failed", rank)

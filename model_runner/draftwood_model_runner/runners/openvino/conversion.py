@@ -35,7 +35,7 @@ from draftwood_model_runner.runners.openvino.graph.paged_attention import (
     paged_attention,
 )
 from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
-from draftwood_model_runner.runners.probing import other_layers
+from draftwood_model_runner.runners.probing import unsupported_layers
 
 _EXPERTS = "batched_mm"
 """The implementation of mixtures of experts that can be traced."""
@@ -125,7 +125,7 @@ def convert(module: Any, max_context: int) -> ConvertedModel:
         UnsupportedRunnerError: with the reason.
     """
     name, config = type(module).__name__, module.config.get_text_config()
-    if reason := other_layers(config, max_context):
+    if reason := unsupported_layers(config, max_context):
         raise UnsupportedRunnerError(f"OpenVINO: {name}: {reason}")
     follow_positions(module)
     try:

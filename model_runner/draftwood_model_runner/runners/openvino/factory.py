@@ -63,7 +63,7 @@ class OpenVinoRunnerFactory:
         return default_capacity(self.converted.layout.bytes_per_token, _CPU, context, sequences)
 
     def runner(self, kv_tokens: int, threads: int | None = None, sequences: int | None = None) -> OpenVinoRunner:
-        """Compiles the model anew if the last runner had another number of threads; weights are held once for each
+        """Compiles the model again if the last runner had another number of threads; weights are held once for each
         number that a live runner has."""
         threads = threads or self._threads or default_threads()
         model, layout, window, _ = self.converted

@@ -18,7 +18,7 @@ from draftwood_model_runner.runners.openvino.graph.pairing import ATTENTION_ROWS
 from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
 from draftwood_model_runner.runners.openvino.short_chains import split_short_chains
 from draftwood_model_runner.sampling.host.most_probable import most_probable
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_strategies.draft import Int32Array
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -64,7 +64,7 @@ class OpenVinoRunner:
         if self._window is None:
             return NO_LIMITS
         within_window = self._window - 1 - position
-        return DraftLimits(nodes=within_window) if within_window >= _LEAST_TREE else DraftLimits(branches=False)
+        return DraftLimits(max_nodes=within_window) if within_window >= _LEAST_TREE else DraftLimits(branches=False)
 
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
         batch = with_own_pages(batch)
@@ -79,8 +79,8 @@ class OpenVinoRunner:
         check_rows(logits.shape, batch.logit_rows.size)
         return Predictions(logits, *most_probable(logits, top_k, self._threads))
 
-    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> HostStep:
-        return HostStep(self, batch, top_k, choosers, self._threads)
+    def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> HostStep:
+        return HostStep(self, batch, top_k, samplers, self._threads)
 
     def compact_kv(self, moves: KVCompaction) -> None:
         self._kv.move(moves)
@@ -112,18 +112,18 @@ class _Input:
 def with_own_pages(batch: StepBatch) -> StepBatch:
     """The batch with a page that a sequence holds in place of each that it gave up: PagedAttention reads all pages, and
     masks what is behind the window."""
-    given_up = batch.block_table < 0
-    if not given_up.any():
+    freed = batch.block_table < 0
+    if not freed.any():
         return batch
-    held = np.flatnonzero(~given_up)
-    next_held = held[np.searchsorted(held, np.arange(given_up.size))]
+    held = np.flatnonzero(~freed)
+    next_held = held[np.searchsorted(held, np.arange(freed.size))]
     return replace(batch, block_table=batch.block_table[next_held])
 
 
 def step_inputs(batch: StepBatch) -> dict[str, npt.NDArray[Any]]:
     """The inputs of a converted model for one step, see `conversion.convert`; of integers of any size."""
     ends = batch.context_lens + batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]
-    mask, mask_begins = tree_mask(batch.parents, batch.cu_seqlens)
+    mask, mask_offsets = tree_mask(batch.parents, batch.cu_seqlens)
     return {
         "input_ids": batch.tokens[:, None],
         "position_ids": batch.positions[:, None],
@@ -134,43 +134,43 @@ def step_inputs(batch: StepBatch) -> dict[str, npt.NDArray[Any]]:
         "block_indices_begins": batch.cu_blocks,
         "max_context_len": ends.max(),
         "qq_bias": mask,
-        "qq_bias_begins": mask_begins,
+        "qq_bias_begins": mask_offsets,
     }
 
 
-def tree_mask(parents: Int32Array, begins: Int32Array) -> tuple[UInt8Array, Int32Array]:
+def tree_mask(parents: Int32Array, cu_seqlens: Int32Array) -> tuple[UInt8Array, Int32Array]:
     """`qq_bias` and `qq_bias_begins` of PagedAttention for the trees of a `StepBatch`.
 
     A chain has no bytes in the mask: attention is causal then.
     """
-    mask_begins = np.zeros(begins.shape[0], np.int32)
-    _size_masks(parents, begins, mask_begins)
-    mask = np.zeros(mask_begins[-1], np.uint8)
-    _fill_masks(parents, begins, mask_begins, mask)
-    return mask, mask_begins
+    mask_offsets = np.zeros(cu_seqlens.shape[0], np.int32)
+    _size_masks(parents, cu_seqlens, mask_offsets)
+    mask = np.zeros(mask_offsets[-1], np.uint8)
+    _fill_masks(parents, cu_seqlens, mask_offsets, mask)
+    return mask, mask_offsets
 
 
 @numba.njit(cache=True, nogil=True)
-def _size_masks(parents: Int32Array, begins: Int32Array, mask_begins: Int32Array) -> None:
-    for row in range(begins.shape[0] - 1):
-        n = begins[row + 1] - begins[row]
+def _size_masks(parents: Int32Array, cu_seqlens: Int32Array, mask_offsets: Int32Array) -> None:
+    for row in range(cu_seqlens.shape[0] - 1):
+        n = cu_seqlens[row + 1] - cu_seqlens[row]
         chain = True
         for i in range(n):
-            chain = chain and parents[begins[row] + i] == i - 1
-        mask_begins[row + 1] = mask_begins[row] + (0 if chain else n * n)
+            chain = chain and parents[cu_seqlens[row] + i] == i - 1
+        mask_offsets[row + 1] = mask_offsets[row] + (0 if chain else n * n)
 
 
 @numba.njit(cache=True, nogil=True)
-def _fill_masks(parents: Int32Array, begins: Int32Array, mask_begins: Int32Array, mask: UInt8Array) -> None:
-    for row in range(begins.shape[0] - 1):
-        if mask_begins[row + 1] == mask_begins[row]:
+def _fill_masks(parents: Int32Array, cu_seqlens: Int32Array, mask_offsets: Int32Array, mask: UInt8Array) -> None:
+    for row in range(cu_seqlens.shape[0] - 1):
+        if mask_offsets[row + 1] == mask_offsets[row]:
             continue
-        n = begins[row + 1] - begins[row]
+        n = cu_seqlens[row + 1] - cu_seqlens[row]
         for i in range(n):
-            of_token = mask_begins[row] + i * n
-            parent = parents[begins[row] + i]
+            of_token = mask_offsets[row] + i * n
+            parent = parents[cu_seqlens[row] + i]
             if parent >= 0:
-                of_parent = mask_begins[row] + parent * n
+                of_parent = mask_offsets[row] + parent * n
                 for j in range(parent + 1):
                     mask[of_token + j] = mask[of_parent + j]
             mask[of_token + i] = 1

@@ -1,7 +1,7 @@
 """Computes the tokens of a short chain as batch rows of their own.
 
 PagedAttention has one kernel for batch rows with one token and another for two and more, which first lays out the keys
-and values of the whole context anew: that takes as long as attending for several tokens. All keys and values of a step
+and values of the whole context again: that takes as long as attending for several tokens. All keys and values of a step
 are written before any token attends, so token i of a chain can be a row with i more committed tokens. A tree must stay
 one row, since the ancestors of a node need not lie one after the other in the pages.
 """
@@ -51,7 +51,7 @@ def split_short_chains(batch: StepBatch) -> StepBatch:
         context_lens=context_lens,
         block_table=block_table,
         cu_blocks=cu_blocks,
-        prompts=None,
+        prompt_lens=None,
     )
 
 

@@ -122,14 +122,14 @@ class Mixer:
     Attributes:
         index: which of the model's.
         part: the module.
-        by_ones: it takes several tokens at the beginning only, and then one after the other.
+        one_by_one: once it has a state, it must be given one token at a time.
         scans: all tokens of a step are computed in one call, see `scan`.
     """
 
     def __init__(self, index: int, part: nn.Module, cache_name: str) -> None:
         self.index = index
         self.part = part
-        self.by_ones = self.scans = False
+        self.one_by_one = self.scans = False
         self._forward: Callable[..., Any] = part.forward
         self._scanning = scanning(part, part.forward)
         self._signature = inspect.signature(part.forward)
@@ -175,7 +175,7 @@ class Mixer:
             inputs: those `by_token`, each [n, L, ...].
             state: [n, ...] in each tensor; may be changed in place.
         """
-        if not (self.by_ones and state and inputs[0].shape[1] > 1):
+        if not (self.one_by_one and state and inputs[0].shape[1] > 1):
             return self._once(call, inputs, state)
         outputs: list[list[Any]] = []
         for at in range(inputs[0].shape[1]):

@@ -16,27 +16,27 @@ class StepRow:
 
     Attributes:
         context: committed tokens.
-        certain: tokens before its tree, the root included.
-        given: those of them that are of its prompt.
+        chain: tokens before its tree, the root included.
+        prompt: those of them that are of its prompt.
         nodes: tokens of the step in its tree.
         table: its pages.
     """
 
     context: int
-    certain: range
-    given: range
+    chain: range
+    prompt: range
     nodes: range
     table: Int32Array
 
-    def border(self, page_size: int) -> int:
+    def page_end(self, page_size: int) -> int:
         """The first token behind the last full page of the prompt, if the step ends that page, after which others may
         begin; -1 if not. Written tokens are computed one by one, and are no prompt of others."""
-        ends = (self.context + len(self.given)) // page_size * page_size
-        return self.certain.start + ends - self.context if ends > self.context else -1
+        ends = (self.context + len(self.prompt)) // page_size * page_size
+        return self.chain.start + ends - self.context if ends > self.context else -1
 
-    def page_before(self, border: int, page_size: int) -> int:
-        """The page that ends at a border."""
-        return int(self.table[(self.context + border - self.certain.start) // page_size - 1])
+    def page_ending_at(self, page_end: int, page_size: int) -> int:
+        """The page that ends before a token of the step, see `page_end`."""
+        return int(self.table[(self.context + page_end - self.chain.start) // page_size - 1])
 
 
 def rows_of(batch: StepBatch) -> list[StepRow]:
@@ -51,8 +51,8 @@ def rows_of(batch: StepBatch) -> list[StepRow]:
         )
         at = int(first_logits[number])
         root = min(int(batch.logit_rows[at]) if at < batch.logit_rows.size else end - 1, end - 1)
-        certain = range(begin, root + 1)
-        prompt = len(certain) if batch.prompts is None else max(0, int(batch.prompts[number]) - context)
+        chain = range(begin, root + 1)
+        prompt = len(chain) if batch.prompt_lens is None else max(0, int(batch.prompt_lens[number]) - context)
         table = batch.block_table[batch.cu_blocks[number] : batch.cu_blocks[number + 1]]
-        rows.append(StepRow(context, certain, certain[:prompt], range(root + 1, end), table))
+        rows.append(StepRow(context, chain, chain[:prompt], range(root + 1, end), table))
     return rows

@@ -173,17 +173,17 @@ class Scan(ABC):
 
 
 def time_steps(
-    dt: torch.Tensor, bias: torch.Tensor | None, softplus: bool, limit: tuple[float, float], given: torch.Tensor
+    dt: torch.Tensor, bias: torch.Tensor | None, softplus: bool, limit: tuple[float, float], is_prompt: torch.Tensor
 ) -> torch.Tensor:
     """float32[T, H]: time steps of a state space from what a mixer computes, [T, H]. They are limited in prompts only:
     transformers computes written tokens one by one, where it does not limit them.
 
     Args:
-        given: bool[T], which tokens are of a prompt.
+        is_prompt: bool[T], which tokens are of a prompt.
     """
     steps = dt if bias is None else dt + bias.to(dt.dtype)
     steps = (nn.functional.softplus(steps) if softplus else steps).float()
-    return torch.where(given[:, None], steps.clamp(*limit), steps)
+    return torch.where(is_prompt[:, None], steps.clamp(*limit), steps)
 
 
 _REPLACED = {

@@ -40,7 +40,7 @@ _SHARED_ROWS = 16
 def draft_limits(position: int) -> DraftLimits:
     """Of the draft tree under the token at `position`."""
     into_block = position % SUM_BLOCK
-    return DraftLimits(levels=SUM_BLOCK - 1 - into_block, nodes=_LONGEST_TAIL - 1 - into_block)
+    return DraftLimits(max_depth=SUM_BLOCK - 1 - into_block, max_nodes=_LONGEST_TAIL - 1 - into_block)
 
 
 def block_of(position: int) -> int:

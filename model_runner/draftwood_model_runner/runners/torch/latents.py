@@ -20,7 +20,7 @@ from draftwood_model_runner.runners.base import KVShape
 _METHOD = "expand_kv"
 _EXPANDED_NUMBERS = 1 << 26
 """Numbers of expanded keys and values at most: 256 MB in float32."""
-_ABSORBED_PRICE = 1.7
+_ABSORBED_COST = 1.7
 """Time of a product over latents, relative to one over keys and values. Found by steps of 1 to 512 tokens in contexts
 to 8,192 on a CPU; see docs/decisions, "Latents in place of keys and values"."""
 _SCORES = 1 << 24
@@ -69,7 +69,7 @@ class LatentProjection:
         projected, rope = rank * (self._nope + size), self.shape.key_dim - rank
         absorbed = queries * (entries * (2 * rank + rope) + projected)
         expanded = entries * (projected + queries * (self._nope + rope + size))
-        return _ABSORBED_PRICE * absorbed <= expanded
+        return _ABSORBED_COST * absorbed <= expanded
 
     def expanded(self, entries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys [head, n, nope + rope] and values [head, n, value_dim] of entries [1, n, rank + rope]."""

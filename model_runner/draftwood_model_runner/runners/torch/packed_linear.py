@@ -2,8 +2,8 @@
 
 A plain `nn.Linear` reorders its weight in each call with more than one row, which costs more than the arithmetic of a
 draft tree. The packed kernel also computes a row the same way however many rows share the call, within bounds that a
-trial finds: some shapes only from two rows on, so a row that is alone in the call goes there twice; with AMX only up to
-32 rows, so more go there in several calls.
+trial finds: for some shapes only from two rows on, so a single row is computed as two equal rows; with AMX only up to
+32 rows, so more rows are split over several calls.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _TRIAL_OUTPUTS = 1024
 
 
 class RowBounds(NamedTuple):
-    """Products of up to `most` rows give a row the same bits, except that one which is alone goes there twice if it
-    must be paired."""
+    """A row gets the same bits in all products of up to `most` rows. If `pairs_single`, that holds from two rows on,
+    and a single row is computed as two equal ones."""
 
     pairs_single: bool
     most: int

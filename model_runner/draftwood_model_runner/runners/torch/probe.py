@@ -17,9 +17,9 @@ from draftwood_model_runner.runners.model_inputs import follow_positions
 from draftwood_model_runner.runners.probing import (
     difference,
     does_not_run,
-    other_layers,
-    past_thresholds,
     tolerance_of,
+    try_beyond_thresholds,
+    unsupported_layers,
 )
 from draftwood_model_runner.runners.shrinking import CONTEXT
 from draftwood_model_runner.runners.states.finding import find_mixers
@@ -31,7 +31,7 @@ from draftwood_model_runner.runners.torch.machine import bound_kernel_caches
 from draftwood_model_runner.runners.torch.own.cache import own_cache
 from draftwood_model_runner.runners.torch.packed_linear import linear_shapes, noted_calls, pack_linears
 from draftwood_model_runner.runners.torch.runner import forward
-from draftwood_model_runner.runners.torch.states.ways import least_time_step, ways
+from draftwood_model_runner.runners.torch.states.call_modes import call_modes, least_time_step
 from draftwood_model_runner.runners.trials import PATH, Stepper, Trial, different
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
     name, config = type(module).__name__, module.config.get_text_config(decoder=True)
     bound_kernel_caches(linear_shapes(module))
     recurrent, refusals = False, list[UnsupportedModelError]()
-    if reason := other_layers(config, max_context):
+    if reason := unsupported_layers(config, max_context):
         try:
             recurrent = bool(_mixers(module))
         except UnsupportedModelError as error:
@@ -80,7 +80,7 @@ def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
         _log.warning("%s: recurrent layers have no exact mode; outputs may differ in rounding", name)
     for form in _FORMS[len(refusals) :]:
         try:
-            past_thresholds(module, max_context, partial(_tried, form=form, recurrent=recurrent))
+            try_beyond_thresholds(module, max_context, partial(_tried, form=form, recurrent=recurrent))
             layout = _tried(module, form, recurrent, max_context, exact)
         except UnsupportedModelError as error:
             refusals.append(error)
@@ -160,7 +160,7 @@ def _candidates(module: Any, layout: KVLayout, form: str | None, exact: bool) ->
     """Layouts to try, the best first; the model is prepared for each when it is asked for."""
     if layout.mixers:
         for branches in (True, False) if form is not None else (False,):
-            for _ in ways(layout.mixers):
+            for _ in call_modes(layout.mixers):
                 yield replace(layout, branches=branches)
         return
     if layout.own is not None:

@@ -22,7 +22,7 @@ from draftwood_model_runner.runners.torch.own.forward import own_forward
 from draftwood_model_runner.runners.torch.states.step import states_of_step
 from draftwood_model_runner.runners.torch.torch_batch import TorchBatch
 from draftwood_model_runner.sampling.host.most_probable import most_probable
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 
 
 class TorchRunner:
@@ -57,8 +57,8 @@ class TorchRunner:
             logits = forward(self._module, batch, self._kv)
             return Predictions(logits, *most_probable(logits, top_k, self._threads))  # waits for the device
 
-    def begin(self, batch: StepBatch, top_k: int, choosers: SequenceOf[TokenChooser | None]) -> HostStep:
-        return HostStep(self, batch, top_k, choosers, self._threads)
+    def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> HostStep:
+        return HostStep(self, batch, top_k, samplers, self._threads)
 
     @torch.inference_mode()
     def compact_kv(self, moves: KVCompaction) -> None:

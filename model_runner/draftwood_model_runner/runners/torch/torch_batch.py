@@ -80,7 +80,7 @@ class TorchBatch:
         """[q, context - first_entry + T_s] of some tokens of a batch row, 0 where a token attends and -inf elsewhere;
         None if all attend to all.
 
-        Masks are kept for all layers, up to `MASK_NUMBERS` numbers in a step; others are put together anew.
+        Masks are kept for all layers, up to `MASK_NUMBERS` numbers in a step; others are computed for each layer.
 
         Args:
             window: a token attends to the last `window` positions, its own included; None for all.

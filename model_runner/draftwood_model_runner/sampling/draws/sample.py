@@ -15,7 +15,7 @@ from draftwood_model_runner.sampling.draws.noise import UNIFORM_UNIT, gumbel_noi
 from draftwood_model_runner.sampling.draws.selection import (
     BLOCK,
     Workspace,
-    cooled,
+    apply_temperature,
     find_edge,
     find_greatest,
     key_of,
@@ -49,7 +49,7 @@ class _Local(threading.local):
 _local = _Local()
 
 
-def sample(scores: Float32Array, params: SamplingParams, position: int) -> int:
+def draw_token(scores: Float32Array, params: SamplingParams, position: int) -> int:
     """A token drawn from the softmax of scores over the temperature, among the tokens that are kept.
 
     Args:
@@ -72,7 +72,7 @@ def sample(scores: Float32Array, params: SamplingParams, position: int) -> int:
 
 
 def kept_tokens(scores: Float32Array, params: SamplingParams) -> BoolArray:
-    """bool[vocab]: the tokens that `sample` draws from.
+    """bool[vocab]: the tokens that `draw_token` draws from.
 
     Args:
         scores: as there, one of them finite, none greater.
@@ -96,7 +96,7 @@ def sampling_margin(scores: Float32Array, params: SamplingParams, position: int,
     exact for top-k. For top-p it is an estimate, since what counts there is the sum of all probabilities before it.
 
     Args:
-        scores, position: as for `sample`.
+        scores, position: as for `draw_token`.
         token: not the one that was drawn.
     """
     if not np.isfinite(scores[token]):
@@ -166,12 +166,12 @@ def _greatest_sum(
 ) -> int:
     """The first token of those with the greatest sum of score and noise, among those from the edge on."""
     vocab, floor, first_kept = scores.shape[0], edge[0], edge[1]
-    hottest = np.float32(-np.inf)
+    max_score = np.float32(-np.inf)
     for block in range(work.greatest.shape[0]):
-        hottest = max(hottest, cooled(score_of(work.greatest[block]), temperature))
+        max_score = max(max_score, apply_temperature(score_of(work.greatest[block]), temperature))
     best, at = -np.inf, 0
     for block in range(work.greatest.shape[0]):
-        greatest = cooled(score_of(work.greatest[block]), temperature)
+        greatest = apply_temperature(score_of(work.greatest[block]), temperature)
         if key_of(greatest) < floor:
             continue
         limit = _limit(greatest, best)
@@ -181,11 +181,11 @@ def _greatest_sum(
                 bits, token = drawn[lane] >> _UNUSED_BITS, quad * _LANES + lane
                 if np.int64(bits) < limit or token >= vocab:
                     continue
-                score = cooled(scores[token], temperature)
+                score = apply_temperature(scores[token], temperature)
                 key = key_of(score)
                 if key < floor or (key == floor and token < first_kept):
                     continue
-                if least > 0.0 and _is_light(hottest - score, least):
+                if least > 0.0 and _is_light(max_score - score, least):
                     continue
                 noisy = np.float64(score) - math.log(-math.log((np.float64(bits) + 0.5) * UNIFORM_UNIT))
                 if noisy > best:

@@ -65,7 +65,7 @@ def _divide(typing_context: Any, a: Any, b: Any) -> Any:
     return types.float32(types.float32, types.float32), generate
 
 
-cooled: Any = cast(Any, _divide)
+apply_temperature: Any = cast(Any, _divide)
 """In compiled code: a score over the temperature, both float32. A division that raises an error for a divisor of 0, as
 Python's, is done one by one."""
 
@@ -149,28 +149,28 @@ def find_edge(
     highest = np.int32(LEAST_KEY)
     for block in range(blocks):
         highest = max(highest, work.greatest[block])
-    hottest = cooled(score_of(highest), temperature)
+    max_score = apply_temperature(score_of(highest), temperature)
     if 0 < top_k < vocab:
         least = np.int32(LEAST_KEY)
         if top_k < blocks:  # that many blocks have a token at least as great
             for block in range(blocks):
                 work.entries[block] = _entry(work.greatest[block], block)
-            least = _key(_edge_among(work.entries[:blocks], top_k, False, hottest))
-            least = key_of(cooled(score_of(least), temperature))
+            least = _key(_edge_among(work.entries[:blocks], top_k, False, max_score))
+            least = key_of(apply_temperature(score_of(least), temperature))
         n = _gather(scores, temperature, least, work)
-        edge[0] = _key(_edge_among(work.entries[:n], top_k, False, hottest))
+        edge[0] = _key(_edge_among(work.entries[:n], top_k, False, max_score))
         if share >= 0.0:
             kept, total = 0, np.int64(0)
             for i in range(n):
                 if _key(work.entries[i]) >= edge[0]:
                     work.entries[kept] = work.entries[i]
-                    total += _weight(work.entries[i], hottest)
+                    total += _weight(work.entries[i], max_score)
                     kept += 1
-            last = _edge_among(work.entries[:kept], _wanted(total, share), True, hottest)
+            last = _edge_among(work.entries[:kept], _wanted(total, share), True, max_score)
             edge[0], edge[1] = _key(last), last & _TOKEN
     elif share >= 0.0:
-        n, wanted = _gather_bin(scores, temperature, hottest, share, work)
-        last = _edge_among(work.entries[:n], wanted, True, hottest)
+        n, wanted = _gather_bin(scores, temperature, max_score, share, work)
+        last = _edge_among(work.entries[:n], wanted, True, max_score)
         edge[0], edge[1] = _key(last), last & _TOKEN
 
 
@@ -191,8 +191,8 @@ def _wanted(total: Any, share: Any) -> Any:
 
 
 @numba.njit(nogil=True, inline="always")
-def _weight(entry: Any, hottest: Any) -> Any:
-    distance = hottest - score_of(_key(entry))
+def _weight(entry: Any, max_score: Any) -> Any:
+    distance = max_score - score_of(_key(entry))
     return np.int64(weight_at(distance)) if distance < _FAR else np.int64(0)
 
 
@@ -201,10 +201,10 @@ def _gather(scores: Float32Array, temperature: Real, least: Integer, work: Works
     """Gathers the tokens with keys, over the temperature, of at least `least`; returns how many."""
     n = 0
     for block in range(work.greatest.shape[0]):
-        if key_of(cooled(score_of(work.greatest[block]), temperature)) < least:
+        if key_of(apply_temperature(score_of(work.greatest[block]), temperature)) < least:
             continue
         for token in range(block * BLOCK, min(scores.shape[0], (block + 1) * BLOCK)):
-            key = key_of(cooled(scores[token], temperature))
+            key = key_of(apply_temperature(scores[token], temperature))
             if key >= least:
                 work.entries[n] = _entry(key, token)
                 n += 1
@@ -213,12 +213,12 @@ def _gather(scores: Float32Array, temperature: Real, least: Integer, work: Works
 
 @compiled
 def _gather_bin(
-    scores: Float32Array, temperature: Real, hottest: Real, share: Real, work: Workspace
+    scores: Float32Array, temperature: Real, max_score: Real, share: Real, work: Workspace
 ) -> tuple[int, int]:
     """Weighs all tokens, and gathers those near the edge of top-p; returns how many, and what the kept ones of them
     weigh at least."""
     masses = work.masses
-    _weigh(scores, temperature, hottest, work)
+    _weigh(scores, temperature, max_score, work)
     total = np.int64(0)
     for i in range(_BINS):
         total += np.int64(masses[i])
@@ -229,17 +229,17 @@ def _gather_bin(
     n = 0
     for block in range(work.greatest.shape[0]):
         first, end = block * BLOCK, min(scores.shape[0], (block + 1) * BLOCK)
-        if _bin(hottest - cooled(score_of(work.greatest[block]), temperature)) > at:
+        if _bin(max_score - apply_temperature(score_of(work.greatest[block]), temperature)) > at:
             continue
         if end - first == BLOCK:
             found = np.int32(0)
             for i in range(BLOCK):  # many at a time
-                found |= np.int32(_bin(hottest - cooled(scores[first + i], temperature)) == at)
+                found |= np.int32(_bin(max_score - apply_temperature(scores[first + i], temperature)) == at)
             if not found:
                 continue
         for token in range(first, end):
-            score = cooled(scores[token], temperature)
-            if _bin(hottest - score) == at:
+            score = apply_temperature(scores[token], temperature)
+            if _bin(max_score - score) == at:
                 work.entries[n] = _entry(key_of(score), token)
                 n += 1
     return n, wanted
@@ -254,16 +254,16 @@ def _bin(distance: Any) -> Any:
 
 
 @compiled
-def _weigh(scores: Float32Array, temperature: Real, hottest: Real, work: Workspace) -> None:
+def _weigh(scores: Float32Array, temperature: Real, max_score: Real, work: Workspace) -> None:
     """Sets the masses of the bins to the weights of their tokens."""
     weights, bins, masses, vocab = work.weights, work.bins, work.masses, scores.shape[0]
     masses[:] = 0.0
     for block in range(vocab // BLOCK):
         first = block * BLOCK
-        if not hottest - cooled(score_of(work.greatest[block]), temperature) < _FAR:
+        if not max_score - apply_temperature(score_of(work.greatest[block]), temperature) < _FAR:
             continue
         for i in range(BLOCK):  # many at a time
-            distance = hottest - cooled(scores[first + i], temperature)
+            distance = max_score - apply_temperature(scores[first + i], temperature)
             near = distance < _FAR
             distance = distance if near else np.float32(0.0)
             weight = weight_at(distance)
@@ -273,13 +273,13 @@ def _weigh(scores: Float32Array, temperature: Real, hottest: Real, work: Workspa
         for i in range(BLOCK):
             masses[bins[i]] += weights[i]
     for token in range(vocab // BLOCK * BLOCK, vocab):
-        distance = hottest - cooled(scores[token], temperature)
+        distance = max_score - apply_temperature(scores[token], temperature)
         if distance < _FAR:
             masses[_bin(distance)] += weight_at(distance)
 
 
 @compiled
-def _edge_among(entries: Int64Array, wanted: Integer, weighed: bool, hottest: Real) -> int:
+def _edge_among(entries: Int64Array, wanted: Integer, weighed: bool, max_score: Real) -> int:
     """The greatest entry such that those that are as great are as many as `wanted`, or weigh as much.
 
     Args:
@@ -296,8 +296,8 @@ def _edge_among(entries: Int64Array, wanted: Integer, weighed: bool, hottest: Re
             if entry > pivot:
                 entries[i], entries[at] = entries[at], entry
                 at += 1
-                greater += _weight(entry, hottest) if weighed else np.int64(1)
-        with_pivot = greater + (_weight(pivot, hottest) if weighed else np.int64(1))
+                greater += _weight(entry, max_score) if weighed else np.int64(1)
+        with_pivot = greater + (_weight(pivot, max_score) if weighed else np.int64(1))
         if wanted <= greater:
             first, end = first + 1, at
         elif wanted <= with_pivot:

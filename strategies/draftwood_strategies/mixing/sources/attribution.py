@@ -18,7 +18,7 @@ VERIFIED, ACCEPTED = range(2)
 def attribute(
     drafted: MixedDraft,
     nodes: int,
-    known: bool,
+    has_feedback: bool,
     verified: Int32Array,
     verified_parents: Int32Array,
     accepted: Int32Array,
@@ -29,8 +29,8 @@ def attribute(
 
     Args:
         nodes: of the draft.
-        known: `verified` and `verified_parents`, int32[m], are the tree that was verified, as in `Feedback`; else it
-            was the whole draft.
+        has_feedback: `verified` and `verified_parents`, int32[m], are the tree that was verified, as in `Feedback`;
+            else it was the whole draft.
         accepted: int32[a], the tokens that the step wrote.
         located: int32[nodes or more], workspace.
         counts: int64[2, SOURCES + 1].
@@ -38,7 +38,7 @@ def attribute(
     at, depth, latest = NO_NODE, 0, 0
     for node in range(nodes):
         parent, token = drafted.parents[node], drafted.tokens[node]
-        if known:
+        if has_feedback:
             located[node] = NO_NODE
             above: Integer = located[parent] if parent >= 0 else 0
             if above >= 0:

@@ -33,8 +33,8 @@ from draftwood_model_runner.runners.cuda.fusing.attention import fused_rotation
 from draftwood_model_runner.runners.cuda.fusing.mlp import fused_silu
 from draftwood_model_runner.runners.cuda.fusing.norms import FusedNorm
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
-from draftwood_model_runner.runners.cuda.steps.choosing import choose_and_keep
 from draftwood_model_runner.runners.cuda.steps.forward import Workspace, find_top
+from draftwood_model_runner.runners.cuda.steps.sampling import sample_and_accept
 from draftwood_model_runner.runners.cuda.steps.tiling import Division, divide
 from draftwood_model_runner.sampling.metadata import (
     NO_MASK,
@@ -119,7 +119,7 @@ def _whole_step(head_size: int) -> None:
     fused_rotation(query, query[:, :_KV_HEADS], query[0, :1], query[0, :1])
     logits = torch.zeros(batch.size, _VOCAB, dtype=_BF16)
     find_top(logits, space)
-    choose_and_keep(logits, space.top[:, -1], space.arrays, sampling, kv)
+    sample_and_accept(logits, space.top[:, -1], space.arrays, sampling, kv)
 
 
 def compiled(capability: int) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from draftwood_model_runner.runners.attention_hook import setting
 from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch
-from draftwood_model_runner.runners.cuda.steps.forward import Forward, Ready
+from draftwood_model_runner.runners.cuda.steps.forward import Forward, PreparedStep
 
 _WAITING = frozenset(
     {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::_unique2"}
@@ -34,7 +34,7 @@ class Recording:
         CaptureError: the step waits for the device.
     """
 
-    def __init__(self, forward: Forward, ready: Ready) -> None:
+    def __init__(self, forward: Forward, ready: PreparedStep) -> None:
         self._forward, self._ready = forward, ready
         self._noted = self._run()[0]
 

@@ -30,16 +30,16 @@ class RowSizes(NamedTuple):
 
     Attributes:
         replayed: accepted nodes of the step before.
-        certain: tokens up to the root of its tree.
-        border: of these, after how many the state is kept as the end of a page; 0 for none.
-        begins: it has no state before it.
+        chain: tokens up to the root of its tree.
+        page_end: of these, after how many the state is kept as the end of a page; 0 for none.
+        cu_seqlens: it has no state before it.
     """
 
     replayed: int
-    certain: int
+    chain: int
     nodes: int
-    border: int = 0
-    begins: bool = False
+    page_end: int = 0
+    cu_seqlens: bool = False
 
 
 class Pair(NamedTuple):
@@ -58,10 +58,10 @@ def random_rows(random: np.random.Generator, count: int, most_nodes: int) -> lis
     """Prompts' chunks, chains and trees."""
     rows = []
     for _ in range(count):
-        begins, certain = bool(random.random() < 0.3), int(random.choice([1, 1, 2, 3, 9]))
-        replayed = 0 if begins else int(random.integers(0, 6))
-        nodes, border = int(random.integers(0, most_nodes + 1)), int(random.integers(0, certain + 1))
-        rows.append(RowSizes(replayed, certain, nodes, border, begins))
+        cu_seqlens, chain = bool(random.random() < 0.3), int(random.choice([1, 1, 2, 3, 9]))
+        replayed = 0 if cu_seqlens else int(random.integers(0, 6))
+        nodes, page_end = int(random.integers(0, most_nodes + 1)), int(random.integers(0, chain + 1))
+        rows.append(RowSizes(replayed, chain, nodes, page_end, cu_seqlens))
     return rows
 
 
@@ -93,22 +93,24 @@ class StateCase:
         self._random, self._rows, self._shape, self._dtype, self._device = random, rows, shape, dtype, device
         self._beside = beside
         self._node_count, self._ends = STATE_NODES, 2 * len(rows)
-        parents, begins, self._accepted, planned = list[int](), [0], list[list[int]](), []
+        parents, cu_seqlens, self._accepted, planned = list[int](), [0], list[list[int]](), []
         none = np.zeros(0, np.int32)
         for number, row in enumerate(rows):
-            begin, root = begins[-1], row.certain - 1
+            begin, root = cu_seqlens[-1], row.chain - 1
             tree = random_tree(random, row.nodes, deep)
             parents += [*range(-1, root), *(int(parent) + 1 + root for parent in tree.parents)]
-            begins.append(len(parents))
+            cu_seqlens.append(len(parents))
             self._accepted.append(np.sort(random.permutation(STATE_NODES)[: row.replayed]).tolist())
-            certain, nodes = range(begin, begin + row.certain), range(begin + row.certain, len(parents))
-            tokens = StepRow(0, certain, certain[: row.certain if row.begins else 0], nodes, none)
-            before = None if row.begins else LiveState(2 * number, 0, 0)
-            end = self._ends + number if row.border else -1
-            planned.append(PlannedRow(tokens, before, self._accepted[-1], 2 * number + 1, row.border, end))
+            chain, nodes = range(begin, begin + row.chain), range(begin + row.chain, len(parents))
+            tokens = StepRow(0, chain, chain[: row.chain if row.cu_seqlens else 0], nodes, none)
+            before = None if row.cu_seqlens else LiveState(2 * number, 0, 0)
+            end = self._ends + number if row.page_end else -1
+            planned.append(PlannedRow(tokens, before, self._accepted[-1], 2 * number + 1, row.page_end, end))
         size, zeros = len(parents), np.zeros(len(parents), np.int32)
-        self._parents, self._begins = parents, begins
-        batch = StepBatch(zeros, zeros, np.array(parents, np.int32), np.array(begins, np.int32), none, none, none, none)
+        self._parents, self._cu_seqlens = parents, cu_seqlens
+        batch = StepBatch(
+            zeros, zeros, np.array(parents, np.int32), np.array(cu_seqlens, np.int32), none, none, none, none
+        )
         layout = StateLayout(batch, planned)
         self._size, self._padded = size, size + padding
         self._arrays = StateArrays(self._padded, max(1, layout.walk.size), device)
@@ -169,7 +171,7 @@ class StateCase:
         softplus = torch.nn.functional.softplus
         nodes = (self._nodes(groups, rows), self._nodes(heads, columns), softplus(self._nodes(heads).float()))
         limited = softplus(steps).float()
-        given = self._arrays.given[: self._padded] != 0
+        given = self._arrays.is_prompt[: self._padded] != 0
         limited[given] = limited[given].clamp(min=0.5)
 
         def follow(state: torch.Tensor, numbers: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -225,10 +227,10 @@ class StateCase:
         outputs = []
         pairs = []
         for row, token in self._order():
-            sizes, begin = self._rows[row], self._begins[row]
+            sizes, begin = self._rows[row], self._cu_seqlens[row]
             parent = self._parents[token]
             if parent < 0:
-                state = torch.zeros_like(old[0][0]) if sizes.begins else old[0][2 * row]
+                state = torch.zeros_like(old[0][0]) if sizes.cu_seqlens else old[0][2 * row]
                 state = state.double()
                 for node in self._accepted[row]:
                     state = follow(state, tuple(part[2 * row, node].double() for part in old[1]))[0]
@@ -236,11 +238,11 @@ class StateCase:
                 state = after[begin + parent]
             after[token], output = follow(state, tuple(part[token].double() for part in inputs))
             outputs.append(output)
-            if token == begin + sizes.certain - 1:
+            if token == begin + sizes.chain - 1:
                 pairs.append(Pair(f"{name}: state", states[2 * row + 1], after[token]))
-            if token == begin + sizes.border - 1:
+            if token == begin + sizes.page_end - 1:
                 pairs.append(Pair(f"{name}: end of a page", states[self._ends + row], after[token]))
-            if 0 <= (node := token - begin - sizes.certain) < self._node_count:
+            if 0 <= (node := token - begin - sizes.chain) < self._node_count:
                 kept = [part[2 * row + 1, node].flatten().double() for part in nodes]
                 given = [part[token].flatten().double() for part in inputs[: len(nodes)]]
                 pairs.append(Pair(f"{name}: inputs of a node", torch.cat(kept), torch.cat(given)))
@@ -249,7 +251,7 @@ class StateCase:
     def _order(self) -> Iterator[tuple[int, int]]:
         """Batch row and number of each token."""
         for row in range(len(self._rows)):
-            for token in range(self._begins[row], self._begins[row + 1]):
+            for token in range(self._cu_seqlens[row], self._cu_seqlens[row + 1]):
                 yield row, token
 
     def _scan(self, states: Any) -> Any:
@@ -275,7 +277,7 @@ class StateCase:
         found[1 : self._ends : 2] = torch.nan
         found[self._ends :] = torch.nan
         for number, row in enumerate(self._rows):
-            if row.begins:
+            if row.cu_seqlens:
                 found[2 * number] = torch.nan
         return found
 

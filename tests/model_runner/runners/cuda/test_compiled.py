@@ -14,7 +14,7 @@ SHARED_BYTES = {"80": 163 * 1024, "89": 99 * 1024, "90": 227 * 1024, "100": 227 
 MOST_SPILLS = 64
 """Bytes a thread, of which a few in the outermost loop cost nothing that can be measured. Not tuned."""
 KERNELS = {
-    "accept_paths", "adjust_scores", "attention_parts", "choose_tokens", "convolve", "linear", "merge_parts", "move_kv",
+    "accept_paths", "adjust_scores", "attention_parts", "sample_tokens", "convolve", "linear", "merge_parts", "move_kv",
     "recurrence", "rms_norm", "rotate", "silu_product", "top_of_blocks", "top_of_rows", "write_kv",
 }  # fmt: skip
 

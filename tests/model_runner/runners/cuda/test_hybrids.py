@@ -38,8 +38,8 @@ def prompts_of(family: str, seed: int) -> list[tuple[int, ...]]:
     random = np.random.default_rng(seed)
     found = list[tuple[int, ...]]()
     common = random.integers(0, VOCAB, 18).tolist()
-    begins: tuple[list[int], ...] = (common, [], common)
-    for begin in begins:
+    offsets: tuple[list[int], ...] = (common, [], common)
+    for begin in offsets:
         for _ in range(100):
             prompt = (*begin, *random.integers(0, VOCAB, int(random.integers(1, 9))).tolist())
             if prompt not in found and generated(family, prompt, NEW).closest >= TIE:
@@ -57,7 +57,7 @@ def run(family: str, prompts: list[tuple[int, ...]], *, interrupted: bool, halve
     engine = engine_of(served(family), DRAFT, max_running=3, prefill_chunk=16, kv_cache_tokens=kv_cache_tokens)
     if halves:
         patched: Any = engine
-        patched._overlap.microbatch = lambda running: -(-running // 2)
+        patched._microbatches.microbatch = lambda running: -(-running // 2)
     oracle = OracleStrategy(answers, VOCAB, seed=len(family))
 
     def request(name: str, prompt: tuple[int, ...]) -> Sequence:

@@ -17,7 +17,7 @@ from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.cuda.runner import CudaRunner
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.families import VOCAB, generate, taken_over, tiny
 from tests.model_runner.oracle import OracleStrategy
@@ -65,7 +65,7 @@ def run(
     engine = engine_of(model, 12, max_running=3, prefill_chunk=16, **config)
     if halves:
         patched: Any = engine
-        patched._overlap.microbatch = lambda running: -(-running // 2)
+        patched._microbatches.microbatch = lambda running: -(-running // 2)
     stop = StopParams(NEW_TOKENS, min_tokens=3)
     sequences = batch_of(prompts, stop, sampling, strategy=strategy, max_draft_nodes=12)
     sequences[-1].grammar = grammar
@@ -133,19 +133,19 @@ def test_grammars_and_log_probabilities_on_the_device(monkeypatch: pytest.Monkey
     plain = run(served("llama", "torch"), None, params, grammar=RandomGrammar(VOCAB), outputs=theirs)
     answers = dict(zip(PROMPTS, (one.output for one in plain), strict=True))
     on_host = Counter[str]()
-    for name in ("pick", "logprobs"):
-        original = getattr(TokenChooser, name)
+    for name in ("sample", "logprobs"):
+        original = getattr(TokenSampler, name)
 
         def counted(*arguments: Any, name: str = name, original: Any = original) -> Any:
             on_host[name] += 1
             return original(*arguments)
 
-        monkeypatch.setattr(TokenChooser, name, counted)
+        monkeypatch.setattr(TokenSampler, name, counted)
     oracle, some = OracleStrategy(answers, VOCAB, seed=7), RandomGrammar(VOCAB, known=4)
     sequences = run(served("llama"), oracle, params, grammar=some, outputs=ours)
     assert [one.output for one in sequences] == list(answers.values())
     assert sequences[-1].stats.accepted_tokens > 0
-    assert 0 < on_host["pick"] == on_host["logprobs"] < len(sequences[-1].output)
+    assert 0 < on_host["sample"] == on_host["logprobs"] < len(sequences[-1].output)
     for expected, found in zip(plain, sequences, strict=True):
         of_theirs, of_ours = (
             [logprob for one in steps if one.sequence is sequence for logprob in one.logprobs]

@@ -36,8 +36,8 @@ def test_trees_chains_and_prompts_in_one_call(seed: int) -> None:
     random = np.random.default_rng(seed)
     rows = [
         *random_rows(random, 3, most_nodes=12),
-        RowSizes(2, 1, 6, border=1),
-        RowSizes(0, 7, 0, border=4, begins=True),
+        RowSizes(2, 1, 6, page_end=1),
+        RowSizes(0, 7, 0, page_end=4, cu_seqlens=True),
     ]
     case = StateCase(random, rows, Shape(4, 2, 8, 6), padding=3, device=DEVICE)
     for pairs in (case.convolution(20), case.delta_rule(), case.state_space()):
@@ -55,7 +55,7 @@ def test_trees_that_are_larger_than_what_is_kept_of_them() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_size_of_state(shape: Shape) -> None:
     random = np.random.default_rng(1)
-    case = StateCase(random, [RowSizes(2, 2, 5, border=1)], shape, device=DEVICE)
+    case = StateCase(random, [RowSizes(2, 2, 5, page_end=1)], shape, device=DEVICE)
     close(case.delta_rule() if shape.columns > shape.rows or shape.groups == shape.heads else case.state_space(), 1e-4)
 
 
@@ -63,7 +63,7 @@ def test_every_size_of_state(shape: Shape) -> None:
 def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:
     random = np.random.default_rng(2)
     case = StateCase(
-        random, [RowSizes(2, 1, 6), RowSizes(0, 5, 0, begins=True)], Shape(4, 2, 8, 16), dtype, device=DEVICE
+        random, [RowSizes(2, 1, 6), RowSizes(0, 5, 0, cu_seqlens=True)], Shape(4, 2, 8, 16), dtype, device=DEVICE
     )
     for pairs in (case.convolution(20), case.delta_rule(), case.state_space()):
         close(pairs, tolerance)
@@ -75,9 +75,9 @@ def test_a_walk_takes_each_path_from_the_root() -> None:
     assert paths(np.array([-1, 0, 1], np.int32), 1, 3).tolist() == [2, 4]
 
 
-def batch(context: int, certain: int, nodes: int = 0, table: Any = TABLE, **options: Any) -> StepBatch:
+def batch(context: int, chain: int, nodes: int = 0, table: Any = TABLE, **options: Any) -> StepBatch:
     tree = DraftTree.of([*range(nodes)], [*range(-1, nodes - 1)]) if nodes else EMPTY_TREE
-    return lay_out([BatchRow(table, context, np.zeros(certain, np.int32), tree, certain - 1, **options)])
+    return lay_out([BatchRow(table, context, np.zeros(chain, np.int32), tree, chain - 1, **options)])
 
 
 @pytest.fixture
@@ -113,11 +113,11 @@ def test_a_step_that_failed_leaves_the_states_before_it(rows: StateRows) -> None
 
 def test_the_end_of_a_page_of_a_prompt_is_kept_for_others(rows: StateRows) -> None:
     planned, _ = step(rows, batch(0, 6))
-    assert (planned.border, planned.page) == (PAGE, 7)
+    assert (planned.page_end, planned.page) == (PAGE, 7)
     assert rows.resumes_after(7)
     rows.release([7, 3], kept=True)
     rows.resume(7, first=9, position=PAGE)
-    other, _ = step(rows, batch(PAGE, 2, table=np.array([7, 9], np.int32), prompt=6))
+    other, _ = step(rows, batch(PAGE, 2, table=np.array([7, 9], np.int32), prompt_len=6))
     assert other.source == planned.end
     rows.release([7, 9], kept=False)
     assert not rows.resumes_after(7)
@@ -132,7 +132,7 @@ def test_an_end_that_a_sequence_begins_with_is_not_given_away(rows: StateRows) -
     other = rows.plan(batch(0, 5, table=np.array([11, 12], np.int32)))
     assert other[0].end == -1, "the only row for ends is in use"
     rows.commit(other)
-    resumed = rows.plan(batch(PAGE, 2, table=np.array([7, 9], np.int32), prompt=6))
+    resumed = rows.plan(batch(PAGE, 2, table=np.array([7, 9], np.int32), prompt_len=6))
     assert resumed[0].source == planned.end
 
 
@@ -155,7 +155,7 @@ def test_rows_do_not_run_out_and_more_sequences_than_rows_are_refused(rows: Stat
 
 
 def test_steps_over_made_up_contexts_leave_no_state(rows: StateRows) -> None:
-    planned = rows.plan(replace(batch(9, 1, 3), made_up=True))
+    planned = rows.plan(replace(batch(9, 1, 3), is_dummy=True))
     assert rows.commit(planned) == [None]
     assert planned[0].target == rows.scratch
     with pytest.raises(RuntimeError):

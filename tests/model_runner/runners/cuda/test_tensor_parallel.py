@@ -39,13 +39,13 @@ def load(folder: Path, ranks: int) -> LoadedModel:
     """The model among ranks that all interpret kernels as this process does."""
     interpret()
     patched: Any = sharded
-    patched.follow_leader = follow_interpreted
+    patched.run_worker = follow_interpreted
     return load_model(str(folder), device="cpu", runner="cuda", tensor_parallel=ranks)
 
 
 def follow_interpreted(*arguments: Any) -> None:
     interpret()
-    sharded.follow_leader(*arguments)
+    sharded.run_worker(*arguments)
 
 
 def answers(folder: Path, ranks: int) -> list[list[int]]:
@@ -56,7 +56,7 @@ def answers(folder: Path, ranks: int) -> list[list[int]]:
     sampled = SamplingParams(temperature=0.7, presence_penalty=0.5, seed=3)
     for params, most in ((SamplingParams(), None), (sampled, 1)):
         patched: Any = engine
-        patched._overlap.microbatch = lambda running, most=most: most
+        patched._microbatches.microbatch = lambda running, most=most: most
         known = {prompt: greedy("llama", prompt, NEW_TOKENS) for prompt in PROMPTS}
         oracle = OracleStrategy(known, VOCAB, seed=1)
         sequences = batch_of(PROMPTS, StopParams(NEW_TOKENS), params, strategy=oracle, max_draft_nodes=8)

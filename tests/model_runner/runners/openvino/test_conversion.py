@@ -44,8 +44,8 @@ def test_refused_with_the_reason(config: Any, reason: str) -> None:
 def test_behind_a_window_drafts_are_chains_and_before_it_trees_end_in_it() -> None:
     module = build(tf.MistralConfig(**TINY, num_key_value_heads=2, sliding_window=60))
     limits = take_over(module, max_context=128).runner(128).draft_limits
-    assert limits(30) == DraftLimits(nodes=29)  # the last of them is in row 59
-    assert limits(51) == DraftLimits(nodes=8)
+    assert limits(30) == DraftLimits(max_nodes=29)  # the last of them is in row 59
+    assert limits(51) == DraftLimits(max_nodes=8)
     assert limits(52) == limits(100) == DraftLimits(branches=False)
     assert take_over(module, max_context=60).runner(128).draft_limits(52) == NO_LIMITS
 
@@ -75,7 +75,7 @@ def test_float16_is_refused() -> None:
 
 def test_a_graph_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the mask of a tree, nodes see their siblings."""
-    monkeypatch.setattr(runner, "tree_mask", lambda parents, begins: (np.zeros(0, np.uint8), np.zeros_like(begins)))
+    monkeypatch.setattr(runner, "tree_mask", lambda parents, offsets: (np.zeros(0, np.uint8), np.zeros_like(offsets)))
     with pytest.raises(UnsupportedRunnerError, match=r"differ from the model's own by .*e.*\(at most 1e-03"):
         take_over(tiny("llama"), max_context=128)
 

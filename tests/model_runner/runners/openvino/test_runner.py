@@ -16,10 +16,10 @@ trees = st.integers(1, 12).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) 
 
 @given(st.lists(trees, min_size=1, max_size=4))
 def test_a_token_sees_its_ancestors_and_itself(rows: list[tuple[int, ...]]) -> None:
-    begins = np.cumsum([0, *map(len, rows)]).astype(np.int32)
-    mask, mask_begins = tree_mask(np.array([parent for row in rows for parent in row], np.int32), begins)
+    offsets = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+    mask, mask_offsets = tree_mask(np.array([parent for row in rows for parent in row], np.int32), offsets)
     for row, parents in enumerate(rows):
-        of_row = mask[mask_begins[row] : mask_begins[row + 1]]
+        of_row = mask[mask_offsets[row] : mask_offsets[row + 1]]
         if parents == tuple(range(-1, len(parents) - 1)):
             assert of_row.size == 0  # a chain
             continue

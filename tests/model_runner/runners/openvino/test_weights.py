@@ -218,6 +218,6 @@ def test_trees_are_compared_with_the_quantized_model_itself(monkeypatch: pytest.
     from draftwood_model_runner.runners.openvino import runner
 
     monkeypatch.setitem(probe.QUANTIZED_TOLERANCE, "int8", 10.0)
-    monkeypatch.setattr(runner, "tree_mask", lambda parents, begins: (np.zeros(0, np.uint8), np.zeros_like(begins)))
+    monkeypatch.setattr(runner, "tree_mask", lambda parents, offsets: (np.zeros(0, np.uint8), np.zeros_like(offsets)))
     with pytest.raises(UnsupportedRunnerError, match="logits over a draft tree differ"):
         take_over(tiny("llama"), max_context=128, weights="int8")

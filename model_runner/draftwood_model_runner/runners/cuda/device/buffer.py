@@ -24,16 +24,16 @@ class DeviceBuffer:
 
     Args:
         fields: dtype and shape of each array.
-        pieces: of pinned memory; with several, `turn` goes on to the next, while the last one is still being sent.
+        pieces: of pinned memory; with several, `swap` goes on to the next, while the last one is still being sent.
     """
 
     def __init__(
         self, fields: Mapping[str, tuple[type[Any], tuple[int, ...]]], device: torch.device, pieces: int = 1
     ) -> None:
-        self._begins: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
         size = 0
         for name, (kind, shape) in fields.items():
-            self._begins[name] = size
+            self._offsets[name] = size
             size += -(-int(np.prod(shape)) * np.dtype(kind).itemsize // _ALIGNED) * _ALIGNED
         pinned = device.type == "cuda"
         self._pieces = [torch.zeros(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(pieces)]
@@ -41,7 +41,7 @@ class DeviceBuffer:
         self._hosts: list[dict[str, npt.NDArray[Any]]] = [{} for _ in range(pieces)]
         self._device: dict[str, torch.Tensor] = {}
         for name, (kind, shape) in fields.items():
-            part = slice(self._begins[name], self._begins[name] + int(np.prod(shape)) * np.dtype(kind).itemsize)
+            part = slice(self._offsets[name], self._offsets[name] + int(np.prod(shape)) * np.dtype(kind).itemsize)
             for piece, host in zip(self._pieces, self._hosts, strict=True):
                 host[name] = piece.numpy()[part].view(kind).reshape(shape)
             self._device[name] = self.memory[part].view(_KINDS[kind]).view(shape)
@@ -51,7 +51,7 @@ class DeviceBuffer:
         """An array on the device."""
         return self._device[name]
 
-    def turn(self) -> None:
+    def swap(self) -> None:
         """Goes on to the next piece of pinned memory, which `host` is from now on."""
         self._pieces.append(self._pieces.pop(0))
         self._hosts.append(self._hosts.pop(0))
@@ -59,11 +59,11 @@ class DeviceBuffer:
 
     def send(self, until: str, size: int) -> None:
         """Copies the arrays up to the one named, of which only the first `size` numbers, on the current stream."""
-        end = self._begins[until] + size * self.host[until].itemsize
+        end = self._offsets[until] + size * self.host[until].itemsize
         self.memory[:end].copy_(self._pieces[0][:end], non_blocking=True)
 
 
-def sent(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> DeviceBuffer:
+def to_device(arrays: Mapping[str, npt.NDArray[Any]], device: torch.device) -> DeviceBuffer:
     """Arrays of this step alone, by one copy on the current stream."""
     buffer = DeviceBuffer({name: (array.dtype.type, array.shape) for name, array in arrays.items()}, device)
     for name, array in arrays.items():

@@ -48,7 +48,7 @@ def write_kv(
 def move_kv(
     kv,
     moves,
-    begins,
+    offsets,
     counts,
     layer_stride,
     KV_HEADS: tl.constexpr,
@@ -63,12 +63,12 @@ def move_kv(
     Args:
         kv: [layer, page, KV_HEADS, PAGE_SIZE, WIDTH].
         moves: int64[move, 2], source and target slots, page * PAGE_SIZE + row.
-        begins, counts: int32[sequence], the first move of each sequence, and how many it has.
+        offsets, counts: int32[sequence], the first move of each sequence, and how many it has.
     """
     layer = kv + tl.program_id(0).to(tl.int64) * layer_stride
     head = tl.program_id(1)
     dims = tl.arange(0, BLOCK)
-    begin = tl.load(begins + tl.program_id(2))
+    begin = tl.load(offsets + tl.program_id(2))
     for move in range(begin, begin + tl.load(counts + tl.program_id(2))):
         source = tl.load(moves + 2 * move)
         target = tl.load(moves + 2 * move + 1)

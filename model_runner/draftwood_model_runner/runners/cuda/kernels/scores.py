@@ -20,7 +20,7 @@ def adjust_scores(
     positions,
     unlocked_at,
     penalties,
-    entry_begins,
+    entry_offsets,
     entry_tokens,
     entry_counts,
     entry_biases,
@@ -45,7 +45,7 @@ def adjust_scores(
         tokens, positions: int32[token].
         unlocked_at: int32[sequence], the first position where the output may end.
         penalties: float32[sequence, 3]: repetition, presence, frequency.
-        entry_begins: int32[sequence + 1], into the tokens that are not left as they are:
+        entry_offsets: int32[sequence + 1], into the tokens that are not left as they are:
         entry_tokens, entry_counts, entry_biases, entry_flags: int32, int32, float32, int32[entry]; a count is of the
             output so far, flag 1 of a token seen in prompt or output, 2 of one that ends the output. All tokens of the
             draft are among them, if there are penalties.
@@ -69,8 +69,8 @@ def adjust_scores(
     frequency = tl.load(penalties + sequence * 3 + 2)
     node = tl.load(row_nodes + first + row)
     locked = tl.load(positions + node) + 1 < tl.load(unlocked_at + sequence)
-    end = tl.load(entry_begins + sequence + 1)
-    for start in range(tl.load(entry_begins + sequence), end, ENTRIES):
+    end = tl.load(entry_offsets + sequence + 1)
+    for start in range(tl.load(entry_offsets + sequence), end, ENTRIES):
         at = start + tl.arange(0, ENTRIES)
         there = at < end
         token = tl.load(entry_tokens + at, mask=there, other=-1)

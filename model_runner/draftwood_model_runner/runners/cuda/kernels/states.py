@@ -2,13 +2,14 @@
 
 A sequence's state is read from one row of the state memory and written to another, so that a step may be computed
 twice. Before its own tokens a batch row replays the nodes that were accepted in the step before, from their inputs.
-Then come its certain tokens, a chain; the state behind them is written. The nodes of its tree are walked path by path
-from there, so no state of a node is kept, whatever the tree's size; a node's inputs are, for the next step to replay.
+Then comes its chain, the tokens before its tree; the state after them is written. The nodes of its tree are walked path
+by path from there, so no state of a node is kept, whatever the tree's size; a node's inputs are, for the next step to
+replay.
 A state is computed by the same operations in all three places.
 
 A row of `rows` is int32[9]: the row that the state is read from (-1: it is zero), the one that it is written to, the
-one that the state at the end of a page is written to (-1: none) and behind how many certain tokens; the first token
-of the step and how many are certain; where its part of `walk` begins, how many of these entries are replayed nodes,
+one that the state at the end of a page is written to (-1: none) and after how many tokens of its chain; the first token
+of the step and how many its chain has; where its part of `walk` begins, how many of these entries are replayed nodes,
 and where it ends. The other entries are tokens of the paths, times 2, plus 1 for the first of a further path.
 """
 
@@ -21,9 +22,9 @@ ROW: tl.constexpr = tl.constexpr(9)
 _SOURCE: tl.constexpr = tl.constexpr(0)
 _TARGET: tl.constexpr = tl.constexpr(1)
 _END: tl.constexpr = tl.constexpr(2)
-_BORDER: tl.constexpr = tl.constexpr(3)
+_PAGE_END: tl.constexpr = tl.constexpr(3)
 _FIRST: tl.constexpr = tl.constexpr(4)
-_CERTAIN: tl.constexpr = tl.constexpr(5)
+_CHAIN: tl.constexpr = tl.constexpr(5)
 _WALK: tl.constexpr = tl.constexpr(6)
 _REPLAYED: tl.constexpr = tl.constexpr(7)
 _WALK_END: tl.constexpr = tl.constexpr(8)
@@ -72,8 +73,8 @@ def convolve(
         target = tl.load(row + _TARGET).to(tl.int64)
         end = tl.load(row + _END).to(tl.int64)
         first = tl.load(row + _FIRST)
-        node = token - first - tl.load(row + _CERTAIN)
-        bordered = (end >= 0) & (token == first + tl.load(row + _BORDER) - 1)
+        node = token - first - tl.load(row + _CHAIN)
+        ends_page = (end >= 0) & (token == first + tl.load(row + _PAGE_END) - 1)
         replayed = tl.load(row + _REPLAYED)
         last = walk + tl.load(row + _WALK) + replayed - 1
         keeping = tl.where((node >= 0) & (node < NODES), CHANNELS, 0)
@@ -106,7 +107,9 @@ def convolve(
                 tl.store(
                     states + target * (WIDTH - 1) * CHANNELS + here, entry, mask=at < tl.where(node == -1, CHANNELS, 0)
                 )
-                tl.store(states + end * (WIDTH - 1) * CHANNELS + here, entry, mask=at < tl.where(bordered, CHANNELS, 0))
+                tl.store(
+                    states + end * (WIDTH - 1) * CHANNELS + here, entry, mask=at < tl.where(ends_page, CHANNELS, 0)
+                )
             behind = tl.where(place < 0, behind + 1, behind)
             place = tl.load(parents + place, mask=place >= 0, other=-1)
         if BIASED:
@@ -181,8 +184,8 @@ def recurrence(
         source = tl.load(row + _SOURCE).to(tl.int64)
         target = tl.load(row + _TARGET).to(tl.int64)
         first = tl.load(row + _FIRST)
-        root_end = first + tl.load(row + _CERTAIN)
-        border = first + tl.load(row + _BORDER)
+        root_end = first + tl.load(row + _CHAIN)
+        page_end = first + tl.load(row + _PAGE_END)
         begin = tl.load(row + _WALK)
         paths = begin + tl.load(row + _REPLAYED)
         rate = 0.0 if DELTA else tl.load(weights + head)
@@ -206,7 +209,7 @@ def recurrence(
             state = _after(state, k, v, g, w, DELTA)
             out = _read(state, q, v, scale, skip, DELTA)
             tl.store(output + (token * HEADS + head) * VALUE_DIM + j, out.to(kind), mask=in_value)
-            if t + 1 == border:
+            if t + 1 == page_end:
                 end = tl.load(row + _END).to(tl.int64)
                 tl.store(place + end * size, state, mask=_inside(end, i, j, KEY_DIM, VALUE_DIM))
         tl.store(place + target * size, state, mask=inside)

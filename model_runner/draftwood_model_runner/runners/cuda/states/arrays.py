@@ -30,7 +30,7 @@ class StateArrays:
         row_count: int32[1].
         rows: int32[tokens, 9].
         token_rows, parents: int32[tokens]; -1 for padding.
-        given: int32[tokens], 1 for tokens of a prompt.
+        is_prompt: int32[tokens], 1 for tokens of a prompt.
         walk: int32[entries].
     """
 
@@ -42,7 +42,7 @@ class StateArrays:
                 "rows": (np.int32, (tokens, _ROW)),
                 "token_rows": (np.int32, (tokens,)),
                 "parents": (np.int32, (tokens,)),
-                "given": (np.int32, (tokens,)),
+                "is_prompt": (np.int32, (tokens,)),
                 "walk": (np.int32, (entries,)),
             },
             device,
@@ -58,13 +58,13 @@ class StateArrays:
         Args:
             padded: tokens that the kernels will compute.
         """
-        self.buffer.turn()
+        self.buffer.swap()
         host, n = self.buffer.host, layout.parents.size
         host["row_count"][0] = layout.rows.shape[0]
         host["rows"][: layout.rows.shape[0]] = layout.rows
         for name, values in (("token_rows", layout.token_rows), ("parents", layout.parents)):
             host[name][:n], host[name][n:padded] = values, -1
-        host["given"][:n] = layout.given
+        host["is_prompt"][:n] = layout.is_prompt
         host["walk"][: layout.walk.size] = layout.walk
         self.buffer.send(until="walk", size=layout.walk.size)
 
@@ -74,29 +74,29 @@ class StateLayout:
 
     Attributes:
         rows: int32[S, 9].
-        token_rows, parents, given: int32[T].
+        token_rows, parents, is_prompt: int32[T].
         walk: int32[entries].
     """
 
     def __init__(self, batch: StepBatch, planned: Sequence[PlannedRow]) -> None:
         sizes = np.diff(batch.cu_seqlens)
-        begins = np.repeat(batch.cu_seqlens[:-1], sizes)
-        self.parents: Int32Array = np.where(batch.parents < 0, -1, batch.parents + begins).astype(np.int32)
+        offsets = np.repeat(batch.cu_seqlens[:-1], sizes)
+        self.parents: Int32Array = np.where(batch.parents < 0, -1, batch.parents + offsets).astype(np.int32)
         self.token_rows: Int32Array = np.repeat(np.arange(len(planned), dtype=np.int32), sizes)
-        self.given: Int32Array = np.zeros(batch.size, np.int32)
+        self.is_prompt: Int32Array = np.zeros(batch.size, np.int32)
         self.rows: npt.NDArray[Any] = np.zeros((len(planned), _ROW), np.int32)
         parts: list[Int32Array] = []
         entries = 0
         for number, row in enumerate(planned):
             tokens = row.tokens
-            self.given[tokens.given.start : tokens.given.stop] = 1
+            self.is_prompt[tokens.prompt.start : tokens.prompt.stop] = 1
             walk = [np.array(row.accepted, np.int32)] if row.accepted else []
             if tokens.nodes:
                 walk.append(paths(self.parents, tokens.nodes.start, tokens.nodes.stop))
             parts += walk
             end = entries + sum(part.size for part in walk)
             self.rows[number] = (
-                *(row.source, row.target, row.end, row.border, tokens.certain.start, len(tokens.certain)),
+                *(row.source, row.target, row.end, row.page_end, tokens.chain.start, len(tokens.chain)),
                 *(entries, len(row.accepted), end),
             )
             entries = end

@@ -2,7 +2,7 @@
 
 The runner knows sequences by their pages only, as `runners.torch.states.memory`: what a sequence writes next lies in
 pages that no other holds, so its state is known by the last page that it wrote to. All of this is on the host: rows
-are given away anew in the order of the steps, which is that of the device.
+are reused in the order of the steps, which is that of the device.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PlannedRow:
         before: what it begins from; None for nothing.
         accepted: nodes that it replays.
         target: the row that it writes its state to.
-        border: certain tokens behind which the state goes to `end` as well.
+        page_end: tokens of its chain after which the state goes to `end` as well.
         end: a row, or `NO_ROW`; page: the one that ends there.
     """
 
@@ -55,7 +55,7 @@ class PlannedRow:
     before: LiveState | None
     accepted: list[int]
     target: int
-    border: int = 0
+    page_end: int = 0
     end: int = NO_ROW
     page: int = -1
 
@@ -142,7 +142,7 @@ class StateRows:
             RuntimeError: the state of a sequence is not known.
             DeviceMemoryError: more sequences are live than there are rows for.
         """
-        if batch.made_up:
+        if batch.is_dummy:
             return [PlannedRow(row, None, [], self.scratch) for row in rows_of(batch)]
         planned: list[PlannedRow] = []
         try:
@@ -176,12 +176,12 @@ class StateRows:
         tokens, size = row.tokens, self.page_size
         if row.before is not None:
             self._forget(row.before.page)
-        written = len(tokens.certain) + len(tokens.nodes)
+        written = len(tokens.chain) + len(tokens.nodes)
         first, last = tokens.context // size, (tokens.context + written - 1) // size
         for page in tokens.table[first : last + 1].tolist():
             self._forget(page)
             self._forget_end(page)
-        position = tokens.context + len(tokens.certain)
+        position = tokens.context + len(tokens.chain)
         page = int(tokens.table[(position - 1) // size])
         self._live[page] = LiveState(row.target, position, page)
         return self._live[page]
@@ -192,11 +192,11 @@ class StateRows:
         target = self._of_live.take()
         if target == NO_ROW:
             raise DeviceMemoryError(f"the device has no memory for the states of {self.sequences + 1} sequences")
-        border = tokens.border(self.page_size)
-        if border < 0:
+        page_end = tokens.page_end(self.page_size)
+        if page_end < 0:
             return PlannedRow(tokens, before, accepted, target)
-        page, end = tokens.page_before(border, self.page_size), self._taken_end()
-        return PlannedRow(tokens, before, accepted, target, border - tokens.certain.start, end, page)
+        page, end = tokens.page_ending_at(page_end, self.page_size), self._taken_end()
+        return PlannedRow(tokens, before, accepted, target, page_end - tokens.chain.start, end, page)
 
     def _find(self, pages: Int32Array, context: int) -> LiveState:
         for page in range(min(context // self.page_size, pages.size - 1), -1, -1):

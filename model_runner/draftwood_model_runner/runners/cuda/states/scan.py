@@ -18,7 +18,7 @@ from draftwood_model_runner.runners.states.mixers import Mixer, MixerCall
 from draftwood_model_runner.runners.states.scanning import Convolution, Scan, StateSpace, time_steps
 
 _PROGRAMS = 2
-"""Programs of a recurrence for each one of attention that runs side by side. Not tuned."""
+"""Programs of a recurrence for each one of attention that runs side by side."""
 
 
 class DeviceScan(Scan):
@@ -58,7 +58,7 @@ class DeviceScan(Scan):
         return self._recurrence((query, key, value), (g[0].contiguous(), beta[0].contiguous()), None)
 
     def scan_states(self, given: StateSpace) -> torch.Tensor:
-        of_prompts = self._arrays.given[: given.dt.shape[1]] != 0
+        of_prompts = self._arrays.is_prompt[: given.dt.shape[1]] != 0
         steps = time_steps(given.dt[0], given.bias, given.softplus, given.limit, of_prompts).contiguous()
         rates = given.rates.float().contiguous()
         skips = torch.zeros_like(rates) if given.skips is None else given.skips.float().contiguous()

@@ -13,7 +13,7 @@ from draftwood_model_runner.runners.states.mixers import STEP, Mixer, MixerCall
 from draftwood_model_runner.runners.states.scanning import Convolution, Scan, StateSpace
 
 STATE_NODES = 32
-"""Nodes of a draft tree whose inputs are kept for the next step: the largest tree of a sequence. Not tuned."""
+"""Nodes of a draft tree whose inputs are kept for the next step: the largest tree of a sequence."""
 _TOKENS = 5
 _SILU = ("silu", "swish")
 

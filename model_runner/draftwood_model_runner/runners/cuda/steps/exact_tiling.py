@@ -27,23 +27,23 @@ def divide_exactly(batch: StepBatch, tile: int) -> Tiles:
     Raises:
         ValueError: a draft tree has more than `LEVELS` levels.
     """
-    chains, begins = np.empty(batch.rows, np.int32), batch.cu_seqlens
-    set_chains(batch.parents, begins, chains)
+    chains, cu_seqlens = np.empty(batch.rows, np.int32), batch.cu_seqlens
+    set_chains(batch.parents, cu_seqlens, chains)
     prefixes, levels = np.empty(batch.size, np.int32), np.zeros(batch.size, np.int32)
     paths = np.zeros((batch.size, LEVELS), np.int32)
-    _follow(batch.parents, begins, batch.context_lens, chains, prefixes, levels, paths)
+    _follow(batch.parents, cu_seqlens, batch.context_lens, chains, prefixes, levels, paths)
     run = constants.EXACT_RUN
-    tiles = -(-np.diff(begins) // tile) * (-(-(batch.context_lens + chains) // run))
+    tiles = -(-np.diff(cu_seqlens) // tile) * (-(-(batch.context_lens + chains) // run))
     parts = np.empty((int(tiles.sum()) + 2 * int(np.count_nonzero(levels)), 8), np.int32)
     token_parts = np.zeros((batch.size, 5), np.int32)
-    count = _fill(begins, batch.context_lens, batch.cu_blocks, prefixes, levels, tile, run, parts, token_parts)
+    count = _fill(cu_seqlens, batch.context_lens, batch.cu_blocks, prefixes, levels, tile, run, parts, token_parts)
     return Tiles(parts[:count], token_parts, prefixes, np.zeros((batch.size, 1), np.int64), paths)
 
 
 @numba.njit(cache=True, nogil=True)
 def _follow(
     parents: Int32Array,
-    begins: Int32Array,
+    cu_seqlens: Int32Array,
     context_lens: Int32Array,
     chains: Int32Array,
     prefixes: Int32Array,
@@ -52,8 +52,8 @@ def _follow(
 ) -> None:
     """Sets prefixes, and for nodes behind a chain the entries of their ancestors and how many these are."""
     for row in range(chains.shape[0]):
-        begin, chain = begins[row], chains[row]
-        for i in range(begins[row + 1] - begin):
+        begin, chain = cu_seqlens[row], chains[row]
+        for i in range(cu_seqlens[row + 1] - begin):
             token, parent = begin + i, parents[begin + i]
             if i < chain:
                 prefixes[token] = context_lens[row] + i + 1
@@ -71,7 +71,7 @@ def _follow(
 
 @numba.njit(cache=True, nogil=True)
 def _fill(
-    begins: Int32Array,
+    cu_seqlens: Int32Array,
     context_lens: Int32Array,
     cu_blocks: Int32Array,
     prefixes: Int32Array,
@@ -85,7 +85,7 @@ def _fill(
     returns the number of parts."""
     part: int = 0
     for row in range(context_lens.shape[0]):
-        first, end = begins[row], begins[row + 1]
+        first, end = cu_seqlens[row], cu_seqlens[row + 1]
         while first < end:
             last = min(first + tile, end)
             reads = 0
@@ -102,7 +102,7 @@ def _fill(
                 token_parts[token, 0], token_parts[token, 1], token_parts[token, 2] = part, runs, token - first
             part += runs
             first = last
-        for token in range(begins[row], end):
+        for token in range(cu_seqlens[row], end):
             if not levels[token]:
                 continue
             begin, sees = prefixes[token] // size * size, prefixes[token] + levels[token]

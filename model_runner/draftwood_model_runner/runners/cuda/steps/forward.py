@@ -19,9 +19,9 @@ from draftwood_model_runner.runners.cuda.states.memory import MixerStates
 from draftwood_model_runner.runners.cuda.states.rows import PlannedRow
 from draftwood_model_runner.runners.cuda.states.scan import DeviceStep
 from draftwood_model_runner.runners.cuda.steps.attention import STEP, AttentionStep, Scratch, power_of_2
-from draftwood_model_runner.runners.cuda.steps.choosing import choose_and_keep, log_probabilities
 from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS, divide_exactly
 from draftwood_model_runner.runners.cuda.steps.results import TOP, Results
+from draftwood_model_runner.runners.cuda.steps.sampling import log_probabilities, sample_and_accept
 from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
 from draftwood_model_runner.runners.cuda.steps.tiling import NO_TILES, Division, Tiles, divide
 from draftwood_model_runner.runners.logit_rows import logits_of_rows
@@ -98,7 +98,7 @@ class Workspace:
             self.state_arrays.fill(states, padded)
 
 
-class Ready(NamedTuple):
+class PreparedStep(NamedTuple):
     """A step whose inputs are on their way to the device.
 
     Attributes:
@@ -171,7 +171,7 @@ class Forward:
 
     def prepare(
         self, batch: StepBatch, sampling: SamplingMetadata | None = None, planned: SequenceOf[PlannedRow] = ()
-    ) -> Ready:
+    ) -> PreparedStep:
         """Sends a step to the device.
 
         Args:
@@ -185,7 +185,7 @@ class Forward:
             if wanted <= _LOGIT_ROWS and self._fixed.fits(batch, tiles, rows, states):
                 tokens = padded_size(batch.size)
                 self._fixed.fill(batch, tiles, tokens, sampling, states)
-                return Ready(self._fixed, tokens, min(tokens, _LOGIT_ROWS), wanted, rows, fixed=True)
+                return PreparedStep(self._fixed, tokens, min(tokens, _LOGIT_ROWS), wanted, rows, fixed=True)
         if self._large is None or not self._large.fits(batch, tiles, rows, states):
             tokens, parts = padded_size(batch.size), tiles.parts.shape[0] * 5 // 4
             # At least as many words as in the others, so that the kernel is the same.
@@ -198,16 +198,16 @@ class Forward:
                 self._walk(0 if states is None else states.walk.size),
             )
         self._large.fill(batch, tiles, batch.size, sampling, states)
-        return Ready(self._large, batch.size, wanted, wanted, rows, fixed=False)
+        return PreparedStep(self._large, batch.size, wanted, wanted, rows, fixed=False)
 
-    def prepare_padding(self, tokens: int, rows: int) -> Ready:
+    def prepare_padding(self, tokens: int, rows: int) -> PreparedStep:
         """A step of so many tokens that are all padding."""
         none, zero = np.zeros(0, np.int32), np.zeros(1, np.int32)
         batch = StepBatch(none, none, none, zero, none, none, zero, none)
         self._fixed.fill(batch, NO_TILES, tokens, states=StateLayout(batch, []) if self._states else None)
-        return Ready(self._fixed, tokens, min(tokens, _LOGIT_ROWS), 0, rows, fixed=True)
+        return PreparedStep(self._fixed, tokens, min(tokens, _LOGIT_ROWS), 0, rows, fixed=True)
 
-    def launch(self, ready: Ready) -> torch.Tensor:
+    def launch(self, ready: PreparedStep) -> torch.Tensor:
         """Launches the model and finds the most probable tokens; returns the logits [R, vocab]."""
         workspace, tokens = ready.workspace, ready.tokens
         arrays = workspace.arrays
@@ -227,15 +227,15 @@ class Forward:
             find_top(logits, workspace)
         return logits
 
-    def choose(self, ready: Ready, top_k: int, sampling: SamplingMetadata | None) -> Results:
+    def sample(self, ready: PreparedStep, top_k: int, sampling: SamplingMetadata | None) -> Results:
         """Chooses the tokens after a step that was launched, and sends what it predicts to the host."""
         assert self.logits is not None
         wanted, workspace = ready.wanted, ready.workspace
         logits, logprobs = self.logits[:wanted], None
         if wanted and sampling is not None:
-            chosen = workspace.top[:wanted, TOP]
-            choose_and_keep(logits, chosen, workspace.arrays, sampling, self._kv)
-            logprobs = log_probabilities(logits, chosen, workspace.arrays, sampling)
+            sampled = workspace.top[:wanted, TOP]
+            sample_and_accept(logits, sampled, workspace.arrays, sampling, self._kv)
+            logprobs = log_probabilities(logits, sampled, workspace.arrays, sampling)
         host_top = workspace.next_host_top()[:wanted]
         host_top.copy_(workspace.top[:wanted], non_blocking=True)
         more = most_probable(logits, top_k)[1] if top_k > TOP else None  # waits

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from draftwood_model_runner.runners.cuda.steps.forward import SIZES, Forward, Ready
+from draftwood_model_runner.runners.cuda.steps.forward import SIZES, Forward, PreparedStep
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Graphs:
         capture: captures a step that is ready.
     """
 
-    def __init__(self, forward: Forward, capture: Callable[[Ready], Replayable]) -> None:
+    def __init__(self, forward: Forward, capture: Callable[[PreparedStep], Replayable]) -> None:
         self._forward, self._capture_step = forward, capture
         self._graphs: dict[_Key, Replayable] = {}
         self.reason = ""
@@ -57,7 +57,7 @@ class Graphs:
         """Tokens of the captured steps."""
         return {key.tokens for key in self._graphs}
 
-    def run(self, ready: Ready) -> bool:
+    def run(self, ready: PreparedStep) -> bool:
         """Replays a step, if it is one that a graph can be captured of."""
         if not ready.fixed or self.reason:
             return False
@@ -69,7 +69,7 @@ class Graphs:
         self._forward.logits = self._graphs[key].replay()
         return True
 
-    def _capture(self, ready: Ready) -> None:
+    def _capture(self, ready: PreparedStep) -> None:
         try:
             self._graphs[_Key(ready.tokens, ready.rows)] = self._capture_step(ready)
         except Exception as error:
@@ -91,7 +91,7 @@ class CudaCapture:
         self._pool: Any = None
         self._logits: torch.Tensor | None = None
 
-    def __call__(self, ready: Ready) -> Replayable:
+    def __call__(self, ready: PreparedStep) -> Replayable:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             logits = self._forward.launch(ready)  # compiles kernels, and lets libraries choose theirs
@@ -118,5 +118,5 @@ class _CudaGraph(NamedTuple):
         return self.logits
 
 
-CAPTURES: dict[str, Callable[[Forward], Callable[[Ready], Replayable]]] = {"cuda": CudaCapture}
+CAPTURES: dict[str, Callable[[Forward], Callable[[PreparedStep], Replayable]]] = {"cuda": CudaCapture}
 """By type of device, what captures its steps. Steps of other devices run as they are."""

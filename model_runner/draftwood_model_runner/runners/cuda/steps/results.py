@@ -23,19 +23,19 @@ class Logprobs(NamedTuple):
     """Log-probabilities by the model's own logits; rows of sequences that report none have no meaning.
 
     Attributes:
-        chosen: float32[R], of the token that is written.
+        sampled: float32[R], of the token that is written.
         top_tokens: int32[R, k], the most probable tokens, best first.
         top: float32[R, k], theirs.
     """
 
-    chosen: Float32Array
+    sampled: Float32Array
     top_tokens: Int32Array
     top: Float32Array
 
     def at(self, row: int, count: int) -> TokenLogprobs:
         """Those of a row, with `count` of the most probable tokens."""
         return TokenLogprobs(
-            float(self.chosen[row]), self.top_tokens[row, :count].tolist(), self.top[row, :count].tolist()
+            float(self.sampled[row]), self.top_tokens[row, :count].tolist(), self.top[row, :count].tolist()
         )
 
 
@@ -44,12 +44,12 @@ class HostResults(NamedTuple):
 
     Attributes:
         predictions: the logits are on the device.
-        chosen: int32[R], the token that is written after each, or `NOT_CHOSEN`; None if no sampling was given.
+        sampled: int32[R], the token that is written after each, or `NOT_SAMPLED`; None if no sampling was given.
         logprobs: if a sequence reports them.
     """
 
     predictions: Predictions
-    chosen: Int32Array | None
+    sampled: Int32Array | None
     logprobs: Logprobs | None
 
 
@@ -60,14 +60,14 @@ class Results(NamedTuple):
         logits: [R, vocab], on the device.
         top: int32[R, TOP + 1], on the host: the most probable tokens, best first, and the chosen one.
         more: int32[R, k], more of the most probable tokens, if they were asked for.
-        chooses: tokens were chosen.
+        has_samples: tokens were chosen.
         logprobs: as `Logprobs`, on the host.
     """
 
     logits: torch.Tensor
     top: torch.Tensor
     more: Int32Array | None
-    chooses: bool
+    has_samples: bool
     logprobs: tuple[torch.Tensor, ...] | None
 
     def on_host(self) -> HostResults:
@@ -76,7 +76,7 @@ class Results(NamedTuple):
         top_tokens = found[:, :TOP].copy() if self.more is None else self.more
         return HostResults(
             Predictions(self.logits, found[:, 0].copy(), top_tokens),
-            found[:, TOP].copy() if self.chooses else None,
+            found[:, TOP].copy() if self.has_samples else None,
             None if self.logprobs is None else Logprobs(*(part.numpy() for part in self.logprobs)),
         )
 

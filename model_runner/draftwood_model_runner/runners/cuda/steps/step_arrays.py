@@ -27,7 +27,7 @@ class StepArrays:
         ancestor_bitmask: int64[tokens, words].
         paths: int32[tokens, levels].
         logit_rows: int32[tokens], the token that each row of logits follows.
-        logit_begins: int32[tokens + 1], the rows of logits of each batch row.
+        logit_offsets: int32[tokens + 1], the rows of logits of each batch row.
         kinds: int32[tokens]: for each batch row, who chooses its tokens.
         row_count, part_count: int32[1], rows of logits that are not padding, and parts of attention.
         parts: int32[most_parts, 8].
@@ -55,7 +55,7 @@ class StepArrays:
                 "ancestor_bitmask": (np.int64, (tokens, words)),
                 "paths": (np.int32, (tokens, levels)),
                 "logit_rows": (np.int32, (tokens,)),
-                "logit_begins": (np.int32, (tokens + 1,)),
+                "logit_offsets": (np.int32, (tokens + 1,)),
                 "kinds": (np.int32, (tokens,)),
                 "row_count": (np.int32, (1,)),
                 "part_count": (np.int32, (1,)),
@@ -84,7 +84,7 @@ class StepArrays:
         Args:
             padded: tokens and rows of logits that the kernels will compute.
         """
-        self.buffer.turn()
+        self.buffer.swap()
         host, n, wanted = self.buffer.host, batch.size, batch.logit_rows.size
         for name, values in (
             ("tokens", batch.tokens),
@@ -103,7 +103,7 @@ class StepArrays:
             batch.logit_rows,
             host["slots"],
             host["parents"],
-            host["logit_begins"],
+            host["logit_offsets"],
         )
         host["prefixes"][:n] = tiles.prefixes
         host["ancestor_bitmask"][:n, : tiles.ancestor_bitmask.shape[1]] = tiles.ancestor_bitmask
@@ -120,7 +120,7 @@ class StepArrays:
 
 @numba.njit(cache=True, nogil=True)
 def _place(
-    begins: Int32Array,
+    cu_seqlens: Int32Array,
     context_lens: Int32Array,
     cu_blocks: Int32Array,
     block_table: Int32Array,
@@ -128,13 +128,13 @@ def _place(
     logit_rows: Int32Array,
     slots: npt.NDArray[np.int64],
     node_parents: Int32Array,
-    logit_begins: Int32Array,
+    logit_offsets: Int32Array,
 ) -> None:
     """Sets the last three, see `StepArrays`, from the arrays of a `StepBatch`. In NumPy it took 50 us."""
     row_of_logits: int = 0
     for row in range(context_lens.shape[0]):
-        begin, end = begins[row], begins[row + 1]
-        logit_begins[row] = row_of_logits
+        begin, end = cu_seqlens[row], cu_seqlens[row + 1]
+        logit_offsets[row] = row_of_logits
         has_logits = row_of_logits < logit_rows.shape[0] and logit_rows[row_of_logits] < end
         root = logit_rows[row_of_logits] if has_logits else end
         for token in range(begin, end):
@@ -144,4 +144,4 @@ def _place(
             node_parents[token] = parents[token] + begin if token > root else -1
         while row_of_logits < logit_rows.shape[0] and logit_rows[row_of_logits] < end:
             row_of_logits += 1
-    logit_begins[context_lens.shape[0]] = row_of_logits
+    logit_offsets[context_lens.shape[0]] = row_of_logits

@@ -66,25 +66,25 @@ NO_TILES = Tiles(
 
 def divide(batch: StepBatch, division: Division) -> Tiles:
     """The attention of a step in parts, at most `division.most_parts`."""
-    chains, begins = np.empty(batch.rows, np.int32), batch.cu_seqlens
-    most_nodes = set_chains(batch.parents, begins, chains)
+    chains, cu_seqlens = np.empty(batch.rows, np.int32), batch.cu_seqlens
+    most_nodes = set_chains(batch.parents, cu_seqlens, chains)
     bitmask = np.zeros((batch.size, max(1, -(-most_nodes // WORD))), np.int64)
     prefixes = np.empty(batch.size, np.int32)
-    _see(batch.parents, begins, batch.context_lens, chains, prefixes, bitmask)
+    _see(batch.parents, cu_seqlens, batch.context_lens, chains, prefixes, bitmask)
     parts = np.empty((division.most_parts(batch.size), 8), np.int32)
     token_parts = np.zeros((batch.size, 5), np.int32)
-    count = _fill(begins, batch.context_lens, batch.cu_blocks, chains, prefixes, *division, parts, token_parts)
+    count = _fill(cu_seqlens, batch.context_lens, batch.cu_blocks, chains, prefixes, *division, parts, token_parts)
     return Tiles(parts[:count], token_parts, prefixes, bitmask)
 
 
 @numba.njit(cache=True, nogil=True)
-def set_chains(parents: Int32Array, begins: Int32Array, chains: Int32Array) -> int:
+def set_chains(parents: Int32Array, cu_seqlens: Int32Array, chains: Int32Array) -> int:
     """Sets how many tokens of each row follow one another from its first on; returns the most nodes behind them."""
     most: int = 0
     for row in range(chains.shape[0]):
-        size = begins[row + 1] - begins[row]
+        size = cu_seqlens[row + 1] - cu_seqlens[row]
         chain = 1
-        while chain < size and parents[begins[row] + chain] == chain - 1:
+        while chain < size and parents[cu_seqlens[row] + chain] == chain - 1:
             chain += 1
         chains[row] = chain
         most = max(most, size - chain)
@@ -94,7 +94,7 @@ def set_chains(parents: Int32Array, begins: Int32Array, chains: Int32Array) -> i
 @numba.njit(cache=True, nogil=True)
 def _see(
     parents: Int32Array,
-    begins: Int32Array,
+    cu_seqlens: Int32Array,
     context_lens: Int32Array,
     chains: Int32Array,
     prefixes: Int32Array,
@@ -102,8 +102,8 @@ def _see(
 ) -> None:
     """Sets prefixes and the ancestor bitmask."""
     for row in range(chains.shape[0]):
-        begin, chain = begins[row], chains[row]
-        for i in range(begins[row + 1] - begin):
+        begin, chain = cu_seqlens[row], chains[row]
+        for i in range(cu_seqlens[row + 1] - begin):
             parent = parents[begin + i]
             if i < chain or parent < chain:
                 prefixes[begin + i] = context_lens[row] + (i if i < chain else parent) + 1
@@ -117,7 +117,7 @@ def _see(
 
 @numba.njit(cache=True, nogil=True)
 def _fill(
-    begins: Int32Array,
+    cu_seqlens: Int32Array,
     context_lens: Int32Array,
     cu_blocks: Int32Array,
     chains: Int32Array,
@@ -131,11 +131,11 @@ def _fill(
     """Sets parts and token_parts; returns the number of parts."""
     work: int = 1
     for row in range(chains.shape[0]):
-        tiles = (begins[row + 1] - begins[row] + tile - 1) // tile
+        tiles = (cu_seqlens[row + 1] - cu_seqlens[row] + tile - 1) // tile
         work += tiles * (context_lens[row] + chains[row])
     part: int = 0
     for row in range(chains.shape[0]):
-        first, end = begins[row], begins[row + 1]
+        first, end = cu_seqlens[row], cu_seqlens[row + 1]
         nodes_begin = context_lens[row] + chains[row]
         while first < end:
             last = min(first + tile, end) - 1
@@ -144,7 +144,7 @@ def _fill(
                 reads = max(reads, prefixes[token])
             runs = max(min(programs * reads // work, (reads + least_run - 1) // least_run), 1)
             length = ((reads + runs - 1) // runs + WORD - 1) // WORD * WORD
-            nodes = last + 1 - begins[row] - chains[row]
+            nodes = last + 1 - cu_seqlens[row] - chains[row]
             for run in range(runs):
                 at = parts[part + run]
                 at[0], at[1], at[2] = first, last + 1 - first, cu_blocks[row]
@@ -152,7 +152,7 @@ def _fill(
                 at[5], at[6] = nodes_begin, nodes_begin
                 if run == runs - 1 and nodes > 0:
                     at[6] = nodes_begin + nodes
-                at[7] = begins[row] - context_lens[row]
+                at[7] = cu_seqlens[row] - context_lens[row]
             for token in range(first, last + 1):
                 token_parts[token, 0], token_parts[token, 1], token_parts[token, 2] = part, runs, token - first
             part += runs

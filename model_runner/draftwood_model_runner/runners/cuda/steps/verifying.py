@@ -11,12 +11,12 @@ from draftwood_model_runner.runners.cuda.steps.results import HostResults
 from draftwood_model_runner.runners.host_step import compact
 from draftwood_model_runner.sampling.metadata import (
     MOST_PROBABLE,
-    NOT_CHOSEN,
+    NOT_SAMPLED,
     ON_HOST,
     SamplingMetadata,
     SequenceSampling,
 )
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, predicted_paths, verify
 from draftwood_strategies.base import StepFeedback
 
@@ -29,13 +29,13 @@ class Launched(Protocol):
     def accept(self, row: int, nodes: list[int]) -> None: ...
 
 
-def sampling_of(batch: StepBatch, choosers: SequenceOf[TokenChooser | None]) -> SamplingMetadata:
+def sampling_of(batch: StepBatch, samplers: SequenceOf[TokenSampler | None]) -> SamplingMetadata:
     """How the device chooses the tokens of a step."""
-    tokens, parents, begins = batch.trees
+    tokens, parents, offsets = batch.trees
     rows: list[SequenceSampling | int] = []
-    for chooser, begin, end in zip(choosers, begins[:-1], begins[1:], strict=True):
-        rows.append(ON_HOST if chooser is None else chooser.sampling(tokens[begin:end], parents[begin:end]))
-    return SamplingMetadata.of(rows, [None if chooser is None else chooser.reported for chooser in choosers])
+    for sampler, begin, end in zip(samplers, offsets[:-1], offsets[1:], strict=True):
+        rows.append(ON_HOST if sampler is None else sampler.sampling(tokens[begin:end], parents[begin:end]))
+    return SamplingMetadata.of(rows, [None if sampler is None else sampler.num_logprobs for sampler in samplers])
 
 
 class CudaStep:
@@ -43,7 +43,7 @@ class CudaStep:
 
     Args:
         runner: moves keys and values for the host.
-        batch, choosers: as for `Runner.begin`.
+        batch, samplers: as for `Runner.begin`.
         sampling: that the device got.
     """
 
@@ -51,11 +51,11 @@ class CudaStep:
         self,
         runner: Runner,
         batch: StepBatch,
-        choosers: SequenceOf[TokenChooser | None],
+        samplers: SequenceOf[TokenSampler | None],
         sampling: SamplingMetadata,
         launched: Launched,
     ) -> None:
-        self._runner, self._batch, self._choosers = runner, batch, choosers
+        self._runner, self._batch, self._samplers = runner, batch, samplers
         self._sampling, self._launched = sampling, launched
         self._results: HostResults
         self._feedback: StepFeedback
@@ -63,8 +63,8 @@ class CudaStep:
     @property
     def can_overlap(self) -> bool:
         """The host needs none of its logits, which are there only until another step begins."""
-        rows = zip(self._choosers, self._sampling.kinds.tolist(), strict=True)
-        on_device = all(chooser is None or kind != ON_HOST for chooser, kind in rows)
+        rows = zip(self._samplers, self._sampling.kinds.tolist(), strict=True)
+        on_device = all(sampler is None or kind != ON_HOST for sampler, kind in rows)
         return on_device and all(one.masks is None for one in self._sampling.sequences)
 
     def wait(self) -> tuple[StepFeedback, float]:
@@ -74,32 +74,32 @@ class CudaStep:
         return self._feedback, seconds
 
     def verify(self, rows: SequenceOf[int]) -> list[AcceptedPath]:
-        chosen, kinds = self._results.chosen, self._sampling.kinds
-        assert chosen is not None
+        sampled, kinds = self._results.sampled, self._sampling.kinds
+        assert sampled is not None
         on_host = [row for row in rows if kinds[row] == ON_HOST]
-        found = verify(self._choosers, self._feedback, self._results.predictions.logits, on_host, threads=1)
+        found = verify(self._samplers, self._feedback, self._results.predictions.logits, on_host, threads=1)
         paths = dict(zip(on_host, found, strict=True))
         compact(self._runner, self._batch, paths)
-        of_device = predicted_paths(self._feedback, chosen)
-        accepted = [paths[row] if row in paths else self._remembered(row, of_device[row]) for row in rows]
+        of_device = predicted_paths(self._feedback, sampled)
+        accepted = [paths[row] if row in paths else self._accepted_path(row, of_device[row]) for row in rows]
         for row, path in zip(rows, accepted, strict=True):
             self._launched.accept(row, path.nodes)
         return accepted
 
-    def _remembered(self, row: int, path: AcceptedPath) -> AcceptedPath:
+    def _accepted_path(self, row: int, path: AcceptedPath) -> AcceptedPath:
         """The path along the tokens that the device chose; the host chooses the last one if the device could not."""
-        chooser, begin = self._choosers[row], int(self._feedback.begins[row])
-        assert chooser is not None
-        if self._sampling.kinds[row] == MOST_PROBABLE and chooser.reported is None:
+        sampler, begin = self._samplers[row], int(self._feedback.offsets[row])
+        assert sampler is not None
+        if self._sampling.kinds[row] == MOST_PROBABLE and sampler.num_logprobs is None:
             return path
         nodes, written = [0, *(node + 1 for node in path.nodes)], AcceptedPath([], path.nodes)
         try:
             for node, token in zip(nodes, path.token_ids, strict=True):
-                token = self._choose(chooser, begin + node) if token == NOT_CHOSEN else self._remember(chooser, token)
+                token = self._sample(sampler, begin + node) if token == NOT_SAMPLED else self._accept(sampler, token)
                 written.token_ids.append(token)
-                if chooser.reported is not None:
-                    written.logprobs.append(self._logprobs(chooser, begin + node, token))
-                if chooser.ended:
+                if sampler.num_logprobs is not None:
+                    written.logprobs.append(self._logprobs(sampler, begin + node, token))
+                if sampler.ended:
                     written.nodes = path.nodes[: len(written.token_ids)]
                     break
         except Exception as error:
@@ -107,17 +107,17 @@ class CudaStep:
         return written
 
     @staticmethod
-    def _remember(chooser: TokenChooser, token: int) -> int:
-        chooser.remember(token)
+    def _accept(sampler: TokenSampler, token: int) -> int:
+        sampler.accept(token)
         return token
 
-    def _choose(self, chooser: TokenChooser, row: int) -> int:
+    def _sample(self, sampler: TokenSampler, row: int) -> int:
         predictions = self._results.predictions
         assert predictions.top_tokens is not None
-        return chooser.choose(predictions.logits[row], predictions.top_tokens[row].tolist())
+        return sampler.sample_and_accept(predictions.logits[row], predictions.top_tokens[row].tolist())
 
-    def _logprobs(self, chooser: TokenChooser, row: int, token: int) -> TokenLogprobs:
-        found, chosen = self._results.logprobs, self._results.chosen
-        if found is None or chosen is None or int(chosen[row]) != token:
-            return chooser.logprobs(self._results.predictions.logits[row], token)
-        return found.at(row, chooser.reported or 0)
+    def _logprobs(self, sampler: TokenSampler, row: int, token: int) -> TokenLogprobs:
+        found, sampled = self._results.logprobs, self._results.sampled
+        if found is None or sampled is None or int(sampled[row]) != token:
+            return sampler.logprobs(self._results.predictions.logits[row], token)
+        return found.at(row, sampler.num_logprobs or 0)

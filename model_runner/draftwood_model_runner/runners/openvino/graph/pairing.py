@@ -57,13 +57,13 @@ def paired(batch: StepBatch, inputs: dict[str, npt.NDArray[Any]], spare_page: in
     repeats[batch.cu_seqlens[:-1][single]] = 2
     attention_rows = np.repeat(np.arange(batch.size, dtype=np.int32), repeats)
     token_rows = (np.cumsum(repeats) - repeats).astype(np.int32)
-    begins = np.zeros_like(batch.cu_seqlens)
-    np.cumsum(sizes + single, out=begins[1:])
+    cu_seqlens = np.zeros_like(batch.cu_seqlens)
+    np.cumsum(sizes + single, out=cu_seqlens[1:])
     pages, cu_blocks = _with_spare_page(batch, single, spare_page)
     return inputs | {
         ATTENTION_ROWS: attention_rows,
         TOKEN_ROWS: token_rows,
-        "subsequence_begins": begins,
+        "subsequence_begins": cu_seqlens,
         "block_indices": pages,
         "block_indices_begins": cu_blocks,
         "max_context_len": np.array((batch.context_lens + sizes + single).max(), np.int32),

@@ -82,7 +82,7 @@ class _PagedLayer(CacheLayerMixin):
     def store_compression_weights(
         self, name: str, kv: torch.Tensor, gate: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """All full windows of the row, from its beginning on: averages are computed anew in each step, so none is of
+        """All full windows of the row, from its beginning on: averages are computed again in each step, so none is of
         tokens that were not accepted."""
         part = dict(self._parts.compressed)[name]
         all_kv, all_gate = self._row.extended(part, kv[:, None], gate[:, None])

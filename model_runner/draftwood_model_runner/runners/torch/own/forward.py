@@ -44,8 +44,8 @@ def _rows(batch: StepBatch) -> list[StepBatch]:
                 block_table=batch.block_table[table],
                 cu_blocks=np.array([0, table.stop - table.start], np.int32),
                 logit_rows=of_row - begin,
-                made_up=batch.made_up,
-                prompts=None if batch.prompts is None else batch.prompts[s : s + 1],
+                is_dummy=batch.is_dummy,
+                prompt_lens=None if batch.prompt_lens is None else batch.prompt_lens[s : s + 1],
             )
         )
     return rows

@@ -2,7 +2,7 @@
 
 Each token takes its state from its parent's, so that a node costs the same in a chain and in a tree, and is computed
 the same way whatever else is in the step. A batch row is first its replayed tokens (accepted nodes of the step before),
-then its certain tokens, which change its state in place, then its nodes, whose states are in a workspace.
+then its chain, which change its state in place, then its nodes, whose states are in a workspace.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 @numba.njit(cache=True, nogil=True)
-def ancestors(parents: Int32Array, begins: Int32Array, old_begins: Int32Array, places: Int32Array) -> None:
+def ancestors(parents: Int32Array, cu_seqlens: Int32Array, replayed_offsets: Int32Array, places: Int32Array) -> None:
     """For each token the entries of a convolution's inputs that it takes, itself first, in `places` int32[T, K].
 
     The inputs are K - 1 of each row's state, oldest first, then the replayed tokens of all rows, then the step's.
 
     Args:
         parents: int32[T], within a row; -1 for its beginning.
-        begins: int32[S + 1], of the tokens of each row.
-        old_begins: int32[S + 1], of its replayed ones.
+        cu_seqlens: int32[S + 1], of the tokens of each row.
+        replayed_offsets: int32[S + 1], of its replayed ones.
     """
-    rows, kept = begins.shape[0] - 1, places.shape[1] - 1
-    old, new = rows * kept, rows * kept + old_begins[rows]
+    rows, kept = cu_seqlens.shape[0] - 1, places.shape[1] - 1
+    old, new = rows * kept, rows * kept + replayed_offsets[rows]
     for s in range(rows):
-        replayed = old_begins[s + 1] - old_begins[s]
-        for t in range(begins[s], begins[s + 1]):
-            at = t - begins[s]
+        replayed = replayed_offsets[s + 1] - replayed_offsets[s]
+        for t in range(cu_seqlens[s], cu_seqlens[s + 1]):
+            at = t - cu_seqlens[s]
             for tap in range(kept + 1):
                 behind = -1 - at
                 if at >= 0:
-                    places[t, tap] = new + begins[s] + at
-                    at = parents[begins[s] + at]
+                    places[t, tap] = new + cu_seqlens[s] + at
+                    at = parents[cu_seqlens[s] + at]
                     continue
                 if behind < replayed:
-                    places[t, tap] = old + old_begins[s + 1] - 1 - behind
+                    places[t, tap] = old + replayed_offsets[s + 1] - 1 - behind
                 else:
                     places[t, tap] = s * kept + kept - 1 - (behind - replayed)
                 at -= 1
@@ -66,10 +66,10 @@ def recurrence(
     skips: Float32Array,
     parents: Int32Array,
     inner: BoolArray,
-    begins: Int32Array,
+    cu_seqlens: Int32Array,
     roots: Int32Array,
-    borders: Int32Array,
-    old_begins: Int32Array,
+    page_ends: Int32Array,
+    replayed_offsets: Int32Array,
     states: Float32Array,
     ends: Float32Array,
     nodes: Float32Array,
@@ -88,8 +88,8 @@ def recurrence(
         rates, skips: A and D [H] of Mamba 2; [0] for the delta rule.
         parents: int32[T], within a row.
         inner: bool[T], which nodes have children.
-        roots: int32[S], the last certain token of each row.
-        borders: int32[S], the first token behind those after which the state goes to `ends`; -1 for none.
+        roots: int32[S], the last token of each row's chain.
+        page_ends: int32[S], the first token behind those after which the state goes to `ends`; -1 for none.
         states: [S, H, K, V], before the replayed tokens; afterwards behind the roots.
         ends: [S, H, K, V].
         nodes: [most nodes of a row, K, V] and sums: [2, V], workspace.
@@ -99,14 +99,14 @@ def recurrence(
     for s in range(roots.shape[0]):
         for h in range(heads[0], heads[1]):
             state, shared = states[s, h], h // group
-            for t in range(old_begins[s], old_begins[s + 1]):
+            for t in range(replayed_offsets[s], replayed_offsets[s + 1]):
                 k, v, g = old_key[t, shared], old_value[t, h], old_gates[t, h]
                 if delta:
                     _delta_token(state, state, k, k, v, g, old_betas[t, h], True, sums[0], sums[1])
                 else:
                     _state_space_token(state, state, k, k, v, g[0], rates[h], True, sums[0])
-            for t in range(begins[s], begins[s + 1]):
-                node, above = t - roots[s] - 1, parents[t] - (roots[s] - begins[s]) - 1
+            for t in range(cu_seqlens[s], cu_seqlens[s + 1]):
+                node, above = t - roots[s] - 1, parents[t] - (roots[s] - cu_seqlens[s]) - 1
                 before = state if node < 0 or above < 0 else nodes[above]
                 after = state if node < 0 else nodes[max(node, 0)]
                 q, k, v, g, out = query[t, shared], key[t, shared], value[t, h], gates[t, h], output[t, h]
@@ -117,7 +117,7 @@ def recurrence(
                     _state_space_token(before, after, q, k, v, g[0], rates[h], keeps, out)
                     for j in range(out.shape[0]):
                         out[j] += skips[h] * v[j]
-                if t + 1 == borders[s]:
+                if t + 1 == page_ends[s]:
                     ends[s, h] = state
 
 

@@ -17,7 +17,7 @@ from draftwood_model_runner.sampling.host.row_threads import in_threads, parts
 from draftwood_strategies.draft import Int32Array
 
 _THREADED = 1 << 22
-"""Numbers of states that are read and written from which on threads pay. Not tuned."""
+"""Numbers of states that are read and written from which on threads pay."""
 _NO_HEADS, _NO_BETAS = torch.empty(0), torch.empty(0, 0)
 """What one recurrence has and the other has not."""
 
@@ -28,20 +28,20 @@ class StepShape:
 
     Attributes:
         parents: int32[T], within a batch row.
-        begins: int32[S + 1], of the tokens of each row.
-        roots: int32[S], the last certain token of each row.
-        borders: int32[S], the first token behind those after which its state is kept; -1 for none.
-        given: bool[T], which tokens are of a prompt.
-        old_begins: int32[S + 1], of replayed tokens: the accepted nodes of the step before.
+        cu_seqlens: int32[S + 1], of the tokens of each row.
+        roots: int32[S], the last token of each row's chain.
+        page_ends: int32[S], the first token behind those after which its state is kept; -1 for none.
+        is_prompt: bool[T], which tokens are of a prompt.
+        replayed_offsets: int32[S + 1], of replayed tokens: the accepted nodes of the step before.
         workspaces: kept from mixer to mixer.
     """
 
     parents: Int32Array
-    begins: Int32Array
+    cu_seqlens: Int32Array
     roots: Int32Array
-    borders: Int32Array
-    given: torch.Tensor
-    old_begins: Int32Array
+    page_ends: Int32Array
+    is_prompt: torch.Tensor
+    replayed_offsets: Int32Array
     workspaces: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -55,20 +55,20 @@ class StepShape:
     def inner(self) -> Any:
         """bool[T], which tokens have children."""
         if "inner" not in self.workspaces:
-            inner, counts = np.zeros(self.size, np.bool_), self.begins[1:] - self.begins[:-1]
-            absolute = self.parents + np.repeat(self.begins[:-1], counts)
+            inner, counts = np.zeros(self.size, np.bool_), self.cu_seqlens[1:] - self.cu_seqlens[:-1]
+            absolute = self.parents + np.repeat(self.cu_seqlens[:-1], counts)
             inner[absolute[self.parents >= 0]] = True
             self.workspaces["inner"] = inner
         return self.workspaces["inner"]
 
     def taps(self, width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of a convolution over `width` inputs, which entries it takes for each token, int64[T * width], oldest first;
-        which are its state after each root, int64[S * (width - 1)], and after each border, for rows that have one."""
+        which are its state after each root, int64[S * (width - 1)], and after each end of a page, if a row has one."""
         if width not in self.workspaces:
             places = np.empty((self.size, width), np.int32)
-            ancestors(self.parents, self.begins, self.old_begins, places)
+            ancestors(self.parents, self.cu_seqlens, self.replayed_offsets, places)
             places = places[:, ::-1].astype(np.int64)
-            after = [places[self.roots, 1:], places[self.borders[self.borders >= 0] - 1, 1:]]
+            after = [places[self.roots, 1:], places[self.page_ends[self.page_ends >= 0] - 1, 1:]]
             self.workspaces[width] = tuple(
                 torch.from_numpy(np.ascontiguousarray(part).reshape(-1)) for part in (places, *after)
             )
@@ -79,7 +79,7 @@ class StepShape:
         """Workspaces for the states of nodes and for sums, one of each for a thread."""
         key = threads, rows, columns
         if key not in self.workspaces:
-            most = int((self.begins[1:] - self.roots - 1).max())
+            most = int((self.cu_seqlens[1:] - self.roots - 1).max())
             shapes = (threads, max(1, most), rows, columns), (threads, 2, columns)
             self.workspaces[key] = tuple(np.empty(shape, np.float32) for shape in shapes)
         found: tuple[Any, Any] = self.workspaces[key]
@@ -95,8 +95,8 @@ class HostScan(Scan):
         earlier: of each kind of input, in the order of the calls, those of replayed tokens; [] for none.
 
     Attributes:
-        states: of each kind, after the certain tokens of all rows [S, ...].
-        ends: of each kind, at the borders of the rows that have one [B, ...].
+        states: of each kind, after the chains of all rows [S, ...].
+        ends: of each kind, at the ends of pages, of the rows that have one [B, ...].
         inputs: what further steps may replay, in the order of the calls, each [T, ...].
     """
 
@@ -119,9 +119,9 @@ class HostScan(Scan):
             entries = torch.cat([*kept, *self._replayed(mine), mine])
         else:
             entries = torch.cat([*self._replayed(mine), mine])
-        taken, roots, borders = self._step.taps(width)
+        taken, roots, page_ends = self._step.taps(width)
         self.states[kind] = entries[roots].view(self._step.rows, width - 1, -1)
-        self.ends[kind] = entries[borders].view(-1, width - 1, mine.shape[1])
+        self.ends[kind] = entries[page_ends].view(-1, width - 1, mine.shape[1])
         mixed = (entries[taken].view(self._step.size, width, -1) * weight.t()).sum(1)
         if bias is not None:
             mixed = mixed + bias
@@ -140,7 +140,7 @@ class HostScan(Scan):
 
     def scan_states(self, given: StateSpace) -> torch.Tensor:
         dt, heads = given.dt[0, : self._step.size], given.inputs.shape[2]
-        steps = time_steps(dt, given.bias, given.softplus, given.limit, self._step.given).contiguous()
+        steps = time_steps(dt, given.bias, given.softplus, given.limit, self._step.is_prompt).contiguous()
         of_tokens = [*(self._own(part) for part in (given.read, given.written, given.inputs)), steps[..., None]]
         replayed = [self._replay(part) for part in of_tokens[1:]]
         skips = torch.zeros(heads) if given.skips is None else given.skips
@@ -157,15 +157,15 @@ class HostScan(Scan):
         step, kind = self._step, ("recurrent", 0)
         blank = torch.zeros(1, heads, rows, columns)
         states = torch.cat([row.get(kind, blank) for row in self._before])
-        bordered = step.borders >= 0
-        ends = torch.empty(step.rows if bordered.any() else 0, heads, rows, columns)
+        ends_page = step.page_ends >= 0
+        ends = torch.empty(step.rows if ends_page.any() else 0, heads, rows, columns)
         output = torch.empty(step.size, heads, columns)
-        tokens = step.size + int(step.old_begins[-1])
+        tokens = step.size + int(step.replayed_offsets[-1])
         threads = torch.get_num_threads() if tokens * heads * rows * columns >= _THREADED else 1
         shares = parts(heads, threads)
         nodes, sums = step.nodes(len(shares), rows, columns)
         fixed = [part.numpy() for part in (*of_tokens, *replayed, rates, skips)]
-        fixed += [step.parents, step.inner(), step.begins, step.roots, step.borders, step.old_begins]
+        fixed += [step.parents, step.inner(), step.cu_seqlens, step.roots, step.page_ends, step.replayed_offsets]
         fixed += [states.numpy(), ends.numpy()]
         in_threads(
             [
@@ -175,7 +175,7 @@ class HostScan(Scan):
             threads,
         )
         self.states[kind] = states
-        self.ends[kind] = ends[torch.from_numpy(bordered)] if ends.shape[0] else ends
+        self.ends[kind] = ends[torch.from_numpy(ends_page)] if ends.shape[0] else ends
         return output
 
     def _own(self, part: torch.Tensor) -> torch.Tensor:

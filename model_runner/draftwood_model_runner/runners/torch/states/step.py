@@ -1,8 +1,8 @@
 """Mixers over the tokens of a step: a node of a draft tree takes its state from its parent.
 
-A batch row begins with tokens that are certain, the chain up to the root of its tree; they follow the sequence's state,
+A batch row begins with its chain, the tokens up to the root of its tree; they follow the sequence's state,
 behind the accepted nodes of the step before, which its state does not cover yet. A mixer that scans is called once, see
-`scan`. Others are called twice: on the certain tokens, after which their state is kept, and on the tree's paths from
+`scan`. Others are called twice: on the chain, after which their state is kept, and on the tree's paths from
 the root to its leaves. No state of a node outlives the step, as only the walk tells which nodes are accepted.
 """
 
@@ -64,7 +64,7 @@ class StepStates:
     """Implements `mixers.StepOfMixers` for one step.
 
     Args:
-        batch: the step; made-up contexts begin without a state.
+        batch: the step; dummy contexts begin without a state.
         memory: the states.
         width: tokens of the step with those that fill it up.
 
@@ -78,8 +78,8 @@ class StepStates:
         self._parents = batch.parents
         self._device = device
         self._page_size = memory.page_size
-        self._rows = [*_rows(batch, None if batch.made_up else memory)]
-        self._borders = [row.border(memory.page_size) for row in self._rows]
+        self._rows = [*_rows(batch, None if batch.is_dummy else memory)]
+        self._page_ends = [row.page_end(memory.page_size) for row in self._rows]
         self._states: dict[int, list[State]] = {}
         self._ends: dict[int, list[State]] = {}
         self._inputs: dict[int, list[torch.Tensor]] = {}
@@ -93,12 +93,12 @@ class StepStates:
         self._inputs[mixer.index] = inputs
         earlier = self._earlier(mixer)
         sources = [torch.cat(both) for both in zip(inputs, earlier, strict=True)] if earlier else inputs
-        outputs, placed = list[Any](), set[int]()
+        outputs, per_token = list[Any](), set[int]()
         for run in self._runs:
             taken, after = mixer.compute(call, [source[run.places] for source in sources], _stacked(states, run.rows))
             values, spec = tree_flatten(taken)
             outputs = outputs or [*values]
-            self._place(outputs, placed, values, run)
+            self._place(outputs, per_token, values, run)
             if run.keeps:
                 for at, row in enumerate(run.rows):
                     states[row] = {key: tensor[at : at + 1] for key, tensor in after.items()}
@@ -127,71 +127,71 @@ class StepStates:
 
     @property
     def _pages(self) -> list[int]:
-        """Those that end at the borders."""
-        pairs = zip(self._rows, self._borders, strict=True)
-        return [row.page_before(border, self._page_size) for row, border in pairs if border >= 0]
+        """Those that end in this step."""
+        pairs = zip(self._rows, self._page_ends, strict=True)
+        return [row.page_ending_at(page_end, self._page_size) for row, page_end in pairs if page_end >= 0]
 
     @cached_property
     def _shape(self) -> StepShape:
-        rows, given = self._rows, torch.zeros(self._size, dtype=torch.bool)
+        rows, is_prompt = self._rows, torch.zeros(self._size, dtype=torch.bool)
         for row in rows:
-            given[row.given.start : row.given.stop] = True
+            is_prompt[row.prompt.start : row.prompt.stop] = True
         return StepShape(
             parents=self._parents,
-            begins=np.array([*(row.certain.start for row in rows), self._size], np.int32),
-            roots=np.array([row.certain.stop - 1 for row in rows], np.int32),
-            borders=np.array(self._borders, np.int32),
-            given=given,
-            old_begins=np.cumsum([0, *(len(row.accepted) for row in rows)], dtype=np.int32),
+            cu_seqlens=np.array([*(row.chain.start for row in rows), self._size], np.int32),
+            roots=np.array([row.chain.stop - 1 for row in rows], np.int32),
+            page_ends=np.array(self._page_ends, np.int32),
+            is_prompt=is_prompt,
+            replayed_offsets=np.cumsum([0, *(len(row.accepted) for row in rows)], dtype=np.int32),
         )
 
     @cached_property
     def _runs(self) -> list[_Run]:
         """The calls of mixers that do not scan."""
-        runs = self._certain_runs()
+        runs = self._chain_runs()
         return [*runs, self._paths(self._parents)] if any(row.nodes for row in self._rows) else runs
 
-    def _place(self, outputs: list[Any], placed: set[int], values: list[Any], run: _Run) -> None:
+    def _place(self, outputs: list[Any], per_token: set[int], values: list[Any], run: _Run) -> None:
         """Puts what a run computed for each token where it belongs, [1, width, ...]."""
         for at, value in enumerate(values):
             by_token = isinstance(value, torch.Tensor) and value.shape[:2] == run.places.shape
             if by_token and run is self._runs[0]:
                 outputs[at] = value.new_zeros(1, self.width, *value.shape[2:])
-                placed.add(at)
-            if by_token and at in placed:  # others, such as MiniMax's states, may have that shape by chance
+                per_token.add(at)
+            if by_token and at in per_token:  # others, such as MiniMax's states, may have that shape by chance
                 outputs[at][0, run.tokens] = value.flatten(0, 1)[run.taken]
 
     def commit(self, memory: StateMemory, batch: StepBatch) -> None:
-        """Keeps the states after the certain tokens, and what mixers were called with for the nodes."""
+        """Keeps the states after the chains, and what mixers were called with for the nodes."""
         mixers = range(len(self._states))
         slots = batch.slot_mapping(self._page_size)
         for number, row in enumerate(self._rows):
             nodes = slice(row.nodes.start, row.nodes.stop)
             after = RowStates(
-                position=row.context + len(row.certain),
+                position=row.context + len(row.chain),
                 states=[self._states[mixer][number] for mixer in mixers],
                 nodes=[*range(len(row.nodes))],
                 slots=slots[nodes].tolist(),
                 inputs=[[each[nodes].clone() for each in self._inputs[mixer]] for mixer in mixers] if row.nodes else [],
             )
-            memory.store(row.table, row.context, row.before, after, len(row.certain) + len(row.nodes))
+            memory.store(row.table, row.context, row.before, after, len(row.chain) + len(row.nodes))
         for page, states in self._ends.items():
             memory.keep_end(page, states)
 
-    def _certain_runs(self) -> list[_Run]:
-        """Calls on the certain tokens, rows with equally many at once; of a prompt first up to its last full page,
+    def _chain_runs(self) -> list[_Run]:
+        """Calls on the chains, rows with equally many at once; of a prompt first up to its last full page,
         after which others may begin."""
         pieces: list[dict[tuple[int, bool], list[tuple[int, list[int], int, int | None]]]] = [{}, {}]
         behind, pages = self._size, iter(self._pages)
         for number, row in enumerate(self._rows):
             earlier = [*range(behind, behind + len(row.accepted))]
             behind += len(earlier)
-            border = self._borders[number]
-            page = next(pages) if border >= 0 else None
-            cut = border - row.certain.start if border >= 0 else len(row.certain)
-            first = [*earlier, *row.certain[:cut]]
+            page_end = self._page_ends[number]
+            page = next(pages) if page_end >= 0 else None
+            cut = page_end - row.chain.start if page_end >= 0 else len(row.chain)
+            first = [*earlier, *row.chain[:cut]]
             pieces[0].setdefault((len(first), row.before is not None), []).append((number, first, len(earlier), page))
-            if rest := [*row.certain[cut:]]:
+            if rest := [*row.chain[cut:]]:
                 pieces[1].setdefault((len(rest), True), []).append((number, rest, 0, None))
         return [self._run(group) for of_turn in pieces for group in of_turn.values()]
 
@@ -212,7 +212,7 @@ class StepStates:
         paths: list[list[int]] = []
         rows: list[int] = []
         for number, row in enumerate(self._rows):
-            begin = row.certain.start
+            begin = row.chain.start
             inner = {begin + int(parents[node]) for node in row.nodes}
             for leaf in row.nodes:
                 if leaf in inner:
@@ -246,7 +246,7 @@ def states_of_step(batch: StepBatch, memory: StateMemory | None, width: int, dev
     step = StepStates(batch, memory, width, device)
     with setting(STEP, step):
         yield
-    if not batch.made_up:
+    if not batch.is_dummy:
         step.commit(memory, batch)
 
 
@@ -254,7 +254,7 @@ def _rows(batch: StepBatch, memory: StateMemory | None) -> Iterator[_Row]:
     for row in rows_of(batch):
         before = memory.find(row.table, row.context) if memory is not None and row.context else None
         accepted = before.nodes[: row.context - before.position] if before is not None else []
-        yield _Row(row.context, row.certain, row.given, row.nodes, row.table, before, accepted)
+        yield _Row(row.context, row.chain, row.prompt, row.nodes, row.table, before, accepted)
 
 
 def _stacked(states: list[State], rows: list[int]) -> State:

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from draftwood_model_runner.loading.adoption import load_module
+from draftwood_model_runner.loading.conversion_cache import entry_of, save_entry
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
-from draftwood_model_runner.loading.prepared import entry_of, save_entry
-from draftwood_model_runner.runners.openvino import factory, stored
+from draftwood_model_runner.runners.openvino import factory, serialization
 from draftwood_model_runner.runners.openvino.probe import trial_logits
 from tests.model_runner.runners.openvino.bfloat16 import needs_bfloat16
 
@@ -130,7 +130,7 @@ def test_an_entry_that_computes_else_is_not_used(
     tmp_path: Path, conversions: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(stored, "trial_logits", lambda *args: np.nextafter(trial_logits(*args), np.float32(9)))
+        patched.setattr(serialization, "trial_logits", lambda *args: np.nextafter(trial_logits(*args), np.float32(9)))
         load_model(cache=tmp_path)
     load_model(cache=tmp_path)
     assert len(conversions) == 2
@@ -157,7 +157,9 @@ def test_another_model_or_other_options_have_other_entries(tmp_path: Path) -> No
 @pytest.mark.parametrize("version", ["torch", "transformers", "openvino"])
 def test_another_version_has_other_entries(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = entry_of(tmp_path, BUNDLED_MODEL)
-    monkeypatch.setattr("draftwood_model_runner.loading.prepared.version", lambda name: "0" if name == version else "1")
+    monkeypatch.setattr(
+        "draftwood_model_runner.loading.conversion_cache.version", lambda name: "0" if name == version else "1"
+    )
     after = entry_of(tmp_path, BUNDLED_MODEL)
     assert before is not None
     assert after is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwood_model_runner.drafting.overlap import Overlap
+from draftwood_model_runner.drafting.microbatches import MicrobatchPolicy
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_strategies.budgeting.step_time import StepTimeCurve, StepTimes
@@ -21,9 +21,9 @@ def step_of(rows: int, tokens: int) -> StepBatch:
 
 
 @pytest.fixture
-def overlap() -> Overlap:
+def policy() -> MicrobatchPolicy:
     sizes = [1, 8, 32, 64, 128, 133, 256, 512, 1024, 4096]
-    return Overlap(StepTimes(StepTimeCurve({n: max(READING, PER_TOKEN * n) for n in sizes})))
+    return MicrobatchPolicy(StepTimes(StepTimeCurve({n: max(READING, PER_TOKEN * n) for n in sizes})))
 
 
 @pytest.mark.parametrize(
@@ -36,21 +36,23 @@ def overlap() -> Overlap:
         pytest.param(64, 6, 0.1e-3, None, id="the host takes next to nothing"),
     ],
 )
-def test_two_halves_of_64(overlap: Overlap, rows: int, tokens: int, host_seconds: float, most: int | None) -> None:
-    overlap.observe(step_of(rows, tokens), host_seconds)
-    assert overlap.microbatch(64) == most
-    assert overlap.microbatch(63) == most
-    assert overlap.microbatch(1) is None
+def test_two_halves_of_64(
+    policy: MicrobatchPolicy, rows: int, tokens: int, host_seconds: float, most: int | None
+) -> None:
+    policy.observe(step_of(rows, tokens), host_seconds)
+    assert policy.microbatch(64) == most
+    assert policy.microbatch(63) == most
+    assert policy.microbatch(1) is None
 
 
-def test_the_mean_follows(overlap: Overlap) -> None:
-    overlap.observe(step_of(64, 6), host_seconds=5e-3)
+def test_the_mean_follows(policy: MicrobatchPolicy) -> None:
+    policy.observe(step_of(64, 6), host_seconds=5e-3)
     for _ in range(100):
-        overlap.observe(step_of(64, 6), host_seconds=0.1e-3)
-    assert overlap.microbatch(64) is None
+        policy.observe(step_of(64, 6), host_seconds=0.1e-3)
+    assert policy.microbatch(64) is None
 
 
 def test_nothing_is_divided_without_step_times() -> None:
-    overlap = Overlap(None)
-    overlap.observe(step_of(64, 6), host_seconds=1.0)
-    assert overlap.microbatch(64) is None
+    policy = MicrobatchPolicy(None)
+    policy.observe(step_of(64, 6), host_seconds=1.0)
+    assert policy.microbatch(64) is None

@@ -30,10 +30,10 @@ from draftwood_model_runner.runners.base import KVShape
 
 _log = logging.getLogger(__name__)
 
-_LARGEST = 1 << 30
+_MAX_BYTES = 1 << 30
 """Bytes of a model's folder that are kept at most: of a larger one, modelling code is a small part of the start, and
 its files would be written twice."""
-_KEPT = 4
+_MAX_ENTRIES = 4
 """Entries, the latest used."""
 _PACKAGES = ("numpy", "openvino", "safetensors", "tokenizers", "torch", "transformers")
 _FACTS, _DIGEST = "facts.json", "sha256"
@@ -60,7 +60,7 @@ def entry_of(cache: Path, path_or_id: str, **options: str | int | None) -> Path 
         return None
     try:
         files = sorted(path for path in folder.iterdir() if path.is_file())
-        if sum(path.stat().st_size for path in files) > _LARGEST:
+        if sum(path.stat().st_size for path in files) > _MAX_BYTES:
             return None
         _require_private(cache)
         versions = {package: version(package) for package in _PACKAGES}
@@ -90,14 +90,14 @@ def load_entry(folder: Path, tokenizer: Tokenizer, name: str, threads: int | Non
 
 
 def _load(folder: Path, tokenizer: Tokenizer, name: str, threads: int | None) -> LoadedModel:
-    from draftwood_model_runner.runners.openvino import stored
+    from draftwood_model_runner.runners.openvino import serialization
     from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
 
     if (folder / _DIGEST).read_text(encoding="utf-8") != _digest_of(folder):
         raise ValueError("a file is damaged")
     entry = TypeAdapter(_Entry).validate_json((folder / _FACTS).read_bytes())
     facts, layout = entry.facts, PageLayout(entry.shapes, entry.facts.dtype)
-    factory = stored.load(folder, layout, entry.window, facts.vocab_size, facts.max_context, threads)
+    factory = serialization.load(folder, layout, entry.window, facts.vocab_size, facts.max_context, threads)
     tokenizer.check_ends(facts.eos_token_ids)
     return LoadedModel(
         name=name,
@@ -126,10 +126,10 @@ def save_entry(folder: Path, model: LoadedModel) -> None:
 
 
 def _write(model: LoadedModel, folder: Path) -> None:
-    from draftwood_model_runner.runners.openvino import stored
+    from draftwood_model_runner.runners.openvino import serialization
 
     factory: Any = model.factory
-    stored.save(factory, folder, model.vocab_size, model.max_context)
+    serialization.save(factory, folder, model.vocab_size, model.max_context)
     entry = _Entry(
         facts=ModelFacts(**{one.name: getattr(model, one.name) for one in fields(ModelFacts)}),
         shapes=factory.converted.layout.shapes,
@@ -167,5 +167,5 @@ def _digest(files: Iterable[Path]) -> str:
 def _remove_old(cache: Path) -> None:
     """All entries but the latest used; what an interrupted start left, too."""
     folders = sorted((path for path in cache.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
-    for folder in folders[:-_KEPT]:
+    for folder in folders[:-_MAX_ENTRIES]:
         shutil.rmtree(folder, ignore_errors=True)

@@ -17,12 +17,12 @@ from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
-from draftwood_model_runner.runners.cuda.steps.choosing import choose_and_keep, log_probabilities
 from draftwood_model_runner.runners.cuda.steps.results import Logprobs
+from draftwood_model_runner.runners.cuda.steps.sampling import log_probabilities, sample_and_accept
 from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
 from draftwood_model_runner.runners.cuda.steps.tiling import Division, divide
-from draftwood_model_runner.sampling.metadata import MOST_PROBABLE, NOT_CHOSEN, ON_HOST, SamplingMetadata
-from draftwood_model_runner.sampling.token_chooser import TokenChooser
+from draftwood_model_runner.sampling.metadata import MOST_PROBABLE, NOT_SAMPLED, ON_HOST, SamplingMetadata
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import predicted_paths
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
@@ -58,13 +58,13 @@ class Written:
         self.output: list[int] = random.integers(5, 30, 6).tolist()
         self._params, self._stop, self._grammar = params, StopParams(100, min_tokens=min_tokens), grammar
 
-    def chooser(self, path: list[int]) -> TokenChooser:
+    def sampler(self, path: list[int]) -> TokenSampler:
         grammar = None if self._grammar is None else self._grammar.copy()
         sequence = make_sequence("a", self.prompt, self._stop, self._params, grammar=grammar)
-        chooser = TokenChooser(sequence, EOS, VOCAB)
+        sampler = TokenSampler(sequence, EOS, VOCAB)
         for token in [*self.output, *path]:
-            chooser.remember(token)
-        return chooser
+            sampler.accept(token)
+        return sampler
 
     @property
     def context(self) -> int:
@@ -79,7 +79,7 @@ def paths(tree: DraftTree) -> list[list[int]]:
     return found
 
 
-def chosen_by_kernels(
+def sampled_by_kernels(
     batch: list[tuple[Written, DraftTree]], logits: torch.Tensor, kinds: list[int | None]
 ) -> tuple[Int32Array, KVPages, KVPages]:
     """The tokens after each node, and KV memory before and after; `kinds` replace the rules of a row."""
@@ -92,7 +92,7 @@ def chosen_by_kernels(
         )
         table += pages
         nodes, parents = np.append(chain, tree.tokens), np.append(np.int32(-1), tree.parents + np.int32(1))
-        rules.append(written.chooser([]).sampling(nodes, parents) if kind is None else kind)
+        rules.append(written.sampler([]).sampling(nodes, parents) if kind is None else kind)
     step = lay_out(rows)
     shape = KVShape(2, 16, 16)
     before, after = (KVPages((shape, shape), torch.float32, DEVICE, table * PAGE_SIZE) for _ in range(2))
@@ -103,10 +103,10 @@ def chosen_by_kernels(
     arrays = StepArrays(step.size, tiles.ancestor_bitmask.shape[1], tiles.parts.shape[0], step.block_table.size, DEVICE)
     metadata = SamplingMetadata.of(rules)
     arrays.fill(step, tiles, step.size, metadata)
-    chosen = torch.stack([torch.zeros(step.size), logits.argmax(1)], 1).to(DEVICE, torch.int32)
-    choose_and_keep(logits.to(DEVICE), chosen[:, 1], arrays, metadata, after)
-    assert not chosen[:, 0].any()
-    return chosen[:, 1].cpu().numpy(), before, after
+    sampled = torch.stack([torch.zeros(step.size), logits.argmax(1)], 1).to(DEVICE, torch.int32)
+    sample_and_accept(logits.to(DEVICE), sampled[:, 1], arrays, metadata, after)
+    assert not sampled[:, 0].any()
+    return sampled[:, 1].cpu().numpy(), before, after
 
 
 def made_up_logits(random: np.random.Generator, rows: int, coarse: bool) -> torch.Tensor:
@@ -124,10 +124,10 @@ def test_as_on_the_host_at_every_node(params: SamplingParams, seed: int, coarse:
     tree = DraftTree.of((tree.tokens + 5) % 12, tree.parents)
     written = Written(params, seed, min_tokens)
     logits = made_up_logits(random, 6, coarse)
-    chosen, _, _ = chosen_by_kernels([(written, tree)], logits, [None])
+    sampled, _, _ = sampled_by_kernels([(written, tree)], logits, [None])
     for node, path in enumerate(paths(tree)):
-        expected = written.chooser(path).pick(logits[node], [int(logits[node].argmax())])
-        assert chosen[node] == expected, (node, path)
+        expected = written.sampler(path).sample(logits[node], [int(logits[node].argmax())])
+        assert sampled[node] == expected, (node, path)
 
 
 @given(
@@ -143,10 +143,10 @@ def test_neither_the_draft_nor_the_clock_chooses(params: SamplingParams, seed: i
     grammar = RandomGrammar(VOCAB, 0.6, known)
     written, tree = Written(params, seed, grammar=grammar), random_tree(random, nodes, 0.6)
     logits = made_up_logits(random, 1 + nodes, coarse=True)
-    chosen, _, _ = chosen_by_kernels([(written, tree)], logits, [None])
+    sampled, _, _ = sampled_by_kernels([(written, tree)], logits, [None])
     for node, path in enumerate(paths(tree)):
-        expected = written.chooser(path).pick(logits[node], [0])
-        assert chosen[node] == (expected if node < known else NOT_CHOSEN), (node, path)
+        expected = written.sampler(path).sample(logits[node], [0])
+        assert sampled[node] == (expected if node < known else NOT_SAMPLED), (node, path)
 
 
 @pytest.mark.parametrize("known", [1_000, 3, 0])
@@ -165,17 +165,17 @@ def test_what_a_grammar_allows(params: SamplingParams, known: int) -> None:
     tree = random_tree(random, 6, 0.6)
     logits = made_up_logits(random, 9, coarse=False)
     batch = [(free, DraftTree.of([8], [-1])), (written, tree)]
-    chosen, _, _ = chosen_by_kernels(batch, logits, [None, None])
-    assert chosen[0] == free.chooser([]).pick(logits[0], [0])
+    sampled, _, _ = sampled_by_kernels(batch, logits, [None, None])
+    assert sampled[0] == free.sampler([]).sample(logits[0], [0])
     for node, path in enumerate(paths(tree)):
-        expected = written.chooser(path).pick(logits[2 + node], [0])
-        assert chosen[2 + node] == (expected if node < known else NOT_CHOSEN), (node, path)
+        expected = written.sampler(path).sample(logits[2 + node], [0])
+        assert sampled[2 + node] == (expected if node < known else NOT_SAMPLED), (node, path)
 
 
 def test_choices_with_masks_can_be_sent_to_other_processes() -> None:
     written = Written(SamplingParams(temperature=1.0, seed=1), 1, grammar=RandomGrammar(VOCAB))
     nodes, parents = np.array([1, 2], np.int32), np.array([-1, 0], np.int32)
-    metadata = SamplingMetadata.of([written.chooser([]).sampling(nodes, parents), MOST_PROBABLE])
+    metadata = SamplingMetadata.of([written.sampler([]).sampling(nodes, parents), MOST_PROBABLE])
     (rule,) = pickle.loads(pickle.dumps(metadata.with_masks())).sequences
     (expected,) = metadata.sequences
     assert callable(expected.masks)
@@ -190,12 +190,12 @@ def test_a_batch_of_all_kinds() -> None:
     batch = [(Written(replace(params, seed=i), i), random_tree(random, n, 0.5)) for i, n in enumerate((3, 0, 4, 2))]
     logits = made_up_logits(random, sum(1 + len(tree) for _, tree in batch), coarse=False)
     kinds: list[Any] = [MOST_PROBABLE, None, ON_HOST, None]
-    together, _, _ = chosen_by_kernels(batch, logits, kinds)
+    together, _, _ = sampled_by_kernels(batch, logits, kinds)
     begin = 0
     for one, kind in zip(batch, kinds, strict=True):
         rows = slice(begin, begin + 1 + len(one[1]))
         begin = rows.stop
-        alone, _, _ = chosen_by_kernels([one], logits[rows], [kind])
+        alone, _, _ = sampled_by_kernels([one], logits[rows], [kind])
         assert (together[rows] == alone).all()
         if kind is not None:
             assert (together[rows] == logits[rows].argmax(1).numpy()).all()
@@ -215,18 +215,18 @@ def test_log_probabilities() -> None:
     metadata = SamplingMetadata.of([ON_HOST, MOST_PROBABLE, MOST_PROBABLE, MOST_PROBABLE], [None, 2, None, 0])
     arrays.fill(step, tiles, step.size, metadata)
     logits = made_up_logits(random, 9, coarse=False)
-    chosen = torch.from_numpy(random.integers(0, VOCAB, 9).astype(np.int32))
-    found = log_probabilities(logits.to(DEVICE), chosen.to(DEVICE), arrays, metadata)
+    sampled = torch.from_numpy(random.integers(0, VOCAB, 9).astype(np.int32))
+    found = log_probabilities(logits.to(DEVICE), sampled.to(DEVICE), arrays, metadata)
     assert found is not None
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
     for row, count in ((0, 2), (1, 2), (2, 2), (5, 0), (6, 0), (7, 0), (8, 0)):
-        written = Written(SamplingParams(logprobs=count), 1).chooser([]).logprobs(logits[row], int(chosen[row]))
+        written = Written(SamplingParams(logprobs=count), 1).sampler([]).logprobs(logits[row], int(sampled[row]))
         ours = Logprobs(*(part.cpu().numpy() for part in found)).at(row, count)
         assert ours.top_token_ids == written.top_token_ids
         assert [ours.logprob, *ours.top_logprobs] == pytest.approx([written.logprob, *written.top_logprobs], rel=1e-5)
     nobody = metadata._replace(logprobs=np.full(4, -1, np.int32))
-    assert log_probabilities(logits.to(DEVICE), chosen.to(DEVICE), arrays, nobody) is None
+    assert log_probabilities(logits.to(DEVICE), sampled.to(DEVICE), arrays, nobody) is None
 
 
 @pytest.mark.parametrize("kind", [MOST_PROBABLE, ON_HOST])
@@ -245,13 +245,13 @@ def test_keys_and_values_of_the_accepted_path(kind: int) -> None:
             path.append(at)
         accepted.append(path)
         begin += 1 + len(tree)
-    chosen, before, after = chosen_by_kernels(batch, logits, [kind] * 3)
+    sampled, before, after = sampled_by_kernels(batch, logits, [kind] * 3)
     begin, table = 0, 0
     for (written, tree), path in zip(batch, accepted, strict=True):
         tokens, parents = np.append(written.output[-1], tree.tokens), np.append(-1, tree.parents + 1)
-        rows = chosen[begin : begin + tokens.size]
-        begins = np.array([0, tokens.size], np.int32)
-        tree_of = StepFeedback(tokens.astype(np.int32), parents.astype(np.int32), rows, None, begins)
+        rows = sampled[begin : begin + tokens.size]
+        offsets = np.array([0, tokens.size], np.int32)
+        tree_of = StepFeedback(tokens.astype(np.int32), parents.astype(np.int32), rows, None, offsets)
         [walked] = predicted_paths(tree_of, rows)
         assert [node + 1 for node in walked.nodes] == path
         entries = written.context + 1 + len(tree)

@@ -1,8 +1,8 @@
 """What a step costs, learned from the steps of an engine that serves: there is no time to measure before it does.
 
-It begins with a shape of the curve: wide steps are cheap. Drafting then shows what they cost, which a guess the other
-way would never find out. What a step without drafts costs shows in such steps only, so one is made where that is
-unknown.
+It starts with an assumed curve on which wide steps are cheap, so that drafts are tried and their steps show the cost.
+If wide steps were assumed expensive, nothing would be drafted, and the cost would never be learned. The cost of a step
+without drafts shows in such steps only, so one is made if that is unknown.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from draftwood_strategies.budgeting.step_time import KNOTS, SMOOTHING_EVERYWHERE
 
 _COST_OF_TOKEN = 0.02
 """Of a further token at first, as a share of a step of one token. It is about that on GPUs; on two cores it is 0.05 in
-vLLM and 0.3 in our engine (`draftwood bench step`), which some steps teach. Not tuned."""
-_SOME = 4
+vLLM and 0.3 in our engine (`draftwood bench step`), which some steps show."""
+_FIRST_STEPS = 4
 """The fastest of so many steps of a size is what it costs at first: one may compile, or meet another process."""
-_MOST_SURPRISING = 0.25
-"""Share of what was expected by which a step surprises at most: longer ones met another process, or else."""
-_LATER = 200
+_MAX_RELATIVE_ERROR = 0.25
+"""Of a step, at most, as a share of what was expected: a longer one met another process."""
+_AVERAGED_STEPS = 200
 """Steps of a size that its cost relative to others is the mean of; what all steps have in common is followed faster. A
-draft is worth the difference of two sizes, which is a small part of either. Not tuned."""
-_KNOWN_FOR = 8, 512
+draft is worth the difference of two sizes, which is a small part of either."""
+_STALE_AFTER = 8, 512
 """Steps after which a size that none of them had is unknown again: at first, and at most, doubling with each step that
-is made for it. A step without drafts in 512 costs 0.2% where each writes two tokens. Not tuned."""
-_BETWEEN_PROBES = 4
-"""Steps from one that is made without drafts to the next one, at least. Not tuned."""
-_DOUBTED, _DOUBTFUL = 3, 2.0
+is made for it. A step without drafts in 512 costs 0.2% where each writes two tokens."""
+_MIN_STEPS_BETWEEN_PROBES = 4
+"""Steps from one that is made without drafts to the next one, at least."""
+_WARM_UP_STEPS, _OUTLIER_FACTOR = 3, 2.0
 """So many first steps of a size are not believed if they take so many times what is expected: kernels that run for the
 first time allocate, compile, or wait for other ranks to do so."""
-_FORGOTTEN = 256, 4096
+_FORGET_AFTER = 256, 4096
 """Steps without a draft of some size after which what it cost is forgotten: at first, and at most, doubling each time.
-A step shows it again. Other load may have made drafts look dear, above all at the start."""
+A step shows it again. Other load may have made drafts look expensive, above all at the start."""
 
 
-class ServedStepTimes:
+class OnlineStepTimes:
     """The step-time model of an engine whose steps are only watched: `StepTimes` where nothing can be measured.
 
     There is a curve over tokens for each number of sequences, to a power of 2: a token costs more as a sequence's only
-    one than as a draft, and in a common curve steps of many sequences would make the drafts of few look dear.
+    one than as a draft, and in a common curve steps of many sequences would make the drafts of few look expensive.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _Curve:
         self._counts = dict.fromkeys(KNOTS, 0)
         self._seen_at = dict.fromkeys(KNOTS, -math.inf)
         self._probed_at = self._probes = 0
-        self._remembered = self._forget_at = _FORGOTTEN[0]
+        self._remembered = self._forget_at = _FORGET_AFTER[0]
         self.times = self._model({})
 
     def observe(self, tokens: int, seconds: float) -> None:
@@ -102,12 +102,12 @@ class _Curve:
         if self.steps >= self._forget_at:
             self._forget()
         expected = self.times.at(tokens)
-        if self._counts[size] <= _DOUBTED and self.steps > 1 and seconds > _DOUBTFUL * expected:
+        if self._counts[size] <= _WARM_UP_STEPS and self.steps > 1 and seconds > _OUTLIER_FACTOR * expected:
             return  # believed, it would end drafts of this size for good
-        if self._counts[size] > _SOME:
-            surprise = min(max(seconds / expected - 1.0, -_MOST_SURPRISING), _MOST_SURPRISING)
-            share = 1.0 / min(self._counts[size], _LATER)
-            self.times.correct(tokens, surprise, SMOOTHING_EVERYWHERE + share)
+        if self._counts[size] > _FIRST_STEPS:
+            error = min(max(seconds / expected - 1.0, -_MAX_RELATIVE_ERROR), _MAX_RELATIVE_ERROR)
+            share = 1.0 / min(self._counts[size], _AVERAGED_STEPS)
+            self.times.correct(tokens, error, SMOOTHING_EVERYWHERE + share)
             return
         known = {one: self.times.at(one) for one in self._fastest}
         of_size = seconds * self.times.at(size) / expected
@@ -116,10 +116,10 @@ class _Curve:
 
     def probes(self, tokens: int) -> bool:
         """Whether a step of so many tokens is to be made."""
-        first, most = _KNOWN_FOR
+        first, most = _STALE_AFTER
         if self.steps - self._seen_at[_nearest(tokens)] <= min(first * 2**self._probes, most) or not self.steps:
             return False
-        if self.steps - self._probed_at < _BETWEEN_PROBES:
+        if self.steps - self._probed_at < _MIN_STEPS_BETWEEN_PROBES:
             return False
         self._probed_at = self.steps
         self._probes += 1
@@ -128,12 +128,12 @@ class _Curve:
     def _forget(self) -> None:
         """Forgets sizes that no step had for long, but for that of steps without drafts (`probes`)."""
         long_ago = self.steps - self._remembered
-        self._remembered = min(2 * self._remembered, _FORGOTTEN[1])
+        self._remembered = min(2 * self._remembered, _FORGET_AFTER[1])
         self._forget_at = self.steps + self._remembered
         stale = [size for size in sorted(self._fastest)[1:] if self._seen_at[size] <= long_ago]
         for size in stale:
             del self._fastest[size]
-            self._counts[size] = _DOUBTED  # the next step is believed
+            self._counts[size] = _WARM_UP_STEPS  # the next step is believed
         if stale:
             self.times = self._model({size: self.times.at(size) for size in self._fastest})
 

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from draftwood_model_runner.runners.states.mixers import Mixer
 
 
-def ways(mixers: tuple[Mixer, ...]) -> Iterator[None]:
+def call_modes(mixers: tuple[Mixer, ...]) -> Iterator[None]:
     """Sets how mixers take several tokens, one way after the other: the fastest first."""
     on_cpu = all(tensor.device.type == "cpu" for mixer in mixers for tensor in mixer.part.parameters())
     scanning = on_cpu and any(mixer.can_scan for mixer in mixers)
     limited = least_time_step(mixers) is not None
     for scans in (True, False) if scanning and not limited else (scanning,):
-        for by_ones in (False, True):
+        for one_by_one in (False, True):
             for mixer in mixers:
-                mixer.scans, mixer.by_ones = scans and mixer.can_scan, by_ones
+                mixer.scans, mixer.one_by_one = scans and mixer.can_scan, one_by_one
             if scans or not limited:
                 yield
 

@@ -1,4 +1,4 @@
-"""Chooses the next token after each node of a draft tree, as `sampling.TokenChooser` does on the host.
+"""Chooses the next token after each node of a draft tree, as `sampling.TokenSampler` does on the host.
 
 Thresholds of top-k and top-p are found by search over the bits of the scores, two at a time, so that no row is sorted.
 Probabilities are integers, by `sampling.token_weights`, and divisions are rounded as on the host. So what is kept is
@@ -26,10 +26,10 @@ C0, C1, C2, C3, C4, C5, C6 = (tl.constexpr(number) for number in token_weights.E
 
 
 @triton.jit(do_not_specialize=["first"])
-def choose_tokens(
+def sample_tokens(
     scores,
     weights,
-    chosen,
+    sampled,
     first,
     row_sequences,
     row_masks,
@@ -41,7 +41,7 @@ def choose_tokens(
     least_weights,
     seeds,
     vocab,
-    chosen_stride,
+    sampled_stride,
     BLOCK: tl.constexpr,
 ):
     """The token that a sequence writes after each node: one program for each row of scores.
@@ -49,7 +49,7 @@ def choose_tokens(
     Args:
         scores: float32[row, vocab]; are divided by the temperature.
         weights: float32[row, vocab], where they are put if top-p or min-p leave anything out.
-        chosen: int32[first + row, ...] with the stride given, out; rows of sequence -1 stay as they are, and those of
+        sampled: int32[first + row, ...] with the stride given, out; rows of sequence -1 stay as they are, and those of
             an unknown mask (-2) get no token (-1).
         first, row_sequences, row_masks, row_nodes, positions: as in `adjust_scores`.
         temperatures, least_weights: float32[sequence], the latter 0 without min-p; top_ks: int32[sequence];
@@ -59,17 +59,17 @@ def choose_tokens(
     sequence = tl.load(row_sequences + row)
     if sequence < 0:
         return
-    chosen += (first + row) * chosen_stride
+    sampled += (first + row) * sampled_stride
     if tl.load(row_masks + row) == -2:
-        tl.store(chosen, -1)
+        tl.store(sampled, -1)
         return
     scores += row * vocab
     weights += row * vocab
     temperature = tl.load(temperatures + sequence)
     if temperature == 0.0:
-        tl.store(chosen, _argmax(scores, vocab, BLOCK))
+        tl.store(sampled, _argmax(scores, vocab, BLOCK))
         return
-    _cool(scores, vocab, temperature, BLOCK)
+    _apply_temperature(scores, vocab, temperature, BLOCK)
     tl.debug_barrier()
     top_k = tl.load(top_ks + sequence)
     share = tl.load(dropped_shares + sequence)
@@ -89,7 +89,7 @@ def choose_tokens(
     position = tl.load(positions + tl.load(row_nodes + first + row)) + 1
     seed = tl.load(seeds + sequence)
     token = _sample(scores, weights, vocab, floor, first_kept, least, seed, position, BLOCK)
-    tl.store(chosen, token)
+    tl.store(sampled, token)
 
 
 @triton.jit
@@ -114,7 +114,7 @@ def _highest(scores, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _cool(scores, vocab, temperature, BLOCK: tl.constexpr):
+def _apply_temperature(scores, vocab, temperature, BLOCK: tl.constexpr):
     """Divides the scores by the temperature, in place."""
     for start in range(0, vocab, BLOCK):
         tokens = start + tl.arange(0, BLOCK)

@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 
 from draftwood_strategies.budgeting.chains import worthwhile_chains
-from draftwood_strategies.budgeting.served_times import ServedStepTimes
+from draftwood_strategies.budgeting.online_step_times import OnlineStepTimes
 from draftwood_strategies.draft import DraftTree, DraftTrees
 
 
-def at(times: ServedStepTimes, tokens: int, sequences: int) -> float:
+def at(times: OnlineStepTimes, tokens: int, sequences: int) -> float:
     """Seconds of a step."""
     return float(times.between(tokens, tokens, sequences)[0])
 
 
-def drafted(times: ServedStepTimes, rows: int, score: float) -> int:
+def drafted(times: OnlineStepTimes, rows: int, score: float) -> int:
     """Tokens that a step of so many sequences drafts, each offered 16 of the same score."""
     tree = DraftTree.of(np.arange(16), scores=np.full(16, score, np.float32))
     seconds = partial(times.between, sequences=rows)
     return len(worthwhile_chains(DraftTrees.of([tree] * rows), np.full(rows, 16, np.int32), rows, seconds).tokens)
 
 
-def serve(times: ServedStepTimes, rows: int, of_token: float, score: float, steps: int) -> int:
+def serve(times: OnlineStepTimes, rows: int, of_token: float, score: float, steps: int) -> int:
     """Steps of so many sequences, where each token costs this share of a step of one; how many had no drafts."""
     plain = 0
     for _ in range(steps):
@@ -35,12 +35,12 @@ def serve(times: ServedStepTimes, rows: int, of_token: float, score: float, step
 
 
 def test_before_the_first_step_likely_tokens_are_drafted() -> None:
-    assert drafted(ServedStepTimes(), 1, 0.5) == 16
+    assert drafted(OnlineStepTimes(), 1, 0.5) == 16
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32])
 def test_steps_teach_that_tokens_are_dear(rows: int) -> None:
-    times = ServedStepTimes()
+    times = OnlineStepTimes()
     serve(times, rows, of_token=0.6, score=0.25, steps=30)
     assert drafted(times, rows, 0.25) == 0
     assert drafted(times, rows, 0.99) > 0
@@ -48,13 +48,13 @@ def test_steps_teach_that_tokens_are_dear(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 8])
 def test_where_tokens_are_cheap_hardly_a_step_goes_without_drafts(rows: int) -> None:
-    times = ServedStepTimes()
+    times = OnlineStepTimes()
     assert serve(times, rows, of_token=0.001, score=0.3, steps=1000) <= 12
     assert drafted(times, rows, 0.3) == rows * 16
 
 
 def test_a_load_that_comes_and_goes_is_followed() -> None:
-    times = ServedStepTimes()
+    times = OnlineStepTimes()
     for slow in (1.0, 3.0, 1.0):
         for _ in range(300):
             for tokens in (1, 4):
@@ -64,7 +64,7 @@ def test_a_load_that_comes_and_goes_is_followed() -> None:
 
 
 def test_one_slow_step_is_no_measure() -> None:
-    times = ServedStepTimes()
+    times = OnlineStepTimes()
     for seconds in (3.0, 0.02, 0.01, 0.012):  # the first one compiled
         times.observe(1, 1, seconds)
     assert at(times, 1, 1) == pytest.approx(0.01)
@@ -72,7 +72,7 @@ def test_one_slow_step_is_no_measure() -> None:
 
 def test_many_rows_teach_nothing_wrong_about_drafts_of_few() -> None:
     """A token is cheaper as a draft than as a row of its own."""
-    times, random = ServedStepTimes(), np.random.default_rng(1)
+    times, random = OnlineStepTimes(), np.random.default_rng(1)
 
     def seconds(rows: int, tokens: int) -> float:
         return 0.007 + 0.00015 * rows + 0.0003 * tokens
@@ -88,7 +88,7 @@ def test_many_rows_teach_nothing_wrong_about_drafts_of_few() -> None:
 
 def test_noise_leaves_the_price_of_a_draft_as_it_is() -> None:
     """Steps that differ by 5%, and one in thirty that another process holds up."""
-    times, random = ServedStepTimes(), np.random.default_rng(2)
+    times, random = OnlineStepTimes(), np.random.default_rng(2)
     found = []
     for number in range(3000):
         tokens = int(random.integers(1, 17))
@@ -102,14 +102,14 @@ def test_noise_leaves_the_price_of_a_draft_as_it_is() -> None:
 
 
 def test_rows_that_were_not_seen_begin_with_what_others_cost() -> None:
-    times = ServedStepTimes()
+    times = OnlineStepTimes()
     serve(times, 8, of_token=0.6, score=0.25, steps=100)
     assert not times.known(2)
     assert at(times, 16, 2) / at(times, 8, 2) == pytest.approx(at(times, 16, 8) / at(times, 8, 8))
 
 
 def test_slow_first_steps_of_a_size_do_not_end_drafts() -> None:
-    times = ServedStepTimes()
+    times = OnlineStepTimes()
     for _ in range(20):
         times.observe(1, 1, 0.004)
     for _ in range(3):
@@ -122,7 +122,7 @@ def test_slow_first_steps_of_a_size_do_not_end_drafts() -> None:
 @pytest.mark.parametrize(("seconds_later", "drafts"), [(0.006, True), (0.045, False)])
 def test_drafts_that_looked_dear_are_tried_again_now_and_then(seconds_later: float, drafts: bool) -> None:
     """A step after 256, 512 and so on finds out whether what made them dear is over."""
-    times = ServedStepTimes()
+    times = OnlineStepTimes()
     for _ in range(20):
         times.observe(1, 1, 0.004)
     for _ in range(4):

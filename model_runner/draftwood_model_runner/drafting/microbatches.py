@@ -19,7 +19,7 @@ _LEAST_GAIN = 0.05
 """Share of the time of a step that two microbatches must save."""
 
 
-class Overlap:
+class MicrobatchPolicy:
     """Decides before each step; one thread calls all methods.
 
     Args:

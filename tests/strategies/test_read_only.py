@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftwood_strategies import create
-from draftwood_strategies.base import Drafter, Feedback, Readable, Strategy
+from draftwood_strategies.base import Drafter, Feedback, Strategy, SupportsReadOnly
 from draftwood_strategies.native import Int32Array
 from tests.strategies.arrays import ids
 
@@ -55,14 +55,14 @@ def strategy(request: pytest.FixtureRequest) -> Strategy:
 
 
 def test_nothing_shared_changes(strategy: Strategy) -> None:
-    assert isinstance(strategy, Readable)
+    assert isinstance(strategy, SupportsReadOnly)
     before = shared(strategy)
-    write(strategy.start_reading(OTHER[:5]), OTHER, strategy.top_k)
+    write(strategy.start_read_only(OTHER[:5]), OTHER, strategy.top_k)
     assert shared(strategy) == before
     write(strategy.start(OTHER[:5]), OTHER, strategy.top_k)
     assert shared(strategy) != before
 
 
 def test_it_drafts_from_what_is_known(strategy: Strategy) -> None:
-    assert isinstance(strategy, Readable)
-    assert write(strategy.start_reading(TEXT[:2]), TEXT, strategy.top_k) > 0
+    assert isinstance(strategy, SupportsReadOnly)
+    assert write(strategy.start_read_only(TEXT[:2]), TEXT, strategy.top_k) > 0

@@ -14,11 +14,11 @@ from draftwood_strategies.base import BatchStrategy, StepFeedback, Strategy
 from draftwood_strategies.draft import EMPTY_TREE, DraftTrees, checked, checked_all
 from draftwood_strategies.native import Int32Array
 
-Failed = Callable[[int, str, Exception], None]
+OnFailure = Callable[[int, str, Exception], None]
 """Called with the number of a sequence, "propose" or "observe", and what that raised."""
 
 
-class Timed(Protocol):
+class TimedCall(Protocol):
     """Calls `function(*args)` and returns what it does; takes its time for the sequences of these numbers."""
 
     def __call__(self, sequences: SequenceOf[int], owner: object, function: Callable[..., Any], *args: Any) -> Any: ...
@@ -29,8 +29,8 @@ def propose_all(
     drafters: SequenceOf[Any],
     budgets: Int32Array,
     vocab_size: int | None,
-    failed: Failed,
-    timed: Timed,
+    failed: OnFailure,
+    timed: TimedCall,
 ) -> DraftTrees:
     """For each drafter its checked draft; an empty one for a drafter that failed.
 
@@ -39,7 +39,7 @@ def propose_all(
         budgets: int32[s], the most nodes of each draft, 1 or more.
         vocab_size: tokens are below it; None for any.
     """
-    if _takes_batches(strategy):
+    if _supports_batches(strategy):
         try:
             found = timed(range(len(drafters)), strategy, strategy.propose_all, drafters, budgets)
             return checked_all(found, budgets, vocab_size)
@@ -62,22 +62,22 @@ def observe_all(
     strategy: Strategy,
     drafters: SequenceOf[Any],
     accepted: Int32Array,
-    begins: Int32Array,
+    offsets: Int32Array,
     feedback: StepFeedback | None,
-    failed: Failed,
-    timed: Timed,
+    failed: OnFailure,
+    timed: TimedCall,
 ) -> None:
     """Passes on what a step wrote, see `BatchStrategy.observe_all`."""
-    if _takes_batches(strategy):
+    if _supports_batches(strategy):
         try:
-            timed(range(len(drafters)), strategy, strategy.observe_all, drafters, accepted, begins, feedback)
+            timed(range(len(drafters)), strategy, strategy.observe_all, drafters, accepted, offsets, feedback)
             return
         except Exception as error:
             if len(drafters) == 1 or isinstance(error, TimeoutError):
                 for i in range(len(drafters)):
                     failed(i, "observe", error)
                 return
-    bounds = begins.tolist()
+    bounds = offsets.tolist()
     for i, drafter in enumerate(drafters):
         try:
             own = None if feedback is None else feedback.feedback(i, strategy.top_k)
@@ -86,6 +86,6 @@ def observe_all(
             failed(i, "observe", error)
 
 
-def _takes_batches(strategy: Strategy) -> TypeGuard[BatchStrategy]:
+def _supports_batches(strategy: Strategy) -> TypeGuard[BatchStrategy]:
     """As `isinstance`, which takes longer than a draft: it looks up every member of the protocol."""
     return hasattr(strategy, "propose_all") and hasattr(strategy, "observe_all")

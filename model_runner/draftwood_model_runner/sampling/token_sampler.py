@@ -11,7 +11,7 @@ import numpy as np
 from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.sampling.adjustments import LogitAdjustments
 from draftwood_model_runner.sampling.constraints import ConstrainedLogits
-from draftwood_model_runner.sampling.draws.sample import sample, sampling_margin
+from draftwood_model_runner.sampling.draws.sample import draw_token, sampling_margin
 from draftwood_model_runner.sampling.generation_defaults import NO_CONSTRAINTS, Constraints
 from draftwood_model_runner.sampling.metadata import MOST_PROBABLE, ON_HOST, SequenceSampling
 from draftwood_model_runner.sequence import Sequence
@@ -21,8 +21,8 @@ Logits = Any
 """What a runner predicts after one token: [vocab], an array of NumPy or a tensor of torch on any device."""
 
 
-class TokenChooser:
-    """Chooses the tokens of one sequence, one after the other; remembers what it chose.
+class TokenSampler:
+    """Chooses the tokens of one sequence, one after the other, and keeps count of what was accepted.
 
     Args:
         sequence: the sequence to write; its output is empty.
@@ -31,8 +31,8 @@ class TokenChooser:
         constraints: of the model.
 
     Attributes:
-        reported: alternatives that the request wants with the log-probability of each token; None for none.
-        ended: the output ends with the token that was remembered last.
+        num_logprobs: alternatives that the request wants with the log-probability of each token; None for none.
+        ended: the output ends with the token that was accepted last.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TokenChooser:
         request = sequence.request
         params, stop = request.sampling, request.stop
         self.grammar = sequence.grammar
-        self.reported = params.logprobs
+        self.num_logprobs = params.logprobs
         self.ended = False
         self._params = params
         self._position = int(request.prompt.size)
@@ -90,19 +90,19 @@ class TokenChooser:
         assert self.grammar is not None
         return self._in_order or self.grammar.slow or self.grammar.pending is not None
 
-    def choose(self, logits: Logits, most_probable: SequenceOf[int]) -> int:
-        """The next token, which is remembered.
+    def sample_and_accept(self, logits: Logits, most_probable: SequenceOf[int]) -> int:
+        """The next token, which is accepted.
 
         Args:
-            logits: [vocab], the model's own after everything chosen so far.
+            logits: [vocab], the model's own after everything accepted so far.
             most_probable: the tokens of the largest of them, in order; one or more.
         """
-        token = self.pick(logits, most_probable)
-        self.remember(token)
+        token = self.sample(logits, most_probable)
+        self.accept(token)
         return token
 
-    def pick(self, logits: Logits, most_probable: SequenceOf[int]) -> int:
-        """As `choose`, without remembering it."""
+    def sample(self, logits: Logits, most_probable: SequenceOf[int]) -> int:
+        """As `sample_and_accept`, but the token is not accepted."""
         if self._in_order:
             forbidden = self._ends if self._locked else ()
             for token in most_probable:
@@ -111,7 +111,7 @@ class TokenChooser:
         scores = self._adjusted(logits)
         if self._params.temperature == 0.0:
             return int(scores.argmax())
-        return sample(scores, self._params, self._position)
+        return draw_token(scores, self._params, self._position)
 
     def margin(self, logits: Logits, token: int) -> float:
         """By how much logits [vocab] would have to be off for `token` to be picked, over the largest of them.
@@ -129,14 +129,14 @@ class TokenChooser:
 
     def logprobs(self, logits: Logits, token: int) -> TokenLogprobs:
         """Log-probabilities by the model's own logits [vocab], before any processing."""
-        scores, count = _on_host(logits), self.reported or 0
+        scores, count = _on_host(logits), self.num_logprobs or 0
         scores = scores - scores.max()
         scores -= np.float32(np.log(np.exp(scores).sum(dtype=np.float64)))
         top = np.argpartition(-scores, count)[:count] if count < scores.size else np.arange(scores.size)
         top = top[np.argsort(-scores[top], kind="stable")]
         return TokenLogprobs(float(scores[token]), top.tolist(), scores[top].tolist())
 
-    def remember(self, token: int) -> None:
+    def accept(self, token: int) -> None:
         """`token` is the next one of the output."""
         self.ended = token in self._ends and not self._locked
         self._position += 1
