@@ -24,12 +24,13 @@ from draftwood_strategies.structs import Struct, address_of, arrays_at, record_a
 ORDERS = (1, 2, 4, 8)
 """Lengths of the phrases that are linked; each costs four bytes a token and a hash table. Without 8 acceptance lengths
 change by -0.05% (docs/decisions, "The trie's constants are flat")."""
-WAYS = (4, 1, 1, 1)
-"""How many of its newest occurrences the hash table holds for a phrase of each order, a power of two; each links to the
-one that many before it, so that a search loads that many side by side (docs/decisions, "Four chains for each
-token")."""
+WAYS = (4, 4, 1, 1)
+"""How many of the newest occurrences of a phrase of each order its hash table holds, a power of two. An occurrence
+links to the one that many before it, so that a search loads as many side by side. With 1 everywhere it waits for each
+to learn where the next one is, and a draft of 64 nodes takes 4 us longer (docs/decisions, "Four chains for each
+phrase")."""
 WAYS_BEFORE = (*itertools.accumulate(WAYS, initial=0),)
-"""Of the shorter orders; and those of all."""
+"""How many ways the shorter orders have together; the last is that of all."""
 TOKENS_PER_BLOCK = 16
 """A power of two."""
 LEAST_TOKENS = 4 * TOKENS_PER_BLOCK
