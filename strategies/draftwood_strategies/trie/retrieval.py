@@ -99,7 +99,7 @@ def fetch_occurrences(index: IndexArrays, context: Int32Array, n: Integer, lates
     for order in range(len(ORDERS)):
         newest = bucket_at(index, phrase_hash(context, n, ORDERS[order]), order)
         for way in range(WAYS[order]):
-            at = index.heads[newest + way]
+            at: Integer = index.heads[newest + way]
             latest[WAYS_BEFORE[order] + way] = at
             if at >= 0:
                 fetch(index, at)
