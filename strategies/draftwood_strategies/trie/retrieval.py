@@ -99,10 +99,10 @@ def fetch_occurrences(index: IndexArrays, context: Int32Array, n: Integer, lates
     for order in range(len(ORDERS)):
         newest = bucket_at(index, phrase_hash(context, n, ORDERS[order]), order)
         for way in range(WAYS[order]):
-            at: Integer = index.heads[newest + way]
-            latest[WAYS_BEFORE[order] + way] = at
-            if at >= 0:
-                fetch(index, at)
+            one = WAYS_BEFORE[order] + way
+            latest[one] = index.heads[newest + way]
+            if latest[one] >= 0:
+                fetch(index, latest[one])
     for _ in range(_FETCHED):
         for order in range(len(ORDERS)):
             for way in range(WAYS_BEFORE[order], WAYS_BEFORE[order + 1]):
