@@ -10,7 +10,7 @@ from draftwood_strategies.native import Float32Array, Int32Array, Int64Array
 from draftwood_strategies.structs import record_dtype
 from draftwood_strategies.tree_index import FRONTIER_ENTRY, Frontier
 from draftwood_strategies.trie.candidates import CANDIDATE, Candidates
-from draftwood_strategies.trie.phrase_index import WRITER, IndexArrays
+from draftwood_strategies.trie.phrase_index import WAYS_BEFORE, WRITER, IndexArrays
 from draftwood_strategies.trie.retrieval import CONTEXT, SEEN
 
 STATE = record_dtype(
@@ -103,6 +103,7 @@ class Workspace(NamedTuple):
         nodes: NODE[k], the frontier and the draft.
         frontier: FRONTIER_ENTRY[b], nodes that may be drafted next, from the number of drafted nodes on.
         table: int32[t], t a power of two above m: nodes hashed by token.
+        latest: int32[WAYS_BEFORE[-1]], the occurrences that a search has come to.
         seen: int32[SEEN], positions found in one search.
         path: int32[CONTEXT + DEEPEST], the end of the sequence, and the path to a node after it.
         marked: int32[CONTEXT], the end of the sequence with the start mark that the memory has in it.
@@ -114,6 +115,7 @@ class Workspace(NamedTuple):
     nodes: Nodes
     frontier: Frontier
     table: Int32Array
+    latest: Int32Array
     seen: Int32Array
     path: Int32Array
     marked: Int32Array
@@ -129,6 +131,7 @@ def workspace_for(budget: int) -> Workspace:
         nodes=np.empty(nodes, NODE),
         frontier=np.empty(budget + 1, FRONTIER_ENTRY),
         table=np.empty(1 << candidates.bit_length(), np.int32),
+        latest=np.empty(WAYS_BEFORE[-1], np.int32),
         seen=np.empty(SEEN, np.int32),
         path=np.empty(CONTEXT + DEEPEST, np.int32),
         marked=np.empty(CONTEXT, np.int32),

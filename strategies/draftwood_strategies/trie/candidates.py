@@ -11,7 +11,7 @@ import numpy as np
 
 from draftwood_strategies.native import Integer, compiled
 from draftwood_strategies.structs import record_dtype
-from draftwood_strategies.trie.phrase_index import IndexArrays, mixed
+from draftwood_strategies.trie.phrase_index import WAYS, IndexArrays, bucket_at, mixed
 
 CANDIDATE = record_dtype(position=np.int32, length=np.int16, kind=np.int8, agreeing=np.int8, newer=np.int8)
 """The position that corresponds to the last token of the context, and the features of the candidate's vote: how many
@@ -46,11 +46,12 @@ def log2_bin(n: Integer, bins: int) -> int:
 def recent_bin(index: IndexArrays, at: Integer, token: Integer) -> int:
     """How long ago the sequence that ends at `at` in this index had `token`: 0 for never, 1 for the last 4 tokens, 2
     for the last 16, and so on by fours."""
-    found: Integer = index.heads[0, mixed(np.int64(0), token) & (index.heads.shape[1] - 1)]
-    for _ in range(3):
+    newest = bucket_at(index, mixed(np.int64(0), token), 0)
+    found: Integer = index.heads[newest]
+    for way in range(newest + 1, newest + WAYS[0]):
         if found < 0 or index.log[found] == token:
             break
-        found = index.links[found, 0]
+        found = index.heads[way]
     if found < 0 or index.log[found] != token:
         return 0
     age = at - found

@@ -107,14 +107,15 @@ def expand(
 @compiled
 def _retrieve(one: SequenceArrays, memory: IndexArrays, weights: Weights, workspace: Workspace) -> int:
     """Fills the workspace with the candidates at the root, chained; returns how many there are."""
-    context, marked, seen, found = workspace.path, workspace.marked, workspace.seen, workspace.candidates
+    context, marked, latest = workspace.path, workspace.marked, workspace.latest
+    seen, found = workspace.seen, workspace.candidates
     own, prompt, mine, n = one.own, one.state[0].prompt_end, one.memory_writer[0].owner, CONTEXT
     read_context(own, one.writer[0].at, context)
     mark_start(context, one.state[0].written, marked)
     fetch_heads(memory, marked, n)
-    end = search(own, context, n, len(ORDERS), _LEAST, _MOST_OWN, NOWHERE, prompt, seen, found, 0)
-    fetch_occurrences(memory, marked, n, seen)
-    end = search(memory, marked, n, len(ORDERS), _LEAST, _MOST_MEMORY, mine, NOWHERE, seen, found, end)
+    end = search(own, context, n, len(ORDERS), _LEAST, _MOST_OWN, NOWHERE, prompt, latest, seen, found, 0)
+    fetch_occurrences(memory, marked, n, latest)
+    end = search(memory, marked, n, len(ORDERS), _LEAST, _MOST_MEMORY, mine, NOWHERE, latest, seen, found, end)
     end = resume(own, context, n, one.followed[OWN_SIDE], prompt, found, end)
     end = resume(memory, marked, n, one.followed[MEMORY_SIDE], NOWHERE, found, end)
     end = min(end, MOST_ROOTS)
@@ -142,9 +143,9 @@ def _widen(
     """
     candidates, chain, n = workspace.candidates, workspace.chain, CONTEXT + depth
     mine, prompt = one.memory_writer[0].owner, one.state[0].prompt_end
-    path, seen = workspace.path, workspace.seen
-    end = search(one.own, path, n, 1, WIDEN_BY, WIDEN_BY, NOWHERE, prompt, seen, candidates, count)
-    end = search(memory, path, n, 1, WIDEN_BY, WIDEN_BY, mine, NOWHERE, seen, candidates, end)
+    path, latest, seen = workspace.path, workspace.latest, workspace.seen
+    end = search(one.own, path, n, 1, WIDEN_BY, WIDEN_BY, NOWHERE, prompt, latest, seen, candidates, count)
+    end = search(memory, path, n, 1, WIDEN_BY, WIDEN_BY, mine, NOWHERE, latest, seen, candidates, end)
     kept = count
     for found in range(count, end):
         known = False

@@ -1,7 +1,7 @@
 """The phrase index: an append-only log of token sequences in which every earlier occurrence of a phrase is found.
 
-It stores every token, and with it four links to the previous occurrence of the phrase of 1, 2, 4 and 8 tokens that ends
-there; hash tables hold the newest occurrence of each. That is a trie over everything written, of any depth, with nodes
+It stores every token, and with it four links to earlier occurrences of the phrase of 1, 2, 4 and 8 tokens that ends
+there; hash tables hold the newest occurrences of each. That is a trie over everything written, of any depth, with nodes
 that are not stored (compare hash chains of Lempel-Ziv match finders). The log is a ring of blocks, so that several
 sequences can be written at once and each stays connected: a block belongs to one sequence and links to the block before
 and after it. The oldest blocks are overwritten first.
@@ -11,6 +11,7 @@ Knows nothing of drafts, prompts or tenants.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -23,6 +24,13 @@ from draftwood_strategies.structs import Struct, address_of, arrays_at, record_a
 ORDERS = (1, 2, 4, 8)
 """Lengths of the phrases that are linked; each costs four bytes a token and a hash table. Without 8 acceptance lengths
 change by -0.05% (docs/decisions, "The trie's constants are flat")."""
+WAYS = (4, 2, 1, 1)
+"""How many of the newest occurrences of a phrase of each order its hash table holds, a power of two. An occurrence
+links to the one that many before it, so that a search loads as many side by side. With 1 everywhere it waits for each
+to learn where the next one is, and a draft of 64 nodes takes 3 us longer (docs/decisions, "Several chains for
+each phrase")."""
+WAYS_BEFORE = (*itertools.accumulate(WAYS, initial=0),)
+"""How many ways the shorter orders have together; the last is that of all."""
 TOKENS_PER_BLOCK = 16
 """A power of two."""
 LEAST_TOKENS = 4 * TOKENS_PER_BLOCK
@@ -48,15 +56,16 @@ class IndexArrays(NamedTuple):
 
     Attributes:
         log: int32[slots], the tokens; `NOWHERE` where nothing is written.
-        links: int32[slots, len(ORDERS)], where the phrase of that many tokens that ends here ended before.
-        heads: int32[len(ORDERS), buckets], where a phrase of that hash ended last.
+        links: int32[slots, len(ORDERS)], where the phrase of that many tokens that ends here ended `WAYS` occurrences
+            before.
+        heads: int32[WAYS_BEFORE[-1] * buckets], for each order the buckets of its hash table (`bucket_at`).
         blocks: BLOCK[slots / TOKENS_PER_BLOCK].
         ring: RING[1].
     """
 
     log: Int32Array
     links: Annotated[Int32Array, 2]
-    heads: Annotated[Int32Array, 2]
+    heads: Int32Array
     blocks: Annotated[Any, BLOCK]
     ring: Annotated[Any, RING]
 
@@ -85,7 +94,7 @@ class PhraseIndex:
             IndexArrays(
                 log=np.full(blocks * TOKENS_PER_BLOCK, NOWHERE, np.int32),
                 links=np.empty((blocks * TOKENS_PER_BLOCK, len(ORDERS)), np.int32),
-                heads=np.full((len(ORDERS), _buckets(blocks)), NOWHERE, np.int32),
+                heads=np.full(WAYS_BEFORE[-1] * _buckets(blocks), NOWHERE, np.int32),
                 blocks=np.full(blocks, _NO_BLOCK, BLOCK),
                 ring=np.array([(0, 0, most, 0)], RING),
             )
@@ -152,11 +161,12 @@ class PhraseIndex:
         log, links, heads, blocks, ring = self.arrays
         old = blocks.shape[0]
         new = min(2 * old, int(ring["most"][0]))
+        tables = np.split(heads, np.multiply(WAYS_BEFORE[1:-1], _buckets(old)))
         self.struct.set(
             IndexArrays(
                 log=_extended(log, new * TOKENS_PER_BLOCK, NOWHERE),
                 links=_extended(links, new * TOKENS_PER_BLOCK, NOWHERE),
-                heads=np.tile(heads, (1, _buckets(new) // _buckets(old))),
+                heads=np.concatenate([np.tile(table, _buckets(new) // _buckets(old)) for table in tables]),
                 blocks=_extended(blocks, new, _NO_BLOCK),
                 ring=ring,
             )
@@ -231,6 +241,15 @@ def phrase_hash(tokens: Int32Array, end: Integer, length: Integer) -> Integer:
 
 
 @compiled
+def bucket_at(index: IndexArrays, key: Integer, order: int) -> Integer:
+    """Where the bucket of the phrases of this hash and order begins in the heads: `WAYS` occurrences, the newest first,
+    `NOWHERE` for none."""
+    buckets = index.heads.shape[0] // WAYS_BEFORE[-1]
+    begin: Integer = WAYS_BEFORE[order] * buckets + (key & (buckets - 1)) * WAYS[order]
+    return begin
+
+
+@compiled
 def append(index: IndexArrays, writer: Any, tokens: Int32Array) -> None:
     """Writes `tokens` after the writer's last one and links the phrases that end at each.
 
@@ -267,16 +286,19 @@ def _append_at(index: Integer, writer: Integer, tokens: Int32Array) -> None:
 
 @compiled
 def _link(index: IndexArrays, at: Integer) -> None:
-    mask = index.heads.shape[1] - 1
     key: Integer = np.int64(0)
     order = 0
     back = at
     for length in range(1, ORDERS[-1] + 1):
         key = mixed(key, index.log[back])
         if length == ORDERS[order]:
-            newest = index.heads[order, key & mask]
-            index.links[at, order] = newest if newest != at else NOWHERE
-            index.heads[order, key & mask] = at
+            newest = bucket_at(index, key, order)
+            oldest = newest + WAYS[order] - 1
+            linked = index.heads[oldest]
+            index.links[at, order] = linked if linked != at else NOWHERE
+            for way in range(oldest, newest, -1):
+                index.heads[way] = index.heads[way - 1]
+            index.heads[newest] = at
             order += 1
         back = preceding(index, back)
         if back < 0:

@@ -15,7 +15,10 @@ from draftwood_strategies.trie.phrase_index import (
     ORDERS,
     START,
     TOKENS_PER_BLOCK,
+    WAYS,
+    WAYS_BEFORE,
     IndexArrays,
+    bucket_at,
     phrase_hash,
     preceding,
 )
@@ -25,7 +28,7 @@ _MISSES = 8
 SEEN = 512
 """Slots of the hash set of positions seen in one search; at least twice as many as a search finds."""
 _FETCHED = 8
-"""Occurrences of each phrase that are loaded ahead."""
+"""Occurrences in each way of a phrase's bucket that are loaded ahead."""
 _BEHIND = 16
 """Tokens behind the match that are compared, with gaps allowed. 8 changes acceptance lengths by less than 0.1%."""
 CONTEXT = LONGEST + 1 + _BEHIND
@@ -81,10 +84,8 @@ def fetch(index: IndexArrays, at: Integer) -> None:
 @compiled
 def fetch_heads(index: IndexArrays, context: Int32Array, n: Integer) -> None:
     """Begins to load where a search for the end of `context[:n]` begins, for the phrases of each order."""
-    buckets = index.heads.shape[1]
     for order in range(len(ORDERS)):
-        bucket = phrase_hash(context, n, ORDERS[order]) & (buckets - 1)
-        prefetch(index.heads, order * buckets + bucket)
+        prefetch(index.heads, bucket_at(index, phrase_hash(context, n, ORDERS[order]), order))
 
 
 @compiled
@@ -93,22 +94,24 @@ def fetch_occurrences(index: IndexArrays, context: Int32Array, n: Integer, lates
     says where the next one is. The heads are loaded.
 
     Args:
-        latest: int32[len(ORDERS)] or more, workspace.
+        latest: int32[WAYS_BEFORE[-1]], workspace.
     """
-    mask = index.heads.shape[1] - 1
     for order in range(len(ORDERS)):
-        at = index.heads[order, phrase_hash(context, n, ORDERS[order]) & mask]
-        latest[order] = at
-        if at >= 0:
-            fetch(index, at)
+        newest = bucket_at(index, phrase_hash(context, n, ORDERS[order]), order)
+        for way in range(WAYS[order]):
+            one = WAYS_BEFORE[order] + way
+            latest[one] = index.heads[newest + way]
+            if latest[one] >= 0:
+                fetch(index, latest[one])
     for _ in range(_FETCHED):
         for order in range(len(ORDERS)):
-            at = latest[order]
-            if at >= 0:
-                at = index.links[at, order]
-                latest[order] = at
+            for way in range(WAYS_BEFORE[order], WAYS_BEFORE[order + 1]):
+                at = latest[way]
                 if at >= 0:
-                    fetch(index, at)
+                    at = index.links[at, order]
+                    latest[way] = at
+                    if at >= 0:
+                        fetch(index, at)
 
 
 @compiled
@@ -134,6 +137,7 @@ def search(
     most: int,
     own: Integer,
     prompt: Integer,
+    latest: Int32Array,
     seen: Int32Array,
     candidates: Candidates,
     count: int,
@@ -147,7 +151,7 @@ def search(
             otherwise.
         own: the owner number of the sequence itself, which is left out; `NOWHERE` in its own index.
         prompt: in the sequence's own index, the position where its output begins; `NOWHERE` in the memory.
-        seen: int32[SEEN], workspace.
+        latest, seen: int32[max(WAYS)] and int32[SEEN], workspace.
         candidates: CANDIDATE[m], of which `count` are taken.
 
     Returns:
@@ -155,21 +159,24 @@ def search(
     """
     for slot in range(SEEN):
         seen[slot] = NOWHERE
-    mask = index.heads.shape[1] - 1
     before = count
     for order in range(orders - 1, -1, -1):
         if context[n - ORDERS[order]] == UNKNOWN:
             continue
-        at: Integer = index.heads[order, phrase_hash(context, n, ORDERS[order]) & mask]
+        newest = bucket_at(index, phrase_hash(context, n, ORDERS[order]), order)
+        for way in range(WAYS[order]):
+            latest[way] = index.heads[newest + way]
+            fetch(index, latest[way])
         misses = 0
         found = 0
         enough = max(least, min(most - (count - before), most >> max(order, 1)))
-        for _ in range(2 * enough):
-            if at < 0 or found == enough or misses > _MISSES or count == candidates.shape[0]:
+        for step in range(2 * enough):
+            way = step & (WAYS[order] - 1)
+            position: Integer = latest[way]
+            if position < 0 or found == enough or misses > _MISSES or count == candidates.shape[0]:
                 break
-            position: Integer = at
-            at = index.links[position, order]
-            fetch(index, at)
+            latest[way] = index.links[position, order]
+            fetch(index, latest[way])
             if index.blocks[position // TOKENS_PER_BLOCK].owner == own:
                 continue
             empty = free_slot(seen, position)
