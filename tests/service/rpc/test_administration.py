@@ -210,6 +210,9 @@ async def test_the_life_of_an_experiment(served: Served) -> None:
         assert (made.state, len(made.salt)) == (xp.EXPERIMENT_STATE_DRAFT, 32)
         draft = xp.Experiment(name=made.name, alpha=0.04)
         assert (await stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=draft))).alpha == 0.04
+    for field, wrong in (("tenants", {"tenants": [str(n) for n in range(10_001)]}), ("unit", {"unit": 9})):
+        request = xp.CreateExperimentRequest(experiment_id="x", experiment=xp.Experiment(**wrong))
+        await refused(stub.CreateExperiment(request), CODE.INVALID_ARGUMENT, f"experiment.{field}")
     started = await stub.StartExperiment(xp.StartExperimentRequest(name="experiments/one"))
     assert started.state == xp.EXPERIMENT_STATE_RUNNING
     refuse = CODE.FAILED_PRECONDITION
