@@ -181,6 +181,10 @@ def test_apply_creates_changes_and_leaves(admin: FakeAdmin, run_admin: Run, acme
     ("text", "problem"),
     [
         ("tenants:\n- {name: a}\n- {name: b, wait: 1}\n", "tenants[1].wait: there is no such field"),
+        (
+            "tenants:\n- {name: a, drafting: {maxNodes: 1, max_nodes: 2}}\n",
+            "tenants[0].drafting.maxNodes: is given twice",
+        ),
         ("tenants:\n- {weight: 1}\n", "tenants[0].name: must be set, such as tenants/NAME"),
         ("weight: [\n", "FILE is not valid YAML, line 2"),
         ("name: a\nname: b\n", "FILE: is not valid YAML: name is there twice"),

@@ -44,6 +44,7 @@ def test_config_file_from_the_environment(yaml_file: Path) -> None:
     [
         ("tenant_weights", "{acme: 2, 'a=b': 0.5}", "acme=2, a=b=0.5", {"acme": 2.0, "a=b": 0.5}),
         ("weights", "int8", "int8", "int8"),
+        ("device", "cuda:1", "cuda:1", "cuda:1"),
     ],
 )
 def test_values_that_are_no_plain_numbers_come_from_any_source(
@@ -78,6 +79,7 @@ BAD: dict[str, tuple[str, str, str, str]] = {
     "flag": ("--port 70000", "port", "less than or equal to 65535", "--port"),
     "flag with an equals sign": ("--port=many", "port", "an integer", "--port"),
     "environment": ("DRAFTWOOD_MAX_RUNNING=0", "max_running", "at least 1", "MAX_RUNNING"),
+    "device": ("--device gpu", "device", "auto, cpu, cuda or cuda:N", "--device"),
     "quantized": ("--weights int2", "weights", "'as-is', 'int8' or 'int4'", "--weights"),
     "quantized by torch": ("--weights int8 --runner torch", "weights", "needs runner openvino", "--weights"),
     "exact by OpenVINO": ("--exact true --runner openvino", "exact", "use runner torch", "--exact"),
@@ -90,6 +92,7 @@ BAD: dict[str, tuple[str, str, str, str]] = {
     "unknown variable": ("DRAFTWOOD_PROT=1", "DRAFTWOOD_PROT", "did you mean DRAFTWOOD_PORT?", "environment"),
     "timeouts": ("--max-timeout 5", "default_timeout", "at most max_timeout = 5", ""),
     "key without certificate": ("--tls-key k.pem", "tls_cert", "since tls_key is", ""),
+    "clients' authorities alone": ("--tls-client-ca a.pem", "tls_cert", "since tls_client_ca is", ""),
     "missing certificate": ("--tls-cert /no --tls-key /no", "tls_cert", "no such file", "--tls-cert"),
     "both kinds of keys": ("--store-keys a --store-key-file b", "store_key_file", "store_keys", "--store"),
     "weights": ("--tenant-weights acme", "tenant_weights", "acme=2,beta=0.5", "--tenant-weights"),
@@ -225,9 +228,12 @@ def test_settings_that_vllm_does_not_have(args: list[str], text: str) -> None:
     assert str(error_of(["--engine", "vllm", *args])).startswith(text)
 
 
-def test_settings_of_vllm() -> None:
+def test_settings_of_vllm(tmp_path: Path) -> None:
     settings = read_settings(["--engine", "vllm", "--engine-args", '{"quantization": "fp8"}'], {})
     assert settings.engine_args == {"quantization": "fp8"}
+    path = tmp_path / "settings.yaml"
+    path.write_text("engine: vllm\nengine_args: {quantization: fp8}\n")
+    assert read_settings(["--config", str(path)], {}) == settings
     assert settings.strategy == "trie"
     assert read_settings(["--engine", "vllm", "--strategy", "hybrid"], {}).strategy == "hybrid"
     assert "set --engine vllm" in str(error_of(["--engine-args", '{"quantization": "fp8"}']))

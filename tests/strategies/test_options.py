@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from draftwood_strategies.options import Option, check, read_options
+from draftwood_strategies.options import Option, Range, check, read_options
 from draftwood_strategies.registry import UnknownStrategyError, check_options, create, options_of
 from tests import phrase_book
 
@@ -87,6 +87,23 @@ def test_a_factory_without_annotations_takes_any_value() -> None:
 
     assert read_options(make)["depth"] == Option("depth", None, 3)
     assert check(read_options(make), {"depth": "deep"}) == {"depth": "deep"}
+
+
+def test_an_annotation_that_cannot_be_evaluated_takes_any_value() -> None:
+    def make(depth: NotImported = 3) -> int:  # type: ignore[name-defined]  # noqa: F821
+        return int(depth)
+
+    assert check(read_options(make), {"depth": "deep"}) == {"depth": "deep"}
+
+
+@pytest.mark.parametrize(
+    ("allowed", "message"), [(Range(greatest=5), "be at most 5"), (Range(greatest=5, open=True), "be below 5")]
+)
+def test_a_range_may_have_no_lower_bound(allowed: Range, message: str) -> None:
+    option = Option("depth", int, 3, allowed)
+    assert option.checked(-9) == -9
+    with pytest.raises(ValueError, match=f"^depth: 6 is not allowed; it must {message}$"):
+        option.checked(6)
 
 
 def test_defaults_are_known() -> None:

@@ -11,6 +11,7 @@ from draftwood_tenants.reading import ServerLimits
 
 X = "weight: 2\nexperiments:\n- {name: experiments/x"
 LIMITS = ServerLimits("hybrid", 64, 1_000_000, 2**24)
+ARMS = "arms: [{id: control}, {id: trie, drafting: {strategy: trie}}]"
 TRIE = "drafting: {strategy: trie, options: {"
 
 
@@ -60,6 +61,16 @@ TRIE = "drafting: {strategy: trie, options: {"
         ("weight: 2\n- name: tenants/", 'tenants[1].name tenants/: must be "tenants/" and the tenant'),
         (f"{X}, arms: 3}}", "experiments[0].arms 3: must be a list"),
         (f"{X}, arms: [{{id: control}}, {{id: 5}}]}}", "experiments[0].arms[1].id 5: must be a text"),
+        (f"{X}, arms: [{{id: a}}]}}", "experiments[0].arms: 1 of them; 2 to 8 are needed"),
+        (f"{X}, arms: [{{id: a}}, {{id: a}}]}}", "experiments[0].arms: ['a', 'a']; names that differ are needed"),
+        (f"{X}, tenants: [a, '']}}", "experiments[0].tenants[1]: must not be empty"),
+        (f"{X}, guardrails: {{slowerTtft: -1}}, {ARMS}}}", "experiments[0].guardrails.slower_ttft: "),
+        (f"{X}, salt: zz, {ARMS}}}", "experiments[0].salt zz: must be hexadecimal digits"),
+        (f"{X}, coverage: 0, {ARMS}}}", "experiments[0].coverage: 0.0 is not allowed; it must be above 0"),
+        (f"{X}, coverage: 1.1, {ARMS}}}", "experiments[0].coverage: 1.1 is not allowed; it must be above 0"),
+        (f"{X}, alpha: 1, {ARMS}}}", "experiments[0].alpha: 1.0 is not allowed; it must be between 0 and 1"),
+        (f"{X}, arms: [{{id: a}}, {{id: b, weight: 0}}]}}", "experiments[0].arms[1].weight: 0.0 is not allowed;"),
+        (f"{X}, arms: [{{id: a}}, {{id: b, weight: 'NaN'}}]}}", "experiments[0].arms[1].weight: "),
     ],
 )
 def test_the_place_the_value_and_what_is_wanted(entry: str, problem: str) -> None:
@@ -72,7 +83,6 @@ def test_the_place_the_value_and_what_is_wanted(entry: str, problem: str) -> Non
 
 
 A, B = (f"{{name: experiments/{name}, state: EXPERIMENT_STATE_RUNNING, " for name in "ab")
-ARMS = "arms: [{id: control}, {id: trie, drafting: {strategy: trie}}]}"
 
 
 @pytest.mark.parametrize(
@@ -88,8 +98,8 @@ ARMS = "arms: [{id: control}, {id: trie, drafting: {strategy: trie}}]}"
         ("tenants: [{name: tenants/a, learning: {maxAge: soon}}]", "tenants[0]"),
         ("tenants: [{name: tenants/a}, {name: tenants/a}]", "tenants[1].name a: is in the file twice"),
         ("tenants: [{name: tenants/a, etag: '1'}]", "tenants[0].etag: cannot be set in a file"),
-        (f"experiments: [{A}{ARMS}, {B}{ARMS}]", "experiments[1].tenants: a is running"),
-        (f"experiments: [{A}burnIn: 60s, {ARMS}]", "experiments[0].startTime: a running one with a burnIn needs it"),
+        (f"experiments: [{A}{ARMS}}}, {B}{ARMS}}}]", "experiments[1].tenants: a is running"),
+        (f"experiments: [{A}burnIn: 60s, {ARMS}}}]", "experiments[0].startTime: a running one with a burnIn needs it"),
     ],
 )
 def test_a_file_that_is_wrong_as_a_whole(text: str | bytes, problem: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from draftwood_service.auth.api_keys import ApiKeys, new_key
 from draftwood_service.auth.auth_file import KeyEntry
 from draftwood_service.auth.authenticator import Authenticator, CertificateNames
 from draftwood_service.settings.network import AuthSettings
-from tests.service.auth.issuer import AUDIENCE, ISSUER, public_keys, token, write_keys
+from tests.service.auth.issuer import AUDIENCE, EC_KEY, ISSUER, public_keys, token, write_keys
 
 EXPIRES = datetime(2030, 1, 1, tzinfo=UTC)
 CERTIFICATE = CertificateNames(("spiffe://acme/billing",), ("ops.example",))
@@ -84,6 +86,24 @@ async def test_alternative_names_count_before_common_ones(auth_file: Path) -> No
     assert (by_name.name, by_name.role) == ("certificate:spiffe://acme/billing", Role.CALLER)
     by_common_name = await keys.principal(None, CertificateNames((), CERTIFICATE.common))
     assert (by_common_name.name, by_common_name.role) == ("certificate:ops.example", Role.OPERATOR)
+
+
+async def test_keys_of_the_issuer_are_followed(tmp_path: Path, issuer: dict[str, Any]) -> None:
+    write_keys(tmp_path / "jwks.json", public_keys("rsa"))
+    tokens, of_rsa = Authenticator(AuthSettings(**issuer)), token()
+    tokens.start()
+    try:
+        assert (await tokens.principal(of_rsa, None)).tenant == "acme"
+        write_keys(tmp_path / "jwks.json", public_keys("ec"))
+        for _ in range(2000):
+            with suppress(UnauthenticatedError):
+                assert await tokens.principal(token(EC_KEY, "ES256", "ec"), None)
+                break
+            await asyncio.sleep(0.01)
+        with pytest.raises(UnauthenticatedError):
+            await tokens.principal(of_rsa, None)
+    finally:
+        await tokens.close()
 
 
 def test_a_key_ends_at_its_time_and_refusals_differ_in_the_log_alone() -> None:

@@ -68,6 +68,11 @@ def test_the_key_alone_goes_to_stdout(capsys: pytest.CaptureFixture[str], file: 
     assert "not shown again" in shown.err
     assert key(["list", "--file", str(file)]) == 0
     assert "acme" in capsys.readouterr().out
+    [entry] = read(file).keys
+    assert key(["revoke", "--file", str(file), entry.id, "--after", "24h"]) == 0
+    assert f"key {entry.id}: caller of tenant acme, until 20" in capsys.readouterr().out
+    assert key(["revoke", "--file", str(file), entry.id]) == 0
+    assert capsys.readouterr().out == f"key {entry.id} is revoked\n"
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,16 @@ async def test_a_token_is_remembered_until_it_expires(source: JwksFile, verifier
         await TokenVerifier(source, rules(jwt_leeway=0)).principal(late, now)
 
 
+async def test_the_tokens_used_last_are_remembered(verifier: TokenVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood_service.auth.tokens._MAX_VERIFIED", 2)
+    one, two, three = (token(sub=subject) for subject in ("one", "two", "three"))
+    first, second = [await verifier.principal(given, time.time()) for given in (one, two)]
+    for given in (one, three, one):
+        found = await verifier.principal(given, time.time())
+    assert found is first
+    assert await verifier.principal(two, time.time()) is not second
+
+
 async def test_a_token_that_is_too_long_is_refused_before_it_is_read(verifier: TokenVerifier) -> None:
     assert await verifier.principal(token(more="x" * 5000), time.time())
     with pytest.raises(UnauthenticatedError) as refused:

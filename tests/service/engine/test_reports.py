@@ -10,7 +10,7 @@ from draftwood_model_runner.runners.base import StateUse
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
-from draftwood_service.engine.reporting import reporter
+from draftwood_service.engine.reporting import report, reporter
 from draftwood_service.engine.reporting.report import (
     EngineReport,
     Load,
@@ -86,6 +86,14 @@ def test_tenants_that_were_active_long_ago_are_dropped(monkeypatch: pytest.Monke
     assert {name: one.work.written_tokens for name, one in recorder.report(FakeEngine(), []).tenants.items()} == {
         "a": 2, "b": 0, "c": 1, "d": 1,
     }  # fmt: skip
+
+
+def test_the_tenants_active_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "_MAX_TENANTS", 2)
+    history = ReportHistory()
+    for active in ("a", "b", "a", "c"):
+        history.add(EngineReport(tenants={active: TenantReport(Load(1, 0), WorkCounts(written_tokens=5))}))
+    assert {name: one.load.running for name, one in history.latest.tenants.items()} == {"a": 0, "c": 1}
 
 
 def test_counts_go_on_after_the_engine_was_restarted() -> None:

@@ -25,6 +25,7 @@ from draftwood_model_runner.errors import ModelError
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.sequence import Sequence
 from draftwood_service.experiments import watch
+from draftwood_service.experiments.live import LiveExperiments
 from draftwood_tenants.experiments import counting
 from draftwood_tenants.experiments.arm_assignment import target_of
 from draftwood_tenants.experiments.assignment import Split
@@ -342,6 +343,17 @@ async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(server:
         assert [key for key in left if not key.endswith((":deleted", ":lease"))] == []
         await started(served)
         assert await requests_counted(served, 0) == [0, 0]
+
+
+async def test_the_arm_that_the_report_calls_better_wins(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def report(*_: Any) -> xp.ExperimentReport:
+        return xp.ExperimentReport(better_arm="hybrid")
+
+    monkeypatch.setattr(LiveExperiments, "report", report)
+    await started(served, tenants=["acme"])
+    concluded = await experiments(served).ConcludeExperiment(xp.ConcludeExperimentRequest(name=NAME))
+    assert concluded.winner == "hybrid"
+    assert catalog(served).config_of("acme").drafting.max_nodes == 5
 
 
 @pytest.mark.parametrize("stored", [True, False])

@@ -23,6 +23,7 @@ from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving, u
 from tests.service.gateway.listening import Listening, listening, post
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 LONG: dict[str, Any] = {"prompt": "Hi", "max_tokens": 2000}
 
 
@@ -251,6 +252,15 @@ def said(text: Any) -> dict[str, Any]:
         ({"messages": [{"role": 3, "content": ""}]}, None, "messages[0].role", "messages[0].role: must be"),
         ({"messages": [{"role": "tool", "name": 3}]}, None, "messages[0].name", "messages[0].name: must be"),
         ({"messages": []}, None, "messages", "messages"),
+        ({"messages": [{"role": "function"}]}, None, "messages[0].role", "messages[0].role: function is not served"),
+        (
+            {"messages": [{"role": "assistant", "audio": {"id": "x"}}]},
+            None,
+            "messages[0].audio",
+            "messages[0].audio: is",
+        ),
+        (said(3), None, "messages[0].content", "messages[0].content: must be a text or a list of parts"),
+        ({"prompt": ["x", 3]}, None, "prompt", "prompt: must be a text, token ids, or a list"),
         ({"max_tokens": 5000}, LONG_CONTEXT, "max_tokens", "max_tokens: 5000"),
         ({"max_completion_tokens": 5000}, LONG_CONTEXT, "max_completion_tokens", "max_completion_tokens: 5000"),
         ({"max_tokens": 0}, WRONG, "max_tokens", "max_tokens: 0"),
@@ -264,6 +274,16 @@ def said(text: Any) -> dict[str, Any]:
         ({"stop_token_ids": [300]}, WRONG, "stop_token_ids[0]", "stop_token_ids"),
         ({"stop_token_ids": ["x"]}, None, "stop_token_ids[0]", "stop_token_ids[0]"),
         ({"logit_bias": {"300": 1}}, WRONG, "logit_bias[300]", "logit_bias[300]"),
+        ({"logit_bias": {"x": 1}}, None, "logit_bias", "logit_bias: has a key that is not a token id"),
+        ({"logprobs": True, "top_logprobs": 99}, None, "top_logprobs", "top_logprobs: must lie in [0, "),
+        ({"prompt": "x", "logprobs": 99}, None, "logprobs", "logprobs: must lie in [0, "),
+        ({"stream_options": {"include_usage": True}}, None, "stream_options", "stream_options: needs stream"),
+        (
+            {"response_format": {"type": "regex"}, "tools": TOOLS},
+            None,
+            "response_format.type",
+            "response_format.type: reg",
+        ),
         ({"top_p": 3}, WRONG, "top_p", "top_p: 3"),
         ({"temperature": -1}, WRONG, "temperature", "temperature: -1"),
         ({"n": 99, "temperature": 1}, WRONG, "n", "n: 99"),
@@ -293,6 +313,23 @@ async def test_errors_name_what_the_caller_wrote(
     assert error["message"].startswith(begins)
     for ours in ("stop.", "sampling.", "chat.", "drafting.", "output."):
         assert ours not in error["message"]
+
+
+@pytest.mark.parametrize("seconds", ["soon", "0", "-1", "nan"])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_deadline_is_a_number_above_0(shared_gateway: Listening, seconds: str) -> None:
+    with_header = f"host: x\r\nx-draftwood-timeout: {seconds}".encode()
+    sent = post(COMPLETIONS, {"prompt": "x"}).replace(b"host: x", with_header, 1)
+    status, answer = await shared_gateway.answered(sent)
+    assert status == 400
+    assert answer["error"]["message"].startswith("x-draftwood-timeout: must be a number of seconds above 0")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_answer_may_be_asked_for_as_text(shared_gateway: Listening) -> None:
+    fields = {"prompt": "ab", "max_tokens": 4, "response_format": {"type": "text"}}
+    status, answer = await shared_gateway.posted(COMPLETIONS, fields)
+    assert (status, answer["choices"][0]["finish_reason"]) == (200, "length")
 
 
 async def test_a_model_without_a_chat_template_names_the_other_route() -> None:

@@ -86,6 +86,8 @@ async def test_the_life_of_a_tenant(served: Served) -> None:
     await refused(stub.DeleteTenant(pb.DeleteTenantRequest(name="tenants/a")), CODE.NOT_FOUND)
     await stub.DeleteTenant(pb.DeleteTenantRequest(name="tenants/a", allow_missing=True))
     await refused(stub.UpdateTenant(pb.UpdateTenantRequest(tenant=tenant(name="tenants/a"))), CODE.NOT_FOUND)
+    of_another = pb.UpdateTenantRequest(tenant=tenant(name="tenants/a", etag=made.etag), allow_missing=True)
+    await refused(stub.UpdateTenant(of_another), CODE.ABORTED)
     await stub.UpdateTenant(pb.UpdateTenantRequest(tenant=tenant(name="tenants/a"), allow_missing=True))
 
 
@@ -114,6 +116,7 @@ async def test_a_tenants_weight_replaces_that_of_the_settings() -> None:
 
 async def test_errors_name_the_field() -> None:
     bad: dict[str, dict[str, Any]] = {
+        "tenant.name": {"name": "tenants/b"},
         "tenant.weight": {"weight": 1000},
         "tenant.drafting.options.x": {"drafting": {"strategy": "trie", "options": {"x": 1}}},
         "tenant.sampling.seed": {"sampling": {"seed": 1}},
@@ -143,6 +146,8 @@ async def test_pages(served: Served) -> None:
         if not token:
             break
     assert seen == names
+    for wrong, field in (({"page_size": -1}, "page_size"), ({"page_token": "x"}, "page_token")):
+        await refused(tenants(served).ListTenants(pb.ListTenantsRequest(**wrong)), CODE.INVALID_ARGUMENT, field)
 
 
 async def test_requests_use_the_tenants_configuration(served: Served) -> None:
@@ -205,6 +210,10 @@ async def test_the_life_of_an_experiment(served: Served) -> None:
         assert (made.state, len(made.salt)) == (xp.EXPERIMENT_STATE_DRAFT, 32)
         draft = xp.Experiment(name=made.name, alpha=0.04)
         assert (await stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=draft))).alpha == 0.04
+    bad: dict[str, Any] = {"tenants": [str(number) for number in range(10_001)], "unit": 9}
+    for field, value in bad.items():
+        request = xp.CreateExperimentRequest(experiment_id="x", experiment=xp.Experiment(**{field: value}))
+        await refused(stub.CreateExperiment(request), CODE.INVALID_ARGUMENT, f"experiment.{field}")
     started = await stub.StartExperiment(xp.StartExperimentRequest(name="experiments/one"))
     assert started.state == xp.EXPERIMENT_STATE_RUNNING
     refuse = CODE.FAILED_PRECONDITION
@@ -220,6 +229,11 @@ async def test_the_life_of_an_experiment(served: Served) -> None:
         await (updating if fine else refused(updating, refuse))
     await refused(stub.DeleteExperiment(xp.DeleteExperimentRequest(name="experiments/one")), refuse, "stop it first")
     await stub.StopExperiment(xp.StopExperimentRequest(name="experiments/one"))
+    described = xp.Experiment(name="experiments/one", description="d")
+    changed = xp.Experiment(name="experiments/one", alpha=0.1)
+    await stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=described))
+    changing = stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=changed))
+    await refused(changing, refuse, "only the description")
     await refused(stub.StartExperiment(xp.StartExperimentRequest(name="experiments/one")), refuse)
     await stub.StartExperiment(xp.StartExperimentRequest(name="experiments/two"))
     await tenants(served).CreateTenant(pb.CreateTenantRequest(tenant_id="a", tenant=tenant(weight=2)))
@@ -232,6 +246,8 @@ async def test_the_life_of_an_experiment(served: Served) -> None:
     assert (found.weight, found.drafting.strategy, found.drafting.max_nodes) == (2, "trie", 7)
     assert config_of(served, "b").drafting.strategy == "trie"
     assert config_of(served, "c") == TenantConfig()
+    await stub.DeleteExperiment(xp.DeleteExperimentRequest(name="experiments/one", validate_only=True))
+    assert len((await stub.ListExperiments(xp.ListExperimentsRequest())).experiments) == 2
     await stub.DeleteExperiment(xp.DeleteExperimentRequest(name="experiments/one"))
     assert len((await stub.ListExperiments(xp.ListExperimentsRequest())).experiments) == 1
     report = await stub.GetExperimentReport(xp.GetExperimentReportRequest(name="experiments/two"))

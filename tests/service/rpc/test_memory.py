@@ -247,7 +247,15 @@ async def test_the_command_line(server: Valkey, tmp_path: Path) -> None:
         assert (await cli("purge", "--yes")).stdout == "38 tokens forgotten\n"
         assert (await cli("import", str(out))).stdout == "38 tokens\n"
         assert (await cli("export")).stdout == out.read_text()
+        wrong = {"record": '{"token_ids": [true]}', "object": "[1]"}
+        for name, line in wrong.items():
+            (tmp_path / name).write_text(out.read_text().splitlines()[0] + "\n" + line + "\n")
+        (tmp_path / "latin").write_bytes(b"\xff\n")
         for arguments, text in (
+            (("import", str(tmp_path / "record")), "line 2: not a record"),
+            (("import", str(tmp_path / "object")), "line 2: not an object"),
+            (("import", str(tmp_path / "latin")), "cannot be read: it is not UTF-8"),
+            (("export", str(tmp_path / "no" / "file")), "cannot be written: No such file or directory"),
             (("import", str(corpus)), "not JSON"),
             (("import", str(lines)), "does not begin"),
             (("warm", str(out)), "none of text"),

@@ -15,6 +15,9 @@ from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts, SequenceStats
 from draftwood_strategies.base import SourceCounts
 
+_MAX_TENANTS = 1000
+"""Tenants that are remembered; those that were active least recently are dropped."""
+
 
 class WorkKey(NamedTuple):
     """What work is counted by: the strategy of a request, and its arm, "" outside of experiments."""
@@ -154,12 +157,11 @@ class ReportHistory:
         budget: draft tokens verified by a decoding step of a sequence, on average, between the latest two reports.
     """
 
-    def __init__(self, max_tenants: int = 1000) -> None:
+    def __init__(self) -> None:
         self.latest = EngineReport()
         self.budget = 0.0
         self.at = time.monotonic()
         self._before = EngineReport()
-        self._max_tenants = max_tenants
 
     def restarted(self) -> None:
         """Another engine reports from now on: its counts begin at 0."""
@@ -184,7 +186,7 @@ class ReportHistory:
             tenants.pop(name, None)
             known = before.tenants.get(name)
             tenants[name] = one if known is None else TenantReport(one.load, one.work.plus(known.work))
-        for name in [*tenants][: max(0, len(tenants) - self._max_tenants)]:
+        for name in [*tenants][: max(0, len(tenants) - _MAX_TENANTS)]:
             del tenants[name]
         work = dict(before.work)
         for key, counts in report.work.items():
