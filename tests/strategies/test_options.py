@@ -97,7 +97,7 @@ def test_an_annotation_that_cannot_be_evaluated_takes_any_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "message"), [(Range(greatest=5), "be at most 5"), (Range(greatest=5, open=True), "be below 5")]
+    ("allowed", "message"), [(Range(maximum=5), "be at most 5"), (Range(maximum=5, open=True), "be below 5")]
 )
 def test_a_range_may_have_no_lower_bound(allowed: Range, message: str) -> None:
     option = Option("depth", int, 3, allowed)
