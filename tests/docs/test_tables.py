@@ -76,6 +76,6 @@ def test_keys_and_values(row: list[str]) -> None:
 def test_the_store(row: list[str]) -> None:
     tokens = int(row[0].replace(",", "")) * int(row[1].replace(",", ""))
     units = {"MB": 1e6, "GB": 1e9}
-    for cell, each in zip(row[2:], (6.7, 50.0), strict=True):
+    for cell, each in zip(row[2:], (6.7, 60.0), strict=True):
         number, unit = cell.split()
         assert float(number) * units[unit] == pytest.approx(tokens * each)
