@@ -130,7 +130,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 16,
     },
-    "inkling2_text": {"head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "inkling2_text": {
+        "head_dim": 8,
+        "unpadded_vocab_size": 120,  # its head has no rows for tokens that only pad the embedding
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    },
 }
 """By model type: what differs from `_SHAPE`."""
 
