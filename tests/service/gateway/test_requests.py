@@ -219,7 +219,7 @@ async def test_a_body_that_is_no_request_or_costs_much_to_read_is_refused(body: 
     async with serving() as served, listening(served.server.address) as gateway:
         began = time.process_time()
         status, answer = await gateway.answered(head.encode() + body)
-        assert time.process_time() - began < 1.0
+        assert time.process_time() - began < 5
     assert status == 400
     assert problem in answer["error"]["message"]
 
