@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftwood_memory.config import MemoryConfig, Terms
+    from draftwood_memory.config import MemoryConfig, MemoryOverrides
     from draftwood_memory.learning import Learning, StrategyUse
     from draftwood_memory.local.resident import StrategyKey
     from draftwood_memory.memory import Memory
@@ -22,11 +22,11 @@ __all__ = [
     "Memory",
     "MemoryConfig",
     "MemoryName",
+    "MemoryOverrides",
     "RedisClient",
     "RedisTls",
     "StrategyKey",
     "StrategyUse",
-    "Terms",
 ]
 
 _MODULES = {
@@ -38,7 +38,7 @@ _MODULES = {
     "RedisTls": "store.redis_client",
     "StrategyKey": "local.resident",
     "StrategyUse": "learning",
-    "Terms": "config",
+    "MemoryOverrides": "config",
 }
 
 

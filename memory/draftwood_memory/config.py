@@ -27,7 +27,7 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class MemoryOverrides:
     """Overrides of `MemoryConfig` for one tenant's memory. None keeps the process's value.
 
     Attributes:
@@ -68,14 +68,14 @@ class MemoryConfig:
     max_age: float = 0.0
     orphan_ttl: float = 30 * 24 * 3600.0
 
-    def under(self, terms: Terms) -> MemoryConfig:
-        """The limits of a memory with these terms."""
+    def under(self, overrides: MemoryOverrides) -> MemoryConfig:
+        """The limits of a memory with these overrides."""
         return replace(
             self,
-            tokens=min(self.tokens, terms.max_tokens or self.tokens),
-            bytes=min(self.bytes, terms.max_bytes or self.bytes),
-            ttl=self.ttl if terms.idle_ttl is None else terms.idle_ttl,
-            max_age=_shorter(self.max_age, terms.max_age or 0.0),
+            tokens=min(self.tokens, overrides.max_tokens or self.tokens),
+            bytes=min(self.bytes, overrides.max_bytes or self.bytes),
+            ttl=self.ttl if overrides.idle_ttl is None else overrides.idle_ttl,
+            max_age=_shorter(self.max_age, overrides.max_age or 0.0),
         )
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from draftwood_memory.config import Terms
+from draftwood_memory.config import MemoryOverrides
 from draftwood_memory.local.outbox import PendingRecord
 from draftwood_memory.local.process import Process
 from draftwood_memory.local.record_log import LoggedRecord
@@ -25,7 +25,7 @@ class StrategyUse:
 
     memory: MemoryName
     key: StrategyKey
-    terms: Terms = Terms()
+    overrides: MemoryOverrides = MemoryOverrides()
 
 
 class Learning:

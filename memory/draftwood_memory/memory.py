@@ -209,7 +209,7 @@ class Memory:
             return make(use.key, self.config.capacity), None
         if use.memory not in self.residents:
             make(use.key, self.config.capacity)  # what cannot be made must raise before the memory is added
-        return self.residents.open(use.memory, use.terms).instance(use.key)
+        return self.residents.open(use.memory, use.overrides).instance(use.key)
 
     async def _read_on(self, resident: Resident) -> None:
         """Reads what other processes learned, adopted or purged in a memory that was not followed."""

@@ -113,8 +113,8 @@ class Format:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryTerms:
-    """What the memory of a request may be and keep. None: as the server's settings say.
+class MemoryOptions:
+    """Limits and contents of the memory of a request. None: as the server's settings say.
 
     Attributes:
         forked: a memory of an arm that holds nothing yet begins with what its tenant's has.
@@ -172,7 +172,7 @@ class Request:
     deadline: float | None = None
     arrived_at: float = field(default_factory=time.perf_counter)
     arm: str = ""
-    memory: MemoryTerms = MemoryTerms()
+    memory: MemoryOptions = MemoryOptions()
     draft_trees: bool = False
     sample: int = 0
 

@@ -213,10 +213,10 @@ class SuccessorSource(Strategy, Protocol):
 
 
 @runtime_checkable
-class Guesses(Protocol):
-    """What a strategy offers besides that drafts something even where it knows nothing of the context."""
+class BacksOff(Protocol):
+    """A strategy that backs off to unconditional tokens where it knows nothing of the context, as n-gram models do."""
 
-    guesses: bool
+    backs_off: bool
     """A hybrid sets it to False if a successor table, which knows more there, is among its sources."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
 
-from draftwood_memory.config import Terms
+from draftwood_memory.config import MemoryOverrides
 from draftwood_strategies.options import Options
 from draftwood_tenants.rate_limits import NO_LIMITS, RateLimits
 from draftwood_tenants.shaping import DeltaShaping
@@ -56,9 +56,9 @@ class LearningConfig:
         return self.scope is LearningScope.PROMPTS_AND_OUTPUTS
 
     @property
-    def terms(self) -> Terms:
+    def overrides(self) -> MemoryOverrides:
         """Of the tenant's memory."""
-        return Terms(
+        return MemoryOverrides(
             max_tokens=self.max_tokens,
             max_bytes=self.max_bytes,
             idle_ttl=self.idle_ttl,

@@ -72,7 +72,7 @@ async def test_the_next_request_on_each_replica_drafts_what_the_arm_has_learned(
 
 
 async def test_a_forked_arm_gives_back_only_what_it_has_learned() -> None:
-    from tests.memory.test_terms import answered
+    from tests.memory.test_overrides import answered
 
     async with replicas(1, None) as [memory]:
         await learn_output(memory, "t", numbers(30))

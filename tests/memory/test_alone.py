@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draftwood_memory import MemoryConfig, MemoryName, StrategyKey, StrategyUse, Terms
+from draftwood_memory import MemoryConfig, MemoryName, MemoryOverrides, StrategyKey, StrategyUse
 from draftwood_memory.config import default_max_bytes
 from draftwood_memory.errors import StoreUnavailableError
 from draftwood_memory.operations import ExportMemory, GetStatistics, ListOrphans, PurgeArms, PurgeMemory, PurgeResult
@@ -83,7 +83,7 @@ async def test_operators_are_served_without_a_store() -> None:
 async def test_an_arm_is_forked_in_the_process() -> None:
     async with replicas(1, None) as [memory]:
         await learn_output(memory, "t", numbers(30))
-        use = StrategyUse(MemoryName("t", "x/a"), StrategyKey("trie"), Terms(forked=True))
+        use = StrategyUse(MemoryName("t", "x/a"), StrategyKey("trie"), MemoryOverrides(forked=True))
         memory.fetch(use, lambda _: None)
         await until(lambda: learned_by(memory, "t", "x/a") == [numbers(30)])
         await learn_output(memory, "t", numbers(5), arm="x/a")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName
-from draftwood_memory.config import Terms
+from draftwood_memory.config import MemoryOverrides
 from draftwood_memory.errors import StoreFullError
 from draftwood_memory.fair_share import surplus
 from draftwood_memory.operations import ExportMemory, FillMemory, FillProgress
@@ -96,7 +96,7 @@ async def test_one_tenants_bytes_evict_no_other_tenants_memory(server: Valkey) -
 async def learn_much(memory: Memory, tenant: str, seed: int, tokens: int) -> None:
     """Adds text to a tenant's memory that does not compress."""
     random = np.random.default_rng(seed).integers(0, 30_000, tokens).astype(np.int32)
-    await perform(FillMemory(MemoryName(tenant), Kind.OUTPUT, [random], FillProgress(), Terms()), memory)
+    await perform(FillMemory(MemoryName(tenant), Kind.OUTPUT, [random], FillProgress(), MemoryOverrides()), memory)
 
 
 @pytest.mark.system

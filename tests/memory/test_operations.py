@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwood_memory import Memory, MemoryName, Terms
+from draftwood_memory import Memory, MemoryName, MemoryOverrides
 from draftwood_memory.errors import MemoryPurgedError, StoreUnavailableError
 from draftwood_memory.operations import (
     ExportMemory,
@@ -50,7 +50,9 @@ KEYS = read_keys(f"names={KEY_B}\nk1={KEY_A}", "keys")
 
 
 def fill(progress: FillProgress, *counts: int, name: MemoryName = NAME) -> FillMemory:
-    return FillMemory(name, Kind.CORPUS, [np.array(numbers(one), np.int32) for one in counts], progress, Terms())
+    return FillMemory(
+        name, Kind.CORPUS, [np.array(numbers(one), np.int32) for one in counts], progress, MemoryOverrides()
+    )
 
 
 async def test_what_is_filled_in_is_drafted_from_everywhere_and_exported(server: Valkey) -> None:

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from draftwood_memory import MemoryConfig, MemoryName, Terms
+from draftwood_memory import MemoryConfig, MemoryName, MemoryOverrides
 from draftwood_memory.config import Capacity
 from draftwood_memory.errors import CorruptValueError, InvalidSettingError, NewerFormatError, UnknownKeyError
 from draftwood_memory.local.record_log import LoggedRecord, RecordLog
@@ -243,7 +243,11 @@ def test_a_log_keeps_to_its_bytes_which_grow_with_its_tokens() -> None:
 
 def test_the_servers_maximum_age_is_the_limit_of_a_tenants() -> None:
     config = MemoryConfig(max_age=1000.0, ttl=50.0)
-    assert [config.under(Terms(max_age=age)).max_age for age in (None, 10.0, 5000.0)] == [1000.0, 10.0, 1000.0]
-    assert MemoryConfig().under(Terms(max_age=10.0)).max_age == 10.0
+    assert [config.under(MemoryOverrides(max_age=age)).max_age for age in (None, 10.0, 5000.0)] == [
+        1000.0,
+        10.0,
+        1000.0,
+    ]
+    assert MemoryConfig().under(MemoryOverrides(max_age=10.0)).max_age == 10.0
     assert (config.stored_seconds, config.expiry, MemoryConfig(orphan_ttl=7.0).expiry) == (50.0, 50.0, 7.0)
     assert MemoryConfig().oldest(1e9) == -float("inf")

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from draftwood_memory import MemoryName, Terms
+from draftwood_memory import MemoryName, MemoryOverrides
 from draftwood_memory.errors import StoreRefusedError
 from draftwood_memory.operations import (
     FillMemory,
@@ -58,7 +58,9 @@ async def test_operators_of_an_old_replica_are_told(server: Valkey) -> None:
         await learn_output(old, "t", numbers(10), arm="x/a")
         await stored([old], "t", numbers(10))
         _upgrade(server)
-        fill = FillMemory(MemoryName("t"), Kind.CORPUS, [np.arange(2, dtype=np.int32)], FillProgress(), Terms())
+        fill = FillMemory(
+            MemoryName("t"), Kind.CORPUS, [np.arange(2, dtype=np.int32)], FillProgress(), MemoryOverrides()
+        )
         for operation in (PurgeMemory("t"), fill):
             with pytest.raises(StoreRefusedError, match="newer version"):
                 await perform(operation, old)

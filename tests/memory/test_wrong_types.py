@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from draftwood_memory import MemoryName, Terms
+from draftwood_memory import MemoryName, MemoryOverrides
 from draftwood_memory.errors import WrongTypeError
 from draftwood_memory.operations import FillMemory, FillProgress, GetStatistics, PurgeArms, PurgeMemory
 from draftwood_memory.records import Kind
@@ -111,7 +111,9 @@ async def test_operations_fail_for_this_tenant_alone() -> None:
             spoil(server, tenant_key("bad"))
             with pytest.raises(WrongTypeError):
                 await perform(PurgeMemory("bad"), memory)
-            fill = FillMemory(MemoryName("bad"), Kind.CORPUS, [np.arange(9, dtype=np.int32)], FillProgress(), Terms())
+            fill = FillMemory(
+                MemoryName("bad"), Kind.CORPUS, [np.arange(9, dtype=np.int32)], FillProgress(), MemoryOverrides()
+            )
             with pytest.raises(WrongTypeError):
                 await perform(fill, memory)
             with pytest.raises(WrongTypeError):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from draftwood_memory.config import Terms
+from draftwood_memory.config import MemoryOverrides
 from draftwood_memory.errors import InvalidSettingError
 from draftwood_memory.learning import StrategyUse
 from draftwood_memory.local.resident import StrategyKey
@@ -59,7 +59,7 @@ class RequestOptions:
         learns: its answer is added to the memory.
         strategy_options: that the strategy is made with.
         arm: of an experiment, which has a memory of its own; "" outside of one.
-        terms: what the memory may be and keep.
+        overrides: what the memory may be and keep.
         with_prompt: its answer is kept together with its prompt.
         key: of the request; nothing is learned of one with the key of a recent one. "" for none.
         sample: which one of the answers to this request.
@@ -71,7 +71,7 @@ class RequestOptions:
     learns: bool
     strategy_options: Options = ()
     arm: str = ""
-    terms: Terms = Terms()
+    overrides: MemoryOverrides = MemoryOverrides()
     with_prompt: bool = False
     key: str = ""
     sample: int = 0
@@ -80,7 +80,7 @@ class RequestOptions:
     def use(self) -> StrategyUse:
         """Memory and strategy of a request with a tenant."""
         return StrategyUse(
-            MemoryName(self.tenant, self.arm), StrategyKey(self.strategy, self.strategy_options), self.terms
+            MemoryName(self.tenant, self.arm), StrategyKey(self.strategy, self.strategy_options), self.overrides
         )
 
 
@@ -114,7 +114,7 @@ def trusted_options(given: Mapping[str, Any] | None) -> RequestOptions:
     if not isinstance(decided, Mapping):
         return RequestOptions("", "none", 0, learns=False)
     values = dict(decided)
-    values["terms"] = Terms(**values["terms"])
+    values["overrides"] = MemoryOverrides(**values["overrides"])
     values["strategy_options"] = tuple((str(name), value) for name, value in values["strategy_options"])
     return RequestOptions(**values)
 

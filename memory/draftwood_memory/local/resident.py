@@ -136,7 +136,7 @@ class Resident:
         return len(self.log) > 0 and 0 < self.config.stored_seconds < time.monotonic() - self.changed_at
 
     def reconfigure(self, config: MemoryConfig, forked: bool) -> None:
-        """Applies the terms of a request."""
+        """Applies the overrides of a request."""
         with self.lock:
             self.forked = forked
             self.resized |= config.capacity != self.config.capacity

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 
-from draftwood_memory.config import MemoryConfig, Terms
+from draftwood_memory.config import MemoryConfig, MemoryOverrides
 from draftwood_memory.fair_share import surplus
 from draftwood_memory.local.resident import Resident
 from draftwood_memory.store.clock import StoreClock
@@ -33,7 +33,7 @@ class Residents:
         self.evicted = 0
         self._naming = naming
         self._stored = stored
-        self._terms: dict[MemoryName, Terms] = {}
+        self._overrides: dict[MemoryName, MemoryOverrides] = {}
         self._lock = threading.Lock()
         self._by_name: OrderedDict[MemoryName, Resident] = OrderedDict()
 
@@ -55,11 +55,11 @@ class Residents:
     def get(self, name: MemoryName) -> Resident | None:
         return self._by_name.get(name)
 
-    def open(self, name: MemoryName, terms: Terms | None = None) -> Resident:
+    def open(self, name: MemoryName, overrides: MemoryOverrides | None = None) -> Resident:
         """A memory, marked as used now; a new one is added without any records.
 
         Args:
-            terms: of a request; None leaves a memory's as they are, those from before it was evicted, too.
+            overrides: of a request; None leaves a memory's as they are, those from before it was evicted, too.
         """
         with self._lock:
             resident = self._by_name.get(name)
@@ -69,20 +69,20 @@ class Residents:
                 self._by_name[name] = resident
             resident.used_at = time.monotonic()
             self._by_name.move_to_end(name)
-        if terms == Terms():
-            self._terms.pop(name, None)
-        elif terms is not None:
-            self._terms[name] = terms
-        resident.reconfigure(self.config_of(name), self._terms.get(name, Terms()).forked)
+        if overrides == MemoryOverrides():
+            self._overrides.pop(name, None)
+        elif overrides is not None:
+            self._overrides[name] = overrides
+        resident.reconfigure(self.config_of(name), self._overrides.get(name, MemoryOverrides()).forked)
         return resident
 
     def config_of(self, name: MemoryName) -> MemoryConfig:
         """The limits of a memory, in this process or not."""
-        return self.config.under(self._terms.get(name, Terms()))
+        return self.config.under(self._overrides.get(name, MemoryOverrides()))
 
-    def pin(self, name: MemoryName, terms: Terms | None = None) -> Resident:
+    def pin(self, name: MemoryName, overrides: MemoryOverrides | None = None) -> Resident:
         """As `open`; the memory is not evicted until `unpin`."""
-        resident = self.open(name, terms)
+        resident = self.open(name, overrides)
         with self._lock:
             resident.pins += 1
         return resident

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from draftwood_memory.config import Terms
+from draftwood_memory.config import MemoryOverrides
 from draftwood_memory.errors import MemoryPurgedError, NewerMemoryError, WrongTypeError
 from draftwood_memory.local.record_log import LoggedRecord
 from draftwood_memory.memory import Memory
@@ -93,7 +93,7 @@ class FillMemory:
     """Adds sequences, int32[n] each, to a memory. Ends when the store has confirmed them.
 
     Attributes:
-        terms: of the tenant.
+        overrides: of the tenant.
 
     Raises:
         MemoryPurgedError: the memory was purged since the import's first append.
@@ -105,14 +105,14 @@ class FillMemory:
     kind: Kind
     sequences: list[Int32Array]
     progress: FillProgress
-    terms: Terms
+    overrides: MemoryOverrides
 
     async def run(self, memory: Memory) -> FillProgress:
         now = int(memory.clock.now())
         records = [Record(self.kind, piece, now) for tokens in self.sequences for piece in split(tokens)]
         if not records:
             return self.progress
-        resident = memory.residents.pin(self.name, self.terms)
+        resident = memory.residents.pin(self.name, self.overrides)
         try:
             async with memory.locked() as replica:
                 if replica is not None:

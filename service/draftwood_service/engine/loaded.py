@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from draftwood_memory import Learning, Memory, MemoryName, StrategyKey, StrategyUse, Terms
+from draftwood_memory import Learning, Memory, MemoryName, MemoryOverrides, StrategyKey, StrategyUse
 from draftwood_memory.counters import MemoryCounters
 from draftwood_model_runner.answer import Answer, Difference
 from draftwood_model_runner.output import StepOutput
-from draftwood_model_runner.request import MemoryTerms, Request
+from draftwood_model_runner.request import MemoryOptions, Request
 from draftwood_model_runner.runners.base import StateUse
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.sequence import Sequence
@@ -101,15 +101,15 @@ class LoadedEngine:
     memory_report: Callable[[], tuple[MemoryCounters, bool]] | None = None
 
 
-def terms_of(terms: MemoryTerms) -> Terms:
-    """The memory's own type of the terms in a request."""
-    return Terms(terms.forked, terms.max_tokens, terms.max_bytes, terms.idle_ttl, terms.max_age)
+def memory_overrides(options: MemoryOptions) -> MemoryOverrides:
+    """The memory's own type of the overrides in a request."""
+    return MemoryOverrides(options.forked, options.max_tokens, options.max_bytes, options.idle_ttl, options.max_age)
 
 
 def use_of(request: Request) -> StrategyUse:
     """Which memory and strategy a request drafts with."""
     key = StrategyKey(request.strategy_name, request.strategy_options)
-    return StrategyUse(MemoryName(request.tenant, request.arm), key, terms_of(request.memory))
+    return StrategyUse(MemoryName(request.tenant, request.arm), key, memory_overrides(request.memory))
 
 
 def repeat_key(request: Request) -> str:

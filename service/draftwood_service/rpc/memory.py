@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 
 from draftwood.v1 import memory_pb2 as pb
-from draftwood_memory.config import Terms
+from draftwood_memory.config import MemoryOverrides
 from draftwood_memory.operations import (
     ExportMemory,
     FillMemory,
@@ -93,8 +93,8 @@ class MemoryServicer:
             response.store.CopyFrom(_store_statistics(report, self._named_store or report.store))
         return response
 
-    def _terms(self, name: MemoryName) -> Terms:
-        return self._config_of(name.tenant).learning.terms
+    def _overrides(self, name: MemoryName) -> MemoryOverrides:
+        return self._config_of(name.tenant).learning.overrides
 
     async def warm_memory(self, requests: AsyncIterator[pb.WarmMemoryRequest], call: Call) -> None:
         """Streams progress."""
@@ -106,7 +106,7 @@ class MemoryServicer:
                         name = MemoryName(call.principal.tenant_for(request.tenant))
                         audit["tenant"] = name.tenant
                     sequences = await asyncio.to_thread(self._encode, [*request.texts])
-                    fill = FillMemory(name, Kind.CORPUS, sequences, progress, self._terms(name))
+                    fill = FillMemory(name, Kind.CORPUS, sequences, progress, self._overrides(name))
                     progress = await self._bridge.run_operation(fill)
                     audit["records"] += len(request.texts)
                     await writer.write(pb.WarmMemoryResponse(texts=audit["records"], tokens=progress.tokens))
@@ -138,7 +138,7 @@ class MemoryServicer:
                         audit["tenant"] = name.tenant
                         same_model = request.fingerprint == self._model.fingerprint
                     for kind, sequences in await asyncio.to_thread(self._read, request, same_model):
-                        fill = FillMemory(name, kind, sequences, progress, self._terms(name))
+                        fill = FillMemory(name, kind, sequences, progress, self._overrides(name))
                         progress = await self._bridge.run_operation(fill)
                         audit["records"] = progress.records
                     await writer.write(pb.ImportMemoryResponse(records=progress.records, tokens=progress.tokens))

@@ -16,7 +16,7 @@ import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
-from draftwood_model_runner.request import Format, GrammarKind, MemoryTerms, Request, SamplingParams, StopParams
+from draftwood_model_runner.request import Format, GrammarKind, MemoryOptions, Request, SamplingParams, StopParams
 from draftwood_service.auth import PermissionDeniedError
 from draftwood_service.errors import ContextLengthError
 from draftwood_service.rpc.calls import Call
@@ -125,7 +125,7 @@ async def read_requests(
         deadline=deadline,
         arrived_at=call.arrived_at,
         arm="" if assignment is None else assignment.label,
-        memory=MemoryTerms(with_prompts=learning.with_prompts, **asdict(replace(learning.terms, forked=forked))),
+        memory=MemoryOptions(with_prompts=learning.with_prompts, **asdict(replace(learning.overrides, forked=forked))),
         draft_trees=output.draft_trees,
     )
     return [

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from draftwood_strategies.base import (
+    BacksOff,
     Drafter,
     Feedback,
-    Guesses,
     PromptIndexer,
     SourceCounts,
     StepFeedback,
@@ -77,8 +77,8 @@ class HybridStrategy:
             raise ValueError(f"sources: {sources!r} names more than {SOURCES} strategies that draft trees")
         self.table_name = next(iter(tables), "")
         for part in self.parts.values():
-            if tables and isinstance(part, Guesses):
-                part.guesses = False
+            if tables and isinstance(part, BacksOff):
+                part.backs_off = False
         self.mixer = Mixer(table_of(self.table_name, tables[self.table_name]) if tables else None)
         self.top_k = max(int(part.top_k) for part in made.values())
         self.failures: Counter[str] = Counter()

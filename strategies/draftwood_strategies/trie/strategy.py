@@ -86,7 +86,7 @@ class TrieStrategy:
         given = {"branch_length": branch_length, "learn": learn, "prompt_weight": prompt_weight}
         check(read_options(TrieStrategy), given | {"capacity_tokens": capacity_tokens})
         self.branch_length = branch_length
-        self.guesses = True
+        self.backs_off = True
         self.learns = learn
         self.memory = PhraseIndex(capacity_tokens)
         self.learned = Struct(prior_weights(prompt_weight))
@@ -132,7 +132,7 @@ class TrieStrategy:
             self.memory.struct.address,
             _workspace(largest).address,
             self.branch_length,
-            NOVEL_NODES if self.guesses else 0,
+            NOVEL_NODES if self.backs_off else 0,
             *arrays,
         )
         return DraftTrees.written(*arrays)

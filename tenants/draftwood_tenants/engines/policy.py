@@ -69,7 +69,7 @@ class TenantPolicy:
             learns=learns,
             strategy_options=drafting.options,
             arm="" if assignment is None else assignment.label,
-            terms=replace(config.learning.terms, forked=assignment is not None and assignment.arm.forked),
+            overrides=replace(config.learning.overrides, forked=assignment is not None and assignment.arm.forked),
             with_prompt=config.learning.with_prompts,
         )
 

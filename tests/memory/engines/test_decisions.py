@@ -13,7 +13,7 @@ DECIDED = {
     "max_nodes": 4,
     "learns": False,
     "strategy_options": [["branch_length", 8]],
-    "terms": {"max_tokens": 1000},
+    "overrides": {"max_tokens": 1000},
 }
 
 
@@ -22,7 +22,7 @@ def test_in_an_engine_that_the_service_runs_a_caller_decides_nothing() -> None:
     found = policy.options_of("1", {**CALLERS, TRUSTED: DECIDED})
     assert (found.tenant, found.max_nodes, found.learns) == ("acme", 4, False)
     assert found.strategy_options == (("branch_length", 8),)
-    assert found.terms.max_tokens == 1000
+    assert found.overrides.max_tokens == 1000
     alone = policy.options_of("2", CALLERS)
     assert (alone.tenant, alone.max_nodes, alone.learns) == ("", 0, False)
     text = policy.options_of("3", {TRUSTED: '{"tenant": "victim"}'})  # as an API with texts alone could carry it

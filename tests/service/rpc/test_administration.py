@@ -16,7 +16,7 @@ from draftwood.admin.v1 import experiments_pb2_grpc, tenants_pb2_grpc
 from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.v1 import generation_pb2
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_model_runner.request import MemoryTerms
+from draftwood_model_runner.request import MemoryOptions
 from draftwood_tenants.config import TenantConfig
 from draftwood_tenants.file import read_file
 from draftwood_tenants.reading import ServerLimits
@@ -302,7 +302,7 @@ async def test_requests_carry_options_and_learning_of_their_tenant(served: Serve
         found[name] = served.engine.added[-1].request
     usual, other = found["usual"], found["another strategy"]
     assert usual.strategy_options == (("branch_length", 3), ("learn", "both"))
-    assert usual.memory == MemoryTerms(with_prompts=True, max_tokens=2048, idle_ttl=60.0)
+    assert usual.memory == MemoryOptions(with_prompts=True, max_tokens=2048, idle_ttl=60.0)
     assert (other.strategy_name, other.strategy_options) == ("recycling", ())  # the options are another strategy's
     assert [request.learns for request in found.values()] == [True, True, False, True]
-    assert (found["unknown tenant"].strategy_options, found["unknown tenant"].memory) == ((), MemoryTerms())
+    assert (found["unknown tenant"].strategy_options, found["unknown tenant"].memory) == ((), MemoryOptions())

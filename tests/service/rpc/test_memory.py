@@ -22,7 +22,7 @@ from draftwood.v1 import memory_pb2 as pb
 from draftwood.v1 import memory_pb2_grpc as pb_grpc
 from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, NotFoundError, Purge, UnavailableError
 from draftwood_client.cli import build_app
-from draftwood_memory import Terms
+from draftwood_memory import MemoryOverrides
 from draftwood_memory.learning import StrategyUse
 from draftwood_memory.local.resident import StrategyKey
 from draftwood_memory.memory import Memory
@@ -208,7 +208,9 @@ async def test_admission_reveals_nothing_of_other_tenants(server: Valkey) -> Non
         server.pause()
         try:
             delivered: list[Strategy] = []
-            uses = [StrategyUse(MemoryName(one), StrategyKey("trie"), Terms()) for one in ("known", "stranger")]
+            uses = [
+                StrategyUse(MemoryName(one), StrategyKey("trie"), MemoryOverrides()) for one in ("known", "stranger")
+            ]
             waits = [memory.fetch(use, delivered.append) is None for use in uses]
             assert waits[0] == waits[1]
             await until(lambda: len(delivered) == sum(waits))

@@ -70,4 +70,4 @@ def test_a_drafter_that_only_reads_counts_no_misses() -> None:
 
 def test_a_hybrid_with_a_successor_table_leaves_the_guessing_to_it() -> None:
     parts = [create("hybrid", sources=sources).parts["trie"] for sources in ("trie,recycling", "trie")]  # type: ignore[attr-defined]
-    assert [part.guesses for part in parts] == [False, True]
+    assert [part.backs_off for part in parts] == [False, True]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_errors import InvalidInputError
-from draftwood_memory import Terms
+from draftwood_memory import MemoryOverrides
 from draftwood_memory.engines.options import RequestChoice
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_tenants.engines.following import TenantThread
@@ -73,9 +73,13 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantPolicy]:
 @pytest.mark.parametrize(
     ("tenant", "says", "expected"),
     [
-        ("plain", {}, {"strategy": "trie", "max_nodes": 32, "learns": True, "terms": Terms(), "with_prompt": False}),
+        (
+            "plain",
+            {},
+            {"strategy": "trie", "max_nodes": 32, "learns": True, "overrides": MemoryOverrides(), "with_prompt": False},
+        ),
         ("nobody configured it", {}, {"strategy": "trie", "max_nodes": 32, "learns": True}),
-        ("other engines", {}, {"strategy": "trie", "max_nodes": 32, "learns": True, "terms": Terms()}),
+        ("other engines", {}, {"strategy": "trie", "max_nodes": 32, "learns": True, "overrides": MemoryOverrides()}),
         ("narrow", {}, {"strategy_options": (("branch_length", 4),), "max_nodes": 9}),
         ("narrow", {"max_nodes": 20}, {"strategy_options": (("branch_length", 4),), "max_nodes": 9}),
         ("narrow", {"max_nodes": 2}, {"max_nodes": 2}),
@@ -94,7 +98,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TenantPolicy]:
                 "learns": True,
                 "with_prompt": True,
                 "strategy_options": (("learn", "both"),),
-                "terms": Terms(max_tokens=2048, idle_ttl=60.0),
+                "overrides": MemoryOverrides(max_tokens=2048, idle_ttl=60.0),
             },
         ),
         ("off", {}, {"strategy": "none", "max_nodes": 0}),
@@ -138,7 +142,7 @@ def test_the_arm_of_a_request_is_the_servers(policy: TenantPolicy, unit: str) ->
     expected = by_hand(salt, "acme", unit, 0.8, (1.0, 2.0)) if unit else None
     found = policy.decide(unit, RequestChoice("acme", session="not the unit"))
     assert found.arm == ("" if expected is None else ("x/control", "x/short")[expected])
-    assert (found.strategy_options, found.max_nodes, found.terms.forked) == {
+    assert (found.strategy_options, found.max_nodes, found.overrides.forked) == {
         "": ((), 32, False),
         "x/control": ((("branch_length", 8),), 32, False),
         "x/short": ((), 3, True),

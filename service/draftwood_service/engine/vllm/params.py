@@ -10,7 +10,7 @@ from draftwood_memory.engines.options import TRUSTED
 from draftwood_model_runner.request import Format, GrammarKind, Request
 from draftwood_model_runner.sampling.generation_defaults import Constraints
 from draftwood_model_runner.sampling.grammar_compilation import JSON_LAYOUT
-from draftwood_service.engine.loaded import repeat_key, terms_of
+from draftwood_service.engine.loaded import memory_overrides, repeat_key
 
 _FIELDS = {GrammarKind.REGEX: "regex", GrammarKind.LARK: "grammar"}
 
@@ -55,7 +55,7 @@ def _drafting(request: Request) -> dict[str, Any]:
         "max_nodes": request.max_draft_nodes,
         "learns": request.learns,
         "arm": request.arm,
-        "terms": asdict(terms_of(request.memory)),
+        "overrides": asdict(memory_overrides(request.memory)),
         "with_prompt": request.memory.with_prompts,
         "key": repeat_key(request),
         "sample": request.sample,

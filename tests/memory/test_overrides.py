@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwood_memory import Memory, MemoryConfig, MemoryName, StrategyKey, StrategyUse, Terms
+from draftwood_memory import Memory, MemoryConfig, MemoryName, MemoryOverrides, StrategyKey, StrategyUse
 from draftwood_memory.local.resident import make
 from draftwood_memory.operations import FillMemory, FillProgress, GetStatistics, PurgeArms, PurgeMemory
 from draftwood_memory.records import Kind
@@ -33,20 +33,20 @@ from tests.memory.helpers import (
 from tests.memory.servers import Valkey
 
 
-async def instance(memory: Memory, arm: str = "", options: Options = (), **terms: Any) -> Any:
+async def instance(memory: Memory, arm: str = "", options: Options = (), **overrides: Any) -> Any:
     """The instance that a request drafts with, once it has learned the memory's records."""
     loop, loaded = asyncio.get_running_loop(), asyncio.Future[Strategy]()
 
     def deliver(strategy: Strategy) -> None:
         loop.call_soon_threadsafe(loaded.set_result, strategy)
 
-    use = StrategyUse(MemoryName("t", arm), StrategyKey("trie", options), Terms(**terms))
+    use = StrategyUse(MemoryName("t", arm), StrategyKey("trie", options), MemoryOverrides(**overrides))
     return memory.fetch(use, deliver) or await loaded
 
 
-async def answered(memory: Memory, tokens: list[int], arm: str = "", options: Options = (), **terms: Any) -> None:
+async def answered(memory: Memory, tokens: list[int], arm: str = "", options: Options = (), **overrides: Any) -> None:
     """A request that wrote `tokens`."""
-    strategy = await instance(memory, arm, options, **terms)
+    strategy = await instance(memory, arm, options, **overrides)
     strategy.learn(tokens_of(*tokens))
     with memory.learning(MemoryName("t", arm), strategy) as request:
         request.learn(tokens_of(*tokens))
@@ -123,11 +123,11 @@ async def test_a_memory_with_an_idle_ttl_is_deleted_and_others_stay(server: Valk
 
 
 async def test_warming_keeps_a_tenants_limits_and_so_does_an_eviction(server: Valkey) -> None:
-    terms = Terms(idle_ttl=100.0, max_tokens=2048)
+    overrides = MemoryOverrides(idle_ttl=100.0, max_tokens=2048)
     config = MemoryConfig(idle_seconds=0.0)
     async with replicas(1, server.url, config=config) as [memory]:
         sequences = [np.arange(10, dtype=np.int32)]
-        await perform(FillMemory(MemoryName("t"), Kind.CORPUS, sequences, FillProgress(), terms), memory)
+        await perform(FillMemory(MemoryName("t"), Kind.CORPUS, sequences, FillProgress(), overrides), memory)
         assert 0 < server.client.pttl(stream_of(memory, "t")) <= 100_000
         await until(lambda: len(memory.residents) == 0)
         assert resident(memory, "t").config.tokens == 2048
