@@ -15,10 +15,17 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Drafter, DraftTree, Feedback, HybridStrategy, create, registry
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.budgeting import draft_account, timed_calls
-from draftwood_strategies.budgeting.draft_account import MAX_PAUSES, TRIED_SHARE, DraftCostModel, step_all
+from draftwood_strategies.budgeting.draft_account import (
+    MAX_CALL_SECONDS,
+    MAX_PAUSES,
+    TRIED_SHARE,
+    DraftCostModel,
+    step_all,
+)
 from draftwood_strategies.budgeting.guarded_batches import observe_all, propose_all
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter, IndexingBudget
 from draftwood_strategies.draft import EMPTY_TREE, Int32Array
+from draftwood_strategies.mixing import hybrid as hybrid_module
 from tests.model_runner.sequences import make_sequence
 from tests.strategies.fakes import Clock, FakeStrategy
 
@@ -218,6 +225,27 @@ def test_drafting_that_takes_longer_than_it_saves_is_suspended_and_tried_again(
     plugin.seconds[call] = 0.1 * STEP
     run(drafter, sequence, 5_000, accepted=1)
     assert run(drafter, sequence, 100, accepted=1) == 100, "now it pays"
+
+
+def test_of_a_hybrid_the_part_with_a_call_that_hung_is_dropped(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hybrid_module, "time", clock)
+    strategy = HybridStrategy(sources="none")
+    quick, slow = FakeStrategy(DraftTree.of([7, 8]), clock=clock), FakeStrategy(clock=clock)
+    strategy.parts = {"quick": quick, "slow": slow}
+    failures: Counter[str] = Counter()
+    drafter, sequence = guarded(strategy, failures)
+    run(drafter, sequence, 5, accepted=2)
+    slow.seconds["propose"] = 1.5 * MAX_CALL_SECONDS
+    run(drafter, sequence, 1, accepted=2)
+    assert (slow.closed, quick.closed, strategy.failures) == (1, 0, {"slow": 1})
+    assert [record.getMessage() for record in caplog.records] == [
+        "source 'slow' is dropped for one sequence: a call took too long"
+    ]
+    asked = slow.proposed
+    assert run(drafter, sequence, 20, accepted=2) == 20
+    assert (slow.proposed, drafter.active, failures) == (asked, True, {})
 
 
 def test_the_next_sequence_knows_that_drafts_are_too_expensive(clock: Clock) -> None:
