@@ -52,7 +52,7 @@ def test_an_engine_that_writes_other_tokens_ends_the_command(
         return 7
 
     monkeypatch.setattr(TokenSampler, "follows_predictions", False)
-    monkeypatch.setattr(TokenSampler, "choose", least_probable)
+    monkeypatch.setattr(TokenSampler, "sample", least_probable)
     assert bench(["lossless", *ARGUMENTS, "--prompts", str(questions), "--limit", "2"]) == 1
     assert "which is no rounding" in capsys.readouterr().err
 

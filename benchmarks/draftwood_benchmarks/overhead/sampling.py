@@ -26,7 +26,7 @@ _DEVIATION, _LIKELY, _ABOVE = 2.5, 30, 14.0
 
 
 def sampling_rows(rounds: int) -> Iterator[dict[str, Any]]:
-    """One for each vocabulary and pair of options; "choose_ms" are the milliseconds of `TokenSampler.choose` at
+    """One for each vocabulary and pair of options; "choose_ms" are the milliseconds of `TokenSampler.sample` at
     temperature 0.6, median."""
     for vocabulary in VOCABULARIES:
         logits = _logits(vocabulary)
