@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +169,10 @@ def _refuse_unknown(values: Mapping[Any, Any], shown: Any, source: str, known: l
             raise SettingsError(_unknown(shown(key), [shown(name) for name in known], "setting"), source)
 
 
-def _unknown(name: str, known: Iterable[str], what: str) -> InvalidInputError:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+def _unknown(name: str, known: list[str], what: str) -> InvalidInputError:
+    prefix = os.path.commonprefix(known)  # it makes any two names alike
+    close = difflib.get_close_matches(name.removeprefix(prefix), [one.removeprefix(prefix) for one in known], n=1)
+    hint = f"did you mean {prefix}{close[0]}?" if close else "see draftwood serve --help"
     return InvalidInputError(name, None, f"no such {what}; {hint}")
 
 
