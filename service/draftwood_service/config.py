@@ -170,7 +170,7 @@ def _refuse_unknown(values: Mapping[Any, Any], shown: Any, source: str, known: l
 
 
 def _unknown(name: str, known: list[str], what: str) -> InvalidInputError:
-    prefix = os.path.commonprefix(known)  # it makes any two names alike
+    prefix = os.path.commonprefix(known)  # noqa: RUF071  it makes any two names alike
     close = difflib.get_close_matches(name.removeprefix(prefix), [one.removeprefix(prefix) for one in known], n=1)
     hint = f"did you mean {prefix}{close[0]}?" if close else "see draftwood serve --help"
     return InvalidInputError(name, None, f"no such {what}; {hint}")

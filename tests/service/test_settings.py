@@ -87,7 +87,7 @@ BAD: dict[str, tuple[str, str, str, str]] = {
     "strategy": ("--strategy tri", "strategy", "none, recycling, trie", "--strategy"),
     "nan": ("--stall-timeout nan", "stall_timeout", "greater than 0", "--stall-timeout"),
     "unknown flag": ("--max-runing 4", "--max-runing", "did you mean --max-running?", "command line"),
-    "a flag like no other": ("--listen 1.2.3.4", "--listen", "no such flag; see draftwood serve --help", "command line"),
+    "a flag like no other": ("--listen 1.2.3.4", "--listen", "see draftwood serve --help", "command line"),
     "stray argument": ("model", "model", "no such flag", "command line"),
     "flag without a value": ("--port", "arguments", "see draftwood serve --help", "command line"),
     "unknown variable": ("DRAFTWOOD_PROT=1", "DRAFTWOOD_PROT", "did you mean DRAFTWOOD_PORT?", "environment"),
