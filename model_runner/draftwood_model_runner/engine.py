@@ -13,12 +13,7 @@ from draftwood_model_runner.drafting.draft_policy import DraftPolicy
 from draftwood_model_runner.drafting.microbatches import MicrobatchPolicy
 from draftwood_model_runner.drafting.step_measuring import measure_step_times
 from draftwood_model_runner.engine_config import EngineConfig
-from draftwood_model_runner.errors import (
-    DeviceLostError,
-    DeviceMemoryError,
-    DraftwoodError,
-    EngineStoppedError,
-)
+from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError, DraftwoodError, EngineStoppedError
 from draftwood_model_runner.execution.allocation import allocate
 from draftwood_model_runner.execution.begun_step import BegunStep, lay_out_step
 from draftwood_model_runner.execution.lifecycle import LiveSequences, check_fits
@@ -37,10 +32,7 @@ from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.native import Int32Array, segment_sizes
 
 __all__ = ["Engine", "EngineConfig"]
-
 _log = logging.getLogger(__name__)
-
-
 _MASK_SECONDS = 0.001
 """How long a step without work waits for a mask; a request that arrives meanwhile waits as long."""
 _WIDE = 512
