@@ -98,6 +98,7 @@ class LoadOptions:
         """Of the service. One whose engine rests would decode answers again, beside the peer that is measured."""
         most = max(self.levels)
         flags = ["--max-running", str(most), "--max-waiting", str(most + _SPARE_SLOTS), "--audit-share", "0"]
+        flags += ["--prefix-cache", "false"]  # nor have the peers one: prompts come again in each window
         return flags if self.strategy is None else [*flags, "--strategy", self.strategy]
 
 
@@ -189,7 +190,7 @@ def _peers(stack: ExitStack, chosen: ChosenModel, options: LoadOptions, info: Mo
 
     threads, weights = chosen.options.threads or torch.get_num_threads(), chosen.options.weights
     models = [
-        PeerModel(chosen.path, info.dtype, threads, max(options.levels), prefix_cache=True, weights=weights, drafts=one)
+        PeerModel(chosen.path, info.dtype, threads, max(options.levels), weights=weights, drafts=one)
         for one in dict.fromkeys(options.peer_drafts or ["none"])
     ]
     peers = [stack.enter_context(running_peer(options.peer, one, info.device)) for one in models if options.peer]

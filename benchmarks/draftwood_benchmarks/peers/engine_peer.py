@@ -30,9 +30,7 @@ class Engine:
     def __init__(self, request: dict[str, Any]) -> None:
         self.version = version("draftwood-model-runner")
         model = load_model(request["model"], dtype=request["dtype"], weights=request["weights"])
-        config = EngineConfig(
-            max_running=request["streams"], prefix_cache=request["prefix_cache"], threads=request["threads"]
-        )
+        config = EngineConfig(max_running=request["streams"], prefix_cache=False, threads=request["threads"])
         self._engine = engine.Engine(model, config)
         self._max_draft_nodes = config.max_draft_nodes
         self._strategy: str = "none" if request["drafts"] == "none" else request["strategy"]

@@ -36,7 +36,7 @@ class Engine:
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = KV_CACHE_GB
         scheduler.max_num_seqs = request["streams"]
-        scheduler.enable_prefix_caching = request["prefix_cache"]
+        scheduler.enable_prefix_caching = False
         precision = PRECISION[request["dtype"]]
         properties = {
             "INFERENCE_PRECISION_HINT": precision,

@@ -73,14 +73,13 @@ class PeerError(BenchmarkError):
 
 @dataclass(frozen=True, slots=True)
 class PeerModel:
-    """The model as a peer loads it.
+    """The model as a peer loads it, without a prefix cache: its prompts repeat from window to window.
 
     Attributes:
         model: folder or hub id.
         dtype: of weights, activations and KV cache: "float32", "bfloat16" or "float16".
         weights: "int8" or "int4" where the peer quantizes its weights to 8 or 4 bits; otherwise they have the dtype.
         streams: requests that decode in one batch, at most.
-        prefix_cache: whether prompts may share the KV entries of a common prefix.
         drafts: one of `DRAFTS`.
         temperature: above 0, vLLM samples, past end-of-sequence tokens.
     """
@@ -89,7 +88,6 @@ class PeerModel:
     dtype: str
     threads: int
     streams: int = 1
-    prefix_cache: bool = False
     weights: str = "as-is"
     drafts: str = "none"
     temperature: float = 0.0

@@ -65,7 +65,7 @@ class Engine:
                 model=request["model"],
                 dtype=request["dtype"],
                 max_num_seqs=request["streams"],
-                enable_prefix_caching=request["prefix_cache"],
+                enable_prefix_caching=False,
                 speculative_config=SPECULATION[self._drafts],
             )
         )
