@@ -51,7 +51,7 @@ from draftwood_benchmarks.peers.process import (
 )
 from draftwood_client import AsyncClient, GenerateOptions, ModelInfo, Prompt
 from draftwood_client.cli.options import command
-from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 
 ORDER = (False, True, True, False)
 """Drafting in the windows of one concurrency; a steady drift of the machine's speed cancels out. A peer has a window
@@ -112,6 +112,8 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
     import uvloop
 
     check_drafts(options.peer, options.peer_drafts or [])
+    if options.engine_alone and options.engine != "draftwood":
+        raise InvalidInputError("--engine-alone", True, "it is our engine; leave --engine vllm out")
     texts, flags = read_prompts(options.prompts), options.flags()
     positions = None if options.context is None else options.context + options.max_tokens
     with chosen_model(model, positions) as chosen, ExitStack() as stack:
@@ -196,6 +198,7 @@ def _peers(stack: ExitStack, chosen: ChosenModel, options: LoadOptions, info: Mo
     peers = [stack.enter_context(running_peer(options.peer, one, info.device)) for one in models if options.peer]
     if options.engine_alone:
         ours = {"strategy": info.default_strategy, "own_text": options.own_text, "own_text_folder": folder}
+        ours |= {"device": info.device, "runner": chosen.options.runner}
         for drafts in ("none", OURS):
             load = asdict(replace(models[0], drafts=drafts)) | ours
             peers.append(stack.enter_context(running_program(OUR_ENGINE, "engine_peer", **load)))

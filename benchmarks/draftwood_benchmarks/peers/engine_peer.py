@@ -23,13 +23,19 @@ from draftwood_strategies.registry import warm_up
 class Engine:
     """The loaded model.
 
-    Further fields of the request: `strategy` drafts unless `drafts` is "none"; `own_text` tokens are what the model
-    writes by itself first, or takes from the file in `own_text_folder`.
+    Further fields of the request: `device` and `runner` are as in `load_model`; `strategy` drafts unless `drafts` is
+    "none"; `own_text` tokens are what the model writes by itself first, or takes from the file in `own_text_folder`.
     """
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.version = version("draftwood-model-runner")
-        model = load_model(request["model"], dtype=request["dtype"], weights=request["weights"])
+        model = load_model(
+            request["model"],
+            device=request["device"],
+            dtype=request["dtype"],
+            runner=request["runner"],
+            weights=request["weights"],
+        )
         config = EngineConfig(max_running=request["streams"], prefix_cache=False, threads=request["threads"])
         self._engine = engine.Engine(model, config)
         self._max_draft_nodes = config.max_draft_nodes

@@ -55,6 +55,11 @@ def test_concurrencies_are_read_in_order_and_once() -> None:
             read_levels(text)
 
 
+def test_our_engine_alone_is_not_measured_beside_a_service_on_vllm(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(["load", "--engine", "vllm", "--engine-alone"]) == 2
+    assert "--engine-alone" in capsys.readouterr().err
+
+
 def test_the_command_measures_a_real_service(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, picture = tmp_path / "load.json", tmp_path / "load.png"
     arguments = ["--concurrency", "1,2", "--duration", "1", "--warm", "4", "--max-tokens", "24", "--threads", "1"]
