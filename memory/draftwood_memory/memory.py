@@ -2,7 +2,8 @@
 
 A hint cache: what it holds can never change an answer, so an entry that is lost or doubled costs a few drafts. Called
 from the thread that drafts; nothing here waits for a store, except the first request of a tenant whose memory is not in
-this process, or was not used for a minute: it waits a moment, or not at all while the store does not answer.
+this process, or was not used for a minute: it waits a moment, or not at all while the store does not answer. What is
+loaded later reaches requests that run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
 from draftwood_memory.config import MemoryConfig
@@ -122,7 +124,10 @@ class Memory:
         return self.thread.submit(operation.run(self))
 
     def fetch(self, use: StrategyUse, on_loaded: Callable[[Strategy], object]) -> Strategy | None:
-        """The instance of a request's strategy in its memory; or None, and `on_loaded` gets it once, on another thread.
+        """The instance of a request's strategy in its memory; or None, and `on_loaded` gets it, on another thread.
+
+        A memory that takes longer to load than `_FIRST_WAIT` keeps no request waiting: the request gets an instance
+        that does not know it, and `on_loaded` the one that does once it is loaded.
 
         Raises:
             UnknownStrategyError: no strategy has this name.
@@ -133,29 +138,35 @@ class Memory:
         strategy, loading = self._instance(use)
         if behind and loading is None and resident is not None and self.thread.healthy:
             loading = self.thread.submit(self._read_on(resident))
-        if loading is None or not (self.thread.healthy or self.replica is None):
+        if loading is None or self.thread.failing:
             return strategy
-        once = threading.Lock()
+        waits = self.thread.healthy or self.replica is None
+        lock, delivered = threading.Lock(), None if waits else strategy
 
         def deliver(_: object = None) -> None:
-            if once.acquire(blocking=False):
-                with suppress(Exception):  # the engine takes no more
-                    strategy, loading = self._instance(use)
+            nonlocal delivered
+            with lock, suppress(Exception):  # the engine may take no more
+                strategy, loading = self._instance(use)
+                if strategy is not delivered:
                     self._counted.late += loading is not None
+                    delivered = strategy
                     on_loaded(strategy)
 
         self.thread.wake()
+        loading.add_done_callback(deliver)
+        if not waits:
+            self._counted.late += 1
+            return strategy
         timer = threading.Timer(_FIRST_WAIT, deliver)
         timer.daemon = True
         timer.start()
-        loading.add_done_callback(deliver)
         return None
 
     def strategy(self, tenant: str, name: str, arm: str = "") -> Strategy:
         """As `fetch`, without options; blocks until the memory is loaded, `_FIRST_WAIT` at most."""
-        found: Future[Strategy] = Future()
-        present = self.fetch(StrategyUse(MemoryName(tenant, arm), StrategyKey(name)), found.set_result)
-        return found.result() if present is None else present
+        found: SimpleQueue[Strategy] = SimpleQueue()
+        present = self.fetch(StrategyUse(MemoryName(tenant, arm), StrategyKey(name)), found.put)
+        return found.get() if present is None else present
 
     def learning(
         self, name: MemoryName, strategy: Strategy | None = None, *, began: float | None = None, request: str = ""

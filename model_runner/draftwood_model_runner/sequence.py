@@ -44,7 +44,8 @@ class Sequence:
 
     Attributes:
         request: what was asked.
-        strategy: the tenant's instance of the drafting strategy; None disables drafting.
+        strategy: the tenant's instance of the drafting strategy; None disables drafting. It may be exchanged between
+            two steps, as when the tenant's memory was loaded late.
         grammar: the compiled `request.format`, at its beginning; None for any output.
         output: the tokens written so far.
         committed: how many tokens of prompt + output have their keys and values in the KV cache.

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
+from typing import Any
 
 import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName, RedisClient
+from draftwood_memory.learning import StrategyUse
+from draftwood_memory.local.resident import StrategyKey
 from draftwood_memory.operations import GetStatistics, PurgeMemory
 from draftwood_memory.replication import memory_thread
 from draftwood_memory.store.encryption import read_keys
@@ -69,6 +72,26 @@ async def test_a_new_process_loads_what_others_have_learned(server: Valkey) -> N
         assert learned_by(second, "t") == sorted(numbers(20, number) for number in range(300))
     finally:
         await asyncio.to_thread(second.stop)
+
+
+async def test_a_memory_that_loads_late_reaches_the_request_that_began_without_it(server: Valkey) -> None:
+    async with replicas(2, server.url) as [first, second]:
+        await learn_output(first, "t", numbers(20))
+        await until(lambda: not first.outbox.pending)
+        await until(lambda: second.healthy)
+        delivered: list[Any] = []
+        server.pause()
+        try:
+            use = StrategyUse(MemoryName("t"), StrategyKey("trie"))
+            assert second.fetch(use, delivered.append) is None
+            await until(lambda: len(delivered) == 1)
+            assert (delivered[0].tokens, second.counters().late) == (0, 1)
+        finally:
+            server.resume()
+        await until(lambda: len(delivered) == 2)
+        assert delivered[1].tokens == 20
+        assert delivered[1] is await strategy_of(second, "t")
+        assert second.counters().late == 1
 
 
 async def test_a_returning_request_reads_on(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import draftwood_strategies
@@ -67,6 +68,28 @@ def test_a_strategys_error_stays_its_own(engine: Engine, fault: str) -> None:
     assert bad.stats.drafting_disabled_reason
     assert good.stats.drafting_disabled_reason == ""
     assert faulty.closed == (0 if fault == "start" else 1)
+
+
+@pytest.mark.parametrize("name", ["trie", "hybrid"])
+@pytest.mark.parametrize("steps", [0, 4, 12])
+def test_a_sequence_drafts_by_the_strategy_that_it_gets_while_it_runs(engine: Engine, name: str, steps: int) -> None:
+    """As when its memory is loaded late: by what that has learned, and it learns the whole answer, once."""
+    expected, loaded, throughout = greedy("llama", PROMPT, 40), *(draftwood_strategies.create(name) for _ in range(2))
+    for strategy in (loaded, throughout):
+        strategy.learn(np.array([*PROMPT, *expected], np.int32))  # type: ignore[attr-defined]
+    run(engine, sequence(strategy=throughout, strategy_name=name, stop=StopParams(40)))
+    late = sequence(strategy=draftwood_strategies.create(name), strategy_name=name, stop=StopParams(40))
+    engine.add(late)
+    while len(late.output) < steps:
+        engine.step()
+    late.strategy = loaded
+    taken = late.stats.decode_steps
+    run(engine)
+    assert late.output == expected
+    assert late.stats.decode_steps - taken < (40 - len(expected[:steps])) / 2
+    assert sum(counts.verified for counts in late.stats.sources(name).values()) == late.stats.draft_tokens
+    assert late.stats.drafting_disabled_reason == ""
+    assert loaded.tokens == throughout.tokens  # type: ignore[attr-defined]
 
 
 def test_an_error_in_the_model_ends_the_step_and_not_the_engine(

@@ -176,6 +176,8 @@ class Sessions(Mapping[str, Session]):
     def _begin(self, session: Session, strategy: Strategy, cost_model: DraftCostModel) -> None:
         if session.ended:
             return
+        if session.drafter is not None:  # its memory was loaded late
+            session.drafter.close()
         session.strategy = strategy
         session.drafter = GuardedDrafter(session, self._vocab_size, self.failures, cost_model, self._exclusion.watchdog)
         if session.learning is not None:

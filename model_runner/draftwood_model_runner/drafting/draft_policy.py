@@ -81,6 +81,7 @@ class _DraftConstraints(NamedTuple):
 class _State:
     """Drafting of one sequence, from its first step to its end."""
 
+    strategy: Strategy | None
     drafter: GuardedDrafter
     skipped: int = 0
     """Steps that it skipped since it last wrote."""
@@ -129,7 +130,10 @@ class DraftPolicy:
         return 0.0 if self._step_times is None else self._step_times.at(1, sequences=1)
 
     def start(self, sequence: Sequence) -> None:
-        """Prepares to draft for a sequence."""
+        """Prepares to draft for a sequence. Its strategy may be exchanged later, between two steps."""
+        self._states[sequence] = _State(sequence.strategy, self._drafter(sequence))
+
+    def _drafter(self, sequence: Sequence) -> GuardedDrafter:
         request = sequence.request
         if self.model_table is not None and isinstance(sequence.strategy, UsesModelTable):
             try:
@@ -137,14 +141,21 @@ class DraftPolicy:
             except Exception:
                 _log.exception("strategy %r does not take the model's successors", request.strategy_name)
         cost_model = self._cost_model(request.tenant, request.arm, request.strategy_name, request.strategy_options)
-        drafter = GuardedDrafter(sequence, self._vocab_size, self.failures, cost_model, self._watchdog)
-        self._states[sequence] = _State(drafter)
+        return GuardedDrafter(sequence, self._vocab_size, self.failures, cost_model, self._watchdog)
+
+    def _with_current_strategy(self, sequence: Sequence, state: _State) -> _State:
+        """The state; if the sequence has another strategy now, with a drafter of that one."""
+        if sequence.strategy is not state.strategy:
+            state.drafter.close()
+            state.strategy, state.drafter = sequence.strategy, self._drafter(sequence)
+            state.drafter.defer(sequence.output)
+        return state
 
     def close(self, sequence: Sequence) -> None:
         """Closes the drafter of a sequence, if there is one."""
         state = self._states.pop(sequence, None)
         if state is not None:
-            state.drafter.close()
+            self._with_current_strategy(sequence, state).drafter.close()
 
     def propose(self, plan: SequenceOf[ScheduledSequence], prompts_wait: bool) -> Drafts:
         """Which of the scheduled sequences take part in this step, with a draft for each.
@@ -165,7 +176,8 @@ class DraftPolicy:
         max_depths: Int32Array = np.zeros(len(plan), np.int32)
         indexing = IndexingBudget()
         for one in plan:
-            sequence, state = one.sequence, self._states[one.sequence]
+            sequence = one.sequence
+            state = self._with_current_strategy(sequence, self._states[sequence])
             if prompts_wait and _may_skip(one, state):
                 state.skipped += 1
                 continue

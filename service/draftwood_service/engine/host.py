@@ -142,6 +142,8 @@ class EngineHost:
         while not self._loaded.memory.preloaded and time.monotonic() < deadline:
             self._run_tasks()
             time.sleep(0.005)
+        if not self._loaded.memory.preloaded:
+            _log.info("serving before all memories are loaded", waited=_PRELOAD_SECONDS)
 
     def _run_tasks(self) -> None:
         while self._tasks:
@@ -219,13 +221,16 @@ class EngineHost:
                 change(sequence)
 
     def _begin(self, live: LiveRequest, strategy: Strategy | None) -> None:
-        """Adds the samples to the engine, except if the request was cancelled while it was prepared."""
+        """Adds the samples to the engine, except if the request was cancelled while it was prepared. Exchanges the
+        strategy of a request that runs: its memory was loaded late."""
         samples = [*live.samples.values()]
         if not samples:
             return
-        live.begun = True
         for sequence in samples:
             sequence.strategy = strategy
+        if live.begun:
+            return
+        live.begun = True
         if strategy is not None and samples[0].request.learns:
             live.learning = learning(self._loaded.memory, samples)
             if live.learning.__enter__().repeated:  # what is new of its answer is learned when it ends

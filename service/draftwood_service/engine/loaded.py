@@ -128,4 +128,5 @@ def learning(memory: Memory, sequences: SequenceOf[Sequence]) -> Iterator[Learni
         yield scope
         for number, sequence in enumerate(sequences):
             if sequence.output:
+                scope.strategy = sequence.strategy
                 scope.learn(np.concatenate([prompt, np.array(sequence.output, np.int32)]), number)

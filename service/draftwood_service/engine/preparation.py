@@ -47,7 +47,8 @@ class Preparation:
 
     Args:
         between_steps: runs a task on that thread; raises EngineStoppedError once the engine has ended.
-        begin: called there with a prepared request and its strategy; None without drafts.
+        begin: called there with a prepared request and its strategy; None without drafts. Called again, with another
+            strategy, for a request that began before its memory was loaded.
         fail: called there with a request whose format cannot be compiled.
     """
 

@@ -19,9 +19,10 @@ from draftwood_memory.engines.drafts import MAX_FAILURES, EngineDrafts
 from draftwood_memory.engines.forms.chains import ChainForm
 from draftwood_memory.engines.policy import SettingsPolicy
 from draftwood_memory.engines.session import Row
+from draftwood_memory.learning import StrategyUse
 from draftwood_memory.replication import memory_thread
 from draftwood_memory.settings.memory_settings import MemorySettings
-from draftwood_strategies import Strategy
+from draftwood_strategies import Strategy, create
 from draftwood_strategies.budgeting import timed_calls
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from tests.memory.engines.toy_engine import CheapTokens, ToyEngine, plain, recitation
@@ -100,6 +101,34 @@ def test_an_answer_that_ends_before_its_memory_is_there_is_learned() -> None:
         assert made.drafts.sessions == {}
         assert drafted(made, "2", TEXT[:4]) > 10
         assert strategy.tokens < 60  # type: ignore[attr-defined]  # it learned each answer once
+
+
+def test_an_answer_is_drafted_for_by_its_memory_once_that_is_there() -> None:
+    """A request that began without it goes on with it, and is learned once."""
+    with engine(tenant="acme") as made:
+        drafted(made, "1", TEXT[:4])
+        rested(made)
+        memory = made.drafts.memory
+        loaded: Any = memory.strategy("acme", "trie")
+        late: list[Callable[[Strategy], object]] = []
+        unloaded = create("trie")
+
+        def fetch(use: StrategyUse, on_loaded: Callable[[Strategy], object]) -> Strategy:
+            late.append(on_loaded)
+            return unloaded
+
+        memory.fetch = fetch  # type: ignore[method-assign]
+        made.add("2", TEXT[:4])
+        for _ in range(4):
+            made.step()
+        assert made.requests["2"].accepted == 0
+        late[0](loaded)
+        steps = made.steps
+        made.run()
+        assert made.finished["2"].output[:24] == plain(MODEL, TEXT[:4], 24)
+        assert made.steps - steps < 10
+        rested(made)
+        assert (memory.counters().learned, loaded.tokens) == (2, 2 * len(made.finished["2"].output))
 
 
 def test_a_tenants_answers_are_drafted_for_its_next_request_and_for_no_other() -> None:

@@ -500,5 +500,7 @@ async def test_requests_that_end_before_their_memory_is_loaded() -> None:
         for callback in callbacks:
             callback(create("none"))
         assert len((await drained(stayed)).token_ids) == 10
+        for callback in callbacks:
+            callback(create("none"))  # its memory was loaded after its end
         stayed.close()
         assert bridge.live == 0
