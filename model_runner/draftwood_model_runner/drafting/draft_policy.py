@@ -27,7 +27,7 @@ from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.runners.base import DraftLimits, StepBatch
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies import DraftTree
+from draftwood_strategies import DraftTree, Strategy
 from draftwood_strategies.base import StepFeedback, UsesModelTable
 from draftwood_strategies.budgeting.budget import min_worthwhile_score, with_change, with_drafts
 from draftwood_strategies.budgeting.chains import (
