@@ -75,8 +75,7 @@ class TenantPolicy:
 
     def ended(self, session: Session) -> None:
         assignment = self._assigned.pop(session.request.request_id, None)
-        found = None if assignment is None else outcome_of(session)
-        if assignment is not None and found is not None:
+        if assignment is not None and (found := outcome_of(session)) is not None:
             self._record(assignment, found)
 
     def _assign(self, request_id: str, choice: RequestChoice, *, overridden: bool) -> ArmAssignment | None:

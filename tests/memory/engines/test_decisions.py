@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from draftwood_memory.engines.options import TRUSTED
+from typing import Any
+
+import pytest
+
+from draftwood_memory.engines.options import TRUSTED, RequestOptions
 from draftwood_memory.engines.policy import DecidedPolicy, SettingsPolicy
 from draftwood_memory.settings.memory_settings import MemorySettings
 
@@ -33,3 +37,26 @@ def test_in_any_other_engine_what_the_service_would_have_decided_counts_for_noth
     policy = SettingsPolicy(MemorySettings(strategy="trie"), "")
     found = policy.options_of("1", {TRUSTED: {**DECIDED, "tenant": "victim"}})
     assert (found.tenant, found.learns) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("usual", "given", "expected"),
+    [
+        ("trie", None, ("default", "trie", 16, True)),
+        ("trie", {"draftwood_tenant": "acme"}, ("acme", "trie", 16, True)),
+        ("trie", {"draftwood_tenant": ""}, ("", "trie", 16, False)),
+        ("trie", {"draftwood_learn": "off"}, ("default", "trie", 16, False)),
+        ("trie", {"draftwood_strategy": "hybrid"}, ("default", "hybrid", 16, True)),
+        ("trie", {"draftwood_strategy": "none"}, ("default", "none", 0, True)),
+        ("trie", {"draftwood_max_nodes": 4}, ("default", "trie", 4, True)),
+        ("trie", {"draftwood_max_nodes": 99}, ("default", "trie", 16, True)),
+        ("trie", {"draftwood": "off"}, ("default", "trie", 0, True)),
+        ("none", None, ("default", "none", 0, True)),
+        ("none", {"draftwood_strategy": "trie"}, ("default", "trie", 16, True)),
+    ],
+)
+def test_a_request_chooses_within_the_settings_of_the_process(
+    usual: str, given: dict[str, Any] | None, expected: tuple[str, str, int, bool]
+) -> None:
+    policy = SettingsPolicy(MemorySettings(strategy=usual, max_draft_nodes=16), "default")
+    assert policy.options_of("1", given) == RequestOptions(*expected)

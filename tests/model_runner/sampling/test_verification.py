@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.sampling.host.row_threads import LEAST_NUMBERS
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
-from draftwood_model_runner.sampling.verification import predicted_paths, verify, walk_row
+from draftwood_model_runner.sampling.verification import AcceptedPath, predicted_paths, verify, walk_row
 from draftwood_strategies import EMPTY_TREE, DraftTree
+from draftwood_strategies.draft import Int32Array
 from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.sequences import make_sequence
 from tests.strategies.test_draft import paths, trees
@@ -70,14 +75,16 @@ def test_log_probabilities_are_those_after_the_node_before_the_token(wanted: int
         assert one.logprob == pytest.approx(law[token], abs=1e-4)
 
 
-def test_a_forbidden_end_is_replaced_by_the_second_most_probable_token() -> None:
-    """Of the same node: the most probable ones after other nodes, which follow in the arrays, say nothing of it."""
+@pytest.mark.parametrize("top_tokens", [None, np.array([[7, 3], [5, 0], [6, 0]], np.int32)])
+def test_a_forbidden_end_is_replaced_by_the_second_most_probable_token(top_tokens: Int32Array | None) -> None:
+    """Of the same node: the most probable ones after other nodes, which follow in the arrays, say nothing of it. If the
+    second ones are known, no logits are read."""
     batch = rooted_batch(DraftTree.of([3, 4]))
     logits = np.zeros((3, VOCAB), np.float32)
     logits[[0, 0, 1, 2], [7, 3, 5, 6]] = [2.0, 1.0, 2.0, 2.0]
-    feedback = batch.feedback(logits.argmax(1).astype(np.int32), None)
+    feedback = batch.feedback(logits.argmax(1).astype(np.int32), top_tokens)
     sampler = TokenSampler(make_sequence("a", LAST, StopParams(9, min_tokens=1)), frozenset({7}), VOCAB)
-    [path] = verify([sampler], feedback, logits, [0], threads=1)
+    [path] = verify([sampler], feedback, logits if top_tokens is None else np.full_like(logits, np.nan), [0], threads=1)
     assert (path.token_ids, path.nodes) == ([3, 5], [0])
 
 
@@ -113,6 +120,51 @@ def test_an_error_comes_after_the_tokens_before_it_and_never_after_the_end(ends:
     assert (path.token_ids, path.nodes) == ([1, 2], [0, 1])
     assert [one.top_token_ids for one in path.logprobs] == [[1], [2]]
     assert (path.error is None) == bool(ends)
+
+
+def test_rows_are_verified_in_the_order_asked_for_however_their_tokens_are_chosen() -> None:
+    """Row i writes 10 + i, which is drafted, and 20 + i. A grammar chooses for rows 1 and 3; the prompt of row 2 goes
+    on, and nobody asks for row 4."""
+    batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, LAST, DraftTree.of([10 + i]), logits_from=0) for i in range(5)])
+    logits = np.eye(VOCAB, dtype=np.float32)[[token + i for i in range(5) for token in (10, 20)]]
+    feedback = batch.feedback(logits.argmax(1).astype(np.int32), None)
+    plain = TokenSampler(make_sequence("a", LAST, StopParams(9)), frozenset(), VOCAB)
+    chooses = [sampler_of(RandomGrammar(VOCAB, share=1.0)) for _ in range(2)]
+    found = verify([plain, chooses[0], None, chooses[1], plain], feedback, logits, [3, 1, 0], threads=1)
+    assert [(path.token_ids, path.nodes) for path in found] == [([13, 23], [0]), ([11, 21], [0]), ([10, 20], [0])]
+
+
+class Located(RandomGrammar):
+    """Allows every token, and notes which thread writes."""
+
+    thread = 0
+
+    def accept(self, token: int) -> None:
+        self.thread = threading.get_ident()
+
+
+@pytest.mark.parametrize(
+    ("vocab", "threads", "expected"),
+    [(LEAST_NUMBERS // 2, 2, 2), (LEAST_NUMBERS // 2, 1, 1), (LEAST_NUMBERS // 2 - 1, 2, 1)],
+)
+def test_threads_share_the_rows_if_these_have_many_logits(vocab: int, threads: int, expected: int) -> None:
+    grammars = [Located(vocab, share=1.0) for _ in range(2)]
+    samplers = [
+        TokenSampler(make_sequence("a", LAST, StopParams(9), grammar=one), frozenset(), vocab) for one in grammars
+    ]
+    batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, LAST, EMPTY_TREE, logits_from=0)] * 2)
+    feedback = batch.feedback(np.array([5, 6], np.int32), None)
+    found = verify(samplers, feedback, np.zeros((2, vocab), np.float32), [0, 1], threads)
+    assert [path.token_ids for path in found] == [[5], [6]]
+    assert len({grammar.thread for grammar in grammars}) == expected
+
+
+@pytest.mark.parametrize(("count", "nodes"), [(1, [0]), (2, [0, 2]), (3, [0, 2])])
+def test_a_path_is_cut_behind_the_token_that_ends_the_output(count: int, nodes: list[int]) -> None:
+    logprobs = [TokenLogprobs(-1.0, [token], [-1.0]) for token in (5, 6, 7)]
+    path = AcceptedPath([5, 6, 7], [0, 2], logprobs, RuntimeError("behind the end")).cut(count)
+    assert path.token_ids == [5, 6, 7][:count]
+    assert (path.nodes, path.logprobs, path.error) == (nodes, logprobs[:count], None)
 
 
 class Slow(RandomGrammar):

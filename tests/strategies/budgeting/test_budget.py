@@ -50,6 +50,17 @@ def test_costly_width_drafts_nothing_and_free_width_everything() -> None:
     assert min_worthwhile_score(of(), 2, StepTimeCurve({1: 1.0}).between) == 0.0
 
 
+def test_a_node_that_gains_exactly_its_time_is_not_worth_it() -> None:
+    assert math.isinf(min_worthwhile_score(of(1.0), 1, StepTimeCurve({1: 1.0, 2: 2.0}).between))
+
+
+@pytest.mark.parametrize(("exponent", "least"), [(0.5, 0.25), (1.0, 0.5), (2.0, math.inf)])
+def test_a_node_counts_as_a_power_of_its_score(exponent: float, least: float) -> None:
+    """A further token takes 0.4 s; the two nodes count 0.7 and 0.5, 0.5 and 0.25, or 0.25 and 0.06."""
+    scores, linear = of(0.5, 0.25), StepTimeCurve({1: 1.0, 3: 1.8}).between
+    assert min_worthwhile_score(scores, 1, linear, exponent) == least
+
+
 def test_a_further_draft_costs_more_than_a_further_node_of_one() -> None:
     """Each node takes as long; the second sequence's only node would do as much as the second node of the first."""
     trees = DraftTrees.of([DraftTree.of([1, 2], scores=[0.9, 0.8]), DraftTree.of([3], scores=[0.7])])
@@ -57,10 +68,12 @@ def test_a_further_draft_costs_more_than_a_further_node_of_one() -> None:
     assert min_worthwhile_score(trees.scores, 2, even) == pytest.approx(0.7)
     assert min_worthwhile_score(trees.scores, 2, with_drafts(even, trees, 0.5)) == pytest.approx(0.8)
     assert with_drafts(even, trees, 0.5)(2, 5).tolist() == pytest.approx([*even(2, 4), even(5, 5)[0] + 0.5])
+    assert with_drafts(even, trees, 0.5)(2, 4).tolist() == pytest.approx(even(2, 4).tolist())
 
 
-@given(st.lists(st.lists(st.floats(0.0, 1.0), max_size=3), min_size=1, max_size=4), st.integers(1, 9))
+@given(st.lists(st.lists(st.sampled_from([0.2, 0.5, 1.0]), max_size=9), min_size=1, max_size=4), st.integers(1, 9))
 def test_every_tree_with_a_node_among_the_best_is_a_further_draft(scores: list[list[float]], base: int) -> None:
+    """Of nodes with the same score the first ones are the best."""
     trees = DraftTrees.of([DraftTree.of(range(len(one)), [-1] * len(one), one) for one in scores])
     even, n = StepTimeCurve({1: 1.0, 64: 2.0}).between, trees.tokens.size
     rows = np.repeat(np.arange(len(scores)), [len(one) for one in scores])
@@ -76,4 +89,10 @@ def test_the_size_of_the_last_step_is_kept_where_another_one_gains_little() -> N
     assert min_worthwhile_score(scores, 1, linear) == pytest.approx(0.5)
     assert min_worthwhile_score(scores, 1, with_change(linear, 3, 0.2)) == pytest.approx(0.6)
     assert min_worthwhile_score(scores, 1, with_change(linear, 1, 0.2)) == pytest.approx(0.5)
-    assert with_change(linear, 9, 0.2)(1, 5).tolist() == pytest.approx([*(linear(1, 5) + 0.2)])
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 5, 6, 9])
+def test_every_size_but_that_of_the_last_step_takes_longer(size: int) -> None:
+    linear = StepTimeCurve({1: 1.0, 5: 1.4}).between
+    expected = [seconds + 0.2 * (tokens != size) for tokens, seconds in enumerate(linear(2, 5), 2)]
+    assert with_change(linear, size, 0.2)(2, 5).tolist() == pytest.approx(expected)

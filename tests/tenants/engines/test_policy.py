@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,10 +18,12 @@ from hypothesis import strategies as st
 from draftwood_errors import InvalidInputError
 from draftwood_memory import MemoryOverrides
 from draftwood_memory.engines.options import RequestChoice
+from draftwood_memory.engines.session import Session, SessionRequest
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_tenants.engines.following import TenantThread
-from draftwood_tenants.engines.policy import TenantPolicy
-from draftwood_tenants.experiments.arm_assignment import ArmAssigner
+from draftwood_tenants.engines.policy import Record, TenantPolicy
+from draftwood_tenants.experiments.arm_assignment import ArmAssigner, ArmAssignment
+from draftwood_tenants.experiments.outcomes import Outcome
 from draftwood_tenants.followed import FollowedTenants
 from draftwood_tenants.reading import ServerLimits
 from tests.memory.engines.toy_engine import let_drafting_pay
@@ -55,12 +59,12 @@ experiments:
 
 
 @contextmanager
-def policy_of(text: str, folder: Path) -> Iterator[TenantPolicy]:
+def policy_of(text: str, folder: Path, record: Record | None = None) -> Iterator[TenantPolicy]:
     (folder / "tenants.yaml").write_text(text)
     followed = FollowedTenants(None, None, folder / "tenants.yaml", None, LIMITS)
     thread = TenantThread(followed, "here")
     thread.start(5.0)
-    yield TenantPolicy(followed.catalog, SETTINGS, "", thread.record)
+    yield TenantPolicy(followed.catalog, SETTINGS, "", record or thread.record)
     thread.close()
 
 
@@ -115,15 +119,40 @@ def test_a_tenants_configuration_decides(
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_what_requests_may_not_choose_is_ignored_and_said_once(
-    policy: TenantPolicy, caplog: pytest.LogCaptureFixture
+def test_what_requests_may_not_choose_is_ignored_and_logged_once_for_each_of_100_tenants(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    policy._warned.clear()
-    for number in range(3):
-        policy.decide(str(number), RequestChoice("fixed", strategy="trie"))
-    assert [one.getMessage() for one in caplog.records] == [
-        "what requests say of drafts is ignored: tenants/fixed does not allow it"
+    tenants = [f"a{number}" for number in range(102)]
+    listed = ", ".join(f"{{name: tenants/{tenant}, allowDraftOverride: false}}" for tenant in tenants)
+    with policy_of(f"tenants: [{listed}]", tmp_path) as policy:
+        for tenant in (*tenants, *tenants):
+            policy.decide("1", RequestChoice(tenant, strategy="trie"))
+    assert [(one.name, one.getMessage()) for one in caplog.records] == [
+        ("draftwood", f"what requests say of drafts is ignored: tenants/{tenant} does not allow it")
+        for tenant in tenants[:100]
     ]
+
+
+def test_a_request_of_an_arm_is_recorded_once_if_it_wrote_anything(tmp_path: Path) -> None:
+    recorded = list[tuple[ArmAssignment, Outcome]]()
+    with policy_of(FILE, tmp_path, lambda *one: recorded.append(one)) as policy:
+
+        def session(request_id: str, conversation: str, written: int) -> Session:
+            given = {"draftwood_tenant": "talks", "draftwood_session": conversation}
+            options = policy.options_of(request_id, given)
+            assert bool(options.arm) == bool(conversation)
+            found = Session(SessionRequest(request_id, np.arange(7, dtype=np.int32), "trie", 8, True), options)
+            for token in range(written):
+                found.advance(np.array([token], np.int32), time.perf_counter())
+            return found
+
+        in_arm = session("in an arm", "a talk", 3)
+        others = [session("in no arm", "", 3), session("without an answer", "a talk", 0)]
+        for one in (*others, in_arm, in_arm):
+            policy.ended(one)
+    [(assignment, outcome)] = recorded
+    assert (assignment.label, assignment.unit) == (in_arm.options.arm, "a talk")
+    assert (outcome.prompt_tokens, outcome.tokens) == (7, 2)
 
 
 def by_hand(salt: bytes, tenant: str, unit: str, coverage: float, weights: tuple[float, ...]) -> int | None:
