@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +98,19 @@ async def test_a_memory_expires_after_its_last_record() -> None:
         await asyncio.sleep(0.25)
         memory.thread.wake()
         await until(lambda: log_of(memory, "t") == [] and resident(memory, "t").loaded)
+
+
+async def test_records_that_are_too_old_are_dropped_from_the_drafts() -> None:
+    async with replicas(1, None, config=MemoryConfig(max_age=100.0)) as [memory]:
+        await learn_output(memory, "t", numbers(40))
+        found = resident(memory, "t")
+        for logged in found.log:
+            logged.record = replace(logged.record, learned_at=int(time.time()) - 101)
+        await learn_output(memory, "t", numbers(40, 5000))
+        found.aged_at = 0.0
+        memory.thread.wake()
+        await until(lambda: learned_by(memory, "t") == [numbers(40, 5000)])
+        assert log_of(memory, "t") == [numbers(40, 5000)]
 
 
 @pytest.mark.usefixtures("evicts_at_once")

@@ -84,7 +84,7 @@ def test_no_option_exceeds_the_memorys_capacity() -> None:
         for options in ((), (("capacity_tokens", 10**9),)):
             trie: Any = make(StrategyKey("trie", options), limits)
             trie.learn(np.arange(5000, dtype=np.int32))
-            assert trie.tokens <= 2000
+            assert 1900 < trie.tokens <= 2000
     small: Any = make(StrategyKey("hybrid", (("capacity_tokens", 500),)), capacity)
     small.parts["trie"].learn(np.arange(5000, dtype=np.int32))
     assert small.parts["trie"].tokens <= 500

@@ -50,7 +50,7 @@ def create(
     known = Role.of(role)
     if known is None:
         raise InvalidInputError("role", role, f"must be one of {', '.join(one.label for one in Role)}")
-    made, now = new_key(), datetime.now(UTC).replace(microsecond=0)
+    made, now = new_key(), datetime.now(UTC)
     Principal(made.id, known, tenant)  # raises if they do not fit
     entry = KeyEntry(
         id=made.id,
@@ -101,7 +101,7 @@ def revoke(
             raise InvalidInputError("ID", key_id, f"{file} has no such key")
         entry = keys.pop(index)
         if after is not None:
-            expires = datetime.now(UTC).replace(microsecond=0) + _duration("after", after)
+            expires = datetime.now(UTC) + _duration("after", after)
             entry = entry.model_copy(update={"expires": min(expires, entry.expires or expires)})
             keys.insert(index, entry)
     if as_json:
