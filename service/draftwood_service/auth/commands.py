@@ -118,7 +118,7 @@ def _duration(name: str, given: str) -> timedelta:
 
 
 def _shown(entry: KeyEntry) -> dict[str, Any]:
-    return entry.model_dump(mode="json", exclude={"sha256"})
+    return entry.model_dump(exclude={"sha256"})
 
 
 def _described(entry: KeyEntry) -> str:

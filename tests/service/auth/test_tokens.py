@@ -172,7 +172,8 @@ class Web:
     Attributes:
         body: what it sends; None for a redirect to itself.
         asked: how often.
-        sends: until it is set, spaces are sent, one by one.
+        sends: until it is set, spaces are sent, one by one, or nothing.
+        drips: whether spaces are sent.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -180,6 +181,7 @@ class Web:
         self.asked = 0
         self.sends = threading.Event()
         self.sends.set()
+        self.drips = True
         web = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -189,7 +191,7 @@ class Web:
                 self.send_header("Location", "/")
                 self.end_headers()
                 while not web.sends.wait(0.02):
-                    self.wfile.write(b" ")
+                    self.wfile.write(b" " * web.drips)
                 self.wfile.write(web.body or b"")
 
             def log_message(self, *_: Any) -> None: ...
@@ -289,6 +291,20 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(web: Web, monkey
     with pytest.raises(IssuerUnavailableError):
         await TokenVerifier(JwksUrl(web.url, ALGORITHMS), rules()).principal(token(), time.time())
     assert web.asked == 0
+
+
+async def test_an_issuer_that_does_not_answer_is_asked_again(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("_TIMEOUT_SECONDS", 0.2), ("_RETRY_SECONDS", 0.01)):
+        monkeypatch.setattr(f"draftwood_service.auth.jwks.{name}", seconds)
+    web.drips = False
+    web.sends.clear()
+    source = JwksUrl(web.url, ALGORITHMS)
+    with capture_logs() as logs:
+        async with followed(source):
+            await until(lambda: logs)
+            web.sends.set()
+            await until(lambda: source.keys is not None)
+    assert "timed out" in logs[0]["problem"]
 
 
 @asynccontextmanager
