@@ -73,6 +73,7 @@ async def test_operators_are_served_without_a_store() -> None:
             (MemoryName("t"), 10),
         ]
         assert (report.store, report.healthy, report.exists) == ("memory", True, True)
+        assert memory.counters().newer_memories == 0
         assert [one.tokens.tolist() for one in await perform(ExportMemory(MemoryName("t")), memory)] == [numbers(10)]
         assert await perform(PurgeArms(("x/a",)), memory) == 1
         with memory.learning(MemoryName("t"), await strategy_of(memory, "t")) as request:

@@ -149,6 +149,20 @@ async def test_an_evicted_memorys_records_from_before_a_purge_are_not_sent(serve
         assert await agreed([first], "t") == []
 
 
+async def test_what_is_learned_after_a_purge_and_before_the_stores_first_answer_is_kept(server: Valkey) -> None:
+    async with replicas(1, server.url) as [first]:
+        await stored([first], "t", numbers(20))
+        await perform(PurgeMemory("t"), first)
+        new = memory_of(server.url)  # its thread does not run yet
+        with new.learning(MemoryName("t")) as request:
+            request.learn(tokens_of(*numbers(33)))
+        new.start(lambda task: task())
+        await until(lambda: new.outbox.pending == 0)
+        assert new.counters().stale == 0
+        await asyncio.to_thread(new.stop)
+        assert await agreed([first], "t") == [numbers(33)]
+
+
 async def writes(memory: Memory, arm: str, count: int) -> None:
     """Another process of the tenant writes, and what it wrote is stored."""
     await learn_output(memory, "t", numbers(count), arm=arm)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,8 +23,8 @@ from tests.memory.helpers import FINGERPRINT, numbers, tokens_of
 T = MemoryName("t")
 
 
-def logged(count: int, learned_at: int = 1) -> LoggedRecord:
-    return LoggedRecord(Record(Kind.OUTPUT, tokens_of(*numbers(count)), learned_at))
+def logged(count: int, learned_at: int = 1, request: int = 0) -> LoggedRecord:
+    return LoggedRecord(Record(Kind.OUTPUT, tokens_of(*numbers(count)), learned_at, request))
 
 
 WEIGHT = logged(10).record.weight
@@ -39,10 +40,12 @@ WEIGHT = logged(10).record.weight
     ],
 )
 def test_a_log_keeps_the_newest_records_that_its_capacity_allows(capacity: Capacity, kept: int) -> None:
-    records = [logged(10, learned_at) for learned_at in (1, 2, 3)]
+    records = [logged(10, learned_at, request=learned_at) for learned_at in (1, 2, 3)]
     log, one = RecordLog(capacity, records), RecordLog(capacity, records[:1])
     assert [*log] == records[-kept:]
     assert (log.tokens, log.nbytes, log.trimmed) == (10 * kept, kept * one.nbytes, kept < 3)
+    of_requests = [log.of_request(request) for request in (1, 2, 3)]
+    assert of_requests == [[]] * (3 - kept) + [[logged.record] for logged in records[-kept:]]
     log.append(records[0])
     assert len(log) == kept
 
@@ -172,6 +175,54 @@ def test_a_memory_with_records_expires_as_in_the_store(
         resident.add(logged(9))
     resident.changed_at = time.monotonic() - changed_ago
     assert resident.expired is expired
+
+
+@pytest.mark.parametrize(("age", "expired"), [(99, False), (101, True)])
+def test_a_memory_that_was_loaded_is_as_old_as_its_newest_record(age: int, expired: bool) -> None:
+    _, resident = opened(MemoryConfig(ttl=100.0))
+    now = int(time.time())
+    resident.replace_log([logged(9, now - 500), logged(9, now - age)], b"1-0")
+    assert resident.expired is expired
+
+
+@pytest.mark.parametrize(
+    ("looked_ago", "tokens", "dropped", "left"),
+    [(9.0, 100, False, 2), (11.0, 100, True, 1), (9.0, 10, True, 1), (9.0, 18, True, 2)],
+    ids=["looked a moment ago", "one is too old", "a smaller capacity", "one that all fit"],
+)
+def test_records_that_are_too_old_or_too_many_are_dropped(
+    looked_ago: float, tokens: int, dropped: bool, left: int
+) -> None:
+    """What is too old is looked for 64 times in the maximum age."""
+    config = MemoryConfig(max_age=640.0, tokens=100)
+    _, resident = opened(config)
+    resident.add(logged(9, 1))
+    resident.add(logged(9, int(time.time())))
+    resident.reconfigure(replace(config, tokens=tokens), forked=False)
+    resident.aged_at = time.monotonic() - looked_ago
+    assert (resident.drop_aged(), len(resident.log)) == (dropped, left)
+    resident.reconfigure(replace(config, tokens=tokens), forked=False)
+    resident.aged_at = time.monotonic() - 11.0
+    assert (resident.drop_aged(), len(resident.log)) == (left == 2, 1)
+
+
+def test_a_change_of_capacity_counts_though_nothing_is_too_old() -> None:
+    config = MemoryConfig(max_age=640.0)
+    _, resident = opened(config)
+    resident.reconfigure(replace(config, tokens=10), forked=False)
+    assert [resident.drop_aged(), resident.drop_aged()] == [True, False]
+
+
+def test_without_records_instances_are_replaced_only_if_asked_for() -> None:
+    _, resident = opened(MemoryConfig())
+    key = StrategyKey("trie")
+    strategy, future = resident.instance(key)
+    resident.build([key])
+    assert resident.instance(key) == (strategy, None)
+    assert future is not None
+    assert future.done()
+    resident.build([key], replace_empty=True)
+    assert resident.instance(key)[0] is not strategy
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def list_keys(file: File, as_json: AsJson = False) -> None:
     for entry in found:
         expired = entry.expires is not None and entry.expires <= datetime.now(UTC)
         expires = "expired" if expired else f"{entry.expires:%Y-%m-%d %H:%M}" if entry.expires is not None else ""
-        table.add_row(entry.id, entry.tenant or "", entry.role.label, f"{entry.created:%Y-%m-%d}", expires, entry.note)
+        table.add_row(entry.id, entry.tenant, entry.role.label, f"{entry.created:%Y-%m-%d}", expires, entry.note)
     Console().print(table)
 
 

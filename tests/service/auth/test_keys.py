@@ -132,13 +132,13 @@ def test_the_list_is_a_table(capsys: pytest.CaptureFixture[str], file: Path, mon
         (["create", "--tenant", "a", "--role", "admin"], "role admin: must be one of caller, tenant-admin, operator"),
         (["create", "--tenant", "a", "--expires", "soon"], "expires soon: must look like 90d, 12h or 30m"),
         (["create", "--tenant", "a\n"], "control characters"),
-        (["list"], "auth.yaml: cannot be read: No such file or directory"),
+        (["list"], "auth_file {file}: cannot be read: No such file or directory"),
     ],
 )
 def test_refused(capsys: pytest.CaptureFixture[str], file: Path, arguments: list[str], problem: str) -> None:
     error = run(capsys, *arguments, "--file", str(file), status=2)
     assert error.startswith("error: ")
-    assert problem in error
+    assert problem.format(file=file) in error
     assert error.count("\n") == 1
     assert not file.exists()
 

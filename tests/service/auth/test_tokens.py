@@ -301,7 +301,7 @@ async def test_an_issuer_that_does_not_answer_is_asked_again(web: Web, monkeypat
     source = JwksUrl(web.url, ALGORITHMS)
     with capture_logs() as logs:
         async with followed(source):
-            await until(lambda: logs)
+            await until(lambda: bool(logs))
             web.sends.set()
             await until(lambda: source.keys is not None)
     assert "timed out" in logs[0]["problem"]
