@@ -69,6 +69,7 @@ def test_create_list_and_revoke(capsys: pytest.CaptureFixture[str], file: Path) 
     hours = datetime.fromisoformat(later["expires"]) - datetime.now(UTC)
     assert timedelta(hours=23) < hours <= timedelta(hours=24)
     assert run(capsys, "revoke", *flag, made["id"], "--after", "90d")["expires"] == later["expires"]  # never later
+    assert "error: after soon: must look like" in run(capsys, "revoke", *flag, made["id"], "--after", "soon", status=2)
     assert run(capsys, "revoke", *flag, other["id"])["revoked"]
     assert [entry.id for entry in read(file).keys] == [made["id"]]
     said = run(capsys, "revoke", *flag, other["id"], status=2)
