@@ -289,6 +289,26 @@ def test_what_is_learned_while_a_strategy_is_built_is_learned_by_it_too(monkeypa
     assert built.learned == [10, 5, 3, 5]
 
 
+def test_a_memory_that_is_emptied_while_a_strategy_is_built_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, resident = opened(MemoryConfig())
+    key = StrategyKey("trie")
+
+    class Emptied(Noting):
+        def learn(self, tokens: Any) -> None:
+            super().learn(tokens)
+            resident.reset(1, None)
+
+    monkeypatch.setattr(resident_module, "make", lambda key, capacity: Emptied())
+    _, future = resident.instance(key)
+    resident.add(logged(10))
+    resident.build([key])
+    assert future is not None
+    assert future.done()
+    assert caplog.records == []
+
+
 def test_what_is_learned_while_the_store_is_read_follows_what_the_store_has() -> None:
     _, resident = opened(MemoryConfig())
     resident.learned_meanwhile = []
