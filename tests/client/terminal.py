@@ -57,8 +57,8 @@ class Terminal:
             ready, _, _ = select.select([self._fd], [], [], 1)
         self.wait_for(text)
 
-    def wait_for(self, text: str) -> None:
-        """Reads until `text` is shown, after the text of the previous wait."""
+    def wait_for(self, text: str) -> str:
+        """Reads until `text` is shown, after the text of the previous wait; returns what was shown before it."""
         end = time.monotonic() + 20
         while text not in self.shown:
             ready, _, _ = select.select([self._fd], [], [], max(0.0, end - time.monotonic()))
@@ -67,7 +67,8 @@ class Terminal:
                 self.shown += os.read(self._fd, 4096).decode()
             except OSError:
                 pytest.fail(f"{text!r} did not come before the end; there is {self.shown!r}")
-        self.shown = self.shown.partition(text)[2]
+        before, _, self.shown = self.shown.partition(text)
+        return before
 
     def wait_for_output(self, seconds: float) -> bool:
         """Whether anything is shown in time."""

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from draftwood_client.cli import build_app, plugins
+from draftwood_client.cli.chat import HELP
 from tests.client.fake_server import FakeServer, answers, fails, hangs, reason, violation
 from tests.client.terminal import Terminal
 
@@ -246,6 +247,20 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: FakeServer) -> None:
         terminal.type("\x04")
         assert terminal.end() == 0
         assert [turn.content for turn in server.requests[1].chat.messages] == ["first", "an unfinished", "second"]
+
+
+def test_a_conversation_at_the_terminal_has_commands(server: FakeServer) -> None:
+    server.script = [answers("one"), answers("two")]
+    with Terminal("chat", target=server.target) as terminal:
+        assert HELP in terminal.wait_for("> ")
+        for question, answer in (("first", "one\r\n"), ("/help", HELP), ("/reset", ""), ("second", "two\r\n")):
+            terminal.type(f"{question}\n")
+            shown = terminal.wait_for("> ")
+            assert answer in shown
+            assert "error" not in shown
+        terminal.type("/exit\n")
+        assert terminal.end() == 0
+    assert [[turn.content for turn in request.chat.messages] for request in server.requests] == [["first"], ["second"]]
 
 
 def test_ctrl_c_ends_an_answer_with_130(server: FakeServer) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +73,7 @@ async def test_operators_are_served_without_a_store() -> None:
             (MemoryName("t"), 10),
         ]
         assert (report.store, report.healthy, report.exists) == ("memory", True, True)
+        assert memory.counters().newer_memories == 0
         assert [one.tokens.tolist() for one in await perform(ExportMemory(MemoryName("t")), memory)] == [numbers(10)]
         assert await perform(PurgeArms(("x/a",)), memory) == 1
         with memory.learning(MemoryName("t"), await strategy_of(memory, "t")) as request:
@@ -96,6 +99,19 @@ async def test_a_memory_expires_after_its_last_record() -> None:
         await asyncio.sleep(0.25)
         memory.thread.wake()
         await until(lambda: log_of(memory, "t") == [] and resident(memory, "t").loaded)
+
+
+async def test_records_that_are_too_old_are_dropped_from_the_drafts() -> None:
+    async with replicas(1, None, config=MemoryConfig(max_age=100.0)) as [memory]:
+        await learn_output(memory, "t", numbers(40))
+        found = resident(memory, "t")
+        for logged in found.log:
+            logged.record = replace(logged.record, learned_at=int(time.time()) - 101)
+        await learn_output(memory, "t", numbers(40, 5000))
+        found.aged_at = 0.0
+        memory.thread.wake()
+        await until(lambda: learned_by(memory, "t") == [numbers(40, 5000)])
+        assert log_of(memory, "t") == [numbers(40, 5000)]
 
 
 @pytest.mark.usefixtures("evicts_at_once")

@@ -80,6 +80,25 @@ async def test_a_replica_without_the_store_is_told_of_and_forgets_in_time(
         await until(lambda: log_of(away, "t") == [])  # once more
 
 
+async def test_a_process_that_was_a_day_without_the_store_drafts_from_nothing_until_it_is_back(
+    server: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Proxy(server.port) as proxy, replicas(1, proxy.url) as [memory]:
+        await stored([memory], "t", numbers(20))
+        proxy.open.clear()
+        await until(lambda: memory.thread.failing)
+        assert memory.replica is not None
+        memory.replica.processes.reached_at -= processes.LEASE_SECONDS - 60.0
+        assert (await strategy_of(memory, "t")).tokens == 20
+        memory.replica.processes.reached_at -= 60.0
+        assert (await strategy_of(memory, "t")).tokens == 0
+        await learn_output(memory, "t", numbers(30))
+        assert (log_of(memory, "t"), memory.outbox.pending) == ([], 0)
+        assert caplog.text.count("nothing is drafted from memories until it is back") == 1
+        proxy.open.set()
+        assert await agreed([memory], "t") == [numbers(20)]
+
+
 @pytest.mark.system
 async def test_a_process_that_ended_is_not_waited_for_and_a_killed_one_not_for_long(server: Valkey) -> None:
     async with replicas(1, server.url) as [here]:
@@ -128,6 +147,20 @@ async def test_an_evicted_memorys_records_from_before_a_purge_are_not_sent(serve
         assert late.counters().stale == 1
         await asyncio.to_thread(late.stop)
         assert await agreed([first], "t") == []
+
+
+async def test_what_is_learned_after_a_purge_and_before_the_stores_first_answer_is_kept(server: Valkey) -> None:
+    async with replicas(1, server.url) as [first]:
+        await stored([first], "t", numbers(20))
+        await perform(PurgeMemory("t"), first)
+        new = memory_of(server.url)  # its thread does not run yet
+        with new.learning(MemoryName("t")) as request:
+            request.learn(tokens_of(*numbers(33)))
+        new.start(lambda task: task())
+        await until(lambda: new.outbox.pending == 0)
+        assert new.counters().stale == 0
+        await asyncio.to_thread(new.stop)
+        assert await agreed([first], "t") == [numbers(33)]
 
 
 async def writes(memory: Memory, arm: str, count: int) -> None:

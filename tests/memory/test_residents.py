@@ -1,15 +1,19 @@
-"""Which memories of a process are evicted: none that is in use, nor one that the store cannot give back."""
+"""What a process keeps of a memory, and which memories it evicts: none in use, none that the store cannot give back."""
 
 from __future__ import annotations
 
 import time
 from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from draftwood_memory import MemoryConfig, MemoryName, StrategyKey
-from draftwood_memory.local.record_log import LoggedRecord
-from draftwood_memory.local.resident import Resident
+from draftwood_memory.config import Capacity
+from draftwood_memory.local import resident as resident_module
+from draftwood_memory.local.record_log import LoggedRecord, RecordLog
+from draftwood_memory.local.resident import LIVE_SECONDS, Resident, learn
 from draftwood_memory.local.residents import Residents
 from draftwood_memory.records import Kind, Record
 from draftwood_memory.store.clock import StoreClock
@@ -17,6 +21,45 @@ from draftwood_memory.store.naming import Naming
 from tests.memory.helpers import FINGERPRINT, numbers, tokens_of
 
 T = MemoryName("t")
+
+
+def logged(count: int, learned_at: int = 1, request: int = 0) -> LoggedRecord:
+    return LoggedRecord(Record(Kind.OUTPUT, tokens_of(*numbers(count)), learned_at, request))
+
+
+WEIGHT = logged(10).record.weight
+
+
+@pytest.mark.parametrize(
+    ("capacity", "kept"),
+    [
+        (Capacity(30, 3 * WEIGHT), 3),
+        (Capacity(29, 3 * WEIGHT), 2),
+        (Capacity(30, 3 * WEIGHT - 1), 2),
+        (Capacity(1, 1), 1),
+    ],
+)
+def test_a_log_keeps_the_newest_records_that_its_capacity_allows(capacity: Capacity, kept: int) -> None:
+    records = [logged(10, learned_at, request=learned_at) for learned_at in (1, 2, 3)]
+    log, one = RecordLog(capacity, records), RecordLog(capacity, records[:1])
+    assert [*log] == records[-kept:]
+    assert (log.tokens, log.nbytes, log.trimmed) == (10 * kept, kept * one.nbytes, kept < 3)
+    of_requests = [log.of_request(request) for request in (1, 2, 3)]
+    assert of_requests == [[]] * (3 - kept) + [[logged.record] for logged in records[-kept:]]
+    log.append(records[0])
+    assert len(log) == kept
+
+
+def test_a_log_drops_what_is_older() -> None:
+    records = [logged(10, learned_at) for learned_at in (1, 2, 3)]
+    capacity = Capacity(20, 2 * WEIGHT)
+    log = RecordLog(Capacity(30, 3 * WEIGHT), records)
+    assert log.records(2) == [one.record for one in records[1:]]
+    assert (log.drop_older(1), log.trimmed) == (False, False)
+    assert (log.drop_older(2), log.trimmed) == (True, True)
+    assert ([*log], log.tokens, log.nbytes) == (records[1:], 20, RecordLog(capacity, records).nbytes)
+    log.resize(capacity)
+    assert len(log) == 2
 
 
 def opened(config: MemoryConfig, stored: bool = True) -> tuple[Residents, Resident]:
@@ -35,6 +78,7 @@ def opened(config: MemoryConfig, stored: bool = True) -> tuple[Residents, Reside
         ("used lately", False),
         ("pinned", False),
         ("unpinned again", True),
+        ("pinned twice and unpinned once", False),
         ("not loaded yet", False),
         ("strategies without the records", False),
         ("records that the store lacks", False),
@@ -44,9 +88,9 @@ def opened(config: MemoryConfig, stored: bool = True) -> tuple[Residents, Reside
 def test_an_idle_memory_is_evicted_if_the_store_can_give_it_back(case: str, evicted: bool) -> None:
     config = MemoryConfig(idle_seconds=60.0 if case == "used lately" else 9.0)
     residents, resident = opened(config, stored=case != "no store")
-    if "pinned" in case:
+    for _ in range(2 if "twice" in case else "pinned" in case):
         residents.pin(T)
-    if case == "unpinned again":
+    if "unpinned" in case:
         residents.unpin(resident)
     resident.used_at -= 10.0
     resident.loaded = case != "not loaded yet"
@@ -70,12 +114,28 @@ def test_of_too_many_one_that_a_request_waits_for_stays_for_a_moment(waited: flo
 
 def test_the_memory_that_was_used_last_stays_even_if_it_is_too_large() -> None:
     residents, _ = opened(MemoryConfig(max_bytes=1))
-    residents.open(MemoryName("t", "x/a"))
-    last = residents.open(MemoryName("t", "x/b"))
+    for arm in "aba":
+        last = residents.open(MemoryName("t", arm))
     for resident in residents.all():
-        resident.add(LoggedRecord(Record(Kind.OUTPUT, tokens_of(*numbers(9)), 1)))
+        resident.add(logged(9))
     residents.evict(frozenset())
-    assert residents.all() == [last]
+    assert (residents.all(), residents.evicted) == ([last], 2)
+
+
+def test_a_memory_that_a_request_begins_to_use_during_an_eviction_stays() -> None:
+    residents, resident = opened(MemoryConfig(max_bytes=1))
+    residents.open(MemoryName("t", "x/a")).add(logged(9))
+
+    class Begun:
+        @property
+        def nbytes(self) -> int:
+            residents.pin(T)
+            return 1
+
+    strategy: Any = Begun()
+    resident.strategies[StrategyKey("trie")] = strategy
+    residents.evict(frozenset())
+    assert T in residents
 
 
 def test_an_instance_that_is_dropped_before_it_was_built_lets_its_request_begin_and_does_not_come_back() -> None:
@@ -85,3 +145,191 @@ def test_an_instance_that_is_dropped_before_it_was_built_lets_its_request_begin_
     assert [one is None or one.done() for one in waiting] == [True] + [False] * 8
     resident.build(keys, replace_empty=True)
     assert ([*resident.strategies], resident.unbuilt) == (keys[1:], {})
+
+
+@pytest.mark.parametrize(
+    ("loaded", "pins", "used_ago", "live"),
+    [
+        (True, 0, LIVE_SECONDS - 5, True),
+        (True, 0, LIVE_SECONDS + 5, False),
+        (True, 1, LIVE_SECONDS + 5, True),
+        (False, 1, 0.0, False),
+        (False, 0, 0.0, False),
+    ],
+)
+def test_a_loaded_memory_is_followed_while_it_is_used(loaded: bool, pins: int, used_ago: float, live: bool) -> None:
+    _, resident = opened(MemoryConfig())
+    resident.loaded, resident.pins, resident.used_at = loaded, pins, time.monotonic() - used_ago
+    assert resident.live is live
+
+
+@pytest.mark.parametrize(
+    ("ttl", "records", "changed_ago", "expired"),
+    [(100.0, 1, 105.0, True), (100.0, 1, 95.0, False), (100.0, 0, 105.0, False), (0.0, 1, 1e6, False)],
+)
+def test_a_memory_with_records_expires_as_in_the_store(
+    ttl: float, records: int, changed_ago: float, expired: bool
+) -> None:
+    _, resident = opened(MemoryConfig(ttl=ttl))
+    for _ in range(records):
+        resident.add(logged(9))
+    resident.changed_at = time.monotonic() - changed_ago
+    assert resident.expired is expired
+
+
+@pytest.mark.parametrize(("age", "expired"), [(99, False), (101, True)])
+def test_a_memory_that_was_loaded_is_as_old_as_its_newest_record(age: int, expired: bool) -> None:
+    _, resident = opened(MemoryConfig(ttl=100.0))
+    now = int(time.time())
+    resident.replace_log([logged(9, now - 500), logged(9, now - age)], b"1-0")
+    assert resident.expired is expired
+
+
+@pytest.mark.parametrize(
+    ("looked_ago", "tokens", "dropped", "left"),
+    [(9.0, 100, False, 2), (11.0, 100, True, 1), (9.0, 10, True, 1), (9.0, 18, True, 2)],
+    ids=["looked a moment ago", "one is too old", "a smaller capacity", "one that all fit"],
+)
+def test_records_that_are_too_old_or_too_many_are_dropped(
+    looked_ago: float, tokens: int, dropped: bool, left: int
+) -> None:
+    """What is too old is looked for 64 times in the maximum age."""
+    config = MemoryConfig(max_age=640.0, tokens=100)
+    _, resident = opened(config)
+    resident.add(logged(9, 1))
+    resident.add(logged(9, int(time.time())))
+    resident.reconfigure(replace(config, tokens=tokens), forked=False)
+    resident.aged_at = time.monotonic() - looked_ago
+    assert (resident.drop_aged(), len(resident.log)) == (dropped, left)
+    resident.reconfigure(replace(config, tokens=tokens), forked=False)
+    resident.aged_at = time.monotonic() - 11.0
+    assert (resident.drop_aged(), len(resident.log)) == (left == 2, 1)
+
+
+def test_a_change_of_capacity_counts_though_nothing_is_too_old() -> None:
+    config = MemoryConfig(max_age=640.0)
+    _, resident = opened(config)
+    resident.reconfigure(replace(config, tokens=10), forked=False)
+    assert [resident.drop_aged(), resident.drop_aged()] == [True, False]
+
+
+def test_without_records_instances_are_replaced_only_if_asked_for() -> None:
+    _, resident = opened(MemoryConfig())
+    key = StrategyKey("trie")
+    strategy, future = resident.instance(key)
+    resident.build([key])
+    assert resident.instance(key) == (strategy, None)
+    assert future is not None
+    assert future.done()
+    resident.build([key], replace_empty=True)
+    assert resident.instance(key)[0] is not strategy
+
+
+@pytest.mark.parametrize(
+    ("generation", "purged_at", "since", "current"),
+    [
+        (3, None, 5.0, True),
+        (None, None, 5.0, True),
+        (2, None, 5.0, False),
+        (3, 4.0, 5.0, True),
+        (3, 5.0, 5.0, False),
+        (None, 6.0, 5.0, False),
+    ],
+)
+def test_a_request_is_of_the_present_generation(
+    generation: int | None, purged_at: float | None, since: float, current: bool
+) -> None:
+    _, resident = opened(MemoryConfig())
+    resident.generation, resident.purged_at = 3, purged_at
+    assert resident.is_current(generation, since) is current
+
+
+def test_the_size_of_a_memory_is_that_of_its_records_and_of_the_strategies_that_report_one() -> None:
+    _, resident = opened(MemoryConfig())
+    resident.add(logged(9))
+    trie, hybrid, none = (resident.instance(StrategyKey(name))[0] for name in ("trie", "hybrid", "none"))
+    sizes: list[Any] = [trie, hybrid]
+    assert not hasattr(none, "nbytes")
+    assert resident.index_bytes == sum(one.nbytes for one in sizes) > 0
+    assert resident.nbytes == resident.log.nbytes + resident.index_bytes
+
+
+class Noting:
+    """A strategy that notes the lengths of what it learns."""
+
+    def __init__(self) -> None:
+        self.learned: list[int] = []
+
+    def learn(self, tokens: Any) -> None:
+        self.learned.append(tokens.size)
+
+
+def test_what_is_learned_while_a_strategy_is_built_is_learned_by_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, resident = opened(MemoryConfig())
+    key = StrategyKey("trie")
+
+    class Slow(Noting):
+        def learn(self, tokens: Any) -> None:
+            if not self.learned:
+                resident.add(logged(5))
+            super().learn(tokens)
+
+    monkeypatch.setattr(resident_module, "make", lambda key, capacity: Slow())
+    strategy, future = resident.instance(key)
+    resident.add(logged(10))
+    resident.build([key])
+    built: Any = resident.strategies[key]
+    assert built is not strategy
+    assert future is not None
+    assert future.done()
+    assert built.learned == [10, 5]
+    resident.add(logged(3))
+    resident.build([key])
+    built = resident.strategies[key]
+    assert built.learned == [10, 5, 3, 5]
+
+
+def test_a_memory_that_is_emptied_while_a_strategy_is_built_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, resident = opened(MemoryConfig())
+    key = StrategyKey("trie")
+
+    class Emptied(Noting):
+        def learn(self, tokens: Any) -> None:
+            super().learn(tokens)
+            resident.reset(1, None)
+
+    monkeypatch.setattr(resident_module, "make", lambda key, capacity: Emptied())
+    _, future = resident.instance(key)
+    resident.add(logged(10))
+    resident.build([key])
+    assert future is not None
+    assert future.done()
+    assert caplog.records == []
+
+
+def test_what_is_learned_while_the_store_is_read_follows_what_the_store_has() -> None:
+    _, resident = opened(MemoryConfig())
+    resident.learned_meanwhile = []
+    own, stored = logged(5), logged(9)
+    resident.add(own)
+    resident.replace_log([stored], b"1-0")
+    assert [*resident.log] == [stored, own]
+    resident.replace_log([stored], b"1-0")
+    assert [*resident.log] == [stored]
+
+
+def test_a_strategy_that_cannot_learn_is_logged_and_one_that_does_not_is_left_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(Noting):
+        def learn(self, tokens: Any) -> None:
+            super().learn(tokens)
+            raise RuntimeError("a bug")
+
+    strategies: list[Any] = [object(), Noting(), Broken()]
+    for one in strategies:
+        learn(one, [tokens_of(1), tokens_of(1, 2)])
+    assert [one.learned for one in strategies[1:]] == [[1, 2], [1]]
+    assert [line.getMessage() for line in caplog.records] == ["strategy Broken cannot learn"]

@@ -96,6 +96,21 @@ async def test_the_file_hides_what_is_stored(tmp_path: Path) -> None:
         assert (first.origin, second.origin, missing) == (file, stored, None)
 
 
+async def test_what_was_read_is_kept_up_to_a_bound_and_read_again_beyond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftwood_tenants.catalog._MAX_READ", 2)
+    known = Known(tmp_path)
+    for weight, name in enumerate("abc", 1):
+        await known.store(f"tenants/{name}", weight=weight)
+    a, b = known.catalog.config_of("a"), known.catalog.config_of("b")
+    assert known.catalog.config_of("a") is a
+    assert known.catalog.config_of("b") is b
+    assert known.catalog.config_of("c").weight == 3
+    assert known.catalog.config_of("a") is not a
+    assert known.catalog.config_of("a") == a
+
+
 @pytest.mark.parametrize("state", [0, experiments_pb2.EXPERIMENT_STATE_STOPPED])
 async def test_a_stop_holds_for_the_definition_that_it_is_of(tmp_path: Path, state: int) -> None:
     text = "experiments: [{name: experiments/x, state: EXPERIMENT_STATE_RUNNING, arms: %s}]"

@@ -65,7 +65,6 @@ class Residents:
             resident = self._by_name.get(name)
             if resident is None:
                 resident = Resident(name, self._naming.tag(name), self.config, self._clock, loaded=not self._stored)
-                resident.generation = None if self._stored else 0
                 self._by_name[name] = resident
             resident.used_at = time.monotonic()
             self._by_name.move_to_end(name)

@@ -159,7 +159,7 @@ def parse(data: bytes) -> AuthFile:
         content = yaml.safe_load(data)
         return AuthFile.model_validate({} if content is None else content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = error.errors()[0]
         place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
         text = _PROBLEMS.get(first["type"], first["msg"])
         problem = f"{place}: {text}" if place else text
@@ -196,7 +196,7 @@ def updated(path: Path) -> Iterator[list[KeyEntry]]:
         keys = [*content.keys]
         yield keys
         entries = AuthFile(keys=tuple(keys), certificates=content.certificates)
-        listed = entries.model_dump(mode="json", exclude_none=True)  # with lists for tuples, which YAML would tag
+        listed = entries.model_dump(exclude_none=True)
         _write(path, yaml.safe_dump(listed, sort_keys=False, allow_unicode=True))
     finally:
         os.close(folder)

@@ -50,7 +50,7 @@ def create(
     known = Role.of(role)
     if known is None:
         raise InvalidInputError("role", role, f"must be one of {', '.join(one.label for one in Role)}")
-    made, now = new_key(), datetime.now(UTC).replace(microsecond=0)
+    made, now = new_key(), datetime.now(UTC)
     Principal(made.id, known, tenant)  # raises if they do not fit
     entry = KeyEntry(
         id=made.id,
@@ -81,7 +81,7 @@ def list_keys(file: File, as_json: AsJson = False) -> None:
     for entry in found:
         expired = entry.expires is not None and entry.expires <= datetime.now(UTC)
         expires = "expired" if expired else f"{entry.expires:%Y-%m-%d %H:%M}" if entry.expires is not None else ""
-        table.add_row(entry.id, entry.tenant or "", entry.role.label, f"{entry.created:%Y-%m-%d}", expires, entry.note)
+        table.add_row(entry.id, entry.tenant, entry.role.label, f"{entry.created:%Y-%m-%d}", expires, entry.note)
     Console().print(table)
 
 
@@ -101,7 +101,7 @@ def revoke(
             raise InvalidInputError("ID", key_id, f"{file} has no such key")
         entry = keys.pop(index)
         if after is not None:
-            expires = datetime.now(UTC).replace(microsecond=0) + _duration("after", after)
+            expires = datetime.now(UTC) + _duration("after", after)
             entry = entry.model_copy(update={"expires": min(expires, entry.expires or expires)})
             keys.insert(index, entry)
     if as_json:
@@ -118,7 +118,7 @@ def _duration(name: str, given: str) -> timedelta:
 
 
 def _shown(entry: KeyEntry) -> dict[str, Any]:
-    return entry.model_dump(mode="json", exclude={"sha256"})
+    return entry.model_dump(exclude={"sha256"})
 
 
 def _described(entry: KeyEntry) -> str:

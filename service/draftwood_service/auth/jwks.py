@@ -112,7 +112,7 @@ class JwksUrl:
         self._opener = urllib.request.build_opener(https, _NoRedirect)
         self._fetching: asyncio.Task[None] | None = None
         self._asked_at = self._fetched_at = float("-inf")
-        self._bytes = b""
+        self._bytes: bytes | None = None
         self._keys: KeySet | None = None
         self._problem = ""
 

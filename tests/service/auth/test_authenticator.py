@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from structlog.testing import capture_logs
 
-from draftwood_service.auth import Role, UnauthenticatedError
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_service.auth import IssuerUnavailableError, PermissionDeniedError, Principal, Role, UnauthenticatedError
 from draftwood_service.auth.api_keys import ApiKeys, new_key
 from draftwood_service.auth.auth_file import KeyEntry
 from draftwood_service.auth.authenticator import Authenticator, CertificateNames
@@ -77,11 +79,42 @@ async def test_each_kind_alone_refuses_the_others(key: str, auth_file: Path, iss
     assert await cause(keys, None, CertificateNames(("spiffe://other",), ("other",))) == "unknown certificate"
 
 
+async def test_without_credentials_everybody_is_an_operator() -> None:
+    opened = Authenticator(AuthSettings())
+    assert opened.is_open
+    for bearer, certificate in ((None, None), ("anything", CERTIFICATE)):
+        found = await opened.principal(bearer, certificate)
+        assert (found.name, found.role, found.tenant) == ("anyone", Role.OPERATOR, None)
+    await opened.close()  # a server whose start failed never started it
+
+
+@pytest.mark.parametrize(
+    ("text", "used"),
+    [
+        ("keys: []", False),
+        ("certificates: [{name: x, tenant: a}]", True),
+        ("certificates: [{common_name: x, tenant: a}]", True),
+        (None, False),
+    ],
+)
+def test_certificates_are_asked_for_if_the_file_names_one(
+    text: str | None, used: bool, tmp_path: Path, issuer: dict[str, Any]
+) -> None:
+    path = None if text is None else tmp_path / "auth.yaml"
+    if path is not None:
+        path.write_text(str(text))
+    assert Authenticator(AuthSettings(auth_file=path, **issuer)).uses_certificates is used
+
+
+async def test_keys_of_the_issuer_may_be_at_a_url(issuer: dict[str, Any]) -> None:
+    tokens = Authenticator(AuthSettings(**issuer | {"jwt_jwks": "https://127.0.0.1:1/jwks"}))
+    with capture_logs() as logs, pytest.raises(IssuerUnavailableError):
+        await tokens.principal(token(), None)
+    assert [line["url"] for line in logs] == ["https://127.0.0.1:1/jwks"]
+
+
 async def test_alternative_names_count_before_common_ones(auth_file: Path) -> None:
     keys = Authenticator(AuthSettings(auth_file=auth_file))
-    assert keys.uses_certificates
-    auth_file.with_name("none.yaml").write_text("keys: []")
-    assert not Authenticator(AuthSettings(auth_file=auth_file.with_name("none.yaml"))).uses_certificates
     by_name = await keys.principal(None, CERTIFICATE)
     assert (by_name.name, by_name.role) == ("certificate:spiffe://acme/billing", Role.CALLER)
     by_common_name = await keys.principal(None, CertificateNames((), CERTIFICATE.common))
@@ -122,3 +155,27 @@ def test_a_key_ends_at_its_time_and_refusals_differ_in_the_log_alone() -> None:
             keys.principal(bad, now)
         assert refused.value.cause == said
         assert str(refused.value) == str(UnauthenticatedError(""))
+
+
+def test_what_a_role_does_not_allow_is_refused_with_the_reason() -> None:
+    principal = Principal("key:x", Role.CALLER, "acme")
+    principal.require(Role.CALLER, "Generate")
+    with pytest.raises(PermissionDeniedError, match=r"^PurgeMemory requires the role tenant-admin$") as refused:
+        principal.require(Role.TENANT_ADMIN, "PurgeMemory")
+    assert (refused.value.principal, refused.value.tenant) == ("key:x", None)
+    with pytest.raises(
+        PermissionDeniedError, match=r"^the credential is for another tenant than the request$"
+    ) as other:
+        principal.tenant_for("beta")
+    assert (other.value.principal, other.value.tenant) == ("key:x", "beta")
+
+
+@pytest.mark.parametrize("tenant", ["a\n", "a" * 300])
+def test_a_tenant_that_is_no_identifier_is_refused(tenant: str) -> None:
+    for named in (
+        lambda: Principal("x", Role.CALLER, tenant),
+        lambda: Principal("x", Role.OPERATOR).tenant_for(tenant),
+    ):
+        with pytest.raises(InvalidValueError) as refused:
+            named()
+        assert refused.value.field == "tenant"

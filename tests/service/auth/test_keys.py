@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,16 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "auth.yaml"
 
 
+@pytest.fixture
+def in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_new_york")
 def test_create_list_and_revoke(capsys: pytest.CaptureFixture[str], file: Path) -> None:
     flag = ("--file", str(file), "--json")
     made = run(capsys, "create", *flag, "--tenant", "acme", "--expires", "90d", "--note", "billing")
@@ -47,17 +58,22 @@ def test_create_list_and_revoke(capsys: pytest.CaptureFixture[str], file: Path) 
     assert made["key"][16:] not in file.read_text()
     [first, second] = run(capsys, "list", *flag)["keys"]
     assert (first["id"], first["tenant"], first["role"], first["note"]) == (made["id"], "acme", "caller", "billing")
-    assert (second["tenant"], second["role"], second["expires"]) == (None, "operator", None)
+    assert (second["tenant"], second["role"], second["expires"], second["note"]) == (None, "operator", None, "")
+    assert abs(datetime.fromisoformat(first["created"]) - datetime.now(UTC)) < timedelta(minutes=1)
     assert "sha256" not in first
     days = datetime.fromisoformat(first["expires"]) - datetime.now(UTC)
     assert timedelta(days=89) < days <= timedelta(days=90)
 
     later = run(capsys, "revoke", *flag, made["id"], "--after", "24h")
     assert not later["revoked"]
-    assert datetime.fromisoformat(later["expires"]) < datetime.now(UTC) + timedelta(days=1, minutes=1)
+    hours = datetime.fromisoformat(later["expires"]) - datetime.now(UTC)
+    assert timedelta(hours=23) < hours <= timedelta(hours=24)
+    assert run(capsys, "revoke", *flag, made["id"], "--after", "90d")["expires"] == later["expires"]  # never later
+    assert "error: after soon: must look like" in run(capsys, "revoke", *flag, made["id"], "--after", "soon", status=2)
     assert run(capsys, "revoke", *flag, other["id"])["revoked"]
     assert [entry.id for entry in read(file).keys] == [made["id"]]
-    assert "no such key" in run(capsys, "revoke", *flag, other["id"], status=2)
+    said = run(capsys, "revoke", *flag, other["id"], status=2)
+    assert said == f"error: ID {other['id']}: {file} has no such key\n"
 
 
 def test_the_key_alone_goes_to_stdout(capsys: pytest.CaptureFixture[str], file: Path) -> None:
@@ -66,8 +82,6 @@ def test_the_key_alone_goes_to_stdout(capsys: pytest.CaptureFixture[str], file: 
     assert shown.out.strip().startswith("dw_")
     assert len(shown.out.split()) == 1
     assert "not shown again" in shown.err
-    assert key(["list", "--file", str(file)]) == 0
-    assert "acme" in capsys.readouterr().out
     [entry] = read(file).keys
     assert key(["revoke", "--file", str(file), entry.id, "--after", "24h"]) == 0
     assert f"key {entry.id}: caller of tenant acme, until 20" in capsys.readouterr().out
@@ -75,20 +89,57 @@ def test_the_key_alone_goes_to_stdout(capsys: pytest.CaptureFixture[str], file: 
     assert capsys.readouterr().out == f"key {entry.id} is revoked\n"
 
 
+def test_validities_and_what_is_said_of_a_key(capsys: pytest.CaptureFixture[str], file: Path) -> None:
+    for given, minutes in (("30m", 30), ("12h", 12 * 60), ("90d", 90 * 24 * 60)):
+        made = run(capsys, "create", "--file", str(file), "--json", "--tenant", "acme", "--expires", given)
+        validity = datetime.fromisoformat(made["expires"]) - datetime.fromisoformat(made["created"])
+        assert validity == timedelta(minutes=minutes)
+    for arguments, said in (
+        (["--tenant", "acme"], "caller of tenant acme. Keep it safe"),
+        (["--role", "operator"], "operator of all tenants. Keep it safe"),
+    ):
+        assert key(["create", "--file", str(file), *arguments]) == 0
+        assert said in capsys.readouterr().err
+    assert key(["--help"]) == 0
+    assert "Usage: draftwood key " in capsys.readouterr().out
+
+
+def test_the_list_is_a_table(capsys: pytest.CaptureFixture[str], file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    file.write_text(
+        f"keys:\n- {{id: {'a' * 12}, tenant: acme, sha256: '{HASH}', created: 2026-01-02, note: billing}}\n"
+        f"- {{id: {'b' * 12}, role: operator, sha256: '{HASH}', created: 2026-01-03, expires: 2026-01-04}}\n"
+        f"- {{id: {'c' * 12}, role: operator, sha256: '{HASH}', created: 2026-01-03, expires: 2199-01-04T12:30:00}}\n"
+    )
+    assert key(["list", "--file", str(file)]) == 0
+    header, *rows = [
+        [cell.strip() for cell in line.replace("┃", "│").strip("│").split("│")]
+        for line in capsys.readouterr().out.splitlines()
+        if line[0] in "┃│"
+    ]
+    assert header == ["id", "tenant", "role", "created", "expires", "note"]
+    assert rows == [
+        ["a" * 12, "acme", "caller", "2026-01-02", "", "billing"],
+        ["b" * 12, "", "operator", "2026-01-03", "expired", ""],
+        ["c" * 12, "", "operator", "2026-01-03", "2199-01-04 12:30", ""],
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         (["create"], "tenant: must be set for the role caller"),
-        (["create", "--tenant", "a", "--role", "admin"], "must be one of caller, tenant-admin, operator"),
-        (["create", "--tenant", "a", "--expires", "soon"], "must look like 90d, 12h or 30m"),
+        (["create", "--tenant", ""], "tenant: must not be empty"),
+        (["create", "--tenant", "a", "--role", "admin"], "role admin: must be one of caller, tenant-admin, operator"),
+        (["create", "--tenant", "a", "--expires", "soon"], "expires soon: must look like 90d, 12h or 30m"),
         (["create", "--tenant", "a\n"], "control characters"),
-        (["list"], "cannot be read"),
+        (["list"], "auth_file {file}: cannot be read: No such file or directory"),
     ],
 )
 def test_refused(capsys: pytest.CaptureFixture[str], file: Path, arguments: list[str], problem: str) -> None:
     error = run(capsys, *arguments, "--file", str(file), status=2)
     assert error.startswith("error: ")
-    assert problem in error
+    assert problem.format(file=file) in error
     assert error.count("\n") == 1
     assert not file.exists()
 
@@ -103,7 +154,7 @@ def test_certificates_survive_a_change_of_keys(capsys: pytest.CaptureFixture[str
 
 KEY = f"{{id: aaaaaaaaaaaa, tenant: a, sha256: '{HASH}', created: 2026-01-01}}"
 BAD = {
-    "keys: [": "not valid YAML",
+    "keys: [": "not valid YAML: while parsing a flow node expected the node content",
     "- a": "",
     "kees: []": "kees: there is no such field",
     f"keys: [{KEY}, {KEY}]": "auth_file: key:aaaaaaaaaaaa occurs twice",
@@ -111,6 +162,7 @@ BAD = {
     "keys: [{id: aaaaaaaaaaaa}]": "keys[0].sha256: is missing",
     f"keys: [{{id: aaaaaaaaaaaa, sha256: '{HASH}', created: 2026-01-01}}]": "must be set for the role caller",
     f"keys: [{{id: aaaaaaaaaaaa, tenant: '', sha256: '{HASH}', created: 2026-01-01}}]": "must not be empty",
+    f"keys: [{KEY[:-1]}, exires: 2026-02-01}}]": "keys[0].exires: there is no such field",
     "certificates: [{tenant: a}]": "certificates[0]: must have either name",
     "certificates: [{name: x, role: root}]": "certificates[0].role: must be one of caller, tenant-admin, operator",
     "keys: [{created: 2026-13-45}]": "not valid YAML",
@@ -130,17 +182,29 @@ def test_a_file_that_cannot_be_written_is_refused(capsys: pytest.CaptureFixture[
     file.with_name("auth.yaml.part").mkdir()
     for path in (file, file.parent / "missing" / "auth.yaml"):
         said = run(capsys, "create", "--file", str(path), "--tenant", "acme", status=2)
-        assert "cannot be written" in said
+        assert f"error: auth_file {path}: cannot be written: " in said
         assert not path.exists()
 
 
-@pytest.fixture
-def in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with monkeypatch.context() as changed:
-        changed.setenv("TZ", "America/New_York")
-        time.tzset()
-        yield
-    time.tzset()
+def test_a_change_keeps_the_mode_of_the_file_and_what_it_does_not_change(file: Path) -> None:
+    text = f"keys:\n- {KEY[:-1]}, role: caller, note: Müller}}\ncertificates:\n- {{common_name: x, tenant: a}}\n"
+    file.write_text(text)
+    file.with_name("auth.yaml.part").write_text("of a process that was killed")
+    file.chmod(0o644)
+    with updated(file):
+        pass
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert parse(file.read_bytes()) == parse(text.encode())
+    assert "Müller" in file.read_text()
+    assert "null" not in file.read_text()
+    assert [one.name for one in file.parent.iterdir()] == ["auth.yaml"]
+
+
+def test_one_process_at_a_time_changes_a_file(file: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        made = [*threads.map(lambda _: key(["create", "--file", str(file), "--tenant", "a"]), range(24))]
+    assert made == [0] * 24
+    assert len(read(file).keys) == 24
 
 
 @pytest.mark.usefixtures("in_new_york")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 import threading
 import time
@@ -135,16 +136,34 @@ async def test_the_only_key_needs_no_id_but_not_another_one(tmp_path: Path) -> N
         await verifier.principal(token(kid="other"), time.time())
 
 
-def test_unusable_keys_are_left_out() -> None:
+def test_a_key_without_an_id_is_for_tokens_without_one() -> None:
+    rsa, ec = ({name: value for name, value in key.items() if name != "kid"} for key in public_keys("rsa", "ec"))
+
+    def found(keys: list[Any], key_id: str | None, algorithm: str) -> bool:
+        return KeySet(json.dumps({"keys": keys}).encode(), ALGORITHMS).find(key_id, algorithm) is not None
+
+    for only in (rsa, {**rsa, "kid": "rsa"}):
+        assert found([only], None, "RS256")
+        assert not found([only], None, "ES256")
+        assert not found([only], "other", "RS256")
+    assert found([rsa, ec], None, "ES256")
+    assert not found([{**rsa, "kid": "rsa"}, {**ec, "kid": "ec"}], None, "RS256")
+
+
+def test_unusable_keys_are_left_out(tmp_path: Path) -> None:
     [rsa] = public_keys("rsa")
     secret = {"kty": "oct", "k": "c2VjcmV0", "kid": "oct"}
     for bad in (secret, {**rsa, "use": "enc"}, {**rsa, "alg": "RS512"}, {**rsa, "n": "!"}, "x", {**rsa, "kid": 3}):
-        with pytest.raises(InvalidInputError, match="has no key for signatures by"):
+        with pytest.raises(
+            InvalidInputError, match=r"^jwt_jwks: has no key for signatures by RS256, ES256, EdDSA, HS256$"
+        ):
             KeySet(json.dumps({"keys": [bad]}).encode(), (*ALGORITHMS, "HS256"))
         assert KeySet(json.dumps({"keys": [*[bad] * 99, rsa]}).encode(), ALGORITHMS).find("rsa", "RS256")
     for bad_set in (b"", b"[]", b'{"keys": 1}', b"[" * 100_000, json.dumps({"keys": [rsa] * 101}).encode()):
-        with pytest.raises(InvalidInputError, match='must be a JSON object with "keys"'):
+        with pytest.raises(InvalidInputError, match=r'^jwt_jwks: must be a JSON object with "keys"'):
             KeySet(bad_set, ALGORITHMS)
+    with pytest.raises(InvalidInputError, match=r"^jwt_jwks .*missing: "):
+        JwksFile(tmp_path / "missing", ALGORITHMS)
 
 
 class Web:
@@ -153,11 +172,16 @@ class Web:
     Attributes:
         body: what it sends; None for a redirect to itself.
         asked: how often.
+        sends: until it is set, spaces are sent, one by one, or nothing.
+        drips: whether spaces are sent.
     """
 
     def __init__(self, folder: Path) -> None:
         self.body: bytes | None = write_keys(folder / "keys", public_keys("rsa")).read_bytes()
         self.asked = 0
+        self.sends = threading.Event()
+        self.sends.set()
+        self.drips = True
         web = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -166,6 +190,8 @@ class Web:
                 self.send_response(302 if web.body is None else 200)
                 self.send_header("Location", "/")
                 self.end_headers()
+                while not web.sends.wait(0.02):
+                    self.wfile.write(b" " * web.drips)
                 self.wfile.write(web.body or b"")
 
             def log_message(self, *_: Any) -> None: ...
@@ -187,6 +213,7 @@ def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
     thread.start()
     yield made
+    made.sends.set()
     made.server.shutdown()
     thread.join()
     made.server.server_close()
@@ -219,12 +246,45 @@ async def test_a_new_key_is_found(web: Web, tmp_path: Path, monkeypatch: pytest.
 LONG = json.dumps({"keys": public_keys("rsa")}).encode().ljust(2**20 + 1)
 
 
-@pytest.mark.parametrize("body", [None, LONG, b"{}"], ids=["redirect", "too long", "no keys"])
-async def test_without_keys_a_call_may_be_repeated(web: Web, body: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (None, "HTTP Error 302"),
+        (LONG, "jwt_jwks https://localhost:.*/jwks: sends more than 1048576 bytes"),
+        (b"{}", "jwt_jwks: must be a JSON object"),
+        (b"", "jwt_jwks: must be a JSON object"),
+    ],
+    ids=["redirect", "too long", "no keys", "nothing"],
+)
+async def test_without_keys_a_call_may_be_repeated(web: Web, body: bytes | None, problem: str) -> None:
     web.body = body
-    with pytest.raises(IssuerUnavailableError):
+    said = "^tokens cannot be verified at the moment; try again later$"
+    with capture_logs() as logs, pytest.raises(IssuerUnavailableError, match=said):
         await TokenVerifier(JwksUrl(web.url, ALGORITHMS), rules()).principal(token(), time.time())
     assert web.asked == 1
+    assert [one["event"] for one in logs] == ["keys of the issuer cannot be read"]
+    assert re.match(problem, logs[0]["problem"])
+
+
+async def test_keys_that_come_slowly_are_not_waited_for_and_used_once_they_are_here(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("_TIMEOUT_SECONDS", 0.2), ("_RETRY_SECONDS", 0.01), ("_REFRESH_SECONDS", 3600.0)):
+        monkeypatch.setattr(f"draftwood_service.auth.jwks.{name}", seconds)
+    source = JwksUrl(web.url, ALGORITHMS)
+    verifier = TokenVerifier(source, rules())
+    web.sends.clear()
+    async with asyncio.timeout(20):
+        with pytest.raises(IssuerUnavailableError):
+            await verifier.principal(token(), time.time())
+        async with followed(source):
+            await asyncio.sleep(0.5)
+            good, web.body = web.body, b"{}"
+            web.sends.set()  # of that answer, or of the next one
+            await until(lambda: web.asked >= 2)
+            web.body = good
+            await until(lambda: source.keys is not None)
+    assert await verifier.principal(token(), time.time())
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_refused(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +292,20 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(web: Web, monkey
     with pytest.raises(IssuerUnavailableError):
         await TokenVerifier(JwksUrl(web.url, ALGORITHMS), rules()).principal(token(), time.time())
     assert web.asked == 0
+
+
+async def test_an_issuer_that_does_not_answer_is_asked_again(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("_TIMEOUT_SECONDS", 0.2), ("_RETRY_SECONDS", 0.01)):
+        monkeypatch.setattr(f"draftwood_service.auth.jwks.{name}", seconds)
+    web.drips = False
+    web.sends.clear()
+    source = JwksUrl(web.url, ALGORITHMS)
+    with capture_logs() as logs:
+        async with followed(source):
+            await until(lambda: bool(logs))
+            web.sends.set()
+            await until(lambda: source.keys is not None)
+    assert "timed out" in logs[0]["problem"]
 
 
 @asynccontextmanager
@@ -257,8 +331,14 @@ async def test_keys_are_followed_and_expire(web: Web, tmp_path: Path, monkeypatc
             asked, keys = web.asked, source.keys
             await asyncio.sleep(0.1)
             assert web.asked == asked  # not again for an hour
-    assert [one["event"] for one in logs] == ["keys of the issuer cannot be read", "keys of the issuer read"]
+        web.body = b"[]"
+        async with followed(source):
+            await until(lambda: web.asked >= asked + 3)  # soon, though there are keys
+        web.body = good
+    bad, read = "keys of the issuer cannot be read", "keys of the issuer read"
+    assert [one["event"] for one in logs] == [bad, read, bad]
     monkeypatch.setattr("draftwood_service.auth.jwks._REFRESH_SECONDS", 0.01)
+    asked = web.asked
     async with followed(source):
         await until(lambda: web.asked >= asked + 3)
         assert source.keys is keys  # by which verified tokens are remembered

@@ -95,6 +95,18 @@ def test_units_errors_and_the_burn_in() -> None:
     assert counts.latencies[0, 0, bin_of(9.0)] == 0
 
 
+def test_of_more_units_than_are_remembered_the_one_seen_longest_ago_counts_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("draftwood_tenants.experiments.counters._MAX_UNITS", 2)
+    recorder = Recorder(Origin("a", "1"), 1)
+    units = []
+    for unit in "abacab":
+        recorder.record(UnitAssignment(0, 7), "acme", unit, outcome())
+        units.append(recorder.snapshot().counts.sums[0, 7, column("units")])
+    assert units == [1, 2, 2, 3, 3, 4]
+
+
 def test_an_answer_without_a_ttft_is_in_everything_but_the_ttft() -> None:
     recorder = Recorder(Origin("a", "1"), 1)
     for unit, seconds in enumerate((0.5, None, None)):

@@ -1,0 +1,121 @@
+"""The watch of running experiments when the store, or what it holds, fails: it goes on, and the log says so once."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from draftwood.admin.v1 import experiments_pb2 as pb
+from draftwood_memory.errors import StoreUnavailableError
+from draftwood_service.experiments import watch as watch_module
+from draftwood_service.experiments.reading import CountReader
+from draftwood_service.experiments.watch import Watch
+from draftwood_tenants.experiments.arm_assignment import Running
+from draftwood_tenants.experiments.definition import ExperimentConfig, ExperimentState
+from draftwood_tenants.experiments.store.in_process import InProcessCounts
+from tests.service.experiments.test_store import EXPERIMENT, process
+
+RUNNING = replace(EXPERIMENT.config, state=ExperimentState.RUNNING)
+TARGET = Running.of(RUNNING).target
+AWAY = StoreUnavailableError("the store is away")
+
+
+class Failing(InProcessCounts):
+    """Raises what is set as `error`, if anything, where a look begins."""
+
+    error: Exception | None = None
+
+    async def acquire_lease(self, process: str, seconds: float) -> bool:
+        if self.error is not None:
+            raise self.error
+        return True
+
+
+class Experiments:
+    """A catalog of one running experiment, and of one that was stopped."""
+
+    def experiments(self) -> Iterable[ExperimentConfig]:
+        return RUNNING, replace(RUNNING, name="stopped", state=ExperimentState.STOPPED)
+
+
+def watch_of(store: InProcessCounts) -> Watch:
+    async def stop(experiment: Running, found: Iterable[pb.StoppedArm]) -> None:
+        raise AssertionError("no guardrail is broken")
+
+    catalog: Any = Experiments()
+    return Watch(store, CountReader(store, process(store, "watching")), catalog, "watching", stop)
+
+
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        ([AWAY, AWAY, AWAY], ["warning"]),
+        ([AWAY, None, AWAY], ["warning", "warning"]),
+        ([RuntimeError("a bug"), RuntimeError("a bug")], ["error", "error"]),
+        ([AWAY, RuntimeError("a bug"), AWAY], ["warning", "error", "warning"]),
+    ],
+    ids=["an outage is logged once", "and the next one again", "an unknown error each time", "one amid an outage"],
+)
+async def test_a_look_that_fails_is_logged_and_the_next_one_succeeds(
+    errors: list[Exception | None], said: list[str]
+) -> None:
+    store = Failing()
+    watch = watch_of(store)
+    with capture_logs() as logs:
+        for store.error in errors:
+            await watch.look()
+    assert [(line["event"], line["log_level"]) for line in logs] == [
+        ("experiments cannot be watched", level) for level in said
+    ]
+    assert [line["problem"] for line in logs if line["log_level"] == "warning"] == ["the store is away"] * said.count(
+        "warning"
+    )
+    store.error = None
+    await watch.look()
+    assert len(await watch.points(Running.of(RUNNING))) == 1
+    assert await watch.points(Running.of(replace(RUNNING, name="stopped"))) == []
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        b"damaged",
+        zlib.compress(b"\xff" * 9),
+        watch_module.encode([pb.ReportPoint(comparisons=[pb.ArmComparison(arm="x" * 20_000)])]),
+    ],
+    ids=["not compressed", "no message", "too large"],
+)
+async def test_a_history_that_cannot_be_read_is_logged_and_begins_anew(
+    kept: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch_module, "_MAX_BYTES", 10_000)
+    store = InProcessCounts()
+    await store.write_history(TARGET, kept)
+    watch = watch_of(store)
+    with capture_logs() as logs:
+        assert await watch.points(Running.of(RUNNING)) == []
+    assert [(line["event"], line["log_level"], line["experiment"]) for line in logs] == [
+        ("looks at an experiment are lost", "error", "x")
+    ]
+    await watch.look()
+    with capture_logs() as logs:
+        assert len(await watch.points(Running.of(RUNNING))) == 1
+    assert logs == []
+
+
+async def test_of_many_looks_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "_MAX_LOOKS", 2)
+    monkeypatch.setattr(watch_module, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(watch_module, "SHARE_OF_AGE", 0.0)
+    watch = watch_of(InProcessCounts())
+    looks = []
+    for _ in range(4):
+        await watch.look()
+        looks.append([point.time.ToNanoseconds() for point in await watch.points(Running.of(RUNNING))])
+    assert [len(one) for one in looks] == [1, 2, 2, 2]
+    assert (looks[2][0], looks[3][0]) == (looks[1][1], looks[2][1])
