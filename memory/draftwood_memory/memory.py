@@ -146,11 +146,14 @@ class Memory:
         def deliver(_: object = None) -> None:
             nonlocal delivered
             with lock, suppress(Exception):  # the engine may take no more
-                strategy, loading = self._instance(use)
-                if strategy is not delivered:
+                if delivered is None:
+                    found, loading = self._instance(use)
                     self._counted.late += loading is not None
-                    delivered = strategy
-                    on_loaded(strategy)
+                else:
+                    found = self._loaded_instance(use) or delivered
+                if found is not delivered:
+                    delivered = found
+                    on_loaded(found)
 
         self.thread.wake()
         loading.add_done_callback(deliver)
@@ -221,6 +224,11 @@ class Memory:
         if use.memory not in self.residents:
             make(use.key, self.config.capacity)  # what cannot be made must raise before the memory is added
         return self.residents.open(use.memory, use.overrides).instance(use.key)
+
+    def _loaded_instance(self, use: StrategyUse) -> Strategy | None:
+        """The instance if it has learned its memory; makes none, as it may have been evicted."""
+        resident = self.residents.get(use.memory)
+        return None if resident is None or use.key in resident.unbuilt else resident.strategies.get(use.key)
 
     async def _read_on(self, resident: Resident) -> None:
         """Reads what other processes learned, adopted or purged in a memory that was not followed."""
