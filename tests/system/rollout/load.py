@@ -22,7 +22,7 @@ class Result:
         question: that was asked.
         text, tokens, steps: of the answer.
         error: it failed with; empty if it did not.
-        cut: it failed after its first event.
+        cut: it failed after its answer had begun, see `_begun`.
     """
 
     began: float
@@ -83,8 +83,15 @@ class Load:
         try:
             answer = await stream.completion()
         except DraftwoodError as error:
-            return Result(began, time.monotonic(), question, error=str(error), cut=stream.started is not None)
+            cut = stream.started is not None or _begun(str(error))
+            return Result(began, time.monotonic(), question, error=str(error), cut=cut)
         return Result(began, time.monotonic(), question, answer.text, len(answer.token_ids), answer.drafting.steps)
+
+
+def _begun(error: str) -> bool:
+    """The connection broke between the headers of the answer and its first event: gRPC repeats nothing after headers.
+    It repeats a request without them, whose last error names the connection that could not be made."""
+    return "Stream removed" in error
 
 
 def acceptance(results: Sequence[Result]) -> float:
