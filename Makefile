@@ -71,7 +71,7 @@ peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood .venv-p
 
 # In SGLang's environment, whose Python files run without a GPU; with its own settings of pytest.
 test-sglang: $(STAMP) .venv-peers/sglang/.draftwood  ## The plug-in with SGLang's own code, without a GPU; some minutes, downloads 300 MB
-	$(TEST_ENV) timeout 240 .venv-peers/sglang/bin/python -m pytest -c tests/sglang/pytest.ini tests/sglang
+	$(TEST_ENV) timeout 600 .venv-peers/sglang/bin/python -m pytest -c tests/sglang/pytest.ini tests/sglang
 
 test-vllm: $(STAMP) .venv-peers/vllm/.draftwood  ## The plug-in and the service with the real vLLM, in its build for CPUs; 15 minutes, downloads 300 MB
 	$(TEST_ENV) timeout 2700 $(BIN)/python -m pytest -m vllm
