@@ -124,10 +124,12 @@ class Memory:
         return self.thread.submit(operation.run(self))
 
     def fetch(self, use: StrategyUse, on_loaded: Callable[[Strategy], object]) -> Strategy | None:
-        """The instance of a request's strategy in its memory; or None, and `on_loaded` gets it, on another thread.
+        """The instance of a request's strategy in its memory; None if the request should wait for `on_loaded`.
 
-        A memory that takes longer to load than `_FIRST_WAIT` keeps no request waiting: the request gets an instance
-        that does not know it, and `on_loaded` the one that does once it is loaded.
+        `on_loaded` gets the instance within `_FIRST_WAIT`, on another thread. If the memory is not loaded by then, that
+        is one without the memory; `on_loaded` gets the other one when it is loaded, to take the first one's place. The
+        same follows an instance that was returned while the memory thread is slow. While the store fails nothing
+        follows.
 
         Raises:
             UnknownStrategyError: no strategy has this name.

@@ -103,20 +103,11 @@ class SequenceStats:
         return cls(**{name: _OVER_SAMPLES.get(name, sum)(values) for name, values in of_all.items()})
 
 
-def _added(parts: SequenceOf[dict[str, SourceCounts]]) -> dict[str, SourceCounts]:
-    """The counts of each source, summed."""
-    total: dict[str, SourceCounts] = {}
-    for name, counts in (pair for part in parts for pair in part.items()):
-        before = total.get(name, SourceCounts(0, 0))
-        total[name] = SourceCounts(before.verified + counts.verified, before.accepted + counts.accepted)
-    return total
-
-
 _OVER_SAMPLES: dict[str, Callable[[list[Any]], Any]] = {
     **dict.fromkeys(("arrived_at", "first_scheduled_at", "first_token_at"), min),
     **dict.fromkeys(("finished_at", "pauses", "step_seconds", "model_seconds"), max),
     "accepted_by_depth": lambda parts: [sum(steps) for steps in zip_longest(*parts, fillvalue=0)],
     "drafting_disabled_reason": lambda reasons: next(filter(None, reasons), ""),
-    "by_source": _added,
+    "by_source": SourceCounts.summed,
 }
 """How the values of several samples make one; those of other fields are summed."""

@@ -5,7 +5,7 @@ A third party implements these without importing them; see `registry` for how on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -129,6 +129,15 @@ class SourceCounts(NamedTuple):
 
     verified: int
     accepted: int
+
+    @staticmethod
+    def summed(parts: Iterable[Mapping[str, SourceCounts]]) -> dict[str, SourceCounts]:
+        """The counts of each source, summed over `parts`."""
+        total: dict[str, SourceCounts] = {}
+        for name, (verified, accepted) in (pair for part in parts for pair in part.items()):
+            before = total.get(name, SourceCounts(0, 0))
+            total[name] = SourceCounts(before.verified + verified, before.accepted + accepted)
+        return total
 
 
 @runtime_checkable

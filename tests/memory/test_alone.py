@@ -99,6 +99,7 @@ async def test_a_memory_expires_after_its_last_record() -> None:
         await asyncio.sleep(0.25)
         memory.thread.wake()
         await until(lambda: log_of(memory, "t") == [] and resident(memory, "t").loaded)
+        assert (memory.counters().tokens, learned_by(memory, "t")) == (0, [])
 
 
 async def test_records_that_are_too_old_are_dropped_from_the_drafts() -> None:

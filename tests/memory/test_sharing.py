@@ -121,6 +121,7 @@ async def test_the_newest_records_are_kept(server: Valkey) -> None:
     async with replicas(1, server.url, config=config) as [later]:
         await strategy_of(later, "t")
         await until(lambda: log_of(later, "t") == newest)
+        assert learned_by(later, "t")[-20:] == newest[-20:]
 
 
 async def test_the_stream_keeps_to_its_bytes(server: Valkey) -> None:

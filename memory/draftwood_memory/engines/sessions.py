@@ -174,7 +174,7 @@ class Sessions(Mapping[str, Session]):
             self._begin(session, present, self._cost_model(use.memory, use.key))
 
     def _begin(self, session: Session, strategy: Strategy, cost_model: DraftCostModel) -> None:
-        if session.ended:
+        if session.ended or session.stats.drafting_disabled_reason:
             return
         if session.drafter is not None:  # its memory was loaded late
             session.drafter.close()

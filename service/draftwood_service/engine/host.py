@@ -227,7 +227,8 @@ class EngineHost:
         if not samples:
             return
         for sequence in samples:
-            sequence.strategy = strategy
+            if not sequence.stats.drafting_disabled_reason:  # what failed is not tried again
+                sequence.strategy = strategy
         if live.begun:
             return
         live.begun = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -217,18 +216,12 @@ class GuardedDrafter:
         try:
             try:
                 if isinstance(drafter, Composite):
-                    self._add_sources(drafter.by_source)
+                    self.stats.by_source = SourceCounts.summed([self.stats.by_source, drafter.by_source])
             finally:
                 limited(self.watchdog, False, drafter.close)
         except Exception as error:
             if not self.stats.drafting_disabled_reason:
                 self._switch_off(_raised("close", error), error)
-
-    def _add_sources(self, by_source: Mapping[str, SourceCounts]) -> None:
-        """Adds to those of the drafters that the sequence had before."""
-        for name, (verified, accepted) in by_source.items():
-            before = self.stats.by_source.get(name, SourceCounts(0, 0))
-            self.stats.by_source[name] = SourceCounts(before.verified + verified, before.accepted + accepted)
 
     def _start_once(self) -> None:
         if self._unstarted is not None:

@@ -103,8 +103,9 @@ def test_an_answer_that_ends_before_its_memory_is_there_is_learned() -> None:
         assert strategy.tokens < 60  # type: ignore[attr-defined]  # it learned each answer once
 
 
-def test_an_answer_is_drafted_for_by_its_memory_once_that_is_there() -> None:
-    """A request that began without it goes on with it, and is learned once."""
+@pytest.mark.parametrize("failed", ["", "it raised"])
+def test_an_answer_is_drafted_for_by_its_memory_once_that_is_there(failed: str) -> None:
+    """A request that began without it goes on with it, unless its drafter failed, and is learned once."""
     with engine(tenant="acme") as made:
         drafted(made, "1", TEXT[:4])
         rested(made)
@@ -122,12 +123,15 @@ def test_an_answer_is_drafted_for_by_its_memory_once_that_is_there() -> None:
         for _ in range(4):
             made.step()
         assert made.requests["2"].accepted == 0
+        [session] = made.drafts.sessions.values()
+        session.stats.drafting_disabled_reason = failed
         late[0](loaded)
         steps = made.steps
         made.run()
         assert made.finished["2"].output[:24] == plain(MODEL, TEXT[:4], 24)
-        assert made.steps - steps < 10
+        assert (made.steps - steps < 10) is not bool(failed)
         rested(made)
+        made.drafts.step([])  # what other drafters wrote is learned between two steps
         assert (memory.counters().learned, loaded.tokens) == (2, 2 * len(made.finished["2"].output))
 
 

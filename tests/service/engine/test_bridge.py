@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from draftwood_memory.learning import StrategyUse
 from draftwood_memory.memory import Memory
 from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError
 from draftwood_model_runner.output import Finish, FinishReason
@@ -481,6 +482,32 @@ async def test_an_unknown_strategy_disables_drafting_only() -> None:
         assert len((await drained(stream)).token_ids) == 10
         assert "no such strategy" in one.stats.drafting_disabled_reason
         assert one.completion_tokens == 10
+        stream.close()
+
+
+async def test_a_running_request_gets_the_strategy_whose_memory_was_loaded_late() -> None:
+    """But for a sample whose drafter failed."""
+    engine, callbacks = FakeEngine(), list[Callable[[Strategy], object]]()
+    before, loaded = create("trie"), create("trie")
+
+    def fetch(use: StrategyUse, on_loaded: Callable[[Strategy], object]) -> Strategy:
+        callbacks.append(on_loaded)
+        return before
+
+    def late(memory: Memory) -> None:
+        memory.fetch = fetch  # type: ignore[method-assign]
+
+    async with running(engine, 2, on_thread(engine, on_memory=late)) as bridge:
+        engine.gate.clear()
+        stream = bridge.admit(2)
+        stream.submit(sample(10), sample(10))
+        await until(lambda: len(engine.added) == 2 and engine.in_step)
+        assert [one.strategy for one in engine.added] == [before, before]
+        engine.added[1].stats.drafting_disabled_reason = "it failed"
+        callbacks[0](loaded)
+        engine.gate.set()
+        await until(lambda: not engine.has_work)
+        assert [one.strategy for one in engine.added] == [loaded, before]
         stream.close()
 
 

@@ -90,14 +90,9 @@ class WorkCounts:
         depths = zip_longest(self.accepted_by_depth, other.accepted_by_depth, fillvalue=0)
         return WorkCounts(
             accepted_by_depth=[*map(sum, depths)],
-            by_source={name: _sum(self, other, name) for name in self.by_source | other.by_source},
+            by_source=SourceCounts.summed([self.by_source, other.by_source]),
             **{name: getattr(self, name) + getattr(other, name) for name in _NUMBERS},
         )
-
-
-def _sum(one: WorkCounts, other: WorkCounts, source: str) -> SourceCounts:
-    none = SourceCounts(0, 0)
-    return SourceCounts(*map(sum, zip(one.by_source.get(source, none), other.by_source.get(source, none), strict=True)))
 
 
 _NUMBERS = [one.name for one in fields(WorkCounts) if one.name not in ("accepted_by_depth", "by_source")]
