@@ -12,7 +12,7 @@ import torch
 
 from draftwood_model_runner.loading.model import load_model
 from draftwood_model_runner.runners.capacity import threads
-from draftwood_model_runner.sampling.host.cpus import usable_cpus
+from draftwood_strategies.threads.cpus import usable_cpus
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_no_control_group_and_fewer_cores(machine: int, monkeypatch: pytest.Monk
 _STEP_THREADS = """
 import sys
 from pathlib import Path
-from draftwood_model_runner.sampling.host import cpus
+from draftwood_strategies.threads import cpus
 cpus.usable_cpus.__defaults__ = (Path(sys.argv[1]),)
 import torch
 from draftwood_model_runner.loading.model import load_model

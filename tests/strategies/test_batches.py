@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback, MalformedTreeError, create, dispatch
 from draftwood_strategies.base import BatchStrategy, StepFeedback, Strategy
 from draftwood_strategies.draft import DraftTrees, Int32Array, checked_all
+from draftwood_strategies.threads import row_threads
 from tests.strategies.arrays import ids
 from tests.strategies.test_draft import trees
 from tests.strategies.toy_model import ToyModel
@@ -38,7 +39,12 @@ def same(one: DraftTree, other: DraftTree) -> bool:
 
 @pytest.mark.parametrize("name", IN_BATCHES)
 @pytest.mark.parametrize("reading", [(), (1, 3)], ids=["all learn", "some read only"])
-def test_a_batch_drafts_and_learns_what_one_by_one_does(name: str, reading: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_batch_drafts_and_learns_what_one_by_one_does(
+    name: str, reading: tuple[int, ...], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_threads, "_usable_cpus", lambda: threads)
+    monkeypatch.setattr(row_threads, "_NODES_TO_DRAFT", 1)
     batch, alone, model = create(name), create(name), ToyModel(vocab=12)
     assert isinstance(batch, BatchStrategy)
 

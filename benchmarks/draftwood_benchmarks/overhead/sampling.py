@@ -11,10 +11,10 @@ import numpy as np
 
 from draftwood_benchmarks.overhead.decoding import host_row
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
-from draftwood_model_runner.sampling.host.cpus import usable_cpus
 from draftwood_model_runner.sampling.host.most_probable import most_probable
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies.threads.cpus import usable_cpus
 
 VOCABULARIES = (4_096, 32_000, 151_936, 262_144)
 OPTIONS = ((20, 0.95), (0, 0.95), (0, 1.0))

@@ -29,10 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from draftwood_model_runner.request import SamplingParams
-from draftwood_model_runner.sampling.host.cpus import usable_cpus
-from draftwood_model_runner.sampling.host.row_threads import in_threads, parts
 from draftwood_model_runner.sampling.token_weights import dropped_share, least_weight
 from draftwood_strategies.draft import Float32Array, Int32Array
+from draftwood_strategies.threads.cpus import usable_cpus
+from draftwood_strategies.threads.row_threads import in_threads, parts
 
 ON_HOST, MOST_PROBABLE, SAMPLED = range(3)
 """How a device chooses for a batch row: it does not; the most probable token; by `SequenceSampling`."""

@@ -5,6 +5,7 @@ Knows token ids only; nothing of tenants and strategies.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -12,12 +13,13 @@ import numpy as np
 from draftwood_strategies.base import Feedback, StepFeedback
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees, tree_arrays
 from draftwood_strategies.mixing.batches import SourceDrafts, Verified, draft_all, learn_all
-from draftwood_strategies.mixing.candidates import workspace_for
+from draftwood_strategies.mixing.candidates import Workspace, workspace_for
 from draftwood_strategies.mixing.sequence import empty_draft, empty_trees, new_sequence
 from draftwood_strategies.mixing.weights import Weights, prior_weights
 from draftwood_strategies.native import Int32Array, Int64Array, segment_sizes
 from draftwood_strategies.structs import Struct, addresses_of
 from draftwood_strategies.successors import COLUMNS, WIDTH, SuccessorTable, table_arrays
+from draftwood_strategies.threads.row_threads import draft_in_threads
 
 NO_ROWS = np.empty((0, COLUMNS), np.int32)
 _NO_NODES = np.empty(0, np.int32)
@@ -26,6 +28,20 @@ _LEAST = 64
 """Nodes that a workspace has space for."""
 _LEAST_NODES, _LEAST_TOPS = 16, 17
 """Of a draft, and of a verified tree, that a sequence has space for once it has any."""
+
+
+_thread = threading.local()
+
+
+def _workspace(nodes: int, largest: int) -> Struct[Workspace]:
+    """This thread's workspace, for drafts of up to `nodes` nodes, and trees of up to `largest` to be merged or learned
+    from."""
+    had: tuple[int, int] = getattr(_thread, "sizes", (0, 0))
+    if nodes > had[0] or largest > had[1] or had == (0, 0):
+        _thread.sizes = max(nodes, had[0], _LEAST), max(largest, had[1], _LEAST)
+        _thread.workspace = Struct(workspace_for(*_thread.sizes))
+    workspace: Struct[Workspace] = _thread.workspace
+    return workspace
 
 
 class Mixer:
@@ -43,8 +59,6 @@ class Mixer:
         self.model_table = NO_ROWS
         self._no_table = Struct(table_arrays(NO_ROWS, 0))
         self.learned = Struct(prior_weights())
-        self._nodes = self._largest = 0
-        self._workspace = Struct(workspace_for(0, 0))
 
     @property
     def weights(self) -> Weights:
@@ -74,18 +88,28 @@ class Mixer:
         nodes, merged = int(budgets.max()), int(sizes.sum(axis=0).max()) if trees else 0
         for one in sequences:
             one.reserve(nodes, merged)
-        self._reserve(nodes, int(sizes.max()) if trees else 0)
-        arrays = tree_arrays(len(sequences), int(budgets.sum()))
-        draft_all(
-            addresses_of([one.struct for one in sequences]),
-            budgets,
-            *sources,
-            NO_ROWS if self.table is None else self.table.rows,
-            self.model_table,
-            self._workspace.address,
-            *arrays,
-        )
-        return DraftTrees.written(*arrays)
+        largest = int(sizes.max()) if trees else 0
+        addresses = addresses_of([one.struct for one in sequences])
+        table = NO_ROWS if self.table is None else self.table.rows
+
+        def draft(rows: range) -> DraftTrees:
+            own = budgets[rows.start : rows.stop]
+            arrays = tree_arrays(len(rows), int(own.sum()))
+            draft_all(
+                addresses[rows.start : rows.stop],
+                own,
+                sources.tokens,
+                sources.parents,
+                sources.scores,
+                np.ascontiguousarray(sources.offsets[:, rows.start : rows.stop + 1]),
+                table,
+                self.model_table,
+                _workspace(nodes, largest).address,
+                *arrays,
+            )
+            return DraftTrees.written(*arrays)
+
+        return DraftTrees.joined(draft_in_threads(budgets, draft))
 
     def observe_all(
         self,
@@ -101,12 +125,15 @@ class Mixer:
             feedback: None where all of each draft was verified and the predictions are not known.
         """
         verified = _verified(accepted, offsets, feedback)
+        drafted = max(one.struct.fields.draft.tokens.shape[0] for one in sequences)
         if verified.has_feedback:
             largest = int(segment_sizes(verified.offsets).max())
+            drafted = max(drafted, largest)
             for one in sequences:
                 one.reserve_tops(largest if verified.has_top_tokens else 0)
         table = self._no_table if self.table is None else self.table.struct
         addresses, done = addresses_of([one.struct for one in sequences]), 0
+        workspace = _workspace(0, drafted).address
         while done < len(sequences):
             done = learn_all(
                 addresses,
@@ -115,16 +142,10 @@ class Mixer:
                 table.address,
                 self.model_table,
                 self.table is not None,
-                self._workspace.address,
+                workspace,
             )
             if self.table is not None:
                 self.table.grow()
-
-    def _reserve(self, nodes: int, located: int) -> None:
-        """Makes the workspace large enough for drafts of so many nodes, and trees of so many."""
-        if nodes > self._nodes or located > self._largest:
-            self._nodes, self._largest = max(nodes, self._nodes, _LEAST), max(located, self._largest, _LEAST)
-            self._workspace = Struct(workspace_for(self._nodes, self._largest))
 
 
 class SequenceMixer:

@@ -20,6 +20,7 @@ from draftwood_strategies.native import Int32Array
 from draftwood_strategies.options import Range, check, read_options
 from draftwood_strategies.registry import register
 from draftwood_strategies.structs import Struct, addresses_of
+from draftwood_strategies.threads.row_threads import draft_in_threads
 from draftwood_strategies.trie.arrays import (
     DEEPEST,
     MOST_ROOTS,
@@ -125,17 +126,22 @@ class TrieStrategy:
         largest = max(most)
         for drafter in drafters:
             drafter.reserve_nodes(largest)
-        arrays = tree_arrays(len(drafters), sum(most))
-        draft_all(
-            addresses_of([drafter.struct for drafter in drafters]),
-            budgets,
-            self.memory.struct.address,
-            _workspace(largest).address,
-            self.branch_length,
-            NOVEL_NODES if self.backs_off else 0,
-            *arrays,
-        )
-        return DraftTrees.written(*arrays)
+        addresses, memory = addresses_of([drafter.struct for drafter in drafters]), self.memory.struct.address
+
+        def draft(rows: range) -> DraftTrees:
+            arrays = tree_arrays(len(rows), sum(most[rows.start : rows.stop]))
+            draft_all(
+                addresses[rows.start : rows.stop],
+                budgets[rows.start : rows.stop],
+                memory,
+                _workspace(largest).address,
+                self.branch_length,
+                NOVEL_NODES if self.backs_off else 0,
+                *arrays,
+            )
+            return DraftTrees.written(*arrays)
+
+        return DraftTrees.joined(draft_in_threads(budgets, draft))
 
     def observe_all(
         self,

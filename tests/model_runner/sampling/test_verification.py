@@ -12,7 +12,7 @@ from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.sampling.host.row_threads import LEAST_NUMBERS
+from draftwood_model_runner.sampling.host.most_probable import LEAST_NUMBERS
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, predicted_paths, verify, walk_row
 from draftwood_strategies import EMPTY_TREE, DraftTree

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from draftwood_model_runner.sampling.host.cpus import usable_cpus
+from draftwood_strategies.threads.cpus import usable_cpus
 
 
 def default_threads() -> int:

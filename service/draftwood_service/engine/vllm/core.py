@@ -21,8 +21,8 @@ import structlog
 
 from draftwood_model_runner.errors import EngineStoppedError, InvalidInputError
 from draftwood_model_runner.output import TokenLogprobs
-from draftwood_model_runner.sampling.host.cpus import usable_cpus
 from draftwood_service.engine.vllm.outputs import CoreOutput, CoreStep
+from draftwood_strategies.threads.cpus import usable_cpus
 
 _log = structlog.get_logger(__name__)
 

@@ -13,8 +13,8 @@ from transformers.activations import ACT2FN
 
 from draftwood_model_runner.runners.states.scanning import Convolution, Scan, StateSpace, time_steps
 from draftwood_model_runner.runners.torch.states.kernels import ancestors, recurrence
-from draftwood_model_runner.sampling.host.row_threads import in_threads, parts
 from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.threads.row_threads import in_threads, parts
 
 _THREADED = 1 << 22
 """Numbers of states that are read and written from which on threads pay."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from functools import partial
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood_model_runner.sampling.host.most_probable import most_probable
-from draftwood_model_runner.sampling.host.row_threads import LEAST_NUMBERS, in_threads, parts
+from draftwood_model_runner.sampling.host.most_probable import LEAST_NUMBERS, most_probable
+from draftwood_strategies.threads import row_threads
+from draftwood_strategies.threads.row_threads import draft_in_threads, in_threads, parts
 
 
 @pytest.mark.parametrize(("count", "threads", "sizes"), [(7, 3, [2, 2, 3]), (2, 8, [1, 1]), (0, 4, [0]), (5, 1, [5])])
@@ -42,6 +44,44 @@ def test_an_error_is_raised_when_all_have_ended(bad: int) -> None:
     with pytest.raises(ValueError, match=str(bad)):
         in_threads([partial(call, i) for i in range(3)], 3)
     assert len(ended) == 2
+
+
+@pytest.mark.parametrize(("sequences", "cpus", "groups"), [(31, 8, 1), (32, 8, 2), (128, 4, 4), (128, 1, 1)])
+def test_many_sequences_are_drafted_for_in_groups(
+    sequences: int, cpus: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_threads, "_usable_cpus", lambda: cpus)
+    together = threading.Barrier(groups, timeout=10)
+
+    def draft(rows: range) -> list[int]:
+        together.wait()
+        return [*rows]
+
+    found = draft_in_threads(np.full(sequences, 64, np.int32), draft)
+    assert len(found) == groups
+    assert [i for rows in found for i in rows] == [*range(sequences)]
+
+
+def test_an_interrupted_call_ends_after_its_threads() -> None:
+    """As when the watchdog interrupts a draft that takes too long."""
+    goes_on, ended = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        goes_on.wait(10)
+        ended.set()
+
+    def interrupt(*_: object) -> None:
+        threading.Timer(0.05, goes_on.set).start()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            in_threads([lambda: None, slow], 2)
+        assert ended.is_set()
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_the_most_probable_tokens_are_the_same_with_threads() -> None:

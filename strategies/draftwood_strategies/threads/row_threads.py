@@ -1,0 +1,76 @@
+"""Threads for work on the rows of a step that lets other threads run: compiled code, and long NumPy calls. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from draftwood_strategies.native import Int32Array
+from draftwood_strategies.threads.cpus import usable_cpus
+
+_MOST = 16
+"""More threads than this wait for each other."""
+_NODES_TO_DRAFT = 1024
+"""What a group of sequences may draft at most, from which on a thread for it pays: the trie takes some 0.15 us a node,
+and two groups take 30 to 90 us more than one."""
+
+Result = TypeVar("Result")
+
+
+def in_threads(calls: Sequence[Callable[[], Result]], threads: int) -> list[Result]:
+    """What the calls return, in their order; they run in this thread and in up to `threads - 1` others.
+
+    They should be few, about as many as threads: handing one over takes some 30 us. Raises what the first one that
+    fails raised, once all have ended.
+    """
+    if threads < 2 or len(calls) < 2:
+        return [call() for call in calls]
+    others = [_pool(min(threads, _MOST) - 1).submit(call) for call in calls[1:]]
+    try:
+        first = calls[0]()
+    finally:
+        _wait_for(others)
+    return [first, *(other.result() for other in others)]
+
+
+def _wait_for(others: Sequence[Future[Any]]) -> None:
+    """Until all have ended, also if a signal interrupts it (`Watchdog`): they work on what the caller may free or
+    change afterwards."""
+    try:
+        for other in others:
+            other.exception()
+    except BaseException:
+        _wait_for(others)
+        raise
+
+
+def parts(count: int, threads: int) -> list[range]:
+    """0 to `count` in as many ranges as threads, of about equal size, none empty."""
+    wanted = max(1, min(count, threads, _MOST))
+    edges = [count * i // wanted for i in range(wanted + 1)]
+    return [range(begin, end) for begin, end in pairwise(edges)]
+
+
+def draft_in_threads(budgets: Int32Array, draft: Callable[[range], Result]) -> list[Result]:
+    """What `draft` returns for consecutive sequences of a step, in their order: for all of them at once, or for several
+    groups, one in a thread, where there is enough to draft.
+
+    Args:
+        budgets: int32[s], the most nodes of each draft.
+        draft: changes nothing but what these sequences have to themselves, and what its thread has.
+    """
+    threads = _usable_cpus()
+    groups = parts(budgets.shape[0], min(threads, int(budgets.sum()) // _NODES_TO_DRAFT))
+    return in_threads([partial(draft, group) for group in groups], threads)
+
+
+_usable_cpus = cache(usable_cpus)
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Kept for the life of the process: it is used in every step."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="rows")
