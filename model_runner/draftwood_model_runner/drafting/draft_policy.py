@@ -4,7 +4,7 @@ A draft passes these decisions, in this order:
 1. While prompts wait for further steps, nothing is drafted; sequences skip steps if their drafts pay (`_may_skip`).
 2. A drafter pauses if its drafts do not pay, and is switched off if it is too slow (`draft_account`).
 3. A tree has at most the nodes that the request allows, is no deeper than what is left to write, and keeps to the
-   limits of the runner.
+   limits of the runner. With many sequences a drafter is asked for few nodes more than it lately had verified.
 4. Of all trees of a step, the nodes are verified that are worth their time by the step-time model (`budget`); where
    branches cost more than they gain, those of chains (`chains`).
 Which sources of a hybrid are asked is decided by the hybrid itself: that changes what a draft costs, not how much of
@@ -51,6 +51,10 @@ _MOST_SKIPPED = 3
 """A sequence skips at most this many steps in a row while prompts wait."""
 _WORTH_SKIPPING = 0.5
 """A sequence skips steps only if this many tokens of its drafts are accepted on average."""
+_PROPOSED, _LEAST_PROPOSED = 512, 8
+"""Nodes that the drafters of a step may always propose together, and each of them: with 8 sequences 64 for each."""
+_MORE_THAN_VERIFIED = 4
+"""A drafter may propose so many times the nodes that it had verified last."""
 _COST_MODELS = 4096
 """The cost model is remembered for so many arms and strategies of tenants; the least recently used one is dropped."""
 
@@ -85,6 +89,8 @@ class _State:
     drafter: GuardedDrafter
     skipped: int = 0
     """Steps that it skipped since it last wrote."""
+    verified: int = 0
+    """Nodes of its latest draft that were worth a place in a step."""
 
 
 class DraftPolicy:
@@ -202,7 +208,8 @@ class DraftPolicy:
             if ready:
                 asked.append(row)
                 drafters.append(state.drafter)
-                budgets.append(nodes if row in constrained else min(nodes, limits.max_nodes))
+                most = nodes if row in constrained else min(nodes, limits.max_nodes)
+                budgets.append(self._worth_proposing(most, state, len(plan)))
         trees = DraftTrees.empty(len(work))
         if asked:
             found = propose_all(drafters, np.array(budgets, np.int32))
@@ -213,6 +220,13 @@ class DraftPolicy:
         tokens, step_seconds = self._seconds_of(self._step_times, drafts)
         worthwhile = worthwhile_branches(drafts.trees, tokens, step_seconds, self._step_times.per_branch)
         return drafts._replace(trees=worthwhile)
+
+    def _worth_proposing(self, most: int, state: _State, sequences: int) -> int:
+        """How many nodes, at most `most`, a drafter is asked for in a step of so many sequences: with many, few nodes
+        of each are worth verifying, and proposing the others takes longer than all else that the host does."""
+        if self._step_times is None:
+            return most
+        return min(most, max(_LEAST_PROPOSED, _PROPOSED // sequences, _MORE_THAN_VERIFIED * state.verified))
 
     def min_score(self, drafts: Drafts) -> float:
         """The score below which draft nodes are not worth their time in this step."""
@@ -261,7 +275,10 @@ class DraftPolicy:
             model_seconds: what the forward pass took.
             sharing: how many sequences shared it.
         """
-        drafters = [self._states[output.sequence].drafter for output in written.values()]
+        states, sizes = [self._states[output.sequence] for output in written.values()], segment_sizes(feedback.offsets)
+        for row, state in zip(written, states, strict=True):
+            state.verified = int(sizes[row]) - 1
+        drafters = [state.drafter for state in states]
         active = [i for i, drafter in enumerate(drafters) if drafter.active]
         if not active:
             return

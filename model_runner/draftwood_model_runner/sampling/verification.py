@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from draftwood_model_runner.output import TokenLogprobs
-from draftwood_model_runner.sampling.host.most_probable import LEAST_NUMBERS
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.native import Integer, compiled
-from draftwood_strategies.threads.row_threads import in_threads, parts
+from draftwood_strategies.threads.row_threads import LEAST_NUMBERS, in_threads, parts
 
 ROOT_NODE = 0
 """The node of the last committed token; the nodes of the draft follow."""

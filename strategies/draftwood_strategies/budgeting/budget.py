@@ -15,6 +15,9 @@ import numpy.typing as npt
 from draftwood_strategies.budgeting.step_time import StepSeconds
 from draftwood_strategies.draft import DraftTrees, Float32Array
 
+_LEAST_GAIN = 1.05
+"""Expected tokens per second, over those without drafts, from which on nodes are taken."""
+
 
 def min_worthwhile_score(
     scores: Float32Array,
@@ -64,7 +67,7 @@ def with_change(step_times: StepSeconds, size: int, seconds: float) -> StepSecon
 @numba.njit(cache=True, nogil=True)
 def _min_worthwhile(scores: Float32Array, base_tokens: int, seconds: npt.NDArray[np.float64], exponent: float) -> float:
     """As `min_worthwhile_score`; `scores` grow."""
-    tokens, best, least = float(base_tokens), base_tokens / seconds[0], np.inf
+    tokens, best, least = float(base_tokens), _LEAST_GAIN * base_tokens / seconds[0], np.inf
     for taken in range(1, seconds.shape[0]):
         score = scores[scores.shape[0] - taken]
         tokens += score**exponent

@@ -91,8 +91,9 @@ class StepTimeCurve:
         return float(self._table[tokens] if tokens < self._table.size else self(tokens))
 
     def correct(self, tokens: int, error: float, near: float = _SMOOTHING) -> None:
-        """Moves the curve towards a step that took 1 + `error` times what was expected: a little everywhere, and
-        more near its size, by the share `near`. Sizes that no step had follow as far as the invariants require."""
+        """Moves the curve towards a step that took 1 + `error` times what was expected: a little everywhere, and more
+        at the two sizes about it, by the share `near`, the nearer the more. Sizes that no step had follow as far as
+        the invariants require."""
         _correct(self.sizes, self.seconds, self._table, tokens, error, near)
 
 
@@ -110,18 +111,29 @@ def _tabulate(sizes: Seconds, seconds: Seconds, table: Seconds) -> None:
             table[tokens] = seconds[at] + slope * (tokens - sizes[at])
 
 
+@compiled
+def _move(sizes: Seconds, seconds: Seconds, at: int, factor: float) -> None:
+    """Multiplies one size's seconds; the others follow as far as the invariants require."""
+    here = seconds[at] * factor
+    for i in range(sizes.shape[0]):
+        ratio = sizes[i] / sizes[at]
+        seconds[i] = min(max(seconds[i], here * min(ratio, 1.0)), here * max(ratio, 1.0))
+    seconds[at] = here
+
+
 @numba.njit("void(float64[::1], float64[::1], float64[::1], int64, float64, float64)", cache=True, nogil=True)
 def _correct(sizes: Seconds, seconds: Seconds, table: Seconds, tokens: int, error: float, near: float) -> None:
     """`StepTimeCurve.correct`, in place. Compiled, since every step corrects the curve."""
-    nearest = 0
     for i in range(sizes.shape[0]):
-        if abs(sizes[i] - tokens) < abs(sizes[nearest] - tokens):
-            nearest = i
-    here = seconds[nearest] * (1.0 + near * error)
-    for i in range(sizes.shape[0]):
-        ratio = sizes[i] / sizes[nearest]
-        everywhere = seconds[i] * (1.0 + SMOOTHING_EVERYWHERE * error)
-        seconds[i] = min(max(everywhere, here * min(ratio, 1.0)), here * max(ratio, 1.0))
+        seconds[i] *= 1.0 + SMOOTHING_EVERYWHERE * error
+    at = 0
+    while at + 1 < sizes.shape[0] and sizes[at + 1] <= tokens:
+        at += 1
+    share = 0.0  # of the next size
+    if at + 1 < sizes.shape[0] and tokens > sizes[at]:
+        share = (tokens - sizes[at]) / (sizes[at + 1] - sizes[at])
+        _move(sizes, seconds, at + 1, 1.0 + share * (near - SMOOTHING_EVERYWHERE) * error)
+    _move(sizes, seconds, at, 1.0 + (1.0 - share) * (near - SMOOTHING_EVERYWHERE) * error)
     _tabulate(sizes, seconds, table)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from draftwood_model_runner.drafting.draft_policy import DraftPolicy
+from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits
 from draftwood_model_runner.runners.batch import BatchRow, Chains, lay_out, lay_out_trees
@@ -88,8 +89,8 @@ class Thrifty(FakeStrategy):
 def decoding(strategy: object, written: int, context: int = 3, **options: object) -> Sequence:
     """A sequence that wrote some tokens, all but the last committed."""
     fields: dict[str, object] = {"max_draft_nodes": 16, **options}
-    prompt = np.ones(context, np.int32)
-    sequence = make_sequence("r", prompt, StopParams(40), strategy=strategy, **fields)  # type: ignore[arg-type]
+    prompt, stop = np.ones(context, np.int32), fields.pop("stop", StopParams(40))
+    sequence = make_sequence("r", prompt, stop, strategy=strategy, **fields)  # type: ignore[arg-type]
     sequence.output = [1] * written
     sequence.committed = sequence.length - 1
     return sequence
@@ -119,6 +120,29 @@ def test_a_draft_keeps_to_the_limits_of_request_output_and_runner() -> None:
     chains_only = DraftPolicy(100, lambda _: DraftLimits(max_nodes=9, branches=False), None)
     assert tree_of(chains_only, decoding(chain, written=1)).tokens.tolist() == list(range(9))
     assert tree_of(chains_only, decoding(bush, written=1)).tokens.tolist() == [0]
+
+
+def test_with_many_sequences_a_drafter_is_asked_for_few_nodes_more_than_were_verified() -> None:
+    """Proposing nodes that no step has time for would take longer than all else that the host does."""
+    chain = Thrifty(DraftTree.of(range(64), scores=np.linspace(0.9, 0.1, 64)))
+    policy = DraftPolicy(100, lambda _: NO_LIMITS, StepTimes(StepTimeCurve({1: 1.0, 64: 1.1})))
+    running = [decoding(chain, written=1, max_draft_nodes=64, stop=StopParams(1000)) for _ in range(64)]
+    for sequence in running:
+        policy.start(sequence)
+
+    def proposed(sequences: list[Sequence]) -> list[int]:
+        drafts = policy.propose([ScheduledSequence(sequence, 1) for sequence in sequences], prompts_wait=False)
+        return [len(drafts.trees[row]) for row in range(len(drafts.trees))]
+
+    assert proposed(running[:8]) == [64] * 8
+    assert proposed(running) == [8] * 64
+    trees = [DraftTree.of(range(6)), *[EMPTY_TREE] * 63]
+    rows = [BatchRow(np.zeros(4, np.int32), 10, np.ones(1, np.int32), tree, logits_from=0) for tree in trees]
+    batch = lay_out(rows)
+    policy.observe_step(batch, 1.0)
+    written = {row: StepOutput(sequence, [1], [""], [False]) for row, sequence in enumerate(running)}
+    policy.observe(written, batch.feedback(batch.tokens, None), 1.0, 64)
+    assert proposed(running) == [24, *[8] * 63]
 
 
 def test_chains_are_drafted_where_branches_cost_more_than_they_bring() -> None:

@@ -12,11 +12,11 @@ from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.sampling.host.most_probable import LEAST_NUMBERS
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, predicted_paths, verify, walk_row
 from draftwood_strategies import EMPTY_TREE, DraftTree
 from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.threads.row_threads import LEAST_NUMBERS
 from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.sequences import make_sequence
 from tests.strategies.test_draft import paths, trees

@@ -52,6 +52,16 @@ def test_sizes_that_are_not_met_follow_a_machine_that_became_slower() -> None:
     assert seconds_of(times, 32) > 3.5
 
 
+def test_steps_between_two_sizes_correct_both() -> None:
+    """As with 32 streams and a few draft nodes: a step of 36 tokens must not count as one of 32."""
+    times = step_times({1: 0.5, 32: 1.0, 48: 1.05})
+    for _ in range(1000):
+        times.observe(32, 1, 1.0)
+        times.observe(36, 1, 1.1)
+    assert seconds_of(times, 36) == pytest.approx(1.1, rel=0.02)
+    assert seconds_of(times, 32) == pytest.approx(1.0, rel=0.02)
+
+
 def test_beyond_what_was_measured_a_step_costs_more_even_if_the_last_sizes_cost_the_same() -> None:
     curve = StepTimeCurve({1: 1.0, 32: 2.0, 64: 3.0, 128: 3.0})
     assert curve(256) == pytest.approx(3.0 + 128 * 2 / 127)

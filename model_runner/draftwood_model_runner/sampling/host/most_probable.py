@@ -13,10 +13,8 @@ import torch
 from draftwood_model_runner.sampling.draws.selection import BLOCK, LEAST_KEY, find_greatest, key_of_bits
 from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.native import Int64Array, Integer, compiled
-from draftwood_strategies.threads.row_threads import in_threads, parts
+from draftwood_strategies.threads.row_threads import LEAST_NUMBERS, in_threads, parts
 
-LEAST_NUMBERS = 1 << 19
-"""Logits in all rows from which on threads pay: 2 MiB take one thread 50 us, a call in another thread 30."""
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
