@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -132,22 +131,6 @@ class DraftTrees:
             )
             made.tokens[nodes], made.parents[nodes], made.scores[nodes] = trees.tokens, trees.parents, trees.scores
         return made
-
-    @classmethod
-    def joined(cls, parts: SequenceOf[DraftTrees]) -> DraftTrees:
-        """The trees of all parts, at least one, one after the other."""
-        if len(parts) == 1:
-            return parts[0]
-        offsets, nodes = [parts[0].offsets], 0
-        for before, part in pairwise(parts):
-            nodes += before.tokens.shape[0]
-            offsets.append(part.offsets[1:] + np.int32(nodes))
-        return cls(
-            np.concatenate([part.tokens for part in parts]),
-            np.concatenate([part.parents for part in parts]),
-            np.concatenate([part.scores for part in parts]),
-            np.concatenate(offsets),
-        )
 
     @classmethod
     def empty(cls, sequences: int) -> DraftTrees:

@@ -28,8 +28,6 @@ _LEAST = 64
 """Nodes that a workspace has space for."""
 _LEAST_NODES, _LEAST_TOPS = 16, 17
 """Of a draft, and of a verified tree, that a sequence has space for once it has any."""
-
-
 _thread = threading.local()
 
 
@@ -37,7 +35,7 @@ def _workspace(nodes: int, largest: int) -> Struct[Workspace]:
     """This thread's workspace, for drafts of up to `nodes` nodes, and trees of up to `largest` to be merged or learned
     from."""
     had: tuple[int, int] = getattr(_thread, "sizes", (0, 0))
-    if nodes > had[0] or largest > had[1] or had == (0, 0):
+    if nodes > had[0] or largest > had[1] or not had[0]:
         _thread.sizes = max(nodes, had[0], _LEAST), max(largest, had[1], _LEAST)
         _thread.workspace = Struct(workspace_for(*_thread.sizes))
     workspace: Struct[Workspace] = _thread.workspace
@@ -109,7 +107,7 @@ class Mixer:
             )
             return DraftTrees.written(*arrays)
 
-        return DraftTrees.joined(draft_in_threads(budgets, draft))
+        return DraftTrees.scattered(draft_in_threads(budgets, draft), len(sequences))
 
     def observe_all(
         self,

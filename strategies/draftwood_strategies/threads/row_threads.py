@@ -16,8 +16,8 @@ LEAST_NUMBERS = 1 << 19
 _MOST = 16
 """More threads than this wait for each other."""
 _NODES_TO_DRAFT = 1024
-"""What a group of sequences may draft at most, from which on a thread for it pays: the trie takes some 0.15 us a node,
-and two groups take 30 to 90 us more than one."""
+"""A thread for a group of sequences pays from this budget of the group on: the trie takes some 0.15 us a node, and a
+second thread 30 to 90 us."""
 
 Result = TypeVar("Result")
 
@@ -56,9 +56,9 @@ def parts(count: int, threads: int) -> list[range]:
     return [range(begin, end) for begin, end in pairwise(edges)]
 
 
-def draft_in_threads(budgets: Int32Array, draft: Callable[[range], Result]) -> list[Result]:
-    """What `draft` returns for consecutive sequences of a step, in their order: for all of them at once, or for several
-    groups, one in a thread, where there is enough to draft.
+def draft_in_threads(budgets: Int32Array, draft: Callable[[range], Result]) -> list[tuple[range, Result]]:
+    """Consecutive sequences of a step, in their order, with what `draft` returns for them: all at once, or in several
+    groups, each in a thread, where there is enough to draft.
 
     Args:
         budgets: int32[s], the most nodes of each draft.
@@ -66,7 +66,7 @@ def draft_in_threads(budgets: Int32Array, draft: Callable[[range], Result]) -> l
     """
     threads = _usable_cpus()
     groups = parts(budgets.shape[0], min(threads, int(budgets.sum()) // _NODES_TO_DRAFT))
-    return in_threads([partial(draft, group) for group in groups], threads)
+    return [*zip(groups, in_threads([partial(draft, group) for group in groups], threads), strict=True)]
 
 
 _usable_cpus = cache(usable_cpus)

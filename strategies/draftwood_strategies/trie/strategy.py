@@ -141,7 +141,7 @@ class TrieStrategy:
             )
             return DraftTrees.written(*arrays)
 
-        return DraftTrees.joined(draft_in_threads(budgets, draft))
+        return DraftTrees.scattered(draft_in_threads(budgets, draft), len(drafters))
 
     def observe_all(
         self,

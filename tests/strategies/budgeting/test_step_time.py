@@ -35,13 +35,22 @@ def seconds_of(times: StepTimes, tokens: int, sequences: int = 1) -> float:
     return float(times.between(tokens, tokens, sequences)[0])
 
 
-def test_follows_a_machine_that_became_slower_at_width() -> None:
-    times = step_times({1: 1.0, 8: 1.0, 32: 1.0})
-    for _ in range(200):
-        times.observe(32, 1, 3.0)
-        times.observe(1, 1, 1.0)
-    assert seconds_of(times, 32) == pytest.approx(3.0, rel=0.05)
-    assert seconds_of(times, 1) == pytest.approx(1.0, rel=0.05)
+@pytest.mark.parametrize(
+    ("measured", "taken", "rounds", "rel"),
+    [
+        pytest.param({1: 1.0, 8: 1.0, 32: 1.0}, {32: 3.0, 1: 1.0}, 200, 0.05, id="at width"),
+        # As with 32 streams and a few draft nodes: a step of 36 tokens must not count as one of 32.
+        pytest.param({1: 0.5, 32: 1.0, 48: 1.05}, {32: 1.0, 36: 1.1}, 1000, 0.02, id="between two sizes"),
+    ],
+)
+def test_follows_a_machine_that_became_slower(
+    measured: dict[int, float], taken: dict[int, float], rounds: int, rel: float
+) -> None:
+    times = step_times(measured)
+    for _ in range(rounds):
+        for tokens, seconds in taken.items():
+            times.observe(tokens, 1, seconds)
+    assert {tokens: seconds_of(times, tokens) for tokens in taken} == pytest.approx(taken, rel=rel)
 
 
 def test_sizes_that_are_not_met_follow_a_machine_that_became_slower() -> None:
@@ -50,16 +59,6 @@ def test_sizes_that_are_not_met_follow_a_machine_that_became_slower() -> None:
         times.observe(8, 1, 3.0)
     assert seconds_of(times, 8) == pytest.approx(3.0, rel=0.05)
     assert seconds_of(times, 32) > 3.5
-
-
-def test_steps_between_two_sizes_correct_both() -> None:
-    """As with 32 streams and a few draft nodes: a step of 36 tokens must not count as one of 32."""
-    times = step_times({1: 0.5, 32: 1.0, 48: 1.05})
-    for _ in range(1000):
-        times.observe(32, 1, 1.0)
-        times.observe(36, 1, 1.1)
-    assert seconds_of(times, 36) == pytest.approx(1.1, rel=0.02)
-    assert seconds_of(times, 32) == pytest.approx(1.0, rel=0.02)
 
 
 def test_beyond_what_was_measured_a_step_costs_more_even_if_the_last_sizes_cost_the_same() -> None:

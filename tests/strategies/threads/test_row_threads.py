@@ -59,7 +59,8 @@ def test_many_sequences_are_drafted_for_in_groups(
 
     found = draft_in_threads(np.full(sequences, 64, np.int32), draft)
     assert len(found) == groups
-    assert [i for rows in found for i in rows] == [*range(sequences)]
+    assert [i for rows, _ in found for i in rows] == [*range(sequences)]
+    assert all([*rows] == drafted for rows, drafted in found)
 
 
 def test_an_interrupted_call_ends_after_its_threads() -> None:
