@@ -17,12 +17,13 @@ from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.sequence import Sequence, SequenceState
-from draftwood_strategies import DraftTree, Feedback
+from draftwood_strategies import DraftTree, Feedback, Strategy
 from draftwood_strategies.budgeting.draft_account import DraftCostModel
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
 from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.draft import Int32Array
-from tests.model_runner.families import greedy, served, torch_factory
+from tests.model_runner.families import VOCAB, greedy, served, torch_factory
+from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.sequences import GREEDY, engine_of, finish_of, make_sequence, run
 from tests.strategies.fakes import FakeStrategy
 
@@ -72,21 +73,33 @@ def test_a_strategys_error_stays_its_own(engine: Engine, fault: str) -> None:
 
 @pytest.mark.parametrize("name", ["trie", "hybrid"])
 @pytest.mark.parametrize("steps", [0, 4, 12])
-@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=0.9, top_p=0.9, seed=7)])
+@pytest.mark.parametrize(
+    ("sampling", "grammar"),
+    [
+        (GREEDY, False),
+        (SamplingParams(temperature=0.9, top_p=0.9, seed=7), False),
+        (SamplingParams(repetition_penalty=1.3, frequency_penalty=0.5), False),
+        (GREEDY, True),
+    ],
+)
 def test_a_sequence_drafts_by_the_strategy_that_it_gets_while_it_runs(
-    engine: Engine, name: str, steps: int, sampling: SamplingParams
+    engine: Engine, name: str, steps: int, sampling: SamplingParams, grammar: bool
 ) -> None:
     """As when its memory is loaded late: by what that has learned, and it learns the whole answer, once."""
-    options: dict[str, Any] = {"strategy_name": name, "stop": StopParams(40), "sampling": sampling}
-    plain = sequence(**options)
+
+    def asked(strategy: Strategy | None = None) -> Sequence:
+        options: dict[str, Any] = {"strategy_name": name, "stop": StopParams(40), "sampling": sampling}
+        return sequence(strategy=strategy, grammar=RandomGrammar(VOCAB) if grammar else None, **options)
+
+    plain = asked()
     run(engine, plain)
     expected = plain.output
-    assert sampling is not GREEDY or expected == greedy("llama", PROMPT, 40)
+    assert (sampling is GREEDY and not grammar) == (expected == greedy("llama", PROMPT, 40))
     before, loaded, throughout = (draftwood_strategies.create(name) for _ in range(3))
     for strategy in (loaded, throughout):
         strategy.learn(np.array([*PROMPT, *expected], np.int32))  # type: ignore[attr-defined]
-    run(engine, sequence(strategy=throughout, **options))
-    late = sequence(strategy=before, **options)
+    run(engine, asked(throughout))
+    late = asked(before)
     engine.add(late)
     while len(late.output) < steps:
         engine.step()

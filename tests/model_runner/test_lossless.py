@@ -17,6 +17,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
 from draftwood_strategies.budgeting import guarded_batches
 from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
+from draftwood_strategies.threads import row_threads
 from tests import phrase_book
 from tests.model_runner.families import FAMILIES, OPENVINO_FAMILIES, VOCAB, WINDOW, greedy, served, with_runners
 from tests.model_runner.oracle import OracleStrategy
@@ -153,6 +154,30 @@ def test_sequences_that_skip_steps_for_a_prompt(name: str) -> None:
     engine = fixed_engine("llama", prefill_chunk=6, shared_prefill_chunk=6)
     sequences = generate(engine, batch, draftwood_strategies.create(name), 16, StopParams(NEW_TOKENS))
     assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
+
+
+@pytest.mark.parametrize("name", ["trie", "hybrid"])
+def test_drafts_that_several_threads_make(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of sequences as there are with hundreds of streams, here of two or three."""
+    monkeypatch.setattr(row_threads, "_NODES_TO_DRAFT", 64)
+    monkeypatch.setattr(row_threads, "_usable_cpus", lambda: 4)
+    groups: list[int] = []
+    in_threads = row_threads.in_threads
+
+    def noted(calls: list[Any], threads: int) -> list[Any]:
+        groups.append(len(calls))
+        return in_threads(calls, threads)
+
+    monkeypatch.setattr(row_threads, "in_threads", noted)
+    batch: list[tuple[int, ...]] = [(i % 7 + 1, 2, 3, i // 7 + 1, 2, 3) for i in range(10)]
+    expected = [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
+    engine = engine_of(served("llama", "torch"), 64, max_running=len(batch))
+    strategy = draftwood_strategies.create(name)
+    for _ in range(2):
+        sequences = generate(engine, batch, strategy, 32, StopParams(NEW_TOKENS))
+        assert [one.output for one in sequences] == expected
+    assert max(groups) == 4
+    assert sum(one.stats.accepted_tokens for one in sequences) > NEW_TOKENS
 
 
 @pytest.mark.system

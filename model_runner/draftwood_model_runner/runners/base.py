@@ -86,6 +86,8 @@ class StepBatch:
         logit_rows: int32[R], the tokens that need logits, ascending.
         is_dummy: the contexts were never computed: only the time of the step matters, and no state of it is kept.
         prompt_lens: int32[S], of each sequence, how many of its tokens are its prompt; None: all but drafts are.
+        greatest: how many of the greatest logits of each row have to be the model's own; others may be off, by less
+            than it takes to be among them. None for all.
     """
 
     tokens: Int32Array
@@ -98,6 +100,7 @@ class StepBatch:
     logit_rows: Int32Array
     is_dummy: bool = False
     prompt_lens: Int32Array | None = None
+    greatest: int | None = None
 
     @property
     def size(self) -> int:
@@ -150,8 +153,8 @@ class Predictions(NamedTuple):
     Attributes:
         logits: [R, vocab], an array of the runner.
         tokens: int32[R], the most probable token; of equally probable ones that with the lowest id.
-        top_tokens: int32[R, k], the k most probable tokens, best first, and of equally probable ones that with the
-            lowest id; None for k = 0.
+        top_tokens: int32[R, k], the k most probable tokens by these logits, best first, and of equally probable ones
+            that with the lowest id; None for k = 0.
     """
 
     logits: Any

@@ -67,6 +67,14 @@ class TokenSampler:
         return self._plain and not self._locked
 
     @property
+    def greatest_needed(self) -> int | None:
+        """How many of the greatest logits decide the next token; None for all of them."""
+        unchanged = self._constrained is None and self.grammar is None and not self._adjustments.changes(self._locked)
+        if not unchanged or self._locked or self.num_logprobs is not None:
+            return None
+        return 1 if self._params.temperature == 0.0 else self._params.top_k or None
+
+    @property
     def slow(self) -> bool:
         """The next mask of the grammar may take long, so that no step shall wait for it."""
         return self.grammar is not None and self.grammar.slow
@@ -163,6 +171,17 @@ class TokenSampler:
         if self.grammar is not None:
             self.grammar.mask(scores)
         return scores
+
+
+def greatest_needed(samplers: SequenceOf[TokenSampler | None]) -> int | None:
+    """How many of the greatest logits of each row decide the tokens of a step; None for all of them."""
+    most = 1
+    for sampler in samplers:
+        needed = 1 if sampler is None else sampler.greatest_needed
+        if needed is None:
+            return None
+        most = max(most, needed)
+    return most
 
 
 def _on_host(logits: Logits) -> Float32Array:

@@ -27,11 +27,14 @@ from transformers import (
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.sampling.draws.noise import gumbel_noise
+from draftwood_model_runner.sampling.generation_defaults import Constraints
+from draftwood_model_runner.sampling.token_sampler import TokenSampler, greatest_needed
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy, create, strategy_names
 from tests.model_runner.families import VOCAB, generate, reference, served
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import engine_of, make_sequence, run
+from tests.model_runner.random_grammar import RandomGrammar
+from tests.model_runner.sequences import GREEDY, engine_of, make_sequence, run
 
 NEW_TOKENS = 16
 END = 7
@@ -218,3 +221,34 @@ def test_noise_is_standard_gumbel() -> None:
     assert noise.mean() == pytest.approx(0.5772, abs=0.01)
     assert noise.var() == pytest.approx(math.pi**2 / 6, abs=0.03)
     assert np.isfinite(noise).all()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "stop", "needed"),
+    [
+        (GREEDY, StopParams(9), 1),
+        (SamplingParams(temperature=0.5, top_k=20, top_p=0.9, min_p=0.1), StopParams(9), 20),
+        (SamplingParams(temperature=0.5, top_p=0.9), StopParams(9), None),
+        (SamplingParams(frequency_penalty=0.5), StopParams(9), None),
+        (SamplingParams(repetition_penalty=1.1), StopParams(9), None),
+        (SamplingParams(logit_bias=((3, 1.0),)), StopParams(9), None),
+        (SamplingParams(logprobs=0), StopParams(9), None),
+        (GREEDY, StopParams(9, min_tokens=4, token_ids=frozenset({3})), None),
+    ],
+)
+def test_how_many_of_the_greatest_logits_decide(sampling: SamplingParams, stop: StopParams, needed: int | None) -> None:
+    greedy, sampler = (
+        TokenSampler(sequence(PROMPT, *wanted, None), frozenset(), VOCAB)
+        for wanted in ((GREEDY, StopParams(9)), (sampling, stop))
+    )
+    assert sampler.greatest_needed == greatest_needed([greedy, None, sampler]) == needed
+    for _ in range(stop.min_tokens):
+        sampler.accept(END)
+    assert not stop.min_tokens or sampler.greatest_needed == 1
+
+
+def test_a_grammar_and_the_models_constraints_may_need_all_logits() -> None:
+    bound = make_sequence("r", PROMPT, StopParams(9), grammar=RandomGrammar(VOCAB))
+    assert TokenSampler(bound, frozenset(), VOCAB).greatest_needed is None
+    plain, constraints = sequence(PROMPT, GREEDY, StopParams(9), None), Constraints(suppressed=(5,))
+    assert TokenSampler(plain, frozenset(), VOCAB, constraints).greatest_needed is None

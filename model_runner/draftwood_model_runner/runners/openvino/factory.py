@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import openvino as ov
@@ -12,14 +12,16 @@ from draftwood_model_runner.errors import UnsupportedRunnerError
 from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
 from draftwood_model_runner.runners.capacity.threads import default_threads
 from draftwood_model_runner.runners.openvino.graph.bfloat16 import keep_bfloat16
+from draftwood_model_runner.runners.openvino.graph.output_head import cut_at_head
 from draftwood_model_runner.runners.openvino.graph.paged_attention import ConvertedModel
 from draftwood_model_runner.runners.openvino.graph.pairing import pair_single_tokens
 from draftwood_model_runner.runners.openvino.graph.weights import BITS, GROUP, quantize_weights
+from draftwood_model_runner.runners.openvino.output_head import OutputHead
 from draftwood_model_runner.runners.openvino.probe import probe
 from draftwood_model_runner.runners.openvino.runner import OpenVinoRunner
 
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
-_ACTIVATION_GROUPS = {"float32": "0", "bfloat16": str(GROUP)}
+_ACTIVATION_GROUPS = {"float32": 0, "bfloat16": GROUP}
 """Activations that share a scale where a product with quantized weights rounds them to 8 bits; 0: they are not rounded.
 docs/decisions, "8-bit weights", has the measurements: groups of 32 make a step of 32 tokens 1.2 times as long."""
 _CPU = torch.device("cpu")
@@ -49,7 +51,7 @@ class OpenVinoRunnerFactory:
     def __init__(self, converted: ConvertedModel, threads: int | None = None) -> None:
         self.converted = converted
         self._threads = threads
-        self._compiled: tuple[int, ov.CompiledModel] | None = None
+        self._compiled: tuple[int, ov.CompiledModel, OutputHead | None] | None = None
 
     @property
     def window(self) -> int | None:
@@ -66,11 +68,21 @@ class OpenVinoRunnerFactory:
         """Compiles the model again if the last runner had another number of threads; weights are held once for each
         number that a live runner has."""
         threads = threads or self._threads or default_threads()
-        model, layout, window, _ = self.converted
+        _, layout, window, _ = self.converted
         if self._compiled is None or self._compiled[0] != threads:
             self._compiled = None  # the weights of the last one are freed first, if no runner has them
-            self._compiled = threads, _compile(model, layout.dtype, threads)
-        return OpenVinoRunner(self._compiled[1], layout, window, kv_tokens, threads)
+            self._compiled = threads, *self._compile(threads)
+        _, compiled, head = self._compiled
+        return OpenVinoRunner(compiled, layout, window, kv_tokens, threads, head)
+
+    def _compile(self, threads: int) -> tuple[ov.CompiledModel, OutputHead | None]:
+        """The model and None, or its body and its head if that is large."""
+        model, dtype = self.converted.model, self.converted.layout.dtype
+        cut = cut_at_head(model)
+        if cut is None:
+            return _compile(model, dtype, threads), None
+        compile_head = partial(_compile, dtype=dtype, threads=threads, activation_group=GROUP)
+        return _compile(cut.body, dtype, threads), OutputHead(cut.head, cut.weights, compile_head, threads)
 
 
 def take_over(
@@ -108,12 +120,15 @@ def take_over(
     return factory
 
 
-def _compile(model: ov.Model, dtype: str, threads: int) -> ov.CompiledModel:
+def _compile(model: ov.Model, dtype: str, threads: int, activation_group: int | None = None) -> ov.CompiledModel:
+    """Where activations are rounded, it is in groups of `activation_group`."""
+    if activation_group is None:
+        activation_group = _ACTIVATION_GROUPS[dtype]
     options = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": _PRECISIONS[dtype],
         "KV_CACHE_PRECISION": _PRECISIONS[dtype],
         "INFERENCE_NUM_THREADS": str(threads),
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": _ACTIVATION_GROUPS[dtype],
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(activation_group),
     }
     return core().compile_model(model, "CPU", options)

@@ -16,9 +16,10 @@ from draftwood_model_runner.runners.host_step import HostStep
 from draftwood_model_runner.runners.logit_rows import check_rows
 from draftwood_model_runner.runners.openvino.graph.pairing import ATTENTION_ROWS, paired
 from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
+from draftwood_model_runner.runners.openvino.output_head import OutputHead
 from draftwood_model_runner.runners.openvino.short_chains import split_short_chains
 from draftwood_model_runner.sampling.host.most_probable import most_probable
-from draftwood_model_runner.sampling.token_sampler import TokenSampler
+from draftwood_model_runner.sampling.token_sampler import TokenSampler, greatest_needed
 from draftwood_strategies.draft import Int32Array
 
 UInt8Array = npt.NDArray[np.uint8]
@@ -32,24 +33,32 @@ class OpenVinoRunner:
     """Implements `runners.base.Runner`.
 
     Args:
-        compiled: what `compiling.compile_model` returned for a converted model.
+        compiled: a converted model, or its body if there is a `head`.
         layout: the shape of its pages.
         window: tokens that some layer attends to; None if every layer attends to all.
         kv_tokens: capacity of its KV memory.
         threads: CPU threads that look through logits, and that verify.
+        head: computes the logits; None if the model does.
     """
 
     is_asynchronous: ClassVar[bool] = False
     mixed_batches: ClassVar[bool] = False
 
     def __init__(
-        self, compiled: ov.CompiledModel, layout: PageLayout, window: int | None, kv_tokens: int, threads: int = 1
+        self,
+        compiled: ov.CompiledModel,
+        layout: PageLayout,
+        window: int | None,
+        kv_tokens: int,
+        threads: int = 1,
+        head: OutputHead | None = None,
     ) -> None:
         self._kv = KVPages(layout, kv_tokens + PAGE_SIZE)
         self.pages, self.page_size = self._kv.pages - 1, PAGE_SIZE  # the last one is spare, see `pairing.paired`
         self._paired = any(ATTENTION_ROWS in port.get_names() for port in compiled.inputs)
         self._window = window
         self._threads = threads
+        self._head = head
         self._request = compiled.create_infer_request()
         self._caches = self._kv.tensors()
         for name, tensor in self._caches.items():
@@ -76,10 +85,13 @@ class OpenVinoRunner:
             self._inputs[name].write(array)
         self._request.infer(share_outputs=True)  # otherwise it copies all outputs
         logits = self._request.get_output_tensor(0).data
+        if self._head is not None:
+            logits = self._head.logits(logits.reshape(logits.shape[0], -1), batch.greatest)
         check_rows(logits.shape, batch.logit_rows.size)
         return Predictions(logits, *most_probable(logits, top_k, self._threads))
 
     def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> HostStep:
+        batch = replace(batch, greatest=greatest_needed(samplers))
         return HostStep(self, batch, top_k, samplers, self._threads)
 
     def compact_kv(self, moves: KVCompaction) -> None:

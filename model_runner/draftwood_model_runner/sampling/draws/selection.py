@@ -94,7 +94,8 @@ def _float(typing_context: Any, a: Any) -> Any:
 
 
 _bits_of: Any = cast(Any, _bits)
-_float_of: Any = cast(Any, _float)
+float_of_bits: Any = cast(Any, _float)
+"""In compiled code: the float32 that an int32 has the bits of."""
 
 
 @numba.njit(nogil=True, inline="always")
@@ -106,7 +107,7 @@ def key_of(score: Any) -> Any:
 @numba.njit(nogil=True, inline="always")
 def score_of(key: Any) -> Any:
     """In compiled code: the score that has this key."""
-    return _float_of(key_of_bits(key))
+    return float_of_bits(key_of_bits(key))
 
 
 @compiled

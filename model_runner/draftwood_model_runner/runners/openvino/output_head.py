@@ -1,0 +1,292 @@
+"""The logits of a large vocabulary, where a step reads the output head for longer than many of its layers.
+
+A step that needs the greatest logits alone, as for greedy answers and for top-k sampling, screens the vocabulary: it
+multiplies by a copy of the head in 8 bits, whose errors have a bound, and then computes by the head itself the logits
+of the tokens that may be among the greatest. These are exact, as if all had been computed: by the Cauchy-Schwarz
+inequality a product in 8 bits is off by at most |error of the weights| |hidden| + |weights| |error of hidden|. LEMP
+(Teflioudi and others, SIGMOD 2015) prunes an exact search for the greatest products by the same inequality.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+from openvino import opset13 as ops
+
+from draftwood_model_runner.runners.openvino.graph.weights import GROUP
+from draftwood_model_runner.sampling.draws.selection import BLOCK, find_greatest, float_of_bits, score_of
+from draftwood_strategies.draft import Float32Array, Int32Array
+from draftwood_strategies.native import Real, compiled
+from draftwood_strategies.threads.row_threads import LEAST_NUMBERS, in_threads, parts
+
+_log = logging.getLogger(__name__)
+
+_LEVELS = 127
+_ROUNDING = np.float32(2.0**-7)
+"""Relative error, at most, of what is rounded to bfloat16 on the way, 2^-9 each: inputs, scales and products."""
+_CHUNK = 4096
+"""Rows of the head that are rounded at once."""
+_LANES = 16
+_MOST_NEEDED = 64
+"""More of the greatest logits than this are all of them."""
+_SECONDS_PER_WEIGHT = 0.5e-9
+"""Of a logit that is computed by the head itself: 0.4 to 0.6 us for 768 weights, in two threads half of it."""
+_REMEMBERED, _FORGOTTEN = 256, 0.99
+"""Rows that the mean number of such logits covers, and what is left of it after each step that was not screened."""
+_TRIED_ROWS, _TRIED_TIMES, _LEAST_GAIN = (1, 16), 5, 1.1
+"""Rows and repetitions of the trial, and by how much screening has to be faster in it."""
+
+
+class _Rounded(NamedTuple):
+    """A head in 8 bits.
+
+    Attributes:
+        levels: int8[vocab, d]; row t of the head is about `levels[t] * scales[t]`.
+        scales: float32[vocab, 1].
+        errors: float32[blocks], the greatest length of a row's error among `BLOCK` tokens.
+        lengths: float32[blocks], the greatest length of a row among these.
+    """
+
+    levels: npt.NDArray[np.int8]
+    scales: Float32Array
+    errors: Float32Array
+    lengths: Float32Array
+
+
+class OutputHead:
+    """Implements a model's output head.
+
+    Args:
+        head: from float32[R, d] to logits float32[R, vocab].
+        weights: [vocab, d], the bits of bfloat16 as uint16 or of float32 as int32.
+        compile_model: compiles a model for the data type and the threads of the runner.
+        threads: that look through logits.
+    """
+
+    def __init__(
+        self,
+        head: ov.Model,
+        weights: npt.NDArray[Any],
+        compile_model: Callable[[ov.Model], ov.CompiledModel],
+        threads: int,
+    ) -> None:
+        self._weights, self._shift, self._threads = weights, _shift(weights), threads
+        self._exact = _Product(compile_model(head))
+        rounded = _rounded(weights)
+        self._errors, self._lengths = rounded.errors, rounded.lengths
+        self._rough: _Product | None = _Product(compile_model(_rough_head(rounded)))
+        self._candidates: dict[int, float] = {}
+        """By how many of the greatest are needed, how many logits of a row are computed twice."""
+        self._saved = self._trial(self._rough)
+        if not self._saved:
+            self._rough = None
+
+    def logits(self, hidden: Float32Array, greatest: int | None) -> Float32Array:
+        """Logits float32[R, vocab], which the next call overwrites.
+
+        Args:
+            hidden: float32[R, d].
+            greatest: of each row, how many of its greatest logits have to be exact, those that equal the last of them
+                included. The others may be off, by less than it takes to be among them. None for all.
+        """
+        if greatest is None or greatest > _MOST_NEEDED or self._rough is None:
+            return self._exact(hidden)
+        rows, expected = hidden.shape[0], self._candidates.get(greatest, 0.0)
+        if rows * expected * hidden.shape[1] * _SECONDS_PER_WEIGHT > self._saved:
+            self._candidates[greatest] = expected * _FORGOTTEN
+            return self._exact(hidden)
+        logits = self._rough(hidden)
+        found = self._correct(logits, hidden, greatest)
+        weight = min(rows / _REMEMBERED, 1.0) if expected else 1.0
+        self._candidates[greatest] = expected + weight * (found - expected)
+        return logits
+
+    def _correct(self, logits: Float32Array, hidden: Float32Array, greatest: int) -> float:
+        """Makes the greatest logits exact; returns how many that was, on average over the rows."""
+        rows, vocab = logits.shape
+        inputs = _to_bfloat16(hidden) if self._shift else hidden
+        lengths, deviations = np.linalg.norm(inputs, axis=1), _rounding_error(inputs)
+        counts = np.zeros(rows, np.int32)
+        divided = parts(rows, self._threads if rows * vocab >= LEAST_NUMBERS else 1)
+
+        def correct(part: range) -> None:
+            at = slice(part.start, part.stop)
+            _correct_rows(
+                logits[at], logits.view(np.int32)[at], self._weights, self._shift, inputs[at], self._errors,
+                self._lengths, lengths[at], deviations[at], np.empty(self._errors.shape[0], np.int32),
+                np.empty(greatest, np.float32), np.empty(_LANES, np.float32), counts[at],
+            )  # fmt: skip
+
+        in_threads([partial(correct, part) for part in divided], self._threads)
+        return float(counts.mean())
+
+    def _trial(self, rough: _Product) -> float:
+        """Seconds that screening saves in a step, at least; 0 if it is not worth it, or if the errors are not within
+        their bounds, as they are if OpenVINO rounds as is assumed."""
+        random, saved = np.random.default_rng(0), []
+        for rows in _TRIED_ROWS:
+            hidden = random.standard_normal((rows, self._weights.shape[1]), np.float32)
+            logits = rough(hidden)
+            off = np.abs(self._exact(hidden) - logits)
+            if (off > np.repeat(self._bounds(hidden), BLOCK, axis=1)[:, : off.shape[1]]).any():
+                _log.warning("output head: products in 8 bits are off by more than they should; it is not screened")
+                return 0.0
+            self._correct(logits, hidden, 1)  # compiles
+            exact, screened = (
+                min(product.seconds(hidden) for _ in range(_TRIED_TIMES)) for product in (self._exact, rough)
+            )
+            _log.info("output head: %d rows take %.1f ms, %.1f ms screened", rows, 1000 * exact, 1000 * screened)
+            saved.append(exact - screened if exact > _LEAST_GAIN * screened else 0.0)
+        return min(saved)
+
+    def _bounds(self, hidden: Float32Array) -> Float32Array:
+        """float32[R, blocks], how much the logits of a block may be off."""
+        lengths = np.linalg.norm(hidden, axis=1)
+        return np.outer(lengths, self._errors) + np.outer(_rounding_error(hidden), self._lengths)
+
+
+class _Product:
+    """A compiled head."""
+
+    def __init__(self, compiled_model: ov.CompiledModel) -> None:
+        self._request = compiled_model.create_infer_request()
+
+    def __call__(self, hidden: Float32Array) -> Float32Array:
+        self._request.infer([hidden], share_inputs=True, share_outputs=True)
+        logits: Float32Array = self._request.get_output_tensor(0).data
+        return logits
+
+    def seconds(self, hidden: Float32Array) -> float:
+        started = time.perf_counter()
+        self(hidden)
+        return time.perf_counter() - started
+
+
+def _rounding_error(hidden: Float32Array) -> Float32Array:
+    """float32[R], a bound of the length by which rows of float32[R, d] change by rounding: to 8 bits by half a level
+    each, where a level is a part of the greatest in the group, and to bfloat16."""
+    size = hidden.shape[1]
+    group = GROUP if size % GROUP == 0 else size
+    greatest = np.abs(hidden.reshape(hidden.shape[0], -1, group)).max(2)
+    of_levels = np.linalg.norm(greatest, axis=1) * np.float32(group**0.5 / (2 * _LEVELS))
+    error: Float32Array = of_levels + _ROUNDING * np.linalg.norm(hidden, axis=1)
+    return error
+
+
+def _rounded(weights: npt.NDArray[Any]) -> _Rounded:
+    vocab = weights.shape[0]
+    levels = np.empty(weights.shape, np.int8)
+    scales, errors, lengths = np.empty((vocab, 1), np.float32), *np.zeros((2, -(-vocab // BLOCK) * BLOCK), np.float32)
+    for begin in range(0, vocab, _CHUNK):
+        at = slice(begin, begin + _CHUNK)
+        rows = _to_float32(weights[at])
+        scales[at] = np.maximum(np.abs(rows).max(1, keepdims=True), 1e-30) / _LEVELS
+        levels[at] = np.rint(rows / scales[at])
+        end = begin + rows.shape[0]
+        errors[begin:end] = np.linalg.norm(rows - levels[at] * scales[at], axis=1)
+        lengths[begin:end] = np.linalg.norm(rows, axis=1)
+    return _Rounded(levels, scales, errors.reshape(-1, BLOCK).max(1), lengths.reshape(-1, BLOCK).max(1))
+
+
+def _rough_head(rounded: _Rounded) -> ov.Model:
+    hidden = ops.parameter([-1, rounded.levels.shape[1]], np.float32)
+    matrix = ops.multiply(ops.convert(ops.constant(rounded.levels), "f32"), ops.constant(rounded.scales))
+    return ov.Model([ops.matmul(hidden, matrix, False, True)], [hidden])
+
+
+def _shift(weights: npt.NDArray[Any]) -> np.int32:
+    """By how much the bits of a weight are shifted to be those of a float32."""
+    return np.int32(16 if weights.dtype == np.uint16 else 0)
+
+
+def _to_float32(weights: npt.NDArray[Any]) -> Float32Array:
+    return (weights.astype(np.int32) << _shift(weights)).view(np.float32)
+
+
+def _to_bfloat16(values: Float32Array) -> Float32Array:
+    """Rounded as a product in bfloat16 rounds what it gets, to the nearest, ties to even; still float32."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
+
+
+@compiled
+def _correct_rows(
+    logits: Float32Array,
+    bits: Int32Array,
+    weights: npt.NDArray[Any],
+    shift: np.int32,
+    inputs: Float32Array,
+    errors: Float32Array,
+    weight_lengths: Float32Array,
+    lengths: Float32Array,
+    deviations: Float32Array,
+    greatest: Int32Array,
+    least: Float32Array,
+    lanes: Float32Array,
+    counts: Int32Array,
+) -> None:
+    """Replaces in each row the logits that may be among the k greatest.
+
+    Args:
+        logits, bits: float32[R, vocab] and the same memory as int32.
+        weights, shift: as in `OutputHead`, see `_shift`.
+        inputs: float32[R, d].
+        errors, weight_lengths: as in `_Rounded`.
+        lengths, deviations: float32[R], of the inputs, and of what rounding adds to them.
+        greatest, least, lanes: workspace, int32[blocks], float32[k] and float32[_LANES].
+        counts: int32[R], set to how many were replaced.
+    """
+    vocab, needed = logits.shape[1], least.shape[0]
+    for row in range(logits.shape[0]):
+        find_greatest(bits[row], greatest)
+        length, deviation = lengths[row], deviations[row]
+        for i in range(least.shape[0]):
+            least[i] = -np.inf
+        for block in range(greatest.shape[0]):
+            score = score_of(greatest[block])
+            low = score - errors[block] * length - weight_lengths[block] * deviation
+            place = needed
+            while place > 0 and low > least[place - 1]:
+                if place < needed:
+                    least[place] = least[place - 1]
+                place -= 1
+            if place < needed:
+                least[place] = low
+        count = 0
+        for block in range(greatest.shape[0]):
+            off = errors[block] * length + weight_lengths[block] * deviation
+            threshold = least[needed - 1] - off
+            if score_of(greatest[block]) < threshold:
+                continue
+            for token in range(block * BLOCK, min(vocab, (block + 1) * BLOCK)):
+                if logits[row, token] >= threshold:
+                    logits[row, token] = _product(weights, shift, token, inputs, row, lanes)
+                    count += 1
+        counts[row] = count
+
+
+@compiled
+def _product(
+    weights: npt.NDArray[Any], shift: np.int32, token: int, inputs: Float32Array, row: int, lanes: Float32Array
+) -> Real:
+    """A row of the head times a row of the inputs, in float32. Several sums at once are faster than one."""
+    size = inputs.shape[1]
+    for lane in range(_LANES):
+        lanes[lane] = 0.0
+    for begin in range(0, size - _LANES + 1, _LANES):
+        for lane in range(_LANES):
+            weight = float_of_bits(np.int32(np.int32(weights[token, begin + lane]) << shift))
+            lanes[lane] += weight * inputs[row, begin + lane]
+    for i in range(size - size % _LANES, size):
+        lanes[0] += float_of_bits(np.int32(np.int32(weights[token, i]) << shift)) * inputs[row, i]
+    total: Real = np.float32(0.0)
+    for lane in range(_LANES):
+        total += lanes[lane]
+    return total

@@ -1,0 +1,175 @@
+"""A screened vocabulary: the greatest logits are those of the head itself, however far off the copy in 8 bits is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+import torch
+from openvino import opset13 as ops
+
+import draftwood_strategies
+from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.runners.openvino import output_head
+from draftwood_model_runner.runners.openvino.factory import OpenVinoRunnerFactory, _compile
+from draftwood_model_runner.runners.openvino.graph import output_head as cutting
+from draftwood_model_runner.runners.openvino.graph.bfloat16 import keep_bfloat16
+from draftwood_model_runner.runners.openvino.graph.weights import quantize_weights
+from draftwood_model_runner.runners.openvino.output_head import OutputHead
+from draftwood_strategies.draft import Float32Array
+from tests.model_runner.families import generate, taken_over, tiny
+from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.sequences import GREEDY, batch_of, engine_of, run
+
+VOCAB, SIZE = 5_000, 256
+PROMPTS = [(3, 1, 4, 1, 5), (2, 7, 1), (8, 8, 8, 8)]
+
+
+@pytest.fixture(autouse=True)
+def _any_head_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = OutputHead._trial
+    monkeypatch.setattr(cutting, "_LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(OutputHead, "_trial", lambda head, rough: max(trial(head, rough), 1.0))
+
+
+def near_ties(size: int, dtype: str) -> Float32Array:
+    """A head of many groups of rows that differ less than 8 bits tell, and of a few equal ones."""
+    random = np.random.default_rng(0)
+    rows = np.repeat(random.standard_normal((VOCAB // 10, size)), 10, axis=0)
+    rows += 3e-3 * random.standard_normal(rows.shape)
+    rows[20:24] = 1.1 * rows[20]
+    return torch.from_numpy(rows).to(getattr(torch, dtype)).float().numpy()
+
+
+def made(weights: Float32Array, dtype: str) -> tuple[OutputHead, Callable[[Float32Array], Float32Array]]:
+    """The head with these weights, and what it computes without screening, with 64 bits where `dtype` allows it."""
+    hidden = ops.parameter([-1, weights.shape[1]], np.float32)
+    model = ov.Model([ops.matmul(hidden, ops.constant(weights), False, True)], [hidden])
+    if dtype == "bfloat16":
+        keep_bfloat16(model)
+    cut = cutting.cut_at_head(model)
+    assert cut is not None
+    head = OutputHead(cut.head, cut.weights, partial(_compile, dtype=dtype, threads=2, activation_group=128), 2)
+
+    def exact(hidden: Float32Array) -> Float32Array:
+        inputs = torch.from_numpy(hidden).to(getattr(torch, dtype)).double().numpy()
+        logits: Float32Array = inputs @ weights.T.astype(np.float64)
+        return logits
+
+    return head, exact
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("size", [SIZE, 72])
+def test_the_greatest_logits_are_exact(dtype: str, size: int) -> None:
+    head, exact = made(near_ties(size, dtype), dtype)
+    random, misled = np.random.default_rng(1), 0
+    for rows in (1, 3, 40):
+        hidden = random.standard_normal((rows, size), np.float32)
+        hidden[:, 5] *= 30.0  # as an outlier channel
+        wanted = exact(hidden)
+        order = np.argsort(-wanted, axis=1, kind="stable")
+        assert head._rough is not None
+        misled += int((head._rough(hidden).argmax(1) != order[:, 0]).sum())
+        for needed in (1, 7, 64):
+            found = head.logits(hidden, needed).copy()
+            best = np.argsort(-found, axis=1, kind="stable")[:, :needed]
+            np.testing.assert_allclose(
+                np.take_along_axis(found, best, 1), np.take_along_axis(wanted, order[:, :needed], 1), rtol=1e-5
+            )
+            np.testing.assert_allclose(
+                np.take_along_axis(wanted, best, 1), np.take_along_axis(wanted, order[:, :needed], 1), rtol=1e-5
+            )
+        np.testing.assert_allclose(head.logits(hidden, None), wanted, rtol=1e-3, atol=1e-3)
+    assert misled > 5, "8 bits alone are not enough here"
+
+
+def test_equal_rows_have_equal_logits() -> None:
+    weights = near_ties(SIZE, "float32")
+    head, _ = made(weights, "float32")
+    logits = head.logits(np.ascontiguousarray(weights[20:21]), 1)
+    assert len({*logits[0, 20:24].tolist()}) == 1
+    assert logits[0].argmax() == 20
+
+
+def test_a_vocabulary_of_many_candidates_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    head, exact = made(np.repeat(near_ties(SIZE, "float32")[:1], VOCAB, axis=0), "float32")
+    monkeypatch.setattr(output_head, "_SECONDS_PER_WEIGHT", 2.0 / VOCAB / SIZE)
+    monkeypatch.setattr(head, "_saved", 1.0)
+    hidden, correct = np.ones((1, SIZE), np.float32), OutputHead._correct
+    step, screened = 0, list[int]()
+
+    def noted(head: OutputHead, logits: Float32Array, hidden: Float32Array, greatest: int) -> float:
+        screened.append(step)
+        return correct(head, logits, hidden, greatest)
+
+    monkeypatch.setattr(OutputHead, "_correct", noted)
+    for step in range(200):  # noqa: B007
+        np.testing.assert_allclose(head.logits(hidden, 1), exact(hidden), rtol=1e-4)
+    assert screened[0] == 0
+    assert 60 < screened[1] < 80  # tried again
+
+
+def test_errors_beyond_their_bounds_end_screening(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(cutting, "_LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(OutputHead, "_bounds", lambda head, hidden: np.zeros((hidden.shape[0], -(-VOCAB // 64))))
+    head, exact = made(near_ties(SIZE, "float32"), "float32")
+    assert "more than they should" in caplog.text
+    assert head._rough is None
+    hidden = np.ones((2, SIZE), np.float32)
+    np.testing.assert_allclose(head.logits(hidden, 1), exact(hidden), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt-neox", "qwen3"])
+def test_a_model_is_cut_at_its_head(family: str) -> None:
+    factory = taken_over(tiny(family), runner="openvino").factory
+    assert isinstance(factory, OpenVinoRunnerFactory)
+    model = factory.converted.model
+    assert factory.runner(100)._head is not None
+    quantize_weights(model, 8)
+    assert cutting.cut_at_head(model) is None
+
+
+@pytest.mark.parametrize(("family", "changes"), [("phi", {}), ("llama", {"vocab_size": 100})])
+def test_other_heads_stay_in_the_model(family: str, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phi adds a bias; a small one is not worth it."""
+    monkeypatch.setattr(cutting, "_LEAST_ELEMENTS", 64 * 101)
+    factory = taken_over(tiny(family, **changes), runner="openvino").factory
+    assert isinstance(factory, OpenVinoRunnerFactory)
+    assert factory.runner(100)._head is None
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        SamplingParams(temperature=0.8, top_k=5, seed=3),
+        SamplingParams(temperature=0.8, top_k=40, top_p=0.9, seed=3),
+        SamplingParams(temperature=0.8, top_p=0.9, seed=3),
+        SamplingParams(repetition_penalty=1.2),
+        SamplingParams(logprobs=2),
+    ],
+    ids=str,
+)
+def test_answers_are_those_of_the_model(sampling: SamplingParams) -> None:
+    """Of transformers itself where greedy, else of the runner that is compared with it."""
+    screened, plain = (taken_over(tiny("llama", vocab_size=VOCAB), runner=runner) for runner in ("openvino", "torch"))
+    stop = StopParams(30)
+    expected = batch_of(PROMPTS, stop, sampling)
+    run(engine_of(plain, 16), *expected)
+    if sampling is GREEDY:
+        module = tiny("llama", vocab_size=VOCAB)
+        assert [one.output for one in expected] == [generate(module, prompt, 30) for prompt in PROMPTS]
+    answers = {prompt: one.output for prompt, one in zip(PROMPTS, expected, strict=True)}
+    for strategy in (None, OracleStrategy(answers, VOCAB, seed=1), draftwood_strategies.create("hybrid")):
+        found = batch_of(PROMPTS, stop, sampling, strategy=strategy, max_draft_nodes=0 if strategy is None else 16)
+        run(engine_of(screened, 16), *found)
+        assert [one.output for one in found] == [one.output for one in expected]
+        assert strategy is None or sum(one.stats.accepted_tokens for one in found) > 0
