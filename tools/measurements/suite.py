@@ -59,7 +59,7 @@ MEASUREMENTS = (
     Measurement(
         "never-slower",
         "Where drafts bring nothing",
-        f"never-slower {_REAL} --rounds 4",
+        f"never-slower {_REAL} --rounds 8",
         lambda rows: never_slower(rows, ""),
     ),
     Measurement(
