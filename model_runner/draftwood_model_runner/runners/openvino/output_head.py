@@ -30,7 +30,10 @@ _log = logging.getLogger(__name__)
 
 _LEVELS = 127
 _ROUNDING = np.float32(2.0**-7)
-"""Relative error, at most, of what is rounded to bfloat16 on the way, 2^-9 each: inputs, scales and products."""
+"""Relative error, at most, of a product by the scale of its row and by itself, which are rounded to bfloat16: 2^-9 each.
+What is multiplied is rounded before."""
+_SLACK = 1.1
+"""For the rounding of the scales of hidden values, which may be another one."""
 _CHUNK = 4096
 """Rows of the head that are rounded at once."""
 _LANES = 16
@@ -102,16 +105,16 @@ class OutputHead:
         if rows * expected * hidden.shape[1] * _SECONDS_PER_WEIGHT > self._saved:
             self._candidates[greatest] = expected * _FORGOTTEN
             return self._exact(hidden)
-        logits = self._rough(hidden)
-        found = self._correct(logits, hidden, greatest)
+        inputs = _to_bfloat16(hidden) if self._shift else hidden
+        logits = self._rough(inputs)
+        found = self._correct(logits, inputs, greatest)
         weight = min(rows / _REMEMBERED, 1.0) if expected else 1.0
         self._candidates[greatest] = expected + weight * (found - expected)
         return logits
 
-    def _correct(self, logits: Float32Array, hidden: Float32Array, greatest: int) -> float:
+    def _correct(self, logits: Float32Array, inputs: Float32Array, greatest: int) -> float:
         """Makes the greatest logits exact; returns how many that was, on average over the rows."""
         rows, vocab = logits.shape
-        inputs = _to_bfloat16(hidden) if self._shift else hidden
         lengths, deviations = np.linalg.norm(inputs, axis=1), _rounding_error(inputs)
         counts = np.zeros(rows, np.int32)
         divided = parts(rows, self._threads if rows * vocab >= LEAST_NUMBERS else 1)
@@ -132,10 +135,10 @@ class OutputHead:
         their bounds, as they are if OpenVINO rounds as is assumed."""
         random, saved = np.random.default_rng(0), []
         for rows in _TRIED_ROWS:
-            hidden = random.standard_normal((rows, self._weights.shape[1]), np.float32)
+            hidden = _to_bfloat16(random.standard_normal((rows, self._weights.shape[1]), np.float32))
             logits = rough(hidden)
             off = np.abs(self._exact(hidden) - logits)
-            if (off > np.repeat(self._bounds(hidden), BLOCK, axis=1)[:, : off.shape[1]]).any():
+            if (off > self._bounds(hidden, logits)).any():
                 _log.warning("output head: products in 8 bits are off by more than they should; it is not screened")
                 return 0.0
             self._correct(logits, hidden, 1)  # compiles
@@ -146,10 +149,12 @@ class OutputHead:
             saved.append(exact - screened if exact > _LEAST_GAIN * screened else 0.0)
         return min(saved)
 
-    def _bounds(self, hidden: Float32Array) -> Float32Array:
-        """float32[R, blocks], how much the logits of a block may be off."""
-        lengths = np.linalg.norm(hidden, axis=1)
-        return np.outer(lengths, self._errors) + np.outer(_rounding_error(hidden), self._lengths)
+    def _bounds(self, inputs: Float32Array, logits: Float32Array) -> Float32Array:
+        """float32[R, vocab], how much the logits may be off, as `_correct_rows` has it."""
+        lengths = np.linalg.norm(inputs, axis=1)
+        of_blocks = np.outer(lengths, self._errors) + np.outer(_rounding_error(inputs), self._lengths)
+        bounds: Float32Array = np.repeat(of_blocks, BLOCK, axis=1)[:, : logits.shape[1]] + _ROUNDING * np.abs(logits)
+        return bounds
 
 
 class _Product:
@@ -170,13 +175,12 @@ class _Product:
 
 
 def _rounding_error(hidden: Float32Array) -> Float32Array:
-    """float32[R], a bound of the length by which rows of float32[R, d] change by rounding: to 8 bits by half a level
-    each, where a level is a part of the greatest in the group, and to bfloat16."""
+    """float32[R], a bound of the length by which rows of float32[R, d] change where they are rounded to 8 bits: by half
+    a level each, where a level is a part of the greatest in the group."""
     size = hidden.shape[1]
     group = GROUP if size % GROUP == 0 else size
     greatest = np.abs(hidden.reshape(hidden.shape[0], -1, group)).max(2)
-    of_levels = np.linalg.norm(greatest, axis=1) * np.float32(group**0.5 / (2 * _LEVELS))
-    error: Float32Array = of_levels + _ROUNDING * np.linalg.norm(hidden, axis=1)
+    error: Float32Array = np.linalg.norm(greatest, axis=1) * np.float32(_SLACK * group**0.5 / (2 * _LEVELS))
     return error
 
 
@@ -239,7 +243,7 @@ def _correct_rows(
         weights, shift: as in `OutputHead`, see `_shift`.
         inputs: float32[R, d].
         errors, weight_lengths: as in `_Rounded`.
-        lengths, deviations: float32[R], of the inputs, and of what rounding adds to them.
+        lengths, deviations: float32[R], of the inputs, and of their error in 8 bits.
         greatest, least, lanes: workspace, int32[blocks], float32[k] and float32[_LANES].
         counts: int32[R], set to how many were replaced.
     """
@@ -251,7 +255,7 @@ def _correct_rows(
             least[i] = -np.inf
         for block in range(greatest.shape[0]):
             score = score_of(greatest[block])
-            low = score - errors[block] * length - weight_lengths[block] * deviation
+            low = score - errors[block] * length - weight_lengths[block] * deviation - _ROUNDING * abs(score)
             place = needed
             while place > 0 and low > least[place - 1]:
                 if place < needed:
@@ -262,11 +266,12 @@ def _correct_rows(
         count = 0
         for block in range(greatest.shape[0]):
             off = errors[block] * length + weight_lengths[block] * deviation
-            threshold = least[needed - 1] - off
-            if score_of(greatest[block]) < threshold:
+            threshold, score = least[needed - 1] - off, score_of(greatest[block])
+            if score + _ROUNDING * abs(score) < threshold:
                 continue
             for token in range(block * BLOCK, min(vocab, (block + 1) * BLOCK)):
-                if logits[row, token] >= threshold:
+                score = logits[row, token]
+                if score + _ROUNDING * abs(score) >= threshold:
                     logits[row, token] = _product(weights, shift, token, inputs, row, lanes)
                     count += 1
         counts[row] = count
