@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 _LEVELS = 127
 _ROUNDING = np.float32(2.0**-7)
-"""Relative error, at most, of a product by the scale of its row and by itself, which are rounded to bfloat16: 2^-9 each.
-What is multiplied is rounded before."""
+"""Relative error, at most, of a product, since it and the scale of its row are rounded to bfloat16: 2^-9 each. What is
+multiplied is rounded before."""
 _SLACK = 1.1
 """For the rounding of the scales of hidden values, which may be another one."""
 _CHUNK = 4096
@@ -153,8 +153,8 @@ class OutputHead:
         """float32[R, vocab], how much the logits may be off, as `_correct_rows` has it."""
         lengths = np.linalg.norm(inputs, axis=1)
         of_blocks = np.outer(lengths, self._errors) + np.outer(_rounding_error(inputs), self._lengths)
-        bounds: Float32Array = np.repeat(of_blocks, BLOCK, axis=1)[:, : logits.shape[1]] + _ROUNDING * np.abs(logits)
-        return bounds
+        of_tokens = np.repeat(of_blocks, BLOCK, axis=1)[:, : logits.shape[1]]
+        return (of_tokens + _ROUNDING * np.abs(logits)).astype(np.float32)
 
 
 class _Product:
