@@ -78,7 +78,7 @@ class OpenVinoRunnerFactory:
     def _compile(self, threads: int) -> tuple[ov.CompiledModel, OutputHead | None]:
         """The model and None, or its body and its head if that is large."""
         model, dtype = self.converted.model, self.converted.layout.dtype
-        cut = cut_at_head(model)
+        cut = cut_at_head(model, dtype)
         if cut is None:
             return _compile(model, dtype, threads), None
         compile_head = partial(_compile, dtype=dtype, threads=threads, activation_group=GROUP)

@@ -51,7 +51,7 @@ def made(weights: Float32Array, dtype: str) -> tuple[OutputHead, Callable[[Float
     model = ov.Model([ops.matmul(hidden, ops.constant(weights), False, True)], [hidden])
     if dtype == "bfloat16":
         keep_bfloat16(model)
-    cut = cutting.cut_at_head(model)
+    cut = cutting.cut_at_head(model, dtype)
     assert cut is not None
     head = OutputHead(cut.head, cut.weights, partial(_compile, dtype=dtype, threads=2, activation_group=128), 2)
 
@@ -133,8 +133,9 @@ def test_a_model_is_cut_at_its_head(family: str) -> None:
     assert isinstance(factory, OpenVinoRunnerFactory)
     model = factory.converted.model
     assert factory.runner(100)._head is not None
+    assert cutting.cut_at_head(model, "bfloat16") is None
     quantize_weights(model, 8)
-    assert cutting.cut_at_head(model) is None
+    assert cutting.cut_at_head(model, "float32") is None
 
 
 @pytest.mark.parametrize(("family", "changes"), [("phi", {}), ("llama", {"vocab_size": 100})])

@@ -12,6 +12,8 @@ from openvino import opset13 as ops
 _LEAST_ELEMENTS = 1 << 24
 """Of a matrix that is cut off: smaller ones are read in a millisecond."""
 
+_KINDS = {"float32": (ov.Type.f32, np.int32), "bfloat16": (ov.Type.bf16, np.uint16)}
+
 
 class CutModel(NamedTuple):
     """A model in two parts, which share its constants.
@@ -27,8 +29,9 @@ class CutModel(NamedTuple):
     weights: npt.NDArray[Any]
 
 
-def cut_at_head(model: ov.Model) -> CutModel | None:
-    """None if the head is small, or if more than a product leads to the logits. The model is left as it was."""
+def cut_at_head(model: ov.Model, dtype: str) -> CutModel | None:
+    """None if the head is small, if more than a product leads to the logits, or if its matrix is of another type than
+    `dtype`, "float32" or "bfloat16". The model is left as it was."""
     node = model.get_results()[0].input_value(0).get_node()
     while node.get_type_name() == "Reshape":
         node = node.input_value(0).get_node()
@@ -40,10 +43,10 @@ def cut_at_head(model: ov.Model) -> CutModel | None:
     transposed = attributes["transpose_b"] and not attributes["transpose_a"]
     if not transposed or constant.get_type_name() != "Constant" or np.prod(list(constant.shape)) < _LEAST_ELEMENTS:
         return None
-    kind = constant.get_element_type()
-    if kind not in (ov.Type.f32, ov.Type.bf16):
+    kind, bits = _KINDS[dtype]
+    if constant.get_element_type() != kind:
         return None
-    weights = constant.data.view(np.int32 if kind == ov.Type.f32 else np.uint16)
+    weights = constant.data.view(bits)
     hidden = ops.parameter([-1, weights.shape[1]], np.float32)
     head = ov.Model([ops.matmul(hidden, matrix, False, True)], [hidden])
     return CutModel(ov.Model([node.input_value(0)], model.get_parameters()), head, weights)
