@@ -154,7 +154,8 @@ async def test_what_is_learned_after_a_purge_and_before_the_stores_first_answer_
         await stored([first], "t", numbers(20))
         await perform(PurgeMemory("t"), first)
         new = memory_of(server.url)  # its thread does not run yet
-        with new.learning(MemoryName("t")) as request:
+        # Seconds later: by as much as the store's answer is read late, a purge is taken to be later than it was.
+        with new.learning(MemoryName("t"), began=time.monotonic() + 5.0) as request:
             request.learn(tokens_of(*numbers(33)))
         new.start(lambda task: task())
         await until(lambda: new.outbox.pending == 0)
