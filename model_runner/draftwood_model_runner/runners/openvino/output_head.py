@@ -2,9 +2,10 @@
 
 A step that needs the greatest logits alone, as for greedy answers and for top-k sampling, screens the vocabulary: it
 multiplies by a copy of the head in 8 bits, whose errors have a bound, and then computes by the head itself the logits
-of the tokens that may be among the greatest. These are exact, as if all had been computed: by the Cauchy-Schwarz
-inequality a product in 8 bits is off by at most |error of the weights| |hidden| + |weights| |error of hidden|. LEMP
-(Teflioudi and others, SIGMOD 2015) prunes an exact search for the greatest products by the same inequality.
+of the tokens that may be among the greatest. These are exact, as if all had been computed. With w' and h' for a row of
+the head and a hidden state in 8 bits, wh - w'h' = (w - w')h + w'(h - h'), which by the Cauchy-Schwarz inequality is at
+most |w - w'| |h| + |w'| |h - h'|. LEMP (Teflioudi and others, SIGMOD 2015) prunes an exact search for the greatest
+products by the same inequality.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class _Rounded(NamedTuple):
         levels: int8[vocab, d]; row t of the head is about `levels[t] * scales[t]`.
         scales: float32[vocab, 1].
         errors: float32[blocks], the greatest length of a row's error among `BLOCK` tokens.
-        lengths: float32[blocks], the greatest length of a row among these.
+        lengths: float32[blocks], the greatest length of a row among these, as it is in 8 bits.
     """
 
     levels: npt.NDArray[np.int8]
@@ -194,8 +195,9 @@ def _rounded(weights: npt.NDArray[Any]) -> _Rounded:
         scales[at] = np.maximum(np.abs(rows).max(1, keepdims=True), 1e-30) / _LEVELS
         levels[at] = np.rint(rows / scales[at])
         end = begin + rows.shape[0]
-        errors[begin:end] = np.linalg.norm(rows - levels[at] * scales[at], axis=1)
-        lengths[begin:end] = np.linalg.norm(rows, axis=1)
+        in_8_bits = levels[at] * scales[at]
+        errors[begin:end] = np.linalg.norm(rows - in_8_bits, axis=1)
+        lengths[begin:end] = np.linalg.norm(in_8_bits, axis=1)
     return _Rounded(levels, scales, errors.reshape(-1, BLOCK).max(1), lengths.reshape(-1, BLOCK).max(1))
 
 

@@ -91,7 +91,8 @@ class OpenVinoRunner:
         return Predictions(logits, *most_probable(logits, top_k, self._threads))
 
     def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> HostStep:
-        batch = replace(batch, greatest=greatest_needed(samplers))
+        if self._head is not None:
+            batch = replace(batch, greatest=greatest_needed(samplers))
         return HostStep(self, batch, top_k, samplers, self._threads)
 
     def compact_kv(self, moves: KVCompaction) -> None:

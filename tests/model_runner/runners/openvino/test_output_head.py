@@ -23,7 +23,7 @@ from draftwood_model_runner.runners.openvino.output_head import OutputHead
 from draftwood_strategies.draft import Float32Array
 from tests.model_runner.families import generate, taken_over, tiny
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import GREEDY, batch_of, engine_of, run
+from tests.model_runner.sequences import GREEDY, batch_of, engine_of, make_sequence, run
 
 VOCAB, SIZE = 5_000, 256
 PROMPTS = [(3, 1, 4, 1, 5), (2, 7, 1), (8, 8, 8, 8)]
@@ -147,18 +147,17 @@ def test_other_heads_stay_in_the_model(family: str, changes: dict[str, Any], mon
     assert factory.runner(100)._head is None
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        GREEDY,
-        SamplingParams(temperature=0.8, top_k=5, seed=3),
-        SamplingParams(temperature=0.8, top_k=40, top_p=0.9, seed=3),
-        SamplingParams(temperature=0.8, top_p=0.9, seed=3),
-        SamplingParams(repetition_penalty=1.2),
-        SamplingParams(logprobs=2),
-    ],
-    ids=str,
-)
+SAMPLINGS = [
+    GREEDY,
+    SamplingParams(temperature=0.8, top_k=5, seed=3),
+    SamplingParams(temperature=0.8, top_k=40, top_p=0.9, seed=3),
+    SamplingParams(temperature=0.8, top_p=0.9, seed=3),
+    SamplingParams(repetition_penalty=1.2),
+    SamplingParams(logprobs=2),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_answers_are_those_of_the_model(sampling: SamplingParams) -> None:
     """Of transformers itself where greedy, else of the runner that is compared with it."""
     screened, plain = (taken_over(tiny("llama", vocab_size=VOCAB), runner=runner) for runner in ("openvino", "torch"))
@@ -174,3 +173,17 @@ def test_answers_are_those_of_the_model(sampling: SamplingParams) -> None:
         run(engine_of(screened, 16), *found)
         assert [one.output for one in found] == [one.output for one in expected]
         assert strategy is None or sum(one.stats.accepted_tokens for one in found) > 0
+
+
+def test_requests_that_need_other_logits_share_steps() -> None:
+    """They end at different times, so that later steps are screened and earlier ones are not."""
+    screened, plain = (taken_over(tiny("llama", vocab_size=VOCAB), runner=runner) for runner in ("openvino", "torch"))
+    answers = []
+    for model in (plain, screened):
+        asked = [
+            make_sequence(str(i), PROMPTS[0], StopParams(40 - 6 * i), sampling, strategy_name="none")
+            for i, sampling in enumerate(SAMPLINGS)
+        ]
+        run(engine_of(model, 0, max_running=len(asked)), *asked)
+        answers.append([one.output for one in asked])
+    assert answers[0] == answers[1]
