@@ -50,12 +50,12 @@ _MAX_TOKENS = 64
 _FLAGS = ("--dtype", "float32", "--own-text-tokens", "0")
 """In float32 equal logits are rare, so that answers can be compared. The model writes no text by itself while
 transformers uses the processor."""
-_LEARNING = "acme"
-"""The tenant that asks other questions first."""
+_NEW, _LEARNING, _OTHER = "new", "acme", "umbrella"
+"""Tenants: one that begins with an empty memory, one that asks other questions first, and one that asks after it."""
 _TITLES: Mapping[str, str] = MappingProxyType(
     {
         "off": "drafting off",
-        "cold": "cold: nothing in memory",
+        "cold": "cold: an empty memory",
         "warm": "warm: after other questions",
         "repeated": "asked again",
         "other-tenant": "another tenant, after that",
@@ -200,15 +200,15 @@ def _measure(
         _ask(client, first, Answers(), drafting=False)
         for text in progress(others, f"{_LEARNING} asks other questions"):
             _ask(client, text, Answers(), tenant=_LEARNING)
-        for number, text in enumerate(progress(measured, "each question in all modes")):
+        for text in progress(measured, "each question in all modes"):
             started = time.perf_counter()
             output = generate(text)
             reference.add(output, time.perf_counter() - started)
             _ask(client, text, answers["off"], drafting=False)
-            _ask(client, text, answers["cold"], tenant=f"new-{number}")
-            _ask(client, text, answers["warm"], tenant=_LEARNING, show=number < show)
+            _ask(client, text, answers["cold"], tenant=_NEW)
+            _ask(client, text, answers["warm"], tenant=_LEARNING, show=len(reference.outputs) <= show)
             _ask(client, text, answers["repeated"], tenant=_LEARNING)
-            _ask(client, text, answers["other-tenant"], tenant=f"other-{number}")
+            _ask(client, text, answers["other-tenant"], tenant=_OTHER)
     return reference, answers
 
 
@@ -308,7 +308,7 @@ def _table(name: str, reference: Answers, rows: list[dict[str, Any]], others: in
     columns = {"": "{title}", "tokens/s": "{tokens_per_s:.1f}", "x generate": "{vs_transformers:.2f}"}
     columns |= {"x off": "{vs_plain:.2f}", "tokens/step": "{tokens_per_step:.2f}", "identical": "{same}"}
     caption = (
-        f"cold: each question as a tenant that never asked before; warm: as a tenant that asked {others} other"
-        " questions first; asked again: by the same tenant; identical: answers equal to generate's, token for token"
+        f"cold: by a tenant whose memory is empty at the first question; warm: by one that asked {others} other"
+        " questions first; asked again: by that one; identical: answers equal to generate's, token for token"
     )
     return table(f"{name}, {rows[0]['answers']} questions", [first, *ours], columns, texts=1, caption=caption)
