@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -205,6 +206,13 @@ def test_the_screen_fits_and_uses_the_room(shown: Snapshot, width: int, height: 
     for part in ("tenant-z", "store up, lag 12 ms, 3 pending", "0 differences, 2 ties", "q quit"):
         assert part in text
     assert ("more tenants" in text) == (height < 40)
+
+
+def test_what_idle_work_lost_stands_beside_the_audits(shown: Snapshot) -> None:
+    assert "failed" not in "\n".join(lines(Screen(shown)))
+    assert shown.load is not None
+    lost = replace(shown, load=replace(shown.load, failed_audits=1_000, failed_own_texts=2))
+    assert "audits 40, 0 differences, 2 ties, 1,000 failed, 2 own texts failed" in "\n".join(lines(Screen(lost)))
 
 
 def test_tenants_are_sorted(shown: Snapshot) -> None:

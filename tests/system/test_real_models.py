@@ -42,8 +42,8 @@ pytestmark = pytest.mark.timeout(1200)
 GIVEN = [*filter(None, os.environ.get("DRAFTWOOD_TEST_MODELS", "").split(os.pathsep))]
 MODELS = ["smollm2-135m", *GIVEN]
 QUESTIONS = read_questions()[0][:20]
-NEW_TOKENS, TOGETHER, NODES = 8, 8, 16
-SAMPLED = 2
+NEW_TOKENS, TOGETHER, NODES = 12, 8, 16
+SAMPLED = 4
 """Questions whose sampled answers `generate` writes too, which takes longest."""
 CONTEXT = 4_200
 SAMPLERS = [

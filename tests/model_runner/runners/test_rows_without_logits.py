@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,14 +22,17 @@ from draftwood_model_runner.runners.openvino.output_head import OutputHead
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_strategies import EMPTY_TREE
 from draftwood_strategies.draft import Int32Array
-from tests.model_runner.families import VOCAB, as_prompt, reference, taken_over, tiny
+from tests.model_runner.families import VOCAB, as_prompt, taken_over, tiny
 from tests.model_runner.sequences import GREEDY, make_sequence
 
 LONGEST = 24
 KV_TOKENS = 256
-RUNNERS = ("torch", "openvino", "openvino screened", "cuda")
 Piece = tuple[int, int]
 """Tokens of a sequence in a step, and from which of them on logits are wanted; their number for none."""
+
+
+def module() -> Any:
+    return tiny("llama", num_hidden_layers=1)
 
 
 @functools.cache
@@ -39,7 +43,7 @@ def runner_of(name: str) -> Runner:
             trial = OutputHead._trial
             patched.setattr(cutting, "_LEAST_ELEMENTS", 1)
             patched.setattr(OutputHead, "_trial", lambda head, rough: max(trial(head, rough), 1.0))
-        factory = taken_over(tiny("llama"), runner=kind).factory
+        factory = taken_over(module(), runner=kind).factory
         runner = factory.runner(KV_TOKENS, threads=1)
     if isinstance(factory, OpenVinoRunnerFactory):
         assert (runner._head is not None) is bool(screened)  # type: ignore[attr-defined]
@@ -50,7 +54,7 @@ def runner_of(name: str) -> Runner:
 def expected(tokens: tuple[int, ...]) -> torch.Tensor:
     """Logits after each token, as transformers computes them."""
     with torch.inference_mode():
-        logits: torch.Tensor = reference("llama")(torch.tensor([tokens])).logits[0]
+        logits: torch.Tensor = module()(torch.tensor([tokens])).logits[0]
     return logits
 
 
@@ -74,11 +78,27 @@ def steps(sequences: list[list[Piece]]) -> Iterator[list[tuple[int, int, Piece]]
         ]
 
 
+several = st.lists(pieces(), min_size=1, max_size=3)
+few_examples = settings(max_examples=8, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+
+
 @pytest.mark.parametrize("top_k", [0, 3])
-@pytest.mark.parametrize("runner", RUNNERS)
-@settings(max_examples=8, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(sequences=st.lists(pieces(), min_size=1, max_size=3), greedy=st.booleans())
+@pytest.mark.parametrize("runner", ["torch", "openvino", "openvino screened"])
+@few_examples
+@given(sequences=several, greedy=st.booleans())
 def test_any_rows_may_have_logits(runner: str, top_k: int, sequences: list[list[Piece]], greedy: bool) -> None:
+    check(runner, top_k, sequences, greedy)
+
+
+@pytest.mark.parametrize("runner", ["cuda"])
+@settings(few_examples, max_examples=3)  # interpreted, a step takes seconds
+@given(sequences=several, greedy=st.booleans())
+def test_any_rows_may_have_logits_on_a_gpu(runner: str, sequences: list[list[Piece]], greedy: bool) -> None:
+    check(runner, 3, sequences, greedy)
+    check(runner, 0, [[(1, 1), (2, 2)], [(2, 2), (1, 0)]], greedy)
+
+
+def check(runner: str, top_k: int, sequences: list[list[Piece]], greedy: bool) -> None:
     made = runner_of(runner)
     prompts = [tuple((7 * i * i + 3 * number) % VOCAB for i in range(LONGEST)) for number in range(len(sequences))]
     for computed in steps(sequences):

@@ -17,7 +17,7 @@ from draftwood_service.auth import Role
 from draftwood_service.engine.reporting import reporter
 from draftwood_service.rpc.admin import status
 from tests.service.auth.test_matrix import OTHER, OWN, Keys
-from tests.service.fakes import FakeEngine, Served, answer, serving, until
+from tests.service.fakes import FakeEngine, FakeOwnText, Served, answer, serving, until
 from tests.service.rpc.test_endings import reason
 
 CODE = grpc.StatusCode
@@ -79,6 +79,21 @@ async def test_an_operator_sees_everything() -> None:
         OWN: (2 * TOKENS, TOKENS),
         OTHER: (TOKENS, TOKENS // 2),
     }
+
+
+async def test_what_idle_work_lost_is_shown() -> None:
+    engine = FakeEngine()
+    engine.own_text = own_text = FakeOwnText(engine, 1 << 40)
+    engine.redecoding_error = RuntimeError("no luck")
+    async with serving(engine, audit_share=1.0) as served:
+        assert not (await status_of(served)).load.own_text_failed
+        own_text.error = RuntimeError("no luck")
+        await answered(served, OWN)
+        await until(lambda: served.server.bridge.reports.latest.own_text_failed)
+        await until(lambda: bool(served.server.audits.counts))
+        load = (await status_of(served)).load
+    assert load.own_text_failed
+    assert (load.audits.audited, load.audits.failed) == (0, 1)
 
 
 async def test_an_admin_sees_its_tenant_and_no_figures_of_others(tmp_path: Path) -> None:
