@@ -84,14 +84,15 @@ def widen(
 ) -> Any:
     """A model of the larger shape with the logits of the small one, up to rounding, for the tokens of the small one.
 
-    The small model must have no biases. Head size and the number of query heads per key head stay as they are.
+    The small model must have no biases. Head size and the number of query heads per key head stay as they are; the
+    heads are rounded down to a multiple of the latter.
 
     Args:
         context: positions that it accepts; None for those of the small model. Beyond these it writes nonsense.
         vocabulary: its tokens; None for those of the small model. The added ones are never the most probable.
 
     Raises:
-        InvalidValueError: a size is smaller than that of the small model, or `heads` is no multiple of its group size.
+        InvalidValueError: a size is smaller than that of the small model.
     """
     large: Any
     config = _config(small.config, shape, vocabulary)
@@ -132,12 +133,11 @@ def _config(small: Any, shape: Shape, vocabulary: int | None) -> Any:
     if vocabulary is not None and vocabulary < small.vocab_size:
         raise InvalidValueError("vocabulary", vocabulary, f"the model grows from {small.vocab_size} tokens")
     group = small.num_attention_heads // small.num_key_value_heads
-    if shape.heads % group:
-        raise InvalidValueError("shape", str(shape), f"heads must be a multiple of {group}, the heads per key head")
     config = copy.deepcopy(small)
     config.head_dim = getattr(small, "head_dim", None) or small.hidden_size // small.num_attention_heads
     config.hidden_size, config.num_hidden_layers = shape.hidden, shape.layers
-    config.num_attention_heads, config.num_key_value_heads = shape.heads, shape.heads // group
+    key_heads = shape.heads // group
+    config.num_attention_heads, config.num_key_value_heads = key_heads * group, key_heads
     config.intermediate_size, config.vocab_size = shape.intermediate, vocabulary or small.vocab_size
     config.rms_norm_eps = small.rms_norm_eps * small.hidden_size / shape.hidden
     return config

@@ -1,7 +1,8 @@
-"""vLLM's CPU build as a peer of the benchmarks, run by `serve_peer`, without drafts or with one of `SPECULATION`.
+"""vLLM as a peer of the benchmarks, run by `serve_peer`, without drafts or with one of `SPECULATION`.
 
 Runs in `.venv-peers/vllm` and imports nothing of Draftwood, except that vLLM itself loads `draftwood-vllm` for those
-drafts. The engine core runs in this process, so that no message passes between processes in a step.
+drafts. The engine core runs in this process, so that no message passes between processes in a step; on a GPU that is so
+for drafts that the host makes, and the others have a process of their own, since vLLM schedules them asynchronously.
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ from typing import Any
 KV_CACHE_GB = 2
 SPECULATION: dict[str, dict[str, Any] | None] = {
     "none": None,
+    "ngram-gpu": {
+        "method": "ngram_gpu",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 5,
+    },
     "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
     # As deep as its suffix tree, and the other settings of its default.
     "suffix": {"method": "suffix"},
@@ -50,21 +57,25 @@ class Engine:
     def __init__(self, request: dict[str, Any]) -> None:
         if request["weights"] != "as-is":
             raise ValueError(f"weights {request['weights']}: vLLM's CPU build does not quantize weights while it loads")
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GB)
-        os.environ["OMP_NUM_THREADS"] = str(request["threads"])
+        self._drafts: str = request["drafts"]
+        on_gpu = request.get("device", "cpu") != "cpu"
+        by_host = self._drafts in ("suffix", "draftwood")
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(on_gpu and not by_host))
+        if not on_gpu:
+            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GB)
+            os.environ["OMP_NUM_THREADS"] = str(request["threads"])
         import vllm
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.version: str = vllm.__version__
-        self._drafts: str = request["drafts"]
         self._temperature: float = request["temperature"]
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=request["model"],
                 dtype=request["dtype"],
                 max_num_seqs=request["streams"],
+                max_model_len=request.get("max_model_len"),
                 enable_prefix_caching=False,
                 speculative_config=SPECULATION[self._drafts],
             )
