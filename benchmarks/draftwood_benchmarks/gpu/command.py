@@ -45,7 +45,7 @@ SECTIONS = (
 )
 """In their order: what a run that is cut short must bring back comes first."""
 _OF_GROWN = {"steps", "kernels", "streams", "transformers", "exact", "compiled", "vllm"}
-_LONG_ANSWERS, _OTHERS = 1024, 200
+_LONG_ANSWERS, _OTHERS = 640, 200
 """Of prompts of the user's own: tokens of one and its answer, and how many a memory learns from."""
 
 

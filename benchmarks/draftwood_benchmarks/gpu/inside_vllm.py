@@ -18,7 +18,7 @@ from draftwood_strategies.draft import Int32Array
 
 DRAFTS = ("none", "draftwood", "suffix", "ngram-gpu", "ngram")
 """In their order: what a run that is cut short must bring back comes first."""
-_WINDOW_SECONDS = 8.0
+_WINDOW_SECONDS = 6.0
 """Of drafts without a memory, which answer their questions in turn."""
 _LEAST = 8
 """Questions of a pass, at least: a stream's."""

@@ -25,6 +25,8 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create
 from draftwood_strategies.draft import DraftTree, Int32Array
 
+_LEARNED_AT_ONCE = 64
+"""Answers that a memory learns from, so that few streams need not write them one after another."""
 _REPEATS = 10
 """Of attention in a CUDA graph, so that its launches take no time of the host."""
 _MOST_KERNELS = 25
@@ -182,6 +184,7 @@ def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
     questions, they come again within a pass, and the warm pass is left out.
     """
     prompts, rows = [encode(model.tokenizer, question) for question in questions], []
+    teacher = _engine(model, _LEARNED_AT_ONCE, plan, plan.adaptive) if plan.others else None
     for count in plan.streams:
         asked, others, further = parts_of(prompts, max(2 * count, plan.prompts), plan.others)
         engine = None  # gives its memory back before the next one takes its own
@@ -193,8 +196,8 @@ def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
             for memory, passed in (("cold", asked), ("warm", further), ("again", further or asked)):
                 if not passed or (name == "none" and memory == "again"):
                     continue
-                if memory == "warm":
-                    _run(engine, others, strategy, plan.tokens)
+                if memory == "warm" and teacher is not None:
+                    _run(teacher, others, strategy, plan.tokens)
                 row = _while_full(engine, count, _asked(passed, strategy, plan.tokens))
                 if name == "none":
                     off[memory] = off["again"] = row["tokens_per_s"]
