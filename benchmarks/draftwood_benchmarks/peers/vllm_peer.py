@@ -1,13 +1,14 @@
 """vLLM as a peer of the benchmarks, run by `serve_peer`, without drafts or with one of `SPECULATION`.
 
 Runs in `.venv-peers/vllm` and imports nothing of Draftwood, except that vLLM itself loads `draftwood-vllm` for those
-drafts. The engine core runs in this process, so that no message passes between processes in a step; on a GPU that is so
-for drafts that the host makes, and the others have a process of their own, since vLLM schedules them asynchronously.
+drafts. The engine core runs in this process, so that no message passes between processes in a step; vLLM schedules
+asynchronously there too where its drafts allow it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import itertools
 import os
 import time
@@ -58,10 +59,10 @@ class Engine:
         if request["weights"] != "as-is":
             raise ValueError(f"weights {request['weights']}: vLLM's CPU build does not quantize weights while it loads")
         self._drafts: str = request["drafts"]
-        on_gpu = request.get("device", "cpu") != "cpu"
-        by_host = self._drafts in ("suffix", "draftwood")
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(on_gpu and not by_host))
-        if not on_gpu:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        if importlib.util.find_spec("flashinfer") is None:  # vLLM would import it for sampling
+            os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+        if request.get("device", "cpu") == "cpu":
             os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GB)
             os.environ["OMP_NUM_THREADS"] = str(request["threads"])
         import vllm
