@@ -61,7 +61,10 @@ def gpu(
         typer.Option(metavar="NAME", help=f"Only this; may be given several times. {', '.join(SECTIONS)}."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Folder of a Llama to grow in place of the bundled model.")
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="A Llama (folder, GGUF file, hub id or name) to grow instead of the bundled one."
+        ),
     ] = None,
     prompts: PromptsOption = None,
     smoke: Annotated[
@@ -133,7 +136,7 @@ def measure(
     questions, _ = read_questions()
     if prompts is not None:
         plan = replace(plan, others=_OTHERS, answer_context=_LONG_ANSWERS)
-        questions = fitting(read_prompts(prompts), model, plan)
+        questions = fitting(read_prompts(prompts), ModelOptions(model=model), plan)
     bandwidth = copy_bandwidth(device)
     report.sections["device"] = {
         "name": torch.cuda.get_device_name() if device.type == "cuda" else "cpu, interpreted",
@@ -173,12 +176,12 @@ def measure(
         report.show("targets", targets(report.sections), "targets")
 
 
-def fitting(questions: list[str], model: str | None, plan: Plan) -> list[str]:
+def fitting(questions: list[str], model: ModelOptions, plan: Plan) -> list[str]:
     """Those that fit with their answers. Raises BenchmarkError if none does."""
-    from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
     from draftwood_model_runner.loading.tokenizer import load_tokenizer
 
-    tokenizer = load_tokenizer(model or BUNDLED_MODEL)
+    with chosen_model(model) as chosen:
+        tokenizer = load_tokenizer(chosen.path)
     longest = plan.answer_context - plan.tokens
     if not (found := [one for one in questions if encode(tokenizer, one).size <= longest]):
         raise BenchmarkError(f"no prompt has {longest} tokens or fewer")

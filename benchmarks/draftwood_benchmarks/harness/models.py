@@ -6,6 +6,7 @@ usual ways.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from draftwood_benchmarks.harness.report import console
+from draftwood_memory.settings.memory_settings import cache_folder
 from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.loading.sources.resolution import resolve
 
 if TYPE_CHECKING:
     from draftwood_benchmarks.harness.widen import Shape
@@ -50,7 +53,8 @@ class ModelOptions:
         ),
     ] = None
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Folder or hub id of another model than the bundled one.")
+        str | None,
+        typer.Option(metavar="MODEL", help="Folder, GGUF file, hub id or name of another model than the bundled one."),
     ] = None
     device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto"
     dtype: Annotated[
@@ -134,12 +138,16 @@ def chosen_model(options: ModelOptions, positions: int | None = None) -> Iterato
     Raises:
         InvalidValueError: the model cannot grow to the shape or the vocabulary.
         InvalidInputError: a shape or a vocabulary is given for a model that is no Llama.
+        ModelNotFoundError, UnsupportedModelError: there is no such model, or it cannot be read.
     """
     with console.status("Loading torch"):
         from draftwood_benchmarks.harness.widen import parse_shape
         from draftwood_model_runner.loading.model import BUNDLED_MODEL
     shape = parse_shape(options.shape)
-    path, kind = options.model or BUNDLED_MODEL, options.model or "bundled model"
+    path, kind = BUNDLED_MODEL, options.model or "bundled model"
+    if options.model is not None:
+        with console.status(f"Preparing {kind}"):
+            path = resolve(options.model, cache_folder(os.environ), os.environ)
     grows = shape is not None or options.vocabulary is not None
     if not grows and (options.model is not None or positions is None):
         yield ChosenModel(kind, path, options)
