@@ -61,7 +61,7 @@ def _load(seconds: float, tenants: tuple[pb.TenantStatus, ...]) -> pb.LoadStatus
         sources=[pb.SourceStatus(source="trie", **after(draft_tokens=100, accepted_tokens=25))],
         accepted_by_depth=[30, 20, 10],
         store=pb.StoreStatus(up=True, pending_records=3, memories=2, memory_tokens=5000, memory_bytes=2**20),
-        audits=pb.AuditStatus(audited=40, differing=2, ties=2),
+        audits=pb.AuditStatus(audited=40, differing=2, ties=2, failed=0),
     )
     load.busy.FromNanoseconds(round(0.5 * seconds * SECONDS))
     load.drafting[0].draft_time.FromNanoseconds(round(0.002 * seconds * SECONDS))

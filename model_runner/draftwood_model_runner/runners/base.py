@@ -134,6 +134,8 @@ class StepBatch:
         """The draft trees: of each batch row the first token that needs logits, which is node 0, and those behind."""
         if self.logit_rows.shape[0] == self.size:
             return Trees(self.tokens, self.parents, self.cu_seqlens)
+        if not self.logit_rows.size:
+            return Trees(self.logit_rows, self.logit_rows, np.zeros_like(self.cu_seqlens))
         offsets = np.searchsorted(self.logit_rows, self.cu_seqlens).astype(np.int32)
         roots = self.logit_rows[np.minimum(offsets[:-1], self.logit_rows.shape[0] - 1)] - self.cu_seqlens[:-1]
         parents = self.parents[self.logit_rows] - np.repeat(roots, segment_sizes(offsets))

@@ -41,11 +41,14 @@ class Vocabulary:
         definition: the tokenizer as JSON.
         size: columns of the model's logits; may exceed the tokenizer's own.
         eos: the tokens that end an answer; empty for llguidance's guess.
+        text_tokens: added tokens that are in the text of an answer, such as <tool_call>. llguidance takes all added
+            tokens in angle brackets for special ones, which no text of a grammar can be.
     """
 
     definition: str
     size: int
     eos: tuple[int, ...]
+    text_tokens: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, tokenizer: Any, size: int, eos_token_ids: Collection[int]) -> Vocabulary:
@@ -59,18 +62,45 @@ class Vocabulary:
         backend.no_truncation()
         own: int | None = tokenizer.eos_token_id
         ids = eos_token_ids or ([] if own is None else [own])
-        return cls(backend.to_str(), size, tuple(sorted(ids, key=lambda token: (token != own, token))))
+        eos = tuple(sorted(ids, key=lambda token: (token != own, token)))
+        added = backend.get_added_tokens_decoder()
+        text_tokens = tuple(token for token, one in added.items() if not one.special and token not in eos)
+        return cls(backend.to_str(), size, eos, text_tokens)
 
     def load(self) -> llguidance.LLTokenizer:
         """Takes a second if the vocabulary is large."""
 
+        tokenizer = self._load(self.definition)
+        if not any(tokenizer.is_special_token(token) for token in self.text_tokens):
+            return tokenizer
+        return self._load(llguidance.TokenizerWrapper(_Retyped(tokenizer, self.text_tokens)))
+
+    def _load(self, source: str | llguidance.TokenizerWrapper) -> llguidance.LLTokenizer:
         def with_ends(ends: int | list[int] | None) -> llguidance.LLTokenizer:
-            return llguidance.LLTokenizer(self.definition, n_vocab=self.size, eos_token=ends)
+            return llguidance.LLTokenizer(source, n_vocab=self.size, eos_token=ends)
 
         if len(self.eos) > 1:
             with suppress(TypeError):  # llguidance before 1.7 takes one
                 return with_ends([*self.eos])
         return with_ends(self.eos[0] if self.eos else None)
+
+
+class _Retyped:
+    """A tokenizer whose `text_tokens` are text, in the form that llguidance reads tokenizers of others in."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: llguidance.LLTokenizer, text_tokens: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = tokenizer.eos_token
+        ids = range(tokenizer.vocab_size)
+        self.tokens = [tokenizer.decode_bytes([token]) for token in ids]
+        self.special_token_ids = [
+            token for token in ids if tokenizer.is_special_token(token) and token not in text_tokens
+        ]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._tokenizer.tokenize_bytes(text)
 
 
 def compiled(tokenizer: llguidance.LLTokenizer, kind: GrammarKind, text: str) -> llguidance.LLMatcher:

@@ -183,6 +183,7 @@ class EngineHost:
             self._own_text.step()
         except Exception:
             _log.exception("drafts begin without the model's own text, or with a part of it")
+            self._recorder.own_text_failed = True
             self._own_text.close()
         else:
             if not self._own_text.done:

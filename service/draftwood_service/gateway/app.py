@@ -112,9 +112,7 @@ class Gateway:
             return Response(status_code=status_of(error))  # nobody receives it
         except Exception as error:
             end(status_of(error))
-            if parsed is not None and parsed.tools is not None:
-                error = of_tools(error, "json_schema" in parsed.options)
-            return refusal(error, {} if parsed is None else parsed.caller_names)
+            return refusal(error) if parsed is None else refusal(_of_request(error, parsed), parsed.caller_names)
         except asyncio.CancelledError:
             end(499)
             raise
@@ -185,7 +183,7 @@ class Gateway:
         except DraftwoodError as error:
             end(status_of(error))
             note(error)
-            yield "error", _json(body_of(error, parsed.caller_names))
+            yield "error", _json(body_of(_of_request(error, parsed), parsed.caller_names))
 
     async def _models(self, request: Request) -> Response:
         try:
@@ -250,3 +248,7 @@ class Gateway:
             if len(self._token_texts) < _MAX_TOKEN_TEXTS:
                 self._token_texts[token] = text
         return text
+
+
+def _of_request(error: Exception, parsed: ParsedRequest) -> Exception:
+    return error if parsed.tools is None else of_tools(error, "json_schema" in parsed.options)

@@ -108,10 +108,10 @@ def error_body(status: int, text: str, field: str | None = None, code: str | Non
 
 
 def of_tools(error: Exception, has_format: bool) -> Exception:
-    """The error of a request with tools: what is wrong with the grammar that was made of them is wrong with them, or
-    with the schema in `response_format`."""
+    """The error of a request with tools: what is wrong with the grammar that was made of them, as it is compiled or
+    while an answer is held to it, is wrong with them, or with the schema in `response_format`."""
     wrong = error.violations[0] if isinstance(error, StatusError) and error.violations else None
-    if wrong is not None and wrong.field.startswith("format."):
+    if wrong is not None and wrong.field.partition(".")[0] == "format":
         which = "or response_format have" if has_format else "have"
         return InvalidRequestError("tools", f"{which} a schema that answers cannot be kept to: {wrong.description}")
     return error

@@ -80,7 +80,7 @@ def with_tools(parsed: ParsedRequest, form: ToolFormat) -> ParsedRequest:
     more = options_for(parsed.tools, form, options.pop("json_schema", None))
     if "stop" in more:
         given = options.get("stop") or []
-        more["stop"] += given if isinstance(given, list) else [given]
+        more["stop"] = [*(given if isinstance(given, list) else [given]), *more["stop"]]  # errors count the caller's
     return replace(parsed, options=cast(GenerateOptions, options | more))
 
 

@@ -212,6 +212,7 @@ _ALL = (
     _tenant(Kind.GAUGE, "draftwood.tenant.waiting", "{request}", "Requests that wait for a slot", "load.waiting"),
     _tenant(Kind.COUNTER, "draftwood.tenant.output.tokens", "{token}", "Tokens written", "work.written_tokens"),
     _tenant(Kind.COUNTER, "draftwood.tenant.decode.steps", "{step}", "Steps that wrote tokens", "work.decode_steps"),
+    _gauge("draftwood.own_text.failed", "1", "1 if the model's own text ended with an error", "report.own_text_failed"),
     _gauge("draftwood.memory.memories", "{memory}", "Memories in the process", "memory.tenants"),
     _gauge("draftwood.memory.tokens", "{token}", "Their tokens", "memory.tokens"),
     _gauge("draftwood.memory.size", "By", "Their records and indexes", "memory.resident_bytes"),

@@ -7,18 +7,19 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, trainers
 from tokenizers.normalizers import Prepend, Replace, Sequence
 from transformers import PreTrainedTokenizerFast
 
+from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.loading.model import LoadedModel, adopt
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.request import GrammarKind
 from draftwood_strategies import create
 from tests.model_runner.families import tiny, with_runners
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sampling.held import drafted_answer, held_answer
+from tests.model_runner.sampling.held import allowed_by, drafted_answer, held_answer
 from tests.model_runner.sequences import engine_of
 
 SCHEMA = {
@@ -123,3 +124,62 @@ def test_sampled_answers_follow_the_schema_and_do_not_depend_on_drafts(tokenizer
         cities.add(value["city"])
     assert len(cities) > 1
     assert cities <= {"Zürich", "東京", "New York"}
+
+
+MARKED = {
+    GrammarKind.JSON_SCHEMA: '{"enum": ["<tool_call> or 3", "in </tool_call>"]}',
+    GrammarKind.REGEX: r"(<tool_call>\d{3}</tool_call>){2}",
+    GrammarKind.LARK: 'start: "<tool_call>" /[0-9]{1,2}/ "</tool_call>" TEXT\nTEXT: /(.|\\n){0,20}/',
+}
+"""Texts with added tokens in them."""
+
+
+@functools.cache
+def served_with_markers(tokenizer: str) -> tuple[LoadedModel, Any]:
+    """As `served`, with added tokens that are not special, as Qwen's; <other> is."""
+    backend = BACKENDS[tokenizer]()
+    backend.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("<tool_call>", "</tool_call>")])
+    backend.add_special_tokens(["<other>"])
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>")
+    plain, ours = (tiny("llama", vocab_size=len(fast) + 7, eos_token_id=1) for _ in range(2))
+    return adopt(ours, Tokenizer(fast), name="marked", runner="torch"), plain
+
+
+@pytest.mark.parametrize("kind", MARKED)
+@pytest.mark.parametrize("tokenizer", BACKENDS)
+def test_added_tokens_are_text_unless_they_are_special(tokenizer: str, kind: GrammarKind) -> None:
+    model, plain = served_with_markers(tokenizer)
+    prompt = tuple(model.tokenizer.encode("where is my order?").tolist())
+    answer = held_answer(model, plain, kind, MARKED[kind], prompt, LONGEST)
+    markers = {model.tokenizer.token_ids()[text] for text in ("<tool_call>", "</tool_call>")}
+    assert markers & {*answer}
+    engine = engine_of(model, 24)
+    oracle = OracleStrategy({prompt: answer}, model.vocab_size, seed=1)
+    for strategy in (None, oracle, create("hybrid")):
+        one, text = drafted_answer(engine, kind, MARKED[kind], prompt, LONGEST, strategy, 24)
+        assert one.output == answer
+        assert "tool_call>" in text
+
+
+@pytest.mark.parametrize("tokenizer", BACKENDS)
+def test_free_text_may_have_added_tokens_and_no_special_ones(tokenizer: str) -> None:
+    model, _ = served_with_markers(tokenizer)
+    ids = model.tokenizer.token_ids()
+    state = model.grammars.compile(GrammarKind.JSON_SCHEMA, '{"type": "string"}')
+    for token in model.tokenizer.encode('"a').tolist()[-2:]:
+        state.accept(token)
+    allowed = allowed_by(state, model.vocab_size)
+    assert all(allowed[ids[text]] for text in ("<tool_call>", "</tool_call>"))
+    assert not any(allowed[ids[text]] for text in ("<other>", "<pad>"))
+    state.accept(ids["<tool_call>"])
+    assert state.allows(ids["</tool_call>"])
+
+
+def test_special_tokens_of_a_grammar_are_named_in_brackets() -> None:
+    model, _ = served_with_markers("byte-level")
+    state = model.grammars.compile(GrammarKind.LARK, 'start: "<tool_call>" <other>')
+    for text in ("<tool_call>", "<other>"):
+        assert state.allows(model.tokenizer.token_ids()[text])
+        state.accept(model.tokenizer.token_ids()[text])
+    with pytest.raises(InvalidInputError, match="unknown special token"):
+        model.grammars.compile(GrammarKind.LARK, "start: <tool_call>")

@@ -87,13 +87,18 @@ class Noise(LogitsProcessor):
 
 
 def expected(family: str, prompt: tuple[int, ...], params: SamplingParams, stop: StopParams) -> list[int]:
+    return written_by(reference(family), prompt, params, stop)
+
+
+def written_by(module: Any, prompt: tuple[int, ...], params: SamplingParams, stop: StopParams) -> list[int]:
     """What transformers' `generate` writes with its own processors, and the noise last."""
     processors: list[Any] = [Penalties(params, len(prompt))]
     if params.repetition_penalty != 1.0:
         processors.insert(0, RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.logit_bias:
         processors.append(SequenceBiasLogitsProcessor([[[token], bias] for token, bias in params.logit_bias]))
-    processors.append(MinNewTokensLengthLogitsProcessor(len(prompt), stop.min_tokens, sorted(stop.token_ids)))
+    if stop.token_ids:
+        processors.append(MinNewTokensLengthLogitsProcessor(len(prompt), stop.min_tokens, sorted(stop.token_ids)))
     if params.temperature:
         processors.append(TemperatureLogitsWarper(params.temperature))
         if params.top_k:
@@ -103,8 +108,10 @@ def expected(family: str, prompt: tuple[int, ...], params: SamplingParams, stop:
         if params.min_p:
             processors.append(MinPLogitsWarper(params.min_p))
         processors.append(Noise(params.seed))
-    options = {"eos_token_id": sorted(stop.token_ids), "logits_processor": LogitsProcessorList(processors)}
-    return generate(reference(family), prompt, stop.max_tokens, **options)
+    options: dict[str, Any] = {"logits_processor": LogitsProcessorList(processors)}
+    if stop.token_ids:
+        options["eos_token_id"] = sorted(stop.token_ids)
+    return generate(module, prompt, stop.max_tokens, **options)
 
 
 def sequence(

@@ -47,5 +47,6 @@ async def test_its_failure_costs_it_alone(steps: int) -> None:
             await until(lambda: own_text.steps >= steps)
             own_text.error = RuntimeError("out of memory")
             await until(lambda: own_text.done)
+            await until(lambda: served.server.bridge.reports.latest.own_text_failed)
             assert (await answer(served.stub.Generate(REQUEST))).finished
     assert ["own text" in one["event"] for one in logs].count(True) == 1

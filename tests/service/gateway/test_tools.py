@@ -16,6 +16,7 @@ from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessage
 
 from draftwood_client import AsyncClient, Delta, ToolFormat
+from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.gateway.answers import Answers
 from draftwood_service.gateway.app import Gateway
 from draftwood_service.gateway.errors import InvalidRequestError
@@ -45,9 +46,13 @@ REFUND["function"]["parameters"]["$defs"] = {"flag": {"type": "boolean"}}
 OPTIONS: dict[str, Any] = {"model": MODEL, "messages": QUESTION, "tools": [TRACK, REFUND], "max_tokens": 120}
 
 
+both_gateways = pytest.mark.parametrize("client", ["gateway_with_tools", "gateway_with_marker_tokens"], indirect=True)
+
+
 @pytest.fixture
-async def client(gateway_with_tools: str) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{gateway_with_tools}/v1", api_key="unused", max_retries=0) as made:
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[AsyncOpenAI]:
+    url = request.getfixturevalue(getattr(request, "param", "gateway_with_tools"))
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as made:
         yield made
 
 
@@ -65,6 +70,7 @@ def checked(message: Any) -> list[tuple[str, Any]]:
     return calls
 
 
+@both_gateways
 async def test_a_required_call_whole_and_streamed(client: AsyncOpenAI) -> None:
     options = {**OPTIONS, "tool_choice": "required", "parallel_tool_calls": False}
     whole = (await client.chat.completions.create(**options)).choices[0]
@@ -80,6 +86,7 @@ async def test_a_required_call_whole_and_streamed(client: AsyncOpenAI) -> None:
     assert [chunk.choices[0].finish_reason for chunk in chunks][-2:] == [None, "tool_calls"]
 
 
+@both_gateways
 async def test_drafts_change_no_call(client: AsyncOpenAI) -> None:
     answers = []
     for own in ({"drafting": False}, {"strategy": "trie"}, {"strategy": "hybrid"}, {"strategy": "trie"}):
@@ -90,6 +97,7 @@ async def test_drafts_change_no_call(client: AsyncOpenAI) -> None:
     assert all(one == answers[0] for one in answers)
 
 
+@both_gateways
 async def test_a_named_function_and_several_samples(client: AsyncOpenAI) -> None:
     choice = {"type": "function", "function": {"name": "refund"}}
     options = {**OPTIONS, "tool_choice": choice, "n": 3, "temperature": 1.2, "seed": 1, "parallel_tool_calls": False}
@@ -100,6 +108,7 @@ async def test_a_named_function_and_several_samples(client: AsyncOpenAI) -> None
     assert len({call.id for one in answer.choices for call in one.message.tool_calls}) == 3
 
 
+@both_gateways
 async def test_a_round_trip(client: AsyncOpenAI) -> None:
     first = (await client.chat.completions.create(**OPTIONS, tool_choice="required")).choices[0].message
     assert isinstance(first, ChatCompletionMessage)
@@ -112,6 +121,7 @@ async def test_a_round_trip(client: AsyncOpenAI) -> None:
     assert last.message.tool_calls is None
 
 
+@both_gateways
 async def test_none_and_auto_leave_an_ordinary_answer_as_it_is(client: AsyncOpenAI) -> None:
     plain = {key: value for key, value in OPTIONS.items() if key != "tools"}
     expected = (await client.chat.completions.create(**plain)).choices[0].message.content
@@ -148,7 +158,7 @@ def nested(levels: int) -> Any:
         ({"response_format": {"type": "regex", "pattern": "a"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 3}}}}, "tools"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
-        ({"parallel_tool_calls": False, "stop": 3}, "stop[1]"),
+        ({"parallel_tool_calls": False, "stop": ["x", 3]}, "stop[1]"),
         ({"tools": [{"type": "function", "function": {"name": "f", "description": 3}}]}, "tools[0].function.description"),  # noqa: E501
         ({"functions": [{"name": "f"}], "tools": []}, "functions"),
         ({"tools": [tool("f", x={"type": 3})], "tool_choice": "required"}, "tools"),
@@ -292,13 +302,30 @@ async def test_calls_that_a_model_writes_by_itself(cut: bool) -> None:
     assert {one.finish_reason for chunk in chunks for one in chunk.choices} == {None, whole[0].finish_reason}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_grammar_that_fails_within_an_answer_is_that_of_the_tools(stream: bool) -> None:
+    """Of a caller who sent no response_format."""
+    engine, tokenizer = FakeEngine(), ByteTokenizer()
+    tokenizer.tool_format = tool_format.ToolFormat(**asdict(HERMES))
+    engine.sequence_error = InvalidInputError("format", None, "is too complex: too many items")
+    async with serving(engine, FakeModel(tokenizer=tokenizer)) as served:
+        gateway = Gateway(lambda _: AsyncClient(served.server.address), page=False, max_body_bytes=10_000)
+        transport = httpx2.ASGITransport(gateway.app([]))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
+            asked = {**OPTIONS, "model": "", "tool_choice": "required", "stream": stream}
+            text = (await client.post("/v1/chat/completions", json=asked)).text
+    assert "response_format" not in text
+    assert '"param":"tools"' in text.replace(" ", "")
+    assert "is too complex: too many items" in text
+
+
 def delta(text: str) -> Delta:
     return Delta(text=text, token_ids=(1,))
 
 
 async def test_parallel_calls_that_are_not_wanted_end_the_answer() -> None:
     asked = with_tools(read_chat({**OPTIONS, "parallel_tool_calls": False, "stop": "x"}), HERMES)
-    assert asked.options["stop"] == ["</tool_call>", "x"]
+    assert asked.options["stop"] == ["x", "</tool_call>"]
     assert with_tools(read_chat(OPTIONS), HERMES).options.get("stop") is None
 
 

@@ -64,6 +64,7 @@ class AuditStatus:
     audited: int
     differing: int
     ties: int
+    failed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class LoadStatus:
     accepted_by_depth: tuple[int, ...]
     store: StoreStatus
     audits: AuditStatus
+    own_text_failed: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,9 @@ class OutputHead:
         weights: [vocab, d], the bits of bfloat16 as uint16 or of float32 as int32.
         compile_model: compiles a model for the data type and the threads of the runner.
         threads: that look through logits.
+
+    Attributes:
+        width: numbers of a hidden state, d.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class OutputHead:
         threads: int,
     ) -> None:
         self._weights, self._shift, self._threads = weights, _shift(weights), threads
+        self.width: int = weights.shape[1]
         self._exact = _Product(compile_model(head))
         rounded = _rounded(weights)
         self._errors, self._lengths = rounded.errors, rounded.lengths
@@ -96,14 +100,17 @@ class OutputHead:
         """Logits float32[R, vocab], which the next call overwrites.
 
         Args:
-            hidden: float32[R, d].
+            hidden: float32[R, d]; R may be 0, as in a step that ends no prompt.
             greatest: of each row, how many of its greatest logits have to be exact, those that equal the last of them
                 included. The others may be off, by less than it takes to be among them. None for all.
         """
+        rows = hidden.shape[0]
+        if not rows:
+            return np.empty((0, self._weights.shape[0]), np.float32)
         if greatest is None or greatest > _MOST_NEEDED or self._rough is None:
             return self._exact(hidden)
-        rows, expected = hidden.shape[0], self._candidates.get(greatest, 0.0)
-        if rows * expected * hidden.shape[1] * _SECONDS_PER_WEIGHT > self._saved:
+        expected = self._candidates.get(greatest, 0.0)
+        if rows * expected * self.width * _SECONDS_PER_WEIGHT > self._saved:
             self._candidates[greatest] = expected * _FORGOTTEN
             return self._exact(hidden)
         inputs = _to_bfloat16(hidden) if self._shift else hidden

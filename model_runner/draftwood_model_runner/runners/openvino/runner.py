@@ -86,7 +86,7 @@ class OpenVinoRunner:
         self._request.infer(share_outputs=True)  # otherwise it copies all outputs
         logits = self._request.get_output_tensor(0).data
         if self._head is not None:
-            logits = self._head.logits(logits.reshape(logits.shape[0], -1), batch.greatest)
+            logits = self._head.logits(logits.reshape(-1, self._head.width), batch.greatest)
         check_rows(logits.shape, batch.logit_rows.size)
         return Predictions(logits, *most_probable(logits, top_k, self._threads))
 

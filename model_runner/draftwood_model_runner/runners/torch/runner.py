@@ -54,7 +54,7 @@ class TorchRunner:
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
         torch.set_num_threads(self._threads)
         with device_errors(f"a step of {batch.size} tokens"):
-            logits = forward(self._module, batch, self._kv)
+            logits = forward(self._module, batch, self._kv)[: batch.logit_rows.size]
             return Predictions(logits, *most_probable(logits, top_k, self._threads))  # waits for the device
 
     def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> HostStep:

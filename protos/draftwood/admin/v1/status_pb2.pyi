@@ -87,7 +87,7 @@ class TenantStatus(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., tokens: _Optional[int] = ..., decode_steps: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class LoadStatus(_message.Message):
-    __slots__ = ("running", "waiting", "max_running", "max_waiting", "kv_pages_used", "kv_pages_cached", "kv_pages", "steps", "busy", "prompt_tokens", "cached_prompt_tokens", "tokens", "decode_steps", "preemptions", "engine_restarts", "draft_tokens", "drafting", "sources", "accepted_by_depth", "store", "audits")
+    __slots__ = ("running", "waiting", "max_running", "max_waiting", "kv_pages_used", "kv_pages_cached", "kv_pages", "steps", "busy", "prompt_tokens", "cached_prompt_tokens", "tokens", "decode_steps", "preemptions", "engine_restarts", "draft_tokens", "drafting", "sources", "accepted_by_depth", "store", "audits", "own_text_failed")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     MAX_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,7 @@ class LoadStatus(_message.Message):
     ACCEPTED_BY_DEPTH_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     AUDITS_FIELD_NUMBER: _ClassVar[int]
+    OWN_TEXT_FAILED_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     max_running: int
@@ -130,7 +131,8 @@ class LoadStatus(_message.Message):
     accepted_by_depth: _containers.RepeatedScalarFieldContainer[int]
     store: StoreStatus
     audits: AuditStatus
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., max_waiting: _Optional[int] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_cached: _Optional[int] = ..., kv_pages: _Optional[int] = ..., steps: _Optional[int] = ..., busy: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., decode_steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., engine_restarts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., drafting: _Optional[_Iterable[_Union[DraftingStatus, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceStatus, _Mapping]]] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., store: _Optional[_Union[StoreStatus, _Mapping]] = ..., audits: _Optional[_Union[AuditStatus, _Mapping]] = ...) -> None: ...
+    own_text_failed: bool
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., max_running: _Optional[int] = ..., max_waiting: _Optional[int] = ..., kv_pages_used: _Optional[int] = ..., kv_pages_cached: _Optional[int] = ..., kv_pages: _Optional[int] = ..., steps: _Optional[int] = ..., busy: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., prompt_tokens: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., tokens: _Optional[int] = ..., decode_steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., engine_restarts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., drafting: _Optional[_Iterable[_Union[DraftingStatus, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceStatus, _Mapping]]] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., store: _Optional[_Union[StoreStatus, _Mapping]] = ..., audits: _Optional[_Union[AuditStatus, _Mapping]] = ..., own_text_failed: bool = ...) -> None: ...
 
 class DraftingStatus(_message.Message):
     __slots__ = ("strategy", "arm", "requests", "tokens", "decode_steps", "draft_tokens", "accepted_tokens", "draft_time", "disabled")
@@ -185,11 +187,13 @@ class StoreStatus(_message.Message):
     def __init__(self, up: bool = ..., lag: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pending_records: _Optional[int] = ..., dropped_records: _Optional[int] = ..., late_memories: _Optional[int] = ..., memories: _Optional[int] = ..., memory_tokens: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class AuditStatus(_message.Message):
-    __slots__ = ("audited", "differing", "ties")
+    __slots__ = ("audited", "differing", "ties", "failed")
     AUDITED_FIELD_NUMBER: _ClassVar[int]
     DIFFERING_FIELD_NUMBER: _ClassVar[int]
     TIES_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     audited: int
     differing: int
     ties: int
-    def __init__(self, audited: _Optional[int] = ..., differing: _Optional[int] = ..., ties: _Optional[int] = ...) -> None: ...
+    failed: int
+    def __init__(self, audited: _Optional[int] = ..., differing: _Optional[int] = ..., ties: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...

@@ -131,6 +131,7 @@ class EngineReport:
         tenants: those that were active since the report before, with all of their work.
         memory: of the memories in the engine's process.
         store_healthy: the store answers; true for one in this process.
+        own_text_failed: the model's own text ended with an error.
     """
 
     engine: EngineCounts = field(default_factory=EngineCounts)
@@ -141,6 +142,7 @@ class EngineReport:
     tenants: dict[str, TenantReport] = field(default_factory=dict)
     memory: MemoryCounters = field(default_factory=MemoryCounters)
     store_healthy: bool = True
+    own_text_failed: bool = False
 
 
 class ReportHistory:
@@ -170,6 +172,7 @@ class ReportHistory:
             states=StateUse(),
             tenants=idle,
             memory=memory,
+            own_text_failed=False,
         )
 
     def add(self, report: EngineReport) -> None:

@@ -24,9 +24,14 @@ _MAX_TENANTS = 10_000
 
 
 class WorkRecorder:
-    """The work that was done for sequences that have ended. For the engine's thread only."""
+    """The work that was done for sequences that have ended. For the engine's thread only.
+
+    Attributes:
+        own_text_failed: as in `EngineReport`.
+    """
 
     def __init__(self) -> None:
+        self.own_text_failed = False
         self._work: dict[WorkKey, WorkCounts] = {}
         self._tenants: dict[str, WorkCounts] = {}
         self._active: set[str] = set()
@@ -55,7 +60,13 @@ class WorkRecorder:
             load = load.plus(sequence.state)
             self._active.add(tenant)
         return EngineReport(
-            engine=engine.counts, load=load, kv=engine.kv_use, states=engine.state_use, work=work, tenants=tenants
+            engine=engine.counts,
+            load=load,
+            kv=engine.kv_use,
+            states=engine.state_use,
+            work=work,
+            tenants=tenants,
+            own_text_failed=self.own_text_failed,
         )
 
 

@@ -140,7 +140,9 @@ class StatusServicer:
                 audited=sum(one.audited for one in audits),
                 differing=sum(one.differing for one in audits),
                 ties=sum(one.ties for one in audits),
+                failed=sum(one.failed for one in audits),
             ),
+            own_text_failed=report.own_text_failed,
         )
 
 

@@ -13,6 +13,9 @@ import torch
 from openvino import opset13 as ops
 
 import draftwood_strategies
+from draftwood_model_runner import own_text
+from draftwood_model_runner.answer import Answer
+from draftwood_model_runner.redecoding import PREFILL_TOKENS
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.openvino import output_head
 from draftwood_model_runner.runners.openvino.factory import OpenVinoRunnerFactory, _compile
@@ -21,9 +24,10 @@ from draftwood_model_runner.runners.openvino.graph.bfloat16 import keep_bfloat16
 from draftwood_model_runner.runners.openvino.graph.weights import quantize_weights
 from draftwood_model_runner.runners.openvino.output_head import OutputHead
 from draftwood_strategies.draft import Float32Array
+from draftwood_strategies.successors import WRITTEN
 from tests.model_runner.families import generate, taken_over, tiny
 from tests.model_runner.oracle import OracleStrategy
-from tests.model_runner.sequences import GREEDY, batch_of, engine_of, make_sequence, run
+from tests.model_runner.sequences import GREEDY, batch_of, engine_of, finish_of, make_sequence, run
 
 VOCAB, SIZE = 5_000, 256
 PROMPTS = [(3, 1, 4, 1, 5), (2, 7, 1), (8, 8, 8, 8)]
@@ -187,3 +191,27 @@ def test_requests_that_need_other_logits_share_steps() -> None:
         run(engine_of(model, 0, max_running=len(asked)), *asked)
         answers.append([one.output for one in asked])
     assert answers[0] == answers[1]
+
+
+def test_prompts_may_take_several_steps_without_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt of more than 32 tokens, or of several shorter ones, a step of an audit or of the model's own text
+    computes a part, and then needs no logits at all."""
+    model = taken_over(tiny("llama", vocab_size=VOCAB), runner="openvino")
+    prompt = tuple(11 * i % VOCAB for i in range(3 * PREFILL_TOKENS + 5))
+    monkeypatch.setattr(own_text, "_beginning", lambda tokenizer: np.array(prompt, np.int32))
+    engine = engine_of(model, 16)
+    written = engine.own_text(6 * 20, None)
+    while not written.done:
+        written.step()
+    assert np.count_nonzero(written.rows[:, WRITTEN]) > 20
+    expected = generate(tiny("llama", vocab_size=VOCAB), prompt, 30)
+    for sampling in SAMPLINGS:
+        strategy = OracleStrategy({prompt: expected}, VOCAB, seed=1)
+        sequence = make_sequence("r", prompt, StopParams(30), sampling, strategy=strategy, max_draft_nodes=16)
+        finish = finish_of(run(engine, sequence))
+        audit = engine.redecode(Answer(sequence.request, tuple(sequence.output), finish, None))
+        while not audit.done:
+            audit.step()
+        assert audit.difference is None
+        assert sampling is not GREEDY or sequence.output == expected
+    engine.check()

@@ -204,6 +204,9 @@ def _event_lines(load: Load | None) -> list[RenderableType]:
     defects = load.differing - load.ties
     line = Text(f"audits {load.audited:,}, ")
     line.append(f"{defects:,} differences", "bold red" if defects else "").append(f", {load.ties:,} ties")
+    for number, what in ((load.failed_audits, "failed"), (load.failed_own_texts, "own texts failed")):
+        if number:
+            line.append(", ").append(f"{number:,} {what}", "bold red")
     line.append(_problems(preemptions=load.preemptions))
     if load.engine_restarts:
         line.append(", ").append(f"{load.engine_restarts:,} engine restarts", "bold red")

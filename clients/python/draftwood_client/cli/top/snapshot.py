@@ -97,6 +97,8 @@ class Load:
     audited: int
     differing: int
     ties: int
+    failed_audits: int
+    failed_own_texts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,8 @@ def _load(loads: Sequence[LoadStatus], rates: Counts) -> Load:
         audited=total(lambda one: one.audits.audited),
         differing=total(lambda one: one.audits.differing),
         ties=total(lambda one: one.audits.ties),
+        failed_audits=total(lambda one: one.audits.failed),
+        failed_own_texts=total(lambda one: int(one.own_text_failed)),
     )
 
 
