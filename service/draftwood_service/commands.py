@@ -190,6 +190,7 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         raise
     trials = GrammarTrials(tokenizer.vocabulary(info.vocab_size, info.eos_token_ids))
     atexit.register(trials.close)
+    trials.prepare()
     return bridge, ServedModel(**vars(info), tokenizer=tokenizer, grammars=trials)
 
 

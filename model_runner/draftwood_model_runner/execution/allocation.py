@@ -15,6 +15,10 @@ from draftwood_model_runner.scheduling.page_table import AttentionWindow
 
 _log = logging.getLogger(__name__)
 
+_USUAL_CONTEXT = 4096
+"""Tokens of a running request, drafts included, that the KV cache has by default on a CPU. Not tuned: most requests are
+shorter, and longer ones find the place that these leave. On a GPU nothing else needs the memory."""
+
 
 def check_capacity(path_or_id: str, max_context: int | None, config: EngineConfig) -> None:
     """Refuses a capacity before the model is loaded if its config.json is enough to tell that it does not suffice. How
@@ -45,7 +49,8 @@ def allocate(model: LoadedModel, config: EngineConfig) -> tuple[Runner, KVPool, 
     least = full if window is None else min(full, window.needs(config.max_draft_nodes))
     capacity = config.kv_cache_tokens
     if capacity is None:
-        capacity = model.factory.default_kv_tokens(least, -(-config.max_running * full // least))
+        each = min(full, _USUAL_CONTEXT) if model.device == "cpu" else full
+        capacity = model.factory.default_kv_tokens(least, -(-config.max_running * each // least))
     _require_capacity(capacity, least)
     runner = model.factory.runner(capacity, config.threads, config.max_running)
     states = runner.states if isinstance(runner, StatefulRunner) else None

@@ -63,6 +63,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
         threads=settings.threads,
         tensor_parallel=settings.tensor_parallel,
         cache=settings.cache_folder,
+        cache_bytes=settings.model_cache_bytes,
     )
     finished("model")
     _log.info("runner", runner=model.runner_name, weights=model.weights, reason=model.runner_reason)
