@@ -29,6 +29,7 @@ from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES
 from draftwood_model_runner.loading.facts import ModelFacts
 from draftwood_model_runner.loading.file_digests import KnownDigests, digest_of_contents
 from draftwood_model_runner.loading.loaded import LoadedModel
+from draftwood_model_runner.loading.sources.dense_weights import require_private
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.runners.base import KVShape
 
@@ -64,7 +65,7 @@ def entry_of(cache: Path, path_or_id: str, **options: str | int | None) -> Path 
         return None
     try:
         files = sorted(path for path in folder.iterdir() if path.is_file())
-        _require_private(cache)
+        require_private(cache)
         versions = {package: version(package) for package in _PACKAGES}
         content = [digest_of_contents([*sorted(_CODE.rglob("*.py"))]), KnownDigests(cache / _KNOWN).digest(files)]
         key = json.dumps([options, versions, *content], sort_keys=True)
@@ -154,18 +155,6 @@ def _write(model: LoadedModel, folder: Path) -> None:
     )
     (folder / _FACTS).write_bytes(TypeAdapter(_Entry).dump_json(entry))
     (folder / _DIGEST).write_text(_digest_of(folder), encoding="utf-8")
-
-
-def _require_private(cache: Path) -> None:
-    """Makes the folder for this user alone.
-
-    Raises:
-        OSError: it cannot be made, or others may write to it.
-    """
-    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = cache.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{cache} must belong to the user of the service, and no other may write to it")
 
 
 def _digest_of(folder: Path) -> str:
