@@ -118,14 +118,15 @@ def _load(folder: Path, tokenizer: Tokenizer, name: str, threads: int | None) ->
     )
 
 
-def save_entry(folder: Path, model: LoadedModel, most_bytes: int = MODEL_CACHE_BYTES) -> None:
-    """Writes an entry in place of whatever is there, if OpenVINO computes the model. Logs what goes wrong.
+def save_entry(folder: Path, model: LoadedModel, most_bytes: int = MODEL_CACHE_BYTES) -> bool:
+    """Writes an entry in place of whatever is there, if OpenVINO computes the model; returns whether it did. Logs what
+    goes wrong.
 
     Args:
         most_bytes: of all entries; those that were not used for longest make room.
     """
     if model.runner_name != "openvino":
-        return
+        return False
     from draftwood_model_runner.runners.openvino import serialization
 
     cache, factory = folder.parent, cast(Any, model.factory)
@@ -136,8 +137,10 @@ def save_entry(folder: Path, model: LoadedModel, most_bytes: int = MODEL_CACHE_B
         part = Path(tempfile.mkdtemp(prefix=_PART, dir=cache))
         _write(model, part)
         part.rename(folder)
+        return True
     except Exception as error:
         _log.warning("the converted model is not kept, so the next start converts it again: %s", error)
+        return False
     finally:
         if part is not None:
             shutil.rmtree(part, ignore_errors=True)

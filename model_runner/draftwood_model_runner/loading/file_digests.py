@@ -30,8 +30,9 @@ class KnownDigests:
         known = self._read()
         found = {str(file.resolve()): _content(file, known.get(str(file.resolve()))) for file in files}
         if any(known.get(name) != of_file for name, of_file in found.items()):
+            kept = {name: of_file for name, of_file in known.items() if Path(name).exists()}
             with suppress(OSError):
-                self._path.write_text(json.dumps(known | found), encoding="utf-8")
+                self._path.write_text(json.dumps(kept | found), encoding="utf-8")
         contents = (of_file[-1] for of_file in found.values())
         return _joined([f"{file.name} {content}" for file, content in zip(files, contents, strict=True)])
 
@@ -40,7 +41,8 @@ class KnownDigests:
             known = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        return known if isinstance(known, dict) else {}
+        whole = isinstance(known, dict) and all(isinstance(one, list) and len(one) == 2 for one in known.values())
+        return known if whole else {}
 
 
 def digest_of_contents(files: Sequence[Path]) -> str:

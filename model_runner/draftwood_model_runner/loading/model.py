@@ -93,20 +93,26 @@ def load_model(
     tokenizer = load_tokenizer(path_or_id)
     if entry is not None and (found := load_entry(entry, tokenizer, name_of(path_or_id), threads)) is not None:
         return found
-    model = adopt(
-        load_module(path_or_id, chosen_device, dtype),
-        tokenizer,
-        name=name_of(path_or_id),
-        max_context=max_context,
-        exact=exact,
-        runner=runner,
-        weights=weights,
-        defaults=generation_defaults,
-        threads=threads,
-    )
-    if entry is not None:
-        save_entry(entry, model, cache_bytes)
-    return model
+
+    def convert() -> LoadedModel:
+        return adopt(
+            load_module(path_or_id, chosen_device, dtype),
+            tokenizer,
+            name=name_of(path_or_id),
+            max_context=max_context,
+            exact=exact,
+            runner=runner,
+            weights=weights,
+            defaults=generation_defaults,
+            threads=threads,
+        )
+
+    model = convert()
+    if entry is None or not save_entry(entry, model, cache_bytes):
+        return model
+    # As at later starts its weights are in a mapped file, which the system may drop and read again.
+    del model
+    return load_entry(entry, tokenizer, name_of(path_or_id), threads) or convert()
 
 
 def _device(device: str) -> torch.device:
