@@ -27,7 +27,10 @@ _BATCHED_SEQUENCES = 4
 _LONG_CONTEXT, _CONTEXT_TOKENS = 1024, 16
 """Context and tokens of the steps that show what longer contexts add."""
 _CHANGED_SIZES, _ROUNDS = (8, 12), 6
-"""Tokens of the steps that show what a change of the size adds, and how often they are run."""
+"""Tokens of the steps that show what a change of the size adds, and how often they are run at most."""
+_CHANGE_SECONDS = 0.5
+"""Seconds after which no further round of these begins: such a cost is part of a millisecond, and a model that takes
+longer for four steps does not show it."""
 _PATHS, _LEVELS = 4, 4
 """Of the draft tree that shows what branches add; a chain has as many nodes."""
 _MIN_COST = 0.02
@@ -104,7 +107,7 @@ def _change_cost(runner: Runner, max_context: int) -> float:
     if max_context - context < max(_CHANGED_SIZES):
         return 0.0
     step = _timed_step(runner, context, max(_CHANGED_SIZES))
-    fastest = _fastest([partial(step, size) for size in _CHANGED_SIZES for _ in range(2)])
+    fastest = _fastest([partial(step, size) for size in _CHANGED_SIZES for _ in range(2)], _CHANGE_SECONDS)
     changed, same = fastest[::2], fastest[1::2]
     more = (sum(changed) - sum(same)) / len(_CHANGED_SIZES)
     return more if more > _MIN_COST * min(same) else 0.0
