@@ -19,7 +19,9 @@ answered by `{"error"}`. The peer ends when its stdin is closed.
 from __future__ import annotations
 
 import json
+import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -37,27 +39,46 @@ from draftwood_model_runner.errors import InvalidInputError
 
 ENVIRONMENTS = Path(".venv-peers")
 """Folder of an environment for each peer, which `make peers` installs, relative to the working directory."""
-PeerName = Literal["openvino-genai", "vllm"]
+PeerName = Literal["openvino-genai", "vllm", "llama.cpp"]
 DRAFTS: dict[str, tuple[str, ...]] = {
     "openvino-genai": ("none", "prompt-lookup"),
     "vllm": ("none", "ngram", "suffix", "draftwood"),
+    "llama.cpp": ("none", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache"),
 }
 """What each peer can draft with here."""
 _BY_PEER = "; ".join(f"{name}: {', '.join(drafts)}" for name, drafts in DRAFTS.items())
 PeerOption = Annotated[
-    PeerName | None, typer.Option(help="Another engine to measure as well; `make peers` installs it.")
+    list[PeerName] | None,
+    typer.Option(
+        help="Another engine to measure as well; may be given several times. `make peers` installs them.",
+        show_default=False,
+    ),
 ]
 PeerDraftsOption = Annotated[
     list[str] | None,
     typer.Option(
-        help=f"What the peer drafts with; may be given several times. {_BY_PEER}. none by default.", show_default=False
+        help=f"What peers draft with, each with those that it has; may be given several times. {_BY_PEER}. none by"
+        " default.",
+        show_default=False,
     ),
 ]
-DRAFTS_WITH_MEMORY = ("suffix", "draftwood")
+PeerGgufOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="The GGUF file that llama.cpp computes, if --model names no such file.",
+        show_default=False,
+    ),
+]
+DRAFTS_WITH_MEMORY = ("suffix", "draftwood", "ngram-mod", "ngram-cache")
 """Drafts that come from earlier answers as well."""
 OUR_ENGINE = "draftwood-engine"
 """Ours without its service, measured as a peer is; it needs no environment of its own."""
-MODULES: dict[str, str] = {"openvino-genai": "openvino_genai_peer", "vllm": "vllm_peer"}
+MODULES: dict[str, str] = {
+    "openvino-genai": "openvino_genai_peer",
+    "vllm": "vllm_peer",
+    "llama.cpp": "llama_cpp_peer",
+}
 """The module of each peer."""
 LOAD_TIMEOUT = 900.0
 """Seconds to convert and load a model."""
@@ -79,9 +100,11 @@ class PeerModel:
         model: folder or hub id.
         dtype: of weights, activations and KV cache: "float32", "bfloat16" or "float16".
         weights: "int8" or "int4" where the peer quantizes its weights to 8 or 4 bits; otherwise they have the dtype.
+            llama.cpp computes the weights of its file, whatever these are.
         streams: requests that decode in one batch, at most.
         drafts: one of `DRAFTS`.
         temperature: above 0, vLLM samples, past end-of-sequence tokens.
+        gguf: the file that llama.cpp computes; `model` if it is None.
     """
 
     model: str
@@ -91,6 +114,7 @@ class PeerModel:
     weights: str = "as-is"
     drafts: str = "none"
     temperature: float = 0.0
+    gguf: str | None = None
 
 
 class PeerAnswer(NamedTuple):
@@ -220,13 +244,22 @@ class Peer:
         return PeerError(f"peer {self.name}: {status}\n" + "\n".join(log))
 
 
-def check_drafts(name: str | None, drafts: Sequence[str]) -> None:
-    """Raises InvalidInputError: the peer has no such drafts, or there is no peer to have them."""
-    offered = DRAFTS.get(name or "", ("none",))
+def drafts_of(names: Sequence[str], drafts: Sequence[str]) -> list[tuple[str, str]]:
+    """What is measured: each peer with those of the drafts that it has, or with none of them without.
+
+    Raises:
+        InvalidInputError: no peer has such drafts.
+    """
+    offered = dict.fromkeys(one for name in names for one in DRAFTS[name]) or ("none",)
     for one in drafts:
         if one not in offered:
-            named = f"--peer {name}" if name else "no --peer"
+            named = " ".join(f"--peer {name}" for name in names) or "no --peer"
             raise InvalidInputError("--peer-drafts", one, f"must be one of {', '.join(offered)} with {named}")
+    found = []
+    for name in dict.fromkeys(names):
+        own = [one for one in dict.fromkeys(drafts) if one in DRAFTS[name]]
+        found += [(name, one) for one in own or ["none"]]
+    return found
 
 
 @contextmanager
@@ -261,7 +294,7 @@ def running_program(
         log = Path(folder, "log")
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                command_of(name, module), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+                command_of(name, module), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, process_group=0
             )
         try:
             peer = Peer(name, process, log, drafts)
@@ -269,7 +302,8 @@ def running_program(
             peer.version = peer.ask(request, timeout)["version"]
             yield peer
         finally:
-            process.kill()  # it holds nothing that must be saved
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with its own children; they hold nothing that must be saved
             process.wait()
             for stream in (process.stdin, process.stdout):
                 with suppress(OSError):  # unsent input of a peer that died
