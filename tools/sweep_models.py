@@ -1,10 +1,10 @@
-"""Tries every causal LM of transformers by both runners, and writes what `draftwood models` prints.
+"""Tries every causal LM of transformers by both runners, and writes what `draftwood models --families` prints.
 
     python -m tools.sweep_models [FAMILY ...] [--runner torch] [--again] [--write]
 
 Each family is tried by each runner in a process of its own, which is ended after some minutes. What came of it is kept
 in build/sweep, so a sweep that was stopped goes on where it was; `--again` tries all. `--write` writes the table of
-`draftwood models` and that of docs/models.md of all that is kept there.
+`draftwood models --families` and that of docs/models.md of all that is kept there.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _try(family: str, runner: str, sender: Connection) -> None:
 
 
 def write() -> None:
-    """Writes the file of `draftwood models` and the table of the docs from the results that are kept."""
+    """Writes the file of `draftwood models --families` and the table of the docs from the results that are kept."""
     entries = [
         entry(family, {runner: _kept(family, runner) for runner in RUNNERS if _file(family, runner).exists()})
         for family in FAMILIES

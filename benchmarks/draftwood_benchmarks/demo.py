@@ -1,27 +1,29 @@
-"""`draftwood demo`: customer-support questions through a real service, with drafting off, cold and warm.
+"""`draftwood demo`: real questions through a real service, with drafting off and on, and by transformers' `generate`.
 
-Right before each answer with drafts, the same question is answered by transformers' own `generate` and with drafting
-off, so that other load on the machine slows all three alike. Last comes an experiment on live requests of two tenants.
+A tenant first asks some questions, from which its memory learns. Then each measured question is answered in all modes
+one after the other, so that other load on the machine slows all of them alike, and every token is compared.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from draftwood_benchmarks.harness.prompts import read_questions
+from draftwood_benchmarks.harness.prompts import MT_BENCH, QUESTIONS, read_questions
 from draftwood_benchmarks.harness.report import console, progress, table
 from draftwood_benchmarks.harness.server_process import ServerError, running_server
 from draftwood_client import (
@@ -36,9 +38,31 @@ from draftwood_client import (
 )
 from draftwood_client.cli.admin.report_command import rendered
 from draftwood_client.cli.apps import new_app, run
+from draftwood_memory.settings.memory_settings import cache_folder
+from draftwood_model_runner.errors import DraftwoodError, ModelNotFoundError
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from draftwood_model_runner.loading.sources.resolution import resolve
 
-_MAX_TOKENS = 200
-_EXPERIMENT_FLAGS = ("--dtype", "float32", "--audit-share", "0.1", "--max-running", "4")
+_BUNDLED = "bundled"
+_MODEL = "smollm2-135m"
+_MAX_TOKENS = 64
+"""Of an answer: with more, eight questions take longer than two minutes on two cores."""
+_FLAGS = ("--dtype", "float32", "--own-text-tokens", "0")
+"""In float32 equal logits are rare, so that answers can be compared. The model writes no text by itself while
+transformers uses the processor."""
+_NEW, _LEARNING, _OTHER = "new", "acme", "umbrella"
+"""Tenants: one that begins with an empty memory, one that asks other questions first, and one that asks after it."""
+_TITLES: Mapping[str, str] = MappingProxyType(
+    {
+        "off": "drafting off",
+        "cold": "cold: an empty memory",
+        "warm": "warm: after other questions",
+        "repeated": "asked again",
+        "other-tenant": "another tenant, after that",
+    }
+)
+"""Modes, in the order in which a question is asked in them."""
+_EXPERIMENT_FLAGS = (*_FLAGS, "--audit-share", "0.1", "--max-running", "4")
 _BURN_IN = 1 / 8
 """Part of the time of the experiment that is not counted."""
 _AT_ONCE, _EXPERIMENT_TOKENS, _AUDIT_SECONDS = 4, 60, 5.0
@@ -52,63 +76,46 @@ app = new_app()
 
 def demo(args: list[str]) -> int:
     """The command `draftwood demo`. Returns the exit status."""
-    return run(app, args, "demo", {ServerError: 1})
+    return run(app, args, "demo", {ServerError: 1, DraftwoodError: 1})
 
 
 @dataclass(slots=True)
-class Pass:
+class Answers:
     """The measured questions in one mode.
 
     Attributes:
-        mode: "transformers", "plain", "cold" or "warm".
         outputs: each answer's tokens.
         seconds: time to the complete answer as the client measures it, summed over the questions.
-        completions: answers of the service; empty for transformers.
+        steps: forward passes with a token of the answer; 0 for transformers.
     """
 
-    mode: str
     outputs: list[tuple[int, ...]] = field(default_factory=list)
     seconds: float = 0.0
-    completions: list[Completion] = field(default_factory=list)
+    steps: int = 0
 
     @property
     def tokens_per_s(self) -> float:
         return sum(map(len, self.outputs)) / self.seconds
 
-    def __add__(self, other: Pass) -> Pass:
-        """Two passes of the same mode, joined."""
-        seconds, completions = self.seconds + other.seconds, self.completions + other.completions
-        return Pass(self.mode, self.outputs + other.outputs, seconds, completions)
-
-    def add(self, completion: Completion, seconds: float) -> None:
-        self.outputs.append(completion.token_ids)
-        self.completions.append(completion)
+    def add(self, output: tuple[int, ...], seconds: float, steps: int = 0) -> None:
+        self.outputs.append(output)
         self.seconds += seconds
+        self.steps += steps
 
-    def row(self, plain: Pass, reference: Pass) -> dict[str, Any]:
-        """The figures for `--json`; `plain` and `reference` are the passes measured beside this one."""
-        drafting = [completion.drafting for completion in self.completions]
-        steps = sum(one.steps for one in drafting)
+    def row(self, mode: str, plain: Answers, reference: Answers) -> dict[str, Any]:
+        """The figures for `--json`; `plain` and `reference` have the same questions with drafting off and by
+        transformers."""
+        same = sum(ours == theirs for ours, theirs in zip(self.outputs, reference.outputs, strict=True))
         return {
-            "mode": self.mode,
+            "mode": mode,
             "tokens_per_s": round(self.tokens_per_s, 1),
-            "acceptance_length": round(sum(map(len, self.outputs)) / steps, 3),
-            "nodes_per_step": round(sum(d.draft_tokens for d in drafting) / steps, 1),
-            "draft_time_share": round(sum(d.draft_time for d in drafting) / self.seconds, 4),
-            "outside_model_share": round(1 - sum(d.model_time for d in drafting) / self.seconds, 4),
-            "vs_plain": round(self.tokens_per_s / plain.tokens_per_s, 2),
             "vs_transformers": round(self.tokens_per_s / reference.tokens_per_s, 2),
-            "identical": self.outputs == plain.outputs == reference.outputs,
+            "vs_plain": round(self.tokens_per_s / plain.tokens_per_s, 2),
+            "tokens_per_step": round(sum(map(len, self.outputs)) / self.steps, 2),
+            "identical_answers": same,
+            "answers": len(self.outputs),
+            "identical": same == len(self.outputs),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A pass with drafts, and the passes with drafting off and by transformers that were measured beside it."""
-
-    drafted: Pass
-    plain: Pass = field(default_factory=lambda: Pass("plain"))
-    reference: Pass = field(default_factory=lambda: Pass("transformers"))
 
 
 @app.command()
@@ -116,44 +123,61 @@ def _demo(
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file.", dir_okay=False)
     ] = None,
-    questions: Annotated[int, typer.Option(min=1, max=20, help="Measured questions.")] = 20,
+    model: Annotated[
+        str, typer.Option(metavar="MODEL", help="Name, folder, GGUF file or hub id; bundled: the bundled model.")
+    ] = _MODEL,
+    questions: Annotated[int, typer.Option(min=1, max=8, help="Measured questions.")] = 8,
     warmup: Annotated[
-        int, typer.Option(min=0, max=120, help="Other questions, which the warm memory learns from.")
-    ] = 120,
-    show: Annotated[int, typer.Option(min=0, max=20, help="Answers to show in the cold and in the warm pass.")] = 2,
+        int, typer.Option(min=0, max=72, help="Other questions, which the memory of the warm tenant learns from.")
+    ] = 24,
+    show: Annotated[int, typer.Option(min=0, max=8, help="Warm answers to show.")] = 1,
     experiment: Annotated[
-        float, typer.Option(min=0, max=3600, help="Seconds of live requests in the experiment; 0 for none.")
-    ] = 40,
+        float, typer.Option(min=0, max=3600, help="Seconds of live requests in an experiment; 0 for none.")
+    ] = 0,
 ) -> None:
-    """Start the service with the bundled model and send it customer-support questions: with drafting off, with the
-    trie strategy and an empty memory, and with a memory that has learned from other answers. Transformers answers the
-    same questions. Then an experiment compares two strategies on the live requests of two tenants.
+    """Ask a real model real questions: by transformers' generate, with drafting off, with an empty memory, with one
+    that has learned from other answers, again, and as another tenant. The model is downloaded once; if it cannot be,
+    the bundled one answers customer-support questions. With --experiment two strategies then share live requests.
 
-    Ends with status 1 if any output differs from plain decoding in a single token.
+    Ends with status 1 if any output differs from that of generate in a single token.
     """
-    measured, others = read_questions()
+    name, path = _chosen(model)
+    measured, others = read_questions(QUESTIONS if path == BUNDLED_MODEL else MT_BENCH)
     measured, others = measured[:questions], others[:warmup]
     console.print("The first start after an installation compiles the strategies, which takes about a minute.")
-    with _service("the bundled model", "--dtype", "float32") as target:
-        cold, warm = _measure(target, measured, others, show)
-    figures: dict[str, Any] = {}
+    with _service(name, "--model", path, *_FLAGS) as target:
+        reference, answers = _measure(target, path, measured, others, show)
+    rows = [one.row(mode, answers["off"], reference) for mode, one in answers.items()]
+    figures: dict[str, Any] = {"model": name, "questions": len(measured), "warmup": len(others), "rows": rows}
+    figures["transformers"] = {"tokens_per_s": round(reference.tokens_per_s, 1)}
     if experiment:
-        with _service("an empty memory", *_EXPERIMENT_FLAGS) as target:
+        with _service("an empty memory", "--model", path, *_EXPERIMENT_FLAGS) as target:
             figures["experiment"] = _experiment(target, measured + others, experiment)
-    reference, plain = cold.reference + warm.reference, cold.plain + warm.plain
-    rows = [plain.row(plain, reference), *(one.drafted.row(one.plain, one.reference) for one in (cold, warm))]
     identical = all(row["identical"] for row in rows) and not (experiment and figures["experiment"]["differing"])
-    console.print(_table(reference, rows, questions, warmup))
+    console.print(_table(name, reference, rows, len(others)))
     console.print(
         "All outputs are identical to transformers' own greedy generate, token for token."
         if identical
         else "[bold red]Some outputs differ.[/bold red] This is a defect: please report it."
     )
     if json_file is not None:
-        figures = {"rows": rows, "transformers": {"tokens_per_s": round(reference.tokens_per_s, 1)}, **figures}
         json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     if not identical:
         raise typer.Exit(1)
+
+
+def _chosen(model: str) -> tuple[str, str]:
+    """(name, folder or hub id). Raises DraftwoodError for a model that was asked for and cannot be had."""
+    if model == _BUNDLED:
+        return "the bundled model", BUNDLED_MODEL
+    try:
+        with console.status(f"Preparing {model}: it is downloaded and converted once, which takes some minutes"):
+            return model, resolve(model, cache_folder(os.environ), os.environ)
+    except ModelNotFoundError as error:
+        if model != _MODEL:
+            raise
+        console.print(Text(f"{error}.\nThe bundled model answers customer-support questions instead."))
+        return "the bundled model", BUNDLED_MODEL
 
 
 @contextmanager
@@ -164,67 +188,52 @@ def _service(with_what: str, *flags: str) -> Iterator[str]:
         yield target
 
 
-def _measure(target: str, measured: list[str], others: list[str], show: int) -> tuple[Comparison, Comparison]:
-    """(cold, warm): with an empty memory, and with one that has learned from `others`."""
-    cold, warm = Comparison(Pass("cold")), Comparison(Pass("warm"))
-    with Client(target) as client:
-        console.print(f"The service listens on {target}: {client.model_info().model}.")
-        generate = _transformers_generate()
-
-        def baselines(text: str, comparison: Comparison) -> None:
+def _measure(
+    target: str, path: str, measured: Sequence[str], others: Sequence[str], show: int
+) -> tuple[Answers, dict[str, Answers]]:
+    """(by transformers, by mode)."""
+    reference, answers = Answers(), {mode: Answers() for mode in _TITLES}
+    with Client(target, timeout=600) as client:
+        generate = _transformers_generate(path)
+        first = (list(others) or list(measured))[0]
+        generate(first)  # the first run is slower
+        _ask(client, first, Answers(), drafting=False)
+        for text in progress(others, f"{_LEARNING} asks other questions"):
+            _ask(client, text, Answers(), tenant=_LEARNING)
+        for text in progress(measured, "each question in all modes"):
             started = time.perf_counter()
-            comparison.reference.outputs.append(generate(text))
-            comparison.reference.seconds += time.perf_counter() - started
-            _ask(client, text, comparison.plain, drafting=False)
-
-        def compare(comparison: Comparison, tenant: str, title: str) -> None:
-            for text in measured[:show]:
-                baselines(text, comparison)
-                _show(client, text, comparison.drafted, title, tenant=tenant)
-            for text in progress(measured[show:], f"transformers, off, {title}"):
-                baselines(text, comparison)
-                _ask(client, text, comparison.drafted, tenant=tenant, strategy="trie")
-
-        baselines((others or measured)[0], Comparison(Pass("first")))  # the first run is slower
-        compare(cold, "demo-cold", "trie from empty memory")
-        for text in progress(others, "other questions, to warm up"):
-            _ask(client, text, Pass("warm-up"), tenant="demo-warm", strategy="trie")
-        compare(warm, "demo-warm", "trie warm")
-    return cold, warm
+            output = generate(text)
+            reference.add(output, time.perf_counter() - started)
+            _ask(client, text, answers["off"], drafting=False)
+            _ask(client, text, answers["cold"], tenant=_NEW)
+            _ask(client, text, answers["warm"], tenant=_LEARNING, show=len(reference.outputs) <= show)
+            _ask(client, text, answers["repeated"], tenant=_LEARNING)
+            _ask(client, text, answers["other-tenant"], tenant=_OTHER)
+    return reference, answers
 
 
-def _ask(client: Client, text: str, into: Pass, **options: Any) -> None:
+def _ask(client: Client, text: str, into: Answers, show: bool = False, **options: Any) -> None:
+    """Asks, and shows the answer if wished: tokens accepted from a draft are green."""
     started = time.perf_counter()
-    completion = client.generate([ChatMessage("user", text)], max_tokens=_MAX_TOKENS, **options)
-    into.add(completion, time.perf_counter() - started)
+    options |= {"max_tokens": _MAX_TOKENS, "temperature": 0.0, "token_details": show}
+    completion: Completion = client.generate([ChatMessage("user", text)], **options)
+    into.add(completion.token_ids, time.perf_counter() - started, completion.drafting.steps)
+    if show:
+        pieces = [(detail.text, "green" if detail.drafted else "") for detail in completion.details]
+        console.print(Text.assemble(("\n[warm] ", "dim"), (text, "bold"), "\n", *pieces))
+        tokens, steps = len(completion.token_ids), completion.drafting.steps
+        console.print(Text(f"{tokens} tokens in {steps} steps; green: accepted from a draft\n", "dim"))
 
 
-def _show(client: Client, text: str, into: Pass, title: str, *, tenant: str) -> None:
-    """Streams the answer to the terminal; tokens accepted from a draft are green."""
-    console.print(Text.assemble((f"\n[{title}] ", "dim"), (text, "bold")))
-    started = time.perf_counter()
-    prompt = [ChatMessage("user", text)]
-    with client.stream(prompt, max_tokens=_MAX_TOKENS, tenant=tenant, strategy="trie", token_details=True) as stream:
-        for delta in stream:
-            pieces = [(detail.text, "green" if detail.drafted else "") for detail in delta.details]
-            console.print(Text.assemble(*pieces), end="", soft_wrap=True)
-        completion = stream.completion()
-    into.add(completion, time.perf_counter() - started)
-    tokens, steps = len(completion.token_ids), completion.drafting.steps
-    console.print(Text(f"\n{tokens} tokens in {steps} steps; green: accepted from a draft", "dim"))
-
-
-def _transformers_generate() -> Callable[[str], tuple[int, ...]]:
-    """Greedy `generate` of transformers on the bundled model, as its users call it."""
+def _transformers_generate(path: str) -> Callable[[str], tuple[int, ...]]:
+    """Greedy `generate` of transformers on a model, as its users call it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    from draftwood_model_runner.loading.model import BUNDLED_MODEL
-
     logging.disable_progress_bar()
-    tokenizer: Any = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
-    model: Any = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
 
     def generate(text: str) -> tuple[int, ...]:
         inputs = tokenizer.apply_chat_template(
@@ -289,18 +298,17 @@ def _requests(client: Client, questions: list[str], seconds: float) -> int:
         return sum(pool.map(ask, range(_AT_ONCE)))
 
 
-def _table(reference: Pass, rows: list[dict[str, Any]], questions: int, warmup: int) -> Table:
-    titles = {"plain": "drafting off", "cold": "trie, cold", "warm": "trie, warm"}
-    ratio, speed = reference.tokens_per_s / rows[0]["tokens_per_s"], reference.tokens_per_s
-    first = {"title": "transformers", "tokens_per_s": speed, "vs_plain": ratio, "vs_transformers": 1.0}
-    ours = [row | {"title": titles[row["mode"]], "same": "yes" if row["identical"] else "NO"} for row in rows]
-    columns = {"": "{title}", "tok/s": "{tokens_per_s:.1f}", "x off": "{vs_plain:.2f}", "x HF": "{vs_transformers:.2f}"}
-    columns |= {"length": "{acceptance_length:.2f}", "nodes": "{nodes_per_step:.1f}"}
-    columns |= {"draft": "{draft_time_share:.1%}", "own": "{outside_model_share:.1%}", "same": "{same}"}
+def _table(name: str, reference: Answers, rows: list[dict[str, Any]], others: int) -> Table:
+    off = next(row["tokens_per_s"] for row in rows if row["mode"] == "off")
+    speed = reference.tokens_per_s
+    first = {"title": "transformers' generate", "tokens_per_s": speed, "vs_transformers": 1.0, "vs_plain": speed / off}
+    ours = [
+        row | {"title": _TITLES[row["mode"]], "same": f"{row['identical_answers']} of {row['answers']}"} for row in rows
+    ]
+    columns = {"": "{title}", "tokens/s": "{tokens_per_s:.1f}", "x generate": "{vs_transformers:.2f}"}
+    columns |= {"x off": "{vs_plain:.2f}", "tokens/step": "{tokens_per_step:.2f}", "identical": "{same}"}
     caption = (
-        "x off, x HF: speed relative to drafting off and to transformers' generate, which answer each question beside"
-        " it; length: acceptance length, tokens per step; nodes: draft tokens verified per step; draft, own: share of"
-        " the time spent drafting, and outside of the model; same: identical token for token"
+        f"cold: by a tenant whose memory is empty at the first question; warm: by one that asked {others} other"
+        " questions first; asked again: by that one; identical: answers equal to generate's, token for token"
     )
-    title = f"{questions} questions; warm: after {warmup} others"
-    return table(title, [first, *ours], columns, texts=1, caption=caption)
+    return table(f"{name}, {rows[0]['answers']} questions", [first, *ours], columns, texts=1, caption=caption)

@@ -19,7 +19,7 @@ import uvloop
 from draftwood_memory.errors import DraftwoodMemoryError, InvalidSettingError
 from draftwood_memory.settings.files import check_files
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
-from draftwood_model_runner.loading.checkpoint import require_folder, set_offline_mode
+from draftwood_model_runner.loading.sources.resolution import resolve
 from draftwood_service.config import SettingsError, as_given, read_settings
 from draftwood_service.engine.process import EngineProcess
 from draftwood_service.logging_config import configure_logging
@@ -55,7 +55,9 @@ def serve(args: list[str]) -> int | None:
         return _fail(error, _USAGE_ERROR)
     configure_logging(settings.log_level, settings.log_format)
     try:
-        return uvloop.run(_serve(settings))
+        _check(settings)
+        model = _resolved(settings)
+        return uvloop.run(_serve(settings.model_copy(update={"model": model})))
     except (InvalidValueError, InvalidSettingError) as error:
         return _fail(as_given(error, args, os.environ), _FAILURE)
     except (DraftwoodError, DraftwoodMemoryError) as error:
@@ -67,17 +69,34 @@ def _fail(error: Exception, status: int) -> int:
     return status
 
 
-async def _serve(settings: Settings) -> int:
+def _check(settings: Settings) -> None:
+    """What takes no time. Raises DraftwoodError, DraftwoodMemoryError."""
     require_free("port", settings.host, settings.port)
     if settings.health_port is not None:
         require_free("health_port", settings.host, settings.health_port)
     require_engine(settings.engine)
     require_driver(settings.device)
-    require_folder(settings.model_path)
-    set_offline_mode(settings.model_path, os.environ)
     require_writable("ready_file", settings.ready_file)
     check_files(settings.of_memory)
     _copy_compiled(settings)
+
+
+def _resolved(settings: Settings) -> str:
+    """The folder or hub id of the model, which may first be downloaded and converted. Both end with this process.
+
+    Raises:
+        DraftwoodError: there is no such model, or it cannot be read.
+    """
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        return resolve(settings.model_path, settings.cache_folder, os.environ)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+async def _serve(settings: Settings) -> int:
     starting = asyncio.create_task(_start_engine(settings))
     await asyncio.sleep(0)  # its process starts; what follows is imported meanwhile
     from draftwood_service.rpc.bound import BoundServer

@@ -194,7 +194,8 @@ def test_help_needs_no_model() -> None:
             ["--port", "0", "--model", "/no/such/model"],
             "model '/no/such/model': no such folder; give a folder or a hub id",
         ),
-        (["--port", "0", "--model", __file__], f"model {__file__!r}: is a file; give the folder that has config.json"),
+        (["--port", "0", "--model", __file__], f"model {__file__!r}: is not a GGUF file (it begins with"),
+        (["--port", "0", "--model", "no-such.gguf"], "model 'no-such.gguf': no such file"),
         pytest.param(
             ["--port", "0", "--device", "cuda"],
             "",

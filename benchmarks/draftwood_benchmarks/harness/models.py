@@ -6,6 +6,7 @@ usual ways.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from draftwood_benchmarks.harness.report import console
+from draftwood_memory.settings.memory_settings import cache_folder
 from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.loading.sources.resolution import resolve
 
 if TYPE_CHECKING:
     from draftwood_benchmarks.harness.widen import Shape
@@ -49,7 +52,11 @@ class ModelOptions:
         ),
     ] = None
     model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Folder or hub id of another model, instead of a shape.")
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Folder, GGUF file, hub id or name of another model.",
+        ),
     ] = None
     device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto"
     dtype: Annotated[
@@ -133,6 +140,7 @@ def chosen_model(options: ModelOptions, positions: int | None = None) -> Iterato
     Raises:
         InvalidValueError: the bundled model cannot grow to the shape or the vocabulary.
         InvalidInputError: a shape or a vocabulary is given together with another model.
+        ModelNotFoundError, UnsupportedModelError: there is no such model, or it cannot be read.
     """
     with console.status("Loading torch"):
         from draftwood_benchmarks.harness.widen import parse_shape
@@ -142,7 +150,9 @@ def chosen_model(options: ModelOptions, positions: int | None = None) -> Iterato
         for name, value in (("shape", shape and options.shape), ("vocabulary", options.vocabulary)):
             if value is not None:
                 raise InvalidInputError(name, value, "only the bundled model can be grown; leave --model out")
-        yield ChosenModel(options.model, options.model, options)
+        with console.status(f"Preparing {options.model}"):
+            path = resolve(options.model, cache_folder(os.environ), os.environ)
+        yield ChosenModel(options.model, path, options)
         return
     if shape is None and options.vocabulary is None and positions is None:
         yield ChosenModel("bundled model", BUNDLED_MODEL, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from draftwood_strategies.draft import Int32Array
 
 QUESTIONS = files("draftwood_benchmarks") / "questions.jsonl"
+"""Customer-support questions, which the bundled model answers."""
+MT_BENCH = files("draftwood_benchmarks") / "mt_bench.jsonl"
+"""First turns of MT-Bench by LMSYS (FastChat, Apache 2.0): eight categories, one question of each in turn. Measured are
+the first of each."""
 ContextOption = Annotated[
     int | None,
     typer.Option(
@@ -41,9 +46,9 @@ KEYS = ("instruction", "text", "prompt", "turns", "question")
 """Keys of a JSON line that may hold its prompt, in order of precedence."""
 
 
-def read_questions() -> tuple[list[str], list[str]]:
-    """(measured, warm-up): the bundled questions."""
-    rows = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
+def read_questions(file: Traversable = QUESTIONS) -> tuple[list[str], list[str]]:
+    """(measured, warm-up): bundled questions."""
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     splits: dict[str, list[str]] = {"measured": [], "warmup": []}
     for row in rows:
         splits[row["split"]].append(row["text"])

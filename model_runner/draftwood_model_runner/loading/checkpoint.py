@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 BUNDLED_MODEL = str(Path(__file__).parent / "demo")
 """The model that ships with Draftwood; see its README.md."""
-_HUB_SECONDS = 5.0
+HUB_SECONDS = 5.0
 """Until the hub answers whether it is there."""
-_OFFLINE = "HF_HUB_OFFLINE"
+OFFLINE = "HF_HUB_OFFLINE"
 
 
 def require_folder(path_or_id: str) -> None:
@@ -48,27 +48,38 @@ def set_offline_mode(path_or_id: str, environ: MutableMapping[str, str]) -> None
     """
     if Path(path_or_id).is_dir():
         return
-    if environ.get(_OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE"):
-        if not _downloaded(path_or_id, environ):
-            problem = f"it was not downloaded before, and {_OFFLINE} forbids to ask the hub"
+    if is_offline(environ):
+        if not is_downloaded(path_or_id, environ):
+            problem = f"it was not downloaded before, and {OFFLINE} forbids to ask the hub"
             raise ModelNotFoundError(f"model {path_or_id!r}: {problem}")
         return
     import urllib.error
     import urllib.request
 
-    hub = environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    hub = hub_of(environ)
     try:
-        urllib.request.urlopen(urllib.request.Request(hub, method="HEAD"), timeout=_HUB_SECONDS).close()
+        urllib.request.urlopen(urllib.request.Request(hub, method="HEAD"), timeout=HUB_SECONDS).close()
     except urllib.error.HTTPError:
         return  # it answers
     except (OSError, ValueError) as error:
-        if not _downloaded(path_or_id, environ):
+        if not is_downloaded(path_or_id, environ):
             problem = f"it was not downloaded before, and {hub} cannot be reached ({error})"
             raise ModelNotFoundError(f"model {path_or_id!r}: {problem}") from error
-        environ[_OFFLINE] = "1"
+        environ[OFFLINE] = "1"
 
 
-def _downloaded(model: str, environ: MutableMapping[str, str]) -> bool:
+def hub_of(environ: Mapping[str, str]) -> str:
+    """The hub's address."""
+    return environ.get("HF_ENDPOINT") or "https://huggingface.co"
+
+
+def is_offline(environ: Mapping[str, str]) -> bool:
+    """Whether the hub must not be asked."""
+    return environ.get(OFFLINE, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def is_downloaded(model: str, environ: Mapping[str, str]) -> bool:
+    """Whether the hub's cache has something of the model."""
     cache = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     home = Path(environ.get("HF_HOME") or Path(cache, "huggingface"))
     folder = Path(environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub")

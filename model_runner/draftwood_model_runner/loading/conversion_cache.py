@@ -25,6 +25,7 @@ from pydantic import TypeAdapter
 
 from draftwood_model_runner.loading.facts import ModelFacts
 from draftwood_model_runner.loading.loaded import LoadedModel
+from draftwood_model_runner.loading.sources.dense_weights import DENSE, require_private
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.runners.base import KVShape
 
@@ -62,7 +63,7 @@ def entry_of(cache: Path, path_or_id: str, **options: str | int | None) -> Path 
         files = sorted(path for path in folder.iterdir() if path.is_file())
         if sum(path.stat().st_size for path in files) > _MAX_BYTES:
             return None
-        _require_private(cache)
+        require_private(cache)
         versions = {package: version(package) for package in _PACKAGES}
         key = json.dumps([options, versions, _digest([*files, *sorted(_CODE.rglob("*.py"))])], sort_keys=True)
         return cache / hashlib.sha256(key.encode()).hexdigest()[:32]
@@ -139,18 +140,6 @@ def _write(model: LoadedModel, folder: Path) -> None:
     (folder / _DIGEST).write_text(_digest_of(folder), encoding="utf-8")
 
 
-def _require_private(cache: Path) -> None:
-    """Makes the folder for this user alone.
-
-    Raises:
-        OSError: it cannot be made, or others may write to it.
-    """
-    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = cache.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(f"{cache} must belong to the user of the service, and no other may write to it")
-
-
 def _digest_of(folder: Path) -> str:
     return _digest(path for path in sorted(folder.iterdir()) if path.name != _DIGEST)
 
@@ -165,7 +154,8 @@ def _digest(files: Iterable[Path]) -> str:
 
 
 def _remove_old(cache: Path) -> None:
-    """All entries but the latest used; what an interrupted start left, too."""
-    folders = sorted((path for path in cache.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    """All entries but the latest used; what an interrupted start left, too. Dense weights stay."""
+    entries = (path for path in cache.iterdir() if path.is_dir() and path.name != DENSE)
+    folders = sorted(entries, key=lambda path: path.stat().st_mtime)
     for folder in folders[:-_MAX_ENTRIES]:
         shutil.rmtree(folder, ignore_errors=True)

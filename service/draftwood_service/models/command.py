@@ -1,19 +1,29 @@
-"""`draftwood models`: which families of models are served, by which runner, with which drafts, and why not."""
+"""`draftwood models`: names that `--model` knows and what is kept of models on this machine, or the families of models:
+by which runner each is served, with which drafts, and why not."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from draftwood_client.cli.apps import new_app, run
+from draftwood_memory.settings.memory_settings import cache_folder
+from draftwood_model_runner.loading.checkpoint import is_downloaded
+from draftwood_model_runner.loading.sources.dense_weights import dense_place
+from draftwood_model_runner.loading.sources.known_models import KNOWN_MODELS
 from draftwood_service.models.families import MULTIMODAL, Family, families, trial_conditions
+from draftwood_service.models.kept import kept_models
 
 app = new_app()
+_UNITS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 
 
 def models(args: list[str]) -> int:
@@ -22,8 +32,89 @@ def models(args: list[str]) -> int:
 
 
 @app.command()
-def _models(as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False) -> None:
-    """List the families of models that were tried: which runner serves them, with which drafts, and why not."""
+def _models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    of_families: Annotated[
+        bool,
+        typer.Option(
+            "--families",
+            help="List the families of models that were tried instead: which runner serves them, with which drafts, and"
+            " why not.",
+        ),
+    ] = False,
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            "--model-cache-folder",
+            metavar="FOLDER",
+            envvar="DRAFTWOOD_MODEL_CACHE_FOLDER",
+            help="Folder of converted models.",
+            show_default="~/.cache/draftwood/models",
+        ),
+    ] = None,
+) -> None:
+    """List the models that --model knows by name, and what is kept on this machine."""
+    if of_families:
+        _print_families(as_json)
+    else:
+        _print_models(cache or cache_folder(os.environ), as_json)
+
+
+def _print_models(cache: Path | None, as_json: bool) -> None:
+    kept, now = ([] if cache is None else kept_models(cache)), time.time()
+    names = [_named(name, cache) for name in KNOWN_MODELS]
+    if as_json:
+        entries = [asdict(one) | {"folder": str(one.folder)} for one in kept]
+        print(
+            json.dumps(
+                {"models": names, "cache_folder": None if cache is None else str(cache), "kept": entries}, indent=1
+            )
+        )
+        return
+    known = Table("--model", "what it is", "license", "download", "kept")
+    for one in names:
+        known.add_row(
+            one["name"], one["title"], one["license"], _size(one["download_bytes"]), "yes" if one["kept"] else "no"
+        )
+    console = Console()
+    console.print(known)
+    console.print("--model also takes a folder, a GGUF file, or the id of a model on the hub.")
+    if kept:
+        table = Table("kept", "name", "size", "last used", title=f"In {cache}", title_justify="left")
+        for entry in kept:
+            table.add_row(entry.kind, entry.name, _size(entry.bytes), _ago(now - entry.used))
+        console.print(table)
+        console.print("Each may be deleted while no server starts; it is made again when it is needed.")
+    console.print(f"draftwood models --families lists which of {len(families())} families each runner serves.")
+
+
+def _named(name: str, cache: Path | None) -> dict[str, Any]:
+    known = KNOWN_MODELS[name]
+    dense = cache is not None and dense_place(cache, known.gguf_sha256, name).is_dir()
+    return {
+        "name": name,
+        "title": known.title,
+        "license": known.license,
+        "hub_id": known.hub_id,
+        "package": f"{known.package}=={known.version}",
+        "download_bytes": known.gguf_bytes,
+        "kept": dense or is_downloaded(known.hub_id, os.environ),
+    }
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{number / 1e6:,.1f} MB"
+
+
+def _ago(seconds: float) -> str:
+    for length, unit in _UNITS:
+        if seconds >= length:
+            count = int(seconds / length)
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "just now"
+
+
+def _print_families(as_json: bool) -> None:
     listed, tested = families(), trial_conditions()
     if as_json:
         print(json.dumps({"tested": tested, "families": [asdict(family) for family in listed]}, indent=1))

@@ -1,4 +1,4 @@
-"""Which families of models were tried, what runners draft for them, and why not: the table of `draftwood models`.
+"""Which families of models were tried, what runners draft for them, and why not: `draftwood models --families`.
 
 `tools/sweep_models.py` writes the file. No torch.
 """

@@ -58,7 +58,7 @@ class ModelSettings(SettingsGroup):
     """
 
     model: str | None = None
-    """Folder or hub id of the model; unset: the bundled model"""
+    """Folder, GGUF file or hub id of the model, or a name that `draftwood models` lists; unset: the bundled model"""
     engine: Literal["draftwood", "vllm"] = "draftwood"
     """What runs the model: draftwood, Draftwood's own engine, or vllm, for several machines' worth of GPUs and all that
     vLLM serves (pip install 'draftwood[vllm]')"""
@@ -85,9 +85,9 @@ class ModelSettings(SettingsGroup):
     threads: int | None = None
     """CPU threads of a step; unset: all cores, within the CPU quota of the container"""
     model_cache: bool = True
-    """Keep models that OpenVINO converted on disk, so that the next start is shorter"""
+    """Keep models that OpenVINO converted on disk, so that the next start is shorter; GGUF files need it"""
     model_cache_folder: Path | None = None
-    """Folder of converted models; unset: ~/.cache/draftwood/models"""
+    """Folder of converted models and of the dense weights of GGUF files; unset: ~/.cache/draftwood/models"""
     own_text_tokens: int = Field(default=20_000, ge=0, le=1 << 20)
     """Tokens that the model writes by itself while it is idle, for drafts of tenants without answers yet; kept in the
     folder of converted models, so that it writes them once. 0: none"""

@@ -40,7 +40,7 @@ KNOWN = {
     "serve": KnownCommand("Serve a model.", _SERVER),
     "gateway": KnownCommand("Serve the API of OpenAI over HTTP, in front of a service.", "'draftwood[gateway]'"),
     "key": KnownCommand("Create, list and revoke API keys of a server's file.", _SERVER),
-    "models": KnownCommand("List the families of models that can be served.", _SERVER),
+    "models": KnownCommand("List models by name, what is kept of them, and families.", _SERVER),
     "demo": KnownCommand(
         "Compare drafting off, with an empty and with a warm memory, on the bundled model.", _BENCHMARKS
     ),
