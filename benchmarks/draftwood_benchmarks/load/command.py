@@ -199,7 +199,12 @@ def _peers(stack: ExitStack, chosen: ChosenModel, options: LoadOptions, info: Mo
 
     threads, weights = chosen.options.threads or torch.get_num_threads(), chosen.options.weights
     model = PeerModel(
-        chosen.path, info.dtype, threads, max(options.levels), weights=weights, gguf=options.peer_gguf
+        chosen.path,
+        info.dtype,
+        threads,
+        max(options.levels),
+        weights=weights,
+        gguf=options.peer_gguf or chosen.options.model,
     )
     peers = [
         stack.enter_context(running_peer(name, replace(model, drafts=drafts), info.device))

@@ -70,8 +70,7 @@ def table_of(rows: Rows, title: str) -> Table:
     def more(row: dict[str, Any]) -> dict[str, Any]:
         of = row["engine"] if row["engine"] == OUR_ENGINE else OURS
         off = plain[of, row["concurrency"]]
-        name = _name(row) if of == row["engine"] else _name(row).replace(row["engine"], "peer")
-        return {"name": name, "spread": half_range(row), "x_off": row["tokens_per_s"] / off if off else None}
+        return {"name": _name(row), "spread": half_range(row), "x_off": row["tokens_per_s"] / off if off else None}
 
     columns = {"clients": "{concurrency}", "drafts": "{name}", "tok/s": "{tokens_per_s:.0f}", "+-": "{spread:.0%}"}
     columns |= {"x off": "{x_off:.2f}"} | ({"x peer": "{vs_peer:.2f}"} if peer else {})

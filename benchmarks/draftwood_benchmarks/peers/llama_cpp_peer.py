@@ -42,14 +42,11 @@ class Engine:
     """The server, or one for each memory if its drafts remember earlier answers."""
 
     def __init__(self, request: dict[str, Any]) -> None:
-        gguf = Path(request["gguf"] or request["model"])
-        if not gguf.is_file() or gguf.suffix != ".gguf":
-            raise ValueError(f"model {gguf}: llama.cpp needs a GGUF file; name one by --model or by --peer-gguf")
         binary, self.version = _binary()
         streams = request["streams"]
         context = 0 if streams == 1 else CONTEXT_OF_STREAMS * streams
         flags = {
-            "--model": gguf,
+            "--model": request["gguf"],
             "--threads": request["threads"],
             "--threads-batch": request["threads"],
             "--parallel": streams,
@@ -107,7 +104,7 @@ class Engine:
 
 
 class _Window:
-    """What the threads of `load_test` share. Each takes a prompt, and reads its answer to the end or to the deadline."""
+    """What the threads of `load_test` share. Each takes prompts, and reads answers to the end of the window."""
 
     def __init__(self, server: _Server, waiting: Iterator[list[int]], max_tokens: int, seconds: float) -> None:
         self._server, self._waiting, self._max_tokens = server, waiting, max_tokens

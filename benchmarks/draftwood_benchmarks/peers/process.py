@@ -27,19 +27,21 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Annotated, Any, Literal, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple
 
 import typer
 
 from draftwood_benchmarks.harness.report import BenchmarkError, console
 from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.loading.sources.known_models import KNOWN_MODELS
+from draftwood_model_runner.loading.sources.package_index import fetch
+from draftwood_model_runner.loading.sources.resolution import gguf_file
 
 ENVIRONMENTS = Path(".venv-peers")
 """Folder of an environment for each peer, which `make peers` installs, relative to the working directory."""
-PeerName = Literal["openvino-genai", "vllm", "llama.cpp"]
 DRAFTS: dict[str, tuple[str, ...]] = {
     "openvino-genai": ("none", "prompt-lookup"),
     "vllm": ("none", "ngram", "suffix", "draftwood"),
@@ -48,8 +50,9 @@ DRAFTS: dict[str, tuple[str, ...]] = {
 """What each peer can draft with here."""
 _BY_PEER = "; ".join(f"{name}: {', '.join(drafts)}" for name, drafts in DRAFTS.items())
 PeerOption = Annotated[
-    list[PeerName] | None,
+    list[str] | None,
     typer.Option(
+        metavar=f"[{'|'.join(DRAFTS)}]",
         help="Another engine to measure as well; may be given several times. `make peers` installs them.",
         show_default=False,
     ),
@@ -66,7 +69,7 @@ PeerGgufOption = Annotated[
     str | None,
     typer.Option(
         metavar="FILE",
-        help="The GGUF file that llama.cpp computes, if --model names no such file.",
+        help="The GGUF file that llama.cpp computes, if --model does not name one.",
         show_default=False,
     ),
 ]
@@ -104,7 +107,7 @@ class PeerModel:
         streams: requests that decode in one batch, at most.
         drafts: one of `DRAFTS`.
         temperature: above 0, vLLM samples, past end-of-sequence tokens.
-        gguf: the file that llama.cpp computes; `model` if it is None.
+        gguf: what names the file that llama.cpp computes, as `--model` does; None if nothing does.
     """
 
     model: str
@@ -248,8 +251,11 @@ def drafts_of(names: Sequence[str], drafts: Sequence[str]) -> list[tuple[str, st
     """What is measured: each peer with those of the drafts that it has, or with none of them without.
 
     Raises:
-        InvalidInputError: no peer has such drafts.
+        InvalidInputError: there is no such peer, or none of them has such drafts.
     """
+    for name in names:
+        if name not in DRAFTS:
+            raise InvalidInputError("--peer", name, f"must be one of {', '.join(DRAFTS)}")
     offered = dict.fromkeys(one for name in names for one in DRAFTS[name]) or ("none",)
     for one in drafts:
         if one not in offered:
@@ -267,15 +273,30 @@ def running_peer(name: str, model: PeerModel, device: str = "cpu", timeout: floa
     """Runs a peer with the model loaded while the context lasts; its converted weights are deleted at the end.
 
     Raises:
-        InvalidInputError: the benchmark runs on a `device` that peers don't.
+        InvalidInputError: the benchmark runs on a `device` that peers don't, or llama.cpp has no GGUF file.
+        ModelNotFoundError: its GGUF file is missing, or cannot be downloaded.
         PeerError: the peer is not installed, ended by itself, or could not load the model.
     """
     if not device.startswith("cpu"):
         raise InvalidInputError("--peer", name, f"peers run on the CPU, and the model on {device}")
     drafts = "" if model.drafts == "none" else f", drafts {model.drafts}"
     console.print(f"Converting and loading the model for {name}{drafts}")
-    with running_program(name, MODULES[name], timeout, **asdict(model)) as peer:
-        yield peer
+    with TemporaryDirectory(prefix="draftwood-gguf-") as folder:
+        if name == "llama.cpp":
+            model = replace(model, gguf=str(_gguf_file(model.gguf, Path(folder))))
+        with running_program(name, MODULES[name], timeout, **asdict(model)) as peer:
+            yield peer
+
+
+def _gguf_file(model: str | None, folder: Path) -> Path:
+    """The GGUF file that a model is loaded from; one that we know by name is downloaded into the folder."""
+    if model in KNOWN_MODELS and not Path(model).exists():
+        return fetch(KNOWN_MODELS[model], folder)
+    file = None if model is None else gguf_file(Path(model))
+    if file is None:
+        problem = "it computes GGUF files; give one by --model or --peer-gguf"
+        raise InvalidInputError("--peer", "llama.cpp", f"{problem}, or the name of one that `draftwood models` lists")
+    return file
 
 
 @contextmanager
@@ -294,7 +315,12 @@ def running_program(
         log = Path(folder, "log")
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                command_of(name, module), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, process_group=0
+                command_of(name, module),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                process_group=0,
             )
         try:
             peer = Peer(name, process, log, drafts)

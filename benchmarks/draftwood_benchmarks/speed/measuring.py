@@ -117,7 +117,7 @@ def references(
 
     Args:
         peers: names, with what each drafts with.
-        gguf: see `PeerModel`.
+        gguf: the file that llama.cpp computes; None for what the model was chosen by.
     """
     loaded = engine.model
     found: list[Contender] = []
@@ -133,7 +133,7 @@ def references(
             threads,
             weights=chosen.options.weights,
             temperature=task.temperature,
-            gguf=gguf,
+            gguf=gguf or chosen.options.model,
         )
         for name, drafts in peers:
             process = stack.enter_context(running_peer(name, replace(model, drafts=drafts), loaded.device))

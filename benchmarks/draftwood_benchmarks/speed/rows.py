@@ -18,8 +18,9 @@ PLAIN = "none"
 
 def rows_of(tallies: Sequence[Tally], *, quantized: bool = False) -> list[dict[str, Any]]:
     """The rows of the report. Ratios to transformers and to the fastest peer are null where they did not run, or not
-    with the same sampling; a warm memory of a peer is compared with warm rows alone. "sampled_vs_greedy" is the speed of sampled answers relative to that of the greedy ones of the same
-    contender; null for the latter.
+    with the same sampling; a peer whose drafts know earlier answers is compared with warm rows alone.
+    "sampled_vs_greedy" is the speed of sampled answers relative to that of the greedy ones of the same contender; null
+    for the latter.
 
     "identical" and "identical_share" compare answers with those of "identical_to": transformers' greedy `generate`, or
     drafting off where transformers did not run, for sampled answers, or if our model is quantized, which is another
@@ -103,7 +104,7 @@ def table_of(rows: list[dict[str, Any]], title: str) -> Table:
     columns |= {"acc.": "{acceptance_length:.2f}", "nodes": "{nodes_per_step:.1f}", "same": "{identical_share:.0%}"}
     caption = (
         "+-: half the range of the rounds; HF: transformers; x HF, x off: speed relative to its"
-        f" generate and to drafting off; {'x peer: relative to the fastest peer; ' if peer else ''}acc.: tokens per step;"
+        f" generate and to drafting off; {'x peer: to the fastest peer; ' if peer else ''}acc.: tokens per step;"
         f" nodes: draft tokens verified per step; same: answers identical to those of {rows[0]['identical_to']}"
         f"{', sampled ones to those of drafting off; greedy: relative to the same without sampling' if sampled else ''}"
     )
