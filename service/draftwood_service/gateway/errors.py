@@ -113,5 +113,6 @@ def of_tools(error: Exception, has_format: bool) -> Exception:
     wrong = error.violations[0] if isinstance(error, StatusError) and error.violations else None
     if wrong is not None and wrong.field.partition(".")[0] == "format":
         which = "or response_format have" if has_format else "have"
-        return InvalidRequestError("tools", f"{which} a schema that answers cannot be kept to: {wrong.description}")
+        problem = wrong.description.removeprefix(f"{wrong.field}: ")  # no field of the caller's
+        return InvalidRequestError("tools", f"{which} a schema that answers cannot be kept to: {problem}")
     return error

@@ -17,13 +17,17 @@ from openai.types.chat import ChatCompletionMessage
 
 from draftwood_client import AsyncClient, Delta, ToolFormat
 from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.request import GrammarKind
+from draftwood_model_runner.sampling.grammar import GrammarState
+from draftwood_model_runner.sampling.grammar_compilation import compiled
+from draftwood_model_runner.sequence import Grammar
 from draftwood_service.gateway.answers import Answers
 from draftwood_service.gateway.app import Gateway
 from draftwood_service.gateway.errors import InvalidRequestError
 from draftwood_service.gateway.reading import read_chat, with_tools
 from draftwood_service.gateway.tools import grammar, read_tools
 from draftwood_service.rpc.parsing import tool_format
-from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving
+from tests.service.fakes import ByteTokenizer, FakeEngine, FakeGrammars, FakeModel, serving
 
 QUESTION: Any = [{"role": "user", "content": "Where is my parcel?"}]
 MODEL = "draftwood-demo"
@@ -302,21 +306,26 @@ async def test_calls_that_a_model_writes_by_itself(cut: bool) -> None:
     assert {one.finish_reason for chunk in chunks for one in chunk.choices} == {None, whole[0].finish_reason}
 
 
+class ByteGrammars(FakeGrammars):
+    def compile(self, kind: GrammarKind, text: str) -> Grammar:
+        return GrammarState(compiled(llguidance.LLTokenizer("byte"), kind, text), 256)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_grammar_that_fails_within_an_answer_is_that_of_the_tools(stream: bool) -> None:
     """Of a caller who sent no response_format."""
     engine, tokenizer = FakeEngine(), ByteTokenizer()
     tokenizer.tool_format = tool_format.ToolFormat(**asdict(HERMES))
     engine.sequence_error = InvalidInputError("format", None, "is too complex: too many items")
-    async with serving(engine, FakeModel(tokenizer=tokenizer)) as served:
+    async with serving(engine, FakeModel(tokenizer=tokenizer, grammars=ByteGrammars())) as served:
         gateway = Gateway(lambda _: AsyncClient(served.server.address), page=False, max_body_bytes=10_000)
         transport = httpx2.ASGITransport(gateway.app([]))
         async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
             asked = {**OPTIONS, "model": "", "tool_choice": "required", "stream": stream}
             text = (await client.post("/v1/chat/completions", json=asked)).text
-    assert "response_format" not in text
-    assert '"param":"tools"' in text.replace(" ", "")
-    assert "is too complex: too many items" in text
+    assert "format" not in text
+    assert '"param":"tools"' in text
+    assert "cannot be kept to: is too complex: too many items" in text
 
 
 def delta(text: str) -> Delta:
