@@ -12,6 +12,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.base import Runner
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.openvino.factory import OpenVinoRunnerFactory
@@ -21,7 +22,7 @@ from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_strategies import EMPTY_TREE
 from draftwood_strategies.draft import Int32Array
 from tests.model_runner.families import VOCAB, as_prompt, reference, taken_over, tiny
-from tests.model_runner.sequences import GREEDY, StopParams, make_sequence
+from tests.model_runner.sequences import GREEDY, make_sequence
 
 LONGEST = 24
 KV_TOKENS = 256
