@@ -24,8 +24,9 @@ from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 
 _BATCHED_SEQUENCES = 4
 """Sequences of the step that shows what each further one adds."""
-_LONG_CONTEXT, _CONTEXT_TOKENS = 1024, 16
-"""Context and tokens of the steps that show what longer contexts add."""
+_LONG_CONTEXT, _CONTEXT_TOKENS, _CONTEXT_SECONDS = 1024, 16, 0.1
+"""Context and tokens of the steps that show what longer contexts add, and seconds after which no further round of them
+begins."""
 _CHANGED_SIZES, _ROUNDS = (8, 12), 6
 """Tokens of the steps that show what a change of the size adds, and how often they are run at most."""
 _CHANGE_SECONDS = 0.5
@@ -163,7 +164,10 @@ def _context_cost(runner: Runner, max_context: int, curve: StepTimeCurve) -> Con
     tokens = min(_CONTEXT_TOKENS, max_context // 2)
     if beyond < MEASURED_CONTEXT or tokens < 2:
         return ContextCost()
-    long = measure_curve(runner, max_context, tokens, limit=0.1, context=MEASURED_CONTEXT + beyond)
-    one, some = (max(long.at(n) - curve.at(n), 0.0) / beyond for n in (1, tokens))
+    step = _timed_step(runner, MEASURED_CONTEXT + beyond, tokens)
+    step(tokens)  # the first run of all pays for allocations
+    sizes = (1, tokens)
+    long = _fastest([partial(step, size) for size in sizes for _ in range(2)], _CONTEXT_SECONDS)[1::2]
+    one, some = (max(seconds - curve.at(n), 0.0) / beyond for n, seconds in zip(sizes, long, strict=True))
     per_token = max(some - one, 0.0) / (tokens - 1)
     return ContextCost(per_sequence=max(one - per_token, 0.0), per_token=per_token)

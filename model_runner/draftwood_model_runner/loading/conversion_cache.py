@@ -27,9 +27,9 @@ from pydantic import TypeAdapter
 
 from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES
 from draftwood_model_runner.loading.facts import ModelFacts
-from draftwood_model_runner.loading.file_digests import KnownDigests, digest_of_contents
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.sources.dense_weights import require_private
+from draftwood_model_runner.loading.sources.file_digests import KnownDigests, digest_of_contents
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.runners.base import KVShape
 
@@ -108,7 +108,6 @@ def _load(folder: Path, tokenizer: Tokenizer, name: str, threads: int | None) ->
         finally:
             if (folder / _DIGEST).read_text(encoding="utf-8") != digest.result():
                 raise ValueError("a file is damaged")
-    tokenizer.check_ends(facts.eos_token_ids)
     return LoadedModel(
         name=name,
         factory=factory,

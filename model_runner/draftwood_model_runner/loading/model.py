@@ -92,6 +92,7 @@ def load_model(
         )
     tokenizer = load_tokenizer(path_or_id)
     if entry is not None and (found := load_entry(entry, tokenizer, name_of(path_or_id), threads)) is not None:
+        tokenizer.check_ends(found.eos_token_ids)
         return found
 
     def convert() -> LoadedModel:
