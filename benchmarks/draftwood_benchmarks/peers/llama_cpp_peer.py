@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
@@ -172,7 +172,7 @@ class _Server:
                 raise RuntimeError(f"llama-server: the model is not loaded after {_START_SECONDS:g} s")
             time.sleep(0.1)
 
-    def complete(self, prompt: list[int], max_tokens: int, *, stream: bool) -> Iterator[dict[str, Any]]:
+    def complete(self, prompt: list[int], max_tokens: int, *, stream: bool) -> Generator[dict[str, Any]]:
         """The parts of the greedy answer; without `stream` there is one."""
         body = {
             "prompt": prompt,

@@ -89,6 +89,7 @@ ANSWER_TIMEOUT = 300.0
 """Seconds for one answer."""
 _END_TIMEOUT = 10.0
 _LOG_LINES = 5
+_ERROR_LENGTH = 500
 
 
 class PeerError(BenchmarkError):
@@ -230,7 +231,7 @@ class Peer:
             told = line.strip()[:100]
             raise PeerError(f"peer {self.name}: its answer to {request['op']} is no JSON object: {told!r}")
         if "error" in answer:
-            raise PeerError(f"peer {self.name}: {request['op']} failed: {answer['error']}")
+            raise PeerError(f"peer {self.name}: {request['op']} failed: {answer['error'][:_ERROR_LENGTH]}")
         return answer
 
     def _read(self, stdout: IO[str]) -> None:
@@ -290,7 +291,7 @@ def running_peer(name: str, model: PeerModel, device: str = "cpu", timeout: floa
 
 def _gguf_file(model: str | None, folder: Path) -> Path:
     """The GGUF file that a model is loaded from; one that we know by name is downloaded into the folder."""
-    if model in KNOWN_MODELS and not Path(model).exists():
+    if model is not None and model in KNOWN_MODELS and not Path(model).exists():
         return fetch(KNOWN_MODELS[model], folder)
     file = None if model is None else gguf_file(Path(model))
     if file is None:
