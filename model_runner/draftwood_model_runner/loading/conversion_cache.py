@@ -16,7 +16,6 @@ import re
 import shutil
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -75,15 +74,28 @@ def entry_of(cache: Path, path_or_id: str, **options: str | int | None) -> Path 
         return None
 
 
+def is_intact(folder: Path) -> bool:
+    """Whether there is an entry whose content is what was written. Logs if it is not. Reads all of it, and leaves other
+    threads the interpreter's lock."""
+    if not folder.is_dir():
+        return False
+    try:
+        intact = (folder / _DIGEST).read_text(encoding="utf-8") == _digest_of(folder)
+    except OSError as error:
+        _log.warning("the converted model in %s is not used: %s", folder, error)
+        return False
+    if not intact:
+        _log.warning("the converted model in %s is not used: a file is damaged", folder)
+    return intact
+
+
 def load_entry(folder: Path, tokenizer: Tokenizer, name: str, threads: int | None) -> LoadedModel | None:
-    """The model of an entry; None if there is none or it is damaged.
+    """The model of an entry that is intact; None if it does not compute what it did.
 
     Args:
         tokenizer, name: of the model.
         threads: CPU threads that steps will be computed with.
     """
-    if not folder.is_dir():
-        return None
     try:
         model = _load(folder, tokenizer, name, threads)
         os.utime(folder)
@@ -97,17 +109,11 @@ def _load(folder: Path, tokenizer: Tokenizer, name: str, threads: int | None) ->
     from draftwood_model_runner.runners.openvino import serialization
     from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
 
-    with ThreadPoolExecutor(1) as beside:  # hashing leaves others the interpreter's lock
-        digest = beside.submit(_digest_of, folder)
-        try:
-            entry = TypeAdapter(_Entry).validate_json((folder / _FACTS).read_bytes())
-            facts, layout = entry.facts, PageLayout(entry.shapes, entry.facts.dtype)
-            grammars = tokenizer.grammars(facts.vocab_size, facts.eos_token_ids)
-            grammars.prepare()
-            factory = serialization.load(folder, layout, entry.window, facts.vocab_size, facts.max_context, threads)
-        finally:
-            if (folder / _DIGEST).read_text(encoding="utf-8") != digest.result():
-                raise ValueError("a file is damaged")
+    entry = TypeAdapter(_Entry).validate_json((folder / _FACTS).read_bytes())
+    facts, layout = entry.facts, PageLayout(entry.shapes, entry.facts.dtype)
+    grammars = tokenizer.grammars(facts.vocab_size, facts.eos_token_ids)
+    grammars.prepare()
+    factory = serialization.load(folder, layout, entry.window, facts.vocab_size, facts.max_context, threads)
     return LoadedModel(
         name=name,
         factory=factory,

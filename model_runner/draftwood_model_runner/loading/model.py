@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.adoption import DTYPES, adopt, load_module
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, name_of, require_folder
-from draftwood_model_runner.loading.conversion_cache import entry_of, load_entry, save_entry
+from draftwood_model_runner.loading.conversion_cache import entry_of, is_intact, load_entry, save_entry
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.sharded import load_sharded
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
@@ -90,8 +91,13 @@ def load_model(
             generation_defaults=generation_defaults,
             threads=threads,
         )
-    tokenizer = load_tokenizer(path_or_id)
-    if entry is not None and (found := load_entry(entry, tokenizer, name_of(path_or_id), threads)) is not None:
+    with ThreadPoolExecutor(1) as beside:
+        intact = None if entry is None else beside.submit(is_intact, entry)
+        tokenizer = load_tokenizer(path_or_id)
+    found = None
+    if entry is not None and intact is not None and intact.result():
+        found = load_entry(entry, tokenizer, name_of(path_or_id), threads)
+    if found is not None:
         tokenizer.check_ends(found.eos_token_ids)
         return found
 
