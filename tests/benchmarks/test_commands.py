@@ -112,7 +112,6 @@ system = pytest.mark.system
     [
         ("step --shape 13b", 2, "error: shape: '13b' is not allowed; it must be one of native, 110m"),
         ("step --shape 64x2x2x128", 2, "grows from 256x6x4x704 and cannot lose hidden"),
-        ("step --shape 110m --model x", 2, "leave --model out"),
         ("step --device abacus", 2, "it must be auto, cpu, cuda or cuda:N"),
         ("step --model /no/such/model", 1, "no such folder"),
         ("step --json /no/such/folder/x.json", 2, NO_FOLDER),

@@ -193,7 +193,8 @@ def _write_grown(path: str, shape: Shape | None, options: ModelOptions, folder: 
 
     disable_progress_bar()
     if (kind := AutoConfig.from_pretrained(path).model_type) != "llama":
-        raise InvalidInputError("--shape", options.shape, f"only a Llama can be grown, and {path} is of type {kind}")
+        named, value = ("--vocabulary", options.vocabulary) if shape is None else ("--shape", options.shape)
+        raise InvalidInputError(named, value, f"only a Llama can be grown, and {path} is of type {kind}")
     small = LlamaForCausalLM.from_pretrained(path, dtype="auto")
     target = small.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     where = "cuda" if torch.cuda.is_available() else "cpu"
