@@ -45,13 +45,18 @@ sweep: $(STAMP)  ## Try every causal LM of transformers by both runners, and wri
 demo: $(STAMP)  ## Ask a real model real questions: generate, drafting off, cold, warm, again, as another tenant
 	$(BIN)/draftwood demo
 
-peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood .venv-peers/sglang/.draftwood  ## Install the engines of `draftwood bench --peer`
+peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood .venv-peers/sglang/.draftwood .venv-peers/llama.cpp/.installed  ## Install the engines of `draftwood bench --peer`; llama.cpp is compiled for 20 minutes on two cores
 
 # Without dependency resolution: both would bring a torchvision that does not fit the CPU build of torch.
 .venv-peers/%/.installed: benchmarks/draftwood_benchmarks/peers/requirements-%.txt
 	test -x .venv-peers/$*/bin/python || $(PYTHON) -m venv .venv-peers/$*
 	.venv-peers/$*/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	touch $@
+
+# Its build has no bound on its jobs by default. Tests and examples would take as long again, and peers need no HTTPS.
+.venv-peers/llama.cpp/.installed: export LLAMA_CPP_BUILD_JOBS ?= $(shell nproc)
+.venv-peers/llama.cpp/.installed: export CMAKE_ARGS ?= -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+	-DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF
 
 # The service on vLLM, and the plug-in with what it drafts with, as links to this folder; no version of vLLM's changes.
 .venv-peers/vllm/.draftwood: .venv-peers/vllm/.installed benchmarks/draftwood_benchmarks/peers/requirements-vllm-service.txt

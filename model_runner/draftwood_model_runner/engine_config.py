@@ -11,6 +11,8 @@ from draftwood_model_runner.errors import InvalidValueError
 RUNNERS = ("auto", "cuda", "openvino", "torch")
 WEIGHTS = ("as-is", "int8", "int4")
 """Those after the first are quantized, by runner openvino."""
+MODEL_CACHE_BYTES = 8 << 30
+"""Of all converted models on disk, by default: one of 4 billion parameters in bfloat16, or several small ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +27,9 @@ class EngineConfig:
         prefill_chunk: prompt tokens of a step, over all sequences, if no sequence decodes.
         shared_prefill_chunk: the same if any does, so that a long prompt does not hold up the others' next tokens;
             no more than `prefill_chunk`.
-        kv_cache_tokens: capacity of the KV cache, over live sequences and prefixes kept for reuse. None holds
-            `max_running` full contexts, or as much of that as fits half of the memory that is free at start (on CUDA
-            four fifths).
+        kv_cache_tokens: capacity of the KV cache, over live sequences and prefixes kept for reuse. None holds on CUDA
+            `max_running` full contexts, or as much of that as fits four fifths of the memory that is free at start. On
+            a CPU it holds `max_running` contexts of 4,096 tokens, in whole full contexts, or as much as fits half.
         prefix_cache: keep the KV of ended sequences while there is room, for later ones of the same tenant that begin
             with the same tokens.
         tenant_weights: a tenant's share of the engine next to the others', above 0; 1 for those not named. Read when

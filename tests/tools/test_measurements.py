@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 from rich.table import Table
 
+from tools.measurements import __main__ as runner
 from tools.measurements import suite
 from tools.measurements.__main__ import measure
 from tools.measurements.page import markdown, section
@@ -31,6 +33,33 @@ def test_a_section_says_how_and_where_it_was_measured(
     assert ("**Too much" in shown) == warned
     assert "draftwood bench x" in shown
     assert "| 10,000 | trie | 64 | 26.3 | 1.90 | - |" in shown
+
+
+def test_paths_of_the_machine_are_given_and_do_not_reach_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "FOLDER", tmp_path)
+    monkeypatch.setattr(runner, "FOLDER", tmp_path)
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> None:
+        ran.append(command)
+        Path(command[-1]).write_text(json.dumps({"run": {"command": " ".join(command[:-2])}}))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(SystemExit, match="paths are missing: code_model=PATH"):
+        measure(["coder-code-int4"], {"prompts": "/my/prompts"})
+    assert not ran
+    measure(["coder-code-int4"], {"prompts": "/my/prompts", "code_model": "/my/coder.gguf"})
+    [command] = ran
+    assert command[command.index("--model") + 1] == "/my/coder.gguf"
+    assert command[command.index("--prompts") + 1] == "/my/prompts/humaneval.jsonl"
+    written = (tmp_path / "coder-code-int4.json").read_text()
+    assert "/my/" not in written
+    assert "--model $code_model" in written
+    measure([])
+    assert not any("/my/" in part for command in ran[1:] for part in command)
+    assert len(ran) - 1 == sum("$" not in one.arguments for one in suite.MEASUREMENTS)
 
 
 def test_an_unknown_measurement_is_named_before_anything_runs() -> None:

@@ -27,8 +27,8 @@ def markdown(table: Table) -> str:
 
 
 def page() -> str:
-    """The page, from the JSON files."""
-    return "\n".join([_HEAD, *map(section, MEASUREMENTS)])
+    """The page, from the JSON files that there are."""
+    return "\n".join([_HEAD, *(section(one) for one in MEASUREMENTS if one.file.exists())])
 
 
 def section(measurement: Measurement) -> str:

@@ -26,7 +26,8 @@ class Measurement:
 
     Attributes:
         name: of the JSON file.
-        arguments: of `draftwood bench`.
+        arguments: of `draftwood bench`. $prompts and $code_model stand for paths that are given when it is measured,
+            and stay as they are in its file.
         table: of the rows, as the benchmark prints it.
     """
 
@@ -43,6 +44,52 @@ class Measurement:
 _REAL = "--shape 110m --vocabulary 151936 --dtype bfloat16"
 _OWN = "--own-text 20000"
 _PEER = "--peer openvino-genai"
+_REAL_MODEL = "--model smollm2-135m --dtype bfloat16"
+_CODE_MODEL = "--model $code_model --dtype bfloat16"
+"""A GGUF file of Qwen2.5-Coder-0.5B-Instruct."""
+_NGRAMS = "--peer-drafts none --peer-drafts ngram-simple"
+_ALL_PEERS = f"{_PEER} --peer vllm --peer llama.cpp {_NGRAMS}"
+_WEIGHTS = {
+    "bfloat16": ("bfloat16", _ALL_PEERS),
+    "int8": ("8-bit weights", f"--weights int8 {_PEER}"),
+    "int4": ("4-bit weights", f"--weights int4 {_PEER} --peer llama.cpp {_NGRAMS}"),
+}
+"""How a real model is computed: by name the words for headings and the options. vLLM quantizes nothing; llama.cpp has
+the 4-bit weights of its file in both runs."""
+_SHORT = "--strategy hybrid --limit 8 --warm 24 --max-tokens 128 --rounds 2"
+_LONG = "--strategy hybrid --limit 4 --warm 12 --max-tokens 128 --rounds 2"
+"""For prompts of hundreds of tokens."""
+
+
+def _real(name: str, heading: str, arguments: str) -> Measurement:
+    table = speed if arguments.startswith("speed") else load
+    return Measurement(name, heading, arguments, lambda rows: table(rows, ""))
+
+
+def _real_models() -> tuple[Measurement, ...]:
+    """Prompts are from files of public benchmarks. Those of Spec-Bench have one of its categories each."""
+    streams = "--concurrency 1,8,32 --duration 16 --warm 24 --max-tokens 128 --prompts $prompts/mtbench.jsonl"
+    found = []
+    for name, (words, options) in _WEIGHTS.items():
+        chat = f"speed {_REAL_MODEL} {options} --sampled {_SHORT} --prompts $prompts/mtbench.jsonl"
+        code = f"speed {_CODE_MODEL} {options} --sampled {_LONG} --prompts $prompts/humaneval.jsonl"
+        many = f"load {_REAL_MODEL} {options} {streams}"
+        found += [
+            _real(f"smollm2-chat-{name}", f"SmolLM2 135M, MT-Bench, one stream, {words}", chat),
+            _real(f"smollm2-streams-{name}", f"SmolLM2 135M, MT-Bench, 1 to 32 streams, {words}", many),
+            _real(f"coder-code-{name}", f"Qwen2.5-Coder 0.5B Instruct, HumanEval, one stream, {words}", code),
+        ]
+    options = _WEIGHTS["bfloat16"][1]
+    for name, file, which, how in (
+        ("math", "gsm8k-test", "GSM8K", _SHORT),
+        ("summaries", "specbench-summarization", "summaries of Spec-Bench", _LONG),
+        ("retrieval", "specbench-rag", "questions with retrieved text of Spec-Bench", _LONG),
+    ):
+        arguments = f"speed {_REAL_MODEL} {options} {how} --prompts $prompts/{file}.jsonl"
+        found.append(_real(f"smollm2-{name}", f"SmolLM2 135M, {which}, one stream, bfloat16", arguments))
+    return tuple(found)
+
+
 MEASUREMENTS = (
     Measurement(
         "one-stream",
@@ -76,4 +123,5 @@ MEASUREMENTS = (
         "overhead --growth --rounds 5 --plot docs/images/growth.svg",
         lambda rows: growth(rows, ""),
     ),
+    *_real_models(),
 )

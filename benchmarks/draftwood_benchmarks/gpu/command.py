@@ -10,14 +10,14 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, chosen_model
-from draftwood_benchmarks.harness.prompts import read_questions
+from draftwood_benchmarks.harness.prompts import PromptsOption, encode, read_prompts, read_questions
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, Rows, console, table
 from draftwood_benchmarks.harness.run_facts import run_facts
 from draftwood_client.cli.options import command
@@ -31,9 +31,22 @@ _SHORT: dict[str, Dtype] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "floa
 LONG_SHAPES = {"13b": "5120x40x80x13824", "70b-layer": "8192x6x128x28672"}
 """Beside those of `bench step`: with heads of 64, as the bundled model has. "70b-layer" has six layers of a model of
 70B, as the bundled one cannot lose any."""
-SECTIONS = ("correctness", "attention", "steps", "kernels", "streams", "transformers", "exact", "compiled", "flips")
+SECTIONS = (
+    "correctness",
+    "attention",
+    "steps",
+    "kernels",
+    "streams",
+    "transformers",
+    "exact",
+    "compiled",
+    "flips",
+    "vllm",
+)
 """In their order: what a run that is cut short must bring back comes first."""
-_OF_GROWN = {"steps", "kernels", "streams", "transformers", "exact", "compiled"}
+_OF_GROWN = {"steps", "kernels", "streams", "transformers", "exact", "compiled", "vllm"}
+_LONG_ANSWERS, _OTHERS = 640, 200
+"""Of prompts of the user's own: tokens of one and its answer, and how many a memory learns from."""
 
 
 @command
@@ -47,6 +60,13 @@ def gpu(
         list[str] | None,
         typer.Option(metavar="NAME", help=f"Only this; may be given several times. {', '.join(SECTIONS)}."),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="A Llama (folder, GGUF file, hub id or name) to grow instead of the bundled one."
+        ),
+    ] = None,
+    prompts: PromptsOption = None,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="The least of everything, with the bundled model; also without a GPU.")
     ] = False,
@@ -64,7 +84,7 @@ def gpu(
     report = Report(output.json_file, tuple(section or SECTIONS))
     if (log := report.beside(".log")) is not None:
         logging.basicConfig(filename=log, filemode="w", level=logging.INFO, force=True)
-    measure(report, "native" if smoke else LONG_SHAPES.get(shape, shape), _SHORT[dtype], smoke)
+    measure(report, "native" if smoke else LONG_SHAPES.get(shape, shape), _SHORT[dtype], smoke, model, prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +120,23 @@ class Report:
         console.print(table(title, shown, {key.replace("_", " "): f"{{{key}}}" for key in rows[0]} if rows else {}))
 
 
-def measure(report: Report, shape: str, dtype: Dtype, smoke: bool) -> None:
-    """Runs all sections."""
+def measure(
+    report: Report, shape: str, dtype: Dtype, smoke: bool, model: str | None = None, prompts: Path | None = None
+) -> None:
+    """Runs all sections; with prompts of the user's own, a memory also learns from some of them before it is asked
+    others."""
     import torch
 
     from draftwood_benchmarks.gpu import sections
+    from draftwood_benchmarks.gpu.inside_vllm import inside_vllm
     from draftwood_benchmarks.gpu.targets import targets
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     plan = sections.SMOKE if smoke else sections.Plan()
     questions, _ = read_questions()
+    if prompts is not None:
+        plan = replace(plan, others=_OTHERS, answer_context=_LONG_ANSWERS)
+        questions = fitting(read_prompts(prompts), ModelOptions(model=model), plan)
     bandwidth = copy_bandwidth(device)
     report.sections["device"] = {
         "name": torch.cuda.get_device_name() if device.type == "cuda" else "cpu, interpreted",
@@ -117,19 +144,19 @@ def measure(report: Report, shape: str, dtype: Dtype, smoke: bool) -> None:
         "torch": torch.__version__,
     }
 
-    def bundled(dtype: Dtype, shape: str = "native") -> ModelOptions:
-        return ModelOptions(shape=shape, device=device.type, dtype=dtype, runner="cuda")
+    def options(dtype: Dtype, shape: str = "native") -> ModelOptions:
+        return ModelOptions(shape=shape, model=model, device=device.type, dtype=dtype, runner="cuda")
 
     def correctness() -> Rows:
-        with chosen_model(bundled("float32")) as native:
-            model = native.load()
-            return sections.correctness(model, native.load_plain(model), questions, plan)
+        with chosen_model(options("float32")) as native:
+            loaded = native.load()
+            return sections.correctness(loaded, native.load_plain(loaded), questions, plan)
 
     def flips() -> Rows:
         """By dtype; interpreted, in float32 alone: Triton's interpreter rounds bfloat16 towards zero."""
         rows = []
         for each in _DTYPES[:1] if device.type == "cpu" else _DTYPES:
-            with chosen_model(bundled(each)) as native:
+            with chosen_model(options(each)) as native:
                 rows += sections.flips(native.load(), questions, plan)
         return rows
 
@@ -138,15 +165,33 @@ def measure(report: Report, shape: str, dtype: Dtype, smoke: bool) -> None:
     report.section("attention", lambda: sections.attention_times(device, kind, plan, bandwidth))
     if _OF_GROWN & {*report.wanted}:
         positions = max(plan.contexts) + plan.step_tokens
-        with chosen_model(bundled("float32" if smoke else dtype, shape), positions) as grown:
+        with chosen_model(options("float32" if smoke else dtype, shape), positions) as grown:
             _grown(report, grown, questions, plan, bandwidth)
+            if "vllm" in report.wanted and device.type == "cuda":
+                torch.cuda.empty_cache()
+                for rows in inside_vllm(grown, questions, plan, dtype):
+                    report.show("vllm", rows, "vllm")
     report.section("flips", flips)
     if not smoke:
         report.show("targets", targets(report.sections), "targets")
 
 
+def fitting(questions: list[str], model: ModelOptions, plan: Plan) -> list[str]:
+    """Those that fit with their answers. Raises BenchmarkError if none does."""
+    from draftwood_model_runner.loading.tokenizer import load_tokenizer
+
+    with chosen_model(model) as chosen:
+        tokenizer = load_tokenizer(chosen.path)
+    longest = plan.answer_context - plan.tokens
+    if not (found := [one for one in questions if encode(tokenizer, one).size <= longest]):
+        raise BenchmarkError(f"no prompt has {longest} tokens or fewer")
+    return found
+
+
 def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan, bandwidth: float) -> None:
     """The sections about the large model; no two copies of its weights are on the device but where two are compared."""
+    if not (_OF_GROWN - {"vllm"}) & {*report.wanted}:
+        return
     import torch
 
     from draftwood_benchmarks.gpu import sections

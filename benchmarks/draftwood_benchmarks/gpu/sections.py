@@ -25,8 +25,8 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create
 from draftwood_strategies.draft import DraftTree, Int32Array
 
-_ANSWER_CONTEXT = 256
-"""Tokens of a question and its answer, at most."""
+_LEARNED_AT_ONCE = 64
+"""Answers that a memory learns from, so that few streams need not write them one after another."""
 _REPEATS = 10
 """Of attention in a CUDA graph, so that its launches take no time of the host."""
 _MOST_KERNELS = 25
@@ -41,7 +41,9 @@ class Plan:
         nodes, contexts: of the steps whose time is taken.
         streams: sequences that decode at once.
         tokens: new tokens of an answer.
-        prompts: questions, asked cold and then warm.
+        prompts: questions at least, in each pass.
+        others: questions that a memory learned from before the warm pass.
+        answer_context: tokens of a question and its answer, at most.
         rounds: of each measurement, of which the median counts.
         adaptive: measure step times first, which decide how much is drafted.
     """
@@ -52,6 +54,8 @@ class Plan:
     strategies: tuple[str, ...] = ("trie", "recycling", "hybrid")
     tokens: int = 128
     prompts: int = 8
+    others: int = 0
+    answer_context: int = 256
     rounds: int = 10
     adaptive: bool = True
 
@@ -72,18 +76,18 @@ def correctness(model: LoadedModel, module: Any, questions: list[str], plan: Pla
         module: the model as transformers runs it.
     """
     rows = []
+    prompts = [encode(model.tokenizer, question) for question in questions[: plan.prompts]]
+    answers = [_generated(module, prompt, plan.tokens) for prompt in prompts]
     for name in ("none", *plan.strategies):
-        engine = _engine(model, 1, adaptive=False)
+        engine = _engine(model, 1, plan, adaptive=False)
         strategy, accepted = create(name), 0
-        for question in questions[: plan.prompts]:
-            prompt = encode(model.tokenizer, question)
+        for question, prompt, expected in zip(questions[: plan.prompts], prompts, answers, strict=True):
             [sequence] = _run(engine, [prompt], strategy, plan.tokens)
-            expected = _generated(module, prompt, plan.tokens)
             if sequence.output != expected:
                 at = _in_common(sequence.output, expected)
                 raise BenchmarkError(f"{name}: token {at} of the answer to {question!r} is not that of transformers")
             accepted += sequence.stats.accepted_tokens
-        rows.append({"strategy": name, "answers": min(plan.prompts, len(questions)), "accepted": accepted})
+        rows.append({"strategy": name, "answers": len(prompts), "accepted": accepted})
     return rows
 
 
@@ -173,22 +177,43 @@ def _replayed(run: Callable[[], object], device: torch.device) -> Callable[[], N
 
 def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
     """Tokens a second, acceptance length, the share of a step that the device waits for the host, and the share of
-    steps in halves: by strategy, cold and warm, and by the number of sequences that decode at once."""
+    steps in halves: by strategy and by the number of sequences that decode at once.
+
+    Each strategy answers questions with an empty memory (cold), learns from others, answers further ones (warm), and
+    answers these once more (again). The ratio is over drafting off on the same questions. If there are too few
+    questions, they come again within a pass, and the warm pass is left out.
+    """
     prompts, rows = [encode(model.tokenizer, question) for question in questions], []
+    teacher = _engine(model, _LEARNED_AT_ONCE, plan, plan.adaptive) if plan.others else None
     for count in plan.streams:
-        asked = [prompts[i % len(prompts)] for i in range(max(2 * count, plan.prompts))]
-        baseline = 0.0
+        asked, others, further = parts_of(prompts, max(2 * count, plan.prompts), plan.others)
         engine = None  # gives its memory back before the next one takes its own
-        engine = _engine(model, count, plan.adaptive)
+        engine = _engine(model, count, plan, plan.adaptive)
+        off: dict[str, float] = {}
         for name in ("none", *plan.strategies):
             strategy = create(name)
             _run(engine, asked[:1], create(name), plan.tokens)  # compiles what it calls
-            for memory in ("cold", "warm") if name != "none" else ("",):
-                row = _while_full(engine, count, _asked(asked, strategy, plan.tokens))
-                baseline = baseline or row["tokens_per_s"]
-                over_off = row["tokens_per_s"] / baseline
+            for memory, passed in (("cold", asked), ("warm", further), ("again", further or asked)):
+                if not passed or (name == "none" and memory == "again"):
+                    continue
+                if memory == "warm" and teacher is not None:
+                    _run(teacher, others, strategy, plan.tokens)
+                row = _while_full(engine, count, _asked(passed, strategy, plan.tokens))
+                if name == "none":
+                    off[memory] = off["again"] = row["tokens_per_s"]
+                over_off = row["tokens_per_s"] / off[memory]
                 rows.append({"streams": count, "strategy": name, "memory": memory, "over_off": over_off} | row)
     return rows
+
+
+def parts_of(
+    prompts: list[Int32Array], size: int, others: int
+) -> tuple[list[Int32Array], list[Int32Array], list[Int32Array]]:
+    """Questions of the first pass, those that are learned, and those of the second pass; the last two are empty where
+    there are too few questions, and those of the first pass may then be repeated."""
+    if not others or len(prompts) < 2 * size + others:
+        return [prompts[i % len(prompts)] for i in range(size)], [], []
+    return prompts[:size], prompts[size : size + others], prompts[size + others : 2 * size + others]
 
 
 def _while_full(engine: Engine, count: int, running: list[Sequence]) -> dict[str, float]:
@@ -220,10 +245,10 @@ def _while_full(engine: Engine, count: int, running: list[Sequence]) -> dict[str
 def flips(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
     """How often drafts change a greedy answer: where two tokens are closer than the rounding of the model's dtype."""
     prompts = [encode(model.tokenizer, question) for question in questions[: plan.prompts]]
-    plain = [one.output for one in _run(_engine(model, 1, False), prompts, create("none"), plan.tokens)]
+    plain = [one.output for one in _run(_engine(model, 1, plan, False), prompts, create("none"), plan.tokens)]
     rows = []
     for name in plan.strategies:
-        drafted = [one.output for one in _run(_engine(model, 1, False), prompts, create(name), plan.tokens)]
+        drafted = [one.output for one in _run(_engine(model, 1, plan, False), prompts, create(name), plan.tokens)]
         same = [_in_common(*pair) for pair in zip(plain, drafted, strict=True)]
         changed = sum(count < len(answer) for count, answer in zip(same, plain, strict=True))
         per_token = 1e3 * changed / max(1, sum(same))
@@ -297,14 +322,15 @@ def _generated(module: Any, prompt: Int32Array, tokens: int, **options: Any) -> 
     return generate(module, [prompt], tokens, min_new_tokens=tokens, eos_token_id=None, **options)[0]
 
 
-def _engine(model: LoadedModel, count: int, adaptive: bool) -> Engine:
+def _engine(model: LoadedModel, count: int, plan: Plan, adaptive: bool) -> Engine:
     """For `count` questions and their answers, however long the contexts of the model are."""
-    model = replace(model, max_context=min(model.max_context, _ANSWER_CONTEXT))
+    context = min(model.max_context, plan.answer_context)
+    model = replace(model, max_context=context)
     config = EngineConfig(
         max_running=count,
         max_draft_nodes=64,
         adaptive_budget=adaptive,
-        kv_cache_tokens=(count + 1) * (_ANSWER_CONTEXT + 64),
+        kv_cache_tokens=(count + 1) * (context + 64),
     )
     return Engine(model, config)
 

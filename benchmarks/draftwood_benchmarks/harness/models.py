@@ -1,4 +1,4 @@
-"""The model of a benchmark: the bundled one, the bundled one grown to a larger shape, or the user's own.
+"""The model of a benchmark: the bundled one or the user's own, or either grown to a larger shape.
 
 A grown model is written to a temporary folder, from which transformers, our engine and a service load it in their
 usual ways.
@@ -37,8 +37,9 @@ class ModelOptions:
         str,
         typer.Option(
             metavar="SHAPE",
-            help="native, 110m, 400m, 1b, 7b, hybrid-100m (as Qwen3-Next) or HxLxHEADSxINTER: the bundled model grown"
-            " to this shape. A forward pass costs as much as that of any model of the shape; the text stays the same.",
+            help="native, 110m, 400m, 1b, 7b, hybrid-100m (as Qwen3-Next) or HxLxHEADSxINTER: the model grown to this"
+            " shape, if it is a Llama. A forward pass costs as much as that of any model of the shape; the text stays"
+            " the same.",
         ),
     ] = "native"
     vocabulary: Annotated[
@@ -46,17 +47,14 @@ class ModelOptions:
         typer.Option(
             min=1,
             metavar="TOKENS",
-            help="The bundled model grown to so many tokens, such as 151936. None of the added ones is ever the most"
+            help="The model grown to so many tokens, such as 151936. None of the added ones is ever the most"
             " probable, so the text stays the same.",
             show_default=False,
         ),
     ] = None
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Folder, GGUF file, hub id or name of another model.",
-        ),
+        typer.Option(metavar="MODEL", help="Folder, GGUF file, hub id or name of another model than the bundled one."),
     ] = None
     device: Annotated[str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")] = "auto"
     dtype: Annotated[
@@ -92,13 +90,15 @@ class ChosenModel:
         name: for tables.
         path: folder or hub id.
         options: as given by the user.
-        same_text: it is the bundled model grown to a shape only, and writes what that writes.
+        same_text: it is a model grown to a shape only, and writes what that writes.
+        small: folder or hub id of the model that it was grown from; "" if it was not.
     """
 
     name: str
     path: str
     options: ModelOptions
     same_text: bool = False
+    small: str = ""
 
     def load(self) -> LoadedModel:
         """The model as our engine runs it. Raises ModelNotFoundError, UnsupportedModelError, InvalidValueError."""
@@ -108,11 +108,9 @@ class ChosenModel:
         return load_model(self.path, device=of.device, dtype=of.dtype, runner=of.runner, weights=of.weights)
 
     def load_small(self) -> LoadedModel:
-        """The bundled model, for what a model of the same text need not do itself."""
-        from draftwood_model_runner.loading.model import BUNDLED_MODEL
-
+        """The model that it was grown from, for what a model of the same text need not do itself."""
         options = replace(self.options, shape="native", runner="auto")
-        return ChosenModel("bundled model", BUNDLED_MODEL, options).load()
+        return ChosenModel("small model", self.small, options).load()
 
     def load_plain(self, like: LoadedModel) -> Any:
         """The model as transformers runs it, with the dtype and on the device of `like`."""
@@ -135,33 +133,31 @@ def chosen_model(options: ModelOptions, positions: int | None = None) -> Iterato
     """The model of the options; a grown model is deleted when the context ends.
 
     Args:
-        positions: that the bundled model shall grow to; None for its own.
+        positions: that a grown model shall accept; None for those of the small one.
 
     Raises:
-        InvalidValueError: the bundled model cannot grow to the shape or the vocabulary.
-        InvalidInputError: a shape or a vocabulary is given together with another model.
+        InvalidValueError: the model cannot grow to the shape or the vocabulary.
+        InvalidInputError: a shape or a vocabulary is given for a model that is no Llama.
         ModelNotFoundError, UnsupportedModelError: there is no such model, or it cannot be read.
     """
     with console.status("Loading torch"):
         from draftwood_benchmarks.harness.widen import parse_shape
         from draftwood_model_runner.loading.model import BUNDLED_MODEL
     shape = parse_shape(options.shape)
+    path, kind = BUNDLED_MODEL, options.model or "bundled model"
     if options.model is not None:
-        for name, value in (("shape", shape and options.shape), ("vocabulary", options.vocabulary)):
-            if value is not None:
-                raise InvalidInputError(name, value, "only the bundled model can be grown; leave --model out")
-        with console.status(f"Preparing {options.model}"):
+        with console.status(f"Preparing {kind}"):
             path = resolve(options.model, cache_folder(os.environ), os.environ)
-        yield ChosenModel(options.model, path, options)
-        return
-    if shape is None and options.vocabulary is None and positions is None:
-        yield ChosenModel("bundled model", BUNDLED_MODEL, options)
+    grows = shape is not None or options.vocabulary is not None
+    if not grows and (options.model is not None or positions is None):
+        yield ChosenModel(kind, path, options)
         return
     with TemporaryDirectory(prefix="draftwood-") as folder:
         name = f"shape {options.shape}" + ("" if options.vocabulary is None else f", {options.vocabulary:,} tokens")
-        with console.status(f"Growing the bundled model: {name}"):
-            _write_grown(shape, options, Path(folder), positions)
-        yield ChosenModel(name, folder, options, options.vocabulary is None and options.weights == "as-is")
+        name = name if options.model is None else f"{options.model}, {name}"
+        with console.status(f"Growing the {kind}: {name}"):
+            _write_grown(path, shape, options, Path(folder), positions)
+        yield ChosenModel(name, folder, options, options.vocabulary is None and options.weights == "as-is", path)
 
 
 def describe(chosen: ChosenModel, model: LoadedModel) -> str:
@@ -183,19 +179,25 @@ def synchronize(model: LoadedModel) -> None:
         torch.cuda.synchronize(model.device)
 
 
-def _write_grown(shape: Shape | None, options: ModelOptions, folder: Path, positions: int | None) -> None:
-    """Writes the grown model and its tokenizer; "auto" is the dtype of the bundled checkpoint."""
+def _write_grown(path: str, shape: Shape | None, options: ModelOptions, folder: Path, positions: int | None) -> None:
+    """Writes a grown model and its tokenizer; "auto" is the dtype of the small checkpoint.
+
+    Raises:
+        InvalidInputError: the small model is no Llama, which alone can be grown.
+    """
     import torch
-    from transformers import AutoTokenizer, LlamaForCausalLM
+    from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     from draftwood_benchmarks.harness.widen import shape_of, widen
-    from draftwood_model_runner.loading.model import BUNDLED_MODEL
 
     disable_progress_bar()
-    small = LlamaForCausalLM.from_pretrained(BUNDLED_MODEL, dtype="auto")
+    if (kind := AutoConfig.from_pretrained(path).model_type) != "llama":
+        named, value = ("--vocabulary", options.vocabulary) if shape is None else ("--shape", options.shape)
+        raise InvalidInputError(named, value, f"only a Llama can be grown, and {path} is of type {kind}")
+    small = LlamaForCausalLM.from_pretrained(path, dtype="auto")
     target = small.dtype if options.dtype == "auto" else getattr(torch, options.dtype)
     where = "cuda" if torch.cuda.is_available() else "cpu"
     grown = widen(small.float(), shape or shape_of(small.config), target, where, positions, options.vocabulary)
     grown.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(BUNDLED_MODEL).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(path).save_pretrained(folder)

@@ -10,7 +10,7 @@ the mean of rows of the small model: its logit is the mean of their logits, whic
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -84,16 +84,18 @@ def widen(
 ) -> Any:
     """A model of the larger shape with the logits of the small one, up to rounding, for the tokens of the small one.
 
-    The small model must have no biases. Head size and the number of query heads per key head stay as they are.
+    The small model must have no biases. Head size and the number of query heads per key head stay as they are; if the
+    heads are no multiple of the latter, they are rounded down, and the width with them.
 
     Args:
         context: positions that it accepts; None for those of the small model. Beyond these it writes nonsense.
         vocabulary: its tokens; None for those of the small model. The added ones are never the most probable.
 
     Raises:
-        InvalidValueError: a size is smaller than that of the small model, or `heads` is no multiple of its group size.
+        InvalidValueError: a size is smaller than that of the small model.
     """
     large: Any
+    shape = _with_whole_groups(small.config, shape)
     config = _config(small.config, shape, vocabulary)
     config.max_position_embeddings = context or config.max_position_embeddings
     if shape.hybrid:
@@ -122,6 +124,12 @@ def shape_of(config: Any) -> Shape:
     return Shape(config.hidden_size, config.num_hidden_layers, config.num_attention_heads, config.intermediate_size)
 
 
+def _with_whole_groups(small: Any, shape: Shape) -> Shape:
+    """With as many heads as are a multiple of the query heads per key head, and as wide a residual stream a head."""
+    heads = shape.heads - shape.heads % (small.num_attention_heads // small.num_key_value_heads)
+    return replace(shape, heads=heads, hidden=shape.hidden * heads // shape.heads)
+
+
 def _config(small: Any, shape: Shape, vocabulary: int | None) -> Any:
     assert not small.attention_bias
     assert not small.mlp_bias
@@ -132,8 +140,6 @@ def _config(small: Any, shape: Shape, vocabulary: int | None) -> Any:
     if vocabulary is not None and vocabulary < small.vocab_size:
         raise InvalidValueError("vocabulary", vocabulary, f"the model grows from {small.vocab_size} tokens")
     group = small.num_attention_heads // small.num_key_value_heads
-    if shape.heads % group:
-        raise InvalidValueError("shape", str(shape), f"heads must be a multiple of {group}, the heads per key head")
     config = copy.deepcopy(small)
     config.head_dim = getattr(small, "head_dim", None) or small.hidden_size // small.num_attention_heads
     config.hidden_size, config.num_hidden_layers = shape.hidden, shape.layers

@@ -43,9 +43,10 @@ from draftwood_benchmarks.peers.process import (
     OUR_ENGINE,
     Peer,
     PeerDraftsOption,
+    PeerGgufOption,
     PeerModel,
     PeerOption,
-    check_drafts,
+    drafts_of,
     running_peer,
     running_program,
 )
@@ -76,6 +77,7 @@ class LoadOptions:
     engine: Annotated[EngineName, typer.Option(help="What the service runs on.")] = "draftwood"
     peer: PeerOption = None
     peer_drafts: PeerDraftsOption = None
+    peer_gguf: PeerGgufOption = None
     engine_alone: Annotated[
         bool, typer.Option("--engine-alone", help="Measure our engine without gRPC as well, as the peer is measured.")
     ] = False
@@ -88,6 +90,11 @@ class LoadOptions:
     warm: Annotated[int, typer.Option(min=0, help="Prompts, the last ones, that memories learn from first.")] = 60
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, at most.")] = 200
     own_text: OwnTextOption = 0
+
+    @property
+    def peers(self) -> list[tuple[str, str]]:
+        """Each peer with what it drafts with. Raises InvalidInputError."""
+        return drafts_of(self.peer or [], self.peer_drafts or [])
 
     @property
     def levels(self) -> list[int]:
@@ -111,7 +118,7 @@ def load(model: ModelOptions, output: PictureOptions, options: LoadOptions) -> N
     """
     import uvloop
 
-    check_drafts(options.peer, options.peer_drafts or [])
+    _ = options.peers  # raises before anything is loaded
     if options.engine_alone and options.engine != "draftwood":
         raise InvalidInputError("--engine-alone", True, "it is our engine; leave --engine vllm out")
     texts, flags = read_prompts(options.prompts), options.flags()
@@ -165,12 +172,12 @@ def _await_own_text(folder: Path, server: ServerProcess) -> None:
 def _rows(measured: dict[tuple[int, bool], Window], peers: MeasuredPeers | None) -> Rows:
     """The rows of the report, by concurrency, those of engines without a service first."""
     rows = [
-        row_of(level, drafting, window, None if peers is None else peers.plain(level))
+        row_of(level, drafting, window, None if peers is None else peers.fastest(level))
         for (level, drafting), window in sorted(measured.items())
     ]
     if peers is not None:
         found = sorted(peers.found.items(), key=lambda item: item[0], reverse=True)
-        rows = [peer_row(level, window, peers.plain(level), state) for (level, state), window in found] + rows
+        rows = [peer_row(level, window, peers.fastest(level), state) for (level, state), window in found] + rows
     return sorted(rows, key=lambda row: row["concurrency"])
 
 
@@ -191,16 +198,23 @@ def _peers(stack: ExitStack, chosen: ChosenModel, options: LoadOptions, info: Mo
     import torch
 
     threads, weights = chosen.options.threads or torch.get_num_threads(), chosen.options.weights
-    models = [
-        PeerModel(chosen.path, info.dtype, threads, max(options.levels), weights=weights, drafts=one)
-        for one in dict.fromkeys(options.peer_drafts or ["none"])
+    model = PeerModel(
+        chosen.path,
+        info.dtype,
+        threads,
+        max(options.levels),
+        weights=weights,
+        gguf=options.peer_gguf or chosen.options.model,
+    )
+    peers = [
+        stack.enter_context(running_peer(name, replace(model, drafts=drafts), info.device))
+        for name, drafts in options.peers
     ]
-    peers = [stack.enter_context(running_peer(options.peer, one, info.device)) for one in models if options.peer]
     if options.engine_alone:
         ours = {"strategy": info.default_strategy, "own_text": options.own_text, "own_text_folder": folder}
         ours |= {"device": info.device, "runner": chosen.options.runner}
         for drafts in ("none", OURS):
-            load = asdict(replace(models[0], drafts=drafts)) | ours
+            load = asdict(replace(model, drafts=drafts)) | ours
             peers.append(stack.enter_context(running_program(OUR_ENGINE, "engine_peer", **load)))
     return peers
 

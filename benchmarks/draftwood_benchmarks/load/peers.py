@@ -74,10 +74,10 @@ class MeasuredPeers:
             window = Window(found.seconds, found.tokens, timed, steps=found.steps)
             self.found[level, state] = Window.joined([self.found.get((level, state), Window()), window])
 
-    def plain(self, level: int) -> Window | None:
-        """What ours is compared with: the peer without drafts, else its first state; None without a peer."""
-        found = {state: one for (of, state), one in self.found.items() if of == level and state.engine != OUR_ENGINE}
-        return next((one for state, one in found.items() if state.drafts == "none"), next(iter(found.values()), None))
+    def fastest(self, level: int) -> Window | None:
+        """What ours is compared with: the peer's window with the most tokens per second; None without a peer."""
+        found = [one for (of, state), one in self.found.items() if of == level and state.engine != OUR_ENGINE]
+        return max(found, key=lambda window: window.tokens_per_s, default=None)
 
     def _states(self) -> Iterator[tuple[Peer, PeerState]]:
         """A peer without a memory has one state, as if it were warm."""

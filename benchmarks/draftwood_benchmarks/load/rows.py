@@ -18,7 +18,7 @@ def row_of(concurrency: int, drafting: bool, window: Window, peer: Window | None
     """The row of the report; latencies in milliseconds, null if no request has one.
 
     Args:
-        peer: the peer's window of the same concurrency; None if there is none.
+        peer: the fastest peer's window of the same concurrency; None if there is none.
     """
     rates = window.rates or [0.0]
     succeeded = [result for result in window.results if result.error is None]
@@ -46,10 +46,10 @@ def row_of(concurrency: int, drafting: bool, window: Window, peer: Window | None
     }
 
 
-def peer_row(concurrency: int, window: Window, plain: Window | None, state: PeerState) -> dict[str, Any]:
+def peer_row(concurrency: int, window: Window, fastest: Window | None, state: PeerState) -> dict[str, Any]:
     """The row of an engine without a service, in which no request fails; latencies are null if it does not time its
     requests."""
-    return row_of(concurrency, state.drafts != "none", window, plain) | {
+    return row_of(concurrency, state.drafts != "none", window, fastest) | {
         "engine": state.engine,
         "drafts": state.drafts,
         "warm": state.warm,
@@ -70,8 +70,7 @@ def table_of(rows: Rows, title: str) -> Table:
     def more(row: dict[str, Any]) -> dict[str, Any]:
         of = row["engine"] if row["engine"] == OUR_ENGINE else OURS
         off = plain[of, row["concurrency"]]
-        name = _name(row) if of == row["engine"] else _name(row).replace(row["engine"], "peer")
-        return {"name": name, "spread": half_range(row), "x_off": row["tokens_per_s"] / off if off else None}
+        return {"name": _name(row), "spread": half_range(row), "x_off": row["tokens_per_s"] / off if off else None}
 
     columns = {"clients": "{concurrency}", "drafts": "{name}", "tok/s": "{tokens_per_s:.0f}", "+-": "{spread:.0%}"}
     columns |= {"x off": "{x_off:.2f}"} | ({"x peer": "{vs_peer:.2f}"} if peer else {})
@@ -80,7 +79,7 @@ def table_of(rows: Rows, title: str) -> Table:
     alone = " engine alone: without gRPC, as the peer;" if any(row["engine"] == OUR_ENGINE for row in rows) else ""
     caption = (
         "+-: half the range of the windows; x off: throughput against drafting off;"
-        f"{' x peer: against the peer;' if peer else ''}{alone} accept: acceptance length, tokens per step;"
+        f"{' x peer: against the fastest peer;' if peer else ''}{alone} accept: acceptance length, tokens per step;"
         " TTFT, TPOT: time to the first token and for each later one, median / 99th percentile;"
         " err: requests that failed"
     )

@@ -149,6 +149,7 @@ class _Model:
     """What an engine needs of a `LoadedModel`."""
 
     vocab_size = _VOCABULARY
+    device, weights, parameters = "cpu", "none", 0
     eos_token_ids: frozenset[int] = frozenset()
     defaults = GenerationDefaults()
 

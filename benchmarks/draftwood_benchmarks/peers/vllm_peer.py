@@ -1,12 +1,14 @@
-"""vLLM's CPU build as a peer of the benchmarks, run by `serve_peer`, without drafts or with one of `SPECULATION`.
+"""vLLM as a peer of the benchmarks, run by `serve_peer`, without drafts or with one of `SPECULATION`.
 
 Runs in `.venv-peers/vllm` and imports nothing of Draftwood, except that vLLM itself loads `draftwood-vllm` for those
-drafts. The engine core runs in this process, so that no message passes between processes in a step.
+drafts. The engine core runs in this process, so that no message passes between processes in a step; vLLM schedules
+asynchronously there too where its drafts allow it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import itertools
 import os
 import time
@@ -15,6 +17,12 @@ from typing import Any
 KV_CACHE_GB = 2
 SPECULATION: dict[str, dict[str, Any] | None] = {
     "none": None,
+    "ngram-gpu": {
+        "method": "ngram_gpu",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 5,
+    },
     "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
     # As deep as its suffix tree, and the other settings of its default.
     "suffix": {"method": "suffix"},
@@ -50,21 +58,25 @@ class Engine:
     def __init__(self, request: dict[str, Any]) -> None:
         if request["weights"] != "as-is":
             raise ValueError(f"weights {request['weights']}: vLLM's CPU build does not quantize weights while it loads")
+        self._drafts: str = request["drafts"]
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GB)
-        os.environ["OMP_NUM_THREADS"] = str(request["threads"])
+        if importlib.util.find_spec("flashinfer") is None:  # vLLM would import it for sampling
+            os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+        if request.get("device", "cpu") == "cpu":
+            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GB)
+            os.environ["OMP_NUM_THREADS"] = str(request["threads"])
         import vllm
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.version: str = vllm.__version__
-        self._drafts: str = request["drafts"]
         self._temperature: float = request["temperature"]
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=request["model"],
                 dtype=request["dtype"],
                 max_num_seqs=request["streams"],
+                max_model_len=request.get("max_model_len"),
                 enable_prefix_caching=False,
                 speculative_config=SPECULATION[self._drafts],
             )

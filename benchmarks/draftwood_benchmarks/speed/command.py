@@ -29,7 +29,7 @@ from draftwood_benchmarks.harness.prompts import (
     with_length,
 )
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console
-from draftwood_benchmarks.peers.process import PeerDraftsOption, PeerOption, check_drafts
+from draftwood_benchmarks.peers.process import PeerDraftsOption, PeerGgufOption, PeerOption, drafts_of
 from draftwood_benchmarks.speed.rows import PLAIN, rows_of, table_of
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
@@ -69,6 +69,7 @@ class SpeedOptions:
     context: ContextOption = None
     peer: PeerOption = None
     peer_drafts: PeerDraftsOption = None
+    peer_gguf: PeerGgufOption = None
     rounds: Annotated[
         int, typer.Option(min=1, help="How often all prompts are answered; the table shows the spread.")
     ] = 2
@@ -105,6 +106,11 @@ class SpeedOptions:
         """Whether the text cannot be predicted."""
         return self.text == "random"
 
+    @property
+    def peers(self) -> list[tuple[str, str]]:
+        """Each peer with what it drafts with. Raises InvalidInputError."""
+        return drafts_of(self.peer or [], self.peer_drafts or [])
+
     def complete(self, model: ModelOptions) -> SpeedOptions:
         """With defaults for this model. Raises InvalidInputError: options exclude each other."""
         costly = model.vocabulary is not None or self.context is not None
@@ -112,13 +118,12 @@ class SpeedOptions:
         complete = replace(
             self,
             strategy=_strategies(self.strategy or ([_COSTLY_STRATEGY] if costly else None)),
-            peer_drafts=self.peer_drafts or ["none"],
             limit=self.limit or (_COSTLY_LIMIT if costly else _LIMIT),
             warm=default_warm if self.warm is None else self.warm,
         )
-        check_drafts(complete.peer, complete.peer_drafts or [])
-        if self.random and self.peer == "openvino-genai":
-            raise InvalidInputError("--peer", self.peer, "peers decode greedily; leave --text random out")
+        for name, _ in complete.peers:
+            if self.random and name != "vllm":
+                raise InvalidInputError("--peer", name, "it decodes greedily; leave --text random out")
         if self.random and self.sampled:
             raise InvalidInputError("--sampled", True, "random text is sampled at temperature 2; leave --text out")
         if self.random and self.context is not None:
@@ -159,8 +164,8 @@ def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> No
             task = Task(options.max_tokens, RANDOM_TEMPERATURE, ignore_eos=True)
         tasks = [task, Task(options.max_tokens, **SAMPLED)] if options.sampled else [task]
         measurement = Measurement(engine, teacher, tasks, options.strategy or [], measured, others, options.rounds)
-        peer, drafts, warm = options.peer, options.peer_drafts or [], options.warm > 0
-        with references(chosen, engine, threads, task, peer, drafts, warm=warm) as found:
+        peers, gguf, warm = options.peers, options.peer_gguf, options.warm > 0
+        with references(chosen, engine, threads, task, peers, gguf, warm=warm) as found:
             load = OtherLoad()
             tallies = measurement.tallies(found)
             busy, name = load.share(), describe(chosen, loaded)

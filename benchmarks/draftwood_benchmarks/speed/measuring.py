@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draftwood_benchmarks.harness.answers import Task
 from draftwood_benchmarks.harness.models import ChosenModel
@@ -108,12 +108,17 @@ def references(
     engine: Engine,
     threads: int,
     task: Task,
-    peer: str | None,
-    drafts: Sequence[str],
+    peers: Sequence[tuple[str, str]],
+    gguf: str | None,
     *,
     warm: bool,
 ) -> Iterator[list[Contender]]:
-    """The contenders that are not ours; transformers not for sampled text."""
+    """The contenders that are not ours; transformers not for sampled text.
+
+    Args:
+        peers: names, with what each drafts with.
+        gguf: the file that llama.cpp computes; None for what the model was chosen by.
+    """
     loaded = engine.model
     found: list[Contender] = []
     if task.temperature == 0.0:
@@ -122,12 +127,16 @@ def references(
         lookups = (False,) if module._is_stateful else (False, True)  # which generate refuses for states
         found += [TransformersContender(module, task, threads, prompt_lookup=lookup) for lookup in lookups]
     with ExitStack() as stack:
-        for one in dict.fromkeys(drafts if peer is not None else ()):
-            weights = chosen.options.weights
-            model = PeerModel(
-                chosen.path, loaded.dtype, threads, weights=weights, drafts=one, temperature=task.temperature
-            )
-            process = stack.enter_context(running_peer(str(peer), model, loaded.device))
+        model = PeerModel(
+            chosen.path,
+            loaded.dtype,
+            threads,
+            weights=chosen.options.weights,
+            temperature=task.temperature,
+            gguf=gguf or chosen.options.model,
+        )
+        for name, drafts in peers:
+            process = stack.enter_context(running_peer(name, replace(model, drafts=drafts), loaded.device))
             states = (False, True) if process.has_memory and warm else (False,)
             found += [PeerContender(process, task, warm=state) for state in states]
         yield found

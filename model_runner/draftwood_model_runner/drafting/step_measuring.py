@@ -24,10 +24,14 @@ from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 
 _BATCHED_SEQUENCES = 4
 """Sequences of the step that shows what each further one adds."""
-_LONG_CONTEXT, _CONTEXT_TOKENS = 1024, 16
-"""Context and tokens of the steps that show what longer contexts add."""
+_LONG_CONTEXT, _CONTEXT_TOKENS, _CONTEXT_SECONDS = 1024, 16, 0.1
+"""Context and tokens of the steps that show what longer contexts add, and seconds after which no further round of them
+begins."""
 _CHANGED_SIZES, _ROUNDS = (8, 12), 6
-"""Tokens of the steps that show what a change of the size adds, and how often they are run."""
+"""Tokens of the steps that show what a change of the size adds, and how often they are run at most."""
+_CHANGE_SECONDS = 0.5
+"""Seconds after which no further round of these begins: such a cost is part of a millisecond, and a model that takes
+longer for four steps does not show it."""
 _PATHS, _LEVELS = 4, 4
 """Of the draft tree that shows what branches add; a chain has as many nodes."""
 _MIN_COST = 0.02
@@ -104,7 +108,7 @@ def _change_cost(runner: Runner, max_context: int) -> float:
     if max_context - context < max(_CHANGED_SIZES):
         return 0.0
     step = _timed_step(runner, context, max(_CHANGED_SIZES))
-    fastest = _fastest([partial(step, size) for size in _CHANGED_SIZES for _ in range(2)])
+    fastest = _fastest([partial(step, size) for size in _CHANGED_SIZES for _ in range(2)], _CHANGE_SECONDS)
     changed, same = fastest[::2], fastest[1::2]
     more = (sum(changed) - sum(same)) / len(_CHANGED_SIZES)
     return more if more > _MIN_COST * min(same) else 0.0
@@ -160,7 +164,10 @@ def _context_cost(runner: Runner, max_context: int, curve: StepTimeCurve) -> Con
     tokens = min(_CONTEXT_TOKENS, max_context // 2)
     if beyond < MEASURED_CONTEXT or tokens < 2:
         return ContextCost()
-    long = measure_curve(runner, max_context, tokens, limit=0.1, context=MEASURED_CONTEXT + beyond)
-    one, some = (max(long.at(n) - curve.at(n), 0.0) / beyond for n in (1, tokens))
+    step = _timed_step(runner, MEASURED_CONTEXT + beyond, tokens)
+    step(tokens)  # the first run of all pays for allocations
+    sizes = (1, tokens)
+    long = _fastest([partial(step, size) for size in sizes for _ in range(2)], _CONTEXT_SECONDS)[1::2]
+    one, some = (max(seconds - curve.at(n), 0.0) / beyond for n, seconds in zip(sizes, long, strict=True))
     per_token = max(some - one, 0.0) / (tokens - 1)
     return ContextCost(per_sequence=max(one - per_token, 0.0), per_token=per_token)

@@ -15,6 +15,12 @@ from draftwood_model_runner.scheduling.page_table import AttentionWindow
 
 _log = logging.getLogger(__name__)
 
+_USUAL_CONTEXT = 4096
+"""Tokens of a running request, drafts included, that the KV cache has by default on a CPU. Not tuned: most requests are
+shorter, and longer ones find the place that these leave. On a GPU nothing else needs the memory."""
+_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.5}
+"""Of a weight."""
+
 
 def check_capacity(path_or_id: str, max_context: int | None, config: EngineConfig) -> None:
     """Refuses a capacity before the model is loaded if its config.json is enough to tell that it does not suffice. How
@@ -45,12 +51,17 @@ def allocate(model: LoadedModel, config: EngineConfig) -> tuple[Runner, KVPool, 
     least = full if window is None else min(full, window.needs(config.max_draft_nodes))
     capacity = config.kv_cache_tokens
     if capacity is None:
-        capacity = model.factory.default_kv_tokens(least, -(-config.max_running * full // least))
+        each = min(full, _USUAL_CONTEXT) if model.device == "cpu" else full
+        capacity = model.factory.default_kv_tokens(least, -(-config.max_running * each // least))
     _require_capacity(capacity, least)
     runner = model.factory.runner(capacity, config.threads, config.max_running)
     states = runner.states if isinstance(runner, StatefulRunner) else None
     tokens = runner.pages * runner.page_size
-    _log.info("KV cache: %d tokens, %.2f GB", tokens, tokens * model.factory.kv_bytes_per_token / 1e9)
+    kv_bytes = tokens * model.factory.kv_bytes_per_token
+    weights = f"{model.parameters / 1e6:.0f} million weights ({model.weights})"
+    if model.weights in _BYTES:
+        weights += f", {model.parameters * _BYTES[model.weights] / 1e9:.2f} GB"
+    _log.info("memory: %s; KV cache of %d tokens, %.2f GB", weights, tokens, kv_bytes / 1e9)
     pool = KVPool(runner.pages, runner.page_size, config.prefix_cache, states, window)
     return runner, pool, config.max_running if states is None else _running_with(states, config.max_running)
 

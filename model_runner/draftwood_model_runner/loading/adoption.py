@@ -92,13 +92,15 @@ def adopt(
     identity = fingerprint(module, tokenizer)
     ends = eos_token_ids(module)
     tokenizer.check_ends(ends)
+    grammars = tokenizer.grammars(int(config.vocab_size), ends)
+    grammars.prepare()
     factory, reason = choose_runner(module, runner, exact, context, weights, threads)
     return LoadedModel(
         name=name,
         factory=factory,
         runner_reason=reason,
         tokenizer=tokenizer,
-        grammars=tokenizer.grammars(int(config.vocab_size), ends),
+        grammars=grammars,
         architecture=type(module).__name__,
         dtype=dtype,
         weights=weights if weights != "as-is" else _quantization(config) or dtype,

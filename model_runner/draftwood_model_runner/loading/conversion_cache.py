@@ -12,32 +12,35 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterable
+import time
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter
 
+from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES
 from draftwood_model_runner.loading.facts import ModelFacts
 from draftwood_model_runner.loading.loaded import LoadedModel
-from draftwood_model_runner.loading.sources.dense_weights import DENSE, require_private
+from draftwood_model_runner.loading.sources.dense_weights import require_private
+from draftwood_model_runner.loading.sources.file_digests import KnownDigests, digest_of_contents
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.runners.base import KVShape
 
 _log = logging.getLogger(__name__)
 
-_MAX_BYTES = 1 << 30
-"""Bytes of a model's folder that are kept at most: of a larger one, modelling code is a small part of the start, and
-its files would be written twice."""
-_MAX_ENTRIES = 4
-"""Entries, the latest used."""
+_SPARE = 0.05
+"""Share of the disk that an entry leaves free."""
+_PART, _PART_SECONDS = "part-", 3600
+"""Beginning of the name of an entry that is being written, and how old one is that an interrupted start left."""
+_ENTRY = re.compile(r"[0-9a-f]{32}")
 _PACKAGES = ("numpy", "openvino", "safetensors", "tokenizers", "torch", "transformers")
-_FACTS, _DIGEST = "facts.json", "sha256"
+_FACTS, _DIGEST, _KNOWN = "facts.json", "sha256", "digests.json"
 _CODE = Path(__file__).parents[1]
 
 
@@ -53,34 +56,46 @@ class _Entry:
 def entry_of(cache: Path, path_or_id: str, **options: str | int | None) -> Path | None:
     """The folder in `cache` of a model that is loaded with these options; None if it cannot be kept.
 
-    That is a model on the hub, which may change; one with an adapter, whose base is elsewhere; one that is too large;
-    and any model if the folder cannot be made, or others may write to it.
+    That is a model on the hub, which may change; one with an adapter, whose base is elsewhere; and any model if the
+    folder cannot be made, or others may write to it.
     """
     folder = Path(path_or_id)
     if find_spec("openvino") is None or not folder.is_dir() or (folder / "adapter_config.json").exists():
         return None
     try:
         files = sorted(path for path in folder.iterdir() if path.is_file())
-        if sum(path.stat().st_size for path in files) > _MAX_BYTES:
-            return None
         require_private(cache)
         versions = {package: version(package) for package in _PACKAGES}
-        key = json.dumps([options, versions, _digest([*files, *sorted(_CODE.rglob("*.py"))])], sort_keys=True)
+        content = [digest_of_contents([*sorted(_CODE.rglob("*.py"))]), KnownDigests(cache / _KNOWN).digest(files)]
+        key = json.dumps([options, versions, *content], sort_keys=True)
         return cache / hashlib.sha256(key.encode()).hexdigest()[:32]
     except OSError as error:
         _log.warning("converted models are not kept: %s", error)
         return None
 
 
+def is_intact(folder: Path) -> bool:
+    """Whether there is an entry whose content is what was written. Logs if it is not. Reads all of it, and leaves other
+    threads the interpreter's lock."""
+    if not folder.is_dir():
+        return False
+    try:
+        intact = (folder / _DIGEST).read_text(encoding="utf-8") == _digest_of(folder)
+    except OSError as error:
+        _log.warning("the converted model in %s is not used: %s", folder, error)
+        return False
+    if not intact:
+        _log.warning("the converted model in %s is not used: a file is damaged", folder)
+    return intact
+
+
 def load_entry(folder: Path, tokenizer: Tokenizer, name: str, threads: int | None) -> LoadedModel | None:
-    """The model of an entry; None if there is none or it is damaged.
+    """The model of an entry that is intact; None if it does not compute what it did.
 
     Args:
         tokenizer, name: of the model.
         threads: CPU threads that steps will be computed with.
     """
-    if not folder.is_dir():
-        return None
     try:
         model = _load(folder, tokenizer, name, threads)
         os.utime(folder)
@@ -94,36 +109,46 @@ def _load(folder: Path, tokenizer: Tokenizer, name: str, threads: int | None) ->
     from draftwood_model_runner.runners.openvino import serialization
     from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
 
-    if (folder / _DIGEST).read_text(encoding="utf-8") != _digest_of(folder):
-        raise ValueError("a file is damaged")
     entry = TypeAdapter(_Entry).validate_json((folder / _FACTS).read_bytes())
     facts, layout = entry.facts, PageLayout(entry.shapes, entry.facts.dtype)
+    grammars = tokenizer.grammars(facts.vocab_size, facts.eos_token_ids)
+    grammars.prepare()
     factory = serialization.load(folder, layout, entry.window, facts.vocab_size, facts.max_context, threads)
-    tokenizer.check_ends(facts.eos_token_ids)
     return LoadedModel(
         name=name,
         factory=factory,
         tokenizer=tokenizer,
-        grammars=tokenizer.grammars(facts.vocab_size, facts.eos_token_ids),
+        grammars=grammars,
         **vars(facts),
     )
 
 
-def save_entry(folder: Path, model: LoadedModel) -> None:
-    """Writes an entry in place of whatever is there, if OpenVINO computes the model. Logs what goes wrong."""
+def save_entry(folder: Path, model: LoadedModel, most_bytes: int = MODEL_CACHE_BYTES) -> bool:
+    """Writes an entry in place of whatever is there, if OpenVINO computes the model; returns whether it did. Logs what
+    goes wrong.
+
+    Args:
+        most_bytes: of all entries; those that were not used for longest make room.
+    """
     if model.runner_name != "openvino":
-        return
-    cache = folder.parent
-    part = Path(tempfile.mkdtemp(prefix="part-", dir=cache))
+        return False
+    from draftwood_model_runner.runners.openvino import serialization
+
+    cache, factory = folder.parent, cast(Any, model.factory)
+    part: Path | None = None
     try:
-        _write(model, part)
         shutil.rmtree(folder, ignore_errors=True)
+        _make_room(cache, serialization.file_bytes(factory), most_bytes)
+        part = Path(tempfile.mkdtemp(prefix=_PART, dir=cache))
+        _write(model, part)
         part.rename(folder)
-        _remove_old(cache)
+        return True
     except Exception as error:
-        _log.warning("the converted model was not kept: %s", error)
+        _log.warning("the converted model is not kept, so the next start converts it again: %s", error)
+        return False
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        if part is not None:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def _write(model: LoadedModel, folder: Path) -> None:
@@ -141,21 +166,40 @@ def _write(model: LoadedModel, folder: Path) -> None:
 
 
 def _digest_of(folder: Path) -> str:
-    return _digest(path for path in sorted(folder.iterdir()) if path.name != _DIGEST)
+    return digest_of_contents([path for path in sorted(folder.iterdir()) if path.name != _DIGEST])
 
 
-def _digest(files: Iterable[Path]) -> str:
-    """Of names and contents."""
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return digest.hexdigest()
+def _make_room(cache: Path, wanted: int, most: int) -> None:
+    """Removes the entries that were not used for longest until there is room for another one, and what interrupted
+    starts left.
+
+    Raises:
+        OSError: there is not enough room without them all.
+    """
+    if wanted > most:
+        raise OSError(f"it takes {_gb(wanted)}, and model_cache_bytes is {_gb(most)}")
+    for part in cache.glob(f"{_PART}*"):
+        if time.time() - part.stat().st_mtime > _PART_SECONDS:
+            shutil.rmtree(part, ignore_errors=True)
+    sizes = {entry: sum(file.stat().st_size for file in entry.iterdir()) for entry in _entries(cache)}
+    for entry in sorted(sizes, key=lambda entry: entry.stat().st_mtime):
+        if sum(sizes.values()) + wanted <= most and _free(cache) >= wanted:
+            return
+        shutil.rmtree(entry, ignore_errors=True)
+        del sizes[entry]
+    if (free := _free(cache)) < wanted:
+        raise OSError(f"it takes {_gb(wanted)}, and {cache} has room for {_gb(max(free, 0))}")
 
 
-def _remove_old(cache: Path) -> None:
-    """All entries but the latest used; what an interrupted start left, too. Dense weights stay."""
-    entries = (path for path in cache.iterdir() if path.is_dir() and path.name != DENSE)
-    folders = sorted(entries, key=lambda path: path.stat().st_mtime)
-    for folder in folders[:-_MAX_ENTRIES]:
-        shutil.rmtree(folder, ignore_errors=True)
+def _entries(cache: Path) -> list[Path]:
+    return [path for path in cache.iterdir() if _ENTRY.fullmatch(path.name) and path.is_dir()]
+
+
+def _free(cache: Path) -> int:
+    """Bytes that may be written to its disk."""
+    disk = shutil.disk_usage(cache)
+    return int(disk.free - _SPARE * disk.total)
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"

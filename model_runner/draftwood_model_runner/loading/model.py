@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
-from draftwood_model_runner.engine_config import check_runner, check_weights
+from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.adoption import DTYPES, adopt, load_module
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, name_of, require_folder
-from draftwood_model_runner.loading.conversion_cache import entry_of, load_entry, save_entry
+from draftwood_model_runner.loading.conversion_cache import entry_of, is_intact, load_entry, save_entry
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.sharded import load_sharded
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
@@ -33,6 +34,7 @@ def load_model(
     threads: int | None = None,
     tensor_parallel: int = 1,
     cache: Path | None = None,
+    cache_bytes: int = MODEL_CACHE_BYTES,
 ) -> LoadedModel:
     """Loads a model and its tokenizer from a folder or from the hub (its cache, where the network is out of reach).
 
@@ -52,7 +54,8 @@ def load_model(
             within the CPU quota of the container. Another number for steps costs a second compilation.
         tensor_parallel: GPUs of this machine that share the model, with the cuda runner; starts a process for each of
             the others. This process ends if one of them does.
-        cache: folder of converted models, see `loading.conversion_cache`; None for none.
+        cache, cache_bytes: folder of converted models, see `loading.conversion_cache`, or None for none, and the size
+            of all of them at most.
 
     Raises:
         InvalidValueError: device, dtype, max_context, runner, weights, generation_defaults or tensor_parallel is not
@@ -88,23 +91,35 @@ def load_model(
             generation_defaults=generation_defaults,
             threads=threads,
         )
-    tokenizer = load_tokenizer(path_or_id)
-    if entry is not None and (found := load_entry(entry, tokenizer, name_of(path_or_id), threads)) is not None:
+    with ThreadPoolExecutor(1) as beside:
+        intact = None if entry is None else beside.submit(is_intact, entry)
+        tokenizer = load_tokenizer(path_or_id)
+    found = None
+    if entry is not None and intact is not None and intact.result():
+        found = load_entry(entry, tokenizer, name_of(path_or_id), threads)
+    if found is not None:
+        tokenizer.check_ends(found.eos_token_ids)
         return found
-    model = adopt(
-        load_module(path_or_id, chosen_device, dtype),
-        tokenizer,
-        name=name_of(path_or_id),
-        max_context=max_context,
-        exact=exact,
-        runner=runner,
-        weights=weights,
-        defaults=generation_defaults,
-        threads=threads,
-    )
-    if entry is not None:
-        save_entry(entry, model)
-    return model
+
+    def convert() -> LoadedModel:
+        return adopt(
+            load_module(path_or_id, chosen_device, dtype),
+            tokenizer,
+            name=name_of(path_or_id),
+            max_context=max_context,
+            exact=exact,
+            runner=runner,
+            weights=weights,
+            defaults=generation_defaults,
+            threads=threads,
+        )
+
+    model = convert()
+    if entry is None or not save_entry(entry, model, cache_bytes):
+        return model
+    # As at later starts its weights are in a mapped file, which the system may drop and read again.
+    del model
+    return load_entry(entry, tokenizer, name_of(path_or_id), threads) or convert()
 
 
 def _device(device: str) -> torch.device:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +43,14 @@ class GrammarCompiler:
     @cached_property
     def _tokenizer(self) -> llguidance.LLTokenizer:
         return Vocabulary.of(self._source, self._vocab_size, self._eos_token_ids).load()
+
+    def prepare(self) -> None:
+        """Reads the vocabulary on another thread, so that the first grammar need not wait for it."""
+        threading.Thread(target=self._read, name="draftwood-vocabulary", daemon=True).start()
+
+    def _read(self) -> None:
+        with self._lock, suppress(Exception):  # which the first grammar raises again
+            _ = self._tokenizer
 
     def compile(self, kind: GrammarKind, text: str) -> GrammarState:
         """A grammar at its beginning. Takes as long and as much memory as the grammar needs, without a limit.

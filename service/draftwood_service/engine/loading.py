@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -16,8 +17,13 @@ from draftwood_service.engine.loaded import LoadedEngine
 from draftwood_service.serving import ModelInfo
 from draftwood_service.settings import Settings
 
+if TYPE_CHECKING:
+    from draftwood_model_runner.loading.loaded import LoadedModel
+
 _log = structlog.get_logger("draftwood")
 
+_LARGE = 100_000_000
+"""Parameters of a model whose steps take as long as its weights are read; others gain less from shorter ones."""
 _SILENT_SECONDS = 3.0
 """Strategies that were compiled before are ready in a fraction of it."""
 
@@ -43,6 +49,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
     from draftwood_model_runner.engine import Engine
     from draftwood_model_runner.execution.allocation import check_capacity
     from draftwood_model_runner.loading.model import load_model
+    from draftwood_model_runner.runners.capacity.heap import trim_heap
     from draftwood_model_runner.warm_up import warm_up
     from draftwood_strategies.budgeting.watchdog import Watchdog
 
@@ -63,9 +70,11 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
         threads=settings.threads,
         tensor_parallel=settings.tensor_parallel,
         cache=settings.cache_folder,
+        cache_bytes=settings.model_cache_bytes,
     )
     finished("model")
     _log.info("runner", runner=model.runner_name, weights=model.weights, reason=model.runner_reason)
+    _tell_gains(model, settings)
     info = ModelInfo.of(model)
     with opened_memory(settings.of_memory, info.fingerprint) as memory:
         finished("memory")
@@ -77,7 +86,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
         own_text = None
         if settings.own_text_tokens:
             own_text = engine.own_text(settings.own_text_tokens, settings.cache_folder)
-        gc.collect()
+        trim_heap()
         gc.freeze()  # a collection that scans the loaded model's objects would stop all requests for 0.3 s
         gc.enable()
         yield LoadedEngine(
@@ -91,6 +100,18 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
             weights,
             own_text=own_text,
         )
+
+
+def _tell_gains(model: LoadedModel, settings: Settings) -> None:
+    """Logs what shorter numbers would gain if nobody has chosen float32, and the model is large enough for it."""
+    from draftwood_model_runner.runners.capacity.instructions import gains_over_float32
+
+    chosen = (settings.dtype, settings.weights) != ("auto", "as-is")
+    if chosen or (model.device, model.dtype) != ("cpu", "float32") or model.parameters < _LARGE:
+        return
+    if gains := gains_over_float32():
+        told = ", ".join(f"{option} about {gain:g} times" for option, gain in gains.items())
+        _log.info("float32 is the default on CPUs; tokens a second on this one, roughly", faster=told)
 
 
 def _warm_up_strategies() -> None:

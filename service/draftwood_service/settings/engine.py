@@ -12,10 +12,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from draftwood_memory.settings.memory_settings import cache_folder
-from draftwood_model_runner.engine_config import check_runner, check_weights
+from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_service.settings.group import JsonObject, SettingsGroup, Weights
+from draftwood_service.settings.group import JsonObject, SettingsGroup, Size, Weights
 
 ENGINE_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     # vLLM shows no predictions beside the written tokens, so what a hybrid adds to the trie learns nothing there.
@@ -88,6 +88,8 @@ class ModelSettings(SettingsGroup):
     """Keep models that OpenVINO converted on disk, so that the next start is shorter; GGUF files need it"""
     model_cache_folder: Path | None = None
     """Folder of converted models and of the dense weights of GGUF files; unset: ~/.cache/draftwood/models"""
+    model_cache_bytes: Size = Field(default=MODEL_CACHE_BYTES, ge=0)
+    """Size of all converted models on disk; those not used for longest make room for another one"""
     own_text_tokens: int = Field(default=20_000, ge=0, le=1 << 20)
     """Tokens that the model writes by itself while it is idle, for drafts of tenants without answers yet; kept in the
     folder of converted models, so that it writes them once. 0: none"""
@@ -151,7 +153,8 @@ class SchedulingSettings(SettingsGroup):
     max_waiting: int = Field(default=64, ge=0, le=1_000_000)
     """Maximum number of waiting requests"""
     kv_cache_tokens: int | None = None
-    """Capacity of the KV cache in tokens; unset: max_running full contexts, limited by free memory"""
+    """Capacity of the KV cache in tokens; unset: on GPUs max_running full contexts, on CPUs max_running contexts of
+    4096 tokens, or one full context if that is more; limited by free memory"""
     prefix_cache: bool = True
     """Reuse the KV cache of common prompt prefixes within a tenant"""
     prefill_chunk: int = 512

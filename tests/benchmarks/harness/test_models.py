@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from draftwood_benchmarks.harness.models import Dtype, ModelOptions, chosen_model, describe
 from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 
 
 @pytest.mark.parametrize(
@@ -33,12 +35,22 @@ def test_the_vocabulary_and_the_positions_grow_without_a_shape() -> None:
     assert "6,000 tokens" in describe(chosen, loaded)
 
 
-def test_only_the_bundled_model_grows() -> None:
-    for named, options in (("shape", {"shape": "110m"}), ("vocabulary", {"vocabulary": 9000})):
-        with pytest.raises(InvalidInputError, match=named), chosen_model(ModelOptions(model="x", **options)):
-            pass
-    with chosen_model(ModelOptions(model="x"), positions=4096) as chosen:
-        assert chosen.path == "x"
+@pytest.mark.parametrize(("named", "options"), [("--shape", {"shape": "110m"}), ("--vocabulary", {"vocabulary": 9000})])
+def test_only_a_llama_grows(tmp_path: Path, named: str, options: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    wanted = ModelOptions(model=str(tmp_path), **options)
+    with pytest.raises(InvalidInputError, match=f"{named}.*only a Llama can be grown"), chosen_model(wanted):
+        pass
+
+
+def test_another_llama_than_the_bundled_one_grows() -> None:
+    options = ModelOptions(model=BUNDLED_MODEL, shape="320x7x5x768", device="cpu", runner="torch")
+    with chosen_model(options) as chosen:
+        assert chosen.load().parameters > chosen.load_small().parameters
+        assert chosen.small == BUNDLED_MODEL
+    own = ModelOptions(model=BUNDLED_MODEL, device="cpu")
+    with chosen_model(own, positions=4096) as chosen:
+        assert chosen.path == BUNDLED_MODEL, "positions alone are of the bundled model"
 
 
 def test_a_grown_model_is_gone_when_it_is_no_longer_needed() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from draftwood_benchmarks.harness.widen import SHAPES, Shape, parse_shape, widen
 from draftwood_model_runner.errors import InvalidValueError
@@ -22,6 +22,19 @@ def small() -> Any:
 @torch.inference_mode()
 def test_a_grown_model_computes_the_same_logits(small: Any, shape: Shape) -> None:
     assert difference(small, widen(small, shape, torch.float32)) < 2e-6
+
+
+@torch.inference_mode()
+def test_heads_are_rounded_down_to_whole_groups_and_the_width_with_them() -> None:
+    """As of SmolLM2, whose 9 heads read 3 of keys: transformers saves only widths that are a multiple of the heads."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 4096}
+    own = LlamaConfig(**sizes, num_attention_heads=6, num_key_value_heads=2, initializer_range=0.1)
+    grouped = LlamaForCausalLM(own).eval()
+    large = widen(grouped, Shape(256, 3, 16, 256), torch.float32)
+    assert (large.config.num_attention_heads, large.config.num_key_value_heads) == (15, 5)
+    assert large.config.hidden_size == 240
+    assert difference(grouped, large) < 2e-6
 
 
 @torch.inference_mode()

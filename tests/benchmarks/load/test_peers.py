@@ -48,8 +48,8 @@ def test_each_window_begins_with_a_memory_of_its_own(use_peer: UsePeer, others: 
     if others:
         expected[PeerState("vllm", "suffix", True)] = (60, 20)
     assert found == expected
-    window = peers.plain(4)
+    window = peers.fastest(4)
     assert window is not None
-    assert (window.tokens, window.rates) == (20, [10.0, 10.0])
+    assert (window.tokens, window.rates) == ((60, [30.0, 30.0]) if others else (20, [10.0, 10.0]))
     assert [one.ttft for one in window.results] == [0.5, 0.25] * 2
     assert [one.tpot for one in window.results] == [0.5, None] * 2

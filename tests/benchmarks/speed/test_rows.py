@@ -50,6 +50,10 @@ def test_rows_show_the_spread_of_rounds_and_the_speed_relative_to_the_peer() -> 
     assert [row["vs_peer"] for row in rows] == [1.0, 0.5]
     assert [(row["tokens_per_s_min"], row["tokens_per_s_max"]) for row in rows] == [(0.67, 2.0), (0.33, 1.0)]
     assert label(rows[0]) == "openvino-genai"
+    faster = Tally(Written("llama.cpp", "none"), [Answer([1, 2], 0.5, 2, 0)] * 2, rounds=2)
+    assert [row["vs_peer"] for row in rows_of([peer, faster, plain])] == [0.25, 1.0, 0.125]
+    knowing = Tally(Written("vllm", "suffix", warm=True), [Answer([1, 2], 0.25, 2, 0)] * 2, rounds=2)
+    assert [row["vs_peer"] for row in rows_of([peer, knowing, plain])] == [1.0, 1.0, 0.5]
     assert "x peer" in {column.header for column in table_of(rows, "").columns}
     assert "x peer" not in {column.header for column in table_of(rows_of([plain]), "").columns}
 

@@ -19,11 +19,24 @@ class _TimedRunner:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int], float]) -> None:
         self._seconds = seconds
         self._now = 0.0
+        self.count = 0
         monkeypatch.setattr(time, "perf_counter", lambda: self._now)
 
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
         self._now += self._seconds(batch.size)
+        self.count += 1
         return Predictions(np.zeros((batch.size, 1), np.float32), np.zeros(batch.size, np.int32), None)
+
+
+def test_a_model_with_long_steps_is_measured_by_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for scale in (0.001, 0.2):
+        steps = _TimedRunner(monkeypatch, lambda tokens, scale=scale: scale * (1 + 0.01 * tokens))  # type: ignore[misc]
+        runner: Any = steps
+        times = measure_step_times(runner, 4096, largest=49)
+        assert times.at(16, 1) == pytest.approx(scale * 1.16)
+        counts.append(steps.count)
+    assert counts[1] < 50 < counts[0]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from draftwood_model_runner.loading.adoption import load_module
 from draftwood_model_runner.loading.conversion_cache import entry_of, save_entry
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
+from draftwood_model_runner.loading.sources import file_digests
 from draftwood_model_runner.runners.openvino import factory, serialization
 from draftwood_model_runner.runners.openvino.probe import trial_logits
 from tests.model_runner.runners.openvino.bfloat16 import needs_bfloat16
@@ -56,7 +58,7 @@ def logits(model: LoadedModel) -> Any:
 
 
 def entry(cache: Path) -> Path:
-    [folder] = cache.iterdir()
+    [folder] = (path for path in cache.iterdir() if path.is_dir())
     return folder
 
 
@@ -187,11 +189,87 @@ def test_what_a_folder_does_not_hold_whole_is_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_the_oldest_entries_are_removed(tmp_path: Path) -> None:
+def test_the_entries_that_were_not_used_for_longest_make_room(tmp_path: Path) -> None:
     model = load_model(runner="openvino")
-    for number in range(6):
-        save_entry(tmp_path / str(number), model)
-    assert {path.name for path in tmp_path.iterdir()} == {"2", "3", "4", "5"}
+    folders = [tmp_path / f"{number:032x}" for number in range(5)]
+    for number, folder in enumerate(folders[:4]):
+        assert save_entry(folder, model)
+        os.utime(folder, (number, number))
+    of_one = sum(file.stat().st_size for file in folders[0].iterdir())
+    (tmp_path / "dense").mkdir()
+    os.utime(folders[0])
+    converted: Any = model.factory
+    assert save_entry(folders[4], model, 2 * of_one + serialization.file_bytes(converted))
+    assert {path.name for path in tmp_path.iterdir()} == {"dense", *(folders[number].name for number in (0, 3, 4))}
+
+
+def test_a_model_that_is_larger_than_the_cache_removes_nothing(
+    converted: tuple[Path, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    shutil.copytree(converted[0], cache)
+    before = sorted(cache.iterdir())
+    load_model(cache=cache, max_context=64, cache_bytes=1000)
+    assert "not kept, so the next start converts it again: it takes 0.0 GB, and model_cache_bytes is" in caplog.text
+    assert sorted(cache.iterdir()) == before
+
+
+def test_a_disk_without_space_costs_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert load_model(cache=tmp_path).runner_name == "openvino"
+    assert "has room for 0.0 GB" in caplog.text
+    assert {path.name for path in tmp_path.iterdir()} <= {"digests.json"}
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from draftwood_model_runner.loading.model import load_model
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+print(load_model(sys.argv[1], cache=Path(sys.argv[2]), threads=1).runner_name)
+"""
+
+
+@pytest.mark.system
+def test_a_file_that_cannot_be_written_whole_leaves_no_entry(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LIMITED, BUNDLED_MODEL, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert result.stdout.split() == ["openvino"], result.stderr
+    assert result.stderr.count("the converted model is not kept") == 1
+    assert {path.name for path in tmp_path.iterdir()} <= {"digests.json"}
+
+
+@pytest.mark.system
+def test_a_content_that_was_digested_before_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    digested = file_digests._digest
+
+    def counted(file: Path) -> str:
+        read.append(file.name)
+        return digested(file)
+
+    monkeypatch.setattr(file_digests, "_digest", counted)
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        file.write_text(file.name)
+    known = file_digests.KnownDigests(tmp_path / "known")
+    first = known.digest(files)
+    assert known.digest(files) == first  # both are too new to be remembered
+    assert read == ["a", "b"] * 2
+    monkeypatch.setattr(file_digests, "_SETTLED_NS", 0)
+    assert {known.digest(files) for _ in range(3)} == {first}
+    assert read == ["a", "b"] * 3
+    status = files[0].stat()
+    files[0].write_text("c")
+    os.utime(files[0], ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert known.digest(files) != first
+    assert read == [*["a", "b"] * 3, "a"]
+    (tmp_path / "known").write_text("{")
+    files[0].write_text("a")
+    assert known.digest(files) == first
 
 
 @pytest.mark.system
@@ -208,9 +286,9 @@ def test_the_model_is_compiled_once_for_the_number_of_threads_that_is_served_wit
     monkeypatch.setattr(factory, "_compile", counted)
     for _ in range(2):
         load_model(cache=tmp_path, threads=2).factory.runner(64, 2)
-    assert compiled == [2, 2]
+    assert compiled == [2, 2, 2]  # to convert it, and each time that it is read
 
 
 def test_a_model_of_torch_is_not_kept(tmp_path: Path) -> None:
     load_model(runner="torch", cache=tmp_path)
-    assert not [*tmp_path.iterdir()]
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]

@@ -9,6 +9,7 @@ import pytest
 
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.request import GrammarKind
+from draftwood_model_runner.sampling.grammar_compilation import Vocabulary
 from draftwood_service.rpc.parsing import grammar_trial
 from draftwood_service.rpc.parsing.grammar_trial import GrammarTrials
 from tests.model_runner.families import served
@@ -35,6 +36,37 @@ def test_what_takes_too_long_is_refused_and_the_next_one_is_tried(trials: Gramma
     trials.check(GrammarKind.REGEX, "[a-z]+")
     with pytest.raises(InvalidValueError, match="not a valid regular expression"):
         trials.check(GrammarKind.REGEX, "(a")
+
+
+def test_the_first_grammar_is_tried_in_the_process_that_was_prepared(
+    trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    starting = grammar_trial._Trial.__init__
+
+    def counted(trial: grammar_trial._Trial, vocabulary: Vocabulary) -> None:
+        started.append(trial)
+        starting(trial, vocabulary)
+
+    monkeypatch.setattr(grammar_trial._Trial, "__init__", counted)
+    trials.prepare()
+    for _ in range(2):
+        trials.check(GrammarKind.REGEX, "[a-z]+")
+    assert len(started) == 1
+
+
+def test_a_prepared_process_that_could_not_start_is_replaced(
+    trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(trial: grammar_trial._Trial, vocabulary: Vocabulary) -> None:
+        raise OSError("too many processes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(grammar_trial._Trial, "__init__", failing)
+        trials.prepare()
+        with pytest.raises(OSError, match="too many"):
+            trials.check(GrammarKind.REGEX, "[a-z]+")
+    trials.check(GrammarKind.REGEX, "[a-z]+")
 
 
 def test_what_takes_too_much_memory_is_refused(trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch) -> None:

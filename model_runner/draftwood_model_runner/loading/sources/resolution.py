@@ -47,14 +47,14 @@ def resolve(model: str, cache: Path | None, environ: MutableMapping[str, str]) -
     path = Path(model)
     if model in KNOWN_MODELS and not path.exists():
         return _resolve_known(KNOWN_MODELS[model], cache, environ)
-    if (file := _gguf_file(path)) is not None:
+    if (file := gguf_file(path)) is not None:
         return str(dense_folder(file, cache))
     require_folder(model)
     set_offline_mode(model, environ)
     return model
 
 
-def _gguf_file(path: Path) -> Path | None:
+def gguf_file(path: Path) -> Path | None:
     """The file that is meant; None if none is. Raises ModelNotFoundError if a folder has several, or it is missing."""
     if path.is_file():
         return path

@@ -95,6 +95,8 @@ class OutputHead:
         self._saved = self._trial(self._rough)
         if not self._saved:
             self._rough = None
+        else:
+            _log.info("output head: its copy in 8 bits takes %.2f GB", rounded.levels.nbytes / 1e9)
 
     def logits(self, hidden: Float32Array, greatest: int | None) -> Float32Array:
         """Logits float32[R, vocab], which the next call overwrites.

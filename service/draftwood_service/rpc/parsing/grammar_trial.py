@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -36,7 +37,21 @@ class GrammarTrials:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._idle: list[_Trial] = []
+        self._first: Future[_Trial] | None = None
         self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Starts a process on another thread, so that the first call need not wait for all of that."""
+        first: Future[_Trial] = Future()
+
+        def start() -> None:
+            try:
+                first.set_result(_Trial(self._vocabulary))
+            except (EOFError, OSError) as error:
+                first.set_exception(error)
+
+        self._first = first
+        threading.Thread(target=start, name="draftwood-formats", daemon=True).start()
 
     def check(self, kind: GrammarKind, text: str) -> None:
         """Blocks until the grammar was compiled.
@@ -44,9 +59,7 @@ class GrammarTrials:
         Raises:
             InvalidValueError: it is not a grammar of that kind, or takes too much time or memory; gives the reason.
         """
-        with self._lock:
-            trial = self._idle.pop() if self._idle else None
-        trial = trial or _Trial(self._vocabulary)
+        trial = self._take() or _Trial(self._vocabulary)
         try:
             error = trial.run(kind, text)
         except (EOFError, OSError):
@@ -59,10 +72,24 @@ class GrammarTrials:
         if error is not None:
             raise error
 
+    def _take(self) -> _Trial | None:
+        """A process that was started before; None if there is none."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+            first, self._first = self._first, None
+        with suppress(EOFError, OSError):  # it could not be started
+            return None if first is None else first.result()
+        return None
+
     def close(self) -> None:
         """Ends the processes that are idle."""
         with self._lock:
             idle, self._idle = self._idle, []
+            first, self._first = self._first, None
+        if first is not None:
+            with suppress(EOFError, OSError):
+                idle.append(first.result())
         for trial in idle:
             trial.end()
 
