@@ -190,7 +190,7 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         runner.join(0.0)
         raise
     from draftwood_model_runner.loading.tokenizer import load_tokenizer
-    from draftwood_model_runner.runners.capacity.heap import trim_heap
+    from draftwood_model_runner.runners.capacity.host import trim_heap
     from draftwood_service.engine.bridge import EngineBridge
     from draftwood_service.rpc.parsing.grammar_trial import GrammarTrials
     from draftwood_service.serving import ServedModel

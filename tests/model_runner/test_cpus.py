@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from draftwood_model_runner.loading.model import load_model
-from draftwood_model_runner.runners.capacity import threads
+from draftwood_model_runner.runners.capacity import host
 from draftwood_strategies.threads.cpus import usable_cpus
 
 
@@ -87,7 +87,7 @@ def test_a_smaller_number_that_is_set_already_stays(monkeypatch: pytest.MonkeyPa
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        monkeypatch.setattr(threads, "usable_cpus", lambda: 16)
+        monkeypatch.setattr(host, "usable_cpus", lambda: 16)
         load_model(runner="torch")
         assert torch.get_num_threads() == 1
     finally:

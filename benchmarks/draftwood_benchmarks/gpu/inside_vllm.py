@@ -6,13 +6,14 @@ Each engine runs alone, in a process of its own, and answers what our engine ans
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict, replace
 from itertools import chain
 
 from draftwood_benchmarks.gpu.sections import Plan, parts_of
 from draftwood_benchmarks.harness.models import ChosenModel
 from draftwood_benchmarks.harness.prompts import encode
 from draftwood_benchmarks.harness.report import Rows, console
-from draftwood_benchmarks.peers.process import LOAD_TIMEOUT, MODULES, Peer, PeerError, running_program
+from draftwood_benchmarks.peers.process import LOAD_TIMEOUT, MODULES, Peer, PeerError, PeerModel, running_program
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_strategies.draft import Int32Array
 
@@ -20,8 +21,6 @@ DRAFTS = ("none", "draftwood", "suffix", "ngram-gpu", "ngram")
 """In their order: what a run that is cut short must bring back comes first."""
 _WINDOW_SECONDS = 6.0
 """Of drafts without a memory, which answer their questions in turn."""
-_LEAST = 8
-"""Questions of a pass, at least: a stream's."""
 
 
 def inside_vllm(chosen: ChosenModel, questions: list[str], plan: Plan, dtype: str) -> Iterable[Rows]:
@@ -34,20 +33,18 @@ def inside_vllm(chosen: ChosenModel, questions: list[str], plan: Plan, dtype: st
     tokenizer = load_tokenizer(chosen.path)
     prompts = [encode(tokenizer, question) for question in questions]
     rows: Rows = []
-    load = {
-        "model": chosen.path,
-        "dtype": dtype,
-        "weights": "as-is",
-        "threads": 1,
-        "device": "cuda",
-        "max_model_len": plan.answer_context,
-        "streams": max(plan.streams),
-        "temperature": 0.0,
-    }
+    model = PeerModel(chosen.path, dtype, threads=1, streams=max(plan.streams))
     for drafts in DRAFTS:
         console.print(f"vLLM with drafts {drafts}")
         try:
-            with running_program("vllm", MODULES["vllm"], LOAD_TIMEOUT, drafts, **load) as peer:
+            with running_program(
+                "vllm",
+                MODULES["vllm"],
+                LOAD_TIMEOUT,
+                **asdict(replace(model, drafts=drafts)),
+                device="cuda",
+                max_model_len=plan.answer_context,
+            ) as peer:
                 rows += chain.from_iterable(_passes(peer, prompts, count, plan) for count in plan.streams)
         except PeerError as error:
             rows.append({"streams": 0, "drafts": drafts, "memory": "", "error": str(error)})
@@ -65,7 +62,7 @@ def inside_vllm(chosen: ChosenModel, questions: list[str], plan: Plan, dtype: st
 
 def _passes(peer: Peer, prompts: list[Int32Array], count: int, plan: Plan) -> Rows:
     """Questions with an empty memory, and further ones after others were learned."""
-    asked, others, further = parts_of(prompts, max(2 * count, _LEAST), plan.others)
+    asked, others, further = parts_of(prompts, max(2 * count, plan.prompts), plan.others)
     rows, memory = [], f"{count} streams"
     for name, passed in (("cold", asked), ("warm", further)):
         if not passed:

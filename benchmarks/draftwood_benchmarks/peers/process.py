@@ -36,8 +36,7 @@ import typer
 
 from draftwood_benchmarks.harness.report import BenchmarkError, console
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_model_runner.loading.sources.known_models import KNOWN_MODELS
-from draftwood_model_runner.loading.sources.package_index import fetch
+from draftwood_model_runner.loading.sources.known_models import KNOWN_MODELS, fetch
 from draftwood_model_runner.loading.sources.resolution import gguf_file
 
 ENVIRONMENTS = Path(".venv-peers")

@@ -28,7 +28,7 @@ from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES
 from draftwood_model_runner.loading.facts import ModelFacts
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.sources.dense_weights import require_private
-from draftwood_model_runner.loading.sources.file_digests import KnownDigests, digest_of_contents
+from draftwood_model_runner.loading.sources.file_digests import KNOWN_DIGESTS, KnownDigests, digest_of_contents
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.runners.base import KVShape
 
@@ -40,7 +40,7 @@ _PART, _PART_SECONDS = "part-", 3600
 """Beginning of the name of an entry that is being written, and how old one is that an interrupted start left."""
 _ENTRY = re.compile(r"[0-9a-f]{32}")
 _PACKAGES = ("numpy", "openvino", "safetensors", "tokenizers", "torch", "transformers")
-_FACTS, _DIGEST, _KNOWN = "facts.json", "sha256", "digests.json"
+_FACTS, _DIGEST = "facts.json", "sha256"
 _CODE = Path(__file__).parents[1]
 
 
@@ -66,7 +66,10 @@ def entry_of(cache: Path, path_or_id: str, **options: str | int | None) -> Path 
         files = sorted(path for path in folder.iterdir() if path.is_file())
         require_private(cache)
         versions = {package: version(package) for package in _PACKAGES}
-        content = [digest_of_contents([*sorted(_CODE.rglob("*.py"))]), KnownDigests(cache / _KNOWN).digest(files)]
+        content = [
+            digest_of_contents([*sorted(_CODE.rglob("*.py"))]),
+            KnownDigests(cache / KNOWN_DIGESTS).digest(files),
+        ]
         key = json.dumps([options, versions, *content], sort_keys=True)
         return cache / hashlib.sha256(key.encode()).hexdigest()[:32]
     except OSError as error:

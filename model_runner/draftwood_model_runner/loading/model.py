@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, name_of, re
 from draftwood_model_runner.loading.conversion_cache import entry_of, is_intact, load_entry, save_entry
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.sharded import load_sharded
-from draftwood_model_runner.loading.tokenizer import load_tokenizer
-from draftwood_model_runner.runners.capacity.threads import default_threads
+from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
+from draftwood_model_runner.runners.capacity.host import default_threads
 from draftwood_model_runner.sampling.generation_defaults import SOURCES
 
 __all__ = ["BUNDLED_MODEL", "LoadedModel", "adopt", "load_model"]
@@ -91,17 +92,8 @@ def load_model(
             generation_defaults=generation_defaults,
             threads=threads,
         )
-    with ThreadPoolExecutor(1) as beside:
-        intact = None if entry is None else beside.submit(is_intact, entry)
-        tokenizer = load_tokenizer(path_or_id)
-    found = None
-    if entry is not None and intact is not None and intact.result():
-        found = load_entry(entry, tokenizer, name_of(path_or_id), threads)
-    if found is not None:
-        tokenizer.check_ends(found.eos_token_ids)
-        return found
 
-    def convert() -> LoadedModel:
+    def convert(tokenizer: Tokenizer) -> LoadedModel:
         return adopt(
             load_module(path_or_id, chosen_device, dtype),
             tokenizer,
@@ -114,12 +106,27 @@ def load_model(
             threads=threads,
         )
 
-    model = convert()
-    if entry is None or not save_entry(entry, model, cache_bytes):
+    if entry is None:
+        return convert(load_tokenizer(path_or_id))
+    return _kept(entry, path_or_id, threads, cache_bytes, convert)
+
+
+def _kept(
+    entry: Path, path_or_id: str, threads: int, cache_bytes: int, convert: Callable[[Tokenizer], LoadedModel]
+) -> LoadedModel:
+    """The model of an entry of the cache, which is written if it is not there."""
+    with ThreadPoolExecutor(1) as beside:
+        intact = beside.submit(is_intact, entry)
+        tokenizer = load_tokenizer(path_or_id)
+    if intact.result() and (found := load_entry(entry, tokenizer, name_of(path_or_id), threads)) is not None:
+        tokenizer.check_ends(found.eos_token_ids)
+        return found
+    model = convert(tokenizer)
+    if not save_entry(entry, model, cache_bytes):
         return model
     # As at later starts its weights are in a mapped file, which the system may drop and read again.
     del model
-    return load_entry(entry, tokenizer, name_of(path_or_id), threads) or convert()
+    return load_entry(entry, tokenizer, name_of(path_or_id), threads) or convert(tokenizer)
 
 
 def _device(device: str) -> torch.device:

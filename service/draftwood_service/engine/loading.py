@@ -48,8 +48,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
 
     from draftwood_model_runner.engine import Engine
     from draftwood_model_runner.execution.allocation import check_capacity
-    from draftwood_model_runner.loading.model import load_model
-    from draftwood_model_runner.runners.capacity.heap import trim_heap
+    from draftwood_model_runner.runners.capacity.host import trim_heap
     from draftwood_model_runner.warm_up import warm_up
     from draftwood_strategies.budgeting.watchdog import Watchdog
 
@@ -58,23 +57,8 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
         check_capacity(settings.model_path, settings.max_context, settings.engine_config)
     _warm_up_strategies()
     finished("strategies")
-    model = load_model(
-        settings.model_path,
-        device=settings.device,
-        dtype=settings.dtype,
-        max_context=settings.max_context,
-        exact=settings.exact,
-        runner=settings.runner,
-        weights=settings.weights,
-        generation_defaults=settings.generation_defaults,
-        threads=settings.threads,
-        tensor_parallel=settings.tensor_parallel,
-        cache=settings.cache_folder,
-        cache_bytes=settings.model_cache_bytes,
-    )
+    model = _loaded_model(settings)
     finished("model")
-    _log.info("runner", runner=model.runner_name, weights=model.weights, reason=model.runner_reason)
-    _tell_gains(model, settings)
     info = ModelInfo.of(model)
     with opened_memory(settings.of_memory, info.fingerprint) as memory:
         finished("memory")
@@ -102,9 +86,32 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
         )
 
 
+def _loaded_model(settings: Settings) -> LoadedModel:
+    """The model of the settings; logs what computes it."""
+    from draftwood_model_runner.loading.model import load_model
+
+    model = load_model(
+        settings.model_path,
+        device=settings.device,
+        dtype=settings.dtype,
+        max_context=settings.max_context,
+        exact=settings.exact,
+        runner=settings.runner,
+        weights=settings.weights,
+        generation_defaults=settings.generation_defaults,
+        threads=settings.threads,
+        tensor_parallel=settings.tensor_parallel,
+        cache=settings.cache_folder,
+        cache_bytes=settings.model_cache_bytes,
+    )
+    _log.info("runner", runner=model.runner_name, weights=model.weights, reason=model.runner_reason)
+    _tell_gains(model, settings)
+    return model
+
+
 def _tell_gains(model: LoadedModel, settings: Settings) -> None:
     """Logs what shorter numbers would gain if nobody has chosen float32, and the model is large enough for it."""
-    from draftwood_model_runner.runners.capacity.instructions import gains_over_float32
+    from draftwood_model_runner.runners.capacity.host import gains_over_float32
 
     chosen = (settings.dtype, settings.weights) != ("auto", "as-is")
     if chosen or (model.device, model.dtype) != ("cpu", "float32") or model.parameters < _LARGE:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +17,9 @@ from rich.table import Table
 from draftwood_client.cli.apps import new_app, run
 from draftwood_memory.settings.memory_settings import cache_folder
 from draftwood_model_runner.loading.checkpoint import is_downloaded
-from draftwood_model_runner.loading.sources.dense_weights import dense_place
+from draftwood_model_runner.loading.sources.dense_weights import DENSE, dense_place
 from draftwood_model_runner.loading.sources.known_models import KNOWN_MODELS
 from draftwood_service.models.families import MULTIMODAL, Family, families, trial_conditions
-from draftwood_service.models.kept import kept_models
 
 app = new_app()
 _UNITS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
@@ -61,7 +60,7 @@ def _models(
 
 
 def _print_models(cache: Path | None, as_json: bool) -> None:
-    kept, now = ([] if cache is None else kept_models(cache)), time.time()
+    kept, now = ([] if cache is None else _kept_models(cache)), time.time()
     names = [_named(name, cache) for name in KNOWN_MODELS]
     if as_json:
         entries = [asdict(one) | {"folder": str(one.folder)} for one in kept]
@@ -138,3 +137,38 @@ def _served(listed: list[Family], runner: str) -> str:
     tried = len(verified) - verified.count("not tried")
     served = tried - verified.count("refused")
     return str(served) if tried == len(listed) else f"{served} of the {tried} tried"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """An entry of the folder of converted models.
+
+    Attributes:
+        kind: "dense weights" of a GGUF file, or "converted" for OpenVINO.
+        name: that clients see of dense weights; the key of a converted model, which any number of names may share.
+        folder: of its files.
+        bytes: of all its files.
+        used: when it was last used, in seconds since the epoch.
+    """
+
+    kind: str
+    name: str
+    folder: Path
+    bytes: int
+    used: float
+
+
+def _kept_models(cache: Path) -> list[_Kept]:
+    """All entries, the last used first. One that disappears meanwhile, or that is being written, is left out."""
+    dense = [("dense weights", folder) for folder in cache.glob(f"{DENSE}/*/*") if (folder / "config.json").is_file()]
+    converted = [("converted", file.parent) for file in cache.glob("*/facts.json")]
+    found = []
+    for kind, folder in dense + converted:
+        if folder.name.startswith("part-") or folder.parent.name.startswith("part-"):
+            continue
+        try:
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            found.append(_Kept(kind, folder.name, folder, size, folder.stat().st_mtime))
+        except FileNotFoundError:
+            continue
+    return sorted(found, key=lambda one: one.used, reverse=True)

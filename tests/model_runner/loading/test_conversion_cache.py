@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -292,3 +293,18 @@ def test_the_model_is_compiled_once_for_the_number_of_threads_that_is_served_wit
 def test_a_model_of_torch_is_not_kept(tmp_path: Path) -> None:
     load_model(runner="torch", cache=tmp_path)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_digests_of_a_folder_that_others_may_write_to_are_not_believed(tmp_path: Path) -> None:
+    file, known = tmp_path / "model.gguf", file_digests.KnownDigests(tmp_path / "known")
+    file.write_bytes(b"one")
+    [right] = known.sha256([file])
+    version = json.loads((tmp_path / "known").read_text())
+    status = file.stat()
+    numbers = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    planted = {name: [" ".join(map(str, numbers)), "0" * 64] for name in version}
+    (tmp_path / "known").write_text(json.dumps(planted))
+    assert known.sha256([file]) == ["0" * 64], "of a folder of one's own"
+    (tmp_path / "known").write_text(json.dumps(planted))
+    tmp_path.chmod(0o777)
+    assert known.sha256([file]) == [right]

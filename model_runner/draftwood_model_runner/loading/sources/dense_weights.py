@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from draftwood_model_runner.errors import ModelNotFoundError, UnsupportedModelError
+from draftwood_model_runner.loading.sources.file_digests import KNOWN_DIGESTS, KnownDigests, is_private
 
 _log = logging.getLogger(__name__)
 
@@ -53,12 +54,12 @@ def dense_folder(file: Path, cache: Path | None) -> Path:
     with file_errors(str(file)):
         with file.open("rb") as opened:
             begins = opened.read(4)
-            if begins != b"GGUF":
-                problem = f"is not a GGUF file (it begins with {begins!r}); give one, or a folder that has config.json"
-                raise ModelNotFoundError(f"model {str(file)!r}: {problem} and the weights")
-            opened.seek(0)
-            sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
-        folder = dense_place(required(cache, str(file)), sha256, file.stem)
+        if begins != b"GGUF":
+            problem = f"is not a GGUF file (it begins with {begins!r}); give one, or a folder that has config.json"
+            raise ModelNotFoundError(f"model {str(file)!r}: {problem} and the weights")
+        cache = required(cache, str(file))
+        [sha256] = KnownDigests(cache / KNOWN_DIGESTS).sha256([file])
+        folder = dense_place(cache, sha256, file.stem)
         if not is_used(folder):
             with writing(folder) as part:
                 if part is not None:
@@ -162,6 +163,5 @@ def require_private(cache: Path) -> None:
         OSError: it cannot be made, or others may write to it.
     """
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = cache.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+    if not is_private(cache):
         raise PermissionError(f"{cache} must belong to the user of the service, and no other may write to it")

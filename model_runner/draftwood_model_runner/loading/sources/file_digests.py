@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+KNOWN_DIGESTS = "digests.json"
+"""Name of the file in the folder of converted models."""
 _SETTLED_NS = 2_000_000_000
 """A file that has not changed for so long when it is read has another change time if it changes later."""
 
@@ -19,7 +22,7 @@ class KnownDigests:
     A content that changes gets another change time, which no program can set.
 
     Args:
-        path: of the file, in a folder that no other user may write to. If it cannot be read or written, all is read.
+        path: of the file. If it cannot be read or written, or others may write to its folder, all is read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,22 +30,34 @@ class KnownDigests:
 
     def digest(self, files: Sequence[Path]) -> str:
         """Of names and contents. Raises OSError."""
+        contents = self.sha256(files)
+        return _joined([f"{file.name} {content}" for file, content in zip(files, contents, strict=True)])
+
+    def sha256(self, files: Sequence[Path]) -> list[str]:
+        """Of each file's content, in hexadecimal digits. Raises OSError."""
         known = self._read()
         found = {str(file.resolve()): _content(file, known.get(str(file.resolve()))) for file in files}
         if any(known.get(name) != of_file for name, of_file in found.items()):
             kept = {name: of_file for name, of_file in known.items() if Path(name).exists()}
             with suppress(OSError):
                 self._path.write_text(json.dumps(kept | found), encoding="utf-8")
-        contents = (of_file[-1] for of_file in found.values())
-        return _joined([f"{file.name} {content}" for file, content in zip(files, contents, strict=True)])
+        return [of_file[-1] for of_file in found.values()]
 
     def _read(self) -> dict[str, list[str]]:
         try:
+            if not is_private(self._path.parent):
+                return {}
             known = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
         whole = isinstance(known, dict) and all(isinstance(one, list) and len(one) == 2 for one in known.values())
         return known if whole else {}
+
+
+def is_private(folder: Path) -> bool:
+    """Whether a folder belongs to this user, and no other may write to it. Raises OSError."""
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def digest_of_contents(files: Sequence[Path]) -> str:

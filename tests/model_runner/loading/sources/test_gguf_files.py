@@ -21,6 +21,7 @@ from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.loading.model import load_model
 from draftwood_model_runner.loading.sources import gguf_conversion
 from draftwood_model_runner.loading.sources.dense_weights import DENSE, UNREADABLE
+from draftwood_model_runner.loading.sources.file_digests import KNOWN_DIGESTS
 from draftwood_model_runner.loading.sources.resolution import resolve
 from tests.model_runner.loading.sources.gguf_files import write_gguf
 
@@ -41,8 +42,8 @@ def float32_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def left(cache: Path) -> list[Path]:
-    """What is in the folder of dense weights."""
-    return [path for path in cache.rglob("*") if path.is_file()]
+    """What is in the folder of dense weights, besides the digests of files."""
+    return [path for path in cache.rglob("*") if path.is_file() and path.name != KNOWN_DIGESTS]
 
 
 def test_a_gguf_file_is_the_model_that_it_was_written_from(float32_file: Path, tmp_path: Path) -> None:

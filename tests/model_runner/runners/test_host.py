@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwood_model_runner.runners.capacity.instructions import gains_over_float32
+from draftwood_model_runner.runners.capacity.host import gains_over_float32
 
 
 @pytest.mark.parametrize(

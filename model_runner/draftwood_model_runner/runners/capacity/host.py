@@ -1,8 +1,12 @@
-"""What a CPU's instructions for short numbers would gain. No torch."""
+"""What the machine of this process offers: threads, instructions, its heap. No torch before threads are asked for."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from pathlib import Path
+
+from draftwood_strategies.threads.cpus import usable_cpus
 
 _CPUINFO = Path("/proc/cpuinfo")
 _GAINS = (
@@ -11,6 +15,14 @@ _GAINS = (
 )
 """By instructions of which one is enough: an option, and how many times as many tokens a second a stream without drafts
 gets as in float32. SmolLM2 135M, two cores of an AMD EPYC: 26, 48 and (in bfloat16 as well) 75 tokens a second."""
+
+
+def default_threads() -> int:
+    """Threads of a step that names no number: those of torch (its own choice, or OMP_NUM_THREADS), and no more than
+    `usable_cpus`. Threads beyond the quota spin while the kernel holds the process back."""
+    import torch
+
+    return min(torch.get_num_threads(), usable_cpus())
 
 
 def gains_over_float32(cpuinfo: Path = _CPUINFO) -> dict[str, float]:
@@ -22,3 +34,11 @@ def gains_over_float32(cpuinfo: Path = _CPUINFO) -> dict[str, float]:
         return {}
     flags = next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
     return {option: gain for instructions, option, gain in _GAINS if flags & instructions}
+
+
+def trim_heap() -> None:
+    """Gives memory that was freed back to the system, if the C library is one that keeps it, as glibc does."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
