@@ -159,16 +159,19 @@ async def test_calls_are_answered_while_the_model_is_loaded() -> None:
     await server.stop()
 
 
-async def test_what_waits_is_refused_at_once_when_a_drain_begins(served: Served) -> None:
+@pytest.mark.parametrize(("grace", "refused"), [(10.0, 0), (0.8, 3)])  # a request is thought to take a second
+async def test_a_drain_refuses_at_once_what_waits_and_would_not_end_in_time(
+    served: Served, grace: float, refused: int
+) -> None:
     served.engine.gate.clear()
     live = [asyncio.create_task(answer(served.stub.Generate(ask(max_tokens=50)))) for _ in range(7)]
     await until(lambda: served.server.bridge.live == 7)
-    stopping = asyncio.create_task(served.server.stop(grace=10.0))
-    await until(lambda: sum(one.done() for one in live) == 3)
+    stopping = asyncio.create_task(served.server.stop(grace))
+    await until(lambda: served.server.bridge.draining and sum(one.done() for one in live) == refused)
     served.engine.gate.set()
     answers = [await one for one in live]
-    assert [reason(one.error) for one in answers if one.error is not None] == ["SHUTTING_DOWN"] * 3
-    assert [one.finished.usage.completion_tokens for one in answers if one.error is None] == [50] * 4
+    assert [reason(one.error) for one in answers if one.error is not None] == ["SHUTTING_DOWN"] * refused
+    assert [one.finished.usage.completion_tokens for one in answers if one.error is None] == [50] * (7 - refused)
     await stopping
 
 

@@ -10,9 +10,10 @@ from draftwood_service.engine.stream import Stream
 from draftwood_service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
 
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 10.0
+"""The delay that a refused client is advised is the mean duration of requests over the number that run together, within
+these bounds. It is an estimate."""
 _SMOOTHING = 0.1
-"""The delay that a refused client is advised is the mean duration of requests, an exponential average with this weight,
-over the number that run together, within these bounds. It is an estimate."""
+"""The weight of a request in the mean duration, an exponential average."""
 
 
 class Admission:
@@ -64,9 +65,15 @@ class Admission:
         if stream.id is not None:
             self._request_seconds += _SMOOTHING * (time.perf_counter() - stream.admitted_at - self._request_seconds)
 
-    def drain(self) -> None:
-        """Refuses requests that wait; as many as run together continue."""
-        left = self._max_running - sum(stream.slots for stream in self.live if stream.begun)
+    def drain(self, seconds: float) -> None:
+        """Refuses requests that wait, the newest first, but as many as will end within `seconds` at the rate at which
+        requests ended so far: clients do not repeat a request that was admitted (`Started` has been sent).
+
+        The rate is what Little's law says: the live requests over the mean duration of one, its time in the queue
+        included.
+        """
+        ending = int(seconds * self.taken / self._request_seconds)
+        left = max(self._max_running, ending) - sum(stream.slots for stream in self.live if stream.begun)
         for stream in sorted(self.live, key=lambda stream: stream.admitted_at):
             if not stream.begun:
                 left -= stream.slots

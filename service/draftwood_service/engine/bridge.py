@@ -177,10 +177,10 @@ class EngineBridge:
             self._other_calls -= 1
             self._note_idle()
 
-    def drain(self) -> None:
-        """Admits no further request, and refuses those that wait; as many as run together continue."""
+    def drain(self, seconds: float) -> None:
+        """Admits no further request, and refuses those that would not end within `seconds`."""
         self.draining = True
-        self._admission.drain()
+        self._admission.drain(seconds)
 
     async def wait_idle(self, seconds: float) -> bool:
         """Waits until no request or other call is live; returns whether that happened within `seconds`."""

@@ -135,10 +135,11 @@ class RunningServer:
     async def stop(self, grace: float | None = None) -> None:
         """Drains and stops; further calls wait for the same stop.
 
-        Health becomes NOT_SERVING, requests that wait and new ones end with UNAVAILABLE, and a little later the port is
-        closed and clients are told to go elsewhere (GOAWAY). Requests that run, and calls to MemoryService, may finish
-        or end so as well; then what is counted is written, and the engine is closed. All of it takes `grace` seconds at
-        most (None: the settings' `drain_grace`), and one more for an engine that does not end.
+        Health becomes NOT_SERVING, new requests end with UNAVAILABLE, as do those that wait and would not end in time,
+        and a little later the port is closed and clients are told to go elsewhere (GOAWAY). Other requests, and calls
+        to MemoryService, may finish or end so as well; then what is counted is written, and the engine is closed. All
+        of it takes `grace` seconds at most (None: the settings' `drain_grace`), and one more for an engine that does
+        not end.
         """
         if self._stopping is None:
             seconds = self._settings.drain_grace if grace is None else grace
@@ -155,7 +156,7 @@ class RunningServer:
         await self._set_serving(False)
         await self.recovery.close()
         await self._set_serving(False)  # also if the engine was just restarted
-        self.bridge.drain()
+        self.bridge.drain(_STREAMS_SHARE * grace)
         _log.info("draining", live=self.bridge.live, grace_seconds=grace)
         deadline = time.monotonic() + grace
         idle = await self.bridge.wait_idle(_BEFORE_GOAWAY * grace)
