@@ -28,6 +28,7 @@ from draftwood_model_runner.scheduling.scheduler import Scheduler, SchedulerOutp
 from draftwood_model_runner.sequence import Sequence
 from draftwood_model_runner.statistics import EngineCounts
 from draftwood_strategies.base import StepFeedback
+from draftwood_strategies.budgeting.step_time import BLOCK
 from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.native import Int32Array, segment_sizes
 
@@ -60,12 +61,14 @@ class Engine:
         self.model = model
         self.config = config
         self._runner, self._pool, max_running = allocate(model, config)
-        shared_chunk = config.prefill_chunk if self._runner.mixed_batches else config.shared_prefill_chunk
-        self._scheduler = Scheduler(self._pool, max_running, config.prefill_chunk, shared_chunk, config.tenant_weights)
         step_times = None
         if config.adaptive_budget:
             largest = max(1 + config.max_draft_nodes, _WIDE if self._runner.is_asynchronous else 0)
             step_times = measure_step_times(self._runner, model.max_context, largest)
+        chunk = config.prefill_chunk
+        shared_chunk = chunk if self._runner.mixed_batches else config.shared_prefill_chunk
+        block = BLOCK if step_times is not None and step_times.per_padding else 1
+        self._scheduler = Scheduler(self._pool, max_running, chunk, shared_chunk, config.tenant_weights, block)
         self._policy = DraftPolicy(model.vocab_size, self._runner.draft_limits, step_times, watchdog)
         self._microbatches = MicrobatchPolicy(step_times if self._runner.is_asynchronous else None)
         self._in_flight: BegunStep | None = None

@@ -47,6 +47,7 @@ class Contender(Protocol):
     strategy: str
     warm: bool
     sampled: bool
+    again: bool
 
     def answer(self, prompt: Int32Array, index: int) -> Answer:
         """Continues `prompt`, int32[p]; `index` is the seed where tokens are sampled."""
@@ -101,6 +102,8 @@ class PeerContender:
         warm: whether its drafts know answers to other prompts.
     """
 
+    again = False
+
     def __init__(self, peer: Peer, task: Task, *, warm: bool = False) -> None:
         self.engine = peer.name
         self.strategy = peer.drafts
@@ -129,8 +132,7 @@ class TransformersContender:
     """
 
     engine = "transformers"
-    warm = False
-    sampled = False
+    warm = sampled = again = False
 
     def __init__(self, module: Any, task: Task, threads: int, *, prompt_lookup: bool) -> None:
         assert task.temperature == 0.0
@@ -165,21 +167,31 @@ class EngineContender:
         strategy: drafts and learns; None switches drafting off.
         warm: whether the strategy has learned from other prompts.
         number: of the round. The payoff of drafts is measured by tenant, so each round is a tenant of its own.
+        again: whether the strategy has learned from these very prompts.
     """
 
     engine = "draftwood"
 
     def __init__(
-        self, engine: Engine, task: Task, name: str, strategy: Strategy | None, *, warm: bool, number: int = 0
+        self,
+        engine: Engine,
+        task: Task,
+        name: str,
+        strategy: Strategy | None,
+        *,
+        warm: bool,
+        number: int = 0,
+        again: bool = False,
     ) -> None:
         self.strategy = name
         self.warm = warm
+        self.again = again
         self.sampled = task.temperature > 0.0
         self._engine = engine
         self._task = task
         self._strategy = strategy
         self._request: dict[str, Any] = {
-            "tenant": f"{name}, {'warm' if warm else 'cold'}, {number}{', sampled' * self.sampled}",
+            "tenant": f"{name}, {'warm' if warm else 'cold'}, {number}{', sampled' * self.sampled}{', again' * again}",
             "strategy_name": name,
             "max_draft_nodes": 0 if strategy is None else engine.config.max_draft_nodes,
         }

@@ -66,19 +66,24 @@ class Measurement:
             for i, prompt in enumerate(progress(self.measured, f"measuring, round {number + 1}")):
                 first = (i + number) % len(tallies)
                 for tally in tallies[first:] + tallies[:first]:
+                    if not tally.contender.again:
+                        tally.answers.append(tally.contender.answer(prompt, i))
+            again = [tally for tally in tallies if tally.contender.again]
+            for i, prompt in enumerate(progress(self.measured, "measuring, the same prompts again") if again else ()):
+                for tally in again:
                     tally.answers.append(tally.contender.answer(prompt, i))
         gc.unfreeze()  # else Triton reports at the exit what is not freed
         return tallies
 
     def _ours(self, task: Task, number: int) -> Iterator[EngineContender]:
-        """Our contenders: drafting off, then each strategy, cold and warm. All have run once, so that they are
-        compiled."""
+        """Our contenders: drafting off, then each strategy, cold, warm, and for the same prompts again what it was when
+        cold. All have run once, so that they are compiled."""
         gc.freeze()  # as in the service: a collection that looks through the loaded model takes 0.15 s
 
         def contender(
-            name: str, engine: Engine, strategy: Strategy | None = None, *, warm: bool = False
+            name: str, engine: Engine, strategy: Strategy | None = None, *, warm: bool = False, again: bool = False
         ) -> EngineContender:
-            return EngineContender(engine, task, name, strategy, warm=warm, number=number)
+            return EngineContender(engine, task, name, strategy, warm=warm, number=number, again=again)
 
         plain = contender(PLAIN, self.engine)
         plain.answer(self.measured[0], 0)
@@ -86,13 +91,15 @@ class Measurement:
         for name in self.strategies:
             warm_up(name)
             contender(name, self.engine, create(name)).answer(self.measured[0], 0)
-            yield contender(name, self.engine, create(name))
+            learning = create(name)
+            yield contender(name, self.engine, learning)
             if self.others:
                 strategy = create(name)
                 warm = contender(name, self.engine, strategy, warm=True)
                 self._warm_up(contender(name, self.teacher, strategy, warm=True), self.others[:-1])
                 warm.answer_together(self.others[-1:], _LEARNING_SEED - 1)
                 yield warm
+                yield contender(name, self.engine, learning, warm=True, again=True)
 
     def _warm_up(self, contender: EngineContender, prompts: Sequence[Int32Array]) -> None:
         """Lets it answer some prompts."""

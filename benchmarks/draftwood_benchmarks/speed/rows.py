@@ -18,7 +18,8 @@ PLAIN = "none"
 
 def rows_of(tallies: Sequence[Tally], *, quantized: bool = False) -> list[dict[str, Any]]:
     """The rows of the report. Ratios to transformers and to the fastest peer are null where they did not run, or not
-    with the same sampling; a peer whose drafts know earlier answers is compared with warm rows alone.
+    with the same sampling; a peer whose drafts know earlier answers is compared with warm rows alone, and none with
+    rows of the same prompts "again".
     "sampled_vs_greedy" is the speed of sampled answers relative to that of the greedy ones of the same contender; null
     for the latter.
 
@@ -44,6 +45,7 @@ def rows_of(tallies: Sequence[Tally], *, quantized: bool = False) -> list[dict[s
                 "engine": own.engine,
                 "strategy": own.strategy,
                 "warm": own.warm,
+                "again": own.again,
                 "sampled": own.sampled,
                 "tokens_per_s": round(tally.tokens_per_s, 2),
                 "tokens_per_s_min": round(tally.spread[0], 2),
@@ -70,13 +72,14 @@ def _alike(reference: Tally | None, tally: Tally) -> Tally | None:
 
 def _fastest(peers: Sequence[Tally], tally: Tally) -> Tally | None:
     """The fastest of the peers that chose tokens as this contender did, and knew no more than it."""
-    alike = [peer for peer in peers if _alike(peer, tally) and peer.contender.warm <= tally.contender.warm]
+    own = tally.contender
+    alike = [peer for peer in peers if _alike(peer, tally) and peer.contender.warm <= own.warm and not own.again]
     return max(alike, key=lambda peer: peer.tokens_per_s, default=None)
 
 
-def _case(tally: Tally) -> tuple[str, str, bool]:
+def _case(tally: Tally) -> tuple[str, str, bool, bool]:
     """What a sampled contender and its greedy one have in common."""
-    return tally.contender.engine, tally.contender.strategy, tally.contender.warm
+    return tally.contender.engine, tally.contender.strategy, tally.contender.warm, tally.contender.again
 
 
 def _ratio(tally: Tally, other: Tally | None) -> float | None:
@@ -90,7 +93,8 @@ def label(row: dict[str, Any]) -> str:
     if row["engine"] != "draftwood":
         drafts = f", {row['strategy']}{' warm' * row['warm']}" if row["strategy"] != PLAIN else ""
         return f"{row['engine']}{drafts}"
-    name = "drafting off" if row["strategy"] == PLAIN else f"{row['strategy']}, {'warm' if row['warm'] else 'cold'}"
+    memory = "asked again" if row.get("again") else "warm" if row["warm"] else "cold"
+    name = "drafting off" if row["strategy"] == PLAIN else f"{row['strategy']}, {memory}"
     return f"{name}, sampled" if row["sampled_vs_greedy"] is not None else name
 
 

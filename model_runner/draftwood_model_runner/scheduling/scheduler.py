@@ -50,6 +50,7 @@ class Scheduler:
         prefill_chunk: prompt tokens of a step, over all sequences, if none decodes.
         shared_chunk: the same, if any decodes.
         weights: the share of a tenant in admissions and prefill, relative to others; 1 for those not named.
+        block: as for `StepPlanner`.
 
     Attributes:
         step_seconds: estimate of the shortest step; tells which deadlines cannot be met.
@@ -62,6 +63,7 @@ class Scheduler:
         prefill_chunk: int,
         shared_chunk: int,
         weights: Mapping[str, float] = MappingProxyType({}),
+        block: int = 1,
     ) -> None:
         self._pool = pool
         self._limit = SlotLimit(max_running)
@@ -70,7 +72,9 @@ class Scheduler:
         self._ranks: dict[Sequence, Rank] = {}
         self._queue = FairQueue(self._ranks.__getitem__, weights)
         self._shares = SlotShares(self._queue, self._ranks.__getitem__, self._limit)
-        self._planner = StepPlanner(self._queue, self._shares, self._ranks.__getitem__, prefill_chunk, shared_chunk)
+        self._planner = StepPlanner(
+            self._queue, self._shares, self._ranks.__getitem__, prefill_chunk, shared_chunk, block
+        )
         self._next_deadline = math.inf
         self.step_seconds = 0.0
         self._unrecorded: dict[Sequence, None] = {}

@@ -50,6 +50,8 @@ class StepPlanner:
         rank: the rank of a live sequence.
         prefill_chunk: prompt tokens of a step, over all sequences, if none decodes.
         shared_chunk: the same, if any decodes.
+        block: tokens that the runner computes at once: a step of a few more costs as much as one of two full blocks,
+            and leaves those few of its prompts to the next one. 1 if there is no such thing.
     """
 
     def __init__(
@@ -59,12 +61,14 @@ class StepPlanner:
         rank: Callable[[Sequence], Rank],
         prefill_chunk: int,
         shared_chunk: int,
+        block: int = 1,
     ) -> None:
         self._queue = queue
         self._shares = shares
         self._rank = rank
         self._prefill_chunk = prefill_chunk
         self._shared_chunk = min(shared_chunk, prefill_chunk)
+        self._block = block
         self._skipped = 0
 
     def plan(
@@ -94,10 +98,18 @@ class StepPlanner:
         for tenant, count in decoding.items():
             self._queue.charge(tenant, count * _DECODE_COST)
         decodes = any(sequence.length - sequence.committed == 1 for sequence in running) if prefill else True
-        prompts_wait = self._split_chunk(prefill, pending, self._shared_chunk if decodes else self._prefill_chunk)
+        chunk = self._shared_chunk if decodes else self._prefill_chunk
+        prompts_wait = self._split_chunk(prefill, pending, self._in_blocks(chunk, prefill, pending))
         return SchedulerOutput(
             [ScheduledSequence(sequence, tokens) for sequence, tokens in pending.items() if tokens], prompts_wait
         )
+
+    def _in_blocks(self, chunk: int, prefill: dict[str, list[Sequence]], pending: dict[Sequence, int]) -> int:
+        """The chunk; less what the step would have beyond its last full block, if that is at most half of another."""
+        wanted = sum(pending[sequence] for sequences in prefill.values() for sequence in sequences)
+        taken, others = min(chunk, wanted), sum(pending.values()) - wanted
+        beyond = (others + taken) % self._block
+        return taken - beyond if beyond <= min(self._block // 2, taken - 1) and others + taken > self._block else chunk
 
     def _split_chunk(self, prefill: dict[str, list[Sequence]], pending: dict[Sequence, int], chunk: int) -> bool:
         """Cuts what is pending of these prompts down to what fits the chunk; returns whether anything was cut."""

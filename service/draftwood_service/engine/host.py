@@ -44,6 +44,9 @@ _PRELOAD_SECONDS = 3.0
 """How long the start waits for the preloaded memories; after it, serving begins without them. `draftwood bench share`
 measured half a second for a tenant of a million tokens."""
 
+_QUIET_SECONDS = 0.1
+"""How long no request has been live when idle work begins: a client's next request would wait for a step of it."""
+
 
 def run_engine(end: EngineEnd, load: Callable[[], AbstractContextManager[LoadedEngine]], interval: float = 0.0) -> None:
     """Runs an engine at its end of a link until the other end is closed, or the engine dies. Never raises: the last
@@ -89,6 +92,7 @@ class EngineHost:
         self._recorder = WorkRecorder()
         own_text = loaded.own_text
         self._own_text = None if own_text is None or own_text.done else own_text
+        self._quiet_since = 0.0
         self._ended = False
 
     def between_steps(self, task: Callable[[], None]) -> None:
@@ -117,6 +121,7 @@ class EngineHost:
                 self._process_messages()
                 if engine.has_work:
                     self._queue_outputs(engine.step())
+                    self._quiet_since = time.monotonic()
                 elif engine.idle:
                     self._idle_step()
         except EOFError:
@@ -153,7 +158,7 @@ class EngineHost:
         """Runs tasks and processes messages, and waits for one while there is no step to make."""
         while True:
             self._run_tasks()
-            message = self._end.receive(wait=not self._has_step())
+            message = self._end.receive(self._seconds_to_step())
             match message:
                 case Add():
                     self._add(message)
@@ -164,15 +169,18 @@ class EngineHost:
                         self._auditor.purge(operation.tenant)
                     future = self._loaded.memory.submit(operation)
                     future.add_done_callback(partial(self._respond, call_id))
-                case None if self._has_step() and not self._tasks:
+                case None if self._seconds_to_step() == 0 and not self._tasks:
                     return
 
-    def _has_step(self) -> bool:
-        """Whether the engine has work, or is idle with other work: no request is about to begin."""
+    def _seconds_to_step(self) -> float | None:
+        """0 if there is a step to make: the engine has work, or other work and no request for a while. None if there
+        will be none before a message or a task."""
         if self._engine.has_work:
-            return True
+            return 0.0
         has_idle_work = self._own_text is not None or self._auditor.has_work
-        return self._engine.idle and has_idle_work and all(live.begun for live in self._live.values())
+        if not (self._engine.idle and has_idle_work and all(live.begun for live in self._live.values())):
+            return None
+        return max(0.0, self._quiet_since + _QUIET_SECONDS - time.monotonic())
 
     def _idle_step(self) -> None:
         """One forward pass for the model's own text, or for an audit once that is complete."""

@@ -164,9 +164,9 @@ class EngineEnd:
         except OSError as error:
             raise EOFError from error
 
-    def receive(self, wait: bool) -> ToEngine | None:
-        """The next message; None if there is none and `wait` is false, or after `interrupt`."""
-        ready = {fd for fd, _ in self._arrivals.poll(None if wait else 0)}
+    def receive(self, wait: float | None) -> ToEngine | None:
+        """The next message; None if there is none for `wait` seconds (None: for ever), or after `interrupt`."""
+        ready = {fd for fd, _ in self._arrivals.poll(None if wait is None else 1000 * wait)}
         if self._wake_read in ready:
             os.read(self._wake_read, _CHUNK)
         if not ready - {self._wake_read}:

@@ -32,17 +32,19 @@ def test_all_contenders_answer_the_same_prompts(tmp_path: Path, capsys: pytest.C
         "--strategy", "trie", "--shape", "320x7x5x768", "--dtype", "float32",
     )  # fmt: skip
     rows = found["rows"]
-    assert [(row["engine"], row["strategy"], row["warm"]) for row in rows] == [
-        ("transformers", "none", False),
-        ("transformers", "prompt-lookup", False),
-        ("draftwood", "none", False),
-        ("draftwood", "trie", False),
-        ("draftwood", "trie", True),
+    assert [(row["engine"], row["strategy"], row["warm"], row["again"]) for row in rows] == [
+        ("transformers", "none", False, False),
+        ("transformers", "prompt-lookup", False, False),
+        ("draftwood", "none", False, False),
+        ("draftwood", "trie", False, False),
+        ("draftwood", "trie", True, False),
+        ("draftwood", "trie", True, True),
     ]
     assert all(row["identical"] for row in rows if row["strategy"] != "prompt-lookup")
     assert [rows[i]["acceptance_length"] for i in (0, 2)] == [1.0, 1.0]
     assert all(row["acceptance_length"] >= 1.0 and row["tokens_per_s"] > 0 for row in rows)
     assert rows[4]["acceptance_length"] > 1.2 * rows[3]["acceptance_length"]  # it knows the answer to the first prompt
+    assert rows[5]["acceptance_length"] > 2 * rows[3]["acceptance_length"]  # it knows the answers to both
     out = capsys.readouterr().out
     assert "1 prompts are left out" in out
     assert "HF prompt lookup" in out
@@ -60,11 +62,12 @@ def test_a_real_vocabulary_greedy_and_sampled(tmp_path: Path) -> None:
         "--warm", "2", "--max-tokens", "16",
     )  # fmt: skip
     ours = [row for row in found["rows"] if row["engine"] == "draftwood"]
-    assert [(row["strategy"], row["warm"], row["sampled"]) for row in ours] == [
-        (*case, sampled) for sampled in (False, True) for case in (("none", False), ("hybrid", False), ("hybrid", True))
+    cases = [("none", False, False), ("hybrid", False, False), ("hybrid", True, False), ("hybrid", True, True)]
+    assert [(row["strategy"], row["warm"], row["again"], row["sampled"]) for row in ours] == [
+        (*case, sampled) for sampled in (False, True) for case in cases
     ]
     assert all(row["identical"] for row in ours)
-    assert [row["sampled_vs_greedy"] is not None for row in ours] == [False] * 3 + [True] * 3
+    assert [row["sampled_vs_greedy"] is not None for row in ours] == [False] * 4 + [True] * 4
     assert found["vocabulary"] == 20000
 
 

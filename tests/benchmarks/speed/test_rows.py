@@ -7,7 +7,7 @@ from draftwood_benchmarks.speed.rows import label, rows_of, table_of
 from draftwood_strategies.draft import Int32Array
 
 KEYS = {
-    "engine", "strategy", "warm", "sampled", "sampled_vs_greedy",
+    "engine", "strategy", "warm", "again", "sampled", "sampled_vs_greedy",
     "tokens_per_s", "tokens_per_s_min", "tokens_per_s_max", "vs_peer",
     "acceptance_length", "nodes_per_step", "vs_transformers", "vs_plain",
     "identical", "identical_share", "identical_to", "identical_to_plain",
@@ -17,8 +17,10 @@ KEYS = {
 class Written:
     """A contender that is only a name."""
 
-    def __init__(self, engine: str, strategy: str, warm: bool = False, sampled: bool = False) -> None:
-        self.engine, self.strategy, self.warm, self.sampled = engine, strategy, warm, sampled
+    def __init__(
+        self, engine: str, strategy: str, warm: bool = False, sampled: bool = False, again: bool = False
+    ) -> None:
+        self.engine, self.strategy, self.warm, self.sampled, self.again = engine, strategy, warm, sampled, again
 
     def answer(self, prompt: Int32Array, index: int) -> Answer:
         raise NotImplementedError
@@ -54,6 +56,9 @@ def test_rows_show_the_spread_of_rounds_and_the_speed_relative_to_the_peer() -> 
     assert [row["vs_peer"] for row in rows_of([peer, faster, plain])] == [0.25, 1.0, 0.125]
     knowing = Tally(Written("vllm", "suffix", warm=True), [Answer([1, 2], 0.25, 2, 0)] * 2, rounds=2)
     assert [row["vs_peer"] for row in rows_of([peer, knowing, plain])] == [1.0, 1.0, 0.5]
+    again = Tally(Written("draftwood", "trie", warm=True, again=True), [Answer([1, 2], 0.25, 1, 0)] * 2, rounds=2)
+    assert [row["vs_peer"] for row in rows_of([peer, plain, again])] == [1.0, 0.5, None]
+    assert label(rows_of([peer, plain, again])[2]) == "trie, asked again"
     assert "x peer" in {column.header for column in table_of(rows, "").columns}
     assert "x peer" not in {column.header for column in table_of(rows_of([plain]), "").columns}
 

@@ -103,6 +103,29 @@ def test_a_prompt_alone_takes_larger_chunks() -> None:
     assert steps == math.ceil(4000 / 512)
 
 
+def test_the_few_tokens_of_a_prompt_beyond_a_block_wait_for_the_next_step() -> None:
+    bench = Bench(max_running=8, block=64)
+    for _ in range(7):
+        bench.add(max_tokens=100)
+    bench.step()
+    bench.add(prompt=100)  # 7 + 100 tokens are nearly two blocks
+    assert [one.tokens for one in bench.step()] == [*[1] * 7, 100]
+    bench.scheduler.finish(bench.scheduler.running[-1])
+    bench.add(prompt=80)  # 23 more than a block
+    assert [one.tokens for one in bench.step()] == [*[1] * 7, 57]
+    assert [one.tokens for one in bench.step()] == [*[1] * 7, 23]
+
+
+def test_a_prompt_runs_however_many_decode_beyond_a_block() -> None:
+    bench = Bench(max_running=70, block=64)
+    for _ in range(66):
+        bench.add(max_tokens=100)
+    bench.step()
+    short = bench.add(prompt=4)
+    bench.step()
+    assert len(short.output) == 1
+
+
 def test_a_short_prompt_is_not_held_up_by_another_tenants_long_one() -> None:
     bench = Bench()
     bench.add("a", prompt=4000)
@@ -396,9 +419,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk=st.integers(1, 60),
         prefix_cache=st.booleans(),
         window=st.none() | st.integers(1, 70),
+        block=st.sampled_from([1, 8]),
     )
-    def _make(self, pages: int, max_running: int, chunk: int, prefix_cache: bool, window: int | None) -> None:
-        chunks = {"prefill_chunk": chunk, "shared_chunk": chunk // 2 + 1}
+    def _make(
+        self, pages: int, max_running: int, chunk: int, prefix_cache: bool, window: int | None, block: int
+    ) -> None:
+        chunks = {"prefill_chunk": chunk, "shared_chunk": chunk // 2 + 1, "block": block}
         model_table = None if window is None else AttentionWindow(window, chunk)
         self.bench = Bench(max_running, pages, prefix_cache, model_table, weights={"b": 2.0}, **chunks)
 

@@ -6,6 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from draftwood.v1 import generation_pb2 as pb
+from draftwood_service.engine import host
 from tests.service.fakes import FakeEngine, FakeOwnText, answer, serving, until
 
 TOKENS = 50
@@ -37,6 +38,17 @@ async def test_requests_are_served_while_it_is_written() -> None:
             await until(lambda steps=own_text.steps: own_text.steps > steps + 5)  # type: ignore[misc]
             assert (await answer(served.stub.Generate(REQUEST))).finished
         assert not own_text.done
+
+
+async def test_it_pauses_for_a_while_after_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_QUIET_SECONDS", 600.0)
+    engine, own_text = idle_engine(tokens=1 << 40)
+    async with serving(engine) as served:
+        await until(lambda: own_text.steps > 5)
+        assert (await answer(served.stub.Generate(REQUEST))).finished
+        steps = own_text.steps
+        assert (await answer(served.stub.Generate(REQUEST))).finished
+        assert own_text.steps == steps
 
 
 @pytest.mark.parametrize("steps", [0, 7])

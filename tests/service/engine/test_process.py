@@ -153,7 +153,7 @@ def test_what_an_engine_that_loads_died_of_is_sent(error: Exception) -> None:
     ours, theirs = socket.socketpair()
     with ours:
         run_engine(EngineEnd(theirs), load)
-        died: object = EngineEnd(ours).receive(wait=True)
+        died: object = EngineEnd(ours).receive(wait=None)
     assert isinstance(died, Died)
     assert str(died.error) == str(error)
 
