@@ -42,7 +42,7 @@ def runner_of(name: str) -> Runner:
         if screened:
             trial = OutputHead._trial
             patched.setattr(cutting, "_LEAST_ELEMENTS", 1)
-            patched.setattr(OutputHead, "_trial", lambda head, rough: max(trial(head, rough), 1.0))
+            patched.setattr(OutputHead, "_trial", lambda head, rough: trial(head, rough) or True)
         factory = taken_over(module(), runner=kind).factory
         runner = factory.runner(KV_TOKENS, threads=1)
     if isinstance(factory, OpenVinoRunnerFactory):

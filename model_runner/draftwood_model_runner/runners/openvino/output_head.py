@@ -40,10 +40,10 @@ _CHUNK = 4096
 _LANES = 16
 _MOST_NEEDED = 64
 """More of the greatest logits than this are all of them."""
-_SECONDS_PER_WEIGHT = 0.5e-9
-"""Of a logit that is computed by the head itself: 0.4 to 0.6 us for 768 weights, in two threads half of it."""
-_REMEMBERED, _FORGOTTEN = 256, 0.99
-"""Rows that the mean number of such logits covers, and what is left of it after each step that was not screened."""
+_SMOOTHING = 0.125
+"""Share of the latest time in the mean time of a way to compute logits."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 16, 1024
+"""Steps after which the slower way is tried again: twice as many each time that it stays the slower one."""
 _TRIED_ROWS, _TRIED_TIMES, _LEAST_GAIN = (1, 16), 5, 1.1
 """Rows and repetitions of the trial, and by how much screening has to be faster in it."""
 
@@ -62,6 +62,31 @@ class _Rounded(NamedTuple):
     scales: Float32Array
     errors: Float32Array
     lengths: Float32Array
+
+
+class FasterWay:
+    """Which of two ways to do the same takes less time, by the mean time that each took lately. The slower one is tried
+    again after a while."""
+
+    def __init__(self) -> None:
+        self._seconds = [0.0, 0.0]
+        self._steps, self._pause = 0, _FIRST_PAUSE
+
+    def choose(self) -> int:
+        """The way to take: 0 or 1."""
+        if 0.0 in self._seconds:
+            return 1 - self._seconds[::-1].index(0.0)
+        faster = int(self._seconds[1] < self._seconds[0])
+        self._steps += 1
+        return 1 - faster if self._steps >= self._pause else faster
+
+    def took(self, way: int, seconds: float) -> None:
+        """The way that was chosen took so long."""
+        tried, old = self._steps >= self._pause, self._seconds[way]
+        self._seconds[way] = old + _SMOOTHING * (seconds - old) if old and not tried else seconds
+        if tried:
+            faster = int(self._seconds[1] < self._seconds[0])
+            self._steps, self._pause = 0, _FIRST_PAUSE if way == faster else min(2 * self._pause, _LONGEST_PAUSE)
 
 
 class OutputHead:
@@ -90,10 +115,9 @@ class OutputHead:
         rounded = _rounded(weights)
         self._errors, self._lengths = rounded.errors, rounded.lengths
         self._rough: _Product | None = _Product(compile_model(_rough_head(rounded)))
-        self._candidates: dict[int, float] = {}
-        """By how many of the greatest are needed, how many logits of a row are computed twice."""
-        self._saved = self._trial(self._rough)
-        if not self._saved:
+        self._ways: dict[tuple[int, int], FasterWay] = {}
+        """Whether to screen, by the bits of the number of rows, and by how many of the greatest are needed."""
+        if not self._trial(self._rough):
             self._rough = None
         else:
             _log.info("output head: its copy in 8 bits takes %.2f GB", rounded.levels.nbytes / 1e9)
@@ -111,22 +135,22 @@ class OutputHead:
             return np.empty((0, self._weights.shape[0]), np.float32)
         if greatest is None or greatest > _MOST_NEEDED or self._rough is None:
             return self._exact(hidden)
-        expected = self._candidates.get(greatest, 0.0)
-        if rows * expected * self.width * _SECONDS_PER_WEIGHT > self._saved:
-            self._candidates[greatest] = expected * _FORGOTTEN
-            return self._exact(hidden)
-        inputs = _to_bfloat16(hidden) if self._shift else hidden
-        logits = self._rough(inputs)
-        found = self._correct(logits, inputs, greatest)
-        weight = min(rows / _REMEMBERED, 1.0) if expected else 1.0
-        self._candidates[greatest] = expected + weight * (found - expected)
+        ways = self._ways.setdefault((rows.bit_length(), greatest), FasterWay())
+        way, started = ways.choose(), time.perf_counter()
+        logits = self._screened(self._rough, hidden, greatest) if way else self._exact(hidden)
+        ways.took(way, time.perf_counter() - started)
         return logits
 
-    def _correct(self, logits: Float32Array, inputs: Float32Array, greatest: int) -> float:
-        """Makes the greatest logits exact; returns how many that was, on average over the rows."""
+    def _screened(self, rough: _Product, hidden: Float32Array, greatest: int) -> Float32Array:
+        inputs = _to_bfloat16(hidden) if self._shift else hidden
+        logits = rough(inputs)
+        self._correct(logits, inputs, greatest)
+        return logits
+
+    def _correct(self, logits: Float32Array, inputs: Float32Array, greatest: int) -> None:
+        """Makes the greatest logits exact."""
         rows, vocab = logits.shape
         lengths, deviations = np.linalg.norm(inputs, axis=1), _rounding_error(inputs)
-        counts = np.zeros(rows, np.int32)
         divided = parts(rows, self._threads if rows * vocab >= LEAST_NUMBERS else 1)
 
         def correct(part: range) -> None:
@@ -134,30 +158,29 @@ class OutputHead:
             _correct_rows(
                 logits[at], logits.view(np.int32)[at], self._weights, self._shift, inputs[at], self._errors,
                 self._lengths, lengths[at], deviations[at], np.empty(self._errors.shape[0], np.int32),
-                np.empty(greatest, np.float32), np.empty(_LANES, np.float32), counts[at],
+                np.empty(greatest, np.float32), np.empty(_LANES, np.float32),
             )  # fmt: skip
 
         in_threads([partial(correct, part) for part in divided], self._threads)
-        return float(counts.mean())
 
-    def _trial(self, rough: _Product) -> float:
-        """Seconds that screening saves in a step, at least; 0 if it is not worth it, or if the errors are not within
-        their bounds, as they are if OpenVINO rounds as is assumed."""
-        random, saved = np.random.default_rng(0), []
+    def _trial(self, rough: _Product) -> bool:
+        """Whether screening may be worth it: products in 8 bits are faster, and the errors are within their bounds, as
+        they are if OpenVINO rounds as is assumed. What it gains also depends on how many logits are computed twice."""
+        random, worth = np.random.default_rng(0), True
         for rows in _TRIED_ROWS:
             hidden = _to_bfloat16(random.standard_normal((rows, self._weights.shape[1]), np.float32))
             logits = rough(hidden)
             off = np.abs(self._exact(hidden) - logits)
             if (off > self._bounds(hidden, logits)).any():
                 _log.warning("output head: products in 8 bits are off by more than they should; it is not screened")
-                return 0.0
+                return False
             self._correct(logits, hidden, 1)  # compiles
             exact, screened = (
                 min(product.seconds(hidden) for _ in range(_TRIED_TIMES)) for product in (self._exact, rough)
             )
             _log.info("output head: %d rows take %.1f ms, %.1f ms screened", rows, 1000 * exact, 1000 * screened)
-            saved.append(exact - screened if exact > _LEAST_GAIN * screened else 0.0)
-        return min(saved)
+            worth = worth and exact > _LEAST_GAIN * screened
+        return worth
 
     def _bounds(self, inputs: Float32Array, logits: Float32Array) -> Float32Array:
         """float32[R, vocab], how much the logits may be off, as `_correct_rows` has it."""
@@ -245,7 +268,6 @@ def _correct_rows(
     greatest: Int32Array,
     least: Float32Array,
     lanes: Float32Array,
-    counts: Int32Array,
 ) -> None:
     """Replaces in each row the logits that may be among the k greatest.
 
@@ -256,7 +278,6 @@ def _correct_rows(
         errors, weight_lengths: as in `_Rounded`.
         lengths, deviations: float32[R], of the inputs, and of their error in 8 bits.
         greatest, least, lanes: workspace, int32[blocks], float32[k] and float32[_LANES].
-        counts: int32[R], set to how many were replaced.
     """
     vocab, needed = logits.shape[1], least.shape[0]
     for row in range(logits.shape[0]):
@@ -274,7 +295,6 @@ def _correct_rows(
                 place -= 1
             if place < needed:
                 least[place] = low
-        count = 0
         for block in range(greatest.shape[0]):
             off = errors[block] * length + weight_lengths[block] * deviation
             threshold, score = least[needed - 1] - off, score_of(greatest[block])
@@ -284,8 +304,6 @@ def _correct_rows(
                 score = logits[row, token]
                 if score + _ROUNDING * abs(score) >= threshold:
                     logits[row, token] = _product(weights, shift, token, inputs, row, lanes)
-                    count += 1
-        counts[row] = count
 
 
 @compiled

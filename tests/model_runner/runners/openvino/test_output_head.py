@@ -17,12 +17,11 @@ from draftwood_model_runner import own_text
 from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.redecoding import PREFILL_TOKENS
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.runners.openvino import output_head
 from draftwood_model_runner.runners.openvino.factory import OpenVinoRunnerFactory, _compile
 from draftwood_model_runner.runners.openvino.graph import output_head as cutting
 from draftwood_model_runner.runners.openvino.graph.bfloat16 import keep_bfloat16
 from draftwood_model_runner.runners.openvino.graph.weights import quantize_weights
-from draftwood_model_runner.runners.openvino.output_head import OutputHead
+from draftwood_model_runner.runners.openvino.output_head import FasterWay, OutputHead
 from draftwood_strategies.draft import Float32Array
 from draftwood_strategies.successors import WRITTEN
 from tests.model_runner.families import generate, taken_over, tiny
@@ -36,8 +35,9 @@ PROMPTS = [(3, 1, 4, 1, 5), (2, 7, 1), (8, 8, 8, 8)]
 @pytest.fixture(autouse=True)
 def _any_head_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     trial = OutputHead._trial
+    monkeypatch.setattr(FasterWay, "choose", lambda way: 1)
     monkeypatch.setattr(cutting, "_LEAST_ELEMENTS", 1)
-    monkeypatch.setattr(OutputHead, "_trial", lambda head, rough: max(trial(head, rough), 1.0))
+    monkeypatch.setattr(OutputHead, "_trial", lambda head, rough: trial(head, rough) or True)
 
 
 def near_ties(size: int, dtype: str) -> Float32Array:
@@ -100,22 +100,24 @@ def test_equal_rows_have_equal_logits() -> None:
     assert logits[0].argmax() == 20
 
 
-def test_a_vocabulary_of_many_candidates_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_faster_way_is_taken_and_the_other_one_tried_more_and_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    ways, taken = FasterWay(), list[int]()
+    for step in range(2000):
+        taken.append(ways.choose())
+        ways.took(taken[-1], (3.0, 12.0 if step < 1000 else 1.0)[taken[-1]])
+    assert {*taken[:2]} == {0, 1}
+    assert 4 <= sum(taken[2:1000]) <= 8
+    assert sum(taken[1000:]) > 0, "what became faster is found"
+    assert sum(taken[-300:]) > 250
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_a_vocabulary_of_many_candidates_is_exact_either_way(way: int, monkeypatch: pytest.MonkeyPatch) -> None:
     head, exact = made(np.repeat(near_ties(SIZE, "float32")[:1], VOCAB, axis=0), "float32")
-    monkeypatch.setattr(output_head, "_SECONDS_PER_WEIGHT", 2.0 / VOCAB / SIZE)
-    monkeypatch.setattr(head, "_saved", 1.0)
-    hidden, correct = np.ones((1, SIZE), np.float32), OutputHead._correct
-    step, screened = 0, list[int]()
-
-    def noted(head: OutputHead, logits: Float32Array, hidden: Float32Array, greatest: int) -> float:
-        screened.append(step)
-        return correct(head, logits, hidden, greatest)
-
-    monkeypatch.setattr(OutputHead, "_correct", noted)
-    for step in range(200):  # noqa: B007
-        np.testing.assert_allclose(head.logits(hidden, 1), exact(hidden), rtol=1e-4)
-    assert screened[0] == 0
-    assert 60 < screened[1] < 80  # tried again
+    monkeypatch.setattr(FasterWay, "choose", lambda ways: way)
+    hidden = np.ones((1, SIZE), np.float32)
+    np.testing.assert_allclose(head.logits(hidden, 1), exact(hidden), rtol=1e-4)
 
 
 def test_errors_beyond_their_bounds_end_screening(
