@@ -40,6 +40,8 @@ _CHUNK = 4096
 _LANES = 16
 _MOST_NEEDED = 64
 """More of the greatest logits than this are all of them."""
+_MOST_CORRECTED = 4096
+"""Logits of a step that are computed twice, at most, some milliseconds: with more of them all are computed exactly."""
 _SMOOTHING = 0.125
 """Share of the latest time in the mean time of a way to compute logits."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 1024
@@ -144,24 +146,26 @@ class OutputHead:
     def _screened(self, rough: _Product, hidden: Float32Array, greatest: int) -> Float32Array:
         inputs = _to_bfloat16(hidden) if self._shift else hidden
         logits = rough(inputs)
-        self._correct(logits, inputs, greatest)
-        return logits
+        return logits if self._correct(logits, inputs, greatest) else self._exact(hidden)
 
-    def _correct(self, logits: Float32Array, inputs: Float32Array, greatest: int) -> None:
-        """Makes the greatest logits exact."""
+    def _correct(self, logits: Float32Array, inputs: Float32Array, greatest: int) -> bool:
+        """Makes the greatest logits exact; False if there are too many of them for that."""
         rows, vocab = logits.shape
         lengths, deviations = np.linalg.norm(inputs, axis=1), _rounding_error(inputs)
         divided = parts(rows, self._threads if rows * vocab >= LEAST_NUMBERS else 1)
+        corrected = list[bool]()
 
         def correct(part: range) -> None:
             at = slice(part.start, part.stop)
-            _correct_rows(
+            within = _correct_rows(
                 logits[at], logits.view(np.int32)[at], self._weights, self._shift, inputs[at], self._errors,
                 self._lengths, lengths[at], deviations[at], np.empty(self._errors.shape[0], np.int32),
-                np.empty(greatest, np.float32), np.empty(_LANES, np.float32),
+                np.empty(greatest, np.float32), np.empty(_LANES, np.float32), _MOST_CORRECTED // len(divided),
             )  # fmt: skip
+            corrected.append(within)
 
         in_threads([partial(correct, part) for part in divided], self._threads)
+        return all(corrected)
 
     def _trial(self, rough: _Product) -> bool:
         """Whether screening may be worth it: products in 8 bits are faster, and the errors are within their bounds, as
@@ -268,8 +272,9 @@ def _correct_rows(
     greatest: Int32Array,
     least: Float32Array,
     lanes: Float32Array,
-) -> None:
-    """Replaces in each row the logits that may be among the k greatest.
+    most: int,
+) -> bool:
+    """Replaces in each row the logits that may be among the k greatest; gives up and returns False at more than `most`.
 
     Args:
         logits, bits: float32[R, vocab] and the same memory as int32.
@@ -278,8 +283,9 @@ def _correct_rows(
         errors, weight_lengths: as in `_Rounded`.
         lengths, deviations: float32[R], of the inputs, and of their error in 8 bits.
         greatest, least, lanes: workspace, int32[blocks], float32[k] and float32[_LANES].
+        most: logits of all rows together.
     """
-    vocab, needed = logits.shape[1], least.shape[0]
+    vocab, needed, left = logits.shape[1], least.shape[0], most
     for row in range(logits.shape[0]):
         find_greatest(bits[row], greatest)
         length, deviation = lengths[row], deviations[row]
@@ -303,7 +309,11 @@ def _correct_rows(
             for token in range(block * BLOCK, min(vocab, (block + 1) * BLOCK)):
                 score = logits[row, token]
                 if score + _ROUNDING * abs(score) >= threshold:
+                    if left == 0:
+                        return False
+                    left -= 1
                     logits[row, token] = _product(weights, shift, token, inputs, row, lanes)
+    return True
 
 
 @compiled
