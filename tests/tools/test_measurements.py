@@ -63,5 +63,5 @@ def test_paths_of_the_machine_are_given_and_do_not_reach_the_page(
 
 
 def test_an_unknown_measurement_is_named_before_anything_runs() -> None:
-    with pytest.raises(SystemExit, match="no measurement nothing; there are one-stream, "):
-        measure(["one-stream", "nothing"])
+    with pytest.raises(SystemExit, match="no measurement nothing; there are smollm2-chat-bfloat16, "):
+        measure(["memory", "nothing"])

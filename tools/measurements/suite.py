@@ -41,24 +41,24 @@ class Measurement:
         return FOLDER / f"{self.name}.json"
 
 
-_REAL = "--shape 110m --vocabulary 151936 --dtype bfloat16"
-_OWN = "--own-text 20000"
 _PEER = "--peer openvino-genai"
 _REAL_MODEL = "--model smollm2-135m --dtype bfloat16"
 _CODE_MODEL = "--model $code_model --dtype bfloat16"
 """A GGUF file of Qwen2.5-Coder-0.5B-Instruct."""
 _NGRAMS = "--peer-drafts none --peer-drafts ngram-simple"
-_ALL_PEERS = f"{_PEER} --peer vllm --peer llama.cpp {_NGRAMS}"
+_VLLM = f"{_PEER} --peer vllm --peer-drafts none --peer-drafts suffix"
 _WEIGHTS = {
-    "bfloat16": ("bfloat16", _ALL_PEERS),
+    "bfloat16": ("bfloat16", _VLLM),
     "int8": ("8-bit weights", f"--weights int8 {_PEER}"),
     "int4": ("4-bit weights", f"--weights int4 {_PEER} --peer llama.cpp {_NGRAMS}"),
 }
-"""How a real model is computed: by name the words for headings and the options. vLLM quantizes nothing; llama.cpp has
-the 4-bit weights of its file in both runs."""
-_SHORT = "--strategy hybrid --limit 8 --warm 24 --max-tokens 128 --rounds 2"
-_LONG = "--strategy hybrid --limit 4 --warm 12 --max-tokens 128 --rounds 2"
-"""For prompts of hundreds of tokens."""
+"""How a real model is computed: by name the words for headings and the options. vLLM quantizes nothing, and llama.cpp
+computes what its file has."""
+_CHAT = "--limit 5 --warm 64 --max-tokens 128 --rounds 2"
+"""MT-Bench has 80 first questions."""
+_MATH = "--limit 5 --warm 200 --max-tokens 128 --rounds 1"
+_LONG = "--limit 4 --warm 24 --max-tokens 128 --rounds 1"
+"""For prompts of hundreds of tokens, or a model of half a billion parameters."""
 
 
 def _real(name: str, heading: str, arguments: str) -> Measurement:
@@ -68,11 +68,12 @@ def _real(name: str, heading: str, arguments: str) -> Measurement:
 
 def _real_models() -> tuple[Measurement, ...]:
     """Prompts are from files of public benchmarks. Those of Spec-Bench have one of its categories each."""
-    streams = "--concurrency 1,8,32 --duration 16 --warm 24 --max-tokens 128 --prompts $prompts/mtbench.jsonl"
+    streams = "--concurrency 1,8,32 --duration 30 --warm 24 --max-tokens 128 --prompts $prompts/mtbench.jsonl"
     found = []
     for name, (words, options) in _WEIGHTS.items():
-        chat = f"speed {_REAL_MODEL} {options} --sampled {_SHORT} --prompts $prompts/mtbench.jsonl"
-        code = f"speed {_CODE_MODEL} {options} --sampled {_LONG} --prompts $prompts/humaneval.jsonl"
+        hybrid = "--strategy hybrid --sampled"
+        chat = f"speed {_REAL_MODEL} {options} {hybrid} {_CHAT} --prompts $prompts/mtbench.jsonl"
+        code = f"speed {_CODE_MODEL} {options} {hybrid} {_LONG} --prompts $prompts/humaneval.jsonl"
         many = f"load {_REAL_MODEL} {options} {streams}"
         found += [
             _real(f"smollm2-chat-{name}", f"SmolLM2 135M, MT-Bench, one stream, {words}", chat),
@@ -81,40 +82,22 @@ def _real_models() -> tuple[Measurement, ...]:
         ]
     options = _WEIGHTS["bfloat16"][1]
     for name, file, which, how in (
-        ("math", "gsm8k-test", "GSM8K", _SHORT),
+        ("math", "gsm8k-test", "GSM8K", _MATH),
         ("summaries", "specbench-summarization", "summaries of Spec-Bench", _LONG),
         ("retrieval", "specbench-rag", "questions with retrieved text of Spec-Bench", _LONG),
     ):
-        arguments = f"speed {_REAL_MODEL} {options} {how} --prompts $prompts/{file}.jsonl"
+        arguments = f"speed {_REAL_MODEL} {options} --strategy hybrid {how} --prompts $prompts/{file}.jsonl"
         found.append(_real(f"smollm2-{name}", f"SmolLM2 135M, {which}, one stream, bfloat16", arguments))
     return tuple(found)
 
 
 MEASUREMENTS = (
-    Measurement(
-        "one-stream",
-        "One stream, a real vocabulary",
-        f"speed {_REAL} --sampled {_PEER} --strategy hybrid --limit 8 --warm 80 --max-tokens 150 {_OWN}",
-        lambda rows: speed(rows, ""),
-    ),
-    Measurement(
-        "many-streams",
-        "Many streams, a real vocabulary",
-        f"load {_REAL} {_PEER} --engine-alone --concurrency 8,32 --duration 16 {_OWN}",
-        lambda rows: load(rows, ""),
-    ),
+    *_real_models(),
     Measurement(
         "never-slower",
         "Where drafts bring nothing",
-        f"never-slower {_REAL} --rounds 8",
+        f"never-slower {_REAL_MODEL} --rounds 8",
         lambda rows: never_slower(rows, ""),
-    ),
-    Measurement(
-        "four-bit-weights",
-        "One stream, weights of 4 bits",
-        f"speed --shape 110m --vocabulary 151936 --weights int4 {_PEER} --strategy hybrid --limit 4 --warm 80 "
-        f"--max-tokens 150 {_OWN}",
-        lambda rows: speed(rows, ""),
     ),
     Measurement("memory", "A draft by the tokens in memory", "memory", memory),
     Measurement(
@@ -123,5 +106,4 @@ MEASUREMENTS = (
         "overhead --growth --rounds 5 --plot docs/images/growth.svg",
         lambda rows: growth(rows, ""),
     ),
-    *_real_models(),
 )
