@@ -80,13 +80,12 @@ def _real_models() -> tuple[Measurement, ...]:
             _real(f"smollm2-streams-{name}", f"SmolLM2 135M, MT-Bench, 1 to 32 streams, {words}", many),
             _real(f"coder-code-{name}", f"Qwen2.5-Coder 0.5B Instruct, HumanEval, one stream, {words}", code),
         ]
-    options = _WEIGHTS["bfloat16"][1]
     for name, file, which, how in (
         ("math", "gsm8k-test", "GSM8K", _MATH),
         ("summaries", "specbench-summarization", "summaries of Spec-Bench", _LONG),
         ("retrieval", "specbench-rag", "questions with retrieved text of Spec-Bench", _LONG),
     ):
-        arguments = f"speed {_REAL_MODEL} {options} --strategy hybrid {how} --prompts $prompts/{file}.jsonl"
+        arguments = f"speed {_REAL_MODEL} {_PEER} --strategy hybrid {how} --prompts $prompts/{file}.jsonl"
         found.append(_real(f"smollm2-{name}", f"SmolLM2 135M, {which}, one stream, bfloat16", arguments))
     return tuple(found)
 
