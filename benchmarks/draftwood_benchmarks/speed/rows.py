@@ -107,10 +107,10 @@ def table_of(rows: list[dict[str, Any]], title: str) -> Table:
     columns |= {"greedy": "{sampled_vs_greedy:.2f}"} if sampled else {}
     columns |= {"acc.": "{acceptance_length:.2f}", "nodes": "{nodes_per_step:.1f}", "same": "{identical_share:.0%}"}
     caption = (
-        "+-: half the range of the rounds; HF: transformers; x HF, x off: speed relative to its"
+        "+-: half the range of the rounds, - for one; HF: transformers; x HF, x off: speed relative to its"
         f" generate and to drafting off; {'x peer: to the fastest peer; ' if peer else ''}acc.: tokens per step;"
         f" nodes: draft tokens verified per step; same: answers identical to those of {rows[0]['identical_to']}"
         f"{', sampled ones to those of drafting off; greedy: relative to the same without sampling' if sampled else ''}"
     )
-    shown = [{**row, "label": label(row), "spread": half_range(row)} for row in rows]
+    shown = [{**row, "label": label(row), "spread": half_range(row) or None} for row in rows]
     return table(title, shown, columns, texts=1, caption=caption)
