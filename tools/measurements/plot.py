@@ -10,7 +10,7 @@ from tools.measurements.suite import DOCS, MEASUREMENTS
 
 PLOT = DOCS / "images" / "comparison.svg"
 _MEASUREMENT = "smollm2-chat-bfloat16"
-_LEFT, _WIDTH, _BAR, _GAP, _TOP = 230, 760, 22, 8, 44
+_LEFT, _WIDTH, _BAR, _GAP, _TOP = 250, 760, 22, 8, 44
 _STYLE = "text { fill: #222; } .peer { fill: #8a99ad; } .own { fill: #2e8b3d; } .small { font-size: 12px; fill: #555; }"
 _PEERS = {"transformers": "transformers", "openvino-genai": "OpenVINO GenAI", "vllm": "vLLM", "llama.cpp": "llama.cpp"}
 _DRAFTS = {"none": "", "suffix": ", suffix decoding"}
