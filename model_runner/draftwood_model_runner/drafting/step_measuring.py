@@ -29,23 +29,23 @@ _LONG_CONTEXT, _CONTEXT_TOKENS, _CONTEXT_SECONDS = 1024, 16, 0.1
 begins."""
 _CHANGED_SIZES, _ROUNDS = (8, 12), 6
 """Tokens of the steps that show what a change of the size adds, and how often they are run at most."""
-_CHANGE_SECONDS = 0.2
+_CHANGE_SECONDS = 0.5
 """Seconds after which no further round of these begins: such a cost is part of a millisecond, and a model that takes
 longer for four steps does not show it."""
 _PATHS, _LEVELS = 4, 4
 """Of the draft tree that shows what branches add; a chain has as many nodes."""
 _MIN_COST = 0.02
 """Share of a step from which a change of the size, or a branch, has a cost: less is noise."""
-_PADDING_SECONDS, _MIN_PADDING_COST = 0.2, 0.1
+_PADDING_SECONDS, _MIN_PADDING_COST = 1.0, 0.1
 """Seconds after which no further steps show what padding costs, and the share of a step from which it has a cost."""
 
 
 def measure_step_times(runner: Runner, max_context: int, largest: int) -> StepTimes:
     """What tokens cost, up to `largest` of one sequence, and what each further sequence and longer contexts add.
 
-    Takes some two seconds, where a step takes tens of milliseconds.
+    Takes a second or two, or four where a step takes tens of milliseconds.
     """
-    curve = measure_curve(runner, max_context, largest, limit=0.5)
+    curve = measure_curve(runner, max_context, largest, limit=1.0)
     several = measure_curve(runner, max_context, 2, limit=0.2, sequences=_BATCHED_SEQUENCES)
     single, double = several.at(1) - curve.at(_BATCHED_SEQUENCES), several.at(2) - curve.at(2 * _BATCHED_SEQUENCES)
     per_sequence, per_draft = (
