@@ -12,7 +12,7 @@ PLOT = DOCS / "images" / "comparison.svg"
 _MEASUREMENT = "smollm2-chat-bfloat16"
 _LEFT, _WIDTH, _BAR, _GAP, _TOP = 250, 760, 22, 8, 44
 _STYLE = "text { fill: #222; } .peer { fill: #8a99ad; } .own { fill: #2e8b3d; } .small { font-size: 12px; fill: #555; }"
-_PEERS = {"transformers": "transformers", "openvino-genai": "OpenVINO GenAI", "vllm": "vLLM", "llama.cpp": "llama.cpp"}
+_PEERS = {"transformers": "transformers", "openvino-genai": "OpenVINO GenAI", "vllm": "vLLM"}
 _DRAFTS = {"none": "", "suffix": ", suffix decoding"}
 """What a bar of a peer says of its drafts; peers with others are left out."""
 
@@ -31,22 +31,21 @@ class Bar(NamedTuple):
 
 
 def one_stream() -> tuple[str, list[Bar]]:
-    """The title and the bars. A peer that computes other weights than the others, as llama.cpp does with a file of 4
-    bits, is left out."""
+    """The title and the bars."""
     (measurement,) = (one for one in MEASUREMENTS if one.name == _MEASUREMENT)
     report = json.loads(measurement.file.read_text(encoding="utf-8"))
-    greedy = [row for row in report["rows"] if not row["sampled"] and row["engine"] != "llama.cpp"]
+    greedy = [row for row in report["rows"] if not row["sampled"]]
     plain = [row for row in greedy if row["engine"] != "draftwood" and row["strategy"] == "none"]
     fastest = max(row["tokens_per_s"] for row in plain)
     bars = []
     for row in greedy:
         is_ours = row["engine"] == "draftwood"
         if is_ours:
-            answers = "after 0" if not row["warm"] else f"after {report['warm_prompts']} other"
-            learned = "the same questions again" if row["again"] else f"{answers} answers"
-            name = f"Draftwood, {'drafting off' if row['strategy'] == 'none' else learned}"
+            warm = f"warm after {report['warm_prompts']} answers" if row["warm"] else "cold"
+            memory = "asked again" if row["again"] else warm
+            name = f"Draftwood, {'drafting off' if row['strategy'] == 'none' else memory}"
         elif row["strategy"] in _DRAFTS:
-            warm = f" after {report['warm_prompts']}" if row["warm"] else ""
+            warm = ", warm" if row["warm"] else ""
             name = f"{_PEERS[row['engine']]}{_DRAFTS[row['strategy']]}{warm}"
         else:
             continue

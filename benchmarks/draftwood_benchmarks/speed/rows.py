@@ -93,7 +93,7 @@ def label(row: dict[str, Any]) -> str:
     if row["engine"] != "draftwood":
         drafts = f", {row['strategy']}{' warm' * row['warm']}" if row["strategy"] != PLAIN else ""
         return f"{row['engine']}{drafts}"
-    memory = "asked again" if row.get("again") else "warm" if row["warm"] else "cold"
+    memory = "asked again" if row["again"] else "warm" if row["warm"] else "cold"
     name = "drafting off" if row["strategy"] == PLAIN else f"{row['strategy']}, {memory}"
     return f"{name}, sampled" if row["sampled_vs_greedy"] is not None else name
 

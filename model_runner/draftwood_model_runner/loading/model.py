@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,8 +48,7 @@ def load_model(
             there rounding decides tokens.
         runner: "openvino", "torch", or "auto": OpenVINO on a CPU, if it is installed, `exact` is not asked for, and its
             logits are those of the model; else torch.
-        weights: "as-is": in `dtype`; "int8" or "int4": quantized to 8 or 4 bits, by the openvino runner alone. Drafts
-            then change nothing about what the quantized model writes.
+        weights: "as-is": in `dtype`; "int8" or "int4": quantized to 8 or 4 bits, by the openvino runner alone.
         generation_defaults: "model" takes defaults of requests from the model's generation config, "greedy" ignores it.
         threads: CPU threads that the model is loaded and its steps are computed with; None for the default of torch,
             within the CPU quota of the container. Another number for steps costs a second compilation.
@@ -66,12 +65,10 @@ def load_model(
         UnsupportedModelError: draft trees cannot be verified on it; gives the reason.
     """
     chosen_device = _device(device)
-    if dtype != "auto" and dtype not in DTYPES:
-        raise InvalidValueError("dtype", dtype, f"it must be one of auto, {', '.join(DTYPES)}")
+    _check_choice("dtype", dtype, ("auto", *DTYPES))
     check_runner(runner, exact)
     check_weights(weights, runner, exact)
-    if generation_defaults not in SOURCES:
-        raise InvalidValueError("generation_defaults", generation_defaults, f"it must be one of {', '.join(SOURCES)}")
+    _check_choice("generation_defaults", generation_defaults, SOURCES)
     require_folder(path_or_id)
     threads = threads or default_threads()
     torch.set_num_threads(threads)
@@ -109,6 +106,12 @@ def load_model(
     if entry is None:
         return convert(load_tokenizer(path_or_id))
     return _kept(entry, path_or_id, threads, cache_bytes, convert)
+
+
+def _check_choice(name: str, value: str, allowed: Iterable[str]) -> None:
+    """Raises InvalidValueError for a value that is not allowed."""
+    if value not in (choices := tuple(allowed)):
+        raise InvalidValueError(name, value, f"it must be one of {', '.join(choices)}")
 
 
 def _kept(

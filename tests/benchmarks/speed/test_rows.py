@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from draftwood_benchmarks.speed.contenders import Answer, Tally
 from draftwood_benchmarks.speed.rows import label, rows_of, table_of
-from draftwood_strategies.draft import Int32Array
 
 KEYS = {
     "engine", "strategy", "warm", "again", "sampled", "sampled_vs_greedy",
@@ -14,26 +16,19 @@ KEYS = {
 }  # fmt: skip
 
 
-class Written:
+def named(engine: str, strategy: str, warm: bool = False, sampled: bool = False, again: bool = False) -> Any:
     """A contender that is only a name."""
-
-    def __init__(
-        self, engine: str, strategy: str, warm: bool = False, sampled: bool = False, again: bool = False
-    ) -> None:
-        self.engine, self.strategy, self.warm, self.sampled, self.again = engine, strategy, warm, sampled, again
-
-    def answer(self, prompt: Int32Array, index: int) -> Answer:
-        raise NotImplementedError
+    return SimpleNamespace(engine=engine, strategy=strategy, warm=warm, sampled=sampled, again=again)
 
 
-def tally(contender: Written, *answers: Answer) -> Tally:
+def tally(contender: Any, *answers: Answer) -> Tally:
     return Tally(contender, list(answers))
 
 
 def test_rows_compare_totals_and_answers() -> None:
-    reference = tally(Written("transformers", "none"), Answer([1, 2], 2.0, 2, 0), Answer([3, 4], 2.0, 2, 0))
-    plain = tally(Written("draftwood", "none"), Answer([1, 2], 1.0, 2, 0), Answer([3, 4], 1.0, 2, 0))
-    warm = tally(Written("draftwood", "trie", True), Answer([1, 2], 0.25, 1, 6), Answer([3, 9], 0.25, 1, 4))
+    reference = tally(named("transformers", "none"), Answer([1, 2], 2.0, 2, 0), Answer([3, 4], 2.0, 2, 0))
+    plain = tally(named("draftwood", "none"), Answer([1, 2], 1.0, 2, 0), Answer([3, 4], 1.0, 2, 0))
+    warm = tally(named("draftwood", "trie", True), Answer([1, 2], 0.25, 1, 6), Answer([3, 9], 0.25, 1, 4))
     rows = rows_of([reference, plain, warm])
     assert all(set(row) == KEYS for row in rows)
     assert [row["tokens_per_s"] for row in rows] == [1.0, 2.0, 8.0]
@@ -46,17 +41,17 @@ def test_rows_compare_totals_and_answers() -> None:
 
 
 def test_rows_show_the_spread_of_rounds_and_the_speed_relative_to_the_peer() -> None:
-    peer = Tally(Written("openvino-genai", "none"), [Answer([1, 2], 1.0, 2, 0), Answer([1, 2], 3.0, 2, 0)], rounds=2)
-    plain = Tally(Written("draftwood", "none"), [Answer([1, 2], 2.0, 2, 0), Answer([1, 2], 6.0, 2, 0)], rounds=2)
+    peer = Tally(named("openvino-genai", "none"), [Answer([1, 2], 1.0, 2, 0), Answer([1, 2], 3.0, 2, 0)], rounds=2)
+    plain = Tally(named("draftwood", "none"), [Answer([1, 2], 2.0, 2, 0), Answer([1, 2], 6.0, 2, 0)], rounds=2)
     rows = rows_of([peer, plain])
     assert [row["vs_peer"] for row in rows] == [1.0, 0.5]
     assert [(row["tokens_per_s_min"], row["tokens_per_s_max"]) for row in rows] == [(0.67, 2.0), (0.33, 1.0)]
     assert label(rows[0]) == "openvino-genai"
-    faster = Tally(Written("llama.cpp", "none"), [Answer([1, 2], 0.5, 2, 0)] * 2, rounds=2)
+    faster = Tally(named("llama.cpp", "none"), [Answer([1, 2], 0.5, 2, 0)] * 2, rounds=2)
     assert [row["vs_peer"] for row in rows_of([peer, faster, plain])] == [0.25, 1.0, 0.125]
-    knowing = Tally(Written("vllm", "suffix", warm=True), [Answer([1, 2], 0.25, 2, 0)] * 2, rounds=2)
+    knowing = Tally(named("vllm", "suffix", warm=True), [Answer([1, 2], 0.25, 2, 0)] * 2, rounds=2)
     assert [row["vs_peer"] for row in rows_of([peer, knowing, plain])] == [1.0, 1.0, 0.5]
-    again = Tally(Written("draftwood", "trie", warm=True, again=True), [Answer([1, 2], 0.25, 1, 0)] * 2, rounds=2)
+    again = Tally(named("draftwood", "trie", warm=True, again=True), [Answer([1, 2], 0.25, 1, 0)] * 2, rounds=2)
     assert [row["vs_peer"] for row in rows_of([peer, plain, again])] == [1.0, 0.5, None]
     assert label(rows_of([peer, plain, again])[2]) == "trie, asked again"
     assert "x peer" in {column.header for column in table_of(rows, "").columns}
@@ -64,9 +59,9 @@ def test_rows_show_the_spread_of_rounds_and_the_speed_relative_to_the_peer() -> 
 
 
 def test_a_quantized_model_is_compared_with_itself_without_drafts() -> None:
-    reference = tally(Written("transformers", "none"), Answer([1, 2], 2.0, 2, 0))
-    plain = tally(Written("draftwood", "none"), Answer([1, 7], 1.0, 2, 0))
-    warm = tally(Written("draftwood", "trie", True), Answer([1, 7], 1.0, 2, 0))
+    reference = tally(named("transformers", "none"), Answer([1, 2], 2.0, 2, 0))
+    plain = tally(named("draftwood", "none"), Answer([1, 7], 1.0, 2, 0))
+    warm = tally(named("draftwood", "trie", True), Answer([1, 7], 1.0, 2, 0))
     rows = rows_of([reference, plain, warm], quantized=True)
     assert [row["identical"] for row in rows] == [False, True, True]
     assert {row["identical_to"] for row in rows} == {"drafting off"}
@@ -75,20 +70,20 @@ def test_a_quantized_model_is_compared_with_itself_without_drafts() -> None:
 
 
 def test_without_transformers_drafting_off_is_the_judge() -> None:
-    plain = tally(Written("draftwood", "none"), Answer([1, 2], 1.0, 2, 0))
-    cold = tally(Written("draftwood", "trie"), Answer([1, 3], 1.0, 2, 0))
+    plain = tally(named("draftwood", "none"), Answer([1, 2], 1.0, 2, 0))
+    cold = tally(named("draftwood", "trie"), Answer([1, 3], 1.0, 2, 0))
     rows = rows_of([plain, cold])
     assert [row["vs_transformers"] for row in rows] == [None, None]
     assert [row["identical"] for row in rows] == [True, False]
 
 
 def test_sampled_answers_are_compared_with_sampled_ones_and_their_speed_with_greedy_ones() -> None:
-    reference = tally(Written("transformers", "none"), Answer([1, 2], 2.0, 2, 0))
-    peer = tally(Written("openvino-genai", "none"), Answer([1, 2], 2.0, 2, 0))
-    plain = tally(Written("draftwood", "none"), Answer([1, 2], 1.0, 2, 0))
-    warm = tally(Written("draftwood", "trie", True), Answer([1, 2], 0.5, 1, 6))
-    sampled = tally(Written("draftwood", "none", sampled=True), Answer([3, 4], 2.0, 2, 0))
-    sampled_warm = tally(Written("draftwood", "trie", True, sampled=True), Answer([3, 4], 0.625, 1, 4))
+    reference = tally(named("transformers", "none"), Answer([1, 2], 2.0, 2, 0))
+    peer = tally(named("openvino-genai", "none"), Answer([1, 2], 2.0, 2, 0))
+    plain = tally(named("draftwood", "none"), Answer([1, 2], 1.0, 2, 0))
+    warm = tally(named("draftwood", "trie", True), Answer([1, 2], 0.5, 1, 6))
+    sampled = tally(named("draftwood", "none", sampled=True), Answer([3, 4], 2.0, 2, 0))
+    sampled_warm = tally(named("draftwood", "trie", True, sampled=True), Answer([3, 4], 0.625, 1, 4))
     rows = rows_of([reference, peer, plain, warm, sampled, sampled_warm])
     assert [row["sampled_vs_greedy"] for row in rows] == [None, None, None, None, 0.5, 0.8]
     assert [row["vs_plain"] for row in rows[2:]] == [1.0, 2.0, 1.0, 3.2]

@@ -181,6 +181,24 @@ def test_answers_are_those_of_the_model(sampling: SamplingParams) -> None:
         assert strategy is None or sum(one.stats.accepted_tokens for one in found) > 0
 
 
+def test_answers_do_not_depend_on_which_steps_are_screened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock decides in a service; here chance does."""
+    random, ways = np.random.default_rng(5), list[int]()
+
+    def choose(_: FasterWay) -> int:
+        ways.append(int(random.integers(2)))
+        return ways[-1]
+
+    monkeypatch.setattr(FasterWay, "choose", choose)
+    module = tiny("llama", vocab_size=VOCAB)
+    found = batch_of(
+        PROMPTS, StopParams(30), GREEDY, strategy=draftwood_strategies.create("hybrid"), max_draft_nodes=16
+    )
+    run(engine_of(taken_over(module, runner="openvino"), 16), *found)
+    assert [one.output for one in found] == [generate(module, prompt, 30) for prompt in PROMPTS]
+    assert {*ways} == {0, 1}
+
+
 def test_requests_that_need_other_logits_share_steps() -> None:
     """They end at different times, so that later steps are screened and earlier ones are not."""
     screened, plain = (taken_over(tiny("llama", vocab_size=VOCAB), runner=runner) for runner in ("openvino", "torch"))
