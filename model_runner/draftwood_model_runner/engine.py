@@ -11,7 +11,7 @@ from pathlib import Path
 from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.drafting.draft_policy import DraftPolicy
 from draftwood_model_runner.drafting.microbatches import MicrobatchPolicy
-from draftwood_model_runner.drafting.step_measuring import measure_step_times
+from draftwood_model_runner.drafting.step_measuring import known_step_times
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError, DraftwoodError, EngineStoppedError
 from draftwood_model_runner.execution.allocation import allocate
@@ -22,6 +22,7 @@ from draftwood_model_runner.output import StepOutput, VerifiedTree
 from draftwood_model_runner.own_text import OwnText
 from draftwood_model_runner.redecoding import PlainDecoding, Redecoding
 from draftwood_model_runner.runners.base import StateUse
+from draftwood_model_runner.runners.capacity.host import processor
 from draftwood_model_runner.sampling.background import background_threads
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.scheduling.scheduler import Scheduler, SchedulerOutput
@@ -64,7 +65,7 @@ class Engine:
         step_times = None
         if config.adaptive_budget:
             largest = max(1 + config.max_draft_nodes, _WIDE if self._runner.is_asynchronous else 0)
-            step_times = measure_step_times(self._runner, model.max_context, largest)
+            step_times = known_step_times(self._runner, model.max_context, largest, model.step_times_file, processor())
         chunk = config.prefill_chunk
         shared_chunk = chunk if self._runner.mixed_batches else config.shared_prefill_chunk
         block = BLOCK if step_times is not None and step_times.per_padding else 1

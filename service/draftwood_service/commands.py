@@ -111,11 +111,12 @@ async def _serve(settings: Settings) -> int:
         _warn_of_access(settings)
         _log.info("loading", address=bound.address, model=settings.model_path)
         bridge, model = await starting
+        from draftwood_model_runner.runners.capacity.host import trim_heap
         from draftwood_service.rpc.server import RunningServer
 
         server = RunningServer(bound, model, bridge)
         at_failure.pop_all()
-    gc.collect()
+    trim_heap()
     gc.freeze()  # a collection that scans all that was imported would stop all streams and health checks
     await server.start()
     ending = _stop_signals(), server.recovery.failed
@@ -162,7 +163,7 @@ def _copy_compiled(settings: Settings) -> None:
 
 
 async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
-    """Starts the engine's process before it first waits, and loads the tokenizer meanwhile.
+    """Starts the engine's process before it first waits, and loads the tokenizer, of the kind that the engine found.
 
     Raises:
         DraftwoodError: the model does not exist, or cannot be served.
@@ -190,7 +191,6 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         runner.join(0.0)
         raise
     from draftwood_model_runner.loading.tokenizer import load_tokenizer
-    from draftwood_model_runner.runners.capacity.host import trim_heap
     from draftwood_service.engine.bridge import EngineBridge
     from draftwood_service.rpc.parsing.grammar_trial import GrammarTrials
     from draftwood_service.serving import ServedModel
@@ -200,18 +200,15 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
     )
-    loading = asyncio.create_task(asyncio.to_thread(load_tokenizer, settings.model_path))
     try:
         info = await bridge.start(connection)
-        tokenizer = await loading
+        tokenizer = await asyncio.to_thread(load_tokenizer, settings.model_path, info.tokenizer_kind)
     except BaseException:
-        loading.cancel()
         await bridge.close()
         raise
     trials = GrammarTrials(tokenizer.vocabulary(info.vocab_size, info.eos_token_ids))
     atexit.register(trials.close)
     trials.prepare()
-    trim_heap()
     return bridge, ServedModel(**vars(info), tokenizer=tokenizer, grammars=trials)
 
 
@@ -226,6 +223,8 @@ def _prepare(settings: Settings) -> None:
         from draftwood_tenants.file import read_file
 
         read_file(settings.tenants_file, settings.tenant_limits)
+    from transformers import PreTrainedTokenizerFast  # noqa: F401
+
     import draftwood_service.rpc.server  # noqa: F401
     from draftwood_service.rpc.parsing.wire_size import compile_counter
 

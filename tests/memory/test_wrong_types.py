@@ -59,9 +59,9 @@ async def test_other_tenants_go_on(
             assert [memory.counters().failures for memory in memories] == [0, 0]
             assert memories[0].counters().outbox_records == 1  # it waits until the key is free
             assert learned_by(memories[0], "bad") == [numbers(10), numbers(10, 100)]  # and is drafted from meanwhile
-            told = [one.getMessage() for one in caplog.records]
-            assert len(told) == 2, told  # once for each process
-            assert all("memory ffffffffffffffff:bad: cannot be read" in one for one in told)
+            told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+            assert len(told) == 2, told  # once for each process; threads of other tests' memories may warn here
+            assert all("memory ffffffffffffffff:bad: cannot be read" in message for message in told)
 
 
 @pytest.mark.parametrize(

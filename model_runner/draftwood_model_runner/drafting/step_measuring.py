@@ -1,14 +1,22 @@
-"""Measures what steps cost on this machine, with the model itself on dummy tokens. No torch."""
+"""Measures what steps cost on this machine, with the model itself on dummy tokens. No torch.
+
+What was measured is kept beside a converted model, since it takes seconds of every start.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field, TypeAdapter
 
 from draftwood_model_runner.runners.base import Runner, StatefulRunner
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
@@ -22,6 +30,7 @@ from draftwood_strategies.budgeting.step_time import (
 )
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 
+_log = logging.getLogger(__name__)
 _BATCHED_SEQUENCES = 4
 """Sequences of the step that shows what each further one adds."""
 _LONG_CONTEXT, _CONTEXT_TOKENS, _CONTEXT_SECONDS = 1024, 16, 0.1
@@ -38,9 +47,108 @@ _MIN_COST = 0.02
 """Share of a step from which a change of the size, or a branch, has a cost: less is noise."""
 _PADDING_SECONDS, _MIN_PADDING_COST = 1.0, 0.1
 """Seconds after which no further steps show what padding costs, and the share of a step from which it has a cost."""
+_KEPT_SECONDS, _FASTER = 0.3, 0.85
+"""Seconds after which no further round compares steps with kept times, and how many times as long as these a step takes
+that shows them to be of a machine that was busy."""
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-def measure_step_times(runner: Runner, max_context: int, largest: int) -> StepTimes:
+@dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """What steps cost: the arguments of `StepTimes`, with the seconds by tokens in place of their curve."""
+
+    seconds: Annotated[dict[Annotated[int, Field(ge=1)], _Positive], Field(min_length=1)]
+    per_sequence: _Cost
+    per_context: ContextCost
+    per_draft: _Cost
+    per_change: _Cost
+    per_branch: _Cost
+    per_padding: _Cost
+
+    def times(self, factor: float = 1.0) -> StepTimes:
+        """The step-time model of a machine whose steps take `factor` times as long."""
+        return StepTimes(
+            StepTimeCurve({size: factor * seconds for size, seconds in self.seconds.items()}),
+            factor * self.per_sequence,
+            ContextCost(*(factor * cost for cost in self.per_context)),
+            factor * self.per_draft,
+            factor * self.per_change,
+            factor * self.per_branch,
+            factor * self.per_padding,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptSteps:
+    """Attributes:
+    machine: the steps of another one take other times.
+    """
+
+    machine: str
+    steps: MeasuredSteps
+
+
+_KEPT = TypeAdapter(_KeptSteps)
+
+
+def known_step_times(runner: Runner, max_context: int, largest: int, file: Path | None, machine: str) -> StepTimes:
+    """What steps cost, by what an earlier start kept if there is such a thing, else measured and kept.
+
+    Kept times are of the fastest steps that a start has seen: where some steps are faster now, the machine was busy
+    then, and all are measured again. Where they are slower it is busy now, and the kept ones are scaled, since what is
+    measured beside other work has other proportions.
+
+    Args:
+        largest: tokens of one sequence up to which it is measured.
+        file: where it is kept, in a folder that belongs to the model; None for nowhere.
+        machine: a name for all that step times depend on beside the model.
+    """
+    machine = f"{machine}, {largest} tokens"
+    if file is not None and (kept := _read(file, machine)) is not None:
+        factor = _factor(runner, max_context, kept)
+        if factor >= _FASTER:
+            return kept.times(factor)
+    measured = measure_steps(runner, max_context, largest)
+    if file is not None:
+        _write(file, _KeptSteps(machine, measured))
+    return measured.times()
+
+
+def _read(file: Path, machine: str) -> MeasuredSteps | None:
+    """The times of a file; None if there is none, or they are of another machine."""
+    try:
+        kept = _KEPT.validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        _log.warning("step times are measured again, those in %s are not used: %s", file, error)
+        return None
+    return kept.steps if kept.machine == machine else None
+
+
+def _write(file: Path, kept: _KeptSteps) -> None:
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        part.write_bytes(_KEPT.dump_json(kept))
+        part.replace(file)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        _log.warning("step times are not kept, so the next start measures them again: %s", error)
+
+
+def _factor(runner: Runner, max_context: int, kept: MeasuredSteps) -> float:
+    """How many times as long as the kept ones the fastest steps of three sizes take now, the least of them."""
+    sizes = sorted(kept.seconds)
+    few = [sizes[0], sizes[len(sizes) // 2], sizes[-1]]
+    step = _timed_step(runner, min(MEASURED_CONTEXT, max_context // 2), few[-1])
+    step(few[-1])  # the first run of all pays for allocations
+    taken = _fastest([partial(step, size) for size in few for _ in range(2)], _KEPT_SECONDS)[1::2]
+    return min(seconds / kept.seconds[size] for size, seconds in zip(few, taken, strict=True))
+
+
+def measure_steps(runner: Runner, max_context: int, largest: int) -> MeasuredSteps:
     """What tokens cost, up to `largest` of one sequence, and what each further sequence and longer contexts add.
 
     Takes a second or two, or four where a step takes tens of milliseconds.
@@ -55,7 +163,15 @@ def measure_step_times(runner: Runner, max_context: int, largest: int) -> StepTi
     branching = _branch_cost(runner, max_context)
     of_context = _context_cost(runner, max_context, curve)
     padding = _padding_cost(runner, max_context)
-    return StepTimes(curve, per_sequence, of_context, per_draft, changing, branching, padding)
+    return MeasuredSteps(
+        seconds=dict(zip(curve.sizes.astype(int).tolist(), curve.seconds.tolist(), strict=True)),
+        per_sequence=per_sequence,
+        per_context=of_context,
+        per_draft=per_draft,
+        per_change=changing,
+        per_branch=branching,
+        per_padding=padding,
+    )
 
 
 def measure_curve(

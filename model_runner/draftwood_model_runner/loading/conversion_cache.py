@@ -29,7 +29,7 @@ from draftwood_model_runner.loading.facts import ModelFacts
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.sources.dense_weights import require_private
 from draftwood_model_runner.loading.sources.file_digests import KNOWN_DIGESTS, KnownDigests, digest_of_contents
-from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
 from draftwood_model_runner.runners.base import KVShape
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,8 @@ _PART, _PART_SECONDS = "part-", 3600
 """Beginning of the name of an entry that is being written, and how old one is that an interrupted start left."""
 _ENTRY = re.compile(r"[0-9a-f]{32}")
 _PACKAGES = ("numpy", "openvino", "safetensors", "tokenizers", "torch", "transformers")
-_FACTS, _DIGEST = "facts.json", "sha256"
+_FACTS, _DIGEST, _STEP_TIMES = "facts.json", "sha256", "step-times.json"
+"""Step times are written by the engine later, and are not part of the digest."""
 _CODE = Path(__file__).parents[1]
 
 
@@ -49,8 +50,12 @@ class _Entry:
     """What is kept of a model and of its factory beside OpenVINO's files."""
 
     facts: ModelFacts
+    tokenizer_kind: str
     shapes: tuple[KVShape, ...]
     window: tuple[int | None, bool]
+
+
+_ENTRY_FACTS = TypeAdapter(_Entry)
 
 
 def entry_of(cache: Path, path_or_id: str, **options: str | int | None) -> Path | None:
@@ -92,6 +97,16 @@ def is_intact(folder: Path) -> bool:
     return intact
 
 
+def tokenizer_of(folder: Path, path_or_id: str) -> Tokenizer | None:
+    """The model's tokenizer, without what it takes to find its class. None if the folder does not tell that; whether it
+    is right, `is_intact` says."""
+    try:
+        entry = _ENTRY_FACTS.validate_json((folder / _FACTS).read_bytes())
+        return load_tokenizer(path_or_id, entry.tokenizer_kind)
+    except Exception:
+        return None
+
+
 def load_entry(folder: Path, tokenizer: Tokenizer, name: str, threads: int | None) -> LoadedModel | None:
     """The model of an entry that is intact; None if it does not compute what it did.
 
@@ -112,7 +127,7 @@ def _load(folder: Path, tokenizer: Tokenizer, name: str, threads: int | None) ->
     from draftwood_model_runner.runners.openvino import serialization
     from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
 
-    entry = TypeAdapter(_Entry).validate_json((folder / _FACTS).read_bytes())
+    entry = _ENTRY_FACTS.validate_json((folder / _FACTS).read_bytes())
     facts, layout = entry.facts, PageLayout(entry.shapes, entry.facts.dtype)
     grammars = tokenizer.grammars(facts.vocab_size, facts.eos_token_ids)
     grammars.prepare()
@@ -122,6 +137,7 @@ def _load(folder: Path, tokenizer: Tokenizer, name: str, threads: int | None) ->
         factory=factory,
         tokenizer=tokenizer,
         grammars=grammars,
+        step_times_file=folder / _STEP_TIMES,
         **vars(facts),
     )
 
@@ -161,15 +177,17 @@ def _write(model: LoadedModel, folder: Path) -> None:
     serialization.save(factory, folder, model.vocab_size, model.max_context)
     entry = _Entry(
         facts=ModelFacts(**{one.name: getattr(model, one.name) for one in fields(ModelFacts)}),
+        tokenizer_kind=model.tokenizer.kind,
         shapes=factory.converted.layout.shapes,
         window=(factory.converted.window, factory.converted.in_every_layer),
     )
-    (folder / _FACTS).write_bytes(TypeAdapter(_Entry).dump_json(entry))
+    (folder / _FACTS).write_bytes(_ENTRY_FACTS.dump_json(entry))
     (folder / _DIGEST).write_text(_digest_of(folder), encoding="utf-8")
 
 
 def _digest_of(folder: Path) -> str:
-    return digest_of_contents([path for path in sorted(folder.iterdir()) if path.name != _DIGEST])
+    kept = (path for path in sorted(folder.iterdir()) if path.name != _DIGEST and not path.name.startswith(_STEP_TIMES))
+    return digest_of_contents([*kept])
 
 
 def _make_room(cache: Path, wanted: int, most: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.loading.facts import ModelFacts
@@ -17,17 +18,24 @@ class LoadedModel(ModelFacts):
 
     Attributes:
         factory: the model as its runner computes it; makes runners.
+        step_times_file: where what its steps cost is kept; None for a model that is converted at each start.
     """
 
     name: str
     factory: RunnerFactory
     tokenizer: Tokenizer
     grammars: GrammarCompiler
+    step_times_file: Path | None = None
 
     @property
     def runner_name(self) -> str:
         """The kind of runner that computes the model: "cuda", "openvino" or "torch"."""
         return self.factory.name
+
+    @property
+    def tokenizer_kind(self) -> str:
+        """`Tokenizer.kind`."""
+        return self.tokenizer.kind
 
     @property
     def abilities(self) -> Abilities:

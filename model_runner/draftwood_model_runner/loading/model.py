@@ -12,7 +12,7 @@ from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.adoption import DTYPES, adopt, load_module
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, name_of, require_folder
-from draftwood_model_runner.loading.conversion_cache import entry_of, is_intact, load_entry, save_entry
+from draftwood_model_runner.loading.conversion_cache import entry_of, is_intact, load_entry, save_entry, tokenizer_of
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.sharded import load_sharded
 from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
@@ -119,9 +119,11 @@ def _kept(
 ) -> LoadedModel:
     """The model of an entry of the cache, which is written if it is not there."""
     with ThreadPoolExecutor(1) as beside:
-        intact = beside.submit(is_intact, entry)
-        tokenizer = load_tokenizer(path_or_id)
-    if intact.result() and (found := load_entry(entry, tokenizer, name_of(path_or_id), threads)) is not None:
+        checking = beside.submit(is_intact, entry)
+        kept_tokenizer = tokenizer_of(entry, path_or_id)
+    intact = checking.result()
+    tokenizer = kept_tokenizer if intact and kept_tokenizer is not None else load_tokenizer(path_or_id)
+    if intact and (found := load_entry(entry, tokenizer, name_of(path_or_id), threads)) is not None:
         tokenizer.check_ends(found.eos_token_ids)
         return found
     model = convert(tokenizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Sequence as SequenceOf
 from functools import cached_property
@@ -13,7 +14,7 @@ from jinja2 import TemplateError
 from tokenizers.decoders import DecodeStream
 
 from draftwood_model_runner.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
-from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, cannot_be_loaded, require_folder
+from draftwood_model_runner.loading.checkpoint import cannot_be_loaded, require_folder
 from draftwood_model_runner.sampling.grammar_compilation import Vocabulary
 from draftwood_strategies.draft import Int32Array
 
@@ -31,6 +32,9 @@ _SYSTEM_TEXT = "zq system"
 class Tokenizer:
     """A transformers tokenizer behind the few calls that serving needs. Safe to use from several threads.
 
+    Attributes:
+        kind: module and name of transformers' class for it, with which another process loads the same tokenizer.
+
     Raises:
         UnsupportedModelError: the tokenizer has no fast (Rust) backend, which streaming text needs.
     """
@@ -41,6 +45,7 @@ class Tokenizer:
                 f"tokenizer {type(tokenizer).__name__} has no fast backend; streaming text needs a tokenizer.json"
             )
         self._tokenizer = tokenizer
+        self.kind = f"{type(tokenizer).__module__}:{type(tokenizer).__qualname__}"
         self.has_chat_template: bool = tokenizer.chat_template is not None
 
     def encode(self, text: str) -> Int32Array:
@@ -134,8 +139,11 @@ class Tokenizer:
         return TokenDecoder(self._tokenizer.backend_tokenizer, prompt[-_PROMPT_TAIL:], include_special_tokens)
 
 
-def load_tokenizer(path_or_id: str) -> Tokenizer:
+def load_tokenizer(path_or_id: str, kind: str | None = None) -> Tokenizer:
     """The tokenizer of a model in a folder or on the hub, without the model.
+
+    Args:
+        kind: `Tokenizer.kind` as another process found it. It spares this one torch, which is imported to find it.
 
     Raises:
         ModelNotFoundError: there is no such model, or no tokenizer with it.
@@ -143,7 +151,7 @@ def load_tokenizer(path_or_id: str) -> Tokenizer:
     """
     require_folder(path_or_id)
     try:
-        return Tokenizer(_tokenizer_class(path_or_id).from_pretrained(path_or_id))
+        return Tokenizer(_tokenizer_class(kind).from_pretrained(path_or_id))
     except (OSError, ValueError) as error:
         if Path(path_or_id).is_dir() and not any(Path(path_or_id).glob("tokenizer*")):
             raise ModelNotFoundError(
@@ -152,16 +160,13 @@ def load_tokenizer(path_or_id: str) -> Tokenizer:
         raise cannot_be_loaded(path_or_id, error, "tokenizer") from error
 
 
-def _tokenizer_class(path_or_id: str) -> Any:
-    """transformers' class for a model's tokenizer. `AutoTokenizer` imports torch; of the bundled model it is known what
-    that would choose."""
-    if path_or_id == BUNDLED_MODEL:
-        from transformers import PreTrainedTokenizerFast
+def _tokenizer_class(kind: str | None) -> Any:
+    if kind is None:
+        from transformers import AutoTokenizer
 
-        return PreTrainedTokenizerFast
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer
+        return AutoTokenizer
+    module, _, name = kind.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 class TokenDecoder:

@@ -92,7 +92,7 @@ class EngineHost:
         self._recorder = WorkRecorder()
         own_text = loaded.own_text
         self._own_text = None if own_text is None or own_text.done else own_text
-        self._quiet_since = 0.0
+        self._quiet_since = float("-inf")
         self._ended = False
 
     def between_steps(self, task: Callable[[], None]) -> None:

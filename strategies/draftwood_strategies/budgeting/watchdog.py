@@ -86,7 +86,7 @@ class Watchdog:
             signal.signal(_SIGNAL, signal.SIG_DFL)
 
     def _watch(self) -> None:
-        logged_at = 0.0
+        logged_at = float("-inf")
         while not self._stop.wait(_PERIOD):
             deadline, now = self._deadline, time.monotonic()
             if deadline is None or now < deadline:

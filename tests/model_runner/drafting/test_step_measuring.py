@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from draftwood_model_runner.drafting.step_measuring import measure_step_times
+from draftwood_model_runner.drafting.step_measuring import known_step_times, measure_steps
 from draftwood_model_runner.runners.base import Predictions, StepBatch
 
 
@@ -33,7 +35,7 @@ def test_a_model_with_long_steps_is_measured_by_few_of_them(monkeypatch: pytest.
     for scale in (0.001, 0.2):
         steps = _TimedRunner(monkeypatch, lambda tokens, scale=scale: scale * (1 + 0.01 * tokens))  # type: ignore[misc]
         runner: Any = steps
-        times = measure_step_times(runner, 4096, largest=49)
+        times = measure_steps(runner, 4096, largest=49).times()
         assert times.at(16, 1) == pytest.approx(scale * 1.16)
         counts.append(steps.count)
     assert counts[1] < 50 < counts[0]
@@ -51,7 +53,87 @@ def test_a_second_block_of_rows_is_found_to_cost_as_much_as_a_full_one(
         return 0.01 + 0.001 * (64 * -(-tokens // 64) if padded and tokens > 64 else tokens)
 
     runner: Any = _TimedRunner(monkeypatch, seconds)
-    times = measure_step_times(runner, max_context, largest=49)
+    times = measure_steps(runner, max_context, largest=49).times()
     assert times.at(65, 1) == pytest.approx(expected, rel=0.01)
     assert times.at(49, 1) == pytest.approx(0.059)
     assert np.diff(times.between(1, 64, 1)) == pytest.approx(0.001)
+
+
+class _Starts:
+    """Starts of an engine on one machine, whose step times are kept in a file."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
+        self._monkeypatch = monkeypatch
+        self.file = file
+
+    def start(self, slower: float = 1.0, machine: str = "a CPU", largest: int = 49) -> tuple[list[float], int]:
+        """Seconds of steps of 1, 16 and 49 tokens as the engine expects them, and how many steps it ran to know.
+
+        Args:
+            slower: how many times as long as usual its steps take.
+        """
+        steps = _TimedRunner(self._monkeypatch, lambda tokens: slower * (0.01 + 0.001 * tokens))
+        runner: Any = steps
+        times = known_step_times(runner, 4096, largest, self.file, machine)
+        return [times.at(tokens, 1) for tokens in (1, 16, 49)], steps.count
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Starts:
+    return _Starts(monkeypatch, tmp_path / "step-times.json")
+
+
+_USUAL = pytest.approx([0.011, 0.026, 0.059])
+
+
+def test_what_a_start_measured_is_known_to_the_next(starts: _Starts) -> None:
+    first, measured = starts.start()
+    second, compared = starts.start()
+    assert first == second == _USUAL
+    assert compared < 40 < measured
+    assert [path.name for path in starts.file.parent.iterdir()] == ["step-times.json"]
+
+
+def test_a_busy_start_scales_what_is_known_and_keeps_it(starts: _Starts) -> None:
+    starts.start()
+    busy, compared = starts.start(slower=1.7)
+    assert np.divide(busy, 1.7) == _USUAL
+    assert compared < 40
+    assert starts.start()[0] == _USUAL
+
+
+def test_what_a_busy_start_measured_is_measured_again(starts: _Starts) -> None:
+    starts.start(slower=1.7)
+    seconds, steps = starts.start()
+    assert seconds == _USUAL
+    assert steps > 40
+    assert starts.start()[1] < 40
+
+
+@pytest.mark.parametrize("other", [{"machine": "another CPU"}, {"largest": 65}])
+def test_step_times_of_another_machine_or_of_narrower_steps_are_not_used(starts: _Starts, other: Any) -> None:
+    starts.start()
+    assert starts.start(**other)[1] > 40
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", '{"machine": "a CPU, 49 tokens", "steps": {"seconds": {}}}', None],
+    ids=["empty", "a list", "no sizes", "no times"],
+)
+def test_a_damaged_file_is_written_anew(starts: _Starts, content: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    starts.start()
+    kept = starts.file.read_text(encoding="utf-8")
+    starts.file.write_text(kept.replace("0.01", "-0.01") if content is None else content, encoding="utf-8")
+    assert starts.start()[0] == _USUAL
+    assert "step times are measured again" in caplog.text
+    assert starts.file.read_text(encoding="utf-8") == kept
+
+
+def test_without_room_for_the_file_the_engine_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    seconds, _ = _Starts(monkeypatch, tmp_path / "no folder" / "step-times.json").start()
+    assert seconds == _USUAL
+    assert "step times are not kept" in caplog.text

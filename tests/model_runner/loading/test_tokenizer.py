@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -10,9 +14,17 @@ from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from tests.model_runner.loading.templates import HERMES, LLAMA
 
 
-def test_the_bundled_model_has_the_tokenizer_that_transformers_would_choose() -> None:
-    chosen = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
-    ours = load_tokenizer(BUNDLED_MODEL)
+@pytest.mark.parametrize("name", [None, "GPT2Tokenizer"])
+def test_another_process_loads_the_tokenizer_that_transformers_chose(name: str | None, tmp_path: Path) -> None:
+    path = BUNDLED_MODEL
+    if name is not None:
+        path = str(shutil.copytree(BUNDLED_MODEL, tmp_path / "model"))
+        config = tmp_path / "model" / "tokenizer_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": name}))
+    chosen = AutoTokenizer.from_pretrained(path)
+    kind = load_tokenizer(path).kind
+    assert kind.endswith(f":{name or 'TokenizersBackend'}")
+    ours = load_tokenizer(path, kind)
     chat = [{"role": "user", "content": "Where is my order?"}]
     assert ours._tokenizer.backend_tokenizer.to_str() == chosen.backend_tokenizer.to_str()
     assert ours._tokenizer.special_tokens_map == chosen.special_tokens_map

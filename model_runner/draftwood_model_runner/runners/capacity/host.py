@@ -25,15 +25,26 @@ def default_threads() -> int:
     return min(torch.get_num_threads(), usable_cpus())
 
 
+def processor(cpuinfo: Path = _CPUINFO) -> str:
+    """The name of the CPU and how many of its threads this process may use; "" in place of a name that is not told."""
+    names = _values(cpuinfo, "model name")
+    return f"{usable_cpus()} of {names[0] if names else ''}"
+
+
 def gains_over_float32(cpuinfo: Path = _CPUINFO) -> dict[str, float]:
     """Options that would make a model of 100 million parameters or more faster on this CPU, and about how many times as
     fast; empty if it has no such instructions, or does not say."""
+    flags = {flag for value in _values(cpuinfo, "flags")[:1] for flag in value.split()}
+    return {option: gain for instructions, option, gain in _GAINS if flags & instructions}
+
+
+def _values(cpuinfo: Path, name: str) -> list[str]:
+    """The values of a field, one for each CPU thread; none if the file cannot be read."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return {}
-    flags = next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
-    return {option: gain for instructions, option, gain in _GAINS if flags & instructions}
+        return []
+    return [line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name]
 
 
 def trim_heap() -> None:

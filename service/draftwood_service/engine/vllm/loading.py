@@ -85,7 +85,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
             engine,
             memory,
             None,
-            _info(name_of(path), facts, core, identity, settings),
+            _info(name_of(path), tokenizer.kind, facts, core, identity, settings),
             0,
             settings.strategy,
             settings.audit_share,
@@ -160,10 +160,13 @@ def _set_variables(settings: Settings) -> None:
     os.environ.pop(TENANT_VARIABLE, None)
 
 
-def _info(name: str, facts: CheckpointFacts, core: VllmCore, identity: str, settings: Settings) -> ModelInfo:
+def _info(
+    name: str, tokenizer_kind: str, facts: CheckpointFacts, core: VllmCore, identity: str, settings: Settings
+) -> ModelInfo:
     drafts = settings.max_draft_nodes > 0
     return ModelInfo(
         name=name,
+        tokenizer_kind=tokenizer_kind,
         exact=False,
         runner_name="vllm",
         runner_reason=f"vLLM {core.version}, by --engine vllm",
