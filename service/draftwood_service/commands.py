@@ -163,7 +163,8 @@ def _copy_compiled(settings: Settings) -> None:
 
 
 async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
-    """Starts the engine's process before it first waits, and loads the tokenizer, of the kind that the engine found.
+    """Starts the engine's process before it first waits, and loads the tokenizer as soon as the engine tells its kind:
+    this process does without torch, which is imported to find it.
 
     Raises:
         DraftwoodError: the model does not exist, or cannot be served.
@@ -190,7 +191,7 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         connection.close()
         runner.join(0.0)
         raise
-    from draftwood_model_runner.loading.tokenizer import load_tokenizer
+    from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
     from draftwood_service.engine.bridge import EngineBridge
     from draftwood_service.rpc.parsing.grammar_trial import GrammarTrials
     from draftwood_service.serving import ServedModel
@@ -200,10 +201,22 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
     )
+    kind: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def know(found: str) -> None:
+        if not kind.done():
+            kind.set_result(found)
+
+    async def tokenizer_of_kind() -> Tokenizer:
+        return await asyncio.to_thread(load_tokenizer, settings.model_path, await kind)
+
+    bridge.on_tokenizer = know
+    loading = asyncio.create_task(tokenizer_of_kind())
     try:
         info = await bridge.start(connection)
-        tokenizer = await asyncio.to_thread(load_tokenizer, settings.model_path, info.tokenizer_kind)
+        tokenizer = await loading
     except BaseException:
+        loading.cancel()
         await bridge.close()
         raise
     trials = GrammarTrials(tokenizer.vocabulary(info.vocab_size, info.eos_token_ids))

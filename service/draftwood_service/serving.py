@@ -47,7 +47,6 @@ class ModelInfo(ModelFacts):
     """The properties of a model, sent from the engine's process. The service adds tokenizer and grammars."""
 
     name: str
-    tokenizer_kind: str
     exact: bool
     runner_name: str
     abilities: Abilities

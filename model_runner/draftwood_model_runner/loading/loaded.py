@@ -33,11 +33,6 @@ class LoadedModel(ModelFacts):
         return self.factory.name
 
     @property
-    def tokenizer_kind(self) -> str:
-        """`Tokenizer.kind`."""
-        return self.tokenizer.kind
-
-    @property
     def abilities(self) -> Abilities:
         """Those of Draftwood's own engine."""
         return Abilities()

@@ -76,6 +76,12 @@ class MemoryResponse(NamedTuple):
     error: BaseException | None
 
 
+class TokenizerFound(NamedTuple):
+    """From the engine, while it loads: `Tokenizer.kind`. The service loads the model's tokenizer meanwhile."""
+
+    kind: str
+
+
 class Ready(NamedTuple):
     """From the engine: it is loaded; `info` is its `ModelInfo`."""
 
@@ -89,7 +95,7 @@ class Died(NamedTuple):
 
 
 ToEngine: TypeAlias = Add | Control | MemoryRequest
-FromEngine: TypeAlias = Ready | list[Output] | MemoryResponse | AuditResult | EngineReport | Died
+FromEngine: TypeAlias = TokenizerFound | Ready | list[Output] | MemoryResponse | AuditResult | EngineReport | Died
 """Among them the outputs of one or several steps in order, an answer that was decoded again, and a report a second."""
 
 

@@ -29,11 +29,14 @@ _SILENT_SECONDS = 3.0
 
 
 @contextmanager
-def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[LoadedEngine]:
+def loaded(
+    settings: Settings, wake: Callable[[], None], name: str, tell: Callable[[str], None]
+) -> Iterator[LoadedEngine]:
     """The engine.
 
     Args:
         wake, name: not needed: the engine works in the steps of its host, and leaves nothing behind.
+        tell: called with the kind of the model's tokenizer.
 
     Raises:
         DraftwoodError: the model or a setting is not one that can be served.
@@ -65,6 +68,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
         weights = dict(settings.tenant_weights)
         engine = Engine(model, replace(settings.engine_config, tenant_weights=weights), Watchdog())
         finished("engine")
+        tell(model.tokenizer.kind)  # not before: the service's work would slow down the steps that the engine measures
         warm_up(engine)
         finished("warm-up")
         own_text = None

@@ -42,7 +42,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     settings: Settings = pickle.load(sys.stdin.buffer)
     from draftwood_service.engine.host import run_engine
-    from draftwood_service.engine.link import EngineEnd, ServiceEnded
+    from draftwood_service.engine.link import EngineEnd, ServiceEnded, TokenizerFound
     from draftwood_service.logging_config import configure_logging
 
     configure_logging(settings.log_level, settings.log_format)
@@ -52,9 +52,12 @@ def main() -> None:
         end = EngineEnd(connection)
         gc.disable()  # until the engine is loaded: what is imported stays, and collections take a tenth of the time
 
+        def tell(tokenizer_kind: str) -> None:
+            end.send(TokenizerFound(tokenizer_kind))
+
         def load() -> AbstractContextManager[LoadedEngine]:
             loading: Any = import_module(_LOADING[settings.engine])
-            return _until_loaded(loading.loaded(settings, end.interrupt, sys.argv[2]), loaded)
+            return _until_loaded(loading.loaded(settings, end.interrupt, sys.argv[2], tell), loaded)
 
         run_engine(end, load, settings.stream_interval)
 

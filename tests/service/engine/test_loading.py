@@ -27,11 +27,13 @@ TOKENS = 40
 @pytest.mark.system
 def test_strategies_draft_from_the_text_that_the_model_wrote(tmp_path: Path) -> None:
     settings = Settings(own_text_tokens=TOKENS, model_cache_folder=tmp_path)
-    with loaded(settings, lambda: None, "") as found:
+    told: list[str] = []
+    with loaded(settings, lambda: None, "", told.append) as found:
         engine, strategy = found.engine, create("hybrid")
         assert isinstance(engine, Engine)
         assert isinstance(strategy, HybridStrategy)
         assert not engine.has_work
+        assert told == [engine.model.tokenizer.kind]
         assert found.own_text is not None
         while not found.own_text.done:
             found.own_text.step()
@@ -72,5 +74,8 @@ def test_what_the_configuration_of_a_model_forbids_is_told_before_its_weights_ar
     config = json.loads(Path(BUNDLED_MODEL, "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": window}))
     values = {"model": str(tmp_path), "model_cache": False, "max_draft_nodes": 48, **options}
-    with pytest.raises(DraftwoodError, match=problem), loaded(Settings.model_validate(values), lambda: None, ""):
+    with (
+        pytest.raises(DraftwoodError, match=problem),
+        loaded(Settings.model_validate(values), lambda: None, "", lambda kind: None),
+    ):
         pass

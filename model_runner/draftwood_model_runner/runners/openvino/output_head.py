@@ -114,7 +114,7 @@ class OutputHead:
         self._weights, self._shift, self._threads = weights, _shift(weights), threads
         self.width: int = weights.shape[1]
         self._exact = _Product(compile_model(head))
-        rounded = _rounded(weights)
+        rounded = _rounded(weights, threads)
         self._errors, self._lengths = rounded.errors, rounded.lengths
         self._rough: _Product | None = _Product(compile_model(_rough_head(rounded)))
         self._ways: dict[tuple[int, int], FasterWay] = {}
@@ -221,19 +221,23 @@ def _rounding_error(hidden: Float32Array) -> Float32Array:
     return error
 
 
-def _rounded(weights: npt.NDArray[Any]) -> _Rounded:
+def _rounded(weights: npt.NDArray[Any], threads: int) -> _Rounded:
     vocab = weights.shape[0]
     levels = np.empty(weights.shape, np.int8)
     scales, errors, lengths = np.empty((vocab, 1), np.float32), *np.zeros((2, -(-vocab // BLOCK) * BLOCK), np.float32)
-    for begin in range(0, vocab, _CHUNK):
-        at = slice(begin, begin + _CHUNK)
-        rows = _to_float32(weights[at])
-        scales[at] = np.maximum(np.abs(rows).max(1, keepdims=True), 1e-30) / _LEVELS
-        levels[at] = np.rint(rows / scales[at])
-        end = begin + rows.shape[0]
-        in_8_bits = levels[at] * scales[at]
-        errors[begin:end] = np.linalg.norm(rows - in_8_bits, axis=1)
-        lengths[begin:end] = np.linalg.norm(in_8_bits, axis=1)
+
+    def round_rows(part: range) -> None:
+        for begin in range(part.start, part.stop, _CHUNK):
+            end = min(begin + _CHUNK, part.stop)
+            at = slice(begin, end)
+            rows = _to_float32(weights[at])
+            scales[at] = np.maximum(np.abs(rows).max(1, keepdims=True), 1e-30) / _LEVELS
+            levels[at] = np.rint(rows / scales[at])
+            in_8_bits = levels[at] * scales[at]
+            errors[at] = np.linalg.norm(rows - in_8_bits, axis=1)
+            lengths[at] = np.linalg.norm(in_8_bits, axis=1)
+
+    in_threads([partial(round_rows, part) for part in parts(vocab, threads)], threads)
     return _Rounded(levels, scales, errors.reshape(-1, BLOCK).max(1), lengths.reshape(-1, BLOCK).max(1))
 
 

@@ -37,12 +37,15 @@ LONGEST_CHAIN = 16
 
 
 @contextmanager
-def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[LoadedEngine]:
+def loaded(
+    settings: Settings, wake: Callable[[], None], name: str, tell: Callable[[str], None]
+) -> Iterator[LoadedEngine]:
     """The engine. Its processes end with the context.
 
     Args:
         wake: called from another thread when the engine has something to do.
         name: of the service, the same for a restarted engine.
+        tell: called with the kind of the model's tokenizer.
 
     Raises:
         DraftwoodError: the model or a setting is not one that vLLM serves.
@@ -51,6 +54,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
     facts = read_checkpoint(path, settings.generation_defaults)
     require_served(name_of(path), facts, drafts=settings.max_draft_nodes > 0)
     tokenizer = load_tokenizer(path)
+    tell(tokenizer.kind)
     tokenizer.check_ends(facts.eos_token_ids)
     with ExitStack() as stack:
         settings = stack.enter_context(with_store(settings, name))
@@ -85,7 +89,7 @@ def loaded(settings: Settings, wake: Callable[[], None], name: str) -> Iterator[
             engine,
             memory,
             None,
-            _info(name_of(path), tokenizer.kind, facts, core, identity, settings),
+            _info(name_of(path), facts, core, identity, settings),
             0,
             settings.strategy,
             settings.audit_share,
@@ -160,13 +164,10 @@ def _set_variables(settings: Settings) -> None:
     os.environ.pop(TENANT_VARIABLE, None)
 
 
-def _info(
-    name: str, tokenizer_kind: str, facts: CheckpointFacts, core: VllmCore, identity: str, settings: Settings
-) -> ModelInfo:
+def _info(name: str, facts: CheckpointFacts, core: VllmCore, identity: str, settings: Settings) -> ModelInfo:
     drafts = settings.max_draft_nodes > 0
     return ModelInfo(
         name=name,
-        tokenizer_kind=tokenizer_kind,
         exact=False,
         runner_name="vllm",
         runner_reason=f"vLLM {core.version}, by --engine vllm",
