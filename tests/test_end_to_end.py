@@ -220,10 +220,11 @@ async def test_formats_and_log_probabilities(shared: tuple[Serving, AsyncClient]
     assert len(detailed.details) == 10
     for token, detail in zip(detailed.token_ids, detailed.details, strict=True):
         assert detail.logprob is not None
-        best, logprob = detail.top_logprobs[0]
-        assert best == token
-        assert logprob == pytest.approx(detail.logprob)
-        assert detail.top_logprobs[0][1] >= detail.top_logprobs[1][1]
+        best, second = detail.top_logprobs
+        assert (best.token_id, best.token_bytes) == (token, detail.token_bytes)
+        assert best.logprob == pytest.approx(detail.logprob)
+        assert best.logprob >= second.logprob
+    assert b"".join(detail.token_bytes for detail in detailed.details).decode() == detailed.text
     await server.assert_idle()
 
 

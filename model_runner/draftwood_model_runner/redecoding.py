@@ -111,7 +111,7 @@ class Redecoding(PlainDecoding):
         self._answer = answer
         eos = model.eos_token_ids
         self._sampler = TokenSampler(self.sequence, eos, model.vocab_size, model.defaults.constraints)
-        decoder = model.tokenizer.stream(request.prompt, request.include_special_tokens)
+        decoder = model.tokenizer.stream(request.include_special_tokens)
         self._text = OutputText(decoder, request.stop, eos)
 
     @property

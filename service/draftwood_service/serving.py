@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -20,11 +21,24 @@ _CHARACTERS_OF_TOKEN = 16
 _MIN_CHARACTERS = 65_536
 
 
+class TokenBytes(Protocol):
+    """`draftwood_model_runner.loading.token_text.TokenBytes`. Called from several threads."""
+
+    @property
+    def special(self) -> frozenset[int]: ...
+    @property
+    def special_ids(self) -> Mapping[str, int]: ...
+    def __call__(self, token: int) -> bytes: ...
+    def text(self, token: int) -> str: ...
+
+
 class TextTokenizer(ChatTokenizer, Protocol):
     """`draftwood_model_runner.loading.tokenizer.Tokenizer`, as far as requests need it. Called from several threads."""
 
     @property
     def takes_system(self) -> bool: ...
+    @property
+    def token_bytes(self) -> TokenBytes: ...
     def encode(self, text: str) -> Int32Array: ...
     def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Int32Array: ...
     def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str: ...

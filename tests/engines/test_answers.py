@@ -112,9 +112,9 @@ def test_the_distribution_of_samples_is_the_models(client: Client) -> None:
     for round_ in range(count // 4):
         answer = client.generate(prompt, max_tokens=3, temperature=1.0, n=4, seed=1000 * round_, tenant="sampled")
         first.update(sample.token_ids[0] for sample in answer.samples)
-    for token, logprob in top[:3]:
-        p = math.exp(logprob)
-        assert abs(first[token] / count - p) < 4.5 * math.sqrt(p * (1 - p) / count) + 0.005
+    for one in top[:3]:
+        p = math.exp(one.logprob)
+        assert abs(first[one.token_id] / count - p) < 4.5 * math.sqrt(p * (1 - p) / count) + 0.005
 
 
 def test_truncation_keeps_the_most_probable_tokens(client: Client) -> None:
@@ -143,9 +143,10 @@ def test_log_probabilities(client: Client) -> None:
         assert len(answer.details) == len(answer.token_ids)
         for token, detail in zip(answer.token_ids, answer.details, strict=True):
             assert len(detail.top_logprobs) == 3
-            assert detail.top_logprobs[0][0] == token  # greedy
-            assert detail.logprob == pytest.approx(detail.top_logprobs[0][1], abs=1e-5)
-            assert detail.top_logprobs[0][1] >= detail.top_logprobs[1][1] >= detail.top_logprobs[2][1]
+            best, second, third = detail.top_logprobs
+            assert (best.token_id, best.token_bytes) == (token, detail.token_bytes)  # greedy
+            assert detail.logprob == pytest.approx(best.logprob, abs=1e-5)
+            assert best.logprob >= second.logprob >= third.logprob
 
 
 def test_penalties_change_answers_in_the_same_way(client: Client) -> None:

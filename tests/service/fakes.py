@@ -10,7 +10,7 @@ from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import grpc
 import numpy as np
@@ -43,6 +43,19 @@ from draftwood_strategies.draft import Int32Array
 from tests.service.engine_thread import EngineThread
 
 
+class Bytes:
+    """The bytes of tokens that are bytes."""
+
+    special = frozenset({0})
+    special_ids: ClassVar = {"<end>": 0}
+
+    def __call__(self, token: int) -> bytes:
+        return b"<end>" if token in self.special else bytes([token])
+
+    def text(self, token: int) -> str:
+        return self(token).decode(errors="replace")
+
+
 class ByteTokenizer:
     """A token is a byte.
 
@@ -59,6 +72,7 @@ class ByteTokenizer:
         self.messages: list[dict[str, Any]] = []
         self.tools: list[dict[str, Any]] | None = None
         self.encoded_on: list[str] = []
+        self.token_bytes = Bytes()
 
     def encode(self, text: str) -> Int32Array:
         self.encoded_on.append(threading.current_thread().name)

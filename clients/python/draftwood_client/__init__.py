@@ -79,6 +79,7 @@ from draftwood_client.results import (
     Timings,
     TokenDetail,
     Tokenization,
+    TokenLogprob,
     Usage,
 )
 from draftwood_client.retry import NO_RETRY, RetryPolicy
@@ -163,6 +164,7 @@ __all__ = [
     "Timings",
     "TlsConfig",
     "TokenDetail",
+    "TokenLogprob",
     "Tokenization",
     "Tool",
     "ToolCall",

@@ -19,20 +19,34 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token that the model might have written, its log-probability, and its bytes as in `TokenDetail`."""
+
+    token_id: int
+    logprob: float
+    token_bytes: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenDetail:
     """One token.
 
     Attributes:
-        text: the characters that it completed.
+        text: the characters that were sent with it: those that it completed, but for what may begin a stop string,
+            which comes with a later one.
         drafted: whether it was accepted from a draft.
         logprob: its log-probability by the model's own logits; None without the option `top_logprobs`.
-        top_logprobs: the most probable tokens, best first, as (token id, log-probability).
+        top_logprobs: the most probable tokens, best first.
+        token_bytes: the token itself: UTF-8 where it is whole characters, a special token's name.
+        left_out: it is a special token, which the text is without. The bytes of the others together are the text.
     """
 
     text: str
     drafted: bool
     logprob: float | None = None
-    top_logprobs: tuple[tuple[int, float], ...] = ()
+    top_logprobs: tuple[TokenLogprob, ...] = ()
+    token_bytes: bytes = b""
+    left_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,10 +117,10 @@ function delta(message: pb.Delta): Delta {
 }
 
 function detail(message: pb.TokenDetail): TokenDetail {
-  const { text, drafted, logprob, topLogprobs } = message;
+  const { text, drafted, logprob, topLogprobs, tokenBytes, leftOut } = message;
   return {
-    ...{ text, drafted, logprob },
-    topLogprobs: topLogprobs.map(({ tokenId, logprob }) => ({ tokenId, logprob })),
+    ...{ text, drafted, logprob, tokenBytes, leftOut },
+    topLogprobs: topLogprobs.map(({ tokenId, logprob, tokenBytes }) => ({ tokenId, logprob, tokenBytes })),
   };
 }
 

@@ -10,11 +10,16 @@ export type FinishReason = "stop" | "length" | "unknown";
 export interface TokenLogprob {
   readonly tokenId: number;
   readonly logprob: number;
+  /** As in `TokenDetail`. */
+  readonly tokenBytes: Uint8Array;
 }
 
 /** One token. */
 export interface TokenDetail {
-  /** The characters that it completed. */
+  /**
+   * The characters that were sent with it: those that it completed, but for what may begin a stop string, which comes
+   * with a later one.
+   */
   readonly text: string;
   /** Whether it was accepted from a draft. */
   readonly drafted: boolean;
@@ -22,6 +27,10 @@ export interface TokenDetail {
   readonly logprob: number | undefined;
   /** The most probable tokens, best first. */
   readonly topLogprobs: readonly TokenLogprob[];
+  /** The token itself: UTF-8 where it is whole characters, a special token's name. */
+  readonly tokenBytes: Uint8Array;
+  /** It is a special token, which the text is without. The bytes of the others together are the text. */
+  readonly leftOut: boolean;
 }
 
 /** The draft tokens that one step verified. */

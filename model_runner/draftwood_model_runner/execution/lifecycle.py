@@ -60,7 +60,7 @@ class LiveSequences:
                 self._policy.start(sequence)
                 request = sequence.request
                 sampler = TokenSampler(sequence, eos, model.vocab_size, model.defaults.constraints)
-                decoder = model.tokenizer.stream(request.prompt, request.include_special_tokens)
+                decoder = model.tokenizer.stream(request.include_special_tokens)
                 self._writers[sequence] = _Writer(sampler, OutputText(decoder, request.stop, eos))
 
     def samplers(self, scheduled: list[ScheduledSequence]) -> list[TokenSampler | None]:

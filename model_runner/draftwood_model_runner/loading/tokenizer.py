@@ -1,4 +1,4 @@
-"""Text to token ids and back, and a stream that turns tokens into whole characters as they come."""
+"""Text to token ids and back."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
-from tokenizers.decoders import DecodeStream
 
 from draftwood_model_runner.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
 from draftwood_model_runner.loading.checkpoint import cannot_be_loaded, require_folder
+from draftwood_model_runner.loading.token_text import TokenBytes, TokenDecoder
 from draftwood_model_runner.sampling.grammar_compilation import Vocabulary
 from draftwood_strategies.draft import Int32Array
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from draftwood_model_runner.sampling.grammar import GrammarCompiler
 
 _log = logging.getLogger(__name__)
-_PROMPT_TAIL = 5
-"""Prompt tokens that a text stream begins with: what precedes a token decides whether it starts with a space."""
-
 _SYSTEM_TEXT = "zq system"
 """A text that no chat template has."""
 
@@ -34,6 +31,7 @@ class Tokenizer:
 
     Attributes:
         kind: module and name of transformers' class for it, with which another process loads the same tokenizer.
+        token_bytes: the bytes of each token.
 
     Raises:
         UnsupportedModelError: the tokenizer has no fast (Rust) backend, which streaming text needs.
@@ -46,6 +44,7 @@ class Tokenizer:
             )
         self._tokenizer = tokenizer
         self.kind = f"{type(tokenizer).__module__}:{type(tokenizer).__qualname__}"
+        self.token_bytes = TokenBytes(tokenizer.backend_tokenizer)
         self.has_chat_template: bool = tokenizer.chat_template is not None
 
     def encode(self, text: str) -> Int32Array:
@@ -100,7 +99,8 @@ class Tokenizer:
         return np.array(ids, np.int32)
 
     def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str:
-        """The text of token ids; bytes that form no character become U+FFFD."""
+        """A text of its own of token ids, as transformers decodes it: a space that many tokenizers put before a text is
+        none of it. Bytes that form no character become U+FFFD."""
         text: str = self._tokenizer.decode(
             [int(i) for i in ids], skip_special_tokens=not include_special_tokens, clean_up_tokenization_spaces=False
         )
@@ -134,9 +134,9 @@ class Tokenizer:
         """As `grammars`, for another process."""
         return Vocabulary.of(self._tokenizer, size, eos_token_ids)
 
-    def stream(self, prompt: Int32Array, include_special_tokens: bool = False) -> TokenDecoder:
-        """A decoder for what will be written after `prompt`."""
-        return TokenDecoder(self._tokenizer.backend_tokenizer, prompt[-_PROMPT_TAIL:], include_special_tokens)
+    def stream(self, include_special_tokens: bool = False) -> TokenDecoder:
+        """A decoder for the tokens of an answer."""
+        return TokenDecoder(self.token_bytes, include_special_tokens)
 
 
 def load_tokenizer(path_or_id: str, kind: str | None = None) -> Tokenizer:
@@ -167,15 +167,3 @@ def _tokenizer_class(kind: str | None) -> Any:
         return AutoTokenizer
     module, _, name = kind.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-class TokenDecoder:
-    """Tokens in, whole characters out."""
-
-    def __init__(self, backend: Any, prompt_tail: Int32Array, include_special_tokens: bool) -> None:
-        self._backend = backend
-        self._stream = DecodeStream(ids=prompt_tail.tolist(), skip_special_tokens=not include_special_tokens)
-
-    def push(self, token: int) -> str:
-        """The characters that `token` completed; "" while one is not whole."""
-        return self._stream.step(self._backend, token) or ""

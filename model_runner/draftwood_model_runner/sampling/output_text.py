@@ -9,9 +9,10 @@ from draftwood_model_runner.request import StopParams
 
 
 class TextDecoder(Protocol):
-    """Tokens in, whole characters out; `loading.tokenizer.TokenDecoder`."""
+    """Tokens in, whole characters out; `loading.token_text.TokenDecoder`."""
 
     def push(self, token: int) -> str: ...
+    def close(self) -> str: ...
 
 
 class OutputText:
@@ -45,7 +46,7 @@ class OutputText:
         """The text that may be sent now, and how the sequence ends if this token ends it."""
         self._count += 1
         if token in self._ends and self._count > self._stop.min_tokens:
-            return self._flush(self._decoder.push(token)), Finish(FinishReason.STOP, stop_token_id=token)
+            return self._ended(self._decoder.push(token)), Finish(FinishReason.STOP, stop_token_id=token)
         text = self._held + self._decoder.push(token)
         if self._stop.strings and self._count > self._stop.min_tokens:
             found = [(at, s) for s in self._stop.strings if (at := text.find(s)) >= 0]
@@ -55,7 +56,7 @@ class OutputText:
                 return text[:at], Finish(FinishReason.STOP, stop_string=matched)
         if self._count >= self._stop.max_tokens:
             self._held = ""
-            return text, Finish(FinishReason.LENGTH)
+            return text + self._decoder.close(), Finish(FinishReason.LENGTH)
         if not self._stop.strings:
             return text, None
         keep = max(_overlap(text, s) for s in self._stop.strings)
@@ -64,10 +65,10 @@ class OutputText:
 
     def rest(self) -> str:
         """The text that is held back, if the output ends otherwise."""
-        return self._flush("")
+        return self._ended("")
 
-    def _flush(self, text: str) -> str:
-        text, self._held = self._held + text, ""
+    def _ended(self, text: str) -> str:
+        text, self._held = self._held + text + self._decoder.close(), ""
         return text
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftwood_client import (
@@ -19,22 +21,17 @@ from draftwood_client import (
 from draftwood_service.gateway.reading import ParsedRequest
 from draftwood_service.gateway.tools import ParsedTools
 
-TokenText = Callable[[int], Awaitable[str]]
-"""The text of a token id."""
-
 
 class Answers:
     """Shapes the answers of one request.
 
     Args:
         model: as the answer names it.
-        text_of: for the alternatives among log-probabilities.
         form: how the model writes calls of tools, where it may.
     """
 
-    def __init__(self, parsed: ParsedRequest, model: str, text_of: TokenText, form: ToolFormat | None = None) -> None:
+    def __init__(self, parsed: ParsedRequest, model: str, form: ToolFormat | None = None) -> None:
         self._parsed = parsed
-        self._text_of = text_of
         self._form = form
         self._contents: dict[int, _Content] = {}
         kind = "chat.completion" if parsed.chat else "text_completion"
@@ -42,17 +39,15 @@ class Answers:
         self.id = f"{prefix}-{uuid.uuid4().hex}"
         self._head = {"id": self.id, "object": kind, "created": int(time.time()), "model": model}
         self._chunk_head = {**self._head, "object": "chat.completion.chunk" if parsed.chat else "text_completion"}
-        self._offsets: dict[int, int] = {}
+        self._read: dict[int, _ReadText] = defaultdict(_ReadText)
         self._ended = set[int]()
 
-    async def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
+    def whole(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """The answer to all prompts together."""
         answers: list[Completion | Sample] = []
         for completion in completions:
             answers += completion.samples or (completion,)
-        choices = [
-            await self._choice(index, one.text, one.details, one.finish_reason) for index, one in enumerate(answers)
-        ]
+        choices = [self._choice(index, one.text, one.details, one.finish_reason) for index, one in enumerate(answers)]
         return {**self._head, "choices": choices, **_totals(completions)}
 
     def first(self) -> list[dict[str, Any]]:
@@ -62,7 +57,7 @@ class Answers:
         indexes = range(len(self._parsed.prompts) * self._parsed.samples)
         return [self._chunk(index, {"delta": {"role": "assistant", "content": ""}}) for index in indexes]
 
-    async def delta(self, prompt: int, delta: Delta) -> list[dict[str, Any]]:
+    def delta(self, prompt: int, delta: Delta) -> list[dict[str, Any]]:
         """The chunk of some tokens; none if they complete no character or call, and nothing else is asked for."""
         if not (delta.token_ids or delta.text):
             return []
@@ -72,7 +67,7 @@ class Answers:
             return []
         choice: dict[str, Any] = {"delta": content or {"content": ""}} if self._parsed.chat else {"text": delta.text}
         if self._parsed.logprobs is not None:
-            choice["logprobs"] = await self._logprobs(index, delta.details)
+            choice["logprobs"] = self._logprobs(index, delta.details)
         chunk = self._chunk(index, choice)
         if own:
             chunk["draftwood"] = own
@@ -116,40 +111,53 @@ class Answers:
         choice = {"index": index, "logprobs": None, **content, "finish_reason": reason}
         return {**self._chunk_head, "choices": [choice]}
 
-    async def _choice(self, index: int, text: str, details: Sequence[TokenDetail], reason: str) -> dict[str, Any]:
+    def _choice(self, index: int, text: str, details: Sequence[TokenDetail], reason: str) -> dict[str, Any]:
         content: dict[str, Any] = {"text": text}
         if self._parsed.chat:
             read = self._content_of(index)
             message = _joined(read.pushed(text), read.closed())
             content = {"message": {"role": "assistant", "content": None, "refusal": None, **message}}
             reason = read.reason(reason)
-        logprobs = None if self._parsed.logprobs is None else await self._logprobs(index, details)
+        logprobs = None if self._parsed.logprobs is None else self._logprobs(index, details)
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": reason}
         if self._parsed.options.get("token_details"):
             choice["draftwood"] = {"tokens": _tokens(details)}
         return choice
 
-    async def _logprobs(self, index: int, details: Sequence[TokenDetail]) -> dict[str, Any]:
-        tops = [[(await self._text_of(token), value) for token, value in one.top_logprobs] for one in details]
+    def _logprobs(self, index: int, details: Sequence[TokenDetail]) -> dict[str, Any]:
         if self._parsed.chat:
             return {
                 "content": [
-                    {**_chat_token(one.text, one.logprob), "top_logprobs": [_chat_token(*other) for other in others]}
-                    for one, others in zip(details, tops, strict=True)
+                    {
+                        **_chat_token(one.token_bytes, one.logprob),
+                        "top_logprobs": [_chat_token(other.token_bytes, other.logprob) for other in one.top_logprobs],
+                    }
+                    for one in details
                 ],
                 "refusal": None,
             }
-        offsets, at = [], self._offsets.get(index, 0)
+        offsets, read = [], self._read[index]
         for one in details:
-            offsets.append(at)
-            at += len(one.text)
-        self._offsets[index] = at
+            offsets.append(read.characters)
+            if not one.left_out:
+                read.push(one.token_bytes)
         return {
-            "tokens": [one.text for one in details],
+            "tokens": [_token_text(one.token_bytes) for one in details],
             "token_logprobs": [one.logprob for one in details],
-            "top_logprobs": [dict(others) for others in tops],
+            "top_logprobs": [_by_text(one) for one in details],
             "text_offset": offsets,
         }
+
+
+class _ReadText:
+    """How many characters the tokens so far have completed."""
+
+    def __init__(self) -> None:
+        self.characters = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_bytes: bytes) -> None:
+        self.characters += len(self._decoder.decode(token_bytes))
 
 
 class _Content:
@@ -204,8 +212,27 @@ def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-def _chat_token(text: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": [*text.encode()]}
+def _chat_token(token_bytes: bytes, logprob: float | None) -> dict[str, Any]:
+    return {"token": _token_text(token_bytes), "logprob": logprob, "bytes": [*token_bytes]}
+
+
+def _token_text(token_bytes: bytes) -> str:
+    """As OpenAI writes a token that is part of a character."""
+    try:
+        return token_bytes.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)
+
+
+def _by_text(detail: TokenDetail) -> dict[str, float | None]:
+    """The alternatives by their text, the token itself among them. Of several with the same text all but the first have
+    their ids in its place."""
+    found: dict[str, float | None] = {}
+    for one in detail.top_logprobs:
+        text = _token_text(one.token_bytes)
+        found[f"token_id:{one.token_id}" if text in found else text] = one.logprob
+    found.setdefault(_token_text(detail.token_bytes), detail.logprob)
+    return found
 
 
 def _tokens(details: Sequence[TokenDetail]) -> list[dict[str, Any]]:

@@ -43,8 +43,6 @@ _PAGE_POLICY = (
 )
 """The page has nothing from elsewhere."""
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_MAX_TOKEN_TEXTS = 100_000
-"""Texts of tokens that are remembered, for log-probabilities."""
 
 
 class Gateway:
@@ -63,7 +61,6 @@ class Gateway:
         self._named = open_client(_credential.get)
         self._page = page
         self._max_body_bytes = max_body_bytes
-        self._token_texts: dict[int, str] = {}
         self.metrics = Metrics()
 
     def app(self, origins: list[str]) -> Starlette:
@@ -137,12 +134,12 @@ class Gateway:
                 left = max(seconds - (time.monotonic() - began), 0.001)
             return client.stream(parsed.prompts[number], timeout=left, **parsed.options)
 
-        answers = Answers(parsed, model, partial(self._text_of, client), form)
+        answers = Answers(parsed, model, form)
         return answers, Batch(open_stream, len(parsed.prompts), most)
 
     async def _whole(self, client: AsyncClient, parsed: ParsedRequest, seconds: float | None) -> Response:
         answers, batch = await self._begin(client, parsed, seconds)
-        return JSONResponse(await answers.whole(await batch.completions()), headers={"x-request-id": answers.id})
+        return JSONResponse(answers.whole(await batch.completions()), headers={"x-request-id": answers.id})
 
     async def _streamed(
         self, client: AsyncClient, parsed: ParsedRequest, seconds: float | None, end: Callable[[int], None]
@@ -170,7 +167,7 @@ class Gateway:
                     ends = [one.finish_reason.value for one in event.samples or (event,)]
                     chunks = [one for sample, end in enumerate(ends) for one in answers.finished(number, sample, end)]
                 else:
-                    chunks = await answers.delta(number, event)
+                    chunks = answers.delta(number, event)
                     if event.finished is not None:
                         chunks += answers.finished(number, event.sample, event.finished.reason.value)
                 for chunk in chunks:
@@ -240,14 +237,6 @@ class Gateway:
         if info.tool_format is None:
             raise InvalidRequestError("tools", f"the model takes none: {info.no_tools_reason}")
         return info.tool_format
-
-    async def _text_of(self, client: AsyncClient, token: int) -> str:
-        text = self._token_texts.get(token)
-        if text is None:
-            text = await client.detokenize([token], include_special_tokens=True)
-            if len(self._token_texts) < _MAX_TOKEN_TEXTS:
-                self._token_texts[token] = text
-        return text
 
 
 def _of_request(error: Exception, parsed: ParsedRequest) -> Exception:

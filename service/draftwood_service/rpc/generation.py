@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,8 +46,6 @@ _CLIENT_FIRST = 0.25
 race."""
 _AT_DEADLINE = 0.05
 """A cancellation at most so many seconds before the deadline, by the server's clock, is logged as the deadline."""
-_TOKEN_TEXTS = 65_536
-"""Texts of tokens that are remembered, for draft trees: 8 MiB."""
 _FEW_TOKENS = 2048
 """Tokens that are converted to text on the event loop; more go to a worker thread."""
 _MAX_ANSWER_BYTES = 4 * 2**20
@@ -80,8 +78,7 @@ class GenerationServicer:
         self._text_quota = TextCallQuota()
         self._default_limits = settings.rate_limits
         self._shaping = settings.delta_shaping
-        decode = serving.model.tokenizer.decode
-        self._token_text = lru_cache(_TOKEN_TEXTS)(lambda token: decode([token], include_special_tokens=True))
+        self._token_bytes = serving.model.tokenizer.token_bytes
         self._text_executor = TextExecutor()
         self._format_executor = TextExecutor()
         self._info = model_info(serving)
@@ -129,7 +126,7 @@ class GenerationServicer:
                     await writer.write(self._started(requests[0], assignment))
                     with_details = request.output.token_details or requests[0].sampling.logprobs is not None
                     message = partial(
-                        delta, with_details=with_details, token_text=self._token_text, samples=record.samples
+                        delta, with_details=with_details, token_bytes=self._token_bytes, samples=record.samples
                     )
                     finishes = await relay(stream, writer, message, shaping)
                     quota.release(used_tokens(record.samples))
@@ -154,11 +151,10 @@ class GenerationServicer:
         self._text_quota.admit(tenant, limits)
         prompt = await read_prompt(request, self._serving, self._text_executor, tenant)
         self._text_quota.count(tenant, limits, prompt.ids.size)
-        ids, decode = prompt.ids.tolist(), self._serving.model.tokenizer.decode
+        ids = prompt.ids.tolist()
 
         def response() -> pb.TokenizeResponse:
-            texts = [decode([token], include_special_tokens=True) for token in ids]
-            return pb.TokenizeResponse(token_ids=ids, tokens=texts)
+            return pb.TokenizeResponse(token_ids=ids, tokens=map(self._token_bytes.text, ids))
 
         answer = response() if len(ids) <= _FEW_TOKENS else await self._text_executor.run(tenant, response)
         if (size := answer.ByteSize()) > _MAX_ANSWER_BYTES:

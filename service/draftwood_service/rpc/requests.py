@@ -238,11 +238,13 @@ def read_stop(request: pb.GenerateRequest, model: ServedModel, prompt: Prompt) -
     require_at_most("stop.token_ids", len(options.token_ids), MAX_STOP_TOKEN_IDS)
     require_in_vocabulary("stop.token_ids", np.array(options.token_ids, np.int32), model.vocab_size)
     usual = 0 if has_format else min(defaults.min_tokens, max_tokens)
+    special = {} if request.output.include_special_tokens else model.tokenizer.token_bytes.special_ids
+    ends = {special[text] for text in options.strings if text in special}  # which no text of the answer matches
     stop = StopParams(
         max_tokens=max_tokens,
         min_tokens=options.min_tokens if options.HasField("min_tokens") else usual,
         strings=tuple(options.strings),
-        token_ids=frozenset(options.token_ids),
+        token_ids=frozenset(options.token_ids) | ends,
         ignore_eos=options.ignore_eos,
     )
     for name in ("ignore_eos", "min_tokens"):

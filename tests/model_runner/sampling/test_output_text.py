@@ -9,7 +9,7 @@ from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sampling.output_text import OutputText
-from tests.model_runner.families import as_prompt, served
+from tests.model_runner.families import served
 
 
 @pytest.fixture(scope="module")
@@ -31,25 +31,24 @@ def push_all(text: OutputText, tokens: list[int]) -> tuple[list[str], Finish | N
 def test_streams_whole_characters_that_join_to_the_text(text: str) -> None:
     tokenizer = served("bundled").tokenizer
     tokens = tokenizer.encode(text).tolist()
-    output = OutputText(tokenizer.stream(as_prompt([1])), StopParams(10_000), frozenset())
+    output = OutputText(tokenizer.stream(), StopParams(10_000), frozenset())
     pieces, _ = push_all(output, tokens)
     assert "".join(pieces) == tokenizer.decode(tokens)
     assert not any("\ufffd" in piece for piece in pieces if "\ufffd" not in text)
 
 
-@given(st.lists(st.integers(0, 4095), min_size=1, max_size=40), st.integers(1, 39))
-def test_any_tokens_at_all_stream_without_error(tokens: list[int], split: int) -> None:
+@given(st.lists(st.integers(0, 4095), min_size=1, max_size=40))
+def test_any_tokens_at_all_stream_as_they_are_decoded_together(tokens: list[int]) -> None:
     tokenizer = served("bundled").tokenizer
-    output = OutputText(tokenizer.stream(as_prompt(tokens[:split])), StopParams(10_000), frozenset())
-    pieces, finish = push_all(output, tokens)
-    assert finish is None
-    assert len(pieces) == len(tokens)
+    pieces, finish = push_all(OutputText(tokenizer.stream(), StopParams(len(tokens)), frozenset()), tokens)
+    assert finish == Finish(FinishReason.LENGTH)
+    assert "".join(pieces) == tokenizer.decode(tokens)
 
 
 @given(st.text("ab .", min_size=1, max_size=40), st.lists(st.text("ab .", min_size=1, max_size=5), max_size=3))
 def test_a_stop_string_ends_the_text_just_before_it(text: str, stops: list[str]) -> None:
     tokenizer = served("bundled").tokenizer
-    output = OutputText(tokenizer.stream(as_prompt([1])), StopParams(10_000, strings=tuple(stops)), frozenset({3}))
+    output = OutputText(tokenizer.stream(), StopParams(10_000, strings=tuple(stops)), frozenset({3}))
     pieces, finish = push_all(output, [*tokenizer.encode(text).tolist(), 3])
     found = [(at, s) for s in stops if (at := text.find(s)) >= 0]
     assert finish is not None
@@ -65,7 +64,7 @@ def test_a_stop_string_ends_the_text_just_before_it(text: str, stops: list[str])
 
 def test_held_back_text_comes_out_when_it_begins_no_stop_string(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("one two three").tolist()
-    output = OutputText(tokenizer.stream(as_prompt([1])), StopParams(len(tokens), strings=("two four",)), frozenset())
+    output = OutputText(tokenizer.stream(), StopParams(len(tokens), strings=("two four",)), frozenset())
     pieces, finish = push_all(output, tokens)
     assert "".join(pieces) == "one two three"
     assert finish == Finish(FinishReason.LENGTH)

@@ -79,6 +79,9 @@ class Letters:
     def push(self, token: int) -> str:
         return chr(token)
 
+    def close(self) -> str:
+        return ""
+
 
 def engine_over(core: Core, slots: int = 2, **weights: float) -> VllmEngine:
     fakes: Any = {"core": core, "records": Records()}

@@ -340,14 +340,10 @@ async def test_parallel_calls_that_are_not_wanted_end_the_answer() -> None:
 
 async def test_of_a_list_of_calls_one_is_taken_if_parallel_ones_are_not_wanted() -> None:
     """Its end, a bracket, cannot end the answer: arguments may have brackets."""
-
-    async def no_text(token: int) -> str:
-        return ""
-
     asked = with_tools(read_chat({**OPTIONS, "parallel_tool_calls": False}), LIST)
     assert "stop" not in asked.options
-    answers = Answers(asked, MODEL, no_text, LIST)
+    answers = Answers(asked, MODEL, LIST)
     call = '{"name": "track", "arguments": {"orders": [1, 2]}}'
-    chunks = await answers.delta(0, delta(f"[{call}, {call}]")) + answers.finished(0, 0, "stop")
+    chunks = answers.delta(0, delta(f"[{call}, {call}]")) + answers.finished(0, 0, "stop")
     calls = [one for chunk in chunks for one in chunk["choices"][0]["delta"].get("tool_calls", ())]
     assert [one["function"]["arguments"] for one in calls] == ['{"orders": [1, 2]}']

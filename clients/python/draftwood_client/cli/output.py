@@ -113,6 +113,8 @@ def completion_as_json(completion: Completion) -> dict[str, Any]:
         if not part["details"]:
             del part["details"]
         for detail in part.get("details", ()):
+            for token in (detail, *detail["top_logprobs"]):
+                token["token_bytes"] = [*token["token_bytes"]]
             if detail["logprob"] is None:
                 del detail["logprob"], detail["top_logprobs"]
     return values

@@ -21,6 +21,7 @@ from draftwood_client.results import (
     Timings,
     TokenDetail,
     Tokenization,
+    TokenLogprob,
     Usage,
 )
 
@@ -144,7 +145,9 @@ def _detail(message: pb.TokenDetail) -> TokenDetail:
         message.text,
         message.drafted,
         message.logprob if message.HasField("logprob") else None,
-        tuple((top.token_id, top.logprob) for top in message.top_logprobs),
+        tuple(from_message(TokenLogprob, one) for one in message.top_logprobs),
+        message.token_bytes,
+        message.left_out,
     )
 
 

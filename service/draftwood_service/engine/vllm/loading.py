@@ -69,7 +69,7 @@ def loaded(
         weights = dict(settings.tenant_weights)
 
         def text(request: Request) -> OutputText:
-            decoder = tokenizer.stream(request.prompt, request.include_special_tokens)
+            decoder = tokenizer.stream(request.include_special_tokens)
             return OutputText(decoder, request.stop, eos)
 
         engine = VllmEngine(

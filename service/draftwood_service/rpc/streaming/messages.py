@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from datetime import timedelta
 
@@ -11,6 +10,7 @@ from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.statistics import SequenceStats
 from draftwood_service.engine.output import Output
 from draftwood_service.engine.stream import Sample
+from draftwood_service.serving import TokenBytes
 
 _REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -18,28 +18,25 @@ _REASONS = {
 }
 
 
-TokenText = Callable[[int], str]
-"""The text of a token by itself."""
-
-
 def delta(
-    pending: Output, with_details: bool, token_text: TokenText, samples: SequenceOf[Sample]
+    pending: Output, with_details: bool, token_bytes: TokenBytes, samples: SequenceOf[Sample]
 ) -> pb.GenerateResponse:
     """The message with the tokens of one or several steps, and with the finish of their sample if `pending` has it."""
+    left_out = frozenset() if samples[0].request.include_special_tokens else token_bytes.special
     response = pb.GenerateResponse()
     message = response.delta
     message.text = "".join(pending.texts)
     message.token_ids.extend(pending.token_ids)
     message.sample = pending.sample
     if with_details:
-        for text, drafted in zip(pending.texts, pending.drafted, strict=True):
-            message.details.add(text=text, drafted=drafted)
+        for token, text, drafted in zip(pending.token_ids, pending.texts, pending.drafted, strict=True):
+            message.details.add(text=text, drafted=drafted, token_bytes=token_bytes(token), left_out=token in left_out)
         for detail, logprobs in zip(message.details, pending.logprobs, strict=False):
             detail.logprob = logprobs.logprob
             for token, logprob in zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True):
-                detail.top_logprobs.add(token_id=token, logprob=logprob)
+                detail.top_logprobs.add(token_id=token, logprob=logprob, token_bytes=token_bytes(token))
     for tree in pending.trees:
-        texts = map(token_text, tree.token_ids)
+        texts = map(token_bytes.text, tree.token_ids)
         message.draft_trees.add(token_ids=tree.token_ids, tokens=texts, parents=tree.parents, accepted=tree.accepted)
     if pending.finish is not None and pending.finish.error is None:
         message.finished.CopyFrom(_sample_result(samples[pending.sample], pending.finish))
