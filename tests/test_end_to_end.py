@@ -173,6 +173,27 @@ async def test_counts_by_source_add_up_over_samples_and_a_format_is_a_source(
 
 
 @on_shared_server
+async def test_the_text_is_that_of_the_answers_tokens_alone(shared: tuple[Serving, AsyncClient]) -> None:
+    _, client = shared
+    tokenizer = served("bundled").tokenizer
+    whole = tokenizer.encode("Price in \ufffd").tolist()
+    for prompt in ("Price in \ufffd", whole[:-1]):  # the other ends within a character
+        answer = await client.generate(prompt, max_tokens=8)
+        assert answer.text == tokenizer.decode(list(answer.token_ids))
+    for text in ("a\ufffd", " a", "é🙂"):
+        assert (await client.generate(ask(QUESTIONS[0]), regex=text)).text == text
+
+
+@on_shared_server
+async def test_a_special_token_among_the_stop_strings_ends_the_answer(shared: tuple[Serving, AsyncClient]) -> None:
+    _, client = shared
+    usual = await client.generate(ask(QUESTIONS[0]), max_tokens=400)
+    assert usual.finish_reason is FinishReason.STOP
+    stopped = await client.generate(ask(QUESTIONS[0]), max_tokens=400, ignore_eos=True, stop="<|end|>")
+    assert (stopped.token_ids, stopped.text, stopped.matched_stop) == (usual.token_ids, usual.text, usual.matched_stop)
+
+
+@on_shared_server
 async def test_one_tenants_answers_do_not_draft_for_another(shared: tuple[Serving, AsyncClient]) -> None:
     _, client = shared
     options: dict[str, Any] = {"max_tokens": 60, "strategy": "trie"}

@@ -55,7 +55,13 @@ Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 
 class ContextLengthError(InvalidInputError):
-    """The prompt, or prompt and answer together, do not fit the model's context: a shorter prompt would."""
+    """The prompt, or prompt and answer together, do not fit the model's context: a shorter prompt would.
+
+    Callers' libraries, such as LiteLLM, know it by OpenAI's words for the limit, and fall back to another model.
+    """
+
+    def __init__(self, field: str, problem: str, max_context: int) -> None:
+        super().__init__(field, None, f"{problem}; this model's maximum context length is {max_context} tokens")
 
 
 class UnsupportedByEngineError(InvalidInputError):

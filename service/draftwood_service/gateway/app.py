@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
+import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -37,11 +39,16 @@ from draftwood_service.gateway.http.requests import cancel_on_disconnect, read_j
 from draftwood_service.gateway.metrics import Metrics
 from draftwood_service.gateway.reading import ParsedRequest, read_chat, read_completion, with_tools
 
+_log = structlog.get_logger(__name__)
 _credential: ContextVar[str] = ContextVar("credential")
 _PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
 """The page has nothing from elsewhere."""
+_IGNORED_HEADER = "x-draftwood-ignored"
+_SHOWN, _MAX_SHOWN = re.compile(r"[A-Za-z0-9_.-]{1,100}"), 20
+"""Names of fields that a header and the log may have, and how many of them."""
+_MAX_TOLD = 1000
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -52,15 +59,22 @@ class Gateway:
         open_client: makes a client of the service; with the argument, one that sends this credential.
         page: serve the page at /.
         max_body_bytes: of a request.
+        strict: refuse requests with fields that nobody here knows, rather than leave these out.
     """
 
     def __init__(
-        self, open_client: Callable[[Callable[[], str] | None], AsyncClient], page: bool, max_body_bytes: int
+        self,
+        open_client: Callable[[Callable[[], str] | None], AsyncClient],
+        page: bool,
+        max_body_bytes: int,
+        strict: bool = False,
     ) -> None:
         self._anonymous = open_client(None)
         self._named = open_client(_credential.get)
         self._page = page
         self._max_body_bytes = max_body_bytes
+        self._strict = strict
+        self._told_of = set[tuple[str, ...]]()
         self.metrics = Metrics()
 
     def app(self, origins: list[str]) -> Starlette:
@@ -99,11 +113,13 @@ class Gateway:
         parsed: ParsedRequest | None = None
         try:
             parsed = read(await read_json(request, self._max_body_bytes))
+            ignored = self._ignored(parsed, request)
             client, seconds = self._client(request), read_timeout(request)
             answer = (
                 self._streamed(client, parsed, seconds, end) if parsed.stream else self._whole(client, parsed, seconds)
             )
             response = await cancel_on_disconnect(request, answer)
+            response.headers.update(ignored)
         except ClientDisconnectedError as error:
             end(status_of(error))
             return Response(status_code=status_of(error))  # nobody receives it
@@ -116,6 +132,24 @@ class Gateway:
         if not parsed.stream:
             end(200)
         return response
+
+    def _ignored(self, parsed: ParsedRequest, request: Request) -> dict[str, str]:
+        """A header that tells the caller which fields are left out, logged once for each kind of client.
+
+        Raises:
+            InvalidRequestError: there is such a field, and the gateway is strict.
+        """
+        if not parsed.ignored:
+            return {}
+        if self._strict:
+            raise InvalidRequestError(parsed.ignored[0], "is not known")
+        shown = [path if _SHOWN.fullmatch(path) else "(a name that is not shown)" for path in parsed.ignored]
+        names = ", ".join(shown[:_MAX_SHOWN])
+        kind = names, request.headers.get("user-agent", "")[:100]
+        if kind not in self._told_of and len(self._told_of) < _MAX_TOLD:
+            self._told_of.add(kind)
+            _log.warning("fields of requests are not known, and left out", fields=kind[0], user_agent=kind[1])
+        return {_IGNORED_HEADER: names}
 
     async def _begin(self, client: AsyncClient, parsed: ParsedRequest, seconds: float | None) -> tuple[Answers, Batch]:
         """The formatter of the answers to a request, and the batch of its prompts; nothing is sent yet."""

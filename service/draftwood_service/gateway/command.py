@@ -50,6 +50,9 @@ def _gateway(
             "--share-credential", help="Let callers from other machines who have no key call with the gateway's own."
         ),
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse requests with unknown fields, rather than leave these out.")
+    ] = False,
     drain_grace: Annotated[int, typer.Option(min=1, help="Seconds for streams to end after SIGTERM.")] = 25,
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged.")] = "info",
 ) -> None:
@@ -75,7 +78,7 @@ def _gateway(
     if shares:
         _log.warning("the gateway has a credential: requests without a key of their own call with it")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn handles it, and raises it again when it has ended
-    made = Gateway(_opener(server), page, max_body_bytes)
+    made = Gateway(_opener(server), page, max_body_bytes, strict)
     connections = Connections(connection_limit(), ended=made.metrics.connection_ended)
     uvicorn.run(
         made.app(cors_origin or []),

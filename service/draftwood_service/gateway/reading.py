@@ -1,8 +1,12 @@
-"""Requests of OpenAI's API as requests of ours. What is not served is refused by name, never ignored."""
+"""Requests of OpenAI's API as requests of ours.
+
+A field that would change the answer and is not served is refused by name. One that nobody here knows, as each new
+library brings some, is left out, and the answer says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -15,18 +19,37 @@ MAX_PROMPTS = 128
 _COMMON = {"temperature", "top_p", "presence_penalty", "frequency_penalty", "n", "stop", "max_tokens"}
 _COMMON |= {"top_k", "min_p", "repetition_penalty", "min_tokens", "ignore_eos", "priority", "stop_token_ids"}  # of vLLM
 """Fields that have the same name in Draftwood's own API. The client checks the values."""
-_KNOWN = {"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "store", "service_tier"}
-_KNOWN |= {"prompt_cache_key", "safety_identifier", "draftwood", "seed", "logit_bias", "logprobs", "top_logprobs"}
+_KNOWN = {"model", "stream", "stream_options", "user", "metadata", "store", "service_tier", "prediction"}
+_KNOWN |= {"prompt_cache_key", "safety_identifier", "draftwood", "seed", "logit_bias", "logprobs"}
 _KNOWN |= {"response_format", "max_completion_tokens"}
-_OF_CHAT = {"tools", "tool_choice", "parallel_tool_calls"}
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    # What asks for nothing is allowed.
-    "functions": ([],), "function_call": ("none", "auto"),
-    "echo": (False,), "suffix": ("",), "best_of": (1,), "modalities": (["text"],), "verbosity": ("medium",),
+_OF_CHAT = {"messages", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls"}
+_FIELDS: dict[str, set[str]] = {
+    "stream_options": {"include_usage", "include_obfuscation"},
+    "response_format": {"type", "json_schema", "pattern", "grammar"},
+    "response_format.json_schema": {"name", "description", "schema", "strict"},
+    "messages": {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations"},
+    "messages.content": {"type", "text"},
+    "messages.tool_calls": {"id", "type", "function", "index"},
+    "messages.tool_calls.function": {"name", "arguments"},
+    "tools": {"type", "function"},
+    "tools.function": {"name", "description", "parameters", "strict"},
+}
+"""By the path of an object, or of the objects in a list, the fields that are known there."""
+_REFUSED: dict[str, tuple[object, ...]] = {
+    # With the values that ask for nothing.
+    "functions": ([],), "function_call": ("none", "auto"), "echo": (False,), "suffix": ("",), "best_of": (1,),
+    "modalities": (["text"],), "verbosity": ("medium",), "audio": (), "web_search_options": (),
+    # Of vLLM:
+    "use_beam_search": (False,), "prompt_logprobs": (), "structured_outputs": (), "guided_json": (),
+    "guided_regex": (), "guided_choice": (), "guided_grammar": (), "bad_words": ([],), "allowed_token_ids": ([],),
+    "truncate_prompt_tokens": (), "chat_template": (), "chat_template_kwargs": ({},), "logits_processors": ([],),
+    "continue_final_message": (False,), "add_generation_prompt": (True,),
 }  # fmt: skip
+"""Fields that are not served, and without which the answer would be another one."""
 _DRAFTWOOD = {"drafting", "learn", "strategy", "max_draft_nodes", "tenant", "session"}
 _DETAILS = {"token_details", "draft_trees"}
-_MAX_LOGPROBS = 20
+_MAX_LOGPROBS, _MAX_STOPS = 20, 16
+"""As the service has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +62,7 @@ class ParsedRequest:
         tools: what the model may call.
         logprobs: the answer has log-probabilities; so many alternatives.
         caller_names: fields that have several names, and the one that the caller wrote.
+        ignored: paths of fields that nobody here knows.
     """
 
     chat: bool
@@ -51,6 +75,7 @@ class ParsedRequest:
     logprobs: int | None = None
     samples: int = 1
     caller_names: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
 
 
 def read_chat(body: Any) -> ParsedRequest:
@@ -80,7 +105,11 @@ def with_tools(parsed: ParsedRequest, form: ToolFormat) -> ParsedRequest:
     more = options_for(parsed.tools, form, options.pop("json_schema", None))
     if "stop" in more:
         given = options.get("stop") or []
-        more["stop"] = [*(given if isinstance(given, list) else [given]), *more["stop"]]  # errors count the caller's
+        stops = [*(given if isinstance(given, list) else [given]), *more["stop"]]
+        if len(stops) > _MAX_STOPS:  # only the caller's: what follows the first call is read and left out
+            del more["stop"]
+        else:
+            more["stop"] = stops
     return replace(parsed, options=cast(GenerateOptions, options | more))
 
 
@@ -93,7 +122,7 @@ def read_completion(body: Any) -> ParsedRequest:
 
 
 def _parsed(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, logprobs: int | None) -> ParsedRequest:
-    _refuse_unknown(fields, chat)
+    ignored = _ignored(fields, chat)
     if logprobs is not None and not 0 <= logprobs <= _MAX_LOGPROBS:
         raise InvalidRequestError("top_logprobs" if chat else "logprobs", f"must lie in [0, {_MAX_LOGPROBS}]")
     own = _object("draftwood", fields.get("draftwood") or {})
@@ -127,6 +156,7 @@ def _parsed(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, log
         logprobs=logprobs,
         samples=samples,
         caller_names=_caller_names(fields, chat),
+        ignored=ignored,
     )
 
 
@@ -144,6 +174,8 @@ def _renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if (tokens := fields.get("max_completion_tokens")) is not None:
         options["max_tokens"] = tokens
+    if fields.get("top_k") == -1:
+        options["top_k"] = 0  # as vLLM has it
     if (seed := _given(fields, "seed", int, "an integer")) is not None:
         options["seed"] = seed % 2**64
     if (bias := fields.get("logit_bias")) is not None:
@@ -216,11 +248,27 @@ def _prompts(given: Any) -> list[Prompt]:
     raise InvalidRequestError("prompt", "must be a text, token ids, or a list of one of them")
 
 
-def _refuse_unknown(fields: Mapping[str, Any], chat: bool) -> None:
-    known = _COMMON | _KNOWN | (_OF_CHAT if chat else set())
-    for name, value in fields.items():
-        if not (value is None or name in known or value in _NEUTRAL.get(name, ())):
+def _ignored(fields: Mapping[str, Any], chat: bool) -> tuple[str, ...]:
+    """Paths of the fields that are not known, each once. Raises InvalidRequestError for one that is not served."""
+    for name, neutral in _REFUSED.items():
+        value = fields.get(name)
+        if not (value is None or value in neutral):
             raise InvalidRequestError(name, "is not served")
+    known = {**_FIELDS, "": _COMMON | _KNOWN | {*_REFUSED} | (_OF_CHAT if chat else {"prompt"})}
+    return tuple(dict.fromkeys(_unknown("", fields, known)))
+
+
+def _unknown(path: str, value: Any, known: Mapping[str, set[str]]) -> Iterator[str]:
+    if isinstance(value, list):
+        for part in value:
+            yield from _unknown(path, part, known)
+    elif isinstance(value, dict) and path in known:
+        for name, part in value.items():
+            inner = f"{path}.{name}" if path else name
+            if part is not None and name not in known[path]:
+                yield inner
+            else:
+                yield from _unknown(inner, part, known)
 
 
 def _object(name: str, value: Any) -> Mapping[str, Any]:

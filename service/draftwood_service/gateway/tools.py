@@ -12,7 +12,6 @@ from draftwood_client import Tool, ToolCall, ToolFormat
 from draftwood_service.gateway.errors import InvalidRequestError
 from draftwood_service.rpc.parsing.json_objects import require_shallow
 
-_FUNCTION = {"name", "description", "parameters", "strict"}
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As chat templates write JSON, so that a call is what the model is used to."""
 
@@ -53,7 +52,8 @@ def read_tools(fields: Mapping[str, Any]) -> ParsedTools | None:
     if not tools or choice == "none":
         return None
     strict = next((tool.name for tool, is_strict in tools if is_strict), "")
-    return ParsedTools(tuple(tool for tool, _ in tools), forced, parallel is not False, strict)
+    single = parallel is False or isinstance(choice, dict)  # a function that is named is called once
+    return ParsedTools(tuple(tool for tool, _ in tools), forced, not single, strict)
 
 
 def _tool(name: str, given: Any) -> tuple[Tool, bool]:
@@ -61,8 +61,6 @@ def _tool(name: str, given: Any) -> tuple[Tool, bool]:
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(given, dict) or given.get("type") != "function" or not isinstance(function, dict):
         raise InvalidRequestError(name, 'must have the type "function" and a function')
-    if unknown := function.keys() - _FUNCTION:
-        raise InvalidRequestError(f"{name}.function.{min(unknown)}", "is not served")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise InvalidRequestError(f"{name}.function.parameters", "must be a JSON schema")
@@ -102,7 +100,8 @@ def read_calls(name: str, given: Any) -> list[ToolCall]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
             raise InvalidRequestError(f"{name}[{at}]", "must have a function")
-        texts: list[Any] = [function.get("name"), function.get("arguments"), call.get("id") or ""]
+        arguments = function.get("arguments")
+        texts: list[Any] = [function.get("name"), "{}" if arguments in (None, "") else arguments, call.get("id") or ""]
         calls.append(ToolCall(*texts))
     return calls
 

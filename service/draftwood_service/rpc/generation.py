@@ -9,9 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -99,9 +97,7 @@ class GenerationServicer:
             shaping = config.streaming.shaping(self._shaping)
             if request.output.draft_trees:
                 _allow_trees(call.principal, shaping)
-            of_tenant: dict[str, Any] = dict(config.sampling)
-            defaults = replace(self._serving.model.defaults.sampling, **of_tenant)
-            samples = read_samples(request.sampling, self._settings.max_running, defaults)
+            samples = read_samples(request.sampling, self._settings.max_running)
             stream = self._bridge.admit(samples, tenant)
             quota = RequestQuota(self._limiter, tenant, self._limits_of(config))
             seconds = self._seconds(call)

@@ -50,23 +50,12 @@ class Prompt:
     ids: Int32Array
 
 
-def read_samples(options: pb.SamplingOptions, limit: int, defaults: SamplingParams) -> int:
-    """The number of samples.
-
-    Args:
-        limit: upper bound.
-        defaults: of the model.
-
-    Raises:
-        InvalidValueError: it is out of range, or above 1 with greedy decoding, which would repeat one answer.
-    """
+def read_samples(options: pb.SamplingOptions, limit: int) -> int:
+    """The number of samples, at most `limit`. Raises InvalidValueError if it is out of range."""
     if not options.HasField("n"):
         return 1
     if not 1 <= options.n <= limit:
         raise InvalidValueError("sampling.n", options.n, f"it must lie in [1, {limit}]")
-    temperature = options.temperature if options.HasField("temperature") else defaults.temperature
-    if options.n > 1 and not temperature:
-        raise InvalidInputError("sampling.n", options.n, "several samples need a temperature above 0")
     return options.n
 
 
@@ -194,7 +183,7 @@ async def read_prompt(
             raise InvalidInputError("text", None, "must not be empty")
         if len(request.text) > (most := serving.max_prompt_characters):
             problem = f"must have at most {most} characters; it has {len(request.text)}"
-            raise ContextLengthError("text", None, problem)
+            raise ContextLengthError("text", problem, model.max_context)
         encode = model.tokenizer.encode
         return _not_empty(Prompt("text", await _read(text_executor, tenant, len(request.text), encode, request.text)))
     if request.HasField("chat"):
@@ -229,9 +218,10 @@ def read_stop(request: pb.GenerateRequest, model: ServedModel, prompt: Prompt) -
     usual = min(defaults.max_tokens or available, available)
     max_tokens = options.max_tokens if options.HasField("max_tokens") else usual
     if max_tokens > available:
-        prompt_part = f"the prompt has {prompt.ids.size} of the context's {model.max_context} tokens"
-        problem = f"{max_tokens} is not allowed; it must be at most {available}, since {prompt_part}"
-        raise ContextLengthError("stop.max_tokens", None, problem)
+        problem = (
+            f"{max_tokens} is not allowed; it must be at most {available}: the prompt has {prompt.ids.size} tokens"
+        )
+        raise ContextLengthError("stop.max_tokens", problem, model.max_context)
     require_at_most("stop.strings", len(options.strings), MAX_STOP_STRINGS)
     for index, text in enumerate(options.strings):
         require_length(f"stop.strings[{index}]", text, MAX_STOP_STRING_CHARACTERS)
@@ -303,5 +293,5 @@ def _not_empty(prompt: Prompt) -> Prompt:
 
 
 def _too_long(field: str, tokens: int, model: ServedModel) -> ContextLengthError:
-    fit = f"at most {model.max_context - 1} fit, one less than the model's maximum context length"
-    return ContextLengthError(field, None, f"the prompt has {tokens} tokens; {fit}")
+    problem = f"the prompt has {tokens} tokens; at most {model.max_context - 1} fit"
+    return ContextLengthError(field, problem, model.max_context)

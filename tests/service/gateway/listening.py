@@ -47,8 +47,13 @@ class Listening:
 
     async def answered(self, sent: bytes, tls: ssl.SSLContext | None = None) -> tuple[int, Any]:
         """Status and JSON (or text) of the answer on a connection of its own, read to the end."""
+        return read_answer(await self.raw(sent, tls))
+
+    async def raw(self, sent: bytes, tls: ssl.SSLContext | None = None) -> bytes:
+        """As `answered`, all of it."""
         reader, _ = await self.open(sent, tls)
-        return read_answer(await reader.read())
+        received: bytes = await reader.read()
+        return received
 
     async def posted(self, path: str, fields: Any) -> tuple[int, Any]:
         return await self.answered(post(path, fields))
@@ -82,15 +87,20 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def listening(
-    target: str, most: int = 100, most_bytes: int = 8 << 20, tls: ssl.SSLContext | None = None
+    target: str,
+    most: int = 100,
+    most_bytes: int = 8 << 20,
+    tls: ssl.SSLContext | None = None,
+    strict: bool = False,
 ) -> AsyncIterator[Listening]:
     """Args:
     target: the service.
     most, most_bytes: of `Connections`.
     tls: makes it HTTPS.
+    strict: see `Gateway`.
     """
     ended: list[str] = []
-    made = Gateway(lambda _: AsyncClient(target), page=True, max_body_bytes=1 << 20)
+    made = Gateway(lambda _: AsyncClient(target), page=True, max_body_bytes=1 << 20, strict=strict)
     connections = Connections(most, most_bytes, ended.append)
     config = uvicorn.Config(
         made.app([]),

@@ -111,6 +111,7 @@ async def test_logprobs(client: AsyncOpenAI) -> None:
     for one in chat.logprobs.content:
         assert len(one.top_logprobs) == 3
         assert one.top_logprobs[0].logprob == pytest.approx(one.logprob)
+        assert (one.top_logprobs[0].token, one.top_logprobs[0].bytes) == (one.token, one.bytes)
         assert one.bytes == [*one.token.encode()]
     plain = (await client.completions.create(prompt="Your order", logprobs=2, **options)).choices[0]
     assert plain.logprobs is not None

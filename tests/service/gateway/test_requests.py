@@ -290,7 +290,6 @@ def said(text: Any) -> dict[str, Any]:
         ({"user": "x" * 300}, WRONG, "user", "user"),
         ({"top_logprobs": 2}, None, "top_logprobs", "top_logprobs"),
         ({"functions": [{"name": "f"}]}, None, "functions", "functions"),
-        ({"tempreature": 1}, None, "tempreature", "tempreature"),
         ({"draftwood": {"session": "x" * 300}}, WRONG, "draftwood.session", ""),
         ({"draftwood": {"strategy": 3}}, None, "draftwood.strategy", "draftwood.strategy"),
         ({"draftwood": {"strategy": "x"}}, WRONG, "draftwood.strategy", ""),
@@ -311,8 +310,56 @@ async def test_errors_name_what_the_caller_wrote(
     error = answer["error"]
     assert (status, error["code"], error["param"]) == (400, code, param)
     assert error["message"].startswith(begins)
+    assert ("this model's maximum context length is 4096 tokens" in error["message"]) == (code == LONG_CONTEXT)
     for ours in ("stop.", "sampling.", "chat.", "drafting.", "output."):
         assert ours not in error["message"]
+
+
+UNKNOWN: dict[str, dict[str, Any]] = {
+    "x_new": {"x_new": 1, "x_null": None},
+    "stream_options.x": {"stream": True, "stream_options": {"x": True, "include_usage": True}},
+    "response_format.x": {"response_format": {"type": "text", "x": {}}},
+    "messages.content.cache_control, messages.x": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]},
+            {"role": "assistant", "content": "", "x": 1, "tool_calls": None, "refusal": None},
+            {"role": "user", "content": "Hi", "x": 2},
+        ]
+    },
+    "tools.function.x": {"tools": [{"type": "function", "function": {"name": "f", "x": 1}}], "tool_choice": "none"},
+    "(a name that is not shown)": {"x\r\nx-injected: 1": 1},
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("ignored", UNKNOWN)
+async def test_fields_that_nobody_knows_are_left_out_and_named(
+    ignored: str, strict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as served, listening(served.server.address, strict=strict) as gateway:
+        for _ in range(2):
+            fields = {"messages": MESSAGES, "max_tokens": 2, **UNKNOWN[ignored]}
+            sent = await gateway.raw(post(CHAT, fields))
+            head = sent.partition(b"\r\n\r\n")[0].decode().lower()
+            assert head.startswith(f"http/1.1 {400 if strict else 200}")
+            assert (f"x-draftwood-ignored: {ignored}" in head) is not strict
+            assert "x-injected:" not in head
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_fields_that_every_request_may_have_are_not_named(shared_gateway: Listening) -> None:
+    known = {"user": "u", "metadata": {}, "store": False, "service_tier": "auto", "echo": False, "logprobs": 0}
+    sent = await shared_gateway.raw(post(COMPLETIONS, {"prompt": "Hi", "max_tokens": 2, **known}))
+    assert sent.startswith(b"HTTP/1.1 200")
+    assert b"ignored" not in sent.lower()
+
+
+@pytest.mark.parametrize("fields", [{"n": 2, "temperature": 0}, {"top_k": -1}])
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_other_servers_take_is_served(shared_gateway: Listening, fields: dict[str, Any]) -> None:
+    status, answer = await shared_gateway.posted(COMPLETIONS, {"prompt": "Hi", "max_tokens": 2, **fields})
+    assert status == 200
+    assert [choice["text"] for choice in answer["choices"]] == ["ab"] * fields.get("n", 1)
 
 
 @pytest.mark.parametrize("seconds", ["soon", "0", "-1", "nan"])

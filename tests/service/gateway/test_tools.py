@@ -153,7 +153,6 @@ def nested(levels: int) -> Any:
     [
         ({"tools": [{"type": "code"}]}, "tools[0]"),
         ({"tools": [tool("f"), tool("f")]}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "x": {}}}]}, "tools[0].function.x"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": 1}}]}, "tools[0].function.strict"),
         ({"tools": [tool("f", deep=nested(31))]}, "tools[0].function.parameters"),
@@ -210,6 +209,8 @@ ONE = '<tool_call>\n{"name": "track", "arguments": {"order": 7}}\n</tool_call>'
         ({"tool_choice": "required"}, ONE.replace("7", "0"), False),
         ({"tool_choice": "required"}, ONE.replace("track", "other"), False),
         ({"tool_choice": "required", "parallel_tool_calls": False}, f"{ONE}\n{ONE}", False),
+        ({"tool_choice": {"type": "function", "function": {"name": "track"}}}, ONE, True),
+        ({"tool_choice": {"type": "function", "function": {"name": "track"}}}, f"{ONE}\n{ONE}", False),
         ({"tools": [tool("track", strict=True)]}, "Any text <b>", True),
         ({"tools": [tool("track", strict=True, order={"type": "integer"})]}, f"Sure.\n{ONE}\n{ONE} Done.", True),
         ({"tools": [tool("track", strict=True)]}, f"Sure.\n{ONE}", False),
@@ -336,6 +337,22 @@ async def test_parallel_calls_that_are_not_wanted_end_the_answer() -> None:
     asked = with_tools(read_chat({**OPTIONS, "parallel_tool_calls": False, "stop": "x"}), HERMES)
     assert asked.options["stop"] == ["x", "</tool_call>"]
     assert with_tools(read_chat(OPTIONS), HERMES).options.get("stop") is None
+    all_that_fit = [str(number) for number in range(16)]
+    asked = with_tools(read_chat({**OPTIONS, "parallel_tool_calls": False, "stop": all_that_fit}), HERMES)
+    assert asked.options["stop"] == all_that_fit
+
+
+@pytest.mark.parametrize("arguments", ["", None, "{}"])
+async def test_a_call_without_arguments_is_one_with_none(client: AsyncOpenAI, arguments: str | None) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    history: Any = [
+        *QUESTION,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "1"},
+    ]
+    answer = await client.chat.completions.create(**{**OPTIONS, "messages": history, "max_tokens": 2})
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 2
 
 
 async def test_of_a_list_of_calls_one_is_taken_if_parallel_ones_are_not_wanted() -> None:

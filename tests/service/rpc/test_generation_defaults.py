@@ -49,14 +49,11 @@ def test_stop_conditions_have_defaults_within_the_context() -> None:
     assert stop(output_format=pb.OutputFormat(regex="a")).min_tokens == 0  # the format says when the answer ends
 
 
-def test_several_samples_of_a_model_that_samples_by_default() -> None:
-    assert read_samples(pb.SamplingOptions(n=3), 8, DEFAULTS.sampling) == 3
-    for options, defaults in (
-        (pb.SamplingOptions(n=3, temperature=0), DEFAULTS.sampling),
-        (pb.SamplingOptions(n=3), SamplingParams()),
-    ):
+def test_there_may_be_as_many_samples_as_slots() -> None:
+    assert [read_samples(options, 8) for options in (pb.SamplingOptions(n=8), pb.SamplingOptions())] == [8, 1]
+    for number in (0, 9):
         with pytest.raises(InvalidValueError, match=r"sampling\.n"):
-            read_samples(options, 8, defaults)
+            read_samples(pb.SamplingOptions(n=number), 8)
 
 
 def test_model_info_tells_them() -> None:

@@ -115,7 +115,8 @@ def _with_system_in_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]
 
 def _call(field: str, call: pb.ToolCall) -> dict[str, Any]:
     require_length(f"{field}.name", call.name, _MAX_NAME_CHARACTERS)
-    function = {"name": call.name, "arguments": _object(f"{field}.arguments", call.arguments)}
+    arguments = _object(f"{field}.arguments", call.arguments) if call.arguments else {}
+    function = {"name": call.name, "arguments": arguments}
     return {"type": "function", "id": call.id, "function": function}
 
 
@@ -137,4 +138,4 @@ def _object(field: str, text: str) -> dict[str, Any]:
 def _require_characters(characters: int, serving: Serving) -> None:
     if characters > (most := serving.max_prompt_characters):
         problem = f"must have at most {most} characters with tools as indented JSON; it has {characters}"
-        raise ContextLengthError("chat.messages", None, problem)
+        raise ContextLengthError("chat.messages", problem, serving.model.max_context)
