@@ -1,4 +1,4 @@
-"""`python -m tests.faults` shows that the faults which readers and testers found stay mended: one row for each, with the
+"""`python -m tests.faults` shows that faults which readers and testers found stay mended: a row for each, and the
 tests that would fail. `--json FILE` writes the rows, `--list` runs nothing.
 """
 
