@@ -94,7 +94,7 @@ def test_json_is_one_object(cli: Cli) -> None:
     assert (value["finish_reason"], value["matched_stop"]) == ("stop", None)
     assert value["timings"] == {"queue": 0.25, "prefill": 0.5, "decode": 1.25}
     assert value["drafting"]["by_source"] == {"trie": {"draft_tokens": 8, "accepted_tokens": 2}}
-    assert value["details"][1] == {"text": ", wörld", "drafted": True}
+    assert value["details"][1] == {"text": ", wörld", "drafted": True, "token_bytes": [], "left_out": False}
     assert "details" not in json.loads(cli("chat", "x", "--json").stdout)
 
 
