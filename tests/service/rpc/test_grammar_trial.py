@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
+from draftwood_model_runner.errors import FormatsUnavailableError, InvalidInputError, InvalidValueError
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sampling.grammar_compilation import Vocabulary
 from draftwood_service.rpc.parsing import grammar_trial
@@ -64,9 +65,49 @@ def test_a_prepared_process_that_could_not_start_is_replaced(
     with monkeypatch.context() as patched:
         patched.setattr(grammar_trial._Trial, "__init__", failing)
         trials.prepare()
-        with pytest.raises(OSError, match="too many"):
+        with pytest.raises(FormatsUnavailableError):
             trials.check(GrammarKind.REGEX, "[a-z]+")
     trials.check(GrammarKind.REGEX, "[a-z]+")
+
+
+def test_a_process_that_ends_at_its_start_is_no_error_of_the_request(trials: GrammarTrials) -> None:
+    broken = GrammarTrials(replace(trials._vocabulary, definition="no tokenizer"))
+    with pytest.raises(FormatsUnavailableError, match="try again later"):
+        broken.check(GrammarKind.REGEX, "[a-z]+")
+
+
+RECURSIVE = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "grammar", "problem"),
+    [
+        (GrammarKind.LARK, 'start: "a" B\nB: /[a-z]/ & /[0-9]/', "allows nothing that could follow"),
+        (GrammarKind.LARK, 'start: "x" | "[" start "]" | "{" B\nB: /[a-z]/ & /[0-9]/', "allows nothing that could"),
+        (GrammarKind.LARK, 'start: "a" start', "is too complex"),
+        (GrammarKind.REGEX, "[^\\x00-\\x{10ffff}]", "allows nothing that could follow"),
+        (GrammarKind.JSON_SCHEMA, json.dumps(RECURSIVE), "is too complex"),
+    ],
+)
+def test_what_leads_to_where_nothing_is_allowed_is_refused_at_once(
+    trials: GrammarTrials, kind: GrammarKind, grammar: str, problem: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=rf"^format.{kind.value}: .*{problem}"):
+        trials.check(kind, grammar)
+
+
+ORDINARY = (
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "patternProperties": {"^b": {"type": "string"}}},
+    {"type": "object", "properties": {"a": {"$ref": "#"}}},
+    {"type": "array", "items": {"enum": ["a", 1, None]}, "minItems": 3},
+    {"type": "string", "pattern": "^[a-z]+@[a-z]+\\.com$", "maxLength": 40},
+    {"type": "object"},
+)
+
+
+@pytest.mark.parametrize("schema", ORDINARY)
+def test_what_can_be_followed_is_not_refused(trials: GrammarTrials, schema: dict[str, object]) -> None:
+    trials.check(GrammarKind.JSON_SCHEMA, json.dumps(schema))
 
 
 def test_what_takes_too_much_memory_is_refused(trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch) -> None:
