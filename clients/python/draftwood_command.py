@@ -1,6 +1,6 @@
-"""The console script `draftwood`: quiet at Ctrl-C, and never silent for long on a terminal, from its first moment on.
+"""The console script `draftwood`: quiet at Ctrl-C, one line on a full disk, and never silent for long on a terminal.
 
-A module of its own, so that both hold while `draftwood_client` and what it needs are imported.
+A module of its own, so that all of it holds from the first moment on, while `draftwood_client` is imported.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from typing import NoReturn
 
-INTERRUPTED = 130
+FAILURE, INTERRUPTED = 1, 130
 _EXTRA = ("rich", "typer", "yaml")
 """What the extra `cli` of draftwood-client brings."""
 _SILENT_SECONDS = 3.0
@@ -53,13 +53,27 @@ def main() -> NoReturn:
         status = INTERRUPTED
     except SystemExit as ended:
         status = ended.code
+    except _UnwritableError as error:
+        status = _failed(error)
     except Exception as error:
         if not _is_of_interrupt(error):
             raise
         status = INTERRUPTED
     if handled:
         signal.signal(signal.SIGINT, _leave)
+    try:
+        sys.stdout.flush()
+    except _UnwritableError as error:
+        status = _failed(error)
     sys.exit(status)
+
+
+def _failed(error: _UnwritableError) -> int:
+    """Says why, and returns the exit status. Nobody reads on where a pipe was closed, as by `head`."""
+    if not isinstance(error.__cause__, BrokenPipeError):
+        with suppress(OSError):
+            print(f"error: {error}", file=sys.stderr)
+    return FAILURE
 
 
 def _command_line() -> Callable[[], None]:
@@ -140,8 +154,15 @@ class _StatusLine:
 _status_line: _StatusLine | None = None
 
 
+class _UnwritableError(OSError):
+    """stdout or stderr cannot be written, as on a full disk."""
+
+
 class _Output(TextIOWrapper):
-    """stdout or stderr; ends the status line. A terminal that is not UTF-8 shows escapes."""
+    """stdout or stderr; ends the status line. A terminal that is not UTF-8 shows escapes.
+
+    Once it could not be written, a flush does nothing: Python's own at the exit would complain again.
+    """
 
     def __init__(self, stream: TextIOWrapper) -> None:
         super().__init__(
@@ -151,11 +172,28 @@ class _Output(TextIOWrapper):
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )
+        self._unwritable = False
 
     def write(self, text: str) -> int:
         if _status_line is not None:
             _status_line.end()
-        return super().write(text)
+        self._unwritable = False
+        with self._named_errors():
+            return super().write(text)
+
+    def flush(self) -> None:
+        if not self._unwritable:
+            with self._named_errors():
+                super().flush()
+
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._unwritable = True
+            stream = "stdout" if self is sys.stdout else "stderr"
+            raise _UnwritableError(f"{stream} cannot be written: {error.strerror}") from error
 
 
 def _watch_silence() -> None:
@@ -166,7 +204,9 @@ def _watch_silence() -> None:
         atexit.register(_status_line.end)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, TextIOWrapper):
+        if stream is None:  # its descriptor was closed
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # for as long as the process runs
+        elif isinstance(stream, TextIOWrapper):
             setattr(sys, name, _Output(stream))
 
 

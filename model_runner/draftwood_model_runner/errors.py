@@ -10,6 +10,7 @@ DraftwoodError
 │   └── UnsupportedRunnerError   a model that the runner asked for cannot compute
 ├── DeadlineError            the deadline of a sequence passed or could not be met any more
 ├── ModelError               the model failed in a step; the sequences of that step end
+├── FormatsUnavailableError  no process can be started that tries formats
 └── EngineStoppedError       the engine is closed, or died
 """
 
@@ -25,6 +26,7 @@ __all__ = [
     "DeviceMemoryError",
     "DraftwoodError",
     "EngineStoppedError",
+    "FormatsUnavailableError",
     "InvalidInputError",
     "InvalidValueError",
     "ModelError",
@@ -79,3 +81,10 @@ class DeviceLostError(DraftwoodError):
 
 class EngineStoppedError(DraftwoodError):
     """The engine takes no more work."""
+
+
+class FormatsUnavailableError(DraftwoodError):
+    """No process can be started that tries formats."""
+
+    def __init__(self) -> None:
+        super().__init__("the server cannot check formats now; try again later")

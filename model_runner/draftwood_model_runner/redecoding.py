@@ -139,6 +139,8 @@ class Redecoding(PlainDecoding):
         self._sampler.accept(token)
         output.append(token)
         _, finish = self._text.push(token)
+        if finish is None and self._sampler.complete:
+            _, finish = self._text.end()
         complete = len(output) == len(written)
         if finish is not None or complete:
             self.done = True

@@ -15,6 +15,8 @@ from draftwood_strategies.options import Options
 
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 10
+LEAST_TEMPERATURE = 1e-5
+"""Below it decoding is greedy, as in vLLM: scores over the temperature would leave float32's range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class SamplingParams:
     """How a token is chosen from the logits of the model. The defaults are greedy decoding.
 
     Attributes:
+        temperature: 0.0 for greedy decoding; one below `LEAST_TEMPERATURE` becomes 0.0.
         logit_bias: (token, value) pairs; the value is added to the logit of the token.
         logprobs: report log-probabilities, and those of this many most probable tokens; None to report none.
 
@@ -45,16 +48,17 @@ class SamplingParams:
             ("temperature", 0.0, 100.0),
             ("top_p", 0.0, 1.0),
             ("min_p", 0.0, 1.0),
-            ("repetition_penalty", 0.0, 100.0),
+            ("repetition_penalty", 1e-5, 100.0),
             ("presence_penalty", -100.0, 100.0),
             ("frequency_penalty", -100.0, 100.0),
         ):
             value = getattr(self, name)
             if not (math.isfinite(value) and low <= value <= high):
                 raise InvalidValueError(f"sampling.{name}", value, f"it must lie in [{low:g}, {high:g}]")
-        for name in ("top_p", "repetition_penalty"):
-            if getattr(self, name) == 0.0:
-                raise InvalidValueError(f"sampling.{name}", 0.0, "it must be above 0")
+        if self.top_p == 0.0:
+            raise InvalidValueError("sampling.top_p", 0.0, "it must be above 0")
+        if self.temperature < LEAST_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
         if self.top_k < 0:
             raise InvalidValueError("sampling.top_k", self.top_k, "it must be at least 0 (0 keeps every token)")
         if not 0 <= self.seed < 2**64:

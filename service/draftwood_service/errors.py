@@ -31,6 +31,7 @@ from draftwood_model_runner.errors import (
     DeadlineError,
     DraftwoodError,
     EngineStoppedError,
+    FormatsUnavailableError,
     InvalidInputError,
     InvalidValueError,
     ModelError,
@@ -175,6 +176,7 @@ RULES: dict[type[BaseException], Rule] = {
     ModelNotServedError: Rule(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
     QueueFullError: Rule(grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL", retry_seconds=1.0),
     TooMuchTextError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MUCH_TEXT", retry_seconds=1.0),
+    FormatsUnavailableError: Rule(grpc.StatusCode.UNAVAILABLE, "FORMATS_UNAVAILABLE", retry_seconds=1.0),
     TooManyWatchesError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHES"),
     QuotaExceededError: Rule(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED", retry_seconds=1.0),
     LoadingError: Rule(grpc.StatusCode.UNAVAILABLE, "LOADING", retry_seconds=1.0),
@@ -215,11 +217,12 @@ def rule_for(error: BaseException) -> Rule:
 
 
 def shortened(text: str) -> str:
-    """Cut to `_MAX_BYTES` of UTF-8. Status and details travel in headers, of which clients take up to 8 KiB: the
-    message once, a byte beyond ASCII as three, and twice more in the details, in base64.
+    """Cut to `_MAX_BYTES` of UTF-8, with "?" for what cannot be encoded. Status and details travel in headers, of which
+    clients take up to 8 KiB: the message once, a byte beyond ASCII as three, and twice more in the details, in base64.
     """
     encoded = text.encode(errors="replace")
-    return text if len(encoded) <= _MAX_BYTES else encoded[: _MAX_BYTES - 3].decode(errors="ignore") + "..."
+    whole = len(encoded) <= _MAX_BYTES
+    return encoded.decode() if whole else encoded[: _MAX_BYTES - 3].decode(errors="ignore") + "..."
 
 
 def _pushback(seconds: float, remaining: float | None) -> str:

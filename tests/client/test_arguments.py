@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import subprocess
 import sys
@@ -45,6 +46,7 @@ BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
     ),
     ([{"role": "user", "content": 3}], TypeError, "prompt[0].content: must be a str, not int"),
 ]
+DEEP: dict[str, Any] = functools.reduce(lambda inner, _: {"not": inner}, range(5000), {})
 BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"timeout": -1}, ValueError, "timeout: -1 is not allowed; it must be above 0 seconds"),
     ({"timeout": float("nan")}, ValueError, "timeout: nan is not allowed; it must be above 0 seconds"),
@@ -54,6 +56,8 @@ BAD_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_tokens": 1.5}, TypeError, "max_tokens: must be an int, not float"),
     ({"seed": -1}, ValueError, "seed: -1 is not allowed; it must lie in [0, 18446744073709551615]"),
     ({"temperature": float("inf")}, ValueError, "temperature: inf is not allowed; it must be finite"),
+    ({"temperature": -(10**400)}, ValueError, "temperature: -inf is not allowed; it must be finite"),
+    ({"json_schema": DEEP}, ValueError, "json_schema: is nested too deeply"),
     ({"temperature": "hot"}, TypeError, "temperature: must be a number, not str"),
     ({"drafting": 1}, TypeError, "drafting: must be a bool, not int"),
     ({"stop": ["a", 3]}, TypeError, "stop[1]: must be a str, not int"),

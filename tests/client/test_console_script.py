@@ -1,7 +1,8 @@
-"""The console script: a sign of life from every command, and Ctrl-C without a traceback."""
+"""The console script: a sign of life from every command, and no traceback at Ctrl-C or on a full disk."""
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -16,10 +17,12 @@ import typer
 
 from draftwood_benchmarks.commands import COMMANDS as BENCHMARKS
 from draftwood_client.cli import build_app
+from tests.client.fake_server import FakeServer
 from tests.client.terminal import Terminal
 
 _SECONDS = 15.0
 """For the first byte: two on a machine with nothing else to do."""
+_COMMAND = [sys.executable, "-m", "draftwood_command"]
 _SERVES = {"serve": ["--port", "0"], "gateway": ["--port", "0"]}
 SOME = {"info", "complete", "memory stats", "experiment replay", "key", "serve", "gateway", "demo", "bench step"}
 _ARGUMENTS = {"complete": ["x"], "tokenize": ["x"], "detokenize": ["1"], **_SERVES}
@@ -109,6 +112,39 @@ def test_ctrl_c_in_a_text_that_is_executed_has_the_usual_status(tmp_path: Path) 
     )
     done = subprocess.run([sys.executable, "-m", "interrupted"], capture_output=True, timeout=60, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"cleaned up\n", b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["info"], ["chat", "x"], ["chat"], ["complete", "x", "--json"], ["models"]]
+)
+def test_output_that_cannot_be_written_is_one_line(arguments: list[str], server: FakeServer) -> None:
+    """Whether a command writes as it goes, or Python at its end."""
+    with Path("/dev/full").open("wb") as full:
+        done = run_command(arguments, server, stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, b"error: stdout cannot be written: No space left on device\n")
+
+
+def test_output_that_nobody_reads_is_quiet(server: FakeServer) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as closed:
+        done = run_command(["chat", "x"], server, stdout=closed, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_output_may_be_closed(server: FakeServer) -> None:
+    line = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *_COMMAND, "chat", "x"]
+    done = subprocess.run(line, env=environment(server), stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def run_command(arguments: list[str], server: FakeServer, **streams: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*_COMMAND, *arguments], env=environment(server), input=b"x\n", timeout=60, **streams)
+
+
+def environment(server: FakeServer) -> dict[str, str]:
+    return {**os.environ, "DRAFTWOOD_TARGET": server.target}
 
 
 def test_ctrl_c_at_a_question_is_quiet(silent: str) -> None:

@@ -32,6 +32,8 @@ from tests.memory.servers import Valkey, alive, wait_for
         ("redis+cluster://a,b:7", "cluster a:6379,b:7"),
         ("rediss+sentinel://u:secret@a,b:1/main/2?sentinel_password=secret", "sentinel a:26379,b:1 (main) with TLS"),
         ("unix:///run/valkey.sock", "server /run/valkey.sock"),
+        ("unix:///run/a@b%20%3F%c3%a4%ff.sock", "server /run/a@b ?ä\\xff.sock"),
+        ("unix://user:secret@/run/valkey.sock", "server /run/valkey.sock"),
     ],
 )
 def test_urls(url: str, description: str) -> None:
@@ -176,10 +178,27 @@ def test_a_server_that_a_killed_process_left_is_replaced(
         assert alive(server.pid)
 
 
+@pytest.mark.parametrize(
+    "name", ["a@b", "a?b=c", 'a"b', "a\\b", "a b", "a#b%41", "a\nb", "äöü" * 3, "$(id)", "a\udcff"], ids=ascii
+)
+async def test_a_folder_may_have_any_name(folder: Path, name: str) -> None:
+    with EmbeddedServer(folder / name, 64 << 20) as server:
+        server.wait()
+        client = RedisClient(server.url)
+        try:
+            assert await client.command("PING") == b"PONG"
+            assert client.description.encode()
+        finally:
+            await client.close()
+    assert not server.socket.exists()
+    assert (folder / name / "appendonlydir").is_dir()
+
+
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(InvalidSettingError, match="store_folder"):
         EmbeddedServer(file, 64 << 20)
-    with pytest.raises(InvalidSettingError, match="bytes"):
-        EmbeddedServer(tmp_path / ("x" * 120), 64 << 20)
+    for name in ("x" * 120, "ä" * (87 - len(os.fsencode(tmp_path)))):  # fewer characters than bytes
+        with pytest.raises(InvalidSettingError, match=r"the path has \d+ bytes; a Unix socket in it allows 88"):
+            EmbeddedServer(tmp_path / name, 64 << 20)

@@ -20,7 +20,7 @@ class RandomGrammar:
         known: masks that `masks` finds, the others are unknown.
     """
 
-    slow = False
+    slow = complete = False
     pending: Future[bytes] | None = None
 
     def __init__(self, vocab: int, share: float = 0.5, known: int = 1_000) -> None:

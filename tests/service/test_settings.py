@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from draftwood_client import environment
 from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.request import MAX_LOGPROBS, GrammarKind
 from draftwood_service.config import ENV_PREFIX, SettingsError, flag, read_settings
 from draftwood_service.settings import Settings, default_shown
+
+ANYTHING: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=()), max_size=9),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=9), values, max_size=3),
+    max_leaves=5,
+)
 
 
 def error_of(args: list[str], environ: dict[str, str] | None = None) -> SettingsError:
@@ -242,3 +253,17 @@ def test_settings_of_vllm(tmp_path: Path) -> None:
 
 def test_the_engine_can_do_what_its_requests_may_ask_for() -> None:
     assert (Abilities().max_logprobs, [*Abilities().formats]) == (MAX_LOGPROBS, [one.value for one in GrammarKind])
+
+
+@given(st.dictionaries(st.sampled_from(sorted(Settings.model_fields)), st.text(max_size=9) | st.integers().map(str)))
+def test_any_variables_are_settings_or_one_error(values: dict[str, str]) -> None:
+    with suppress(SettingsError):
+        read_settings([], {ENV_PREFIX + name.upper(): value for name, value in values.items()})
+
+
+@given(st.binary(max_size=20) | st.dictionaries(st.sampled_from(sorted(Settings.model_fields)), ANYTHING))
+def test_any_file_is_settings_or_one_error(tmp_path_factory: pytest.TempPathFactory, content: object) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    with suppress(SettingsError):
+        read_settings(["--config", str(path)], {})

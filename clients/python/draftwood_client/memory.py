@@ -16,6 +16,8 @@ from draftwood_client.connection import Connection, ConnectionArguments
 from draftwood_client.errors import StatusError
 from draftwood_client.options import CallOptions
 from draftwood_client.protocol.convert import from_message
+from draftwood_client.protocol.request import text as checked_text
+from draftwood_client.protocol.request import token_ids as checked_token_ids
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
@@ -201,9 +203,13 @@ class MemoryClient:
 
         Args:
             progress: called with the number of texts and tokens stored so far.
+
+        Raises:
+            ArgumentError: a text cannot be encoded; those before it are learned.
         """
         name = self._tenant(tenant)
-        requests = _Messages(texts, len, lambda some: pb.WarmMemoryRequest(tenant=name, texts=some))
+        checked = (checked_text(f"texts[{number}]", one) for number, one in enumerate(texts))
+        requests = _Messages(checked, len, lambda some: pb.WarmMemoryRequest(tenant=name, texts=some))
         tokens = 0
         for response in self._progress(self._stub.WarmMemory, requests, call):
             tokens = response.tokens
@@ -239,12 +245,15 @@ class MemoryClient:
         Args:
             fingerprint: that of the export. If the server's differs, the texts of the records are learned.
             progress: called with the number of records and tokens stored so far.
+
+        Raises:
+            ArgumentError: a record or `fingerprint` cannot be encoded; the records before it may be learned.
         """
-        name = self._tenant(tenant)
+        name, of_model = self._tenant(tenant), checked_text("fingerprint", fingerprint)
         requests = _Messages(
-            records,
-            lambda record: 4 * len(record.token_ids) + len(record.text),
-            lambda some: pb.ImportMemoryRequest(tenant=name, fingerprint=fingerprint, records=map(_message, some)),
+            (_message(f"records[{number}]", record) for number, record in enumerate(records)),
+            lambda record: 4 * len(record.tokens.ids) + len(record.text),
+            lambda some: pb.ImportMemoryRequest(tenant=name, fingerprint=of_model, records=some),
         )
         tokens = 0
         for response in self._progress(self._stub.ImportMemory, requests, call):
@@ -331,9 +340,11 @@ class _Messages(Iterator[_Message], Generic[_Item, _Message]):
             yield make(some)
 
 
-def _message(record: MemoryRecord) -> pb.MemoryRecord:
+def _message(name: str, record: MemoryRecord) -> pb.MemoryRecord:
+    """Raises ArgumentError."""
+    ids, text = checked_token_ids(f"{name}.token_ids", record.token_ids), checked_text(f"{name}.text", record.text)
     kind = _NUMBERS.get(record.kind, pb.MEMORY_KIND_UNSPECIFIED)
-    return pb.MemoryRecord(tokens=TokenIds(ids=record.token_ids), text=record.text, kind=kind)
+    return pb.MemoryRecord(tokens=TokenIds(ids=ids), text=text, kind=kind)
 
 
 def _record(message: pb.MemoryRecord) -> MemoryRecord:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote, unquote_to_bytes, urlsplit
 
 from draftwood_memory.errors import InvalidSettingError
 
@@ -38,7 +39,8 @@ class StoreAddress:
     @property
     def description(self) -> str:
         """Without passwords."""
-        where = self.path or ",".join(f"{host}:{port}" for host, port in self.hosts)
+        path = os.fsencode(self.path).decode("utf-8", "backslashreplace")
+        where = path or ",".join(f"{host}:{port}" for host, port in self.hosts)
         return f"{self.kind} {where}{f' ({self.group})' if self.group else ''}{' with TLS' if self.tls else ''}"
 
     @classmethod
@@ -47,7 +49,7 @@ class StoreAddress:
         schemes = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
         form = f"must be memory, embedded, or a URL with a host that begins with one of {schemes}"
         scheme, separator, rest = url.partition("://")
-        credentials, _, location = rest.rpartition("@")
+        credentials, _, location = ("", "", rest) if rest.startswith("/") else rest.rpartition("@")
         address, question, options = location.partition("?")  # options may have the password of Sentinels
         hidden = f"{scheme}{separator}{'...@' if credentials else ''}{address}{question and '?...'}"
         if scheme not in _SCHEMES or not location:
@@ -71,7 +73,7 @@ class StoreAddress:
             kind=kind or "server",
             tls=base == "rediss",
             hosts=hosts,
-            path=slash + path if base == "unix" else "",
+            path=os.fsdecode(unquote_to_bytes(slash + path)) if base == "unix" else "",
             user=unquote(user) or None,
             password=unquote(password) or None,
             database=database,

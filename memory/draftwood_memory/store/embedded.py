@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
+from urllib.parse import quote
 
 from draftwood_memory.errors import InvalidSettingError, StoreUnavailableError
 
@@ -39,10 +40,10 @@ _GUARDED = 'exec 3<&0 </dev/null; { read -r line <&3 || kill $$; } & exec "$@" 3
 without a line. `PR_SET_PDEATHSIG` would end it with the thread that started it, and Linux alone has it."""
 _CONFIG = """\
 port 0
-unixsocket "{socket}"
+unixsocket valkey.sock
 unixsocketperm 700
-dir "{folder}"
-logfile "{folder}/valkey.log"
+dir .
+logfile valkey.log
 loglevel notice
 appendonly yes
 appendfsync everysec
@@ -52,6 +53,7 @@ maxmemory {max_bytes}
 maxmemory-policy noeviction
 daemonize no
 """
+"""Paths are relative to the folder, in which the server runs: a folder's name may have any characters."""
 
 
 class EmbeddedServer:
@@ -143,10 +145,10 @@ class EmbeddedServer:
         self._end_orphan()
         self.socket.unlink(missing_ok=True)
         config = self._folder / "valkey.conf"
-        text = _CONFIG.format(socket=self.socket, folder=self._folder, max_bytes=self._max_bytes)
-        config.write_text(text, encoding="utf-8")
+        config.write_text(_CONFIG.format(max_bytes=self._max_bytes), encoding="utf-8")
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARDED, "sh", str(binary()), str(config)],
+            ["/bin/sh", "-c", _GUARDED, "sh", str(binary()), config.name],
+            cwd=self._folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -161,13 +163,13 @@ class EmbeddedServer:
         its data.
         """
         try:
-            pid = int((self._folder / "pid").read_text(encoding="utf-8"))
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            process = Path("/proc", str(int((self._folder / "pid").read_text(encoding="utf-8"))))
+            in_folder, command = (process / "cwd").samefile(self._folder), (process / "cmdline").read_bytes()
         except (OSError, ValueError):
             return
-        # A running server's title contains its socket's path; the pid may belong to another program by now.
-        if str(self._folder).encode() not in command:
+        if not in_folder or b"valkey" not in command:  # the pid may belong to another program by now
             return
+        pid = int(process.name)
         _log.warning("ending the embedded store of a service that was killed, pid %d", pid)
         _end(pid)
 
@@ -195,8 +197,9 @@ def make_folder(folder: Path) -> None:
         InvalidSettingError: it cannot be made, is another user's, or cannot be written to.
     """
     folder = folder.absolute()
-    if len(str(_socket(folder))) > _MAX_SOCKET_PATH:
-        problem = f"the path is longer than {_MAX_SOCKET_PATH - 12} bytes, which a Unix socket in it allows"
+    size, longest = len(os.fsencode(folder)), _MAX_SOCKET_PATH - len("/valkey.sock")
+    if size > longest:
+        problem = f"the path has {size} bytes; a Unix socket in it allows {longest}"
         raise InvalidSettingError(_SETTING, folder, problem)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -234,7 +237,7 @@ def default_folder() -> Path:
 
 def socket_url(folder: Path) -> str:
     """Of the server on this folder, for `RedisClient`."""
-    return f"unix://{_socket(folder.absolute())}"
+    return f"unix://{quote(os.fsencode(_socket(folder.absolute())))}"
 
 
 def _socket(folder: Path) -> Path:

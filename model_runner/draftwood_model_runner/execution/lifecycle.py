@@ -73,8 +73,12 @@ class LiveSequences:
         Args:
             verified: draft tokens of the step.
         """
+        sampler, text = self._writers[sequence]
         try:
-            texts, finish = self._writers[sequence].text.write(path.token_ids)
+            texts, finish = text.write(path.token_ids)
+            if finish is None and sampler.complete:
+                rest, finish = text.end()
+                texts[-1] += rest
         except Exception as error:
             return error
         if finish is not None:

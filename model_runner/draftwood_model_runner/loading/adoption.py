@@ -110,7 +110,7 @@ def adopt(
         vocab_size=int(config.vocab_size),
         max_context=context,
         eos_token_ids=ends,
-        defaults=generation_defaults(type(module).__name__, module.generation_config, defaults),
+        defaults=generation_defaults(type(module).__name__, module.generation_config, defaults, int(config.vocab_size)),
     )
 
 

@@ -142,11 +142,12 @@ def read_checkpoint(path_or_id: str, source: str) -> CheckpointFacts:
     except OSError:
         generation = GenerationConfig.from_model_config(config)
     [architecture, *_] = config.architectures or [type(config).__name__]
+    of_text = config.get_text_config()
     return CheckpointFacts(
         architecture=architecture,
         parameters=_parameters(Path(path_or_id)),
-        eos_token_ids=end_tokens(config.get_text_config(), generation),
-        defaults=generation_defaults(architecture, generation, source),
+        eos_token_ids=end_tokens(of_text, generation),
+        defaults=generation_defaults(architecture, generation, source, of_text.vocab_size),
     )
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from collections.abc import Sequence as SequenceOf
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jinja2 import TemplateError
 
-from draftwood_model_runner.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
+from draftwood_model_runner.errors import InvalidInputError, ModelNotFoundError, UnsupportedModelError
 from draftwood_model_runner.loading.checkpoint import cannot_be_loaded, require_folder
 from draftwood_model_runner.loading.token_text import TokenBytes, TokenDecoder
 from draftwood_model_runner.sampling.grammar_compilation import Vocabulary
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _SYSTEM_TEXT = "zq system"
 """A text that no chat template has."""
+_ROLES = re.compile("system|user|assistant|tool|developer")
 
 
 class Tokenizer:
@@ -59,14 +60,14 @@ class Tokenizer:
         turns = [{"role": "system", "content": _SYSTEM_TEXT}, {"role": "user", "content": "question"}]
         try:
             return _SYSTEM_TEXT in self.render(turns, None)
-        except (TemplateError, TypeError, ValueError):
+        except Exception:  # of the template, which may do anything
             return False
 
     def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
         """Messages and tools through the model's chat template, which there must be, as they are before an answer.
 
         Raises:
-            TemplateError, TypeError, ValueError: the template refuses them.
+            Exception: the template refuses them, or fails in any way.
         """
         text: str = self._tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
         return text
@@ -84,19 +85,25 @@ class Tokenizer:
             messages, tools: as transformers' chat templates take them.
 
         Raises:
-            InvalidValueError: the model has no chat template, or its template refuses the messages.
+            InvalidValueError: the model has no chat template, or its template refuses the messages or fails; never has
+                anything of their content.
         """
         if not self.has_chat_template:
-            raise InvalidValueError("chat", messages, "this model has no chat template; send text or token ids")
+            raise InvalidInputError("chat", None, "this model has no chat template; send text or token ids")
         try:
             ids = self._tokenizer.apply_chat_template(
                 messages, tools=tools, tokenize=True, add_generation_prompt=True, return_dict=False
             )
-        except TemplateError as error:
-            raise InvalidValueError(
-                "chat.messages", messages, f"the chat template of the model refused it: {error}"
-            ) from error
+        except Exception as error:
+            problem = f"the chat template of the model does not take them: {self._reason(error)}"
+            raise InvalidInputError("chat.messages", None, problem) from None
         return np.array(ids, np.int32)
+
+    def _reason(self, error: Exception) -> str:
+        """Why a template failed: in its own words if it has them all, but for usual roles. Others may be users'."""
+        words, template = str(error).strip(), str(self._tokenizer.chat_template)
+        is_constant = words and all(part in template for part in _ROLES.split(words))
+        return words if is_constant else type(error).__name__
 
     def decode(self, ids: SequenceOf[int] | Int32Array, include_special_tokens: bool = False) -> str:
         """A text of its own of token ids, as transformers decodes it: a space that many tokenizers put before a text is

@@ -5,11 +5,14 @@ transformers' `generate` reads the same config, so that a request that sets noth
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.request import SamplingParams
+
+_log = logging.getLogger(__name__)
 
 SOURCES = ("model", "greedy")
 
@@ -76,13 +79,16 @@ class GenerationDefaults:
     constraints: Constraints = NO_CONSTRAINTS
 
 
-def generation_defaults(name: str, config: Any, source: str = "model") -> GenerationDefaults:
+def generation_defaults(
+    name: str, config: Any, source: str = "model", vocab_size: int | None = None
+) -> GenerationDefaults:
     """The defaults of a model.
 
     Args:
         name: of the model, for errors.
         config: its `GenerationConfig`; None for a model without one.
         source: "model" reads the config; "greedy" ignores it.
+        vocab_size: of the model; tokens outside of it are left out of the constraints, with a warning.
 
     Raises:
         UnsupportedModelError: the config asks for what we do not have; names the field and its value.
@@ -96,16 +102,23 @@ def generation_defaults(name: str, config: Any, source: str = "model") -> Genera
                 f"{name}: its generation config sets {field} to {fields[field]!r}, which is not supported; remove it,"
                 " or ignore the config by --generation-defaults greedy"
             )
+
+    def tokens(field: str) -> tuple[int, ...]:
+        return _in_vocabulary(field, _tokens(fields.get(field)), vocab_size)
+
+    bad_words = (tuple(words) for words in fields.get("bad_words_ids", ()))
     return GenerationDefaults(
         sampling=_sampling(fields),
         min_tokens=int(fields.get("min_new_tokens", 0)),
         max_tokens=fields.get("max_new_tokens"),
         constraints=Constraints(
             no_repeat_ngram_size=int(fields.get("no_repeat_ngram_size", 0)),
-            bad_words=tuple(tuple(words) for words in fields.get("bad_words_ids", ())),
-            suppressed=_tokens(fields.get("suppress_tokens")),
-            suppressed_first=_tokens(fields.get("begin_suppress_tokens")),
-            forced_last=_tokens(fields.get("forced_eos_token_id")),
+            bad_words=tuple(
+                words for words in bad_words if _in_vocabulary("bad_words_ids", words, vocab_size) == words
+            ),
+            suppressed=tokens("suppress_tokens"),
+            suppressed_first=tokens("begin_suppress_tokens"),
+            forced_last=tokens("forced_eos_token_id"),
         ),
     )
 
@@ -116,8 +129,10 @@ def eos_token_ids(module: Any) -> frozenset[int]:
 
 
 def end_tokens(config: Any, generation: Any) -> frozenset[int]:
-    """The same by a model's own config and its generation config; None if it has none of these."""
-    return frozenset(_tokens(config.eos_token_id if generation is None else generation.eos_token_id))
+    """The same by a model's own config and its generation config; None if it has none of these. Tokens outside of the
+    vocabulary, which no answer can have, are left out with a warning."""
+    named = _tokens(config.eos_token_id if generation is None else generation.eos_token_id)
+    return frozenset(_in_vocabulary("eos_token_id", named, config.vocab_size))
 
 
 def _sampling(fields: dict[str, Any]) -> SamplingParams:
@@ -135,3 +150,13 @@ def _sampling(fields: dict[str, Any]) -> SamplingParams:
 
 def _tokens(value: Any) -> tuple[int, ...]:
     return () if value is None else (value,) if isinstance(value, int) else tuple(value)
+
+
+def _in_vocabulary(field: str, tokens: tuple[int, ...], vocab_size: int | None) -> tuple[int, ...]:
+    """Those that a model has, of the tokens in a field of its config."""
+    if vocab_size is None or all(0 <= token < vocab_size for token in tokens):
+        return tokens
+    outside = [token for token in tokens if not 0 <= token < vocab_size]
+    named = ", ".join(map(str, outside))
+    _log.warning("%s of the model's config: left out %s, as its vocabulary is [0, %d]", field, named, vocab_size - 1)
+    return tuple(token for token in tokens if token not in outside)

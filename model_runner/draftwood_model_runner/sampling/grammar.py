@@ -89,6 +89,11 @@ class GrammarState:
         """The next mask may take long."""
         return self._quick_to_come > 0
 
+    @property
+    def complete(self) -> bool:
+        """Nothing but an end may follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
     def prepare(self, threads: Executor) -> None:
         """Begins to compute the next mask on another thread if it may take long."""
         if self.slow and self.pending is None:

@@ -63,6 +63,10 @@ class OutputText:
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 
+    def end(self) -> tuple[str, Finish]:
+        """The text that is held back, if the output is complete without a token or a stop string that says so."""
+        return self.rest(), Finish(FinishReason.STOP)
+
     def rest(self) -> str:
         """The text that is held back, if the output ends otherwise."""
         return self._ended("")

@@ -33,6 +33,7 @@ class TokenSampler:
     Attributes:
         num_logprobs: alternatives that the request wants with the log-probability of each token; None for none.
         ended: the output ends with the token that was accepted last.
+        complete: it ends since its grammar allows nothing more, of a model that has no token for an end.
     """
 
     def __init__(
@@ -46,7 +47,8 @@ class TokenSampler:
         params, stop = request.sampling, request.stop
         self.grammar = sequence.grammar
         self.num_logprobs = params.logprobs
-        self.ended = False
+        self.ended = self.complete = False
+        self._has_end = bool(eos_token_ids)
         self._params = params
         self._position = int(request.prompt.size)
         self._unlocked_at = self._position + stop.min_tokens
@@ -153,6 +155,8 @@ class TokenSampler:
             self._constrained.accept(token)
         if self.grammar is not None:
             self.grammar.accept(token)
+            if not self._has_end and self.grammar.complete:
+                self.ended = self.complete = True
 
     @property
     def _locked(self) -> bool:

@@ -16,7 +16,14 @@ import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
-from draftwood_model_runner.request import Format, GrammarKind, MemoryOptions, Request, SamplingParams, StopParams
+from draftwood_model_runner.request import (
+    Format,
+    GrammarKind,
+    MemoryOptions,
+    Request,
+    SamplingParams,
+    StopParams,
+)
 from draftwood_service.auth import PermissionDeniedError
 from draftwood_service.errors import ContextLengthError
 from draftwood_service.rpc.calls import Call
@@ -95,6 +102,7 @@ async def read_requests(
         config = replace(config, drafting=assignment.arm.drafting)
     strategy_name, options, max_nodes = _drafting(request.drafting, serving, config)
     prompt = await read_prompt(request, serving, text_executor, tenant)
+    _require_known(prompt, model.vocab_size)
     stop = read_stop(request, model, prompt)
     learning, forked = config.learning, assignment is not None and assignment.arm.forked
     may_learn = request.drafting.learn or not request.drafting.HasField("learn")
@@ -229,7 +237,8 @@ def read_stop(request: pb.GenerateRequest, model: ServedModel, prompt: Prompt) -
     require_in_vocabulary("stop.token_ids", np.array(options.token_ids, np.int32), model.vocab_size)
     usual = 0 if has_format else min(defaults.min_tokens, max_tokens)
     special = {} if request.output.include_special_tokens else model.tokenizer.token_bytes.special_ids
-    ends = {special[text] for text in options.strings if text in special}  # which no text of the answer matches
+    # No text of the answer matches them. A tokenizer may have more than the model.
+    ends = {special[text] for text in options.strings if special.get(text, model.vocab_size) < model.vocab_size}
     stop = StopParams(
         max_tokens=max_tokens,
         min_tokens=options.min_tokens if options.HasField("min_tokens") else usual,
@@ -251,6 +260,13 @@ def require_in_vocabulary(field: str, ids: Int32Array, vocab_size: int) -> None:
         index = int(outside[0])
         allowed = f"it must lie in [0, {vocab_size - 1}], the model's vocabulary"
         raise InvalidValueError(f"{field}[{index}]", int(ids[index]), allowed)
+
+
+def _require_known(prompt: Prompt, vocab_size: int) -> None:
+    """Raises InvalidInputError for a text with a token that its tokenizer has and the model has not."""
+    if (greatest := int(prompt.ids.max())) >= vocab_size:
+        problem = f"its tokenizer makes token {greatest} of it; the model's vocabulary is [0, {vocab_size - 1}]"
+        raise InvalidInputError(prompt.field, None, problem)
 
 
 async def _read(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -103,10 +104,11 @@ def test_a_library_that_knows_one_end_gets_the_first(monkeypatch: pytest.MonkeyP
     """As llguidance before 1.7."""
     taken: list[object] = []
 
-    def old(definition: str, n_vocab: int, eos_token: object) -> None:
+    def old(definition: str, n_vocab: int, eos_token: object) -> SimpleNamespace:
         taken.append(eos_token)
         if isinstance(eos_token, list):
             raise TypeError("'list' object cannot be interpreted as an integer")
+        return SimpleNamespace(vocab_size=n_vocab)
 
     monkeypatch.setattr("draftwood_model_runner.sampling.grammar_compilation.llguidance.LLTokenizer", old)
     for ends in ((3, OTHER), (OTHER,)):

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
+import traceback
+from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.loading.model import BUNDLED_MODEL
-from draftwood_model_runner.loading.tokenizer import load_tokenizer
+from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
+from draftwood_service.rpc.parsing.tool_format import NoToolFormatError, tool_format_of
 from tests.model_runner.loading.templates import HERMES, LLAMA
 
 
@@ -51,3 +59,64 @@ def test_whether_a_chat_template_takes_system_messages(template: str | None, tak
     if takes:
         ids = tokenizer.encode_chat([{"role": "system", "content": "be brief"}, {"role": "user", "content": "why"}])
         assert "be brief" in tokenizer.decode(ids)
+
+
+CONTENT = "what a user wrote"
+ALTERNATE = "{{ raise_exception('Roles must alternate') }}"
+LOOPS = "{% macro again(x) %}{{ again(x) }}{% endmacro %}{{ again(messages) }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (ALTERNATE, "Roles must alternate"),
+        ("{{ raise_exception('no ' ~ messages[0].role ~ ' here') }}", "no user here"),
+        ("{{ raise_exception('Unknown role in ' ~ messages) }}", "TemplateError"),
+        ("{{ raise_exception(messages[0].content) }}", "TemplateError"),
+        ("{{ messages[0].absent | tojson }}", "TypeError"),
+        ("{{ messages[0].content / 2 }}", "TypeError"),
+        ("{{ 1 / (messages | length - 1) }}", "ZeroDivisionError"),
+        ("{{ {}[messages[0].content].x }}", "UndefinedError"),
+        ("{{ messages[0].content | int('x') + 1 }}", "TypeError"),
+        ("{{ messages[7].content.upper() }}", "UndefinedError"),
+        ("{% for x in range(10 ** 9) %}{% endfor %}", "OverflowError"),
+        ("{% if %}", "TemplateSyntaxError"),
+        (LOOPS, "RecursionError"),
+    ],
+)
+def test_a_template_that_fails_refuses_the_messages_and_shows_nothing_of_them(template: str, reason: str) -> None:
+    tokenizer = load_tokenizer(BUNDLED_MODEL)
+    tokenizer._tokenizer.chat_template = template
+    with pytest.raises(InvalidInputError, match=rf"^chat.messages: the chat template .*: {reason}$") as raised:
+        tokenizer.encode_chat([{"role": "user", "content": CONTENT}])
+    assert CONTENT not in "".join(traceback.format_exception(raised.value))
+    assert not tokenizer.takes_system
+    assert isinstance(tool_format_of(tokenizer), NoToolFormatError)
+
+
+PIECES = st.sampled_from(
+    ["messages", "messages[0]", ".content", "['absent']", ".role", "tools", "0", "'x'", "none", "1.5", "range(3)", "x"]
+)
+OPERATORS = st.sampled_from(["+", "/", "~", "*", "**", "in", "<", "| tojson +", "| length -", "| sum +", "| join ~"])
+STATEMENTS = st.sampled_from(
+    [
+        "{{{{ {} }}}}",
+        "{{% for x in {} %}}{{{{ x }}}}{{% endfor %}}",
+        "{{{{ raise_exception({}) }}}}",
+        "{{% set x = {} %}}",
+    ]
+)
+
+
+@given(st.lists(st.tuples(STATEMENTS, PIECES, OPERATORS, PIECES), min_size=1, max_size=4))
+def test_any_template_gives_tokens_or_refuses_the_messages(parts: list[tuple[str, str, str, str]]) -> None:
+    tokenizer = bundled()
+    tokenizer._tokenizer.chat_template = "".join(one.format(" ".join(rest)) for one, *rest in parts)
+    with suppress(InvalidInputError):
+        assert tokenizer.encode_chat([{"role": "user", "content": CONTENT}]).dtype == np.int32
+    assert tokenizer.takes_system in (True, False)
+
+
+@functools.cache
+def bundled() -> Tokenizer:
+    return load_tokenizer(BUNDLED_MODEL)

@@ -161,3 +161,16 @@ def test_what_cannot_be_sampled_from_still_gives_a_token(draw: Draw) -> None:
     scores[[50, 70]] = np.inf
     assert draw_token(scores, draw, 1) == 50
     assert 0 <= draw_token(np.full(200, np.nan, np.float32), draw, 1) < 200
+
+
+@given(st.floats(1e-5, 1e-3), st.integers(0, 2**32), st.sampled_from([1.0, 1e-9, 1e-45]), st.sampled_from([0.0, 1e-45]))
+def test_a_low_temperature_draws_the_greatest(temperature: float, seed: int, top_p: float, min_p: float) -> None:
+    """Noise is below 50, so 0.05 over the temperature at most; the scores over it are far outside of float16."""
+    scores = np.random.default_rng(seed).permutation(np.linspace(-1000.0, 1000.0, 300).astype(np.float32))
+    draw = Draw(temperature=temperature, top_p=top_p, min_p=min_p, seed=seed)
+    assert draw_token(scores, draw, seed) == scores.argmax()
+
+
+@given(st.floats(0.0, 1e-5, exclude_max=True))
+def test_below_the_least_temperature_decoding_is_greedy(temperature: float) -> None:
+    assert Draw(temperature=temperature).temperature == 0.0

@@ -81,6 +81,15 @@ def test_every_field_has_its_place() -> None:
     assert generation_defaults("m", config, "greedy") == generation_defaults("m", None) == GenerationDefaults()
 
 
+def test_tokens_outside_of_the_vocabulary_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    config = GenerationConfig(
+        bad_words_ids=[[1, 2], [3, 99]], suppress_tokens=[-1, 4], begin_suppress_tokens=[50], forced_eos_token_id=51
+    )
+    constraints = generation_defaults("m", config, vocab_size=50).constraints
+    assert constraints == Constraints(bad_words=((1, 2),), suppressed=(4,))
+    assert "suppress_tokens of the model's config: left out -1, as its vocabulary is [0, 49]" in caplog.text
+
+
 def test_a_config_that_says_nothing_is_greedy_and_one_that_only_samples_is_as_in_generate() -> None:
     assert generation_defaults("m", GenerationConfig()) == GenerationDefaults()
     assert generation_defaults("m", GenerationConfig(temperature=0.7)) == GenerationDefaults()
@@ -106,5 +115,5 @@ def test_an_answer_ends_where_generate_ends_it() -> None:
     assert model.eos_token_ids == frozenset({5, 9})
     module.config.eos_token_id, module.generation_config.eos_token_id = 4, None
     assert eos_token_ids(module) == frozenset()
-    text_config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(eos_token_id=4))
+    text_config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(eos_token_id=4, vocab_size=5))
     assert eos_token_ids(SimpleNamespace(generation_config=None, config=text_config)) == frozenset({4})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from typing import Any
 
 import pytest
@@ -12,15 +13,17 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.normalizers import Prepend, Replace, Sequence
 from transformers import PreTrainedTokenizerFast
 
+from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.loading.model import LoadedModel, adopt
 from draftwood_model_runner.loading.tokenizer import Tokenizer
-from draftwood_model_runner.request import GrammarKind
+from draftwood_model_runner.output import Finish, FinishReason
+from draftwood_model_runner.request import GrammarKind, StopParams
 from draftwood_strategies import create
 from tests.model_runner.families import tiny, with_runners
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sampling.held import allowed_by, drafted_answer, held_answer
-from tests.model_runner.sequences import engine_of
+from tests.model_runner.sequences import engine_of, finish_of, make_sequence, run
 
 SCHEMA = {
     "type": "object",
@@ -183,3 +186,83 @@ def test_special_tokens_of_a_grammar_are_named_in_brackets() -> None:
         state.accept(model.tokenizer.token_ids()[text])
     with pytest.raises(InvalidInputError, match="unknown special token"):
         model.grammars.compile(GrammarKind.LARK, "start: <tool_call>")
+
+
+@functools.cache
+def served_with_fewer_logits(tokenizer: str, missing: int, end: int | None) -> LoadedModel:
+    """Its tokenizer has `missing` tokens beyond its logits: two that were added, as Gemma 3's, and those learned last.
+
+    Args:
+        end: the token that ends an answer; None for a model without one.
+    """
+    backend = BACKENDS[tokenizer]()
+    backend.add_tokens([AddedToken("<tool_call>", special=False, normalized=False)])
+    backend.add_special_tokens(["<image>"])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token=None if end is None else "</s>"
+    )
+    module = tiny("llama", vocab_size=len(fast) - missing, eos_token_id=end)
+    return adopt(module, Tokenizer(fast), name="few", runner="torch")
+
+
+@pytest.mark.parametrize("end", [1, None])
+@pytest.mark.parametrize("missing", [1, 2, 9])
+@pytest.mark.parametrize("tokenizer", BACKENDS)
+def test_a_tokenizer_may_have_more_tokens_than_the_model(tokenizer: str, missing: int, end: int | None) -> None:
+    model = served_with_fewer_logits(tokenizer, missing, end)
+    prompt, engine = tuple(model.tokenizer.encode("is order").tolist()), engine_of(model, 24)
+    prompt = tuple(token for token in prompt if token < model.vocab_size)
+    for kind, grammar in GRAMMARS.items():
+        alone, text = drafted_answer(engine, kind, grammar, prompt, LONGEST, None, 24)
+        for strategy in (OracleStrategy({prompt: alone.output}, model.vocab_size, seed=1), create("hybrid")):
+            assert drafted_answer(engine, kind, grammar, prompt, LONGEST, strategy, 24)[0].output == alone.output
+        assert max(alone.output) < model.vocab_size
+        if kind is GrammarKind.JSON_SCHEMA:
+            assert json.loads(text)["city"] in {"Zürich", "東京", "New York"}
+    state = model.grammars.compile(GrammarKind.REGEX, "<tool_call>.?")
+    while forced := state.forced():  # written as its characters, where the model lacks the token
+        assert max(forced) < model.vocab_size
+        state.accept(forced[0])
+
+
+@pytest.mark.parametrize("held_back", [(), ('"}',)])
+@pytest.mark.parametrize("tokenizer", BACKENDS)
+def test_without_an_end_token_an_answer_ends_where_its_grammar_does(tokenizer: str, held_back: tuple[str, ...]) -> None:
+    """Also if it ends with what may be the beginning of a stop string, or with a draft; an audit ends there too."""
+    model = served_with_fewer_logits(tokenizer, 2, None)
+    assert not model.eos_token_ids
+    prompt, engine = tuple(model.tokenizer.encode("order").tolist()), engine_of(model, 24)
+    kind, stop, written = GrammarKind.JSON_SCHEMA, StopParams(LONGEST, strings=held_back), list[int]()
+    for strategy in (None, OracleStrategy({prompt: written}, model.vocab_size, seed=1)):
+        grammar = model.grammars.compile(kind, GRAMMARS[kind])
+        copy = grammar.copy()
+        sequence = make_sequence("r", prompt, stop, strategy=strategy, max_draft_nodes=24, grammar=copy)
+        outputs = run(engine, sequence)
+        assert finish_of(outputs) == Finish(FinishReason.STOP)
+        assert json.loads("".join("".join(output.texts) for output in outputs))["city"]
+        assert written in ([], sequence.output)
+        written[:] = sequence.output
+        redecoding = engine.redecode(Answer(sequence.request, (*sequence.output,), finish_of(outputs), grammar))
+        while not redecoding.done:
+            redecoding.step()
+        assert redecoding.difference is None
+
+
+@pytest.mark.parametrize("ids", [[-1, 1], [1, 10_000], [-1], 99_999])
+def test_end_tokens_that_the_model_does_not_have_are_left_out(
+    ids: list[int] | int, caplog: pytest.LogCaptureFixture
+) -> None:
+    fast = PreTrainedTokenizerFast(tokenizer_object=byte_level(), pad_token="<pad>", eos_token="</s>")
+    module = tiny("llama", vocab_size=len(fast))
+    module.generation_config.eos_token_id = ids
+    module.generation_config.suppress_tokens = [-1]  # as of Whisper
+    model = adopt(module, Tokenizer(fast), name="ends", runner="torch")
+    assert model.eos_token_ids == ({1} if isinstance(ids, list) and 1 in ids else set())
+    assert re.search(
+        r"eos_token_id of the model's config: left out (-1|10000|99999), as its vocabulary is", caplog.text
+    )
+    prompt, engine = model.tokenizer.encode("order").tolist(), engine_of(model, 8)
+    for grammar in (None, model.grammars.compile(GrammarKind.REGEX, "[a-z]{5}")):
+        sequence = make_sequence("r", prompt, StopParams(9, min_tokens=0 if grammar else 5), grammar=grammar)
+        reason = finish_of(run(engine, sequence)).reason
+        assert reason is (FinishReason.LENGTH if grammar is None else FinishReason.STOP)

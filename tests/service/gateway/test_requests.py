@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from draftwood_client.cli.options import ServerOptions
 from draftwood_client.errors import ArgumentValueError
+from draftwood_service.gateway import reading
 from draftwood_service.gateway.command import _opener, _shares_credential
 from draftwood_service.gateway.command import gateway as run_gateway
 from draftwood_service.rpc.parsing.tool_format import NoToolFormatError
@@ -209,6 +212,8 @@ def filled(piece: str, begin: str = '{"prompt":[', end: str = "]}", size: int = 
         (b"[]", "must be an object"),
         (b"null", "must be an object"),
         (b"[" * 90_000, "nested too deeply"),
+        (b'{"prompt": "\xed\xa0\x80"}', "is not UTF-8: byte 12"),  # half of a surrogate pair, which `json` would take
+        ('{"prompt": "x"}'.encode("utf-16"), "is not UTF-8: byte 0"),
         (filled("7"), "tokens"),
         ((b'{"prompt":"' + b'[{\\",' * 150_000 + b'"}'), "characters"),  # brackets of a text count for nothing
     ],
@@ -247,7 +252,23 @@ def said(text: Any) -> dict[str, Any]:
         (said("x" * 5000), LONG_CONTEXT, "messages", ""),
         (said("x" * 70_000), LONG_CONTEXT, "messages", ""),
         (said([IMAGE]), None, "messages[0].content[0].type", ""),
-        (said("\ud800"), None, "messages[0].content", "messages[0]"),
+        (said("\ud800"), None, "messages[0].content", "messages[0].content: character 0 is the unpaired surrogate"),
+        ({"\ud800": 1}, None, "body", "body: has a name in which character 0 is the unpaired surrogate '\\ud800'"),
+        (
+            {"draftwood": {"x\udfff": 1}},
+            None,
+            "draftwood",
+            "draftwood: has a name in which character 1 is the",
+        ),
+        ({"metadata": {"a": ["\ud83d\ude00", "\ud83d"]}}, None, "metadata.a[1]", "metadata.a[1]: character 0 is the"),
+        ({"model": "\ud800"}, None, "model", "model: character 0 is the unpaired surrogate"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"\ud800": 1}}}},
+            None,
+            "response_format.json_schema.schema",
+            "response_format.json_schema.schema: has a name",
+        ),
+        ({"temperature": 10**400}, None, "temperature", "temperature: inf is not allowed; it must be finite"),
         ({"messages": [{"role": "x" * 99, "content": ""}]}, WRONG, "messages[0].role", "messages[0]."),
         ({"messages": [{"role": 3, "content": ""}]}, None, "messages[0].role", "messages[0].role: must be"),
         ({"messages": [{"role": "tool", "name": 3}]}, None, "messages[0].name", "messages[0].name: must be"),
@@ -360,6 +381,30 @@ async def test_what_other_servers_take_is_served(shared_gateway: Listening, fiel
     status, answer = await shared_gateway.posted(COMPLETIONS, {"prompt": "Hi", "max_tokens": 2, **fields})
     assert status == 200
     assert [choice["text"] for choice in answer["choices"]] == ["ab"] * fields.get("n", 1)
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=9) | st.sampled_from(["user", "text", "function"])
+INNER = ["role", "content", "type", "text", "name", "function", "arguments", "parameters", "schema", "json_schema", "5"]
+ANYTHING: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | ANY_TEXT,
+    lambda values: (
+        st.lists(values, max_size=3) | st.dictionaries(st.sampled_from(INNER) | ANY_TEXT, values, max_size=3)
+    ),
+    max_leaves=9,
+)
+FIELDS = st.sampled_from(sorted(reading._COMMON | reading._KNOWN | reading._OF_CHAT | {*reading._REFUSED}))
+
+
+@pytest.mark.parametrize("given_first", [{"prompt": "x"}, {"messages": MESSAGES}, {"prompt": "x", "stream": True}])
+@given(fields=st.dictionaries(FIELDS | ANY_TEXT, ANYTHING, max_size=4))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_body_ends_in_an_internal_error(
+    shared_gateway: Listening, given_first: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    path = CHAT if "messages" in given_first else COMPLETIONS
+    status, answer = await shared_gateway.posted(path, {"max_tokens": 2, **given_first, **fields})
+    assert status < 500
+    assert "server_error" not in str(answer)
 
 
 @pytest.mark.parametrize("seconds", ["soon", "0", "-1", "nan"])

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
 import pytest
 import pytest_asyncio
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+from hypothesis import given
+from hypothesis import strategies as st
 
+from draftwood.admin.v1 import experiments_pb2, status_pb2, tenants_pb2
 from draftwood.v1 import generation_pb2 as pb
+from draftwood.v1 import memory_pb2
 from draftwood_service.rpc.parsing.tool_format import ToolFormat
 from tests.service.fakes import ByteTokenizer, FakeModel, Served, answer, serving
 
@@ -101,7 +108,11 @@ BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "very long text": (request("x" * 20_000), "text", "20000 tokens.*at most 63"),
     "long token ids": (ids(*[1] * 64), "token_ids.ids", "64 tokens.*at most 63"),
     "long chat": (chat(("user", "x" * 64)), "chat.messages", "70 tokens.*at most 63"),
-    "max_tokens over the context": (stop(max_tokens=63), "stop.max_tokens", "63 is .*at most 62.*has 2 tokens.*length is 64 "),
+    "max_tokens over the context": (
+        stop(max_tokens=63),
+        "stop.max_tokens",
+        "63 is .*most 62.*has 2 tokens.*length is 64 ",
+    ),
     "max_tokens zero": (stop(max_tokens=0), "stop.max_tokens", "0 is not allowed.*at least 1"),
     "max_tokens negative": (stop(max_tokens=-5), "stop.max_tokens", "-5 is not allowed"),
     "min_tokens over max_tokens": (stop(max_tokens=3, min_tokens=4), "stop.min_tokens", "4 is not allowed"),
@@ -123,7 +134,7 @@ BAD: dict[str, tuple[pb.GenerateRequest, str, str]] = {
     "top_k": (sampling(top_k=-2), "sampling.top_k", "-2 is not allowed"),
     "top_p zero": (sampling(top_p=0.0), "sampling.top_p", r"0\.0 is not allowed.*above 0"),
     "presence penalty": (sampling(presence_penalty=101), "sampling.presence_penalty", r"101\.0.*\[-100, 100\]"),
-    "repetition penalty": (sampling(repetition_penalty=0), "sampling.repetition_penalty", r"0\.0 .*above 0"),
+    "repetition penalty": (sampling(repetition_penalty=1e-40), "sampling.repetition_penalty", r"lie in \[1e-05, 100\]"),
     "logit bias": (sampling(logit_bias={7: 101.0}), "sampling.logit_bias[7]", r"101\.0 is not allowed.*\[-100, 100\]"),
     "logit bias outside the vocabulary": (
         sampling(logit_bias={1: 1.0, 256: 1.0}),
@@ -292,6 +303,15 @@ async def test_system_messages_of_a_template_without_the_role(turns: str, shown:
         assert seen == ([f"{roles[turn[0]]}:{turn}" for turn in turns.split()] if takes else shown)
 
 
+async def test_a_text_with_a_token_that_the_model_lacks() -> None:
+    """As of the tokenizers of some models. Such a token ends no answer either."""
+    async with serving(model=FakeModel(vocab_size=100)) as served:
+        for asked, field in ((request("az"), "text"), (chat(("user", "z")), "chat.messages")):
+            found = violation((await answer(served.stub.Generate(asked))).status)
+            assert found.field == field
+            assert found.description.endswith(r"its tokenizer makes token 122 of it; the model's vocabulary is [0, 99]")
+
+
 async def test_chat_without_a_template() -> None:
     async with serving(model=FakeModel(tokenizer=ByteTokenizer(has_chat_template=False))) as served:
         found = violation((await answer(served.stub.Generate(chat(("user", "hi"))))).status)
@@ -330,6 +350,68 @@ async def test_malformed_bytes_name_the_field(served: Served, name: str) -> None
     assert found.field == field
     assert text in found.description
     await served.assert_idle()
+
+
+SERVICES = [
+    service
+    for module in (pb, memory_pb2, experiments_pb2, status_pb2, tenants_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+]
+METHODS = {f"/{service.full_name}/{method.name}": method for service in SERVICES for method in service.methods}
+NAMES = ["", "acme", "tenants/acme", "experiments/x", "experiments/-", "trie", "user", "*", "a.b", '{"type": "object"}']
+SCALARS: dict[int, st.SearchStrategy[Any]] = {
+    FieldDescriptor.CPPTYPE_INT32: st.sampled_from([0, 1, -1, 2**31 - 1, -(2**31)]) | st.integers(-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: st.sampled_from([0, 1, -1, 2**63 - 1]) | st.integers(-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: st.integers(0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: st.integers(0, 2**64 - 1),
+    FieldDescriptor.CPPTYPE_FLOAT: st.floats(width=32),
+    FieldDescriptor.CPPTYPE_DOUBLE: st.floats(),
+    FieldDescriptor.CPPTYPE_BOOL: st.booleans(),
+    FieldDescriptor.CPPTYPE_ENUM: st.integers(0, 5),
+    FieldDescriptor.CPPTYPE_STRING: st.sampled_from(NAMES) | st.text(max_size=20),
+}
+
+
+@st.composite
+def messages(draw: st.DrawFn, kind: Any, levels: int = 4) -> Any:
+    """Of a type; some of its fields are set, to anything."""
+    message = GetMessageClass(kind)()
+    fields = [field for field in kind.fields if levels or field.message_type is None]
+    for field in draw(st.lists(st.sampled_from(fields), max_size=5, unique=True)) if fields else ():
+        if field.message_type is not None:
+            values: Any = messages(field.message_type, levels - 1)
+        else:
+            values = st.binary(max_size=9) if field.type == FieldDescriptor.TYPE_BYTES else SCALARS[field.cpp_type]
+        held = getattr(message, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            for entry in draw(st.lists(values, max_size=2)):
+                if hasattr(entry.value, "DESCRIPTOR"):
+                    held[entry.key].CopyFrom(entry.value)
+                else:
+                    held[entry.key] = entry.value
+        elif field.is_repeated:
+            held.extend(draw(st.lists(values, max_size=3)))
+        elif field.message_type is not None:
+            held.CopyFrom(draw(values))
+        else:
+            setattr(message, field.name, draw(values))
+    return message
+
+
+@together
+@pytest.mark.parametrize("path", METHODS)
+@given(data=st.data())
+async def test_no_message_ends_in_an_internal_error(served: Served, path: str, data: st.DataObject) -> None:
+    """By any method, with any message; streams of the client have up to two."""
+    method = METHODS[path]
+    sent = data.draw(st.lists(messages(method.input_type), min_size=1, max_size=1 + method.client_streaming))
+    call: Any = served.channel.stream_stream(path)(iter([one.SerializeToString() for one in sent]), timeout=20)
+    with suppress(grpc.aio.AioRpcError):
+        async for _ in call:
+            if method.name == "WatchStatus":
+                break
+    call.cancel()
+    assert await call.code() not in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN), await call.details()
 
 
 async def test_message_over_the_limit() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
+from draftwood_model_runner.errors import FormatsUnavailableError, InvalidInputError, InvalidValueError
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sampling.grammar_compilation import Vocabulary
 from draftwood_service.rpc.parsing import grammar_trial
@@ -15,12 +19,25 @@ from draftwood_service.rpc.parsing.grammar_trial import GrammarTrials
 from tests.model_runner.families import served
 
 
-@pytest.fixture
-def trials() -> Iterator[GrammarTrials]:
+@contextmanager
+def made() -> Iterator[GrammarTrials]:
     model = served("bundled")
     trials = GrammarTrials(model.tokenizer.vocabulary(model.vocab_size, model.eos_token_ids))
     yield trials
     trials.close()
+
+
+@pytest.fixture
+def trials() -> Iterator[GrammarTrials]:
+    with made() as trials:
+        yield trials
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[GrammarTrials]:
+    """Those of several tests."""
+    with made() as trials:
+        yield trials
 
 
 def multiple_of(number: int) -> str:
@@ -64,9 +81,84 @@ def test_a_prepared_process_that_could_not_start_is_replaced(
     with monkeypatch.context() as patched:
         patched.setattr(grammar_trial._Trial, "__init__", failing)
         trials.prepare()
-        with pytest.raises(OSError, match="too many"):
+        with pytest.raises(FormatsUnavailableError):
             trials.check(GrammarKind.REGEX, "[a-z]+")
     trials.check(GrammarKind.REGEX, "[a-z]+")
+
+
+def test_a_process_that_ends_at_its_start_is_no_error_of_the_request(trials: GrammarTrials) -> None:
+    broken = GrammarTrials(replace(trials._vocabulary, definition="no tokenizer"))
+    with pytest.raises(FormatsUnavailableError, match="try again later"):
+        broken.check(GrammarKind.REGEX, "[a-z]+")
+
+
+RECURSIVE = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "grammar", "problem"),
+    [
+        (GrammarKind.LARK, 'start: "a" B\nB: /[a-z]/ & /[0-9]/', "allows nothing that could follow"),
+        (GrammarKind.LARK, 'start: "x" | "[" start "]" | "{" B\nB: /[a-z]/ & /[0-9]/', "allows nothing that could"),
+        (GrammarKind.LARK, 'start: "a" start', "is too complex"),
+        (GrammarKind.REGEX, "[^\\x00-\\x{10ffff}]", "allows nothing that could follow"),
+        (GrammarKind.JSON_SCHEMA, json.dumps(RECURSIVE), "is too complex"),
+    ],
+)
+def test_what_leads_to_where_nothing_is_allowed_is_refused_at_once(
+    shared: GrammarTrials, kind: GrammarKind, grammar: str, problem: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=rf"^format.{kind.value}: .*{problem}"):
+        shared.check(kind, grammar)
+
+
+ORDINARY = (
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "patternProperties": {"^b": {"type": "string"}}},
+    {"type": "object", "properties": {"a": {"$ref": "#"}}},
+    {"type": "array", "items": {"enum": ["a", 1, None]}, "minItems": 3},
+    {"type": "string", "pattern": "^[a-z]+@[a-z]+\\.com$", "maxLength": 40},
+    {"type": "object"},
+)
+
+
+@pytest.mark.parametrize("schema", ORDINARY)
+def test_what_can_be_followed_is_not_refused(shared: GrammarTrials, schema: dict[str, object]) -> None:
+    shared.check(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+
+
+KEYWORDS = [
+    *("type", "properties", "patternProperties", "additionalProperties", "required", "items", "prefixItems", "enum"),
+    *(
+        "const",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "multipleOf",
+        "minItems",
+        "maxItems",
+    ),
+    *("anyOf", "allOf", "oneOf", "not", "if", "$ref", "$defs", "minProperties", "x-guidance"),
+]
+WORDS = ["object", "string", "integer", "array", "date-time", "^a", "a", "#", "#/$defs/a", "[", "(?=a)", ".*"]
+VALUES: st.SearchStrategy[object] = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 9) | st.floats() | st.sampled_from(WORDS) | st.text(max_size=3),
+    lambda values: (
+        st.lists(values, max_size=3) | st.dictionaries(st.sampled_from([*KEYWORDS, "a"]), values, max_size=4)
+    ),
+    max_leaves=9,
+)
+SCHEMAS = st.dictionaries(st.sampled_from(KEYWORDS), VALUES, min_size=1, max_size=4).map(json.dumps)
+PIECES = st.sampled_from([*'ab()[]{}|*+?.^$\\\n:/&~<>1,"', "start: ", "A: ", "[a-z]", "{2,3}", "%json ", "%ignore "])
+
+
+@given(st.one_of(*(st.tuples(st.just(kind), SCHEMAS | st.lists(PIECES).map("".join)) for kind in GrammarKind)))
+@settings(max_examples=30)
+def test_any_format_passes_or_is_refused(shared: GrammarTrials, tried: tuple[GrammarKind, str]) -> None:
+    with suppress(InvalidInputError):
+        shared.check(*tried)
 
 
 def test_what_takes_too_much_memory_is_refused(trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch) -> None:

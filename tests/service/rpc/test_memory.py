@@ -15,6 +15,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from draftwood.v1 import generation_pb2 as generation
@@ -32,6 +35,15 @@ from draftwood_strategies import Strategy
 from tests.memory.helpers import agreed, learn_output, learned_by, log_of, numbers, replicas, strategy_of
 from tests.memory.servers import Valkey
 from tests.service.fakes import FakeModel, Served, answer, serving, until
+
+together = pytest.mark.asyncio(loop_scope="module")
+"""Tests on a server of this file."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served() -> AsyncIterator[Served]:
+    async with serving() as served:
+        yield served
 
 
 @asynccontextmanager
@@ -254,12 +266,12 @@ async def test_the_command_line(server: Valkey, tmp_path: Path) -> None:
             (tmp_path / name).write_text(out.read_text().splitlines()[0] + "\n" + line + "\n")
         (tmp_path / "latin").write_bytes(b"\xff\n")
         for arguments, text in (
-            (("import", str(tmp_path / "record")), "line 2: not a record"),
-            (("import", str(tmp_path / "object")), "line 2: not an object"),
-            (("import", str(tmp_path / "latin")), "cannot be read: it is not UTF-8"),
+            (("import", str(tmp_path / "record")), "line 2: token_ids[0]: must be an int, not bool"),
+            (("import", str(tmp_path / "object")), "line 2: must be a JSON object, not list"),
+            (("import", str(tmp_path / "latin")), "latin, line 1: byte 0 of the line is 255, which is not UTF-8"),
             (("export", str(tmp_path / "no" / "file")), "cannot be written: No such file or directory"),
             (("import", str(corpus)), "not JSON"),
-            (("import", str(lines)), "does not begin"),
+            (("import", str(lines)), "line 1: must be the header of an exported memory of format 1"),
             (("warm", str(out)), "none of text"),
             (("warm", str(tmp_path / "none")), "cannot be read"),
         ):
@@ -272,6 +284,120 @@ async def test_the_command_line(server: Valkey, tmp_path: Path) -> None:
         unknown = await asyncio.to_thread(run, "stats", "--target", served.server.address, "--tenant", "typo")
         assert (unknown.exit_code, unknown.stderr) == (1, "error: tenants/typo: has no memory and no configuration\n")
     assert FakeModel().fingerprint == head["fingerprint"]
+
+
+BOM, RECORDS = "\ufeff", '{"draftwood_memory": 1, "fingerprint": "' + "f" * 16 + '"}\n'
+JSON_TEXT, HALF = '{"text": "from json"}\r\n', r"\ud800"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "learned"),
+    [
+        ("warm x.jsonl", BOM + JSON_TEXT, ["from json"]),
+        ("warm x.JSONL", JSON_TEXT, ["from json"]),
+        ("warm x.NdJson", "\n" + JSON_TEXT, ["from json"]),
+        ("warm -", JSON_TEXT * 2, ["from json"] * 2),
+        ("warm x", BOM + JSON_TEXT, ["from json"]),
+        ("warm - --format text", JSON_TEXT, [JSON_TEXT.strip()]),
+        ("warm x.txt", BOM + "a\r\nb\r\n", ["a\nb"]),
+        ("warm -", '{"level": "info"}\n', ['{"level": "info"}']),  # JSON, and no text that is a line's
+        ("import -", BOM + RECORDS + '{"token_ids": [65, 66]}\r\n', ["AB"]),
+    ],
+)
+@together
+async def test_the_format_of_a_file_is_found(
+    served: Served, tmp_path: Path, arguments: str, stdin: str, learned: list[str]
+) -> None:
+    ran = await asyncio.to_thread(run_on, served, tmp_path, arguments, stdin)
+    assert (ran.exit_code, ran.stderr) == (0, "")
+    async with client_of(served) as client:
+        assert [record.text for record in (await export_of(client, tenant=tmp_path.name))[0]] == learned
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "error"),
+    [
+        (
+            "warm x.jsonl",
+            JSON_TEXT + f'{{"text": "ab{HALF}"}}',
+            "x.jsonl, line 2: text: character 2 is the unpaired",
+        ),
+        ("warm x.jsonl", "[" * 100_000, "x.jsonl, line 1: nested too deeply"),
+        ("warm x.jsonl", JSON_TEXT + "7", "x.jsonl, line 2: must be a JSON object, not int"),
+        ("warm - --format jsonl", "plain", "-, line 1: not JSON"),
+        ("warm x.txt", "a\n\udcff", "x.txt, line 2: byte 0 of the line is 255, which is not UTF-8"),
+        (
+            "import x",
+            RECORDS + '\n{"token_ids": [1, 99999999999]}',
+            "x, line 3: token_ids[1]: 99999999999 is not allowed; it must lie in [0, 2147483647]",
+        ),
+        (
+            "import x",
+            RECORDS + '{"token_ids": [-1]}',
+            "x, line 2: token_ids[0]: -1 is not allowed; it must lie",
+        ),
+        ("import x", RECORDS + '{"token_ids": [1.5]}', "x, line 2: token_ids[0]: must be an int, not float"),
+        ("import x", RECORDS + '{"token_ids": 7}', "x, line 2: token_ids: must be a sequence of token ids, not int"),
+        ("import x", RECORDS + f'{{"text": "{HALF}"}}', "x, line 2: text: character 0 is the unpaired surrogate"),
+        ("import x", f'{{"draftwood_memory": 1, "fingerprint": "{HALF}"}}', "x, line 1: fingerprint: character 0 is"),
+        ("import x", '{"draftwood_memory": 1, "fingerprint": 7}', "x, line 1: fingerprint: must be a str, not int"),
+    ],
+)
+@together
+async def test_a_line_that_is_wrong_is_named(
+    served: Served, tmp_path: Path, arguments: str, stdin: str, error: str
+) -> None:
+    ran = await asyncio.to_thread(run_on, served, tmp_path, arguments, stdin)
+    assert ran.exit_code == 2
+    [line] = ran.stderr.splitlines()
+    assert f"{tmp_path}/{error}".removeprefix(f"{tmp_path}/-") in line
+
+
+ANY_LINE = st.binary(max_size=20) | st.dictionaries(
+    st.sampled_from(["text", "answer", "token_ids", "kind", "draftwood_memory", "fingerprint"]),
+    st.text(st.characters(exclude_categories=()), max_size=5)
+    | st.lists(st.integers() | st.floats(), max_size=3)
+    | st.just(1),
+).map(lambda value: json.dumps(value).encode())
+
+
+@given(
+    command=st.sampled_from(["warm x", "warm x.jsonl", "import x", "import -"]), lines=st.lists(ANY_LINE, max_size=4)
+)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@together
+async def test_no_file_ends_in_a_traceback(served: Served, tmp_path: Path, command: str, lines: list[bytes]) -> None:
+    head = RECORDS.encode() if command.startswith("import") else b""
+    text = (head + b"\n".join(lines)).decode("utf-8", "surrogateescape")
+    ran = await asyncio.to_thread(run_on, served, tmp_path, command, text)
+    assert ran.exit_code in (0, 1, 2)
+    assert len(ran.stderr.splitlines()) == (ran.exit_code > 0)
+    assert "internal" not in ran.stderr
+
+
+@together
+async def test_the_client_names_what_cannot_be_encoded(served: Served) -> None:
+    async with client_of(served) as client:
+        with pytest.raises(ValueError, match=r"texts\[1\]: character 1 is the unpaired surrogate"):
+            await asyncio.to_thread(client.warm, ["a", "b\ud800"], tenant="unencodable")
+        for record, problem in (
+            (MemoryRecord((1, 2**31)), r"records\[0\].token_ids\[1\]: 2147483648 is not allowed"),
+            (MemoryRecord((), "\udfff"), r"records\[0\].text: character 0 is the unpaired surrogate"),
+        ):
+            with pytest.raises(ValueError, match=problem):
+                await asyncio.to_thread(client.import_records, [record], fingerprint="f" * 16, tenant="unencodable")
+
+
+def run_on(served: Served, folder: Path, arguments: str, stdin: str) -> Result:
+    """Runs a command with a file of the folder, or with stdin, for a tenant with the folder's name."""
+    command, name, *options = arguments.split()
+    data, given = stdin.encode("utf-8", "surrogateescape"), name
+    if name != "-":
+        (folder / name).write_bytes(data)
+        given = str(folder / name)
+    target = ("--target", served.server.address, "--tenant", folder.name)
+    line = ["memory", command, *target, given, *options]
+    return CliRunner().invoke(build_app(), line, input=data, catch_exceptions=False)
 
 
 async def test_statistics_come_in_pages() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -19,16 +21,26 @@ from draftwood_client.cli.apps import new_app
 from draftwood_client.cli.memory_tables import statistics_tables
 from draftwood_client.cli.options import ConnectionOptions, command
 from draftwood_client.cli.output import print_json
-from draftwood_client.errors import ArgumentValueError
+from draftwood_client.errors import ArgumentError, ArgumentValueError
 from draftwood_client.memory import MemoryRecord
+from draftwood_client.protocol.request import text as checked_text
+from draftwood_client.protocol.request import token_ids as checked_token_ids
 
 FORMAT = 1
 """Version of the export format: the value of `draftwood_memory` in the first line of a file."""
 _TEXT_KEYS = ("text", "content", "answer", "output")
+_JSON_LINES = (".jsonl", ".ndjson")
 _DOCUMENT_CHARACTERS = 32_768
 """A plain text file is split into documents of about this length."""
 
 app = new_app(no_args_is_help=True, help="Inspect and manage tenants' learned memories.")
+
+
+class FileFormat(StrEnum):
+    """Of files with texts."""
+
+    TEXT = "text"
+    JSONL = "jsonl"
 
 
 @app.command("stats")
@@ -48,11 +60,20 @@ def stats(connection: ConnectionOptions, as_json: AsJson = False) -> None:
 def warm(
     connection: ConnectionOptions,
     files: Annotated[list[Path], typer.Argument(help="Text files, or JSON lines with a text each; '-' is stdin.")],
+    file_format: Annotated[
+        FileFormat | None,
+        typer.Option(
+            "--format",
+            help="Of all files. Without it, those named .jsonl or .ndjson are JSON lines, and others whose first line"
+            " is a JSON object with a text.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Let a tenant's memory learn texts that its answers are likely to resemble. Requires --tenant."""
     _named_tenant(connection)
     with connection.memory_client() as client, _progress("texts") as progress:
-        tokens = client.warm(_documents(files), progress=progress)
+        tokens = client.warm(_documents(files, file_format), progress=progress)
     typer.echo(f"{tokens:,} tokens")
 
 
@@ -91,14 +112,7 @@ def import_file(
     _named_tenant(connection)
     with connection.memory_client() as client, _progress("records") as progress:
         lines = _lines(file)
-        head = _object(next(lines, (0, "{}")), file)
-        if head.get("draftwood_memory") != FORMAT:
-            raise ArgumentValueError(
-                "FILE", f"{file} does not begin with the header of an exported memory of format {FORMAT}"
-            )
-        tokens = client.import_records(
-            _records(lines, file), fingerprint=str(head.get("fingerprint", "")), progress=progress
-        )
+        tokens = client.import_records(_records(lines, file), fingerprint=_header(lines, file), progress=progress)
     typer.echo(f"{tokens:,} tokens")
 
 
@@ -155,26 +169,47 @@ def _named_tenant(connection: ConnectionOptions) -> str:
     return connection.tenant
 
 
-def _documents(files: list[Path]) -> Iterator[str]:
+def _documents(files: list[Path], file_format: FileFormat | None) -> Iterator[str]:
     """The texts of files: one per JSON line, or pieces of whole lines of a text file."""
     for file in files:
-        if file.suffix in (".jsonl", ".ndjson"):
-            for line in _lines(file):
-                value = _object(line, file)
-                text = next((value[key] for key in _TEXT_KEYS if isinstance(value.get(key), str)), None)
-                if text is None:
-                    raise ArgumentValueError(
-                        "FILE", f"{file}, line {line[0]}: none of {', '.join(_TEXT_KEYS)} is present"
-                    )
-                yield text
-        else:
-            yield from _pieces(file)
+        lines = _lines(file)
+        first = next(lines, (1, ""))
+        chosen = file_format or _format_of(file, first[1])
+        yield from (_texts if chosen is FileFormat.JSONL else _pieces)(chain([first], lines), file)
 
 
-def _pieces(file: Path) -> Iterator[str]:
+def _format_of(file: Path, first: str) -> FileFormat:
+    """What a file holds, by its name and its first line."""
+    if file.suffix.lower() in _JSON_LINES:
+        return FileFormat.JSONL
+    try:
+        value = json.loads(first)
+    except (ValueError, RecursionError):
+        return FileFormat.TEXT
+    return FileFormat.TEXT if _text_key(value) is None else FileFormat.JSONL
+
+
+def _text_key(value: Any) -> str | None:
+    """The key of a JSON line's text; None if there is none."""
+    if not isinstance(value, dict):
+        return None
+    return next((key for key in _TEXT_KEYS if isinstance(value.get(key), str)), None)
+
+
+def _texts(lines: Iterator[tuple[int, str]], file: Path) -> Iterator[str]:
+    for number, line in lines:
+        if line:
+            with _at(file, number):
+                value = _object(line)
+                if (key := _text_key(value)) is None:
+                    raise ArgumentValueError("line", f"none of {', '.join(_TEXT_KEYS)} is present")
+                yield checked_text(key, value[key])
+
+
+def _pieces(lines: Iterator[tuple[int, str]], file: Path) -> Iterator[str]:
     piece: list[str] = []
     size = 0
-    for _, line in _lines(file):
+    for _, line in lines:
         piece.append(line)
         size += len(line)
         if size > _DOCUMENT_CHARACTERS:
@@ -184,37 +219,66 @@ def _pieces(file: Path) -> Iterator[str]:
         yield "\n".join(piece)
 
 
+def _header(lines: Iterator[tuple[int, str]], file: Path) -> str:
+    """The fingerprint in the first line of an export."""
+    number, line = next(lines, (1, "{}"))
+    with _at(file, number):
+        head = _object(line)
+        if head.get("draftwood_memory") != FORMAT:
+            raise ArgumentValueError("line", f"must be the header of an exported memory of format {FORMAT}")
+        return checked_text("fingerprint", head.get("fingerprint", ""))
+
+
 def _records(lines: Iterator[tuple[int, str]], file: Path) -> Iterator[MemoryRecord]:
-    for line in lines:
-        value = _object(line, file)
-        ids, text, kind = value.get("token_ids", []), value.get("text", ""), value.get("kind", "output")
-        if not (isinstance(ids, list) and all(type(one) is int for one in ids) and isinstance(text, str)):
-            raise ArgumentValueError("FILE", f"{file}, line {line[0]}: not a record")
-        yield MemoryRecord(tuple(ids), text, str(kind))
+    for number, line in lines:
+        with _at(file, number):
+            value = _object(line)
+            ids = checked_token_ids("token_ids", value.get("token_ids", []))
+            text = checked_text("text", value.get("text", ""))
+        yield MemoryRecord(tuple(ids), text, str(value.get("kind", "output")))
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """(line number, line) of the lines that are not empty."""
+    """(line number, line) of the lines that are not empty; a byte order mark belongs to none."""
     try:
-        stream = sys.stdin if str(file) == "-" else file.open(encoding="utf-8")
-        with stream:
-            for number, line in enumerate(stream, 1):
+        with nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb") as stream:
+            for number, data in enumerate(stream, 1):
+                with _at(file, number):
+                    line = _decoded(data, "utf-8-sig" if number == 1 else "utf-8")
                 if line.strip():
-                    yield number, line.rstrip("\n")
+                    yield number, line.rstrip("\r\n")
     except OSError as error:
         raise ArgumentValueError("FILE", f"{file} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ArgumentValueError("FILE", f"{file} cannot be read: it is not UTF-8") from None
 
 
-def _object(line: tuple[int, str], file: Path) -> dict[str, Any]:
+def _decoded(data: bytes, encoding: str) -> str:
     try:
-        value = json.loads(line[1])
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        problem = f"byte {error.start} of the line is {data[error.start]}, which is not UTF-8"
+        raise ArgumentValueError("line", problem) from None
+
+
+def _object(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
     except ValueError as error:
-        raise ArgumentValueError("FILE", f"{file}, line {line[0]}: not JSON ({error})") from None
+        raise ArgumentValueError("line", f"not JSON ({error})") from None
+    except RecursionError:
+        raise ArgumentValueError("line", "nested too deeply") from None
     if not isinstance(value, dict):
-        raise ArgumentValueError("FILE", f"{file}, line {line[0]}: not an object")
+        raise ArgumentValueError("line", f"must be a JSON object, not {type(value).__name__}")
     return value
+
+
+@contextmanager
+def _at(file: Path, number: int) -> Iterator[None]:
+    """Errors name the line of the file, before the field in it."""
+    try:
+        yield
+    except ArgumentError as error:
+        field = "" if error.argument == "line" else f"{error.argument}: "
+        raise ArgumentValueError("FILE", f"{file}, line {number}: {field}{error.args[1]}") from None
 
 
 @contextmanager

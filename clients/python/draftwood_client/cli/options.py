@@ -184,7 +184,9 @@ def _drafting(help: str, *names: str) -> Any:
 class GenerationFlags:
     """Options of a request; the fields are those of `GenerateOptions`."""
 
-    temperature: Annotated[float | None, _sampling("Temperature; 0, the default, is greedy decoding.")] = None
+    temperature: Annotated[
+        float | None, _sampling("Temperature; 0, the default, is greedy decoding, as is all below 1e-5.")
+    ] = None
     top_k: Annotated[int | None, _sampling("Sample from the k most probable tokens.")] = None
     top_p: Annotated[
         float | None, _sampling("Sample from the most probable tokens that add up to this probability.")

@@ -213,10 +213,13 @@ def _uint64(name: str, value: object) -> int:
     return _integer(name, value, 0, 2**64 - 1)
 
 
-def _number(name: str, value: object) -> float:
+def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise ArgumentTypeError(name, f"must be a number, not {_kind(value)}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an int, which JSON may have
+        number = math.inf if value > 0 else -math.inf
     if not math.isfinite(number):
         raise ArgumentValueError(name, f"{number} is not allowed; it must be finite")
     return number
@@ -235,6 +238,8 @@ def _schema(name: str, value: object) -> str:
         return json.dumps(value)
     except (TypeError, ValueError) as error:
         raise ArgumentValueError(name, f"is not JSON: {error}") from None
+    except RecursionError:
+        raise ArgumentValueError(name, "is nested too deeply") from None
 
 
 def _flag(name: str, value: object) -> bool:

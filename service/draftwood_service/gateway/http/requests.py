@@ -23,6 +23,8 @@ MAX_VALUES = 100_000
 """Texts, lists and objects of a body: as many as a request of the service may have fields. Numbers cost less."""
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A text in JSON, or one that does not end: so that each byte is looked at once."""
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""How JSON may write what is no text, half of a surrogate pair; two make a character."""
 
 _T = TypeVar("_T")
 
@@ -34,7 +36,7 @@ async def read_json(request: Request, most: int) -> Any:
         most: bytes.
 
     Raises:
-        InvalidRequestError: it is too large, has too many values, or is no JSON.
+        InvalidRequestError: it is too large, has too many values, is no JSON, or has half of a surrogate pair.
         ClientDisconnectedError: the client disconnected before its end.
     """
     parts, size = [], 0
@@ -53,11 +55,16 @@ async def read_json(request: Request, most: int) -> Any:
     if _values(body) > MAX_VALUES:
         raise InvalidRequestError("body", f"has more than {MAX_VALUES} texts, lists and objects")
     try:
-        return json.loads(body)
+        value = json.loads(body.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError("body", f"is not UTF-8: byte {error.start} is {error.object[error.start]}") from None
     except ValueError as error:
         raise InvalidRequestError("body", f"is not JSON: {str(error)[:200]}") from None
     except RecursionError:
         raise InvalidRequestError("body", "is nested too deeply") from None
+    if _SURROGATE.search(body):
+        _require_text(value)
+    return value
 
 
 def read_timeout(request: Request) -> float | None:
@@ -102,6 +109,29 @@ def _values(body: bytes) -> int:
         return texts
     rest = _TEXT.sub(b"", body)
     return texts + rest.count(b"[") + rest.count(b"{")
+
+
+def _require_text(body: object) -> None:
+    """Raises InvalidRequestError if a text or the name of a field is none, and could neither be sent on nor shown."""
+    containers: list[tuple[str, object]] = [("", body)]
+    while containers:
+        name, value = containers.pop()
+        if isinstance(value, dict):
+            for key in value:
+                _require_encodable(name or "body", "has a name in which ", key)
+            containers += [(f"{name}.{key}" if name else key, item) for key, item in value.items()]
+        elif isinstance(value, list):
+            containers += [(f"{name}[{at}]", item) for at, item in enumerate(value)]
+        elif isinstance(value, str):
+            _require_encodable(name, "", value)
+
+
+def _require_encodable(name: str, begin: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        problem = f"{begin}character {error.start} is the unpaired surrogate {text[error.start]!r}, which is not text"
+        raise InvalidRequestError(name or "body", problem) from None
 
 
 async def _disconnected(request: Request) -> None:

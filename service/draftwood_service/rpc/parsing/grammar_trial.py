@@ -1,6 +1,8 @@
 """Tries grammars in processes of their own: one of 40 characters can take minutes and gigabytes to compile.
 
-llguidance compiles what passes in at most the same time where it is used.
+llguidance compiles what passes in at most the same time where it is used. What compiles may still lead to where nothing
+is allowed, or beyond llguidance's limits: some answers are written at random, so that such a grammar is refused at once
+rather than in the middle of an answer.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
-from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
+from draftwood_model_runner.errors import FormatsUnavailableError, InvalidInputError, InvalidValueError
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sampling.background import NICENESS
-from draftwood_model_runner.sampling.grammar_compilation import Vocabulary, compiled
+from draftwood_model_runner.sampling.grammar_compilation import AnswersAtRandom, Vocabulary, compiled
 
 _CPU_SECONDS = 1.0
 _MEMORY_BYTES = 256 * 2**20
@@ -57,9 +60,14 @@ class GrammarTrials:
         """Blocks until the grammar was compiled.
 
         Raises:
-            InvalidValueError: it is not a grammar of that kind, or takes too much time or memory; gives the reason.
+            InvalidValueError: it is not a grammar of that kind, takes too much time or memory, or leads to where
+                nothing is allowed; gives the reason.
+            FormatsUnavailableError: no process can be started.
         """
-        trial = self._take() or _Trial(self._vocabulary)
+        try:
+            trial = self._take() or _Trial(self._vocabulary)
+        except (EOFError, OSError) as cause:
+            raise FormatsUnavailableError from cause
         try:
             error = trial.run(kind, text)
         except (EOFError, OSError):
@@ -106,8 +114,12 @@ class _Trial:
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
-        self._connection.send(vocabulary)
-        self._connection.recv()
+        try:
+            self._connection.send(vocabulary)
+            self._connection.recv()
+        except (EOFError, OSError):  # it has ended
+            self.end()
+            raise
 
     def run(self, kind: GrammarKind, text: str) -> InvalidValueError | None:
         """Raises EOFError or OSError if the process ends."""
@@ -128,20 +140,25 @@ def main() -> None:
     os.nice(NICENESS)
     connection = Connection(int(sys.argv[1]))
     tokenizer = connection.recv().load()
+    answers = AnswersAtRandom(tokenizer)
     _limit_memory()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection.send(None)
     with suppress(EOFError, OSError):
         while True:
             kind, text = connection.recv()
-            signal.setitimer(signal.ITIMER_PROF, _CPU_SECONDS)
-            try:
-                compiled(tokenizer, kind, text)
-                error = None
-            except InvalidValueError as problem:
-                error = problem
-            signal.setitimer(signal.ITIMER_PROF, 0.0)
-            connection.send(error)
+            connection.send(_problem(tokenizer, answers, kind, text))
+
+
+def _problem(tokenizer: Any, answers: AnswersAtRandom, kind: GrammarKind, text: str) -> InvalidValueError | None:
+    signal.setitimer(signal.ITIMER_PROF, _CPU_SECONDS)
+    try:
+        matcher = compiled(tokenizer, kind, text)
+    except InvalidValueError as error:
+        return error
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+    return answers.problem(matcher, kind)
 
 
 def _limit_memory() -> None:

@@ -312,7 +312,7 @@ export const GenerateRequestSchema: GenMessage<GenerateRequest> = /*@__PURE__*/
  */
 export type SamplingOptions = Message<"draftwood.v1.SamplingOptions"> & {
   /**
-   * 0 is greedy, the default.
+   * 0 is greedy, the default, and so is all below 1e-5.
    *
    * @generated from field: optional float temperature = 1;
    */
