@@ -19,6 +19,8 @@ _STATUS = {
     grpc.StatusCode.UNAUTHENTICATED: 401,
     grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ABORTED: 409,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.CANCELLED: 499,
     grpc.StatusCode.UNIMPLEMENTED: 501,
@@ -43,6 +45,10 @@ class InvalidRequestError(OwnError):
         self.field = field
 
 
+class InvalidCredentialError(OwnError):
+    """The authorization header is none of a key or token. The text says why, without its value."""
+
+
 class ClientDisconnectedError(OwnError):
     """The client closed its connection. Nobody gets this answer."""
 
@@ -54,6 +60,8 @@ def status_of(error: Exception) -> int:
     """The HTTP status of an error."""
     if isinstance(error, InvalidRequestError | ArgumentError):
         return 400
+    if isinstance(error, InvalidCredentialError):
+        return 401
     if isinstance(error, ClientDisconnectedError):
         return 499
     if isinstance(error, StatusError):
@@ -96,7 +104,7 @@ def body_of(error: Exception, caller_names: Mapping[str, str] = MappingProxyType
             text = (
                 own if own.startswith("no complete answer within") else _OF_GRPC.get(error.code, "the service failed")
             )
-    elif not isinstance(error, DraftwoodError):
+    elif not isinstance(error, DraftwoodError | InvalidCredentialError):
         text = "internal error"
     return error_body(status, text, field, code)
 
