@@ -19,10 +19,10 @@ from packaging.requirements import Requirement
 
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.errors import ReaderStalledError
-from draftwood_service.rpc import health
 from draftwood_service.rpc.bound import OTHER_STREAMS
 from draftwood_service.rpc.calls import MessageReader
-from draftwood_service.rpc.reflection import V1
+from draftwood_service.rpc.standard import health
+from draftwood_service.rpc.standard.reflection import V1
 from tests.process_memory import resident_mib
 from tests.service.fakes import Served, serving, until
 
