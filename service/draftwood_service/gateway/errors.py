@@ -35,6 +35,8 @@ _OF_GRPC = {
     grpc.StatusCode.CANCELLED: "the request was cancelled",
 }
 """Messages for callers of gRPC's own errors, whose texts contain the service's address."""
+_TOO_MANY_CALLS = "Concurrent RPC limit exceeded"
+"""In gRPC's text of another RESOURCE_EXHAUSTED than for a message that is too large."""
 
 
 class InvalidRequestError(OwnError):
@@ -65,7 +67,8 @@ def status_of(error: Exception) -> int:
     if isinstance(error, ClientDisconnectedError):
         return 499
     if isinstance(error, StatusError):
-        too_large = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.reason
+        of_grpc = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.reason
+        too_large = of_grpc and _TOO_MANY_CALLS not in str(error)
         return 413 if too_large else _STATUS.get(error.code, 500)
     return 500
 
@@ -101,9 +104,11 @@ def body_of(error: Exception, caller_names: Mapping[str, str] = MappingProxyType
             text = "messages: the model has no chat template; use /v1/completions"
         if is_of_grpc(error):
             own = str(error).rpartition(": ")[2]  # the client's text, after the address
-            text = (
-                own if own.startswith("no complete answer within") else _OF_GRPC.get(error.code, "the service failed")
-            )
+            text = _OF_GRPC.get(error.code, "the service failed")
+            if own.startswith("no complete answer within"):
+                text = own
+            elif status == 429:
+                text = "the service answers too many calls; try again later"
     elif not isinstance(error, DraftwoodError | InvalidCredentialError):
         text = "internal error"
     return error_body(status, text, field, code)

@@ -22,6 +22,8 @@ STOP_SECONDS = 0.5
 """For calls that do not end by themselves, such as health watches, at the stop."""
 OTHER_STREAMS = 256
 """Calls of a connection beside the requests that run or wait: of health, of memories, watches."""
+FULL_CONNECTIONS = 16
+"""Connections that may have all of their streams at once. It bounds memory, so it is far above what callers need."""
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
     memory_pb2.DESCRIPTOR.services_by_name["MemoryService"],
@@ -56,7 +58,9 @@ class BoundServer:
         require_free("port", settings.host, settings.port)
         self.telemetry = telemetry
         self.settings = settings
-        self.grpc_server = grpc.aio.server(options=options(settings))
+        self.grpc_server = grpc.aio.server(
+            options=options(settings), maximum_concurrent_rpcs=FULL_CONNECTIONS * _streams(settings)
+        )
         self.health = Health()
         self.authenticator = Authenticator(settings)
         self.gate = Gate(self.authenticator)
@@ -116,12 +120,17 @@ def _listen(server: grpc.aio.Server, key: str, host: str, port: int, credentials
         raise InvalidInputError(key, port, f"cannot listen on {address}") from error
 
 
+def _streams(settings: Settings) -> int:
+    """Of a connection, at once."""
+    return settings.max_running + settings.max_waiting + OTHER_STREAMS
+
+
 def options(settings: Settings) -> list[tuple[str, int]]:
     options = [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        ("grpc.max_concurrent_streams", settings.max_running + settings.max_waiting + OTHER_STREAMS),
+        ("grpc.max_concurrent_streams", _streams(settings)),
         # A message that nobody reads yet, such as that of a caller who is not known, fills its stream's window and no
         # more: 64 KiB. With estimates of the bandwidth a window may grow to as many MiB as a message has.
         ("grpc.http2.bdp_probe", 0),

@@ -19,12 +19,14 @@ from packaging.requirements import Requirement
 
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.errors import ReaderStalledError
+from draftwood_service.rpc import bound
 from draftwood_service.rpc.bound import OTHER_STREAMS
 from draftwood_service.rpc.calls import MessageReader
 from draftwood_service.rpc.standard import health
 from draftwood_service.rpc.standard.reflection import V1
 from tests.process_memory import resident_mib
 from tests.service.fakes import Served, serving, until
+from tests.service.gateway.listening import get, listening
 
 CODE = grpc.StatusCode
 MESSAGE = round(3.9 * 2**20)
@@ -158,6 +160,27 @@ async def test_a_connection_has_so_many_streams(guarded: Served) -> None:
     settings = guarded.server._settings
     async with attacker(guarded.server.port) as attacking:
         assert attacking.settings[_STREAMS] == settings.max_running + settings.max_waiting + OTHER_STREAMS
+
+
+async def test_calls_of_all_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound, "FULL_CONNECTIONS", 1)
+    monkeypatch.setattr(bound, "OTHER_STREAMS", 0)
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with (
+        serving(max_running=1, max_waiting=2) as served,
+        grpc.aio.insecure_channel(served.server.address, options=options) as other,
+        listening(served.server.address) as gateway,
+    ):
+        asked = health_pb2.HealthCheckRequest()
+        watches = [health_pb2_grpc.HealthStub(one).Watch(asked) for one in (served.channel, other, other)]
+        for watch in watches:
+            await watch.read()
+        await _refused(health_pb2_grpc.HealthStub(served.channel).Watch(asked), CODE.RESOURCE_EXHAUSTED, "Concurrent")
+        status, answer = await gateway.answered(get("/v1/models"))
+        assert (status, answer["error"]["type"]) == (429, "rate_limit_error")
+        assert answer["error"]["message"] == "the service answers too many calls; try again later"
+        for watch in watches:
+            watch.cancel()
 
 
 async def test_health_that_is_asked_without_an_end_answers_others(
