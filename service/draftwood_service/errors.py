@@ -7,6 +7,7 @@ DraftwoodError
 ├── QuotaExceededError      a tenant's rate limit is reached (draftwood_service.quotas)
 ├── TooMuchTextError        too many long texts wait to be read
 ├── TooManyWatchesError     the limit of open WatchStatus calls is reached
+├── MemoriesKeptError       an experiment is deleted, and the memories of its arms are not
 ├── ModelNotServedError     the request names another model
 ├── LoadingError            the model is not loaded yet
 ├── ShuttingDownError       the service is stopping
@@ -18,6 +19,7 @@ DraftwoodError
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -36,7 +38,12 @@ from draftwood_model_runner.errors import (
     InvalidValueError,
     ModelError,
 )
-from draftwood_service.auth.errors import IssuerUnavailableError, PermissionDeniedError, UnauthenticatedError
+from draftwood_service.auth.errors import (
+    IssuerUnavailableError,
+    OpenServerError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from draftwood_service.quotas import QuotaExceededError
 from draftwood_tenants.resources.errors import (
     ConfigurationUnknownError,
@@ -102,6 +109,16 @@ class TooManyWatchesError(DraftwoodError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} calls of WatchStatus are open for this tenant, which is the limit; end one of them")
+
+
+class MemoriesKeptError(DraftwoodError):
+    """An experiment is deleted, and the memories of its arms could not be purged."""
+
+    def __init__(self, experiment: str, arms: Iterable[str], why: Exception) -> None:
+        super().__init__(
+            f"{experiment} is deleted, and the memories of its arms {', '.join(arms)} may be kept ({why}): nothing"
+            " reads them, and they expire; to purge them, create it again with these arms, and delete it"
+        )
 
 
 class ModelNotServedError(DraftwoodError):
@@ -172,6 +189,7 @@ RULES: dict[type[BaseException], Rule] = {
     UnsupportedByEngineError: Rule(grpc.StatusCode.INVALID_ARGUMENT, "UNSUPPORTED_BY_ENGINE"),
     UnauthenticatedError: Rule(grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
     PermissionDeniedError: Rule(grpc.StatusCode.PERMISSION_DENIED, "PERMISSION_DENIED"),
+    OpenServerError: Rule(grpc.StatusCode.PERMISSION_DENIED, "AUTHENTICATION_OFF"),
     IssuerUnavailableError: Rule(grpc.StatusCode.UNAVAILABLE, "ISSUER_UNAVAILABLE", retry_seconds=5.0),
     ModelNotServedError: Rule(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
     QueueFullError: Rule(grpc.StatusCode.UNAVAILABLE, "QUEUE_FULL", retry_seconds=1.0),
@@ -206,6 +224,7 @@ RULES: dict[type[BaseException], Rule] = {
     EtagError: Rule(grpc.StatusCode.ABORTED, "ETAG_MISMATCH"),
     ConfigurationUnknownError: Rule(grpc.StatusCode.UNAVAILABLE, "CONFIGURATION_UNKNOWN", retry_seconds=1.0),
     PreconditionError: Rule(grpc.StatusCode.FAILED_PRECONDITION, "FAILED_PRECONDITION"),
+    MemoriesKeptError: Rule(grpc.StatusCode.ABORTED, "MEMORIES_KEPT"),
     MemoryPurgedError: Rule(grpc.StatusCode.ABORTED, "MEMORY_PURGED"),
     ModelError: Rule(grpc.StatusCode.INTERNAL, "MODEL_FAILED", "the model failed in a step of this request"),
 }

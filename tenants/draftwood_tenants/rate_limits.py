@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 
 from draftwood_errors import InvalidValueError
 
@@ -34,16 +34,6 @@ class RateLimits:
         """With those of `default` where there are none."""
         values = {one.name: getattr(self, one.name) for one in fields(self)}
         return replace(default, **{name: value for name, value in values.items() if value is not None})
-
-    def replica_share(self, replicas: int, tokens: int) -> RateLimits:
-        """Of one of so many replicas, for a request with so many tokens. At least one request; one that needs more
-        tokens than the share, but not more than the limit, may run where nothing else is counted.
-        """
-        values = {name: value and max(1, value // replicas) for name, value in asdict(self).items()}
-        most = self.tokens_per_minute
-        if most is not None:
-            values["tokens_per_minute"] = most if tokens > most else max(most // replicas, tokens)
-        return RateLimits(**values)
 
     @property
     def any(self) -> bool:

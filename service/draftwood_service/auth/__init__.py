@@ -4,7 +4,12 @@ Knows no gRPC: `draftwood_service.rpc.access` takes credentials from calls and a
 """
 
 from draftwood_service.auth.authenticator import Authenticator, CertificateNames
-from draftwood_service.auth.errors import IssuerUnavailableError, PermissionDeniedError, UnauthenticatedError
+from draftwood_service.auth.errors import (
+    IssuerUnavailableError,
+    OpenServerError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
 from draftwood_service.auth.principal import DEFAULT_TENANT, Principal, Role
 from draftwood_service.auth.rules import required_role
 
@@ -13,6 +18,7 @@ __all__ = [
     "Authenticator",
     "CertificateNames",
     "IssuerUnavailableError",
+    "OpenServerError",
     "PermissionDeniedError",
     "Principal",
     "Role",

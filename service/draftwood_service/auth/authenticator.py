@@ -53,6 +53,7 @@ class Authenticator:
 
     Attributes:
         is_open: there are none; every call is `ANYONE`'s.
+        is_for_this_machine: there are none, for only this machine reaches the server.
 
     Raises:
         InvalidInputError: a file of the settings cannot be read.
@@ -60,6 +61,7 @@ class Authenticator:
 
     def __init__(self, settings: AuthSettings) -> None:
         self.is_open = not settings.has_credentials
+        self.is_for_this_machine = self.is_open and settings.auth != "open"
         path = settings.auth_file
         self._file = None if path is None else FollowedFile(auth_file.SETTING, path, _FromFile)
         self._tokens = _token_verifier(settings)

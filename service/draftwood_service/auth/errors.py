@@ -4,6 +4,7 @@ DraftwoodError
 ├── UnauthenticatedError      the call has no valid credential
 │   └── NoCredentialError     it has none
 ├── PermissionDeniedError     its credential does not allow what it asks for
+│   └── OpenServerError       there are no credentials, and the call comes from another machine
 └── IssuerUnavailableError    tokens cannot be verified, since the issuer's keys were never read
 """
 
@@ -50,6 +51,18 @@ class PermissionDeniedError(DraftwoodError):
         super().__init__(problem)
         self.principal = principal
         self.tenant = tenant
+
+
+class OpenServerError(PermissionDeniedError):
+    """The server has no credentials, since only its machine reaches it, and a gateway lets other machines call."""
+
+    def __init__(self, gateway_host: str) -> None:
+        super().__init__(
+            "the server asks nobody for a credential, and whoever reaches the gateway on"
+            f" {gateway_host[:100]} would call as its operator: give the server credentials (--auth-file, --jwt-jwks),"
+            " allow it there with --auth open, or let the gateway listen on 127.0.0.1",
+            "anyone",
+        )
 
 
 class IssuerUnavailableError(DraftwoodError):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
+import socket
 import ssl
+import threading
 import time
 import urllib.request
 from collections.abc import Sequence
-from http.client import HTTPException
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +38,7 @@ _STALE_SECONDS = 24 * 3600.0
 class KeySet:
     """Keys by their ids, each for the allowed algorithms that it fits.
 
-    Keys of other kinds are left out, symmetric ones among them.
+    Keys of other kinds are left out, symmetric ones and those for encryption (`use`, `key_ops`) among them.
 
     Raises:
         InvalidInputError: the data is no JWKS, or none of its keys can be used.
@@ -55,17 +59,20 @@ class KeySet:
                     self._keys[key.get("kid"), algorithm] = usable
         if not self._keys:
             raise InvalidInputError(SETTING, None, f"has no key for signatures by {', '.join(algorithms)}")
-        self._has_one = len(keys) == 1
+        self._signing = sum(any(_usable(key, algorithm) for algorithm in algorithms) for key in keys)
 
     def find(self, key_id: str | None, algorithm: str) -> jwt.PyJWK | None:
-        """The key of this id; the only key for a token without an id."""
-        if key_id is None and self._has_one:
+        """The key of this id; for a token without an id the only one of the set that signs."""
+        if key_id is None and self._signing == 1:
             return next((key for (_, its), key in self._keys.items() if its == algorithm), None)
         return self._keys.get((key_id, algorithm))
 
 
 def _usable(key: Any, algorithm: str) -> jwt.PyJWK | None:
     if not isinstance(key, dict) or key.get("kty") == "oct" or key.get("use", "sig") != "sig":
+        return None
+    operations = key.get("key_ops", ["verify"])
+    if not isinstance(operations, list) or "verify" not in operations:
         return None
     if not isinstance(key.get("kid", ""), str) or key.get("alg", algorithm) != algorithm:
         return None
@@ -98,6 +105,32 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """None makes a redirect an error: it could leave https."""
 
 
+class _Connection(http.client.HTTPSConnection):
+    """Ends after `_TIMEOUT_SECONDS`, whatever has come until then: the timeout of a socket begins again with each
+    byte."""
+
+    def connect(self) -> None:
+        super().connect()
+        ending = threading.Timer(_TIMEOUT_SECONDS, _end, [self.sock])
+        ending.daemon = True
+        ending.start()
+
+
+def _end(connected: socket.socket) -> None:
+    """Lets the thread that reads from a socket read its end."""
+    with suppress(OSError):  # it is closed
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)  # TLS is left to that thread
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self) -> None:
+        super().__init__()
+        self._tls = ssl.create_default_context()
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, request, context=self._tls)
+
+
 class JwksUrl:
     """Keys from an https URL; its certificate is verified with the system's authorities, or those of SSL_CERT_FILE.
 
@@ -108,8 +141,8 @@ class JwksUrl:
     def __init__(self, url: str, algorithms: Sequence[str]) -> None:
         self._url = url
         self._algorithms = algorithms
-        https = urllib.request.HTTPSHandler(context=ssl.create_default_context())
-        self._opener = urllib.request.build_opener(https, _NoRedirect)
+        self._opener = urllib.request.build_opener(_Https(), _NoRedirect)
+        self._thread = ThreadPoolExecutor(1, "jwks")  # those of asyncio tokenize, and may all be busy
         self._fetching: asyncio.Task[None] | None = None
         self._asked_at = self._fetched_at = float("-inf")
         self._bytes: bytes | None = None
@@ -139,14 +172,14 @@ class JwksUrl:
 
     async def _fetch(self) -> None:
         try:
-            data = await asyncio.to_thread(self._read)
+            data = await asyncio.get_running_loop().run_in_executor(self._thread, self._read)
             if data != self._bytes:
                 self._keys = KeySet(data, self._algorithms)
                 self._bytes = data
                 _log.info("keys of the issuer read", url=self._url)
             self._fetched_at = time.monotonic()
             self._problem = ""
-        except (OSError, HTTPException, ValueError, InvalidInputError) as error:
+        except (OSError, http.client.HTTPException, ValueError, InvalidInputError) as error:
             if str(error) != self._problem:
                 self._problem = str(error)
                 _log.error("keys of the issuer cannot be read", url=self._url, problem=self._problem)
@@ -154,8 +187,13 @@ class JwksUrl:
             self._fetching = None
 
     def _read(self) -> bytes:
-        with self._opener.open(self._url, timeout=_TIMEOUT_SECONDS) as response:
-            data: bytes = response.read(_MAX_BYTES + 1)
+        began = time.monotonic()
+        try:
+            with self._opener.open(self._url, timeout=_TIMEOUT_SECONDS) as response:
+                data: bytes = response.read(_MAX_BYTES + 1)
+        finally:  # also if what came until then looks whole
+            if time.monotonic() - began >= _TIMEOUT_SECONDS:
+                raise TimeoutError(f"timed out: no complete answer within {_TIMEOUT_SECONDS:g} s")
         if len(data) > _MAX_BYTES:
             raise InvalidInputError(SETTING, self._url, f"sends more than {_MAX_BYTES} bytes")
         return data

@@ -6,14 +6,15 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, Unpack
 
 import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -23,11 +24,13 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from draftwood_client import AsyncClient, AsyncGenerationStream, Completion, DraftwoodError, ModelInfo, ToolFormat
-from draftwood_client.options import UNSET, Timeout
+from draftwood_client.options import UNSET, CallOptions, Timeout
+from draftwood_service.authorization import bearer_of
 from draftwood_service.gateway.answers import Answers
 from draftwood_service.gateway.batch import Batch
 from draftwood_service.gateway.errors import (
     ClientDisconnectedError,
+    InvalidCredentialError,
     InvalidRequestError,
     body_of,
     error_body,
@@ -35,7 +38,16 @@ from draftwood_service.gateway.errors import (
     status_of,
 )
 from draftwood_service.gateway.http.answers import Events, failed, no_route, note, refusal
-from draftwood_service.gateway.http.requests import cancel_on_disconnect, read_json, read_timeout
+from draftwood_service.gateway.http.requests import (
+    SMALL_BODY,
+    BodyBudget,
+    LocalRequests,
+    body_size,
+    cancel_on_disconnect,
+    discard_body,
+    read_json,
+    read_timeout,
+)
 from draftwood_service.gateway.metrics import Metrics
 from draftwood_service.gateway.reading import ParsedRequest, read_chat, read_completion, with_tools
 
@@ -52,6 +64,16 @@ _MAX_TOLD = 1000
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
+class ServiceClient(AsyncClient):
+    """A client that also asks for the service's health."""
+
+    async def is_serving(self, **call: Unpack[CallOptions]) -> bool:
+        """Whether requests are served. Raises `StatusError`."""
+        check = health_pb2_grpc.HealthStub(self._calls.channel).Check
+        answer = await self._calls.ask(check, health_pb2.HealthCheckRequest(), call)
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
 class Gateway:
     """Answers HTTP requests with the service's answers.
 
@@ -64,7 +86,7 @@ class Gateway:
 
     def __init__(
         self,
-        open_client: Callable[[Callable[[], str] | None], AsyncClient],
+        open_client: Callable[[Callable[[], str] | None], ServiceClient],
         page: bool,
         max_body_bytes: int,
         strict: bool = False,
@@ -75,13 +97,16 @@ class Gateway:
         self._max_body_bytes = max_body_bytes
         self._strict = strict
         self._told_of = set[tuple[str, ...]]()
+        self._bodies = BodyBudget()
         self.metrics = Metrics()
 
-    def app(self, origins: list[str]) -> Starlette:
+    def app(self, origins: list[str], hosts: Collection[str] | None = None) -> Starlette:
         """The application.
 
         Args:
             origins: of web pages that may call, as in CORS.
+            hosts: names by which it is called besides those of this machine; None for any name, and for web pages of
+                any origin.
         """
         routes = [
             Route("/v1/chat/completions", partial(self._answer, read_chat), methods=["POST"]),
@@ -93,10 +118,16 @@ class Gateway:
         ]
         if self._page:
             routes.append(Route("/", self._show_page))
-        middleware = [Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])]
+        middleware: list[Middleware] = []
+        if hosts is not None:
+            middleware.append(Middleware(LocalRequests, hosts=hosts, origins=origins))
+        if origins:
+            middleware.append(
+                Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+            )
         return Starlette(
             routes=routes,
-            middleware=middleware if origins else [],
+            middleware=middleware,
             exception_handlers={HTTPException: no_route, Exception: failed},
             lifespan=self._lifespan,
         )
@@ -112,14 +143,17 @@ class Gateway:
         end = self.metrics.begin(request.url.path)
         parsed: ParsedRequest | None = None
         try:
-            parsed = read(await read_json(request, self._max_body_bytes))
-            ignored = self._ignored(parsed, request)
-            client, seconds = self._client(request), read_timeout(request)
-            answer = (
-                self._streamed(client, parsed, seconds, end) if parsed.stream else self._whole(client, parsed, seconds)
-            )
-            response = await cancel_on_disconnect(request, answer)
-            response.headers.update(ignored)
+            size = body_size(request, self._max_body_bytes)
+            client = await self._client_of_body(request, size)
+            async with self._bodies.taken(size):
+                parsed = read(await read_json(request, self._max_body_bytes))
+                ignored = self._ignored(parsed, request)
+                begun = self._begin(client, parsed, read_timeout(request))
+                answers, batch = await cancel_on_disconnect(request, begun)
+            headers = {"x-request-id": answers.id, **ignored}
+            if parsed.stream:
+                return self._events(parsed, answers, batch, end, headers)
+            whole = answers.whole(await cancel_on_disconnect(request, batch.completions()))
         except ClientDisconnectedError as error:
             end(status_of(error))
             return Response(status_code=status_of(error))  # nobody receives it
@@ -129,9 +163,20 @@ class Gateway:
         except asyncio.CancelledError:
             end(499)
             raise
-        if not parsed.stream:
-            end(200)
-        return response
+        end(200)
+        return JSONResponse(whole, headers=headers)
+
+    async def _client_of_body(self, request: Request, size: int) -> AsyncClient:
+        """The client that calls with the request's key, before its body is read: if that is large, the service knows
+        the key. Raises StatusError, InvalidCredentialError."""
+        try:
+            client = self._client(request)
+            if size > SMALL_BODY:
+                await self._info(client)
+            return client
+        except (DraftwoodError, InvalidCredentialError):
+            await discard_body(request, self._max_body_bytes)
+            raise
 
     def _ignored(self, parsed: ParsedRequest, request: Request) -> dict[str, str]:
         """A header that tells the caller which fields are left out, logged once for each kind of client.
@@ -152,7 +197,7 @@ class Gateway:
         return {_IGNORED_HEADER: names}
 
     async def _begin(self, client: AsyncClient, parsed: ParsedRequest, seconds: float | None) -> tuple[Answers, Batch]:
-        """The formatter of the answers to a request, and the batch of its prompts; nothing is sent yet."""
+        """The formatter of the answers to a request, and the batch of its prompts, which the service has admitted."""
         form = await self._tool_format(client) if parsed.tools is not None else None
         if form is not None:
             parsed = with_tools(parsed, form)
@@ -168,24 +213,23 @@ class Gateway:
                 left = max(seconds - (time.monotonic() - began), 0.001)
             return client.stream(parsed.prompts[number], timeout=left, **parsed.options)
 
-        answers = Answers(parsed, model, form)
-        return answers, Batch(open_stream, len(parsed.prompts), most)
-
-    async def _whole(self, client: AsyncClient, parsed: ParsedRequest, seconds: float | None) -> Response:
-        answers, batch = await self._begin(client, parsed, seconds)
-        return JSONResponse(answers.whole(await batch.completions()), headers={"x-request-id": answers.id})
-
-    async def _streamed(
-        self, client: AsyncClient, parsed: ParsedRequest, seconds: float | None, end: Callable[[int], None]
-    ) -> Response:
-        answers, batch = await self._begin(client, parsed, seconds)
+        batch = Batch(open_stream, len(parsed.prompts), most)
         await batch.begin()
+        return Answers(parsed, model, form), batch
 
+    def _events(
+        self,
+        parsed: ParsedRequest,
+        answers: Answers,
+        batch: Batch,
+        end: Callable[[int], None],
+        headers: Mapping[str, str],
+    ) -> Response:
         async def ended() -> None:
             await batch.close()
             end(499)  # unless its end was counted
 
-        return Events(self._chunks(parsed, answers, batch, end), ended, headers={"x-request-id": answers.id})
+        return Events(self._chunks(parsed, answers, batch, end), ended, headers=headers)
 
     async def _chunks(
         self, parsed: ParsedRequest, answers: Answers, batch: Batch, end: Callable[[int], None]
@@ -238,16 +282,15 @@ class Gateway:
         return JSONResponse(model)
 
     async def _health(self, request: Request) -> Response:
-        """200 while the service behind it answers."""
+        """200 while the service behind it serves requests."""
+        reason = "the service does not serve requests now: it loads its model, stops or starts its engine again"
         try:
-            await self._anonymous.model_info(timeout=2.0)
+            if await self._anonymous.is_serving(timeout=2.0):
+                return JSONResponse({"status": "ok"})
         except DraftwoodError as error:
-            # A server that wants a credential is up.
-            if status_of(error) not in (401, 403):
-                note(error)
-                reason = body_of(error)["error"]["message"]
-                return JSONResponse({"status": "unavailable", "reason": reason}, 503)
-        return JSONResponse({"status": "ok"})
+            note(error)
+            reason = body_of(error)["error"]["message"]
+        return JSONResponse({"status": "unavailable", "reason": reason}, 503)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
@@ -257,10 +300,14 @@ class Gateway:
         return HTMLResponse(page, headers={"content-security-policy": _PAGE_POLICY})
 
     def _client(self, request: Request) -> AsyncClient:
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
+        """The client that calls with the request's key. Raises InvalidCredentialError."""
+        try:
+            key = bearer_of(request.headers.getlist("authorization"))
+        except ValueError as error:
+            raise InvalidCredentialError(str(error)) from None
+        if not key:
             return self._anonymous
-        _credential.set(key.strip())
+        _credential.set(key)
         return self._named
 
     async def _info(self, client: AsyncClient) -> ModelInfo:

@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class Batch:
-    """The answers to several prompts, in a single use: `completions`, or `begin`, `events` and `close`.
+    """The answers to several prompts, in a single use: `begin`, then `completions`, or `events` and `close`.
 
     Args:
         open_stream: of the prompt with this number; nothing is sent before it is entered.
@@ -31,16 +31,6 @@ class Batch:
         self._next = iter(range(self._most, prompts))
         self._workers: list[asyncio.Task[None]] = []
 
-    async def completions(self) -> Sequence[Completion]:
-        """All answers. Raises the first error."""
-        free = asyncio.Semaphore(self._most)
-
-        async def complete(number: int) -> Completion:
-            async with free, self._open(number) as stream:
-                return await stream.completion()
-
-        return await _all(map(complete, range(self._prompts)))
-
     async def begin(self) -> None:
         """Sends the first prompts, and returns once the service has admitted them. Raises the first error."""
         self._streams = [self._open(number) for number in range(self._most)]
@@ -49,6 +39,17 @@ class Batch:
         except BaseException:
             await self.close()
             raise
+
+    async def completions(self) -> Sequence[Completion]:
+        """All answers. Raises the first error, which ends the others."""
+        whole: dict[int, Completion] = {}
+        try:
+            async for number, event in self.events():
+                if isinstance(event, Completion):
+                    whole[number] = event
+        finally:
+            await self.close()
+        return [whole[number] for number in sorted(whole)]
 
     async def events(self) -> AsyncIterator[tuple[int, Delta | Completion]]:
         """The number of a prompt, and what came of it: deltas, then the whole. Raises the first error."""
@@ -94,9 +95,11 @@ class Batch:
 
 async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """The results. The first error cancels the others, and is raised."""
+    tasks = [asyncio.ensure_future(one) for one in work]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        del task, tasks  # an error would hold itself by them and its traceback, and the request with it

@@ -7,22 +7,29 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import structlog
 import typer
 
-from draftwood_client import AsyncClient
+from draftwood_client import Client, StatusError
 from draftwood_client.cli.apps import new_app, run
 from draftwood_client.cli.options import ServerOptions, command
 from draftwood_client.errors import ArgumentValueError
 from draftwood_model_runner.errors import InvalidInputError
+from draftwood_service.authorization import GATEWAY_HOST
 from draftwood_service.starting.extras import MissingExtraError, needs_extra
 from draftwood_service.starting.listening import is_loopback, require_free
+
+if TYPE_CHECKING:
+    from draftwood_service.gateway.app import ServiceClient
 
 app = new_app()
 
 _log = structlog.get_logger(__name__)
+
+_ASK_SECONDS = 2.0
+"""For the service to answer at the start."""
 
 
 def gateway(args: list[str]) -> int:
@@ -40,6 +47,10 @@ def _gateway(
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(help="Origin of web pages that may call, such as https://app.example; repeat it."),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name by which a proxy passes requests on to a loopback address; repeat it."),
     ] = None,
     max_body_bytes: Annotated[int, typer.Option(min=1024, help="Maximum size of a request in bytes.")] = 4 * 2**20,
     http_tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain; makes it HTTPS.")] = None,
@@ -60,10 +71,12 @@ def _gateway(
 
     A request's key (Authorization: Bearer) goes on to the service, which knows its tenant by it. A request without one
     has the gateway's own credential, if it has one: on an address that other machines reach, only with
-    --share-credential.
+    --share-credential. A service that asks nobody for a credential, for only its machine reaches it, is served on
+    loopback addresses alone.
     """
     shares = _shares_credential(server, host, share_credential)
     _check_address(host, port)
+    _check_service(server, host)
     context = _tls(http_tls_cert, http_tls_key)
     # Imported here: --help need not wait for them.
     from draftwood_service.logging_config import configure_logging
@@ -78,10 +91,10 @@ def _gateway(
     if shares:
         _log.warning("the gateway has a credential: requests without a key of their own call with it")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn handles it, and raises it again when it has ended
-    made = Gateway(_opener(server), page, max_body_bytes, strict)
+    made = Gateway(_opener(server, host), page, max_body_bytes, strict)
     connections = Connections(connection_limit(), ended=made.metrics.connection_ended)
     uvicorn.run(
-        made.app(cors_origin or []),
+        made.app(cors_origin or [], allowed_host or [] if is_loopback(host) else None),
         host=host,
         port=port,
         http=partial(protocol, connections, context),  # type: ignore[arg-type]  # uvicorn only calls it
@@ -117,6 +130,21 @@ def _check_address(host: str, port: int) -> None:
         raise typer.Exit(1) from None
 
 
+def _check_service(server: ServerOptions, host: str) -> None:
+    """Raises `ArgumentValueError` if the service is for callers of its machine alone, and others reach the gateway.
+
+    One that cannot be asked now refuses each request instead.
+    """
+    if is_loopback(host):
+        return
+    try:
+        with Client(**_arguments(server, host)) as client:
+            client.model_info(timeout=_ASK_SECONDS)
+    except StatusError as error:
+        if error.reason == "AUTHENTICATION_OFF":
+            raise ArgumentValueError("--host", str(error)) from None
+
+
 def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     """None for plain HTTP. Raises `ArgumentValueError`."""
     if certificate is None:
@@ -135,12 +163,20 @@ def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     return context
 
 
-def _opener(server: ServerOptions) -> Callable[[Callable[[], str] | None], AsyncClient]:
-    def open_client(credential: Callable[[], str] | None) -> AsyncClient:
-        # The tenant is that of each request's credential, whatever the environment names for the command line.
-        arguments: dict[str, Any] = {**server.arguments(), "tenant": ""}
-        if credential is not None:
-            arguments |= {"api_key": None, "token": credential}
-        return AsyncClient(**arguments)
+def _opener(server: ServerOptions, host: str = "127.0.0.1") -> Callable[[Callable[[], str] | None], ServiceClient]:
+    from draftwood_service.gateway.app import ServiceClient
+
+    arguments = _arguments(server, host)
+
+    def open_client(credential: Callable[[], str] | None) -> ServiceClient:
+        own: dict[str, Any] = {} if credential is None else {"api_key": None, "token": credential}
+        return ServiceClient(**{**arguments, **own})
 
     return open_client
+
+
+def _arguments(server: ServerOptions, host: str) -> dict[str, Any]:
+    """Of clients of the service. The tenant is that of each request's credential, whatever the environment names for
+    the command line. Raises `ArgumentError`."""
+    reached = {} if is_loopback(host) else {GATEWAY_HOST: host}
+    return {**server.arguments(), "tenant": "", "metadata": reached}

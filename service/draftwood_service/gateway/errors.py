@@ -19,6 +19,8 @@ _STATUS = {
     grpc.StatusCode.UNAUTHENTICATED: 401,
     grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.ABORTED: 409,
+    grpc.StatusCode.ALREADY_EXISTS: 409,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.CANCELLED: 499,
     grpc.StatusCode.UNIMPLEMENTED: 501,
@@ -33,6 +35,8 @@ _OF_GRPC = {
     grpc.StatusCode.CANCELLED: "the request was cancelled",
 }
 """Messages for callers of gRPC's own errors, whose texts contain the service's address."""
+_TOO_MANY_CALLS = "Concurrent RPC limit exceeded"
+"""In gRPC's text of another RESOURCE_EXHAUSTED than for a message that is too large."""
 
 
 class InvalidRequestError(OwnError):
@@ -41,6 +45,10 @@ class InvalidRequestError(OwnError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+
+
+class InvalidCredentialError(OwnError):
+    """The authorization header is none of a key or token. The text says why, without its value."""
 
 
 class ClientDisconnectedError(OwnError):
@@ -54,10 +62,13 @@ def status_of(error: Exception) -> int:
     """The HTTP status of an error."""
     if isinstance(error, InvalidRequestError | ArgumentError):
         return 400
+    if isinstance(error, InvalidCredentialError):
+        return 401
     if isinstance(error, ClientDisconnectedError):
         return 499
     if isinstance(error, StatusError):
-        too_large = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.reason
+        of_grpc = error.code is grpc.StatusCode.RESOURCE_EXHAUSTED and not error.reason
+        too_large = of_grpc and _TOO_MANY_CALLS not in str(error)
         return 413 if too_large else _STATUS.get(error.code, 500)
     return 500
 
@@ -93,10 +104,12 @@ def body_of(error: Exception, caller_names: Mapping[str, str] = MappingProxyType
             text = "messages: the model has no chat template; use /v1/completions"
         if is_of_grpc(error):
             own = str(error).rpartition(": ")[2]  # the client's text, after the address
-            text = (
-                own if own.startswith("no complete answer within") else _OF_GRPC.get(error.code, "the service failed")
-            )
-    elif not isinstance(error, DraftwoodError):
+            text = _OF_GRPC.get(error.code, "the service failed")
+            if own.startswith("no complete answer within"):
+                text = own
+            elif status == 429:
+                text = "the service answers too many calls; try again later"
+    elif not isinstance(error, DraftwoodError | InvalidCredentialError):
         text = "internal error"
     return error_body(status, text, field, code)
 

@@ -59,7 +59,7 @@ class Limiter:
     Attributes:
         windows: by tenant.
         outages: how often the store ceased to count; always 0 here, without a store.
-        admitted_alone: requests that were admitted by this server's share of their limits meanwhile.
+        admitted_alone: requests that were admitted by this process's own counts meanwhile.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -2,8 +2,7 @@
 
 Keys of a tenant: `used`, a hash of whole seconds to "REQUESTS TOKENS"; `places`, a sorted set of the leases of requests
 that run or wait, by the millisecond at which each ends; `sent:REPLICA`, the number of that replica's last `REFRESH`
-with counts. Of all tenants together: `dw:{quota}:replicas`, a sorted set of replicas by the millisecond until which
-they count as alive.
+with counts.
 
 The first command that writes needs no memory: after one a full server lets a script go on. What is counted is small,
 and expires.
@@ -27,16 +26,6 @@ local function renew(leases, milliseconds, member)
   redis.call('PEXPIRE', leases, 2 * milliseconds)
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%d', ms))
-"""
-
-# Says that a replica is alive, and returns how many are. KEYS: replicas. ARGV: lease_ms replica.
-HEARTBEAT = """
-local time = redis.call('TIME')
-local ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%d', ms))
-redis.call('ZADD', KEYS[1], string.format('%d', ms + tonumber(ARGV[1])), ARGV[2])
-redis.call('PEXPIRE', KEYS[1], 2 * tonumber(ARGV[1]))
-return redis.call('ZCARD', KEYS[1])
 """
 
 # KEYS: used leases. ARGV: buckets requests_limit tokens_limit concurrency tokens lease_ms member requests; limits 0 for

@@ -1,4 +1,4 @@
-"""Limits over all replicas of a store, and this replica's share of them while the store does not count."""
+"""Limits over all replicas of a store; in each replica while the store does not count."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import partial
 
 import structlog
 
-from draftwood_memory.errors import MemoryStoreError
+from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
 from draftwood_memory.settings.files import store_keys
 from draftwood_memory.settings.opening import store_client
 from draftwood_memory.store.redis_client import RedisClient
-from draftwood_service.quotas.limits import BUCKETS
+from draftwood_service.quotas.limits import BUCKETS, QuotaExceededError
 from draftwood_service.quotas.local import Limiter, Reservation
-from draftwood_service.quotas.store import REFRESH_SECONDS, QuotaStore, Refresh
+from draftwood_service.quotas.store import REFRESH_SECONDS, QuotaStore, Refresh, Release
 from draftwood_service.quotas.window import Bucket, Window
 from draftwood_service.settings.tenants import StoreSettings
 from draftwood_tenants.rate_limits import RateLimits
@@ -35,13 +35,13 @@ class SharedLimiter(Limiter):
     """Counts in the store; within this process while the store does not count.
 
     A call that fails concerns its tenant alone, until the next refresh; all tenants only if the store does not answer
-    a refresh. Every admission is counted in this process too, so that this replica's share of the limits is ready then.
-    What was admitted meanwhile is added to the store's counts once it answers again.
+    a refresh. Every admission is counted in this process too, so that this replica can hold the whole limit then: no
+    request is refused that the store would admit, and each replica admits the limit at most. What was admitted and
+    released meanwhile is sent to the store once it answers again.
 
     Attributes:
-        replicas: that were alive when the store answered last; 0 if it never did.
         outages: how often the store ceased to count, for all or some tenants.
-        admitted_alone: requests that were admitted by this replica's share alone.
+        admitted_alone: requests that were admitted by this replica's counts alone.
 
     Args:
         secret: hides tenants' names in the store.
@@ -52,8 +52,9 @@ class SharedLimiter(Limiter):
         self, client: RedisClient, secret: bytes | None = None, answer_seconds: float = ANSWER_SECONDS
     ) -> None:
         super().__init__()
-        self.replicas = 0
-        self._store = QuotaStore(client, secret, answer_seconds)
+        self._store = QuotaStore(client, secret)
+        self._answer_seconds = answer_seconds
+        self._connected = False
         self._unreachable = False
         self._alone: set[str] = set()
         """Tenants whose last call failed."""
@@ -61,6 +62,8 @@ class SharedLimiter(Limiter):
         self._batches: dict[str, tuple[int, dict[int, Bucket]]] = {}
         """Counts that were sent, until the store has confirmed them, with their numbers."""
         self._number = 0
+        self._owed: list[Release] = []
+        """Of requests that the store counts and that ended while it did not answer."""
         self._releasing: set[asyncio.Task[None]] = set()
         self._refreshing: asyncio.Task[None] | None = None
 
@@ -77,26 +80,43 @@ class SharedLimiter(Limiter):
         """See `Limiter`. Waits `answer_seconds` for the store at most."""
         if not limits.any:
             return Reservation(Window(), 0, 0, 0)
-        lease, second = next(self._leases), None
+        lease, counting = next(self._leases), None
         if not self._is_alone(tenant):
-            try:
-                second = await self._store.reserve(tenant, limits, tokens, lease, requests)
-            except MemoryStoreError as error:
-                self._fail(error, tenant)
-        if second is None:
-            share = limits.replica_share(max(1, self.replicas), tokens)
-            self.window_of(tenant).check(share, tokens, self.clock(), requests)
-            self.admitted_alone += requests
-            self._unsent.setdefault(tenant, Window()).add(tokens, self.clock(), requests)
+            counting = asyncio.create_task(self._store.reserve(tenant, limits, tokens, lease, requests))
+        try:
+            if counting is None or not await self._counted(counting, tenant):
+                self.window_of(tenant).check(limits, tokens, self.clock(), requests)
+                self.admitted_alone += requests
+                if counting is None or counting.done():
+                    counting = None
+                    self._unsent.setdefault(tenant, Window()).add(tokens, self.clock(), requests)
+        except (QuotaExceededError, asyncio.CancelledError):
+            if counting is not None and not (counting.done() and counting.exception()):
+                self._release(tenant, lease, 0, counting, tokens, requests)
+            raise
         admitted = self.admit(tenant, limits, tokens, lease, requests)
-        admitted.on_release = partial(self._release, tenant, lease, admitted.second, second)
+        admitted.on_release = partial(self._release, tenant, lease, admitted.second, counting)
         return admitted
+
+    async def _counted(self, counting: asyncio.Task[int], tenant: str) -> bool:
+        """Whether the store says in time that it has counted a request. Raises QuotaExceededError.
+
+        A late answer still counts: whether the request runs or has ended, its release waits for it.
+        """
+        await asyncio.wait([counting], timeout=self._answer_seconds)
+        try:
+            if counting.done():
+                return bool(await counting)
+            raise StoreUnavailableError(f"no answer within {self._answer_seconds:g} s")
+        except MemoryStoreError as error:
+            self._fail(error, tenant)
+            return False
 
     async def close(self) -> None:
         """See `Limiter`. Waits shortly for reservations that are being released."""
         await end([self._refreshing])
         if self._releasing:
-            await asyncio.wait(self._releasing, timeout=self._store.answer_seconds)
+            await asyncio.wait(self._releasing, timeout=self._answer_seconds)
         await self._store.close()
 
     async def refresh(self) -> None:
@@ -105,7 +125,11 @@ class SharedLimiter(Limiter):
         Raises:
             MemoryStoreError: the store does not answer, or refuses.
         """
-        self.replicas = max(1, await self._store.heartbeat())
+        await self._store.connect()
+        self._connected = True
+        if owed := self._owed:
+            await self._store.release(owed)
+            self._owed = self._owed[len(owed) :]
         leases = {name: frozenset(one.leases) for name, one in self.windows.items() if one.leases}
         now = self.clock()
         for tenant, window in tuple(self._unsent.items()):
@@ -121,19 +145,23 @@ class SharedLimiter(Limiter):
         self._unreachable = False
 
     def _release(
-        self, tenant: str, lease: int, here: int, second: int | None, unused: int, unused_requests: int
+        self,
+        tenant: str,
+        lease: int,
+        here: int,
+        counting: asyncio.Task[int] | None,
+        unused: int,
+        unused_requests: int,
     ) -> asyncio.Task[None] | None:
         """Tells the store that a request has ended, beside the caller.
 
         Args:
-            here, second: in which this process and the store admitted it; None if this replica did alone.
+            here: second in which this process admitted it.
+            counting: by the store; None if this replica admitted it alone.
         """
-        if second is None and (window := self._unsent.get(tenant)):
+        if counting is None and (window := self._unsent.get(tenant)):
             window.refund(here, unused, unused_requests)
-        if self._is_alone(tenant):
-            return None
-        refunded = (unused, unused_requests) if second else (0, 0)
-        work = self._release_in_store(tenant, second or 0, *refunded, lease)
+        work = self._release_in_store(tenant, lease, counting, unused, unused_requests)
         try:
             task = asyncio.get_running_loop().create_task(work)
         except RuntimeError:  # the loop has ended
@@ -141,13 +169,25 @@ class SharedLimiter(Limiter):
             return None
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
-        return task
+        waits = not self._is_alone(tenant) and (counting is None or counting.done())
+        return task if waits else None
 
-    async def _release_in_store(self, tenant: str, second: int, unused: int, unused_requests: int, lease: int) -> None:
+    async def _release_in_store(
+        self, tenant: str, lease: int, counting: asyncio.Task[int] | None, unused: int, unused_requests: int
+    ) -> None:
+        ended = Release(tenant, lease)
         try:
-            await self._store.release(tenant, second, unused, lease, unused_requests)
-        except MemoryStoreError as error:  # the tokens count until their minute is over, the lease until it expires
+            if counting is not None:
+                ended = Release(tenant, lease, await counting, unused, unused_requests)
+            if not self._is_alone(tenant):
+                await self._store.release([ended])
+                return
+        except QuotaExceededError:  # it was not counted
+            return
+        except MemoryStoreError as error:  # a lease expires by itself
             self._fail(error, tenant)
+        if ended.second:
+            self._owed.append(ended)
 
     async def _refresh_always(self) -> None:
         was_degraded = False
@@ -162,19 +202,19 @@ class SharedLimiter(Limiter):
             if was_degraded and not self.degraded:
                 _log.info("limits hold over all replicas again", admitted_alone=self.admitted_alone)
             was_degraded = self.degraded
-            await asyncio.sleep(REFRESH_SECONDS if self.replicas else _FIRST_SECONDS)
+            await asyncio.sleep(REFRESH_SECONDS if self._connected else _FIRST_SECONDS)
 
     async def _refresh_some(self, refreshes: SequenceOf[Refresh]) -> None:
         """One that fails leaves the others as they are."""
-        ended: list[tuple[str, int]] = []
+        ended: list[Release] = []
         for one, error in zip(refreshes, await self._store.refresh(refreshes), strict=True):
             if error is not None:
                 self._fail(error, one.tenant)
                 continue
             self._alone.discard(one.tenant)
             self._batches.pop(one.tenant, None)
-            ended += [(one.tenant, lease) for lease in one.leases - self.window_of(one.tenant).leases]
-        await self._store.release_leases(ended)
+            ended += [Release(one.tenant, lease) for lease in one.leases - self.window_of(one.tenant).leases]
+        await self._store.release(ended)
 
     def _refresh_of(self, tenant: str, leases: frozenset[int], now: int) -> Refresh:
         number, buckets = self._batches.get(tenant, (0, {}))
@@ -188,8 +228,7 @@ class SharedLimiter(Limiter):
         """Goes on without the store, for a tenant, or None for all."""
         if not self.degraded:
             self.outages += 1
-            text = "the store does not count; limits hold by the share of this replica"
-            _log.warning(text, why=str(error), replicas=self.replicas)
+            _log.warning("the store does not count; each replica holds the whole limits", why=str(error))
         if tenant is None:
             self._unreachable = True
         else:

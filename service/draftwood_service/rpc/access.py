@@ -11,11 +11,13 @@ import structlog
 from draftwood_service.auth import (
     Authenticator,
     CertificateNames,
+    OpenServerError,
     PermissionDeniedError,
     Principal,
     Role,
     UnauthenticatedError,
 )
+from draftwood_service.authorization import GATEWAY_HOST, bearer_of
 
 _audit = structlog.get_logger("draftwood.audit")
 
@@ -40,10 +42,13 @@ class Gate:
 
         Raises:
             UnauthenticatedError: the call has no valid credential.
-            PermissionDeniedError: the caller lacks the role.
+            PermissionDeniedError: the caller lacks the role, or the call comes from another machine than those that the
+                server is for.
             IssuerUnavailableError: its token cannot be verified now.
         """
         authenticator = self._authenticator
+        if authenticator.is_for_this_machine and (gateways := _headers(context, GATEWAY_HOST)):
+            raise OpenServerError(gateways[0])
         bearer = None if authenticator.is_open else _bearer(context)
         certificate = _certificate(context) if bearer is None and authenticator.uses_certificates else None
         principal = await authenticator.principal(bearer, certificate)
@@ -88,13 +93,14 @@ def _bearer(context: grpc.aio.ServicerContext[Any, Any]) -> str | None:
     Raises:
         UnauthenticatedError: there are several headers, or one of another scheme.
     """
-    given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
-    if not given:
-        return None
-    scheme, _, bearer = str(given[0]).partition(" ")
-    if len(given) > 1 or scheme.lower() != "bearer":
-        raise UnauthenticatedError("not one authorization header of the scheme Bearer")
-    return bearer.strip()
+    try:
+        return bearer_of(_headers(context, "authorization"))
+    except ValueError as error:
+        raise UnauthenticatedError("not one authorization header of the scheme Bearer", str(error)) from None
+
+
+def _headers(context: grpc.aio.ServicerContext[Any, Any], name: str) -> list[str]:
+    return [str(value) for key, value in context.invocation_metadata() or () if key == name]
 
 
 def _certificate(context: grpc.aio.ServicerContext[Any, Any]) -> CertificateNames | None:

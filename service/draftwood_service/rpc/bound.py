@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from draftwood.admin.v1 import audit_pb2, experiments_pb2, status_pb2, tenants_pb2
 from draftwood.v1 import generation_pb2, memory_pb2
@@ -11,7 +11,8 @@ from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import Authenticator
 from draftwood_service.rpc.access import Gate
 from draftwood_service.rpc.calls import ServedMethod, handlers
-from draftwood_service.rpc.reflection import enable_reflection
+from draftwood_service.rpc.standard.health import MAX_REQUEST_BYTES, Health
+from draftwood_service.rpc.standard.reflection import enable_reflection
 from draftwood_service.rpc.tls import server_credentials
 from draftwood_service.settings import Settings
 from draftwood_service.starting.listening import require_free
@@ -19,6 +20,10 @@ from draftwood_service.telemetry import NO_TELEMETRY, Telemetry
 
 STOP_SECONDS = 0.5
 """For calls that do not end by themselves, such as health watches, at the stop."""
+OTHER_STREAMS = 256
+"""Calls of a connection beside the requests that run or wait: of health, of memories, watches."""
+FULL_CONNECTIONS = 16
+"""Connections that may have all of their streams at once. It bounds memory, so it is far above what callers need."""
 SERVICES = (
     generation_pb2.DESCRIPTOR.services_by_name["GenerationService"],
     memory_pb2.DESCRIPTOR.services_by_name["MemoryService"],
@@ -53,8 +58,10 @@ class BoundServer:
         require_free("port", settings.host, settings.port)
         self.telemetry = telemetry
         self.settings = settings
-        self.grpc_server = grpc.aio.server(options=options(settings))
-        self.health = health.aio.HealthServicer()
+        self.grpc_server = grpc.aio.server(
+            options=options(settings), maximum_concurrent_rpcs=FULL_CONNECTIONS * _streams(settings)
+        )
+        self.health = Health()
         self.authenticator = Authenticator(settings)
         self.gate = Gate(self.authenticator)
         self.served: dict[str, ServedMethod] = {}
@@ -65,13 +72,14 @@ class BoundServer:
         self.grpc_server.add_generic_rpc_handlers(
             tuple(handlers(service, self.served, self.gate, telemetry) for service in SERVICES)
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc_server)
+        self.health.add_to(self.grpc_server)
         if settings.reflection:
             enable_reflection([service.full_name for service in SERVICES], self.grpc_server, self.gate)
         self.health_port: int | None = None
         if settings.health_port is not None:
-            self._health_server = grpc.aio.server(options=options(settings))
-            health_pb2_grpc.add_HealthServicer_to_server(self.health, self._health_server)
+            small = settings.model_copy(update={"max_message_bytes": MAX_REQUEST_BYTES})
+            self._health_server = grpc.aio.server(options=options(small))
+            self.health.add_to(self._health_server)
             self.health_port = _listen(self._health_server, "health_port", host, settings.health_port, None)
 
     async def start(self) -> None:
@@ -112,11 +120,20 @@ def _listen(server: grpc.aio.Server, key: str, host: str, port: int, credentials
         raise InvalidInputError(key, port, f"cannot listen on {address}") from error
 
 
+def _streams(settings: Settings) -> int:
+    """Of a connection, at once."""
+    return settings.max_running + settings.max_waiting + OTHER_STREAMS
+
+
 def options(settings: Settings) -> list[tuple[str, int]]:
     options = [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", -1),
+        ("grpc.max_concurrent_streams", _streams(settings)),
+        # A message that nobody reads yet, such as that of a caller who is not known, fills its stream's window and no
+        # more: 64 KiB. With estimates of the bandwidth a window may grow to as many MiB as a message has.
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.keepalive_time_ms", round(1000 * settings.keepalive)),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.http2.ping_timeout_ms", 20_000),  # this one counts in gRPC 1.85; the default is a minute

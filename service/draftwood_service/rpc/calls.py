@@ -8,14 +8,23 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import grpc
 import structlog
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
+from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import Principal, required_role
-from draftwood_service.errors import INTERNAL, ClientDisconnectedError, LoadingError, rule_for, to_status
+from draftwood_service.errors import (
+    INTERNAL,
+    ClientDisconnectedError,
+    LoadingError,
+    ReaderStalledError,
+    rule_for,
+    to_status,
+)
 from draftwood_service.rpc.access import Gate
 from draftwood_service.telemetry import CallRecord, Telemetry
 from draftwood_tenants.identifiers import check_identifier
@@ -24,6 +33,10 @@ _log = structlog.get_logger(__name__)
 
 _ABORT_SECONDS = 2.0
 """How long an abort waits for the client to read the messages before the status."""
+_MESSAGE_SECONDS = 60.0
+"""In which the message of a call must have come, once its caller is known."""
+_AT_ONCE = 16
+"""Messages of a tenant, or of a connection without one, that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,37 @@ class Call:
     record: CallRecord
 
 
+class MessageReader:
+    """Reads the messages of calls that have one each. A caller has few of them in memory until they are complete.
+
+    Args:
+        at_once: messages of a caller.
+        seconds: for a message, the wait for those before it included.
+    """
+
+    def __init__(self, at_once: int, seconds: float) -> None:
+        self._at_once = at_once
+        self._seconds = seconds
+        self._of_caller: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def read(self, messages: AsyncIterator[bytes], caller: str) -> bytes:
+        """The message.
+
+        Raises:
+            ReaderStalledError: it does not come.
+            InvalidInputError: there is none. A client that has ended the call, or sends too large a message, does not
+                get that: gRPC itself has ended the call.
+        """
+        turn = self._of_caller.setdefault(caller, asyncio.Semaphore(self._at_once))
+        try:
+            async with asyncio.timeout(self._seconds), turn:
+                return await anext(messages)
+        except TimeoutError:
+            raise ReaderStalledError(self._seconds) from None
+        except StopAsyncIteration:
+            raise InvalidInputError("request", None, "is missing") from None
+
+
 class ServedMethod(NamedTuple):
     """What answers the calls of a method.
 
@@ -62,6 +106,9 @@ def handlers(
     """gRPC handlers of all methods of a service, for calls that pass the gate. A method with a stream of requests has a
     stream of responses.
 
+    To gRPC the requests of all methods are streams, which it reads when it is asked to: it would read any other request
+    before its caller is known, 4 MiB of each of a thousand calls without a valid key.
+
     Args:
         served: by full name; calls of a method that is not there yet are refused with LoadingError.
 
@@ -69,23 +116,30 @@ def handlers(
         KeyError: a method has no rule in `draftwood_service.auth.rules`.
     """
     by_name: dict[str, Any] = {}
+    reader = MessageReader(_AT_ONCE, _MESSAGE_SECONDS)
     for method in service.methods:
         assert method.server_streaming or not method.client_streaming
-        make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
-        make = grpc.stream_stream_rpc_method_handler if method.client_streaming else make
+        make = (
+            grpc.stream_stream_rpc_method_handler if method.server_streaming else grpc.stream_unary_rpc_method_handler
+        )
         serializer = GetMessageClass(method.output_type).SerializeToString
         by_name[method.name] = make(
-            _endpoint(service.full_name, method, served, gate, telemetry), response_serializer=serializer
+            _endpoint(service.full_name, method, served, gate, reader, telemetry), response_serializer=serializer
         )
     return grpc.method_handlers_generic_handler(service.full_name, by_name)
 
 
 def _endpoint(
-    service: str, method: MethodDescriptor, served: Mapping[str, ServedMethod], gate: Gate, telemetry: Telemetry
+    service: str,
+    method: MethodDescriptor,
+    served: Mapping[str, ServedMethod],
+    gate: Gate,
+    reader: MessageReader,
+    telemetry: Telemetry,
 ) -> Any:
     name, full_name, role = method.name, method.full_name, required_role(service, method.name)
 
-    async def endpoint(data: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    async def endpoint(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         arrived_at = time.perf_counter()
         request_id = uuid.uuid4().hex
         record, code = telemetry.call(f"{service}/{name}", context.invocation_metadata(), arrived_at), "OK"
@@ -93,7 +147,10 @@ def _endpoint(
             principal = await gate.admit(context, name, role)
             if (found := served.get(full_name)) is None:
                 raise LoadingError()
-            request = _each(data, found.parse) if isinstance(data, AsyncIterator) else found.parse(data)
+            if method.client_streaming:
+                request: Any = _each(messages, found.parse)
+            else:
+                request = found.parse(await reader.read(messages, principal.tenant or context.peer()))
             given = getattr(request, "request_id", "")
             request_id = check_identifier("request_id", given) if given else request_id
             return await found.run(request, Call(context, principal, request_id, arrived_at, record))

@@ -6,9 +6,12 @@ Translates between messages and the operations of `draftwood_memory.operations`.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -47,8 +50,33 @@ _PAGE_BYTES = 256 * 1024
 _RECORD_BYTES = 2 * 2**20
 """A message of an export has a new record as long as it is below `_PAGE_BYTES`, so that it has at most `_RECORD_BYTES`
 more: gRPC clients accept 4 MiB. A record has 8,192 tokens at most; its text is cut off if it would not fit."""
+_PAUSE = 3.0
+"""As long as the piece of work before it, so many times."""
 _MAX_PAGE = 1000
 """Memories of a page of a list: 200 KiB with long names."""
+
+
+class MemoryTurn:
+    """The work on the memory of one tenant, one piece at a time. If more of it waits, a pause comes before the next
+    piece, in which the engine and the service have their time for others."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        self._waiting += 1
+        try:
+            await self._lock.acquire()
+        finally:
+            self._waiting -= 1
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            pause = _PAUSE * (time.perf_counter() - began) if self._waiting else 0.0
+            asyncio.get_running_loop().call_later(pause, self._lock.release)
 
 
 class MemoryServicer:
@@ -72,6 +100,7 @@ class MemoryServicer:
         self._is_configured = is_configured
         self._model = model
         self._stall_seconds = settings.stall_timeout
+        self._turns: WeakValueDictionary[str, MemoryTurn] = WeakValueDictionary()
         self._named_store = settings.store if settings.store in ("memory", "embedded") else None
 
     async def get_memory_statistics(
@@ -83,7 +112,8 @@ class MemoryServicer:
         named = request.HasField("tenant") or not is_operator
         tenant = principal.tenant_for(request.tenant) if named else None
         first, limit = _page_of(request.page_size, request.page_token)
-        report = await self._bridge.run_operation(GetStatistics(tenant, first, limit))
+        async with self._turn(tenant):
+            report = await self._bridge.run_operation(GetStatistics(tenant, first, limit))
         if tenant is not None and not report.exists:
             self._require_configured(tenant, principal)
         following = "" if report.following is None else str(report.following)
@@ -92,6 +122,10 @@ class MemoryServicer:
         if is_operator:
             response.store.CopyFrom(_store_statistics(report, self._named_store or report.store))
         return response
+
+    def _turn(self, tenant: str | None) -> AbstractAsyncContextManager[None]:
+        """While a piece of work on a tenant's memory runs; None for all memories, which operators see."""
+        return self._turns.setdefault(tenant or "", MemoryTurn()).taken()
 
     def _overrides(self, name: MemoryName) -> MemoryOverrides:
         return self._config_of(name.tenant).learning.overrides
@@ -105,9 +139,10 @@ class MemoryServicer:
                     if name is None:
                         name = MemoryName(call.principal.tenant_for(request.tenant))
                         audit["tenant"] = name.tenant
-                    sequences = await asyncio.to_thread(self._encode, [*request.texts])
-                    fill = FillMemory(name, Kind.CORPUS, sequences, progress, self._overrides(name))
-                    progress = await self._bridge.run_operation(fill)
+                    async with self._turn(name.tenant):
+                        sequences = await asyncio.to_thread(self._encode, [*request.texts])
+                        fill = FillMemory(name, Kind.CORPUS, sequences, progress, self._overrides(name))
+                        progress = await self._bridge.run_operation(fill)
                     audit["records"] += len(request.texts)
                     await writer.write(pb.WarmMemoryResponse(texts=audit["records"], tokens=progress.tokens))
 
@@ -115,15 +150,17 @@ class MemoryServicer:
         """Streams records."""
         name = MemoryName(call.principal.tenant_for(request.tenant), check_identifier("arm", request.arm))
         with audited(call, "memory", action="export", tenant=name.tenant, records=0) as audit:
-            if not await self._has_memory(name.tenant):
-                self._require_configured(name.tenant, call.principal)
-            records = deque(await self._bridge.run_operation(ExportMemory(name)))
+            async with self._turn(name.tenant):
+                if not await self._has_memory(name.tenant):
+                    self._require_configured(name.tenant, call.principal)
+                records = deque(await self._bridge.run_operation(ExportMemory(name)))
             if name.arm and not records:
                 raise ResourceMissingError(f"tenants/{name.tenant}/arms/{name.arm}")
             async with Writer(call.context, self._stall_seconds) as writer:
                 await writer.write(pb.ExportMemoryResponse(fingerprint=self._model.fingerprint, model=self._model.name))
                 while records:
-                    page = await asyncio.to_thread(self._page, records, not request.without_text)
+                    async with self._turn(name.tenant):
+                        page = await asyncio.to_thread(self._page, records, not request.without_text)
                     await writer.write(page)
                     audit["records"] += len(page.records)
 
@@ -137,10 +174,11 @@ class MemoryServicer:
                         name = MemoryName(call.principal.tenant_for(request.tenant))
                         audit["tenant"] = name.tenant
                         same_model = request.fingerprint == self._model.fingerprint
-                    for kind, sequences in await asyncio.to_thread(self._read, request, same_model):
-                        fill = FillMemory(name, kind, sequences, progress, self._overrides(name))
-                        progress = await self._bridge.run_operation(fill)
-                        audit["records"] = progress.records
+                    async with self._turn(name.tenant):
+                        for kind, sequences in await asyncio.to_thread(self._read, request, same_model):
+                            fill = FillMemory(name, kind, sequences, progress, self._overrides(name))
+                            progress = await self._bridge.run_operation(fill)
+                            audit["records"] = progress.records
                     await writer.write(pb.ImportMemoryResponse(records=progress.records, tokens=progress.tokens))
 
     async def purge_memory(self, request: pb.PurgeMemoryRequest, call: Call) -> pb.PurgeMemoryResponse:

@@ -19,7 +19,7 @@ _FAIR_STREAMS = 4
 _PIECE = 64 * 1024
 _BODY_BYTES = 4 * 2**20 - 100
 _PAUSE = 0.25
-_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 
 Client = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 """What an attack does with one connection."""
@@ -66,7 +66,7 @@ def _endless_header() -> Traffic:
     piece = b"a" * _PIECE
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nx: ")
+        writer.write(b"GET / HTTP/1.1\r\nhost: localhost\r\nx: ")
         while not reader.at_eof() and not writer.is_closing():
             writer.write(piece)
             await writer.drain()
@@ -76,7 +76,7 @@ def _endless_header() -> Traffic:
 
 
 def _large_header() -> Traffic:
-    return _sends(b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"a" * (32 << 20) + b"\r\n\r\n")
+    return _sends(b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * (32 << 20) + b"\r\n\r\n")
 
 
 def _half(begun: bytes) -> Traffic:
@@ -122,7 +122,7 @@ def _fair() -> Traffic:
 _CUT = frozenset({"431", "CLOSED"})
 """CLOSED is a connection that the gateway ended while a client was still sending, or to make place for another."""
 _LATE = frozenset({"408", "CLOSED"})
-_HALF_HEADER, _HALF_BODY = b"GET / HTTP/1.1\r\nhost: x\r\nx: ", _HEAD + b"content-length: 100000\r\n\r\n{"
+_HALF_HEADER, _HALF_BODY = b"GET / HTTP/1.1\r\nhost: localhost\r\nx: ", _HEAD + b"content-length: 100000\r\n\r\n{"
 GATEWAY_ATTACKS = [
     Attack("http-fair", "a well-behaved tenant through the gateway", frozenset({"200"}), _fair, gateway=True),
     Attack("http-endless-header", "a header without end", _CUT, _endless_header, gateway=True),

@@ -14,13 +14,14 @@ async def probe_gateway(target: str, seconds: float) -> Seen:
 
     async def health(number: int) -> float:
         started = time.monotonic()
-        await _until(target, b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", b"ok")
+        await _until(target, b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", b"ok")
         return time.monotonic() - started
 
     async def ask(number: int) -> float:
         fields = {"prompt": f"Neighbour's question {number}", "max_tokens": PROBE_TOKENS, "ignore_eos": True}
         body = json.dumps({**fields, "stream": True, "draftwood": {"tenant": NEIGHBOUR}}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        head += f"content-length: {len(body)}\r\n\r\n"
         started = time.monotonic()
         return await _until(target, head.encode() + body, b"data: ") - started
 

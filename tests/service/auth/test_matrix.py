@@ -25,7 +25,7 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood_service.auth import Role, UnauthenticatedError, required_role
 from draftwood_service.auth.api_keys import new_key
 from draftwood_service.auth.auth_file import KeyEntry, updated
-from draftwood_service.rpc.reflection import V1
+from draftwood_service.rpc.standard.reflection import V1
 from tests.service.auth.issuer import SETTINGS, forged_tokens, public_keys, token, write_keys
 from tests.service.fakes import Served, serving
 from tests.service.rpc.test_endings import reason
@@ -95,8 +95,14 @@ class Keys:
             "longer": f"Bearer {caller}A",
             "the hash": f"Bearer {entry_of(path, caller).sha256}",
             "empty": "Bearer ",
-            "no scheme": caller,
-            "another scheme": f"Basic {caller}",
+        }
+        self.not_bearer = {
+            caller: "the authorization header has no scheme",
+            f"{caller} {caller}": "the authorization header has no scheme",
+            f"Basic {caller}": "the authorization header has the scheme 'Basic'",
+            f"digest  {caller}": "the authorization header has the scheme 'digest'",
+            f"Bearer: {caller}": "the authorization header has no scheme",
+            "Basic": "the authorization header has no scheme",
         }
 
     def add(self, role: Role, expires: datetime | None = None) -> str:
@@ -258,6 +264,11 @@ async def test_by_bad_credential(name: str, guarded_by: tuple[Served, Keys], for
         error = await refused(served, METHODS[name], authorization)
         assert (error.code(), reason(error)) == (CODE.UNAUTHENTICATED, "UNAUTHENTICATED"), kind
         assert error.details() == str(UnauthenticatedError("")), kind
+    for authorization, said in keys.not_bearer.items():
+        error = await refused(served, METHODS[name], authorization)
+        assert (error.code(), reason(error)) == (CODE.UNAUTHENTICATED, "UNAUTHENTICATED")
+        assert str(error.details()).startswith(said)
+        assert keys.of_role[Role.CALLER] not in str(error.details())
     twice = [("authorization", f"Bearer {key}") for key in (keys.of_role[Role.OPERATOR], "x")]
     with pytest.raises(grpc.aio.AioRpcError) as several:
         await call_with(served, METHODS[name], twice)

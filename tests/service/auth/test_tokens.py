@@ -9,7 +9,8 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,26 @@ def test_a_key_without_an_id_is_for_tokens_without_one() -> None:
     assert not found([{**rsa, "kid": "rsa"}, {**ec, "kid": "ec"}], None, "RS256")
 
 
+@pytest.mark.parametrize(
+    "purpose",
+    [
+        {"use": "enc"},
+        {"key_ops": ["encrypt", "wrapKey"]},
+        {"key_ops": "verify"},
+        {"alg": "RSA-OAEP"},
+        {"kty": "oct", "k": "c2VjcmV0"},
+    ],
+    ids=str,
+)
+def test_only_keys_that_sign_count(purpose: dict[str, Any]) -> None:
+    [rsa] = public_keys("rsa")
+    other = {**rsa, "kid": "other", **purpose}
+    for keys in ([rsa, other], [other, rsa]):
+        found = KeySet(json.dumps({"keys": keys}).encode(), ALGORITHMS)
+        assert found.find(None, "RS256") is found.find("rsa", "RS256") is not None
+        assert found.find("other", "RS256") is None
+
+
 def test_unusable_keys_are_left_out(tmp_path: Path) -> None:
     [rsa] = public_keys("rsa")
     secret = {"kty": "oct", "k": "c2VjcmV0", "kid": "oct"}
@@ -174,6 +195,7 @@ class Web:
         asked: how often.
         sends: until it is set, spaces are sent, one by one, or nothing.
         drips: whether spaces are sent.
+        in_headers: whether they are sent before the end of the headers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -182,6 +204,7 @@ class Web:
         self.sends = threading.Event()
         self.sends.set()
         self.drips = True
+        self.in_headers = False
         web = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -189,10 +212,17 @@ class Web:
                 web.asked += 1
                 self.send_response(302 if web.body is None else 200)
                 self.send_header("Location", "/")
-                self.end_headers()
+                with suppress(OSError):  # the client has ended it
+                    if web.in_headers:
+                        self.flush_headers()
+                        self.drip()
+                    self.end_headers()
+                    self.drip()
+                    self.wfile.write(web.body or b"")
+
+            def drip(self) -> None:
                 while not web.sends.wait(0.02):
                     self.wfile.write(b" " * web.drips)
-                self.wfile.write(web.body or b"")
 
             def log_message(self, *_: Any) -> None: ...
 
@@ -306,6 +336,35 @@ async def test_an_issuer_that_does_not_answer_is_asked_again(web: Web, monkeypat
             web.sends.set()
             await until(lambda: source.keys is not None)
     assert "timed out" in logs[0]["problem"]
+
+
+@pytest.mark.parametrize("in_headers", [False, True])
+async def test_an_answer_that_drips_is_ended(web: Web, monkeypatch: pytest.MonkeyPatch, in_headers: bool) -> None:
+    for name, seconds in (("_TIMEOUT_SECONDS", 0.3), ("_RETRY_SECONDS", 0.01)):
+        monkeypatch.setattr(f"draftwood_service.auth.jwks.{name}", seconds)
+    web.in_headers = in_headers
+    web.sends.clear()
+    source = JwksUrl(web.url, ALGORITHMS)
+    with capture_logs() as logs:
+        async with followed(source):
+            await until(lambda: bool(logs))
+            assert not web.sends.is_set()
+            web.sends.set()
+            await until(lambda: source.keys is not None)
+    assert logs[0]["problem"] == "timed out: no complete answer within 0.3 s"
+
+
+async def test_keys_are_read_though_all_threads_of_asyncio_are_busy(web: Web) -> None:
+    free = threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    busy = asyncio.create_task(asyncio.to_thread(free.wait))
+    source = JwksUrl(web.url, ALGORITHMS)
+    try:
+        await source.refresh()
+        assert source.keys is not None
+    finally:
+        free.set()
+        await busy
 
 
 @asynccontextmanager

@@ -19,13 +19,16 @@ from google.protobuf.json_format import ParseDict
 from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import tenants_pb2
 from draftwood.v1 import generation_pb2 as pb
-from draftwood_memory import MemoryName
+from draftwood_memory import Memory, MemoryName
+from draftwood_memory.errors import StoreUnavailableError
+from draftwood_memory.operations import PurgeArms
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_model_runner.errors import ModelError
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.sequence import Sequence
 from draftwood_service.experiments import watch
 from draftwood_service.experiments.live import LiveExperiments
+from draftwood_service.rpc.admin.resources import Resources
 from draftwood_tenants.experiments import counting
 from draftwood_tenants.experiments.arm_assignment import target_of
 from draftwood_tenants.experiments.assignment import Split
@@ -343,6 +346,53 @@ async def test_concluding_needs_a_winner_and_deleting_deletes_the_counts(server:
         assert [key for key in left if not key.endswith((":deleted", ":lease"))] == []
         await started(served)
         assert await requests_counted(served, 0) == [0, 0]
+
+
+async def test_a_delete_that_is_refused_purges_nothing(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    delete = Resources.delete
+
+    async def late(self: Resources[xp.Experiment], current: xp.Experiment) -> None:
+        described = xp.Experiment(name=NAME, description="changed meanwhile")
+        await stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=described))
+        await delete(self, current)
+
+    async with serving(store=server.url) as served:
+        stub = experiments(served)
+        await arms_learned(served, server)
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(Resources, "delete", late)
+            await refused(stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME)), CODE.ABORTED)
+        assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == ["acme"]
+        await stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
+        assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == []
+
+
+async def test_memories_that_cannot_be_purged_are_told_of_and_can_be_purged_later(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(self: PurgeArms, memory: Memory) -> int:
+        raise StoreUnavailableError("no answer")
+
+    async with serving(store=server.url) as served:
+        stub = experiments(served)
+        await arms_learned(served, server)
+        with monkeypatch.context() as failing:
+            failing.setattr(PurgeArms, "run", fail)
+            deleting = stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
+            await refused(deleting, CODE.ABORTED, "experiments/x is deleted, and the memories of its arms trie, hybrid")
+        await refused(stub.GetExperiment(xp.GetExperimentRequest(name=NAME)), CODE.NOT_FOUND)
+        again = ParseDict({"arms": ARMS}, xp.Experiment())
+        await stub.CreateExperiment(xp.CreateExperimentRequest(experiment_id="x", experiment=again))
+        await stub.DeleteExperiment(xp.DeleteExperimentRequest(name=NAME))
+        assert tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == []
+
+
+async def arms_learned(served: Served, server: Valkey) -> None:
+    """Leaves a stopped experiment whose arms have memories in the store."""
+    await started(served, tenants=["acme"])
+    await all_asked(served, [str(number) for number in range(8)])
+    await until(lambda: tags(server, "x%2Ftrie") == tags(server, "x%2Fhybrid") == ["acme"])
+    await experiments(served).StopExperiment(xp.StopExperimentRequest(name=NAME))
 
 
 async def test_the_arm_that_the_report_calls_better_wins(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import ssl
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +17,7 @@ from typing import Any
 
 import uvicorn
 
-from draftwood_client import AsyncClient
-from draftwood_service.gateway.app import Gateway
+from draftwood_service.gateway.app import Gateway, ServiceClient
 from draftwood_service.gateway.http.connections import Connections
 from draftwood_service.gateway.http.protocol import protocol
 from tests.service.fakes import until
@@ -30,11 +29,13 @@ class Listening:
 
     Attributes:
         ended: reasons for which connections were ended.
+        made: what answers.
         writers: of all connections to it, which are closed at the end.
     """
 
     port: int
     ended: list[str]
+    made: Gateway
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def open(self, sent: bytes = b"", tls: ssl.SSLContext | None = None) -> tuple[Any, Any]:
@@ -92,18 +93,27 @@ async def listening(
     most_bytes: int = 8 << 20,
     tls: ssl.SSLContext | None = None,
     strict: bool = False,
+    hosts: Collection[str] | None = None,
+    origins: Sequence[str] = (),
+    **arguments: Any,
 ) -> AsyncIterator[Listening]:
     """Args:
     target: the service.
     most, most_bytes: of `Connections`.
     tls: makes it HTTPS.
     strict: see `Gateway`.
+    hosts, origins: of `Gateway.app`.
+    arguments: of its clients.
     """
     ended: list[str] = []
-    made = Gateway(lambda _: AsyncClient(target), page=True, max_body_bytes=1 << 20, strict=strict)
+
+    def open_client(credential: Callable[[], str] | None) -> ServiceClient:
+        return ServiceClient(target, token=credential, **arguments)
+
+    made = Gateway(open_client, page=True, max_body_bytes=1 << 20, strict=strict)
     connections = Connections(most, most_bytes, ended.append)
     config = uvicorn.Config(
-        made.app([]),
+        made.app([*origins], hosts),
         port=0,
         http=partial(protocol, connections, tls),  # type: ignore[arg-type]
         loop="auto" if tls is None else "asyncio",
@@ -116,7 +126,7 @@ async def listening(
     running = threading.Thread(target=server.run)
     running.start()
     await until(lambda: server.started)
-    made_here = Listening(server.servers[0].sockets[0].getsockname()[1], ended)
+    made_here = Listening(server.servers[0].sockets[0].getsockname()[1], ended, made)
     try:
         yield made_here
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from draftwood_service.gateway.http import connections, protocol
+from draftwood_service.gateway.http import connections, protocol, requests
+from draftwood_service.gateway.reading import ParsedRequest
 from tests.certificates import make_certificate
-from tests.service.fakes import FakeEngine, serving
+from tests.service.fakes import FakeEngine, serving, until
 from tests.service.gateway.listening import Listening, get, listening, post, read_answer
 
 HALF_HEAD = b"GET / HTTP/1.1\r\nhost: x\r\nx-a: "
@@ -141,6 +143,56 @@ async def test_a_connection_that_is_answered_keeps_its_place() -> None:
             await gateway.open(HALF_HEAD)
         for reader, _ in streams:
             assert b"[DONE]" in await until_closed(reader)
+
+
+LARGE = {"prompt": "x" * 500_000, "max_tokens": 2}
+
+
+@pytest.mark.parametrize("authorization", [None, "Bearer wrong", "Basic wrong"])
+async def test_a_large_body_of_a_caller_who_is_not_known_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, authorization: str | None
+) -> None:
+    """It is discarded as it comes, and the caller reads why."""
+    (tmp_path / "auth.yaml").write_text("{}")
+    monkeypatch.setattr(requests.BodyBudget, "taken", None)  # nothing is read
+    async with serving(auth_file=tmp_path / "auth.yaml") as served, listening(served.server.address) as gateway:
+        header = "" if authorization is None else f"\r\nauthorization: {authorization}"
+        sent = post("/v1/completions", LARGE).replace(b"host: x", f"host: x{header}".encode())
+        for status, answer in await asyncio.gather(*(gateway.answered(sent) for _ in range(10))):
+            assert (status, answer["error"]["type"]) == (401, "authentication_error")
+
+
+async def test_large_bodies_are_read_a_few_at_once_and_small_ones_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "BODY_SECONDS", 60.0)
+    monkeypatch.setattr(requests.BodyBudget.__init__, "__defaults__", (1_200_000,))
+    sent = post("/v1/completions", LARGE)
+    async with serving() as served, listening(served.server.address) as gateway:
+        held = [await gateway.open(sent[:-10]) for _ in range(2)]  # of 500 KB each
+        await until(lambda: len(gateway.made._bodies._waiting) == 0 and gateway.made._bodies._free < 300_000)
+        waits = asyncio.create_task(gateway.answered(sent))
+        await until(lambda: len(gateway.made._bodies._waiting) == 1)
+        small = await gateway.posted("/v1/completions", {"prompt": "x", "max_tokens": 2})
+        assert small[0] == 200
+        held[0][1].transport.abort()
+        status, answer = await waits
+        assert (status, answer["error"]["param"]) == (400, "prompt")
+        held[1][1].write(sent[-10:])
+        assert b" 400 " in (await until_closed(held[1][0]))[:20]
+        await until(lambda: gateway.made._bodies._free == 1_200_000)
+
+
+@pytest.mark.parametrize("fields", [{"prompt": [30_000] * 100_000}, {"prompt": ["x", "x" * 100_000], "stream": True}])
+async def test_a_refused_request_leaves_nothing_to_the_collector(fields: dict[str, Any]) -> None:
+    """It would hold 64 large requests at once until it runs."""
+    async with serving() as served, listening(served.server.address) as gateway:
+        assert (await gateway.posted("/v1/completions", fields))[0] == 400
+        gc.collect()
+        gc.disable()
+        try:
+            assert (await gateway.posted("/v1/completions", fields))[0] == 400
+            await until(lambda: not any(isinstance(one, ParsedRequest) for one in gc.get_objects()))
+        finally:
+            gc.enable()
 
 
 async def test_half_a_request_behind_a_whole_one_makes_place() -> None:

@@ -11,19 +11,24 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import pytest_asyncio
+from grpc_health.v1 import health_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_client.cli.options import ServerOptions
-from draftwood_client.errors import ArgumentValueError
+from draftwood_client.errors import ArgumentValueError, ErrorDetails, StatusError
 from draftwood_service.gateway import reading
-from draftwood_service.gateway.command import _opener, _shares_credential
+from draftwood_service.gateway.command import _arguments, _check_service, _opener, _shares_credential
 from draftwood_service.gateway.command import gateway as run_gateway
+from draftwood_service.gateway.errors import body_of, status_of
+from draftwood_service.rpc.bound import BoundServer
 from draftwood_service.rpc.parsing.tool_format import NoToolFormatError
+from draftwood_service.settings import Settings
 from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving, until
-from tests.service.gateway.listening import Listening, listening, post
+from tests.service.gateway.listening import Listening, get, listening, post
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -476,6 +481,130 @@ def test_a_wrong_option_of_the_command_is_one_line(
     error = capsys.readouterr().err
     assert error.startswith(said.format(**words))
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/models", COMPLETIONS])
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        (["Basic c2VjcmV0"], "the authorization header has the scheme 'Basic'"),
+        (["c2VjcmV0"], "the authorization header has no scheme"),
+        (["Bearer c2VjcmV0", "Bearer c2VjcmV0"], "the call has 2 authorization headers"),
+    ],
+)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_credential_that_is_no_bearer_is_refused(
+    shared_gateway: Listening, path: str, headers: list[str], said: str
+) -> None:
+    lines = "".join(f"\r\nauthorization: {one}" for one in headers)
+    sent = get(path) if path == "/v1/models" else post(path, {"prompt": "x", "max_tokens": 2})
+    status, answer = await shared_gateway.answered(sent.replace(b"host: x", f"host: x{lines}".encode()))
+    assert (status, answer["error"]["type"]) == (401, "authentication_error")
+    assert answer["error"]["message"].startswith(said)
+    assert "c2VjcmV0" not in str(answer)
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.ABORTED, grpc.StatusCode.ALREADY_EXISTS])
+def test_what_conflicts_is_a_conflict(code: grpc.StatusCode) -> None:
+    error = StatusError(ErrorDetails(code, "somebody else", reason="X"))
+    assert (status_of(error), body_of(error)["error"]["type"]) == (409, "invalid_request_error")
+
+
+async def test_health_is_that_of_the_service() -> None:
+    bound = BoundServer(Settings(port=0, model_cache=False))
+    async with listening(bound.address) as gateway:
+        assert (await gateway.answered(get("/health")))[0] == 503
+        await bound.start()  # it loads its model
+        status, answer = await gateway.answered(get("/health"))
+        assert (status, answer["status"]) == (503, "unavailable")
+        assert answer["reason"].startswith("the service does not serve requests now")
+        await bound.set_health(health_pb2.HealthCheckResponse.SERVING)
+        assert await gateway.answered(get("/health")) == (200, {"status": "ok"})
+        await bound.close()
+
+
+async def test_health_needs_no_credential_and_ends_with_the_engine(tmp_path: Path) -> None:
+    keys = tmp_path / "auth.yaml"
+    keys.write_text("{}")
+    async with serving(auth_file=keys, engine_restarts=0) as served, listening(served.server.address) as gateway:
+        assert await gateway.answered(get("/health")) == (200, {"status": "ok"})
+        await served.server._set_serving(False)  # as with an engine that has died
+        assert (await gateway.answered(get("/health")))[0] == 503
+
+
+@pytest.mark.parametrize("auth", ["auto", "open"])
+async def test_a_gateway_that_other_machines_reach_shows_them_no_server_of_this_machine(
+    auth: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serving(auth=auth) as served:
+        target = served.server.address
+        reached = _arguments(ServerOptions(target=target), "0.0.0.0")["metadata"]
+        async with listening(target, metadata=reached) as gateway:
+            fields = {"prompt": "x", "max_tokens": 2, "stream": True, "draftwood": {"draft_trees": True}}
+            for sent in (post(COMPLETIONS, fields), get("/v1/models")):
+                for with_key in (b"host: x", b"host: x\r\nauthorization: Bearer any"):
+                    status, answer = await gateway.answered(sent.replace(b"host: x", with_key))
+                    assert status == (200 if auth == "open" else 403)
+                    if auth == "auto":
+                        assert answer["error"]["code"] == "authentication_off"
+            assert (await gateway.answered(get("/health")))[0] == 200
+        asked = asyncio.to_thread(_check_service, ServerOptions(target=target), "0.0.0.0")
+        with (
+            nullcontext()
+            if auth == "open"
+            else pytest.raises(ArgumentValueError, match=r"--host.* on 0\.0\.0\.0 would")
+        ):
+            await asked
+        await asyncio.to_thread(_check_service, ServerOptions(target=target), "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *(
+            (host, 200)
+            for host in ("127.0.0.1:8080", "localhost", "LocalHost:1", "[::1]:8080", "127.9.9.9", "a.example")
+        ),
+        *(
+            (host, 421)
+            for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "10.0.0.1", "[::1", "")
+        ),
+    ],
+)
+async def test_a_page_whose_name_means_this_machine_reads_nothing(host: str, status: int) -> None:
+    """DNS rebinding: the browser sends the name that it knows."""
+    async with serving() as served, listening(served.server.address, hosts=["A.example"]) as gateway:
+        for path in ("/", "/v1/models", "/health", "/metrics"):
+            found, answer = await gateway.answered(get(path).replace(b"host: x", f"host: {host}".encode()))
+            assert found == status
+            if status == 421:
+                assert answer["error"]["message"] == (
+                    f"host: {host!r} is not a name of this machine's; a proxy's is allowed by --allowed-host"
+                )
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:8080", 200),  # the gateway's page
+        ("https://app.example", 200),
+        ("https://evil.example", 403),
+        ("http://localhost:9090", 403),
+        ("null", 403),
+    ],
+)
+async def test_pages_of_other_origins_send_nothing(origin: str, status: int) -> None:
+    engine = FakeEngine()
+    async with (
+        serving(engine) as served,
+        listening(served.server.address, hosts=[], origins=["https://app.example"]) as gateway,
+    ):
+        lines = f"host: localhost:8080\r\norigin: {origin}".encode()
+        sent = post(COMPLETIONS, {"prompt": "x", "max_tokens": 2}).replace(b"host: x", lines)
+        found, answer = await gateway.answered(sent)
+    assert found == status
+    assert len(engine.added) == (status == 200)
+    assert status == 200 or answer["error"]["message"].startswith(f"origin: web pages of {origin!r} may not call")
 
 
 async def test_the_tenant_of_the_environment_is_not_that_of_the_gateways_callers(

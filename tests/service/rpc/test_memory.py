@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -29,8 +30,10 @@ from draftwood_memory import MemoryOverrides
 from draftwood_memory.learning import StrategyUse
 from draftwood_memory.local.resident import StrategyKey
 from draftwood_memory.memory import Memory
+from draftwood_memory.operations import GetStatistics
 from draftwood_memory.store import processes
 from draftwood_memory.store.naming import MemoryName
+from draftwood_service.rpc.memory import MemoryTurn
 from draftwood_strategies import Strategy
 from tests.memory.helpers import agreed, learn_output, learned_by, log_of, numbers, replicas, strategy_of
 from tests.memory.servers import Valkey
@@ -69,6 +72,68 @@ async def ask(served: Served, tenant: str, tokens: int = 12) -> None:
     request = generation.GenerateRequest(text="x", tenant=tenant, drafting=generation.DraftOptions(strategy="trie"))
     request.stop.max_tokens = tokens
     assert (await answer(served.stub.Generate(request))).finished
+
+
+async def test_work_on_a_tenants_memory_is_done_one_piece_at_a_time(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that many loops of one tenant over its memory leave engine and service to the others."""
+    bridge, free = served.server.bridge, asyncio.Event()
+    run, running, most = bridge.run_operation, Counter[str](), Counter[str]()
+
+    async def watched(operation: Any) -> Any:
+        tenant: Any = operation.tenant if isinstance(operation, GetStatistics) else operation.name.tenant
+        running[tenant] += 1
+        most[tenant] = max(most[tenant], running[tenant])
+        try:
+            if tenant == "a":
+                await free.wait()
+            return await run(operation)
+        finally:
+            running[tenant] -= 1
+
+    stub = pb_grpc.MemoryServiceStub(served.channel)
+    record = pb.MemoryRecord(text="abc")
+
+    async def use(tenant: str) -> None:
+        async for _ in stub.ImportMemory(iter([pb.ImportMemoryRequest(tenant=tenant, records=[record])])):
+            pass
+        async for _ in stub.WarmMemory(iter([pb.WarmMemoryRequest(tenant=tenant, texts=["abc"])])):
+            pass
+        async for _ in stub.ExportMemory(pb.ExportMemoryRequest(tenant=tenant)):
+            pass
+        await stub.GetMemoryStatistics(pb.GetMemoryStatisticsRequest(tenant=tenant))
+
+    with monkeypatch.context() as watching:
+        watching.setattr(bridge, "run_operation", watched)
+        many = [asyncio.create_task(use("a")) for _ in range(8)]
+        await until(lambda: running["a"] == 1)
+        await use("b")  # others do not wait for it
+        assert running["a"] == 1
+        free.set()
+        await asyncio.gather(*many)
+    assert most == {"a": 1, "b": 1}
+
+
+async def test_a_pause_comes_before_work_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn, pauses = MemoryTurn(), list[float]()
+    loop = asyncio.get_running_loop()
+    later = loop.call_later
+
+    def note(pause: float, *call: Any) -> None:
+        pauses.append(pause)
+        later(pause, *call)
+
+    monkeypatch.setattr(loop, "call_later", note)
+
+    async def work() -> None:
+        async with turn.taken():
+            await asyncio.sleep(0)
+
+    await work()
+    assert pauses == [0.0]
+    await asyncio.gather(work(), work(), work())
+    assert [pause > 0 for pause in pauses] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("with_redis", [False, True])

@@ -1,17 +1,24 @@
-"""Reads the body and the deadline of an HTTP request, and cancels its work when its client disconnects."""
+"""Which HTTP requests are answered; reads their body and deadline; cancels their work when the client disconnects."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import AsyncIterator, Collection, Coroutine
+from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from draftwood_service.gateway.errors import ClientDisconnectedError, InvalidRequestError
+from draftwood_service.gateway.errors import ClientDisconnectedError, InvalidRequestError, error_body
+from draftwood_service.starting.listening import is_loopback
 
 TIMEOUT_HEADER = "x-draftwood-timeout"
 
@@ -26,7 +33,94 @@ _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """How JSON may write what is no text, half of a surrogate pair; two make a character."""
 
+SMALL_BODY = 64 * 1024
+"""Bytes of a body that waits for no others: as many are in each connection's buffers anyway."""
+LARGE_BODIES = 16 * 2**20
+"""Bytes of all larger bodies that are read at once. Once it is read, a body may take twenty times its bytes."""
+
 _T = TypeVar("_T")
+
+
+class BodyBudget:
+    """The bytes of large bodies that are read at once. A body waits for those before it.
+
+    Args:
+        most: bytes; a body that has more is read alone.
+    """
+
+    def __init__(self, most: int = LARGE_BODIES) -> None:
+        self._free = self._most = most
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def taken(self, size: int) -> AsyncIterator[None]:
+        """While a body of so many bytes is read, and its request admitted."""
+        if size <= SMALL_BODY:
+            yield
+            return
+        size, turn = min(size, self._most), asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        self._admit()
+        try:
+            await turn
+            yield
+        finally:
+            self._free += 0 if turn.cancelled() else size
+            self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and (self._waiting[0][1].cancelled() or self._waiting[0][0] <= self._free):
+            size, turn = self._waiting.popleft()
+            if not turn.cancelled():
+                self._free -= size
+                turn.set_result(None)
+
+
+def body_size(request: Request, most: int) -> int:
+    """Bytes of the body, as its header says; `most` if it does not."""
+    return min(int(request.headers.get("content-length", most)), most)
+
+
+class LocalRequests:
+    """Keeps web pages from a gateway that only this machine reaches: a visitor's browser is on this machine, too.
+
+    A page of any site may send requests here, and one whose name is made to mean this machine (DNS rebinding) reads the
+    answers. Browsers tell both in headers that pages cannot change.
+
+    Args:
+        hosts: names by which a proxy on this machine may pass requests on.
+        origins: of web pages that may call.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str], origins: Collection[str]) -> None:
+        self._app = app
+        self._hosts = {host.lower() for host in hosts}
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = self._refused(Headers(scope=scope)) if scope["type"] == "http" else None
+        await (self._app if refused is None else refused)(scope, receive, send)
+
+    def _refused(self, headers: Headers) -> JSONResponse | None:
+        """The answer to a request that is refused."""
+        for host in headers.getlist("host"):
+            if (name := _host_name(host)) not in self._hosts and not is_loopback(name):
+                text = f"host: {host[:200]!r} is not a name of this machine's; a proxy's is allowed by --allowed-host"
+                return JSONResponse(error_body(421, text, "host"), 421)
+        for origin in headers.getlist("origin"):
+            same = urlsplit(origin).netloc.lower() == headers.get("host", "").lower()
+            if not (same or {origin, "*"} & {*self._origins}):
+                text = f"origin: web pages of {origin[:200]!r} may not call; --cors-origin allows it"
+                return JSONResponse(error_body(403, text, "origin"), 403)
+        return None
+
+
+def _host_name(host: str) -> str:
+    """Of a Host header, without the port; "" if it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 async def read_json(request: Request, most: int) -> Any:
@@ -67,6 +161,18 @@ async def read_json(request: Request, most: int) -> Any:
     return value
 
 
+async def discard_body(request: Request, most: int) -> None:
+    """Reads the body of a request that is refused, and keeps nothing of it. Raises ClientDisconnectedError."""
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > _DISCARDED * most:
+                break
+    except ClientDisconnect:
+        raise ClientDisconnectedError from None
+
+
 def read_timeout(request: Request) -> float | None:
     """Seconds that the request has, from its header; None for no deadline but the service's own."""
     given = request.headers.get(TIMEOUT_HEADER)
@@ -97,6 +203,7 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, _T]) 
         working.cancel()
         leaving.cancel()
         await asyncio.wait((working, leaving))
+        del working, leaving  # an error would hold itself by them and its traceback, and the request with it
 
 
 def _values(body: bytes) -> int:

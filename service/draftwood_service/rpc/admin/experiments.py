@@ -14,6 +14,7 @@ from draftwood_memory.errors import MemoryStoreError
 from draftwood_memory.memory import MemoryOperation
 from draftwood_memory.operations import AdoptArm, PurgeArms
 from draftwood_model_runner.errors import EngineStoppedError
+from draftwood_service.errors import MemoriesKeptError
 from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.rpc.admin.conclusion import tenant_writes
 from draftwood_service.rpc.admin.resources import Resources, apply_mask, change_audited
@@ -106,9 +107,9 @@ class ExperimentServicer:
             if current is not None and not request.validate_only:
                 if current.winner:  # what its last requests wrote after the conclusion
                     await self._memories(AdoptArm(label_of(name, current.winner)))
-                await self._memories(PurgeArms(tuple(label_of(name, arm.id) for arm in current.arms)))
-                await self._experiments.delete(current)
+                await self._experiments.delete(current)  # refused if somebody has changed it: the memories stay then
                 await self._live.delete(self._read(current))
+                await self._purge_arms(name, current)
             return Empty()
 
     async def start_experiment(self, request: pb.StartExperimentRequest, call: Call) -> pb.Experiment:
@@ -165,6 +166,13 @@ class ExperimentServicer:
     async def get_experiment_report(self, request: pb.GetExperimentReportRequest, call: Call) -> pb.ExperimentReport:
         current = await self._experiments.get(experiment_of("name", request.name))
         return await self._live.report(current, self._read(current))
+
+    async def _purge_arms(self, name: str, deleted: pb.Experiment) -> None:
+        """Raises MemoriesKeptError."""
+        try:
+            await self._memories(PurgeArms(tuple(label_of(name, arm.id) for arm in deleted.arms)))
+        except (MemoryStoreError, EngineStoppedError) as error:
+            raise MemoriesKeptError(deleted.name, [arm.id for arm in deleted.arms], error) from error
 
     async def _better_arm(self, name: str) -> str:
         """The arm that the report says is better."""

@@ -1,0 +1,1 @@
+"""The services of gRPC itself: health and reflection."""

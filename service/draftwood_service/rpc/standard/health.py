@@ -1,0 +1,89 @@
+"""The health service (grpc.health.v1). Anybody may call it, so what its callers can hold is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2
+
+from draftwood_model_runner.errors import DraftwoodError
+from draftwood_service.rpc.calls import MessageReader, abort
+
+MAX_REQUEST_BYTES = 1024
+"""Of a server that has no other service."""
+MAX_NAME = 256
+"""Bytes of the name of a service."""
+MAX_WATCHES = 1024
+MAX_WATCHES_OF_CONNECTION = 16
+_AT_ONCE = 4
+"""Requests of a connection that are read at once: each may have as many bytes as those of other services."""
+_READ_SECONDS = 5.0
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Health(health.aio.HealthServicer):  # type: ignore[misc]
+    """What health says of each service, and the calls that ask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reader = MessageReader(_AT_ONCE, _READ_SECONDS)
+        self._watches = Counter[str]()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Lets a server answer."""
+        encode = health_pb2.HealthCheckResponse.SerializeToString
+        # Requests are streams to gRPC: it would read any other before it calls, however many there are.
+        methods: dict[str, Any] = {
+            "Check": grpc.stream_unary_rpc_method_handler(self._check, response_serializer=encode),
+            "Watch": grpc.stream_stream_rpc_method_handler(self._watch, response_serializer=encode),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods),))
+
+    async def _check(self, messages: AsyncIterator[bytes], context: _Context) -> Any:
+        return await self.Check(await self._request(messages, context), context)
+
+    async def _watch(self, messages: AsyncIterator[bytes], context: _Context) -> None:
+        request = await self._request(messages, context)
+        if self._watches.total() >= MAX_WATCHES:
+            # By this status gRPC's clients take the server for healthy, and nobody loses it by the watches of others.
+            await _abort(context, grpc.StatusCode.UNIMPLEMENTED, f"{MAX_WATCHES} watches are open; call Check")
+        if self._watches[context.peer()] >= MAX_WATCHES_OF_CONNECTION:
+            text = f"this connection has {MAX_WATCHES_OF_CONNECTION} watches, which is the limit; end one of them"
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        with self._counted(context.peer()):
+            await self.Watch(request, context)
+
+    @contextmanager
+    def _counted(self, peer: str) -> Iterator[None]:
+        self._watches[peer] += 1
+        try:
+            yield
+        finally:
+            self._watches[peer] -= 1
+            if not self._watches[peer]:
+                del self._watches[peer]
+
+    async def _request(self, messages: AsyncIterator[bytes], context: _Context) -> health_pb2.HealthCheckRequest:
+        try:
+            request = health_pb2.HealthCheckRequest.FromString(await self._reader.read(messages, context.peer()))
+        except DraftwoodError as error:
+            await abort(context, error, "health", uuid.uuid4().hex)
+            raise asyncio.CancelledError from error
+        except DecodeError:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "request: not a serialized HealthCheckRequest")
+        if len(request.service.encode()) > MAX_NAME:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, f"service: has more than {MAX_NAME} bytes")
+        return request
+
+
+async def _abort(context: _Context, code: grpc.StatusCode, text: str) -> NoReturn:
+    await context.abort(code, text)
+    raise AssertionError
