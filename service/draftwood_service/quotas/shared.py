@@ -127,9 +127,9 @@ class SharedLimiter(Limiter):
         """
         await self._store.connect()
         self._connected = True
-        if owed := self._owed:
-            await self._store.release(owed)
-            self._owed = self._owed[len(owed) :]
+        owed = tuple(self._owed)
+        await self._store.release(owed)
+        del self._owed[: len(owed)]  # others may have ended meanwhile
         leases = {name: frozenset(one.leases) for name, one in self.windows.items() if one.leases}
         now = self.clock()
         for tenant, window in tuple(self._unsent.items()):
