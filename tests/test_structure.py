@@ -1,5 +1,4 @@
-"""The structure of the project: no import circles between files, small folders, no words of retired concepts; and each
-test in a stage that CI runs.
+"""The structure of the project: no import circles between files, and each test in a stage that CI runs.
 
 Imports are read from the syntax tree. Imports inside functions and under `if TYPE_CHECKING:` do not run when a module
 is loaded, so they cannot make a circle of loading; the service and what is below it are free of such circles, too.
@@ -9,11 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 
@@ -46,25 +43,10 @@ WITHOUT_ANY_CIRCLE = (
 )
 """Packages whose files do not know each other in a circle either: by types alone, or by imports in functions."""
 
-MOST_FILES = 12
-"""Python files in a folder, `__init__.py` included."""
-UNLIMITED = ("tests", "protos", "benchmarks")
 _TYPE_CHECKING = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-
-RETIRED = re.compile(r"(?<![a-z])(?:sla[b]s?|des[k]s?|st(?:oo|an)d(?:s|ing)? bac[k])(?![a-z])", re.IGNORECASE)
-"""Words of concepts that have other names now, in text and identifiers; spelled so that this file does not match."""
-MAY_NAME_RETIRED = ("docs/decisions/",)
-TEXT = {"", ".md", ".py", ".pyi", ".proto", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
-"""Suffixes of files with words of ours; data such as questions and tokenizers have none."""
 
 Graph = dict[str, set[str]]
 """The modules that each module imports while it is loaded."""
-
-
-def tracked(root: Path) -> list[str]:
-    """Paths of the files in git, relative to `root`."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True, check=True)
-    return [path for path in listed.stdout.split("\0") if path and (root / path).is_file()]
 
 
 def modules_in(root: Path, packages: Mapping[str, str]) -> dict[str, Path]:
@@ -144,25 +126,6 @@ def circle_in(graph: Graph) -> list[str] | None:
     return next((circle for name in sorted(graph) if (circle := visit(name))), None)
 
 
-def large_folders(paths: Iterable[str], most: int = MOST_FILES) -> dict[str, int]:
-    """Folders with more than `most` Python files, by path; those below `UNLIMITED` are left out."""
-    folders = Counter(str(PurePosixPath(path).parent) for path in paths if path.endswith(".py"))
-    return {
-        folder: count for folder, count in folders.items() if count > most and folder.split("/")[0] not in UNLIMITED
-    }
-
-
-def retired_words(root: Path, paths: Iterable[str]) -> list[str]:
-    """ "path:line: word" of each retired word in the text files of `paths`."""
-    found = []
-    for path in paths:
-        if PurePosixPath(path).suffix not in TEXT or path.startswith(MAY_NAME_RETIRED):
-            continue
-        for number, line in enumerate((root / path).read_text(encoding="utf-8").splitlines(), 1):
-            found += [f"{path}:{number}: {match.group()}" for match in RETIRED.finditer(line)]
-    return found
-
-
 def test_no_files_import_each_other_in_a_circle() -> None:
     modules = modules_in(REPOSITORY, PACKAGES)
     assert len(modules) > 100
@@ -173,14 +136,6 @@ def test_no_files_of_the_service_and_below_know_each_other_in_a_circle() -> None
     modules = modules_in(REPOSITORY, {name: PACKAGES[name] for name in WITHOUT_ANY_CIRCLE})
     assert len(modules) > 100
     assert circle_in(import_graph(modules, all_imports)) is None
-
-
-def test_no_folder_has_more_files_than_a_reader_can_take_in() -> None:
-    assert large_folders(tracked(REPOSITORY)) == {}
-
-
-def test_words_of_retired_concepts_are_gone() -> None:
-    assert retired_words(REPOSITORY, tracked(REPOSITORY)) == []
 
 
 def write(root: Path, files: Mapping[str, str]) -> dict[str, Path]:
@@ -219,22 +174,6 @@ def test_imports_in_functions_and_for_type_checking_make_no_circle(tmp_path: Pat
     assert graph == {"p": {"p.a"}, "p.a": set(), "p.b": {"p.a"}}
     assert circle_in(graph) is None
     assert circle_in(import_graph(modules, all_imports)) == ["p.a", "p.b", "p.a"]
-
-
-def test_a_large_folder_is_found() -> None:
-    paths = [f"p/{folder}/m{i}.py" for folder in ("a", "b") for i in range(12)]
-    assert large_folders(paths) == {}
-    assert large_folders([*paths, "p/a/__init__.py", "p/b/data.json"]) == {"p/a": 13}
-    assert large_folders([f"tests/p/m{i}.py" for i in range(13)]) == {}
-
-
-def test_a_retired_word_is_found_in_text_and_not_in_data(tmp_path: Path) -> None:
-    words = ["sla" + "b", "Des" + "ks", "stood" + " back", "stands" + " back"]
-    lines = [*words[:3], f"memory_{words[3]}", "des" + "ktop"]
-    names = ["p/a.py", "q.jsonl", *(f"{folder}old.md" for folder in MAY_NAME_RETIRED)]
-    write(tmp_path, {name: "\n".join(lines) for name in names})
-    found = retired_words(tmp_path, names)
-    assert found == [f"p/a.py:{number}: {word}" for number, word in enumerate(words, 1)]
 
 
 def test_every_stage_of_the_tests_has_a_target_that_ci_runs() -> None:

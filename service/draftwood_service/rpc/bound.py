@@ -11,8 +11,8 @@ from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import Authenticator
 from draftwood_service.rpc.access import Gate
 from draftwood_service.rpc.calls import ServedMethod, handlers
-from draftwood_service.rpc.standard.health import MAX_REQUEST_BYTES, Health
-from draftwood_service.rpc.standard.reflection import enable_reflection
+from draftwood_service.rpc.health import MAX_REQUEST_BYTES, Health
+from draftwood_service.rpc.reflection import enable_reflection
 from draftwood_service.rpc.tls import server_credentials
 from draftwood_service.settings import Settings
 from draftwood_service.starting.listening import require_free

@@ -25,7 +25,7 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood_service.auth import Role, UnauthenticatedError, required_role
 from draftwood_service.auth.api_keys import new_key
 from draftwood_service.auth.auth_file import KeyEntry, updated
-from draftwood_service.rpc.standard.reflection import V1
+from draftwood_service.rpc.reflection import V1
 from tests.service.auth.issuer import SETTINGS, forged_tokens, public_keys, token, write_keys
 from tests.service.fakes import Served, serving
 from tests.service.rpc.test_endings import reason

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from draftwood_service.rpc.standard import health
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from packaging.requirements import Requirement
 
@@ -22,8 +23,7 @@ from draftwood_service.errors import ReaderStalledError
 from draftwood_service.rpc import bound
 from draftwood_service.rpc.bound import OTHER_STREAMS
 from draftwood_service.rpc.calls import MessageReader
-from draftwood_service.rpc.standard import health
-from draftwood_service.rpc.standard.reflection import V1
+from draftwood_service.rpc.reflection import V1
 from tests.process_memory import resident_mib
 from tests.service.fakes import Served, serving, until
 from tests.service.gateway.listening import get, listening

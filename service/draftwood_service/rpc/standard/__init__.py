@@ -1,1 +1,0 @@
-"""The services of gRPC itself: health and reflection."""
