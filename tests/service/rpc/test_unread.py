@@ -14,13 +14,12 @@ from typing import Any
 
 import grpc
 import pytest
-from draftwood_service.rpc.standard import health
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from packaging.requirements import Requirement
 
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.errors import ReaderStalledError
-from draftwood_service.rpc import bound
+from draftwood_service.rpc import bound, health
 from draftwood_service.rpc.bound import OTHER_STREAMS
 from draftwood_service.rpc.calls import MessageReader
 from draftwood_service.rpc.reflection import V1
