@@ -30,6 +30,7 @@ PEERS = "draftwood_benchmarks/peers/"
 """Programs that run in environments of other engines."""
 NOT_IMPORTED = {
     "accelerate": "transformers imports it to spread a model over devices",
+    "jinja2": "transformers imports it for chat templates",
     "httptools": "uvicorn reads HTTP with it",
     "opentelemetry-exporter-otlp-proto-grpc": "imported by its name, as OTEL_EXPORTER_OTLP_PROTOCOL says",
     "opentelemetry-exporter-otlp-proto-http": "likewise",

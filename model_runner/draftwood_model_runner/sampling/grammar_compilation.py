@@ -32,7 +32,7 @@ _LIMITS = {"step_lexer_fuel": 100_000, "step_max_items": 5_000, "max_lexer_state
 parser, measured with `e: e e | /[a-z]/`; 20,000 items allowed 750 and 600 ms. A schema with 460 optional properties
 needs fewer than 2,000. For a grammar: 100 MB."""
 
-_ANSWERS, _ANSWER_TOKENS, _ANSWERS_SECONDS = 3, 40, 0.1
+_ANSWERS, _ANSWER_TOKENS, _ANSWERS_SECONDS = 8, 60, 0.1
 """Answers that are written of each grammar, of so many tokens each at most, and CPU seconds after which no more tokens
 are tried. Those of ordinary schemas take 5 ms together."""
 _CLOSING = frozenset(b'"{}[]:, ')

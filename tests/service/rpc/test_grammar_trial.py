@@ -92,6 +92,12 @@ def test_a_process_that_ends_at_its_start_is_no_error_of_the_request(trials: Gra
         broken.check(GrammarKind.REGEX, "[a-z]+")
 
 
+def with_keys(pattern: str, *required: str) -> str:
+    """A schema of an object with other keys than the property `a` by a pattern alone."""
+    keys = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": required}
+    return json.dumps({**keys, "patternProperties": {pattern: {"type": "string"}}, "additionalProperties": False})
+
+
 RECURSIVE = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
 
 
@@ -103,6 +109,9 @@ RECURSIVE = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": [
         (GrammarKind.LARK, 'start: "a" start', "is too complex"),
         (GrammarKind.REGEX, "[^\\x00-\\x{10ffff}]", "allows nothing that could follow"),
         (GrammarKind.JSON_SCHEMA, json.dumps(RECURSIVE), "is too complex"),
+        # The pattern's keys are all required: llguidance allows a comma behind the last one.
+        (GrammarKind.JSON_SCHEMA, with_keys("^(a|b)$", "b"), "allows nothing that could follow"),
+        (GrammarKind.JSON_SCHEMA, with_keys("^[bc]$", "a", "b", "c"), "allows nothing that could follow"),
     ],
 )
 def test_what_leads_to_where_nothing_is_allowed_is_refused_at_once(
@@ -121,9 +130,9 @@ ORDINARY = (
 )
 
 
-@pytest.mark.parametrize("schema", ORDINARY)
-def test_what_can_be_followed_is_not_refused(shared: GrammarTrials, schema: dict[str, object]) -> None:
-    shared.check(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+@pytest.mark.parametrize("schema", [*map(json.dumps, ORDINARY), with_keys("^[bc]$", "b"), with_keys("^b", "b")])
+def test_what_can_be_followed_is_not_refused(shared: GrammarTrials, schema: str) -> None:
+    shared.check(GrammarKind.JSON_SCHEMA, schema)
 
 
 KEYWORDS = [

@@ -44,7 +44,7 @@ together = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served() -> AsyncIterator[Served]:
+async def shared() -> AsyncIterator[Served]:
     async with serving() as served:
         yield served
 
@@ -373,11 +373,11 @@ JSON_TEXT, HALF = '{"text": "from json"}\r\n', r"\ud800"
 )
 @together
 async def test_the_format_of_a_file_is_found(
-    served: Served, tmp_path: Path, arguments: str, stdin: str, learned: list[str]
+    shared: Served, tmp_path: Path, arguments: str, stdin: str, learned: list[str]
 ) -> None:
-    ran = await asyncio.to_thread(run_on, served, tmp_path, arguments, stdin)
+    ran = await asyncio.to_thread(run_on, shared, tmp_path, arguments, stdin)
     assert (ran.exit_code, ran.stderr) == (0, "")
-    async with client_of(served) as client:
+    async with client_of(shared) as client:
         assert [record.text for record in (await export_of(client, tenant=tmp_path.name))[0]] == learned
 
 
@@ -412,9 +412,9 @@ async def test_the_format_of_a_file_is_found(
 )
 @together
 async def test_a_line_that_is_wrong_is_named(
-    served: Served, tmp_path: Path, arguments: str, stdin: str, error: str
+    shared: Served, tmp_path: Path, arguments: str, stdin: str, error: str
 ) -> None:
-    ran = await asyncio.to_thread(run_on, served, tmp_path, arguments, stdin)
+    ran = await asyncio.to_thread(run_on, shared, tmp_path, arguments, stdin)
     assert ran.exit_code == 2
     [line] = ran.stderr.splitlines()
     assert f"{tmp_path}/{error}".removeprefix(f"{tmp_path}/-") in line
@@ -433,18 +433,18 @@ ANY_LINE = st.binary(max_size=20) | st.dictionaries(
 )
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @together
-async def test_no_file_ends_in_a_traceback(served: Served, tmp_path: Path, command: str, lines: list[bytes]) -> None:
+async def test_no_file_ends_in_a_traceback(shared: Served, tmp_path: Path, command: str, lines: list[bytes]) -> None:
     head = RECORDS.encode() if command.startswith("import") else b""
     text = (head + b"\n".join(lines)).decode("utf-8", "surrogateescape")
-    ran = await asyncio.to_thread(run_on, served, tmp_path, command, text)
+    ran = await asyncio.to_thread(run_on, shared, tmp_path, command, text)
     assert ran.exit_code in (0, 1, 2)
     assert len(ran.stderr.splitlines()) == (ran.exit_code > 0)
     assert "internal" not in ran.stderr
 
 
 @together
-async def test_the_client_names_what_cannot_be_encoded(served: Served) -> None:
-    async with client_of(served) as client:
+async def test_the_client_names_what_cannot_be_encoded(shared: Served) -> None:
+    async with client_of(shared) as client:
         with pytest.raises(ValueError, match=r"texts\[1\]: character 1 is the unpaired surrogate"):
             await asyncio.to_thread(client.warm, ["a", "b\ud800"], tenant="unencodable")
         for record, problem in (
