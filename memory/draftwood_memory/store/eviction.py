@@ -16,10 +16,12 @@ from draftwood_memory.store.stored import StoredMemory
 _log = logging.getLogger(__name__)
 
 _NEARLY_FULL, _ENOUGH = 0.85, 0.75
-"""Of the store's limit: memories are deleted above the first until the second. What is left is for tenants'
-configuration, quotas and the counts of experiments, and for what replicas write until one of them looks again."""
+"""Of what the store's limit leaves for memories: they are deleted above the first until the second. The rest is for
+tenants' configuration, quotas and the counts of experiments, and for what replicas write until one looks again."""
 _UNKNOWN_PART = 0.1
 """Of the memories' bytes, which is deleted if the store is full and its limit is not known."""
+_LARGEST_PART = 0.5
+"""Of the memories' bytes, deleted at once at most. What the store uses besides, such as buffers, may soon be free."""
 _RECENT_SECONDS = 24 * 3600.0
 """A memory that was used since then is deleted only if its tenant has more than its share."""
 
@@ -38,7 +40,12 @@ async def free_space(memories: Memories, fingerprint: str, is_full: bool) -> Non
     used_at = dict(await memories.catalogue.by_use(models))
     stored = [one for one in await memories.info([*used_at]) if not one.newer]
     total = sum(one.bytes for one in stored)
+    others = max(0, used - total)  # the server itself, which a small limit has little space beside, and other data
+    used, limit = used - others, max(0, limit - others)
+    if not is_full and used <= _NEARLY_FULL * limit:
+        return
     wanted = max(used - _ENOUGH * limit, _UNKNOWN_PART * total if is_full else 0)
+    wanted = min(wanted, _LARGEST_PART * total)
     chosen = _chosen(stored, used_at, memories.clock.now() - _RECENT_SECONDS, int(wanted))
     for one in chosen:
         await memories.delete(one.tag, one.generation)
