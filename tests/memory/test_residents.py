@@ -345,6 +345,8 @@ def test_a_memory_that_is_emptied_while_a_strategy_is_built_is_no_error(
     assert future is not None
     assert future.done()
     assert caplog.records == []
+    left: Any = resident.instance(key)[0]
+    assert left.learned == []
 
 
 def test_what_is_learned_while_the_store_is_read_follows_what_the_store_has() -> None:

@@ -271,7 +271,8 @@ class Resident:
         """
         with self.lock:
             self.learned_meanwhile = []
-            records = self.log.records(self.config.oldest(self.clock.now()))
+            log = self.log
+            records = log.records(self.config.oldest(self.clock.now()))
             earlier = {key: self.strategies[key] for key in keys if key in self.strategies}
         built = {}
         if records or replace_empty:
@@ -282,7 +283,8 @@ class Resident:
             for strategy in built.values():
                 learn(strategy, (logged.record.tokens for logged in self.learned_meanwhile or ()))
             self.learned_meanwhile = None
-            self.strategies.update({key: strategy for key, strategy in built.items() if key in self.strategies})
+            if self.log is log:  # else it was purged
+                self.strategies.update({key: strategy for key, strategy in built.items() if key in self.strategies})
             waiting = [self.unbuilt.pop(key) for key in keys if key in self.unbuilt]
         for future in waiting:
             future.set_result(None)
