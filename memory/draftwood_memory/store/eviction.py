@@ -34,17 +34,17 @@ async def free_space(memories: Memories, fingerprint: str, is_full: bool) -> Non
         is_full: the store has refused a write.
     """
     used, limit = await memories.usage()
-    if not is_full and used <= _NEARLY_FULL * limit:
+    if not is_full and not _nearly_full(used, limit, memories.other_bytes):
         return
     models = {fingerprint, *map(fingerprint_of, await memories.catalogue.kinds())}
     used_at = dict(await memories.catalogue.by_use(models))
     stored = [one for one in await memories.info([*used_at]) if not one.newer]
     total = sum(one.bytes for one in stored)
-    others = max(0, used - total)  # the server itself, which a small limit has little space beside, and other data
-    used, limit = used - others, max(0, limit - others)
-    if not is_full and used <= _NEARLY_FULL * limit:
+    memories.other_bytes = others = max(0, used - total)
+    if not is_full and not _nearly_full(used, limit, others):
         return
-    wanted = max(used - _ENOUGH * limit, _UNKNOWN_PART * total if is_full else 0)
+    beyond = used - others - _ENOUGH * max(0, limit - others)
+    wanted = max(beyond, _UNKNOWN_PART * total if is_full else 0)
     wanted = min(wanted, _LARGEST_PART * total)
     chosen = _chosen(stored, used_at, memories.clock.now() - _RECENT_SECONDS, int(wanted))
     for one in chosen:
@@ -52,6 +52,11 @@ async def free_space(memories: Memories, fingerprint: str, is_full: bool) -> Non
     freed = sum(one.bytes for one in chosen)
     text = "the store is nearly full: %d of %d memories were deleted, those used longest ago first; %.1f of %.1f MiB"
     _log.warning(text, len(chosen), len(stored), freed / 2**20, total / 2**20)
+
+
+def _nearly_full(used: int, limit: int, others: int) -> bool:
+    """Whether memories take most of what the limit leaves for them beside other data and the server itself."""
+    return used - others > _NEARLY_FULL * (limit - others)
 
 
 def _chosen(stored: list[StoredMemory], used_at: dict[str, float], recent: float, wanted: int) -> list[StoredMemory]:

@@ -47,12 +47,14 @@ class Memories:
 
     Attributes:
         catalogue: lists them.
+        other_bytes: what the store used besides memories when all of them were looked at last.
     """
 
     def __init__(self, client: RedisClient, clock: StoreClock) -> None:
         self.client = client
         self.clock = clock
         self.catalogue = Catalogue(client, clock)
+        self.other_bytes = 0
 
     async def metadata(self, tag: str) -> MemoryMetadata:
         [metadata] = await self.metadata_of([tag])
