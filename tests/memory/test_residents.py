@@ -19,7 +19,7 @@ from draftwood_memory.local.residents import Residents
 from draftwood_memory.records import Kind, Record
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import Naming
-from draftwood_strategies import create
+from draftwood_strategies import TrieStrategy, create
 from tests.memory.helpers import FINGERPRINT, numbers, tokens_of
 from tests.strategies.toy_model import ToyModel, run
 
@@ -261,6 +261,25 @@ def test_what_a_strategy_learned_besides_texts_outlives_them_but_no_purge(name: 
     resident.reset(1, None)
     purged = learned_besides_texts(resident.instance(key)[0])
     assert [one.tolist() for one in purged] == [one.tolist() for one in fresh]
+
+
+def test_a_strategy_that_cannot_keep_what_it_learned_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(strategy: TrieStrategy, earlier: TrieStrategy) -> None:
+        strategy.learned = earlier.learned
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(TrieStrategy, "keep_learned", broken)
+    _, resident = opened(MemoryConfig())
+    key = StrategyKey("trie")
+    strategy: Any = resident.instance(key)[0]
+    resident.add(logged(5))
+    resident.build([key])
+    rebuilt: Any = resident.instance(key)[0]
+    assert rebuilt.tokens == 5
+    assert rebuilt.learned is not strategy.learned
+    assert [line.getMessage() for line in caplog.records] == ["strategy trie keeps nothing of what it learned"]
 
 
 @pytest.mark.parametrize(
