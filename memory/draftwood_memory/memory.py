@@ -237,6 +237,7 @@ class Memory:
         assert self.replica is not None
         async with self.replica.lock:
             await self.replica.refresh(resident)
+        await self.between_steps.learned(resident)
 
     def name_of(self, stored: StoredMemory) -> MemoryName | None:
         """The name of a memory in the store; None if it cannot be decoded here."""

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from pathlib import Path
 
 from draftwood_model_runner.answer import Answer
-from draftwood_model_runner.drafting.draft_policy import DraftPolicy
+from draftwood_model_runner.drafting.draft_policy import DraftPolicy, Drafts
 from draftwood_model_runner.drafting.microbatches import MicrobatchPolicy
 from draftwood_model_runner.drafting.step_measuring import known_step_times
 from draftwood_model_runner.engine_config import EngineConfig
@@ -21,12 +21,12 @@ from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput, VerifiedTree
 from draftwood_model_runner.own_text import OwnText
 from draftwood_model_runner.redecoding import PlainDecoding, Redecoding
-from draftwood_model_runner.runners.base import StateUse
+from draftwood_model_runner.runners.base import StateUse, StepBatch
 from draftwood_model_runner.runners.capacity.host import processor
 from draftwood_model_runner.sampling.background import background_threads
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.scheduling.scheduler import Scheduler, SchedulerOutput
-from draftwood_model_runner.sequence import Sequence
+from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_model_runner.statistics import EngineCounts
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.budgeting.step_time import BLOCK
@@ -227,12 +227,10 @@ class Engine:
 
     def _begin(self, output: SchedulerOutput, started: float, outputs: list[StepOutput]) -> BegunStep | None:
         """Begins a step; None if there is nothing to do, or if the step failed: then `outputs` has the errors."""
-        self._live.start((one.sequence for one in output.scheduled), started)
-        drafts = self._policy.propose(output.scheduled, output.prompts_wait and not self._runner.mixed_batches)
+        drafts, batch = self._laid_out(output, started, outputs)
         scheduled = drafts.scheduled
-        if not scheduled:
+        if batch is None:
             return None
-        batch = lay_out_step(drafts, self._pool, self._policy.min_score(drafts))
         try:
             on_device = self._runner.begin(batch, self._policy.top_k(drafts), self._live.samplers(scheduled))
         except DeviceLostError:
@@ -242,6 +240,27 @@ class Engine:
             return None
         generations = [one.sequence.slot_generation for one in scheduled]
         return BegunStep(batch, scheduled, generations, on_device, started, time.perf_counter() - started)
+
+    def _laid_out(
+        self, output: SchedulerOutput, started: float, outputs: list[StepOutput]
+    ) -> tuple[Drafts, StepBatch | None]:
+        """What takes part in a step with its drafts, and the batch; None if nothing takes part. If drafting fails, its
+        sequences go on without drafts; if it was not drafting, they end, and `outputs` has their errors."""
+        outputs += self._live.start([one.sequence for one in output.scheduled], started)
+        scheduled = [one for one in output.scheduled if one.sequence.state is not SequenceState.FINISHED]
+        try:
+            drafts = self._policy.propose(scheduled, output.prompts_wait and not self._runner.mixed_batches)
+            if not drafts.scheduled:
+                return drafts, None
+            return drafts, lay_out_step(drafts, self._pool, self._policy.min_score(drafts))
+        except Exception as error:
+            self._policy.give_up([one.sequence for one in scheduled], error)
+        drafts = Drafts.none(scheduled)
+        try:
+            return drafts, lay_out_step(drafts, self._pool, 0.0)
+        except Exception as error:
+            outputs += self._failed([one.sequence for one in scheduled], error)
+            return drafts, None
 
     def _end_step(self, step: BegunStep, outputs: list[StepOutput]) -> None:
         """Waits for a step, and adds what its sequences write to `outputs`."""
@@ -255,7 +274,10 @@ class Engine:
         except Exception as error:
             outputs += self._failed([step.scheduled[row].sequence for row in step.valid_rows], error)
             return
-        self._policy.observe(written, feedback, seconds, len(step.scheduled))
+        try:
+            self._policy.observe(written, feedback, seconds, len(step.scheduled))
+        except Exception as error:
+            self._policy.give_up([output.sequence for output in written.values()], error)
         outputs += written.values()
         for output in written.values():
             if output.finish:

@@ -210,6 +210,16 @@ class SupportsReadOnly(Protocol):
 
 
 @runtime_checkable
+class SupportsRebuild(Protocol):
+    """What a strategy offers besides so that its memory of texts can be built anew, without those that are too old."""
+
+    def keep_learned(self, earlier: Any) -> None:
+        """Called before its first drafter is started and before it learns a text: shares with `earlier`, another
+        instance with the same options, what that has learned besides texts, such as weights. Live sequences go on
+        with `earlier`, so both may be used from now on, by the same thread."""
+
+
+@runtime_checkable
 class SuccessorSource(Strategy, Protocol):
     """What a strategy offers besides to be a hybrid's successor table, looked up at every node of the mixed tree.
 
@@ -218,7 +228,7 @@ class SuccessorSource(Strategy, Protocol):
 
     @property
     def successors(self) -> SuccessorTable:
-        """The tenant's table, the same object for the strategy's whole life."""
+        """The tenant's table, the same object from its first drafter on."""
 
 
 @runtime_checkable

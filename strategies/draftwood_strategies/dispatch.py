@@ -39,15 +39,15 @@ def propose_all(
         budgets: int32[s], the most nodes of each draft, 1 or more.
         vocab_size: tokens are below it; None for any.
     """
-    if _supports_batches(strategy):
-        try:
+    try:
+        if _supports_batches(strategy):
             found = timed(range(len(drafters)), strategy, strategy.propose_all, drafters, budgets)
             return checked_all(found, budgets, vocab_size)
-        except Exception as error:
-            if len(drafters) == 1 or isinstance(error, TimeoutError):
-                for i in range(len(drafters)):
-                    failed(i, "propose", error)
-                return DraftTrees.empty(len(drafters))
+    except Exception as error:
+        if len(drafters) == 1 or isinstance(error, TimeoutError):
+            for i in range(len(drafters)):
+                failed(i, "propose", error)
+            return DraftTrees.empty(len(drafters))
     trees = []
     for i, (drafter, budget) in enumerate(zip(drafters, budgets.tolist(), strict=True)):
         try:
@@ -68,15 +68,15 @@ def observe_all(
     timed: TimedCall,
 ) -> None:
     """Passes on what a step wrote, see `BatchStrategy.observe_all`."""
-    if _supports_batches(strategy):
-        try:
+    try:
+        if _supports_batches(strategy):
             timed(range(len(drafters)), strategy, strategy.observe_all, drafters, accepted, offsets, feedback)
             return
-        except Exception as error:
-            if len(drafters) == 1 or isinstance(error, TimeoutError):
-                for i in range(len(drafters)):
-                    failed(i, "observe", error)
-                return
+    except Exception as error:
+        if len(drafters) == 1 or isinstance(error, TimeoutError):
+            for i in range(len(drafters)):
+                failed(i, "observe", error)
+            return
     bounds = offsets.tolist()
     for i, drafter in enumerate(drafters):
         try:

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_memory_goes_on() -> Iterator[None]:
+    """One that was not stopped would log into the tests that follow."""
+    before = {*threading.enumerate()}
+    yield
+    left = [thread for thread in threading.enumerate() if thread.name == "memory" and thread not in before]
+    assert not left, "a test has to stop each memory that it starts"
 
 
 @pytest.fixture(autouse=True)

@@ -68,13 +68,29 @@ async def replicas(count: int, url: str | None, **options: Any) -> AsyncIterator
         else:
             loop.call_soon_threadsafe(task)
 
-    for memory in memories:
-        memory.start(run)
     try:
+        for memory in memories:
+            memory.start(run)
         yield memories
     finally:
         for memory in memories:
-            await asyncio.to_thread(memory.stop)
+            await stopped(memory)
+
+
+@asynccontextmanager
+async def started(memory: Memory, **options: Any) -> AsyncIterator[Memory]:
+    """A memory that a test has made, running. Its strategies learn on the memory thread."""
+    try:
+        memory.start(lambda task: task(), **options)
+        yield memory
+    finally:
+        await stopped(memory)
+
+
+async def stopped(memory: Memory) -> None:
+    """Stops a memory, and waits until its thread has ended, which `Memory.stop` does for some seconds only."""
+    await asyncio.to_thread(memory.stop)
+    await asyncio.to_thread(memory.thread._thread.join)
 
 
 async def perform(operation: MemoryOperation[Result], memory: Memory) -> Result:

@@ -126,11 +126,11 @@ def sentinel(master: Valkey, group: str = "dw") -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def cluster(size: int = 3) -> Iterator[list[Valkey]]:
+def cluster(size: int = 3, *flags: str, persistent: bool = False) -> Iterator[list[Valkey]]:
     """Masters with equal shares of the slots, once all of them report that the cluster is ok."""
-    flags = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+    flags = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", *flags)
     with contextlib.ExitStack() as stack:
-        nodes = [stack.enter_context(Valkey(*flags)) for _ in range(size)]
+        nodes = [stack.enter_context(Valkey(*flags, persistent=persistent)) for _ in range(size)]
         bounds = [16384 * i // size for i in range(size + 1)]
         for node, start, end in zip(nodes, bounds[:-1], bounds[1:], strict=True):
             node.client.execute_command("CLUSTER", "ADDSLOTSRANGE", start, end - 1)

@@ -19,6 +19,7 @@ from tests.memory.helpers import (
     perform,
     replicas,
     resident,
+    started,
     stored,
     tokens_of,
     until,
@@ -63,9 +64,8 @@ async def test_what_was_learned_before_the_store_was_reached_has_its_age_by_the_
     late = memory_of(server.url)
     with late.learning(MemoryName("t")) as request:
         request.learn(tokens_of(*numbers(30)))
-    late.start(lambda task: task())
-    await until(lambda: late.outbox.pending == 0)
-    await asyncio.to_thread(late.stop)
+    async with started(late):
+        await until(lambda: late.outbox.pending == 0)
     async with replicas(1, server.url) as [memory]:
         await agreed([memory], "t")
         [record] = await perform(ExportMemory(MemoryName("t")), memory)

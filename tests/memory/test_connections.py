@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import ssl
 import subprocess
 import sys
@@ -50,6 +51,25 @@ def test_bad_urls_are_refused_without_their_password(url: str) -> None:
     with pytest.raises(InvalidSettingError, match="store") as raised:
         RedisClient(url)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("http://h", "http://h: must be memory, embedded, or a URL with a host that begins with one of redis://,"),
+        ("redis+sentinel://h", "names no group; must be redis+sentinel://HOST[:PORT],.../GROUP[/DB]"),
+        ("rediss+sentinel://h,i:7/", "names no group; must be rediss+sentinel://HOST[:PORT],.../GROUP[/DB]"),
+        ("redis://h:port", "each host must be HOST or HOST:PORT, with a port from 1 to 65535"),
+        ("redis://h:0", "each host must be HOST or HOST:PORT, with a port from 1 to 65535"),
+        ("redis+cluster://h,,i", "each host must be HOST or HOST:PORT, with a port from 1 to 65535"),
+        ("redis://h/-1", "the database -1 must be a whole number of at least 0"),
+        ("redis+sentinel://h/main/db", "the database db must be a whole number of at least 0"),
+        ("redis://a,b", "several hosts need +cluster or +sentinel, and a cluster has no db"),
+    ],
+)
+def test_a_bad_url_is_told_what_is_wrong_with_it(url: str, problem: str) -> None:
+    with pytest.raises(InvalidSettingError, match=re.escape(problem)):
+        RedisClient(url)
 
 
 @asynccontextmanager

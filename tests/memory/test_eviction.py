@@ -189,6 +189,46 @@ async def test_the_list_of_memories_does_not_grow_for_ever(server: Valkey) -> No
         assert [tag.split(b":")[1] for tag in listed] == [b"old", b"new"]
 
 
+async def test_a_small_store_beside_a_large_server_keeps_most_memories(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the server uses for itself is nearly all of its limit: deleting memories does not change that."""
+    async with replicas(1, server.url) as [memory]:
+        for number in range(10):
+            await learn_output(memory, f"t{number}", numbers(1000))
+        await until(lambda: not memory.outbox.pending)
+        size = server.client.memory_usage(stream_of(memory, "t0")) or 0
+
+        async def usage(_: Memories) -> tuple[float, float]:
+            return 100 * size, 100.5 * size  # ten of them for memories
+
+        monkeypatch.setattr(Memories, "usage", usage)
+        assert memory.memories is not None
+        await asyncio.wrap_future(memory.thread.submit(free_space(memory.memories, FINGERPRINT, True)))
+        assert 6 <= len(server.client.keys("dw:{t:*}:3:*")) <= 8
+
+
+async def test_an_eviction_from_the_store_is_no_failover(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.0)
+    async with replicas(1, server.url) as [memory]:
+        await learn_output(memory, "t", numbers(10))
+        await until(lambda: not memory.outbox.pending)
+        found = memory.residents.open(MemoryName("t"))
+        await until(lambda: found.position != b"0-0")
+        assert memory.memories is not None
+        await asyncio.wrap_future(memory.thread.submit(memory.memories.delete(found.tag, 0)))
+
+        def noticed() -> bool:
+            memory.thread.wake()
+            return found.position == b"0-0"
+
+        await until(noticed)
+        assert memory.counters().reloads == 0
+        await learn_output(memory, "t", numbers(11))
+        await until(lambda: not memory.outbox.pending)
+        assert log_of(memory, "t") == [numbers(10), numbers(11)]
+
+
 async def test_a_store_without_a_limit_keeps_everything(
     server: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 import pytest
 
-from draftwood_memory import Memory, MemoryConfig, MemoryName
-from draftwood_memory.operations import PurgeArms, PurgeMemory, PurgeOrphans
+from draftwood_memory import Memory, MemoryConfig, MemoryName, MemoryOverrides
+from draftwood_memory.operations import FillMemory, FillProgress, PurgeArms, PurgeMemory, PurgeOrphans
+from draftwood_memory.records import Kind
 from draftwood_memory.store import processes
 from draftwood_memory.store.naming import KINDS_KEY, PROCESSES_KEY
 from tests.memory.helpers import (
@@ -22,6 +24,7 @@ from tests.memory.helpers import (
     numbers,
     perform,
     replicas,
+    started,
     stored,
     strategy_of,
     tokens_of,
@@ -40,6 +43,31 @@ async def test_no_other_replica_drafts_from_it_once_the_call_has_returned(server
             assert time.monotonic() - began < 4.0  # a process that does not answer is waited for five seconds
             assert [(learned_by(memory, "t"), log_of(memory, "t")) for memory in memories] == [([], [])] * 4
             assert [memory.strategy("t", "trie").tokens for memory in memories] == [0] * 4  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("imports_itself", [False, True])
+async def test_a_replica_that_learns_a_large_import_applies_a_purge_at_once(
+    server: Valkey, imports_itself: bool
+) -> None:
+    """Its engine makes no step meanwhile, so that its strategies cannot learn."""
+    async with replicas(2, server.url) as [here, busy]:
+        await stored([here, busy], "t", numbers(20))
+        waiting = list[Callable[[], None]]()
+        busy.between_steps.run_on_engine = waiting.append
+        texts = [tokens_of(*numbers(8000, start)) for start in range(0, 20_000, 1000)]
+        fill = FillMemory(MemoryName("t"), Kind.CORPUS, texts, FillProgress(), MemoryOverrides())
+        importing = asyncio.create_task(perform(fill, busy if imports_itself else here))
+        await until(lambda: waiting)
+        began = time.monotonic()
+        purged = await perform(PurgeMemory("t"), here)
+        assert (purged.final_in, time.monotonic() - began < 1.0) == (0.0, True)
+        assert (learned_by(busy, "t"), log_of(busy, "t")) == ([], [])
+        for task in waiting:
+            task()
+        assert (await strategy_of(busy, "t")).tokens == 0
+        await importing
+        busy.between_steps.run_on_engine = lambda task: task()
+        assert await stored([here, busy], "t", numbers(5)) == [numbers(5)]
 
 
 async def test_two_purges_at_once_do_not_wait_for_each_other(server: Valkey) -> None:
@@ -142,10 +170,9 @@ async def test_an_evicted_memorys_records_from_before_a_purge_are_not_sent(serve
             request.learn(tokens_of(*numbers(33)))
         late.residents.evict(late.outbox.names())
         assert len(late.residents) == 0
-        late.start(lambda task: task())
-        await until(lambda: late.outbox.pending == 0)
+        async with started(late):
+            await until(lambda: late.outbox.pending == 0)
         assert late.counters().stale == 1
-        await asyncio.to_thread(late.stop)
         assert await agreed([first], "t") == []
 
 
@@ -157,10 +184,9 @@ async def test_what_is_learned_after_a_purge_and_before_the_stores_first_answer_
         # Seconds later: by as much as the store's answer is read late, a purge is taken to be later than it was.
         with new.learning(MemoryName("t"), began=time.monotonic() + 5.0) as request:
             request.learn(tokens_of(*numbers(33)))
-        new.start(lambda task: task())
-        await until(lambda: new.outbox.pending == 0)
+        async with started(new):
+            await until(lambda: new.outbox.pending == 0)
         assert new.counters().stale == 0
-        await asyncio.to_thread(new.stop)
         assert await agreed([first], "t") == [numbers(33)]
 
 

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
+from redis.crc import key_slot
 
-from draftwood_memory import Memory
-from draftwood_memory.errors import StoreUnavailableError
+from draftwood_memory import Memory, MemoryName, MemoryOverrides
+from draftwood_memory.errors import MemoryStoreError, StoreFullError, StoreUnavailableError
+from draftwood_memory.operations import FillMemory, FillProgress, PurgeMemory
+from draftwood_memory.records import Kind
 from draftwood_memory.replication.record_store import RecordStore
-from draftwood_memory.store.naming import tenant_key
+from draftwood_memory.store.naming import PURGES_KEY, memories_key, tenant_key
 from tests.memory.helpers import (
     FINGERPRINT,
     agreed,
     before_command,
     learn_output,
+    learned_by,
     log_of,
     numbers,
+    perform,
     replicas,
     resident,
     stored,
     strategy_of,
     stream_of,
+    tokens_of,
     until,
 )
-from tests.memory.servers import Valkey
+from tests.memory.servers import Valkey, cluster
 
 
 async def rounds_until(memory: Memory, condition: Callable[[], object]) -> None:
@@ -123,3 +133,153 @@ async def test_after_a_failure_all_memories_are_compared_at_once(
         await until(lambda: memory.counters().restored)
     async with replicas(1, server.url) as [later]:
         assert await agreed([later], "t") == [numbers(10)]
+
+
+@contextmanager
+def refused(memory: Memory, word: str, error: MemoryStoreError, times: int = 1, of: str = "") -> Iterator[None]:
+    """The store answers the first commands with a word, whose key begins with `of`, with an error, and does not run
+    them."""
+    assert memory.memories is not None
+    client: Any = memory.memories.client
+    send, left = client.commands, times
+
+    async def commands(words: Any) -> Any:
+        nonlocal left
+        chosen = []
+        for one in words:
+            chosen.append(not (left and one[0] == word and one[1].startswith(of)))
+            left -= not chosen[-1]
+        answers = iter(await send([one for one, runs in zip(words, chosen, strict=True) if runs]))
+        return [next(answers) if runs else error for runs in chosen]
+
+    client.commands = commands
+    try:
+        yield
+    finally:
+        del client.commands
+
+
+@pytest.mark.parametrize("word", ["HSET", "PEXPIRE"])
+async def test_an_entry_whose_name_or_expiry_is_refused_is_taken_back_and_written_once(
+    server: Valkey, word: str
+) -> None:
+    """A stream without a name would outlive its purge."""
+    async with replicas(1, server.url) as [memory]:
+        await strategy_of(memory, "t")
+        with refused(memory, word, StoreFullError("OOM"), of=stream_of(memory, "t")[: len("dw:{t:t}")]):
+            await learn_output(memory, "t", numbers(10))
+            await until(lambda: memory.counters().pushed == 1)
+        assert server.client.xlen(stream_of(memory, "t")) == 1
+        assert server.client.hexists(tenant_key("t"), f"n:{FINGERPRINT}:")
+        assert server.client.pttl(stream_of(memory, "t")) > 0
+        await perform(PurgeMemory("t"), memory)
+        assert server.client.keys("dw:{t:t}:3:*") == []
+
+
+async def test_what_was_sent_before_an_outage_is_not_sent_again(server: Valkey) -> None:
+    """One round trip writes for several tenants; the store ceases to serve one of them."""
+    async with replicas(1, server.url) as [memory]:
+        for tenant in "ab":
+            await strategy_of(memory, tenant)
+        with refused(memory, "XADD", StoreUnavailableError("CLUSTERDOWN"), of="dw:{t:b}"):
+            async with memory_locked(memory):
+                for tenant in "ab":
+                    await learn_output(memory, tenant, numbers(10))
+            await until(lambda: memory.counters().pushed == 2 and not memory.outbox.pending)
+        assert memory.counters().failures == 1
+        assert [server.client.xlen(stream_of(memory, tenant)) for tenant in "ab"] == [1, 1]
+
+
+@asynccontextmanager
+async def memory_locked(memory: Memory) -> AsyncIterator[None]:
+    """No round of the memory thread runs meanwhile."""
+    held, done = threading.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        async with memory.locked():
+            held.set()
+            await done.wait()
+
+    holding = memory.thread.submit(hold())
+    await asyncio.to_thread(held.wait)
+    try:
+        yield
+    finally:
+        memory.thread._loop.call_soon_threadsafe(done.set)
+        await asyncio.wrap_future(holding)
+
+
+async def test_an_import_that_fails_midway_adds_here_what_the_store_has(server: Valkey) -> None:
+    async with replicas(1, server.url) as [memory]:
+        await strategy_of(memory, "t")
+        texts = [tokens_of(*numbers(8000, start)) for start in range(0, 24_000, 1000)]  # three entries
+        fill = FillMemory(MemoryName("t"), Kind.CORPUS, texts, FillProgress(), MemoryOverrides())
+        written = 0
+
+        async def write(*arguments: Any) -> Any:
+            nonlocal written
+            written += 1
+            if written > 2:
+                raise StoreUnavailableError("cut")
+            return await RecordStore.write(memory.replica.records, *arguments)  # type: ignore[union-attr]
+
+        memory.replica.records.write = write  # type: ignore[union-attr, method-assign]
+        with pytest.raises(StoreUnavailableError):
+            await perform(fill, memory)
+        del memory.replica.records.write  # type: ignore[union-attr]
+        assert 0 < len(log_of(memory, "t")) < 24
+        assert resident(memory, "t").log.first_id is not None
+        known = log_of(memory, "t")
+    async with replicas(1, server.url) as [later]:
+        assert await agreed([later], "t") == sorted(known)
+
+
+async def test_a_full_store_is_given_space_before_it_gets_back_what_it_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It refuses whatever a memory's restoration begins with, and stays as full until somebody deletes something."""
+    monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.replication.record_store._SPACE_CHECK_SECONDS", 0.0)
+    with Valkey("--maxmemory-policy", "noeviction") as server:
+        async with replicas(1, server.url, fingerprint="e" * 16) as [other]:
+            random = np.random.default_rng(0).integers(0, 30_000, 400_000).astype(np.int32)
+            fill = FillMemory(MemoryName("old"), Kind.OUTPUT, [random], FillProgress(), MemoryOverrides())
+            await perform(fill, other)
+            assert other.memories is not None
+            await asyncio.wrap_future(other.thread.submit(other.memories.catalogue.note_kind("e" * 16 + ":")))
+        async with replicas(1, server.url) as [memory]:
+            await stored([memory], "t", numbers(10))
+            server.client.config_set("maxmemory", server.client.info("memory")["used_memory"] - 100_000)
+            server.client.execute_command("ACL", "SETUSER", "default", "-info")  # as on a cluster, where none is asked
+            server.client.delete(tenant_key("t"), stream_of(memory, "t"))
+            await rounds_until(memory, lambda: memory.counters().restored)
+            assert memory.counters().failures == 0
+
+
+@pytest.mark.system
+async def test_while_a_node_of_a_cluster_is_down_the_tenants_of_the_others_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If the cluster goes on without the node's slots. Where they hold the purges, nobody can be served."""
+    monkeypatch.setattr("draftwood_memory.replication.replica._RETRY_SECONDS", 1.0)
+
+    def node_of(key: str) -> int:
+        return next(i for i in (2, 1, 0) if key_slot(key.encode()) >= 16384 * i // 3)
+
+    served = node_of(PURGES_KEY)
+    fingerprint = next(one for one in map("{:016x}".format, range(99)) if node_of(memories_key(one)) == served)
+    dead = (served + 1) % 3
+    alive, down = (next(t for t in "abcdefghijklmn" if node_of(tenant_key(t)) == node) for node in (served, dead))
+    with cluster(3, "--cluster-require-full-coverage", "no", persistent=True) as nodes:
+        url = f"redis+cluster://127.0.0.1:{nodes[served].port}"
+        async with replicas(2, url, fingerprint=fingerprint) as memories:
+            for tenant in (alive, down):
+                assert await stored(memories, tenant, numbers(10)) == [numbers(10)]
+            nodes[dead].kill()
+            await learn_output(memories[0], down, numbers(11))
+            await until(lambda: resident(memories[0], down).problem)
+            await learn_output(memories[0], alive, numbers(12))
+            assert await agreed(memories, alive, 20.0, outboxes=False) == [numbers(10), numbers(12)]
+            assert (memories[0].outbox.pending, learned_by(memories[0], down)) == (1, [numbers(10), numbers(11)])
+            nodes[dead].start()
+            assert await agreed(memories, down, 30.0) == [numbers(10), numbers(11)]

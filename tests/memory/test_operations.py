@@ -37,12 +37,13 @@ from tests.memory.helpers import (
     numbers,
     perform,
     replicas,
+    started,
     stored,
     strategy_of,
     stream_of,
     until,
 )
-from tests.memory.servers import Valkey
+from tests.memory.servers import Proxy, Valkey
 
 NAME = MemoryName("t")
 OLD = "e" * 16
@@ -115,7 +116,7 @@ async def test_a_fill_of_nothing_reaches_no_store() -> None:
         empty = fill(FillProgress(), 0)
         assert await perform(empty, memory) == empty.progress
         assert NAME not in memory.residents
-        for operation in (fill(FillProgress(), 3), ExportMemory(NAME), PurgeMemory("t"), GetStatistics(None)):
+        for operation in (fill(FillProgress(), 3), ExportMemory(NAME), PurgeMemory("t"), GetStatistics("other")):
             with pytest.raises(StoreUnavailableError):
                 await perform(operation, memory)
 
@@ -178,6 +179,26 @@ async def test_orphans_are_listed_and_purged(server: Valkey) -> None:
         assert await agreed([memory], "live") == [numbers(20)]
 
 
+async def test_without_an_answer_of_the_store_statistics_are_those_of_this_process(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftwood_memory.replication.memory_thread._LAST_ROUND_SECONDS", 0.1)
+    async with Proxy(server.port) as proxy, replicas(1, proxy.url, timeout=0.2) as [memory]:
+        await stored([memory], "t", numbers(10))
+        proxy.open.clear()
+        for page in (GetStatistics(None), GetStatistics("t")):
+            report = await perform(page, memory)
+            assert [(one.name, one.stored.tokens, one.resident) for one in report.memories] == [
+                (MemoryName("t"), 10, True)
+            ]
+            assert (report.healthy, report.exists, report.following) == (False, True, None)
+            assert report.counters.learned == 1
+        with pytest.raises(StoreUnavailableError):
+            await perform(GetStatistics("elsewhere"), memory)
+        await learn_output(memory, "t", numbers(11))
+        assert (await perform(GetStatistics(None), memory)).counters.outbox_records == 1
+
+
 async def test_the_last_answers_reach_the_store_at_the_stop(server: Valkey) -> None:
     async with replicas(1, server.url) as [memory]:
         for number in range(5):
@@ -192,7 +213,6 @@ async def test_an_operation_that_is_running_at_the_stop_is_cancelled(server: Val
             await asyncio.Event().wait()
 
     memory = memory_of(server.url)
-    memory.start(lambda task: task())
-    waiting = memory.submit(Hang())
-    await asyncio.to_thread(memory.stop)
+    async with started(memory):
+        waiting = memory.submit(Hang())
     assert waiting.cancelled()

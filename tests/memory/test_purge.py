@@ -24,6 +24,7 @@ from tests.memory.helpers import (
     perform,
     replicas,
     resident,
+    started,
     stored,
     strategy_of,
     stream_of,
@@ -60,10 +61,9 @@ async def test_records_from_before_a_purge_do_not_come_from_an_outbox(server: Va
         with late.learning(MemoryName("t")) as request:
             request.learn(tokens_of(*numbers(33)))
         await perform(PurgeMemory("t"), first)
-        late.start(lambda task: task())
-        await until(lambda: late.outbox.pending == 0)
+        async with started(late):
+            await until(lambda: late.outbox.pending == 0)
         assert late.counters().stale == 1
-        await asyncio.to_thread(late.stop)
         assert await agreed([first], "t") == []
 
 

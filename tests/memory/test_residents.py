@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from draftwood_memory import MemoryConfig, MemoryName, StrategyKey
@@ -18,7 +19,9 @@ from draftwood_memory.local.residents import Residents
 from draftwood_memory.records import Kind, Record
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import Naming
+from draftwood_strategies import TrieStrategy, create
 from tests.memory.helpers import FINGERPRINT, numbers, tokens_of
+from tests.strategies.toy_model import ToyModel, run
 
 T = MemoryName("t")
 
@@ -225,6 +228,60 @@ def test_without_records_instances_are_replaced_only_if_asked_for() -> None:
     assert resident.instance(key)[0] is not strategy
 
 
+def learned_besides_texts(strategy: Any) -> list[Any]:
+    """Weights, odds, successors and rates, copied."""
+    tables: list[Any] = [*strategy.weights] if hasattr(strategy, "weights") else []
+    for mixer in (getattr(strategy, "mixer", None), getattr(strategy, "_mixer", None)):
+        tables += [] if mixer is None else [*mixer.weights, mixer.table.rows]
+    if hasattr(strategy, "rates"):
+        tables += [strategy.rates.first, strategy.rates.later, strategy.rates.worth]
+    parts = getattr(strategy, "parts", {}).values()
+    return [np.copy(table) for table in tables] + [table for part in parts for table in learned_besides_texts(part)]
+
+
+@pytest.mark.parametrize("name", ["trie", "recycling", "jacobi", "hybrid"])
+def test_what_a_strategy_learned_besides_texts_outlives_them_but_no_purge(name: str) -> None:
+    _, resident = opened(MemoryConfig(max_age=640.0))
+    key = StrategyKey(name)
+    strategy: Any = resident.instance(key)[0]
+    resident.build([key])
+    drafter = strategy.start(tokens_of(1, 2, 3))
+    run(ToyModel(), drafter, [1, 2, 3], 200, 16, strategy.top_k)
+    learned, fresh = learned_besides_texts(strategy), learned_besides_texts(create(name))
+    assert any((one != other).any() for one, other in zip(learned, fresh, strict=True))
+    resident.add(logged(9, 1))
+    resident.add(logged(5, int(time.time())))
+    assert resident.drop_aged()
+    resident.build([key], replace_empty=True)
+    rebuilt: Any = resident.instance(key)[0]
+    assert rebuilt is not strategy
+    assert [one.tolist() for one in learned_besides_texts(rebuilt)] == [one.tolist() for one in learned]
+    assert getattr(rebuilt, "tokens", 5) == 5
+    run(ToyModel(), rebuilt.start(tokens_of(1, 2, 3)), [1, 2, 3], 20, 16, strategy.top_k)
+    resident.reset(1, None)
+    purged = learned_besides_texts(resident.instance(key)[0])
+    assert [one.tolist() for one in purged] == [one.tolist() for one in fresh]
+
+
+def test_a_strategy_that_cannot_keep_what_it_learned_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(strategy: TrieStrategy, earlier: TrieStrategy) -> None:
+        strategy.learned = earlier.learned
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(TrieStrategy, "keep_learned", broken)
+    _, resident = opened(MemoryConfig())
+    key = StrategyKey("trie")
+    strategy: Any = resident.instance(key)[0]
+    resident.add(logged(5))
+    resident.build([key])
+    rebuilt: Any = resident.instance(key)[0]
+    assert rebuilt.tokens == 5
+    assert rebuilt.learned is not strategy.learned
+    assert [line.getMessage() for line in caplog.records] == ["strategy trie keeps nothing of what it learned"]
+
+
 @pytest.mark.parametrize(
     ("generation", "purged_at", "since", "current"),
     [
@@ -307,6 +364,8 @@ def test_a_memory_that_is_emptied_while_a_strategy_is_built_is_no_error(
     assert future is not None
     assert future.done()
     assert caplog.records == []
+    left: Any = resident.instance(key)[0]
+    assert left.learned == []
 
 
 def test_what_is_learned_while_the_store_is_read_follows_what_the_store_has() -> None:

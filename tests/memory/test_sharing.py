@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,9 @@ from draftwood_memory.store.encryption import read_keys
 from draftwood_memory.store.naming import memories_key
 from draftwood_service.quotas import RateLimits
 from draftwood_service.quotas.shared import SharedLimiter
+from draftwood_tenants.resources.base import Cursor, Write
+from draftwood_tenants.resources.encryption import ResourceCipher
+from draftwood_tenants.resources.redis_resources import RedisResources
 from tests.memory.helpers import (
     FINGERPRINT,
     KEY_A,
@@ -32,12 +37,13 @@ from tests.memory.helpers import (
     perform,
     replicas,
     resident,
+    started,
     stored,
     strategy_of,
     stream_of,
     until,
 )
-from tests.memory.servers import Valkey
+from tests.memory.servers import Valkey, cluster
 
 
 async def test_answers_reach_the_other_replicas_in_a_tenth_of_a_second(server: Valkey) -> None:
@@ -65,13 +71,9 @@ async def test_a_new_process_loads_what_others_have_learned(server: Valkey) -> N
         for number in range(300):
             await learn_output(first, "t", numbers(20, number))
         await until(lambda: not first.outbox.pending)
-    second = memory_of(server.url)
-    second.start(lambda task: task(), preload=1, strategy="trie")
-    try:
+    async with started(memory_of(server.url), preload=1, strategy="trie") as second:
         await until(lambda: second.preloaded)
         assert learned_by(second, "t") == sorted(numbers(20, number) for number in range(300))
-    finally:
-        await asyncio.to_thread(second.stop)
 
 
 async def test_a_memory_that_loads_late_reaches_the_request_that_began_without_it(server: Valkey) -> None:
@@ -217,16 +219,34 @@ async def test_what_no_process_uses_expires(server: Valkey) -> None:
         assert server.client.pttl(key) == -1
 
 
+ROOT = Path(__file__).parents[2]
+OF_THE_LIBRARY = {"client|setname", "cluster|slots", "command", "select"}
+
+
+def documented_rights() -> list[str]:
+    """What docs/memory.md says that the store's user needs."""
+    [rights] = re.findall(r"^ACL SETUSER (.*?)^```", (ROOT / "docs/memory.md").read_text(), re.DOTALL | re.MULTILINE)
+    return str(rights).replace("\\\n", " ").split()
+
+
+def test_the_documented_rights_are_for_the_commands_that_are_sent(server: Valkey) -> None:
+    known = {name.decode().upper() for name in server.client.execute_command("COMMAND LIST")} - {"READONLY"}
+    sent = set[str]()
+    for package in ("memory", "tenants", "service"):
+        for file in (ROOT / package).rglob("*.py"):
+            text = file.read_text()
+            if "redis" in text or ".command(" in text:
+                sent |= {*re.findall(r"[\"']([A-Z]+)[\"']", text)} & known
+    commands = {"memory|usage" if word == "MEMORY" else word.lower() for word in sent}
+    granted = {right[1:] for right in documented_rights() if right.startswith("+")}
+    assert granted == commands | OF_THE_LIBRARY
+
+
 async def test_a_restricted_user_is_enough(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_thread, "_LAST_ROUND_SECONDS", 0.1)
-    rights = (
-        "xadd xread xrange xrevrange xlen xtrim info hset hsetnx hget hmget hgetall hdel zadd zrange zrem zscore unlink"
-    )
-    rights += " del expire pexpire persist time ping hello client|setname client|setinfo memory|usage"
-    rights += " eval get set incr zcard zrangebyscore zremrangebyscore exists pttl hincrby"  # quotas, configuration
-    granted = [f"+{one}" for one in rights.split()]
-    server.client.execute_command("ACL", "SETUSER", "dw", "on", ">pw", "resetkeys", "~dw:*", "-@all", *granted)
-    url = f"redis://dw:pw@127.0.0.1:{server.port}"
+    server.client.execute_command("ACL", "LOG", "RESET")
+    server.client.execute_command("ACL", "SETUSER", *documented_rights())
+    url = f"redis://draftwood:PASSWORD@127.0.0.1:{server.port}/1"
     async with replicas(2, url) as memories:
         assert await stored(memories, "t", numbers(12)) == [numbers(12)]
         assert (await perform(GetStatistics(None), memories[1])).memories
@@ -238,10 +258,27 @@ async def test_a_restricted_user_is_enough(server: Valkey, monkeypatch: pytest.M
     await reservation.released()
     await limiter.close()
     assert limiter.outages == 0
-    async with replicas(1, f"redis://dw:wrong@127.0.0.1:{server.port}") as [refused]:
+    resources = RedisResources(RedisClient(url), ResourceCipher(None))
+    [first] = await resources.write([Write("tenants", "a", b"1", 0)])
+    await resources.write([Write("tenants", "a", b"2", first)])
+    await resources.changes(Cursor())
+    await resources.close()
+    assert server.client.execute_command("ACL", "LOG") == []
+    async with replicas(1, f"redis://draftwood:wrong@127.0.0.1:{server.port}") as [refused]:
         await learn_output(refused, "t", numbers(3))
         await until(lambda: refused.thread.failing)
         assert refused.outbox.pending == 1
+
+
+@pytest.mark.system
+async def test_a_restricted_user_is_enough_on_a_cluster() -> None:
+    with cluster() as nodes:
+        for node in nodes:
+            node.client.execute_command("ACL", "SETUSER", *documented_rights())
+        async with replicas(2, f"redis+cluster://draftwood:PASSWORD@127.0.0.1:{nodes[0].port}") as memories:
+            assert await stored(memories, "t", numbers(12)) == [numbers(12)]
+            assert (await perform(PurgeMemory("t"), memories[1])).tokens == 12
+        assert [node.client.execute_command("ACL LOG") for node in nodes] == [[]] * 3
 
 
 async def test_without_requests_the_store_is_left_alone(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:

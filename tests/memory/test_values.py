@@ -22,6 +22,7 @@ from draftwood_memory.local.record_log import LoggedRecord, RecordLog
 from draftwood_memory.records import MAX_ENTRY_TOKENS, MAX_TOKENS, Codec, Kind, Record, batched, split
 from draftwood_memory.store.encryption import KeyRing, Plain, read_key_file, read_keys
 from draftwood_memory.store.naming import Naming, kind_of, stream_key, tenant_key
+from draftwood_memory.store.processes import id_order
 
 KEY = base64.b64encode(bytes(range(32))).decode()
 OTHER = base64.b64encode(bytes(range(1, 33))).decode()
@@ -230,6 +231,37 @@ def test_answers_to_a_request_that_are_dropped_are_not_found_by_it() -> None:
         log.append(LoggedRecord(replace(record(number, at=number), request=7)))
     assert log.drop_older(2)
     assert [one.learned_at for one in log.of_request(7)] == [2, 3]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["own", "other", "sent", "old"]), st.integers(1, 9)), max_size=40),
+    st.integers(1, 60),
+)
+def test_the_store_keeps_every_entry_of_which_the_log_has_a_record(steps: list[tuple[str, int]], capacity: int) -> None:
+    """Whatever comes first: what this process learned while the store was away, or what others wrote meanwhile."""
+    log, unsent, sent = RecordLog(Capacity(capacity, 1 << 20)), list[LoggedRecord](), 100
+    for number, (step, length) in enumerate(steps):
+        if step == "own":
+            unsent.append(LoggedRecord(record(number, length, at=number)))
+            log.append(unsent[-1])
+        elif step == "other":
+            log.append(LoggedRecord(record(number, length, at=number), b"%d-%d" % (length, number)))
+        elif step == "sent" and unsent:
+            sent += 1
+            log.stored(unsent.pop(0), b"%d-0" % sent)
+        elif step == "old":
+            log.drop_older(number - length)
+        ids = [one.id for one in log if one.id is not None]
+        assert log.first_id == min(ids, key=id_order, default=None)
+
+
+def test_what_is_left_of_a_request_is_found_when_its_oldest_record_leaves() -> None:
+    log = RecordLog(Capacity(20, 1 << 20))
+    for number in (1, 2, 3):
+        log.append(LoggedRecord(replace(record(number, 10, at=number), request=7)))
+    assert [one.learned_at for one in log.of_request(7)] == [2, 3]
+    log.append(LoggedRecord(record(4, 20)))
+    assert log.of_request(7) == []
 
 
 def test_a_log_keeps_to_its_bytes_which_grow_with_its_tokens() -> None:

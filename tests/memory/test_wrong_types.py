@@ -92,6 +92,7 @@ async def test_a_memory_is_used_again_once_the_key_is_free(
 
 async def test_a_memory_that_takes_none_of_its_records_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftwood_memory.replication.sender._PUSH_TOKENS", 16)
+    monkeypatch.setattr("draftwood_memory.replication.memory_thread._LAST_ROUND_SECONDS", 0.1)
     with Valkey() as server:
         spoil(server, "dw:{t:bad}:tenant")
         async with replicas(2, server.url) as memories:

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 import draftwood_strategies
+from draftwood_model_runner import engine as engine_module
+from draftwood_model_runner.drafting import draft_policy
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
+from draftwood_model_runner.execution import lifecycle
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import SamplingParams, StopParams
@@ -132,6 +135,49 @@ def test_an_error_in_the_model_ends_the_step_and_not_the_engine(
     engine.check()
     run(engine, *queued)
     assert all(s.output == greedy("llama", PROMPT, 12) for s in queued)
+
+
+@pytest.mark.parametrize("place", ["draft_policy.propose_all", "draft_policy.observe_all", "engine.lay_out_step"])
+def test_a_defect_of_drafting_costs_its_sequences_their_drafts_and_nothing_else(
+    engine: Engine, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, later = (sequence(strategy=draftwood_strategies.create("trie")) for _ in range(2))
+    engine.add(first)
+    engine.step()
+    module = {"draft_policy": draft_policy, "engine": engine_module}[place.split(".")[0]]
+    works, left = getattr(module, place.split(".")[1]), 1
+
+    def fails_once(*arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        return 1 / 0 if left == 0 else works(*arguments)
+
+    monkeypatch.setattr(module, place.split(".")[1], fails_once)
+    run(engine, later)
+    assert left <= 0
+    for one in (first, later):
+        assert one.output == greedy("llama", PROMPT, 12)
+    assert first.stats.drafting_disabled_reason == "drafting raised ZeroDivisionError: division by zero"
+    third = sequence(strategy=draftwood_strategies.create("trie"))
+    run(engine, third)
+    assert third.stats.drafting_disabled_reason == ""
+
+
+@pytest.mark.parametrize("place", ["lifecycle.TokenSampler", "engine.lay_out_step"])
+def test_what_cannot_be_begun_or_laid_out_ends_alone(
+    engine: Engine, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = {"lifecycle": lifecycle, "engine": engine_module}[place.split(".")[0]]
+    bad, good = sequence(strategy=FakeStrategy()), sequence((9, 9, 9))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, place.split(".")[1], lambda *_: 1 / 0)
+        [output] = run(engine, bad)
+    assert output.finish is not None
+    assert output.finish.reason is FinishReason.ERROR
+    assert "division by zero" in str(output.finish.error)
+    engine.check()
+    run(engine, good)
+    assert good.output == greedy("llama", (9, 9, 9), 12)
 
 
 def test_cancel_frees_at_once_and_twice_is_once(engine: Engine) -> None:

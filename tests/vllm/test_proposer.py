@@ -97,19 +97,17 @@ def test_a_runner_that_lacks_what_is_needed_is_named(runner_class: Any, caplog: 
     assert "GPUModelRunner has no requests; vLLM 0.32 has" in caplog.text
 
 
-def test_drafting_that_raises_three_times_is_switched_off(runner_class: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_drafting_that_raises_three_times_pauses(runner_class: Any, caplog: pytest.LogCaptureFixture) -> None:
     made = runner_class().drafter
-    closed: list[bool] = []
     drafts = EngineDrafts(
         Memory(None, "0" * 16), MemorySettings(), SettingsPolicy(MemorySettings(), ""), 10, ChainForm(8), bool
     )
-    made._opened = SimpleNamespace(drafts=drafts, close=lambda: closed.append(True))
+    made._opened = SimpleNamespace(drafts=drafts)
     for _ in range(4):
         assert propose(made) == [[], [], []]  # the runner has no requests
     drafts.close()
     assert drafts.failing
-    assert closed == [True]
-    assert caplog.text.count("goes on without drafts of Draftwood: it raised in 3 steps, AttributeError") == 1
+    assert caplog.text.count("nothing is drafted for 60 s, since 3 steps in a row failed") == 1
 
 
 def test_the_check_in_each_process_never_raises(caplog: pytest.LogCaptureFixture) -> None:

@@ -109,7 +109,9 @@ class DraftMetrics:
 
 
 def _add(counts: dict[tuple[str, str], Counts], session: Session) -> None:
-    """Adds what was done for a request so far."""
+    """Adds what was done for a request so far; it counts from its first token on."""
+    if not session.output:
+        return
     of_key = counts.setdefault(_key(session), dict.fromkeys((metric.field for metric in DRAFT_METRICS), 0.0))
     for field, value in _counts_of(session).items():
         of_key[field] += value

@@ -14,13 +14,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
 from draftwood_memory.engines.draft_metrics import DataPoint, DraftMetrics
-from draftwood_memory.engines.exclusion import Exclusion
+from draftwood_memory.engines.exclusion import BusyError, Exclusion
 from draftwood_memory.engines.forms.base import ChargedDraft, DecodeRow, DraftForm
 from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
 from draftwood_memory.engines.session import Row, Session, Step
@@ -28,7 +29,8 @@ from draftwood_memory.engines.sessions import Sessions
 from draftwood_memory.memory import Memory
 from draftwood_memory.settings.memory_settings import MemorySettings
 from draftwood_strategies.budgeting.guarded_batches import observe_all
-from draftwood_strategies.registry import warm_up
+from draftwood_strategies.budgeting.guarded_drafter import IndexingBudget
+from draftwood_strategies.registry import strategy_names, warm_up
 
 _log = logging.getLogger("draftwood")
 
@@ -36,8 +38,11 @@ _REST_SECONDS = 0.05
 """Seconds without a step after which the engine is idle. Bounds how late the last answers reach other replicas."""
 _PUBLISH_SECONDS = 1.0
 """Interval in which metrics are published, as the server's engine reports."""
-MAX_FAILURES = 3
-"""Steps in a row in which drafting raised, after which it is switched off."""
+MAX_FAILURES, PAUSE_SECONDS = 3, 60.0
+"""Steps in a row in which drafting raised, after which it pauses for so long: errors are not logged in each step."""
+_INDEXED_TOKENS = 1 << 15
+"""Tokens of prompts that are indexed in a step, which engines read in chunks of thousands: 3 to 11 ms, 29 ms for jacobi
+(docs/decisions, "Prompts are indexed in pieces")."""
 
 Drafts = TypeVar("Drafts")
 Publish: TypeAlias = Callable[[list[DataPoint]], None]
@@ -82,7 +87,7 @@ class EngineDrafts(Generic[Drafts]):
         self._form = form
         self._publish = publish
         self._on_drafts = on_drafts
-        self._failures = 0
+        self._failures, self._paused_until = 0, -float("inf")
         self._published_at = 0.0
         self._stepped_at = 0.0
         self._closed = threading.Event()
@@ -90,8 +95,11 @@ class EngineDrafts(Generic[Drafts]):
 
     def start(self) -> None:
         """Compiles, and follows the store from now on. Called by the engine's thread."""
-        if self._settings.strategy != "none":
-            self._exclusion.run(lambda: warm_up(self._settings.strategy))
+        for name in strategy_names():  # requests may name any, and compilation would hold up a step
+            try:
+                self._exclusion.run(partial(warm_up, name))
+            except Exception:
+                _log.exception("strategy %r cannot draft", name)
         self._warm_up()
         self.memory.start(self.sessions.between_steps, self._settings.memory_preload, self._settings.strategy)
         self._resting.start()
@@ -100,17 +108,19 @@ class EngineDrafts(Generic[Drafts]):
         """The drafts of the rows, after the engine's step.
 
         Raises:
-            TimeoutError: a strategy does not return to the other thread.
+            BusyError: the other thread is in a strategy.
         """
         began = time.perf_counter()
         self._exclusion.warn_if_uninterruptible()
-        with self._exclusion.held():
+        with self._exclusion.held_for_step():
             self.sessions.run_tasks()
             decoding = [DecodeRow(i, row, self.sessions.of(row)) for i, row in enumerate(rows) if row.decodes]
+            indexing = IndexingBudget(_INDEXED_TOKENS)
+            self._index_prompts(rows, indexing)
             if len(self.sessions) > len(decoding):
                 self.sessions.end_gone(rows)
             self._observe(began, self._measured(began, rows, decoding), decoding)
-            drafts = self._form.propose(len(rows), decoding)
+            drafts = self._form.propose(len(rows), decoding, indexing)
             sessions = [one.session for one in decoding]
             self._stepped_at = time.perf_counter()
             step = Step(len(rows), len(rows) + sum(len(one.chain) for one in sessions), self._stepped_at)
@@ -120,22 +130,42 @@ class EngineDrafts(Generic[Drafts]):
         return drafts
 
     def attempt(self, rows: Callable[[], SequenceOf[Row]]) -> Drafts | None:
-        """As `step`, but returns None if something raises: the next step of the engine then has no drafts.
-
-        Raises:
-            Exception: the error of the `MAX_FAILURES`th failed step in a row; the caller should `close`.
-        """
+        """As `step`, but returns None if something raises: the next step of the engine then has no drafts. After
+        `MAX_FAILURES` such steps in a row none has for `PAUSE_SECONDS`. Never raises."""
+        if time.monotonic() < self._paused_until:
+            return None
         try:
             drafts = self.step(rows())
-        except Exception as error:
+        except BusyError as error:
+            if not self.failing:
+                _log.warning("steps are not drafted for: %s", error)
             self.failing = True
-            self._failures += 1
-            if self._failures >= MAX_FAILURES:
-                raise
-            _log.warning("a step is not drafted for: %s: %s", type(error).__name__, error)
+            return None
+        except Exception as error:
+            self._fail(error)
             return None
         self.failing, self._failures = False, 0
         return drafts
+
+    def _fail(self, error: Exception) -> None:
+        self.failing = True
+        self._failures += 1
+        if self._failures < MAX_FAILURES:
+            _log.warning("a step is not drafted for: %s: %s", type(error).__name__, error)
+            return
+        self._failures, self._paused_until = 0, time.monotonic() + PAUSE_SECONDS
+        text = "nothing is drafted for %.0f s, since %d steps in a row failed"
+        _log.error(text, PAUSE_SECONDS, MAX_FAILURES, exc_info=error)
+
+    def _index_prompts(self, rows: SequenceOf[Row], indexing: IndexingBudget) -> None:
+        """While the engine reads prompts, their memories are loaded and they are indexed, so that the first token of
+        each is drafted for."""
+        for row in rows:
+            if row.decodes or not 0 < row.prompt <= row.tokens.shape[0]:
+                continue
+            session = self.sessions.get(row.request_id) or self.sessions.begin(row)
+            if session.drafter is not None and indexing.left > 0:
+                session.drafter.index_ahead(indexing, indexing.left)
 
     def points(self) -> list[DataPoint]:
         """All metrics as of now."""
@@ -219,6 +249,8 @@ class EngineDrafts(Generic[Drafts]):
                 self._publish_metrics()
                 if time.perf_counter() - self._stepped_at < _REST_SECONDS:
                     continue
+                while self.sessions.has_tasks and not self._exclusion.wanted:
+                    with self._exclusion.held():
+                        self.sessions.run_tasks(1)
                 with self._exclusion.held():
-                    self.sessions.run_tasks()
                     self.sessions.end_gone()

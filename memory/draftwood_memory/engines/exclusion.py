@@ -12,6 +12,17 @@ from draftwood_strategies.budgeting.watchdog import Watchdog
 
 _log = logging.getLogger("draftwood")
 
+STEP_WAIT = 0.05
+"""Seconds that a step of the engine waits for the other thread, which learns while the engine rests: as long as a long
+step takes. A piece of that work takes a millisecond."""
+
+
+_BUSY = "a strategy does not return to the other thread, where it cannot be interrupted"
+
+
+class BusyError(TimeoutError):
+    """The other thread keeps the lock."""
+
 
 class Exclusion:
     """A lock, and a limit to what strategies take while it is held. Made on the engine's thread.
@@ -23,20 +34,40 @@ class Exclusion:
     def __init__(self) -> None:
         self.watchdog = Watchdog()
         self._lock = threading.Lock()
-        self._stuck = self._warned = False
+        self._stuck = self._stepping = self._warned = False
         self._stepped_by = 0
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the lock. Raises TimeoutError: the other thread keeps it, in a strategy that does not return."""
+        """Holds the lock. Raises BusyError: the other thread keeps it, in a strategy that does not return."""
         if not self._lock.acquire(timeout=0.0 if self._stuck else CALL_LIMIT):
             self._stuck = True
-            raise TimeoutError("a strategy does not return to the other thread, where it cannot be interrupted")
+            raise BusyError(_BUSY)
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def held_for_step(self) -> Iterator[None]:
+        """As `held`, for the engine, which waits a moment at most: its step is then not drafted for."""
+        self._stepping = True
+        try:
+            if not self._lock.acquire(timeout=0.0 if self._stuck else STEP_WAIT):
+                self._stuck = True
+                raise BusyError(_BUSY)
+        finally:
+            self._stepping = False
         self._stuck = False
         try:
             yield
         finally:
             self._lock.release()
+
+    @property
+    def wanted(self) -> bool:
+        """The engine waits for the lock."""
+        return self._stepping
 
     def run(self, task: Callable[[], None]) -> None:
         """Runs what may compile: a strategy that learns, or is made. Raises TimeoutError: it was interrupted."""

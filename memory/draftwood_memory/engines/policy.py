@@ -14,14 +14,14 @@ class RequestPolicy(Protocol):
     """Resolves drafting options, and is notified when requests end. Called from two threads, never at once."""
 
     def options_of(self, request_id: str, given: Mapping[str, Any] | None) -> RequestOptions:
-        """How a request is drafted for that writes its first token. Whatever it raises costs the request its drafts.
+        """How a request is drafted for that is seen first. Whatever it raises costs the request its drafts.
 
         Args:
             given: what the request carries, other keys among it.
         """
 
     def ended(self, session: Session) -> None:
-        """A request has ended, finished or aborted: the engine does not know it any more."""
+        """A request that wrote something has ended, finished or aborted: the engine does not know it any more."""
 
 
 class DecidedPolicy:

@@ -22,10 +22,10 @@ class Row(NamedTuple):
 
     Attributes:
         tokens: int32[n] or another type of whole numbers: its prompt and all that it wrote, this step's tokens too.
-        prompt: tokens of its prompt.
+        prompt: tokens of its prompt; 0 if they are not known, as of embeddings.
         max_draft_tokens: how many tokens may be drafted; 0 or less for none.
         options: what the request carries, read when it is seen first.
-        decodes: False during prefill: its prompt is not read to its end.
+        decodes: False during prefill: its prompt is not read to its end, but `tokens` has all of it.
         stop_token_ids: tokens that end it.
     """
 

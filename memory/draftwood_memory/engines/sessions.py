@@ -85,7 +85,12 @@ class Sessions(Mapping[str, Session]):
         if session is None or session.seen > row.tokens.shape[0]:
             if session is not None:  # the engine has taken tokens back
                 self.end(row.request_id)
-            session = self._live[row.request_id] = self._started(row)
+            session = self.begin(row)
+        return session
+
+    def begin(self, row: Row) -> Session:
+        """A new session: it drafts when its memory is there."""
+        session = self._live[row.request_id] = self._started(row)
         return session
 
     def end(self, request_id: str) -> None:
@@ -100,8 +105,8 @@ class Sessions(Mapping[str, Session]):
         except Exception:
             _log.exception("output of request %r could not be learned", request_id)
         self.metrics.ended(session)
-        if self._is_live(request_id):
-            return  # the process ends, or the engine has taken tokens back
+        if self._is_live(request_id) or not session.output:
+            return  # the process ends, the engine has taken tokens back, or it ended in its prompt
         try:
             self.policy.ended(session)
         except Exception:
@@ -124,9 +129,16 @@ class Sessions(Mapping[str, Session]):
         """Lets `run_tasks` run a task. From any thread, without `exclusion`."""
         self._tasks.append(task)
 
-    def run_tasks(self) -> None:
-        """Runs what was to be run between two steps."""
-        while self._tasks:
+    @property
+    def has_tasks(self) -> bool:
+        """There is something to be run between two steps. Needs no `exclusion`."""
+        return len(self._tasks) > 0
+
+    def run_tasks(self, most: int | None = None) -> None:
+        """Runs what was to be run between two steps, or so many of these tasks."""
+        done = 0
+        while self._tasks and (most is None or done < most):
+            done += 1
             try:
                 self._exclusion.run(self._tasks.popleft())
             except Exception:

@@ -27,10 +27,12 @@ class BetweenSteps:
 
     Attributes:
         run_on_engine: at once, on the caller's thread, until the engine starts.
+        on_learned: called on the memory thread when a memory's strategies have learned what `learn_later` was given.
     """
 
     def __init__(self) -> None:
         self.run_on_engine: RunOnEngine = lambda task: task()
+        self.on_learned: Callable[[], None] = lambda: None
 
     def learn(self, strategies: SequenceOf[Strategy], sequences: list[Int32Array]) -> Future[None] | None:
         """Lets strategies learn sequences, int32[n] each.
@@ -52,11 +54,33 @@ class BetweenSteps:
             return None
         return done
 
-    async def learn_records(self, resident: Resident, records: SequenceOf[Record]) -> None:
-        """Lets the published strategies of a memory learn records, a batch between two steps. On the memory thread."""
-        strategies = [*resident.strategies.values()]
-        before: Future[None] | None = None
+    def learn_later(self, resident: Resident, records: SequenceOf[Record]) -> None:
+        """Lets the published strategies of a memory learn records that its log has, a batch between two steps.
+
+        On the memory thread, which goes on meanwhile: a large import takes as long as thousands of steps. A purge ends
+        it.
+        """
+        if records:
+            resident.to_learn.append(([*resident.strategies.values()], records))
+        if resident.to_learn and not resident.learns:
+            resident.learning = asyncio.create_task(self._learn_all(resident))
+
+    async def learned(self, resident: Resident) -> None:
+        """Waits for what `learn_later` was given. On the memory thread."""
+        if resident.learning is not None:
+            await asyncio.wait([resident.learning])
+
+    async def _learn_all(self, resident: Resident) -> None:
+        while resident.to_learn:
+            await self._learn_next(resident)
+        self.on_learned()
+
+    async def _learn_next(self, resident: Resident) -> None:
+        queue, before = resident.to_learn, None
+        strategies, records = queue.popleft()
         for batch in batched(records, _BATCH_TOKENS) if strategies else ():
+            if resident.to_learn is not queue:  # it was purged
+                return
             if before is not None:
                 with suppress(TimeoutError):  # a long step
                     await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(before)), _LEARN_SECONDS)

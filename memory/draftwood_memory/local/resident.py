@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from draftwood_memory.config import Capacity, MemoryConfig
 from draftwood_memory.local.record_log import LoggedRecord, RecordLog
-from draftwood_memory.records import Int32Array
+from draftwood_memory.records import Int32Array, Record
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import MemoryName
 from draftwood_strategies import Strategy, create
+from draftwood_strategies.base import SupportsRebuild
 from draftwood_strategies.options import Options
 from draftwood_strategies.registry import options_of
 
@@ -54,6 +58,18 @@ def make(key: StrategyKey, capacity: Capacity) -> Strategy:
     return create(key.name, **options)
 
 
+def remade(key: StrategyKey, capacity: Capacity, earlier: Strategy) -> Strategy:
+    """A new instance as `make` returns it, without texts; what `earlier` has learned besides stays, if it can."""
+    strategy = make(key, capacity)
+    if isinstance(strategy, SupportsRebuild):
+        try:
+            strategy.keep_learned(earlier)
+        except Exception:
+            _log.exception("strategy %s keeps nothing of what it learned", key.name)
+            strategy = make(key, capacity)
+    return strategy
+
+
 def learn(strategy: Strategy, sequences: Iterable[Int32Array]) -> None:
     """Lets a strategy learn whole sequences, int32[n] each, if it can. A failure is logged and affects nothing else."""
     learn_one: Any = getattr(strategy, "learn", None)
@@ -86,6 +102,8 @@ class Resident:
         strategies: the instances that requests draft with, those used last at the end.
         unbuilt: strategies without the log yet, each with the future that completes when it has it.
         learned_meanwhile: what was learned here while instances are being built; None while none are.
+        to_learn: records that the log has and these strategies are to learn; another queue after a purge.
+        learning: the task in which they do; None before the first one.
         pins: number of requests and operations that use it now.
     """
 
@@ -107,6 +125,8 @@ class Resident:
     strategies: dict[StrategyKey, Strategy] = field(default_factory=dict)
     unbuilt: dict[StrategyKey, Future[None]] = field(default_factory=dict)
     learned_meanwhile: list[LoggedRecord] | None = None
+    to_learn: deque[tuple[list[Strategy], SequenceOf[Record]]] = field(default_factory=deque)
+    learning: asyncio.Task[None] | None = None
     pins: int = 0
     used_at: float = field(default_factory=time.monotonic)
     changed_at: float = 0.0
@@ -129,6 +149,11 @@ class Resident:
     def live(self) -> bool:
         """Whether it is followed: loaded, and used lately."""
         return self.loaded and (self.pins > 0 or time.monotonic() - self.used_at < LIVE_SECONDS)
+
+    @property
+    def learns(self) -> bool:
+        """Its strategies have not learned yet all that its log has from other processes or an import."""
+        return self.learning is not None and not self.learning.done()
 
     @property
     def expired(self) -> bool:
@@ -192,6 +217,17 @@ class Resident:
         if self.learned_meanwhile is not None:
             self.learned_meanwhile.append(logged)
 
+    def note_stored(self, records: Iterable[LoggedRecord], id_: bytes) -> None:
+        """The store has records in the entry of this id."""
+        with self.lock:
+            for logged in records:
+                self.log.stored(logged, id_)
+
+    def first_id(self) -> bytes | None:
+        """The oldest entry that the store has to keep; None if that is not known."""
+        with self.lock:
+            return self.log.first_id if self.loaded and self.log.trimmed else None
+
     def reset(self, generation: int | None, purged_at: float | None) -> None:
         """Drops all records and begins a generation. Live requests keep the strategies that they have."""
         fresh = {key: make(key, self.config.capacity) for key in [*self.strategies]}
@@ -200,6 +236,7 @@ class Resident:
             self.log = RecordLog(self.config.capacity)
             self.strategies.update(fresh)
             self.learned_meanwhile = None
+            self.to_learn = deque()
             self.loaded, self.position = False, b"0-0"
 
     def drop_aged(self) -> bool:
@@ -226,24 +263,28 @@ class Resident:
             self.changed_at = time.monotonic() - max(0.0, self.clock.now() - newest - 1.0)  # times are in whole seconds
 
     def build(self, keys: list[StrategyKey], replace_empty: bool = False) -> None:
-        """Replaces instances by new ones that have learned the log. Not on the thread that drafts.
+        """Replaces instances by new ones that have learned the log, and keep what the earlier ones learned besides. Not
+        on the thread that drafts.
 
         Args:
             replace_empty: replace also if there is nothing to learn.
         """
         with self.lock:
             self.learned_meanwhile = []
-            records = self.log.records(self.config.oldest(self.clock.now()))
+            log = self.log
+            records = log.records(self.config.oldest(self.clock.now()))
+            earlier = {key: self.strategies[key] for key in keys if key in self.strategies}
         built = {}
         if records or replace_empty:
-            for key in keys:
-                built[key] = make(key, self.config.capacity)
+            for key, strategy in earlier.items():
+                built[key] = remade(key, self.config.capacity, strategy)
                 learn(built[key], (record.tokens for record in records))
         with self.lock:
             for strategy in built.values():
                 learn(strategy, (logged.record.tokens for logged in self.learned_meanwhile or ()))
             self.learned_meanwhile = None
-            self.strategies.update({key: strategy for key, strategy in built.items() if key in self.strategies})
+            if self.log is log:  # else it was purged
+                self.strategies.update({key: strategy for key, strategy in built.items() if key in self.strategies})
             waiting = [self.unbuilt.pop(key) for key in keys if key in self.unbuilt]
         for future in waiting:
             future.set_result(None)

@@ -71,7 +71,8 @@ class AdoptArm:
             if records:
                 with suppress(MemoryPurgedError):
                     await _add(memory, replica, name, generation, records)
-            return len(records)
+        await _learned(memory, name)
+        return len(records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class FillMemory:
                 if self.progress.generation not in (None, generation):
                     raise MemoryPurgedError(_PURGED)
                 await _add(memory, replica, self.name, generation, records)
+            await _learned(memory, self.name)
         finally:
             memory.residents.unpin(resident)
         tokens = self.progress.tokens + sum(int(record.tokens.size) for record in records)
@@ -144,20 +146,36 @@ async def _records(memory: Memory, replica: Replica | None, name: MemoryName) ->
 async def _add(
     memory: Memory, replica: Replica | None, name: MemoryName, generation: int, records: list[Record]
 ) -> None:
-    """Adds records to a memory in a generation, in the store and here. Raises MemoryPurgedError, MemoryStoreError."""
+    """Adds records to a memory in a generation, in the store and here; its strategies learn them later.
+
+    Raises:
+        MemoryPurgedError, MemoryStoreError: those are added that the store has.
+    """
     resident = memory.residents.get(name)
-    if resident is not None and (replica is None or resident.generation == generation):
+
+    def add(added: list[Record], id_: bytes | None = None) -> None:
+        if resident is None or (replica is not None and resident.generation != generation):
+            return
         with resident.lock:
-            for record in records:
-                resident.add(LoggedRecord(record))
-    if replica is not None:
-        metadata = await replica.records.append(name, generation, records)
-        if resident is not None:
-            await replica.apply_metadata(resident, metadata)
-        if metadata.generation != generation:
-            raise MemoryPurgedError(_PURGED)
+            for record in added:
+                resident.add(LoggedRecord(record, id_))
+        memory.between_steps.learn_later(resident, added)
+
+    if replica is None:
+        add(records)
+        return
+    metadata = await replica.records.append(name, generation, records, add)
     if resident is not None:
-        await memory.between_steps.learn_records(resident, records)
+        await replica.apply_metadata(resident, metadata)
+    if metadata.generation != generation:
+        raise MemoryPurgedError(_PURGED)
+
+
+async def _learned(memory: Memory, name: MemoryName) -> None:
+    """Waits, without the replica's lock, until what was added to a memory is learned here."""
+    resident = memory.residents.get(name)
+    if resident is not None:
+        await memory.between_steps.learned(resident)
 
 
 def _identity(record: Record) -> tuple[int, int, bytes]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from draftwood_memory.counters import MemoryCounters
+from draftwood_memory.errors import MemoryStoreError
 from draftwood_memory.memory import Memory
+from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import MemoryName
 from draftwood_memory.store.stored import StoredMemory
 
@@ -29,7 +31,7 @@ class StatisticsReport:
     """The memories of a store, and this process's use of it.
 
     Attributes:
-        memories: the latest written first.
+        memories: the latest written first; those in this process, the latest used first, if the store fails.
         following: `first` of the next page; None if there is none.
         store: its address, without passwords.
         healthy: the latest call to the store succeeded.
@@ -48,13 +50,17 @@ class StatisticsReport:
 
 @dataclass(frozen=True, slots=True)
 class GetStatistics:
-    """Statistics of one tenant's memories, or of all tenants' with None.
+    """Statistics of one tenant's memories, or of all tenants' with None. Without an answer of the store, of those in
+    this process.
 
     Memories that hold no records since a purge, or that cannot be decoded here, are left out.
 
     Attributes:
         first: how many memories are skipped.
         limit: of the memories looked at.
+
+    Raises:
+        MemoryStoreError: the store failed, and nothing of the tenant is in this process.
     """
 
     tenant: str | None
@@ -63,40 +69,49 @@ class GetStatistics:
 
     async def run(self, memory: Memory) -> StatisticsReport:
         here = {one.tag: one for one in memory.residents.all()}
-        if memory.memories is None:
-            tags = [tag for tag, one in reversed(here.items()) if self.tenant in (None, one.name.tenant)]
-        elif self.tenant is None:
-            tags = await memory.memories.catalogue.tags(memory.naming.fingerprint)
-        else:
-            part = memory.naming.part(self.tenant)
-            tags = sorted(await memory.memories.tags_of(part, memory.naming.fingerprint))
-        end = self.first + self.limit
-        found = await self._stored(memory, tags[self.first : end])
+        is_here = any(one.name.tenant == self.tenant for one in here.values())
+        healthy = memory.thread.healthy
+        try:
+            tags, found = await self._page(memory, memory.memories)
+        except MemoryStoreError:
+            if self.tenant is not None and not is_here:
+                raise  # the store may have it
+            healthy, (tags, found) = False, await self._page(memory, None)
         statistics = []
         for name, stored in found:
             resident = here.get(stored.tag)
             index_bytes = 0 if resident is None else resident.index_bytes
             statistics.append(MemoryStatistics(name, stored, resident is not None, index_bytes))
+        end = self.first + self.limit
         return StatisticsReport(
             memories=statistics,
             following=end if end < len(tags) else None,
             store="memory" if memory.memories is None else memory.memories.client.description,
-            healthy=memory.thread.healthy,
+            healthy=healthy,
             counters=memory.counters(),
             max_bytes=memory.config.max_bytes,
-            exists=bool(found) or any(one.name.tenant == self.tenant for one in here.values()),
+            exists=bool(found) or is_here,
         )
 
-    async def _stored(self, memory: Memory, tags: list[str]) -> list[tuple[MemoryName, StoredMemory]]:
-        if memory.memories is None:
-            some = [one for one in memory.residents.all() if one.tag in tags and len(one.log)]
-            sizes = {one.tag: (one.log.tokens, one.log.nbytes, len(one.log), False) for one in some}
-            return [
-                (one.name, StoredMemory(one.tag, b"", one.generation or 0, *sizes[one.tag])) for one in reversed(some)
-            ]
+    async def _page(
+        self, memory: Memory, store: Memories | None
+    ) -> tuple[list[str], list[tuple[MemoryName, StoredMemory]]]:
+        """All tags, and the memories of the page: of this process without a store. Raises MemoryStoreError."""
+        if store is None:
+            here = [one for one in reversed(memory.residents.all()) if self.tenant in (None, one.name.tenant)]
+            tags = [one.tag for one in here]
+        elif self.tenant is None:
+            tags = await store.catalogue.tags(memory.naming.fingerprint)
+        else:
+            part = memory.naming.part(self.tenant)
+            tags = sorted(await store.tags_of(part, memory.naming.fingerprint))
+        some = tags[self.first : self.first + self.limit]
+        if store is not None:
+            infos = [(memory.name_of(one), one) for one in await store.info(some)]
+            return tags, [(name, one) for name, one in infos if name is not None]
         found = []
-        for stored in await memory.memories.info(tags):
-            name = memory.name_of(stored)
-            if name is not None:
-                found.append((name, stored))
-        return found
+        for one in here[self.first : self.first + self.limit]:
+            if len(one.log):
+                sizes = one.log.tokens, one.log.nbytes, len(one.log), one.newer
+                found.append((one.name, StoredMemory(one.tag, b"", one.generation or 0, *sizes)))
+        return tags, found

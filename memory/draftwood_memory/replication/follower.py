@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from draftwood_memory.errors import WrongTypeError
+from draftwood_memory.errors import MemoryStoreError, WrongTypeError
 from draftwood_memory.local.process import Process
 from draftwood_memory.local.resident import Resident
 from draftwood_memory.replication.replica import Replica
@@ -68,8 +68,10 @@ class Follower:
         after = {key: one.position for key, (one, _) in streams.items()} | {PURGES_KEY: self._replica.processes.applied}
         if self._client.is_cluster:
             commands = [("XRANGE", key, b"(" + id_, "+", "COUNT", _READ_ENTRIES) for key, id_ in after.items()]
-            answers = await self._client.results(commands)
+            answers = await self._client.results(commands, of_keys=True)
             found = {key: answer for key, answer in zip(after, answers, strict=True) if answer}
+            if isinstance(error := found.get(PURGES_KEY), MemoryStoreError):
+                raise error
             pause = _POLL_SECONDS + _POLL_STREAM_SECONDS * len(after)
         else:
             self.reading = True
@@ -83,7 +85,9 @@ class Follower:
             pause = _COLLECT_SECONDS + _COLLECT_STREAM_SECONDS * len(after) if found.keys() - {self._wake_key} else 0.0
         async with self._replica.lock:
             for key, entries in found.items():
-                if key in streams:
+                if isinstance(entries, MemoryStoreError):
+                    self._replica.postpone(streams[key][0], entries)
+                elif key in streams:
                     resident, generation = streams[key]
                     await self._replica.apply_entries(resident, generation, entries_of(entries))
                 elif key == PURGES_KEY:
@@ -93,4 +97,5 @@ class Follower:
         await asyncio.sleep(pause)
 
     def _live(self) -> frozenset[Resident]:
-        return frozenset(one for one in self._residents.all() if one.live)
+        """Those that learn what was read last are read on after that."""
+        return frozenset(one for one in self._residents.all() if one.live and not one.learns)

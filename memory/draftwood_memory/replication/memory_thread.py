@@ -71,6 +71,7 @@ class MemoryThread:
         self._round_since: float | None = None
         self._pushed_at = -_PUSH_SECONDS
         self._stopped = False
+        process.between_steps.on_learned = self.wake
 
     @property
     def healthy(self) -> bool:
@@ -182,11 +183,11 @@ class MemoryThread:
 
     async def _with_store(self, replica: Replica) -> None:
         now = time.monotonic()
-        if self._check_all or now - self._checked_at > _CHECK_SECONDS:
-            await replica.check(live_only=not self._check_all)
-            await replica.records.free_space()
-            self._check_all, self._checked_at = False, now
         await replica.join()
+        if self._check_all or now - self._checked_at > _CHECK_SECONDS:
+            await replica.records.free_space()  # what is checked may be restored, which a full store refuses
+            await replica.check(live_only=not self._check_all)
+            self._check_all, self._checked_at = False, now
         await replica.load()
         if self._outbox.pending:
             if now - self._pushed_at >= _PUSH_SECONDS:

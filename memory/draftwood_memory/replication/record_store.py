@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import NamedTuple
@@ -30,11 +30,16 @@ _SPACE_CHECK_SECONDS = 2.0
 
 
 class Batch(NamedTuple):
-    """Records of one memory that are written as one entry."""
+    """Records of one memory that are written as one entry.
+
+    Attributes:
+        new_tokens: tokens of them that the memory in this process does not have yet.
+    """
 
     name: MemoryName
     generation: int
     records: list[Record]
+    new_tokens: int = 0
 
 
 class RecordStore:
@@ -87,25 +92,37 @@ class RecordStore:
             await self.free_space(is_full=True)
         return answers
 
-    async def append(self, name: MemoryName, generation: int, records: SequenceOf[Record]) -> MemoryMetadata:
+    async def append(
+        self,
+        name: MemoryName,
+        generation: int,
+        records: SequenceOf[Record],
+        on_stored: Callable[[list[Record], bytes], None] | None = None,
+    ) -> MemoryMetadata:
         """Writes records to a memory at once, as an import does; what the store says of it then.
 
+        Args:
+            on_stored: adds the records of an entry, with its id, to the memory in this process; None if that has them.
+
         Raises:
-            MemoryStoreError: some may be written.
+            MemoryStoreError: those are written that `on_stored` was called with; without it, some may be.
         """
         metadata = MemoryMetadata(generation, True, False, None)
         await self.free_space()  # an import can fill a store faster than the checks come
         for some in batched(records):
-            batch = Batch(name, generation, some)
+            new_tokens = 0 if on_stored is None else sum(one.tokens.size for one in some)
+            batch = Batch(name, generation, some, new_tokens)
             [answer] = await self.write([batch])
             if isinstance(answer, StoreFullError):  # some may be free now
                 [answer] = await self.write([batch])
             if isinstance(answer, MemoryStoreError):
                 raise answer
-            metadata = answer[1]
+            id_, metadata = answer
             if metadata.generation != generation:
                 await self._memories.unlink(self._process.naming.tag(name), generation)
                 break
+            if on_stored is not None:
+                on_stored(some, id_)
         return metadata
 
     async def free_space(self, is_full: bool = False) -> None:
@@ -154,8 +171,8 @@ class RecordStore:
             generation=batch.generation,
             name=self._process.codec.encode_name(tag, batch.name),
             value=self._process.codec.encode(tag, batch.generation, self._process.id, batch.records),
-            first_id=log.first_id if log is not None and log.trimmed else None,
+            first_id=None if resident is None else resident.first_id(),
             max_bytes=config.bytes,
             expiry=config.expiry,
-            tokens=None if log is None else log.tokens,
+            tokens=None if log is None else min(log.tokens + batch.new_tokens, config.tokens),
         )

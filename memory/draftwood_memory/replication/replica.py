@@ -9,15 +9,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
 
-from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError, WrongTypeError
+from draftwood_memory.errors import MemoryStoreError, StoreFullError, StoreUnavailableError
 from draftwood_memory.local.process import Process
 from draftwood_memory.local.record_log import LoggedRecord
 from draftwood_memory.local.resident import Resident
 from draftwood_memory.records import Record
 from draftwood_memory.replication.record_store import RecordStore
 from draftwood_memory.replication.sender import Sender
-from draftwood_memory.store.memories import Memories
+from draftwood_memory.store.memories import EMPTY, Memories
 from draftwood_memory.store.naming import MemoryName, tenant_part
 from draftwood_memory.store.processes import RENEW_SECONDS, Processes, id_order
 from draftwood_memory.store.stored import Entry, MemoryMetadata
@@ -47,7 +48,7 @@ class Replica:
         self.processes = Processes(memories.client, memories.clock, process.id.hex())
         self.lock = asyncio.Lock()
         self.records = RecordStore(memories, process)
-        self.sender = Sender(memories, self.records, process, self.apply_metadata)
+        self.sender = Sender(memories, self.records, process, self.apply_metadata, self.postpone)
         self._process = process
         self._residents, self._outbox, self._counters = process.residents, process.outbox, process.counters
         self._joined = False
@@ -74,10 +75,10 @@ class Replica:
             if not resident.loaded and resident.retry_at < time.monotonic():
                 try:
                     await self.refresh(resident)
-                except StoreUnavailableError:
-                    raise
                 except MemoryStoreError as error:
-                    self._postpone(resident, error)
+                    if isinstance(error, StoreUnavailableError) and not self.memories.client.is_cluster:
+                        raise
+                    self.postpone(resident, error)
             elif resident.loaded and resident.unbuilt:
                 resident.build([*resident.unbuilt])
 
@@ -137,12 +138,12 @@ class Replica:
             for one in logged:
                 resident.add(one)
         self._counters.received += len(logged)
-        await self._process.between_steps.learn_records(resident, [one.record for one in logged])
+        self._process.between_steps.learn_later(resident, [one.record for one in logged])
 
     async def check(self, live_only: bool) -> None:
         """Compares memories with the store's, which may have lost something. Raises MemoryStoreError.
 
-        A memory whose keys another program wrote to is read again later.
+        A memory that alone cannot be read is read again later.
         """
         residents = [one for one in self._residents.all() if one.live or not live_only]
         for start in range(0, len(residents), _CHECKED):
@@ -150,25 +151,28 @@ class Replica:
             for resident, metadata in zip(
                 some, await self.memories.metadata_of([one.tag for one in some]), strict=True
             ):
-                if isinstance(metadata, WrongTypeError):
-                    self._postpone(resident, metadata)
+                if isinstance(metadata, MemoryStoreError):
+                    self.postpone(resident, metadata)
                     continue
                 await self.apply_metadata(resident, metadata)
                 if not metadata.exists and resident.loaded and len(resident.log):
-                    await self._restore(resident)
+                    with suppress(StoreFullError):  # what fits goes on, and this one is tried again in the next check
+                        await self._restore(resident)
             some = [one for one in some if one.loaded]
             ids = await self.memories.last_ids([(one.tag, one.generation or 0) for one in some])
             for resident, last in zip(some, ids, strict=True):
-                if isinstance(last, WrongTypeError):
-                    self._postpone(resident, last)
+                if isinstance(last, MemoryStoreError):
+                    self.postpone(resident, last)
                 elif id_order(last) < id_order(resident.position):
                     resident.position = last
-                    self._counters.reloads += 1
+                    self._counters.reloads += last != EMPTY  # it may have been evicted from the store, or be too old
 
     async def purged(self, parts: frozenset[str]) -> None:
         """Some tenants, by their names in keys, were purged. Raises MemoryStoreError."""
         some = [one for one in self._residents.all() if tenant_part(one.tag) in parts]
         for resident, metadata in zip(some, await self.memories.metadata_of([one.tag for one in some]), strict=True):
+            if isinstance(metadata, StoreUnavailableError):
+                raise metadata  # it may hold what was purged
             if isinstance(metadata, MemoryMetadata):
                 await self.apply_metadata(resident, metadata)
 
@@ -180,7 +184,7 @@ class Replica:
         unsent = [one.logged for one in self._outbox.of(name) if metadata.is_current(one.generation, one.began)]
         return metadata, [one.record for one in (*logged, *unsent)]
 
-    def _postpone(self, resident: Resident, error: MemoryStoreError) -> None:
+    def postpone(self, resident: Resident, error: MemoryStoreError) -> None:
         """A memory cannot be read; others can. What is known of it stays in use."""
         resident.loaded, resident.retry_at = False, time.monotonic() + _RETRY_SECONDS
         if resident.problem != str(error):
@@ -212,8 +216,14 @@ class Replica:
         """Whether this process may write a memory's first records: it has the claim, now or since a failed attempt."""
         assert resident.generation is not None
         claim = resident.tag, resident.generation
-        if claim not in self._claimed and await self.memories.claim(resident.tag):
-            self._claimed.add(claim)
+        if claim not in self._claimed:
+            try:
+                claimed = await self.memories.claim(resident.tag)
+            except StoreFullError:
+                await self.records.free_space(is_full=True)
+                claimed = await self.memories.claim(resident.tag)
+            if claimed:
+                self._claimed.add(claim)
         return claim in self._claimed
 
     async def _begin(self, resident: Resident, records: SequenceOf[Record]) -> None:

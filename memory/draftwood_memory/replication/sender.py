@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
-from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError, WrongTypeError
+from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
 from draftwood_memory.local.outbox import PendingRecord
 from draftwood_memory.local.process import Process
 from draftwood_memory.local.resident import Resident
@@ -28,6 +28,7 @@ class Sender:
 
     Args:
         apply_metadata: called with what the store says of a memory in this process.
+        postpone: called with a memory in this process whose node of a cluster does not answer, and the error.
     """
 
     def __init__(
@@ -36,54 +37,64 @@ class Sender:
         records: RecordStore,
         process: Process,
         apply_metadata: Callable[[Resident, MemoryMetadata], Awaitable[None]],
+        postpone: Callable[[Resident, MemoryStoreError], None],
     ) -> None:
         self._memories = memories
         self._records = records
         self._process = process
         self._outbox, self._counters = process.outbox, process.counters
-        self._apply_metadata = apply_metadata
+        self._apply_metadata, self._postpone = apply_metadata, postpone
         self._refused = False
 
     async def push(self) -> None:
         """Sends the outbox. Raises StoreUnavailableError."""
         refused = frozenset[MemoryName]()
         while taken := self._outbox.take(_PUSH_TOKENS, refused):
-            unsent = taken
+            unsent = {id(one): one for one in taken}
             try:
-                unsent = await self._send(taken)
+                await self._send(taken, unsent)
             finally:
-                self._outbox.requeue(unsent)
-            refused |= {one.name for one in unsent}
+                self._outbox.requeue(unsent.values())
+            refused |= {one.name for one in unsent.values()}
 
-    async def _send(self, taken: list[PendingRecord]) -> list[PendingRecord]:
-        """Those that could not be sent now."""
+    async def _send(self, taken: list[PendingRecord], unsent: dict[int, PendingRecord]) -> None:
+        """Removes from `unsent`, which has them by their `id`, those that were sent, or refused for good: also if it
+        raises later, so that no record is sent twice."""
+
+        def settle(records: Iterable[PendingRecord]) -> None:
+            for one in records:
+                del unsent[id(one)]
+
         groups: dict[MemoryName, list[PendingRecord]] = {}
         for one in taken:
             groups.setdefault(one.name, []).append(one)
         metadata_of = await self._metadata_of(groups)
         sent: list[tuple[MemoryName, int, list[PendingRecord]]] = []
-        unsent: list[PendingRecord] = []
         for name, pending in groups.items():
             if (metadata := metadata_of[name]) is None:
-                unsent += pending
-            elif metadata.newer:
+                continue
+            if metadata.newer:
                 self._counters.newer_records += len(pending)
+                settle(pending)
             else:
                 current = [one for one in pending if metadata.is_current(one.generation, one.began)]
                 self._counters.stale += len(pending) - len(current)
+                settle({*pending} - {*current})
                 sent += [(name, metadata.generation, batch) for batch in batched(current, record=_record_of)]
         for _, _, batch in sent:
             for one in batch:  # its time was this process's, if it was learned before the store's was known
                 one.logged.record = replace(_record_of(one), learned_at=int(self._memories.clock.at(one.learned)))
         batches = [Batch(name, generation, [*map(_record_of, batch)]) for name, generation, batch in sent]
         answers = await self._records.write(batches)
-        for (name, generation, batch), answer in zip(sent, answers, strict=True):
+        answered = [*zip(sent, answers, strict=True)]
+        for (_, _, batch), answer in answered:
+            if not isinstance(answer, MemoryStoreError):
+                settle(batch)
+        for (name, generation, batch), answer in answered:
             if isinstance(answer, MemoryStoreError):
-                unsent += batch
                 self._refuse(name, answer)
             else:
                 await self._sent(name, generation, batch, *answer)
-        return unsent
 
     async def _metadata_of(self, names: Iterable[MemoryName]) -> dict[MemoryName, MemoryMetadata | None]:
         """What is known here of each memory, or, if it is not in this process, to the store; None: nothing yet."""
@@ -99,7 +110,7 @@ class Sender:
                 found[name] = MemoryMetadata(resident.generation, True, resident.newer, since)
         answers = await self._memories.metadata_of([self._process.naming.tag(name) for name in elsewhere])
         for name, metadata in zip(elsewhere, answers, strict=True):
-            if isinstance(metadata, WrongTypeError):
+            if isinstance(metadata, MemoryStoreError):
                 self._refuse(name, metadata)
             found[name] = metadata if isinstance(metadata, MemoryMetadata) else None
         return found
@@ -114,15 +125,18 @@ class Sender:
         else:
             self._counters.pushed += len(batch)
             self._counters.last_lag = time.monotonic() - batch[0].learned
-            for one in batch:
-                one.logged.id = id_
         resident = self._process.residents.get(name)
+        if resident is not None:
+            resident.note_stored([one.logged for one in batch], id_)
         if resident is not None and resident.generation == generation:
             await self._apply_metadata(resident, metadata)
 
     def _refuse(self, name: MemoryName, error: MemoryStoreError) -> None:
         if isinstance(error, StoreUnavailableError):
-            raise error
+            if not self._memories.client.is_cluster:
+                raise error
+            if (resident := self._process.residents.get(name)) is not None:
+                self._postpone(resident, error)
         if not self._refused:
             self._refused = True  # logged once, until the store accepts records again
             _log.error("store refuses learned records of %s: %s", self._process.naming.tag(name), error)

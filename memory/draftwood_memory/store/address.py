@@ -46,26 +46,31 @@ class StoreAddress:
     @classmethod
     def of(cls, url: str) -> StoreAddress:
         """Reads a URL, see `RedisClient`. Raises InvalidSettingError, without its password."""
-        schemes = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
-        form = f"must be memory, embedded, or a URL with a host that begins with one of {schemes}"
         scheme, separator, rest = url.partition("://")
         credentials, _, location = ("", "", rest) if rest.startswith("/") else rest.rpartition("@")
         address, question, options = location.partition("?")  # options may have the password of Sentinels
         hidden = f"{scheme}{separator}{'...@' if credentials else ''}{address}{question and '?...'}"
         if scheme not in _SCHEMES or not location:
+            schemes = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
+            form = f"must be memory, embedded, or a URL with a host that begins with one of {schemes}"
             raise InvalidSettingError("store", hidden, form)
         base, _, kind = scheme.partition("+")
         user, _, password = credentials.partition(":")
         netloc, slash, path = address.partition("/")
         query = parse_qs(options)
+        parts = [part for part in path.split("/") if part] if base != "unix" else []
+        if kind == "sentinel" and not parts:
+            raise InvalidSettingError("store", hidden, f"names no group; must be {scheme}://HOST[:PORT],.../GROUP[/DB]")
+        group = parts.pop(0) if kind == "sentinel" else ""
         try:
             default_port = _SENTINEL_PORT if kind == "sentinel" else _PORT
             hosts = [] if base == "unix" else [_host(one, default_port) for one in netloc.split(",")]
-            parts = [part for part in path.split("/") if part]
-            group = parts.pop(0) if kind == "sentinel" else ""
-            database = 0 if base == "unix" or not parts else int(parts[0])
-        except (ValueError, IndexError):
-            raise InvalidSettingError("store", hidden, form) from None
+        except ValueError:
+            problem = "each host must be HOST or HOST:PORT, with a port from 1 to 65535"
+            raise InvalidSettingError("store", hidden, problem) from None
+        if not (parts[0] if parts else "0").isdecimal():
+            raise InvalidSettingError("store", hidden, f"the database {parts[0]} must be a whole number of at least 0")
+        database = int(parts[0]) if parts else 0
         if (not kind and len(hosts) > 1) or (kind == "cluster" and database):
             problem = "several hosts need +cluster or +sentinel, and a cluster has no db"
             raise InvalidSettingError("store", hidden, problem)
@@ -85,6 +90,6 @@ class StoreAddress:
 
 def _host(text: str, default_port: int) -> tuple[str, int]:
     parts = urlsplit("//" + text)
-    if not parts.hostname:
+    if not parts.hostname or parts.port == 0:
         raise ValueError(text)
     return parts.hostname, parts.port or default_port

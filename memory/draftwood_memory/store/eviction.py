@@ -16,10 +16,12 @@ from draftwood_memory.store.stored import StoredMemory
 _log = logging.getLogger(__name__)
 
 _NEARLY_FULL, _ENOUGH = 0.85, 0.75
-"""Of the store's limit: memories are deleted above the first until the second. What is left is for tenants'
-configuration, quotas and the counts of experiments, and for what replicas write until one of them looks again."""
+"""Of what the store's limit leaves for memories: they are deleted above the first until the second. The rest is for
+tenants' configuration, quotas and the counts of experiments, and for what replicas write until one looks again."""
 _UNKNOWN_PART = 0.1
 """Of the memories' bytes, which is deleted if the store is full and its limit is not known."""
+_LARGEST_PART = 0.5
+"""Of the memories' bytes, deleted at once at most. What the store uses besides, such as buffers, may soon be free."""
 _RECENT_SECONDS = 24 * 3600.0
 """A memory that was used since then is deleted only if its tenant has more than its share."""
 
@@ -32,19 +34,29 @@ async def free_space(memories: Memories, fingerprint: str, is_full: bool) -> Non
         is_full: the store has refused a write.
     """
     used, limit = await memories.usage()
-    if not is_full and used <= _NEARLY_FULL * limit:
+    if not is_full and not _nearly_full(used, limit, memories.other_bytes):
         return
     models = {fingerprint, *map(fingerprint_of, await memories.catalogue.kinds())}
     used_at = dict(await memories.catalogue.by_use(models))
     stored = [one for one in await memories.info([*used_at]) if not one.newer]
     total = sum(one.bytes for one in stored)
-    wanted = max(used - _ENOUGH * limit, _UNKNOWN_PART * total if is_full else 0)
+    memories.other_bytes = others = max(0, used - total)
+    if not is_full and not _nearly_full(used, limit, others):
+        return
+    beyond = used - others - _ENOUGH * max(0, limit - others)
+    wanted = max(beyond, _UNKNOWN_PART * total if is_full else 0)
+    wanted = min(wanted, _LARGEST_PART * total)
     chosen = _chosen(stored, used_at, memories.clock.now() - _RECENT_SECONDS, int(wanted))
     for one in chosen:
         await memories.delete(one.tag, one.generation)
     freed = sum(one.bytes for one in chosen)
     text = "the store is nearly full: %d of %d memories were deleted, those used longest ago first; %.1f of %.1f MiB"
     _log.warning(text, len(chosen), len(stored), freed / 2**20, total / 2**20)
+
+
+def _nearly_full(used: int, limit: int, others: int) -> bool:
+    """Whether memories take most of what the limit leaves for them beside other data and the server itself."""
+    return used - others > _NEARLY_FULL * (limit - others)
 
 
 def _chosen(stored: list[StoredMemory], used_at: dict[str, float], recent: float, wanted: int) -> list[StoredMemory]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
-from draftwood_memory.errors import MemoryStoreError, NewerMemoryError, StoreRefusedError, WrongTypeError
+from draftwood_memory.errors import MemoryStoreError, NewerMemoryError, StoreRefusedError
 from draftwood_memory.store.catalogue import Catalogue
 from draftwood_memory.store.clock import StoreClock
 from draftwood_memory.store.naming import (
@@ -33,7 +33,8 @@ _HASH_SECONDS = 30 * 24 * 3600
 every outbox, and every replica that has not heard of a purge."""
 _MIN_ENTRY_BYTES = 64
 """Bounds a stream that is written by processes that have not loaded it: no entry is smaller."""
-_FIRST = b"0-0"
+EMPTY = b"0-0"
+"""The id before all entries of a stream."""
 PAGE = 1000
 """Entries of one read."""
 
@@ -46,42 +47,48 @@ class Memories:
 
     Attributes:
         catalogue: lists them.
+        other_bytes: what the store used besides memories when all of them were looked at last.
     """
 
     def __init__(self, client: RedisClient, clock: StoreClock) -> None:
         self.client = client
         self.clock = clock
         self.catalogue = Catalogue(client, clock)
+        self.other_bytes = 0
 
     async def metadata(self, tag: str) -> MemoryMetadata:
         [metadata] = await self.metadata_of([tag])
-        if isinstance(metadata, WrongTypeError):
+        if isinstance(metadata, MemoryStoreError):
             raise metadata
         return metadata
 
-    async def metadata_of(self, tags: SequenceOf[str]) -> list[MemoryMetadata | WrongTypeError]:
+    async def metadata_of(self, tags: SequenceOf[str]) -> list[MemoryMetadata | MemoryStoreError]:
+        """Of each memory; or its error, if that concerns some keys alone (see `RedisClient.results`)."""
         if not tags:
             return []
-        answers = await self.client.results([("TIME",), *map(_metadata_command, tags)], wrong_types=True)
+        answers = await self.client.results([("TIME",), *map(_metadata_command, tags)], of_keys=True)
+        if isinstance(answers[0], MemoryStoreError):
+            raise answers[0]
         now = self.clock.synchronize(answers[0])
-        return [one if isinstance(one, WrongTypeError) else MemoryMetadata.of(one, now) for one in answers[1:]]
+        return [one if isinstance(one, MemoryStoreError) else MemoryMetadata.of(one, now) for one in answers[1:]]
 
-    async def read(self, tag: str, generation: int, after: bytes = _FIRST) -> list[Entry]:
+    async def read(self, tag: str, generation: int, after: bytes = EMPTY) -> list[Entry]:
         """The entries after an id, the oldest first, `PAGE` at most."""
         return entries_of(
             await self.client.command("XRANGE", stream_key(tag, generation), b"(" + after, "+", "COUNT", PAGE)
         )
 
-    async def last_ids(self, memories: SequenceOf[tuple[str, int]]) -> list[bytes | WrongTypeError]:
-        """The id of the last entry of each (tag, generation); b"0-0" if there is none."""
+    async def last_ids(self, memories: SequenceOf[tuple[str, int]]) -> list[bytes | MemoryStoreError]:
+        """The id of the last entry of each (tag, generation), or `EMPTY`; or its error, as `metadata_of`."""
         commands = [("XREVRANGE", stream_key(*one), "+", "-", "COUNT", 1) for one in memories]
-        answers = await self.client.results(commands, wrong_types=True)
-        return [one if isinstance(one, WrongTypeError) else one[0][0] if one else _FIRST for one in answers]
+        answers = await self.client.results(commands, of_keys=True)
+        return [one if isinstance(one, MemoryStoreError) else one[0][0] if one else EMPTY for one in answers]
 
     async def append(self, appends: SequenceOf[Append]) -> list[tuple[bytes, MemoryMetadata] | MemoryStoreError]:
         """Writes entries; for each its id and what the store says of the memory after it, or its error.
 
-        A purge that comes before the entry shows in its `MemoryMetadata`; one that comes after it deletes the entry.
+        A purge that comes before the entry shows in its `MemoryMetadata`; one that comes after it deletes the entry. An
+        entry whose expiry or name could not be written is taken back: no purge would find it.
         """
         commands: list[Command] = [("TIME",)]
         for one in appends:
@@ -91,10 +98,15 @@ class Memories:
             raise answers[0]
         now = self.clock.synchronize(answers[0])
         found: list[tuple[bytes, MemoryMetadata] | MemoryStoreError] = []
-        for at in range(1, len(answers), len(commands) // max(1, len(appends))):
-            added, metadata = answers[at], answers[at + 4]
-            error = next((one for one in (added, metadata) if isinstance(one, MemoryStoreError)), None)
-            found.append((added, MemoryMetadata.of(metadata, now)) if error is None else error)
+        taken_back: list[Command] = []
+        size = (len(commands) - 1) // max(1, len(appends))
+        for i, one in enumerate(appends):
+            id_, *_, metadata = answer = answers[1 + i * size : 1 + (i + 1) * size]
+            error = next((part for part in answer if isinstance(part, MemoryStoreError)), None)
+            found.append((id_, MemoryMetadata.of(metadata, now)) if error is None else error)
+            if error is not None and isinstance(id_, bytes):
+                taken_back.append(("XDEL", stream_key(one.tag, one.generation), id_))
+        await self.client.commands(taken_back)
         return found
 
     async def renew(self, tag: str, generation: int, expiry: float) -> None:
@@ -201,12 +213,12 @@ class Memories:
                 ("XLEN", stream),
                 ("MEMORY", "USAGE", stream),
             ]
-        answers = await self.client.results(commands, wrong_types=True)
+        answers = await self.client.results(commands, of_keys=True)
         found: list[StoredMemory] = []
         for (tag, metadata), named, length, size in zip(
             readable, answers[::3], answers[1::3], answers[2::3], strict=True
         ):
-            if length and not isinstance(named, WrongTypeError) and not isinstance(length, WrongTypeError):
+            if length and not any(isinstance(one, MemoryStoreError) for one in (named, length, size)):
                 name, tokens = named
                 known = (name or b"", metadata.generation, int(tokens or 0))
                 found.append(StoredMemory(tag, *known, size or 0, length, metadata.newer))

@@ -36,10 +36,6 @@ _LATER = _DEMOTED | frozenset(
 """Codes of answers of a server that cannot serve now."""
 _REFUSED = frozenset(("NOPERM", "NOAUTH", "WRONGPASS"))
 _WITHIN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
-_CLUSTER_RETRIES = 2
-"""For a slot that is being moved: each retry reads the slot map again."""
-
-
 Command: TypeAlias = SequenceOf[str | int | bytes]
 """Its name and its arguments."""
 
@@ -127,15 +123,17 @@ class RedisClient:
         """
         return await self.commands([*map(_eval_command, scripts)])
 
-    async def results(self, commands: SequenceOf[Command], wrong_types: bool = False) -> list[Any]:
+    async def results(self, commands: SequenceOf[Command], of_keys: bool = False) -> list[Any]:
         """As `commands`. Raises the first MemoryStoreError of any.
 
         Args:
-            wrong_types: a WrongTypeError is not raised, but in the place of its command's result.
+            of_keys: an error that concerns some keys alone is not raised, but in the place of its command's result:
+                another program wrote to them, or the node of a cluster that has them does not answer.
         """
+        kept = (WrongTypeError, StoreUnavailableError) if self.is_cluster else (WrongTypeError,)
         answers = await self.commands(commands)
         for answer in answers:
-            if isinstance(answer, MemoryStoreError) and not (wrong_types and isinstance(answer, WrongTypeError)):
+            if isinstance(answer, MemoryStoreError) and not (of_keys and isinstance(answer, kept)):
                 raise answer
         return answers
 
@@ -150,16 +148,55 @@ class RedisClient:
         if not commands:
             return []
         try:
-            pipeline = self._connected().pipeline(**({} if self.is_cluster else {"transaction": False}))
-            for words in commands:
-                pipeline.execute_command(*words)
-            answers = await pipeline.execute(raise_on_error=False)
+            send = self._sent_by_node if self.is_cluster else self._sent
+            answers = await send(commands)
         except (exceptions.RedisError, OSError, TimeoutError) as error:
             raise await self._failed(error) from error
         return [await self._failed(answer) if isinstance(answer, Exception) else answer for answer in answers]
 
+    async def _sent(self, commands: SequenceOf[Command]) -> list[Any]:
+        pipeline = self._connected().pipeline(transaction=False)
+        for words in commands:
+            pipeline.execute_command(*words)
+        answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        return answers
+
+    async def _sent_by_node(self, commands: SequenceOf[Command]) -> list[Any]:
+        """As `_sent`. If a node of the cluster does not answer, that is the error of the commands on its keys alone."""
+        client = await self._connected().initialize()
+        groups: dict[Any, list[int]] = {}
+        anywhere, answers = list[int](), dict[int, Any]()
+        for i, words in enumerate(commands):
+            at = {"EVAL": 3, "MEMORY": 2}.get(str(words[0]), 1)
+            try:
+                group = groups.setdefault(client.get_node_from_key(words[at]), []) if len(words) > at else anywhere
+                group.append(i)
+            except exceptions.SlotNotCoveredError as error:
+                answers[i] = error
+        failed = len(answers) > 0
+        for node in [*groups, *client.get_primaries()]:
+            sent = [*anywhere, *groups.pop(node, ())]
+            if not sent:
+                continue
+            pipeline = client.pipeline()
+            for i in sent:
+                pipeline.execute_command(*commands[i], **({"target_nodes": node} if i in anywhere else {}))
+            try:
+                found = await pipeline.execute(raise_on_error=False)
+            except (exceptions.RedisError, OSError, TimeoutError) as error:
+                found = [error] * len(sent)
+            answers |= zip(sent, found, strict=True)
+            anywhere = [i for i in anywhere if isinstance(answers[i], Exception)]
+            failed |= any(isinstance(one, (exceptions.ConnectionError, exceptions.TimeoutError)) for one in found)
+        if failed:  # other nodes may have the slots now
+            with suppress(exceptions.RedisError, OSError):
+                await client.nodes_manager.initialize()
+        return [answers[i] for i in range(len(commands))]
+
     async def command(self, *words: str | int | bytes) -> Any:
         """One command's result. Raises MemoryStoreError."""
+        if self.is_cluster:
+            return (await self.results([words]))[0]
         try:
             return await self._connected().execute_command(*words)
         except (exceptions.RedisError, OSError, TimeoutError) as error:
@@ -196,15 +233,16 @@ class RedisClient:
             "health_check_interval": 0,
             "protocol": 2,
             "client_name": "draftwood",
+            "retry": Retry(NoBackoff(), 0),  # of a cluster's client each would ask a node that may be down first
+            "driver_info": None,  # it would need a right that Redis 7.0 does not know
             "username": address.user,
             "password": address.password,
             **self._tls_options(),
         }
         if address.kind == "cluster":
             nodes = [aioredis.cluster.ClusterNode(host, port) for host, port in address.hosts]
-            again = Retry(NoBackoff(), _CLUSTER_RETRIES)
-            return aioredis.RedisCluster(startup_nodes=nodes, retry=again, require_full_coverage=False, **options)
-        options |= {"max_connections": _CONNECTIONS, "retry": Retry(NoBackoff(), 0), "db": address.database}
+            return aioredis.RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
+        options |= {"max_connections": _CONNECTIONS, "db": address.database}
         if address.kind == "sentinel":
             self._sentinel = aioredis.Sentinel(
                 address.hosts,

@@ -72,6 +72,11 @@ class Drafts(NamedTuple):
     trees: DraftTrees
     max_depths: Int32Array
 
+    @classmethod
+    def none(cls, scheduled: list[ScheduledSequence]) -> Drafts:
+        """All of them without a draft."""
+        return cls(scheduled, DraftTrees.empty(len(scheduled)), np.zeros(len(scheduled), np.int32))
+
 
 class _DraftConstraints(NamedTuple):
     """How the draft of a sequence is changed: the tokens that its grammar forces, and what the runner can verify."""
@@ -141,9 +146,10 @@ class DraftPolicy:
 
     def _drafter(self, sequence: Sequence) -> GuardedDrafter:
         request = sequence.request
-        if self.model_table is not None and isinstance(sequence.strategy, UsesModelTable):
+        if self.model_table is not None:
             try:
-                sequence.strategy.set_model_table(self.model_table)
+                if isinstance(sequence.strategy, UsesModelTable):
+                    sequence.strategy.set_model_table(self.model_table)
             except Exception:
                 _log.exception("strategy %r does not take the model's successors", request.strategy_name)
         cost_model = self._cost_model(request.tenant, request.arm, request.strategy_name, request.strategy_options)
@@ -162,6 +168,14 @@ class DraftPolicy:
         state = self._states.pop(sequence, None)
         if state is not None:
             self._with_current_strategy(sequence, state).drafter.close()
+
+    def give_up(self, sequences: SequenceOf[Sequence], error: Exception) -> None:
+        """Drafting failed in a step of these sequences, which go on without drafts. It is not known for which of them
+        it did."""
+        _log.error("drafting failed in a step of %d sequences", len(sequences), exc_info=error)
+        for sequence in sequences:
+            if sequence in self._states:
+                self._states[sequence].drafter.failed("drafting", error)
 
     def propose(self, plan: SequenceOf[ScheduledSequence], prompts_wait: bool) -> Drafts:
         """Which of the scheduled sequences take part in this step, with a draft for each.

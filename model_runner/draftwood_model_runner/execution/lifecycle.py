@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
@@ -51,17 +50,26 @@ class LiveSequences:
         self._model, self._scheduler, self._policy = model, scheduler, policy
         self._writers: dict[Sequence, _Writer] = {}
 
-    def start(self, sequences: Iterable[Sequence], now: float) -> None:
-        """Gives each of these sequences that runs for the first time what it needs to draft and to write."""
-        model, eos = self._model, self._model.eos_token_ids
+    def start(self, sequences: SequenceOf[Sequence], now: float) -> list[StepOutput]:
+        """Gives each of these sequences that runs for the first time what it needs to draft and to write. Returns the
+        errors of those for which that fails; they have ended."""
+        failed = []
         for sequence in sequences:
             if sequence not in self._writers:
                 sequence.stats.first_scheduled_at = now
-                self._policy.start(sequence)
-                request = sequence.request
-                sampler = TokenSampler(sequence, eos, model.vocab_size, model.defaults.constraints)
-                decoder = model.tokenizer.stream(request.include_special_tokens)
-                self._writers[sequence] = _Writer(sampler, OutputText(decoder, request.stop, eos))
+                try:
+                    self._writers[sequence] = self._writer(sequence)
+                    self._policy.start(sequence)
+                except Exception as error:
+                    _log.exception("request %r cannot be begun", sequence.request.request_id)
+                    failed.append(self.fail(sequence, error))
+        return failed
+
+    def _writer(self, sequence: Sequence) -> _Writer:
+        model, request, eos = self._model, sequence.request, self._model.eos_token_ids
+        sampler = TokenSampler(sequence, eos, model.vocab_size, model.defaults.constraints)
+        decoder = model.tokenizer.stream(request.include_special_tokens)
+        return _Writer(sampler, OutputText(decoder, request.stop, eos))
 
     def samplers(self, scheduled: list[ScheduledSequence]) -> list[TokenSampler | None]:
         """Of each sequence; None for one that writes nothing in the step, since its prompt goes on."""

@@ -5,20 +5,17 @@ Knows nothing of SGLang but the calls of its corpus. Whatever fails, each reques
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
 
 import numpy as np
 
-from draftwood_memory.engines.drafts import MAX_FAILURES, EngineDrafts
+from draftwood_memory.engines.drafts import EngineDrafts
 from draftwood_memory.engines.forms.trees import NO_TREES, RowTrees
 from draftwood_memory.engines.session import Row
 from draftwood_memory.records import Int32Array
 from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
-
-_log = logging.getLogger("draftwood")
 
 _SPARE = 64
 """Texts of requests that may be kept although they are gone, before they are looked through."""
@@ -157,11 +154,7 @@ class Corpus:
         """
         made: RowTrees | None = None
         if self.drafts is not None:
-            try:
-                made = self.drafts.attempt(lambda: self._rows(req_ids, batch_tokens, total_lens))
-            except Exception:
-                _log.exception("SGLang goes on without drafts of Draftwood: %s in a row raised", MAX_FAILURES)
-                self.drafts = None
+            made = self.drafts.attempt(lambda: self._rows(req_ids, batch_tokens, total_lens))
         last_tokens = np.array([tail[-1] for tail in batch_tokens], np.int64)
         return fixed_trees(last_tokens, self._nodes, *(made or NO_TREES))
 

@@ -116,12 +116,7 @@ class Proposer:
         chains: list[list[int]] | None = None
         if not self._off and self._opened is not None:
             rows = partial(self._rows, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-            try:
-                chains = self._opened.drafts.attempt(rows)
-            except Exception as error:
-                from draftwood_memory.engines.drafts import MAX_FAILURES
-
-                self._switch_off(f"it raised in {MAX_FAILURES} steps, {type(error).__name__}: {error}", error)
+            chains = self._opened.drafts.attempt(rows)
         return [[] for _ in sampled_token_ids] if chains is None else chains
 
     def _rows(self, sampled: Sequence[Sequence[int]], lengths: Any, tokens: Any) -> list[Row]:
@@ -135,8 +130,9 @@ class Proposer:
             left = self._most - length
             if params.max_tokens is not None:
                 left = min(left, params.max_tokens - (length - prompt))
-            # A prompt of embeddings has no token ids.
-            decodes = len(written) > 0 and requests[ids[i]].prompt_token_ids is not None
+            if requests[ids[i]].prompt_token_ids is None:  # it is of embeddings
+                prompt = 0
+            decodes = len(written) > 0 and prompt > 0
             stops = params.all_stop_token_ids
             made.append(Row(ids[i], tokens[i, :length], prompt, left - 1, params.extra_args, decodes, stops))
         return made

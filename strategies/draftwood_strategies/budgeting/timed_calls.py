@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -12,6 +13,10 @@ from draftwood_strategies.budgeting.watchdog import Watchdog
 
 CALL_LIMIT, FIRST_CALL_LIMIT = 5.0, 120.0
 """Seconds after which a call into a strategy is interrupted; the first one of a class may compile."""
+
+
+class ExitedError(Exception):
+    """A strategy raised what would have ended this process, such as SystemExit."""
 
 
 class Called(Protocol):
@@ -63,7 +68,14 @@ class TimedCalls:
 
 
 def limited(watchdog: Watchdog | None, first: bool, function: Callable[..., Any], *args: Any) -> Any:
-    """What a call returns; it is interrupted if it takes too long."""
-    if watchdog is None:
-        return function(*args)
-    return watchdog.call(FIRST_CALL_LIMIT if first else CALL_LIMIT, function, *args)
+    """What a call returns; it is interrupted if it takes too long.
+
+    Raises:
+        Exception: whatever it raises; `ExitedError` in place of what would end this process.
+    """
+    try:
+        if watchdog is None:
+            return function(*args)
+        return watchdog.call(FIRST_CALL_LIMIT if first else CALL_LIMIT, function, *args)
+    except (SystemExit, GeneratorExit, asyncio.CancelledError) as error:
+        raise ExitedError(f"{type(error).__name__}: {error}") from error

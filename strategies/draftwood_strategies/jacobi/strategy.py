@@ -79,6 +79,10 @@ class JacobiStrategy:
         """Bytes of the pool, about."""
         return len(self.pool) * (sys.getsizeof((0,) * (self.ngram - 1)) + sys.getsizeof(1 << 20) * (self.ngram - 1))
 
+    def keep_learned(self, earlier: JacobiStrategy) -> None:
+        """The pool holds text, and begins anew."""
+        self.rates = earlier.rates
+
     def start(self, prompt: Int32Array) -> JacobiDrafter:
         return JacobiDrafter(self, prompt)
 

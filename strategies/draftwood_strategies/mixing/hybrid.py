@@ -25,6 +25,7 @@ from draftwood_strategies.base import (
     StepFeedback,
     SuccessorSource,
     SupportsReadOnly,
+    SupportsRebuild,
 )
 from draftwood_strategies.dispatch import OnFailure, TimedCall, observe_all, propose_all
 from draftwood_strategies.draft import DraftTree, DraftTrees
@@ -105,6 +106,12 @@ class HybridStrategy:
         for part in self.parts.values():
             if hasattr(part, "learn"):
                 part.learn(tokens)
+
+    def keep_learned(self, earlier: HybridStrategy) -> None:
+        self.mixer, self.schedule, self.failures = earlier.mixer, earlier.schedule, earlier.failures
+        for name, part in self.parts.items():
+            if isinstance(part, SupportsRebuild):
+                part.keep_learned(earlier.parts[name])
 
     def set_model_table(self, rows: Int32Array) -> None:
         if self.table_name:

@@ -46,6 +46,9 @@ class RecyclingStrategy:
     def set_model_table(self, rows: Int32Array) -> None:
         self._mixer.model_table = rows
 
+    def keep_learned(self, earlier: RecyclingStrategy) -> None:
+        self.successors, self._mixer = earlier.successors, earlier._mixer
+
     def start(self, prompt: Int32Array) -> SequenceMixer:
         return SequenceMixer(self._mixer, prompt)
 

@@ -115,6 +115,9 @@ class TrieStrategy:
         """Adds a whole recorded sequence, int32[n], to the memory."""
         self.memory.append(self.memory.writer(marked=True), tokens)
 
+    def keep_learned(self, earlier: TrieStrategy) -> None:
+        self.learned = earlier.learned
+
     def start(self, prompt: Int32Array) -> TrieDrafter:
         return TrieDrafter(self, prompt)
 

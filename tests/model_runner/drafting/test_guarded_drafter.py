@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from types import SimpleNamespace
@@ -10,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftwood_model_runner.drafting.draft_policy import DraftPolicy
 from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.runners.base import NO_LIMITS
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Drafter, DraftTree, Feedback, HybridStrategy, create, registry
 from draftwood_strategies.base import StepFeedback
@@ -116,6 +119,45 @@ def test_a_malformed_tree_switches_off(proposed: Any, caplog: pytest.LogCaptureF
     assert failures == {"theirs": 1}
     assert [("'theirs'" in r.message, r.levelno) for r in caplog.records] == [(True, logging.ERROR)]
     assert sequence.stats.drafting_disabled_reason.startswith("propose raised ")
+
+
+@pytest.mark.parametrize("call", ["start", "propose", "observe", "close"])
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit(), asyncio.CancelledError()])
+def test_a_strategy_ends_no_process(call: str, error: BaseException) -> None:
+    class Ending(FakeStrategy):
+        def _do(self, done: str) -> None:
+            if done == call:
+                raise error
+
+    failures: Counter[str] = Counter()
+    drafter, sequence = guarded(Ending(), failures)
+    drafter.propose(16)
+    drafter.observe([5, 7], NOTHING)
+    drafter.close()
+    assert failures == {"theirs": 1}
+    assert f"{call} raised ExitedError: {type(error).__name__}" in sequence.stats.drafting_disabled_reason
+
+
+@pytest.mark.parametrize("name", ["propose_all", "observe_all", "set_model_table", "start_read_only"])
+def test_a_property_that_raises_is_the_strategys_own_fault(name: str) -> None:
+    """Whether a strategy offers something is asked by its attributes, which may be anything."""
+
+    class Odd(FakeStrategy):
+        def __getattribute__(self, asked: str) -> Any:
+            if asked == name:
+                raise RuntimeError("broken")
+            return super().__getattribute__(asked)
+
+    drafter, sequence = guarded(Odd())
+    other, _ = guarded(FakeStrategy())
+    both = [drafter, other]
+    assert all(one.ready(IndexingBudget()) for one in both)
+    trees = propose_all(both, np.array([16, 16], np.int32))
+    assert len(trees[1]) == 2
+    observe_all(both, np.array([5, 5], np.int32), np.array([0, 1, 2], np.int32), None)
+    policy = DraftPolicy(VOCAB, lambda length: NO_LIMITS, None)
+    policy.model_table = np.empty((0, 11), np.int32)
+    policy.start(sequence)
 
 
 def test_what_is_only_laid_out_otherwise_is_taken() -> None:

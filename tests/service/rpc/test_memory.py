@@ -226,11 +226,16 @@ async def test_without_a_store_operators_get_an_error_and_requests_are_served() 
         async with serving(store=store.url, store_timeout=0.5) as served, client_of(served) as client:
             store.kill()
             await ask(served, "t")
-            for work in (lambda: client.warm(["x"]), lambda: client.purge("t"), client.statistics):
+            unknown = partial(client.statistics, "elsewhere")
+            for work in (lambda: client.warm(["x"]), lambda: client.purge("t"), unknown):
                 with pytest.raises(UnavailableError, match=r"^the server runs, but the store of its memories"):
                     await asyncio.to_thread(work)
             await ask(served, "t")
             assert served.memory.outbox.pending >= 1
+            statistics = await asyncio.to_thread(client.statistics)
+            assert statistics.store is not None
+            assert (statistics.store.healthy, statistics.store.outbox_records) == (False, served.memory.outbox.pending)
+            assert [one.tenant for one in statistics.tenants] == ["t"]
 
 
 @together

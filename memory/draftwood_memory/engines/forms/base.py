@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from draftwood_memory.engines.session import Row, Session, Step
 from draftwood_strategies.budgeting.draft_account import DraftAccount
+from draftwood_strategies.budgeting.guarded_drafter import IndexingBudget
 
 Drafts_co = TypeVar("Drafts_co", covariant=True)
 
@@ -46,8 +47,12 @@ class DraftForm(Protocol[Drafts_co]):
     def charge(self, step: Step, seconds: float | None, drafts: SequenceOf[ChargedDraft]) -> None:
         """Charges drafts with the time of the step that verified them; `seconds` is None if it was not measured."""
 
-    def propose(self, rows: int, decoding: SequenceOf[DecodeRow]) -> Drafts_co:
-        """The drafts of the next step, which has `rows` rows."""
+    def propose(self, rows: int, decoding: SequenceOf[DecodeRow], indexing: IndexingBudget) -> Drafts_co:
+        """The drafts of the next step, which has `rows` rows.
+
+        Args:
+            indexing: how much of prompts may be indexed for it.
+        """
 
     def before_end(self, session: Session) -> None:
         """A request is about to end."""

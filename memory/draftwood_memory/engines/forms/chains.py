@@ -47,11 +47,10 @@ class ChainForm:
         taken = float(without[-1]) if seconds is None else seconds
         step_all(accounts, taken, np.array(accepted, np.int32), verifying, step.rows)
 
-    def propose(self, rows: int, decoding: SequenceOf[DecodeRow]) -> list[list[int]]:
+    def propose(self, rows: int, decoding: SequenceOf[DecodeRow], indexing: IndexingBudget) -> list[list[int]]:
         chains: list[list[int]] = [[] for _ in range(rows)]
         if self._times.probes(rows):
             return chains
-        indexing = IndexingBudget()
         asked = [
             (one, one.session.drafter)
             for one in decoding

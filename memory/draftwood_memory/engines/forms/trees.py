@@ -92,8 +92,7 @@ class TreeForm:
             free = np.zeros(len(accounts))
             step_all(accounts, seconds or self._step_seconds, np.array(accepted, np.int32), free, step.rows)
 
-    def propose(self, rows: int, decoding: SequenceOf[DecodeRow]) -> RowTrees:
-        indexing = IndexingBudget()
+    def propose(self, rows: int, decoding: SequenceOf[DecodeRow], indexing: IndexingBudget) -> RowTrees:
         asked = [one for one in decoding if one.session.drafter is not None and one.session.drafter.ready(indexing)]
         if not asked:
             return NO_TREES

@@ -171,20 +171,31 @@ class OutputHead:
         """Whether screening may be worth it: products in 8 bits are faster, and the errors are within their bounds, as
         they are if OpenVINO rounds as is assumed. What it gains also depends on how many logits are computed twice."""
         random, worth = np.random.default_rng(0), True
-        for rows in _TRIED_ROWS:
-            hidden = _to_bfloat16(random.standard_normal((rows, self._weights.shape[1]), np.float32))
+        tried = [random.standard_normal((rows, self.width), np.float32) for rows in _TRIED_ROWS]
+        for hidden in map(_to_bfloat16, [*tried, self._with_outliers()]):
             logits = rough(hidden)
             off = np.abs(self._exact(hidden) - logits)
             if (off > self._bounds(hidden, logits)).any():
                 _log.warning("output head: products in 8 bits are off by more than they should; it is not screened")
                 return False
-            self._correct(logits, hidden, 1)  # compiles
+        for hidden in map(_to_bfloat16, tried):
+            rows = hidden.shape[0]
+            self._correct(rough(hidden), hidden, 1)  # compiles
             exact, screened = (
                 min(product.seconds(hidden) for _ in range(_TRIED_TIMES)) for product in (self._exact, rough)
             )
             _log.info("output head: %d rows take %.1f ms, %.1f ms screened", rows, 1000 * exact, 1000 * screened)
             worth = worth and exact > _LEAST_GAIN * screened
         return worth
+
+    def _with_outliers(self) -> Float32Array:
+        """Hidden states, float32[R, d], with one large number each. Beside it the others are below half a level, so
+        that a product that rounds them by the row, not by the group, loses them all; and their signs are those of a
+        row of the head, so that this token's logit shows it."""
+        rows = _to_float32(self._weights[:: -(-self._weights.shape[0] // _TRIED_ROWS[-1])])
+        hidden = np.where(rows < 0, np.float32(-0.49), np.float32(0.49))
+        hidden[np.arange(rows.shape[0]), np.abs(rows).argmin(1)] = _LEVELS
+        return hidden
 
     def _bounds(self, inputs: Float32Array, logits: Float32Array) -> Float32Array:
         """float32[R, vocab], how much the logits may be off, as `_correct_rows` has it."""

@@ -17,10 +17,11 @@ from draftwood_model_runner import own_text
 from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.redecoding import PREFILL_TOKENS
 from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.runners.openvino import output_head
 from draftwood_model_runner.runners.openvino.factory import OpenVinoRunnerFactory, _compile
 from draftwood_model_runner.runners.openvino.graph import output_head as cutting
 from draftwood_model_runner.runners.openvino.graph.bfloat16 import keep_bfloat16
-from draftwood_model_runner.runners.openvino.graph.weights import quantize_weights
+from draftwood_model_runner.runners.openvino.graph.weights import GROUP, quantize_weights
 from draftwood_model_runner.runners.openvino.output_head import FasterWay, OutputHead
 from draftwood_strategies.draft import Float32Array
 from draftwood_strategies.successors import WRITTEN
@@ -29,6 +30,7 @@ from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import GREEDY, batch_of, engine_of, finish_of, make_sequence, run
 
 VOCAB, SIZE = 5_000, 256
+_TRIAL = OutputHead._trial
 PROMPTS = [(3, 1, 4, 1, 5), (2, 7, 1), (8, 8, 8, 8)]
 
 
@@ -90,6 +92,35 @@ def test_the_greatest_logits_are_exact(dtype: str, size: int) -> None:
             )
         np.testing.assert_allclose(head.logits(hidden, None), wanted, rtol=1e-3, atol=1e-3)
     assert misled > 5, "8 bits alone are not enough here"
+
+
+class _RoundedProduct:
+    """The head in 8 bits as a CPU computes it that rounds hidden states in groups of this size."""
+
+    def __init__(self, weights: Float32Array, group: int) -> None:
+        rounded = output_head._rounded(weights.view(np.int32), 1)
+        self._matrix = (rounded.levels * rounded.scales).T.astype(np.float64)
+        self._group = group
+
+    def __call__(self, hidden: Float32Array) -> Float32Array:
+        groups = hidden.reshape(hidden.shape[0], -1, self._group)
+        levels = np.abs(groups).max(2, keepdims=True) / 127
+        inputs = (np.rint(groups / levels) * levels).reshape(hidden.shape)
+        logits: Float32Array = (inputs @ self._matrix).astype(np.float32)
+        return logits
+
+    def seconds(self, hidden: Float32Array) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(("group", "fits"), [(GROUP, True), (1024, False)])
+def test_a_cpu_that_rounds_by_the_row_screens_nothing(group: int, fits: bool, caplog: pytest.LogCaptureFixture) -> None:
+    weights = near_ties(1024, "float32")
+    head, _ = made(weights, "float32")
+    assert caplog.text == "", "what OpenVINO computes here is within the bounds"
+    rough: Any = _RoundedProduct(weights, group)
+    assert _TRIAL(head, rough) is fits
+    assert ("off by more than they should" in caplog.text) is not fits
 
 
 def test_equal_rows_have_equal_logits() -> None:
