@@ -236,11 +236,11 @@ def _prepare(settings: Settings) -> None:
         from draftwood_tenants.file import read_file
 
         read_file(settings.tenants_file, settings.tenant_limits)
-    from transformers import PreTrainedTokenizerFast  # noqa: F401
-
     import draftwood_service.rpc.server  # noqa: F401
+    from draftwood_model_runner.loading.tokenizer import import_transformers
     from draftwood_service.rpc.parsing.wire_size import compile_counter
 
+    import_transformers()
     compile_counter()
 
 

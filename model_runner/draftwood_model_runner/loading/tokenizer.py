@@ -167,6 +167,11 @@ def load_tokenizer(path_or_id: str, kind: str | None = None) -> Tokenizer:
         raise cannot_be_loaded(path_or_id, error, "tokenizer") from error
 
 
+def import_transformers() -> None:
+    """Imports what a tokenizer of a known kind needs, half a second before it is loaded. Not torch."""
+    from transformers import PreTrainedTokenizerFast  # noqa: F401
+
+
 def _tokenizer_class(kind: str | None) -> Any:
     if kind is None:
         from transformers import AutoTokenizer
