@@ -280,6 +280,8 @@ async def test_while_a_node_of_a_cluster_is_down_the_tenants_of_the_others_are_s
             await until(lambda: resident(memories[0], down).problem)
             await learn_output(memories[0], alive, numbers(12))
             assert await agreed(memories, alive, 20.0, outboxes=False) == [numbers(10), numbers(12)]
+            async with replicas(1, url, fingerprint=fingerprint) as [later]:
+                assert await agreed([later], alive) == [numbers(10), numbers(12)]
             assert (memories[0].outbox.pending, learned_by(memories[0], down)) == (1, [numbers(10), numbers(11)])
             nodes[dead].start()
             assert await agreed(memories, down, 30.0) == [numbers(10), numbers(11)]

@@ -163,7 +163,7 @@ class RedisClient:
 
     async def _sent_by_node(self, commands: SequenceOf[Command]) -> list[Any]:
         """As `_sent`. If a node of the cluster does not answer, that is the error of the commands on its keys alone."""
-        client = await self._connected().initialize()
+        client = await self._initialized()
         groups: dict[Any, list[int]] = {}
         anywhere, answers = list[int](), dict[int, Any]()
         for i, words in enumerate(commands):
@@ -192,6 +192,22 @@ class RedisClient:
             with suppress(exceptions.RedisError, OSError):
                 await client.nodes_manager.initialize()
         return [answers[i] for i in range(len(commands))]
+
+    async def _initialized(self) -> Any:
+        """The client of a cluster, which knows its nodes. The library asks the first one for the server's commands and
+        gives up if that one is down: then any other will do."""
+        client = self._connected()
+        try:
+            await client.initialize()
+        except (exceptions.RedisError, OSError):
+            for node in client.get_primaries():
+                with suppress(exceptions.RedisError, OSError):
+                    await client.commands_parser.initialize(node)
+                    client.set_default_node(node)
+                    client._initialize = False
+                    return client
+            raise
+        return client
 
     async def command(self, *words: str | int | bytes) -> Any:
         """One command's result. Raises MemoryStoreError."""
