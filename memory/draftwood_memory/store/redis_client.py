@@ -35,6 +35,7 @@ _LATER = _DEMOTED | frozenset(
 )
 """Codes of answers of a server that cannot serve now."""
 _REFUSED = frozenset(("NOPERM", "NOAUTH", "WRONGPASS"))
+_UNANSWERED = exceptions.ConnectionError, exceptions.TimeoutError
 _WITHIN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
 Command: TypeAlias = SequenceOf[str | int | bytes]
 """Its name and its arguments."""
@@ -182,12 +183,12 @@ class RedisClient:
             for i in sent:
                 pipeline.execute_command(*commands[i], **({"target_nodes": node} if i in anywhere else {}))
             try:
-                found = await pipeline.execute(raise_on_error=False)
+                received = await pipeline.execute(raise_on_error=False)
             except (exceptions.RedisError, OSError, TimeoutError) as error:
-                found = [error] * len(sent)
-            answers |= zip(sent, found, strict=True)
+                received = [error] * len(sent)
+            answers |= zip(sent, received, strict=True)
             anywhere = [i for i in anywhere if isinstance(answers[i], Exception)]
-            failed |= any(isinstance(one, (exceptions.ConnectionError, exceptions.TimeoutError)) for one in found)
+            failed |= any(isinstance(answer, _UNANSWERED) for answer in received)
         if failed:  # other nodes may have the slots now
             with suppress(exceptions.RedisError, OSError):
                 await client.nodes_manager.initialize()

@@ -157,7 +157,7 @@ async def test_without_a_store_operators_get_an_error_and_requests_are_served() 
             statistics = await asyncio.to_thread(client.statistics)
             assert statistics.store is not None
             assert (statistics.store.healthy, statistics.store.outbox_records) == (False, served.memory.outbox.pending)
-            assert [one.tenant for one in statistics.tenants] == ["t"]
+            assert [shown.tenant for shown in statistics.tenants] == ["t"]
 
 
 async def test_a_malformed_message_is_named(served: Served) -> None:
