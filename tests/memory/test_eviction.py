@@ -213,14 +213,14 @@ async def test_an_eviction_from_the_store_is_no_failover(server: Valkey, monkeyp
     async with replicas(1, server.url) as [memory]:
         await learn_output(memory, "t", numbers(10))
         await until(lambda: not memory.outbox.pending)
-        found = memory.residents.open(MemoryName("t"))
-        await until(lambda: found.position != b"0-0")
+        evicted = memory.residents.open(MemoryName("t"))
+        await until(lambda: evicted.position != b"0-0")
         assert memory.memories is not None
-        await asyncio.wrap_future(memory.thread.submit(memory.memories.delete(found.tag, 0)))
+        await asyncio.wrap_future(memory.thread.submit(memory.memories.delete(evicted.tag, 0)))
 
         def noticed() -> bool:
             memory.thread.wake()
-            return found.position == b"0-0"
+            return evicted.position == b"0-0"
 
         await until(noticed)
         assert memory.counters().reloads == 0

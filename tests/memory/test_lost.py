@@ -146,10 +146,10 @@ def refused(memory: Memory, word: str, error: MemoryStoreError, times: int = 1, 
     async def commands(words: Any) -> Any:
         nonlocal left
         chosen = []
-        for one in words:
-            chosen.append(not (left and one[0] == word and one[1].startswith(of)))
+        for command in words:
+            chosen.append(not (left and command[0] == word and command[1].startswith(of)))
             left -= not chosen[-1]
-        answers = iter(await send([one for one, runs in zip(words, chosen, strict=True) if runs]))
+        answers = iter(await send([command for command, runs in zip(words, chosen, strict=True) if runs]))
         return [next(answers) if runs else error for runs in chosen]
 
     client.commands = commands
@@ -267,7 +267,7 @@ async def test_while_a_node_of_a_cluster_is_down_the_tenants_of_the_others_are_s
         return next(i for i in (2, 1, 0) if key_slot(key.encode()) >= 16384 * i // 3)
 
     served = node_of(PURGES_KEY)
-    fingerprint = next(one for one in map("{:016x}".format, range(99)) if node_of(memories_key(one)) == served)
+    fingerprint = next(f for f in map("{:016x}".format, range(99)) if node_of(memories_key(f)) == served)
     dead = (served + 1) % 3
     alive, down = (next(t for t in "abcdefghijklmn" if node_of(tenant_key(t)) == node) for node in (served, dead))
     with cluster(3, "--cluster-require-full-coverage", "no", persistent=True) as nodes:
@@ -280,6 +280,8 @@ async def test_while_a_node_of_a_cluster_is_down_the_tenants_of_the_others_are_s
             await until(lambda: resident(memories[0], down).problem)
             await learn_output(memories[0], alive, numbers(12))
             assert await agreed(memories, alive, 20.0, outboxes=False) == [numbers(10), numbers(12)]
+            async with replicas(1, url, fingerprint=fingerprint) as [later]:
+                assert await agreed([later], alive) == [numbers(10), numbers(12)]
             assert (memories[0].outbox.pending, learned_by(memories[0], down)) == (1, [numbers(10), numbers(11)])
             nodes[dead].start()
             assert await agreed(memories, down, 30.0) == [numbers(10), numbers(11)]

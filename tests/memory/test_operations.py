@@ -188,7 +188,7 @@ async def test_without_an_answer_of_the_store_statistics_are_those_of_this_proce
         proxy.open.clear()
         for page in (GetStatistics(None), GetStatistics("t")):
             report = await perform(page, memory)
-            assert [(one.name, one.stored.tokens, one.resident) for one in report.memories] == [
+            assert [(shown.name, shown.stored.tokens, shown.resident) for shown in report.memories] == [
                 (MemoryName("t"), 10, True)
             ]
             assert (report.healthy, report.exists, report.following) == (False, True, None)

@@ -248,19 +248,19 @@ def test_what_a_strategy_learned_besides_texts_outlives_them_but_no_purge(name: 
     drafter = strategy.start(tokens_of(1, 2, 3))
     run(ToyModel(), drafter, [1, 2, 3], 200, 16, strategy.top_k)
     learned, fresh = learned_besides_texts(strategy), learned_besides_texts(create(name))
-    assert any((one != other).any() for one, other in zip(learned, fresh, strict=True))
+    assert any((table != other).any() for table, other in zip(learned, fresh, strict=True))
     resident.add(logged(9, 1))
     resident.add(logged(5, int(time.time())))
     assert resident.drop_aged()
     resident.build([key], replace_empty=True)
     rebuilt: Any = resident.instance(key)[0]
     assert rebuilt is not strategy
-    assert [one.tolist() for one in learned_besides_texts(rebuilt)] == [one.tolist() for one in learned]
+    assert [table.tolist() for table in learned_besides_texts(rebuilt)] == [table.tolist() for table in learned]
     assert getattr(rebuilt, "tokens", 5) == 5
     run(ToyModel(), rebuilt.start(tokens_of(1, 2, 3)), [1, 2, 3], 20, 16, strategy.top_k)
     resident.reset(1, None)
     purged = learned_besides_texts(resident.instance(key)[0])
-    assert [one.tolist() for one in purged] == [one.tolist() for one in fresh]
+    assert [table.tolist() for table in purged] == [table.tolist() for table in fresh]
 
 
 def test_a_strategy_that_cannot_keep_what_it_learned_begins_anew(

@@ -234,24 +234,24 @@ def test_answers_to_a_request_that_are_dropped_are_not_found_by_it() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["own", "other", "sent", "old"]), st.integers(1, 9)), max_size=40),
+    st.lists(st.tuples(st.sampled_from(["learned", "read", "sent", "old"]), st.integers(1, 9)), max_size=40),
     st.integers(1, 60),
 )
 def test_the_store_keeps_every_entry_of_which_the_log_has_a_record(steps: list[tuple[str, int]], capacity: int) -> None:
     """Whatever comes first: what this process learned while the store was away, or what others wrote meanwhile."""
     log, unsent, sent = RecordLog(Capacity(capacity, 1 << 20)), list[LoggedRecord](), 100
     for number, (step, length) in enumerate(steps):
-        if step == "own":
+        if step == "learned":
             unsent.append(LoggedRecord(record(number, length, at=number)))
             log.append(unsent[-1])
-        elif step == "other":
+        elif step == "read":
             log.append(LoggedRecord(record(number, length, at=number), b"%d-%d" % (length, number)))
         elif step == "sent" and unsent:
             sent += 1
             log.stored(unsent.pop(0), b"%d-0" % sent)
         elif step == "old":
             log.drop_older(number - length)
-        ids = [one.id for one in log if one.id is not None]
+        ids = [logged.id for logged in log if logged.id is not None]
         assert log.first_id == min(ids, key=id_order, default=None)
 
 

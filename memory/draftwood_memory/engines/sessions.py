@@ -134,10 +134,10 @@ class Sessions(Mapping[str, Session]):
         """There is something to be run between two steps. Needs no `exclusion`."""
         return len(self._tasks) > 0
 
-    def run_tasks(self, most: int | None = None) -> None:
+    def run_tasks(self, limit: int | None = None) -> None:
         """Runs what was to be run between two steps, or so many of these tasks."""
         done = 0
-        while self._tasks and (most is None or done < most):
+        while self._tasks and (limit is None or done < limit):
             done += 1
             try:
                 self._exclusion.run(self._tasks.popleft())

@@ -68,17 +68,17 @@ class GetStatistics:
     limit: int = 1000
 
     async def run(self, memory: Memory) -> StatisticsReport:
-        here = {one.tag: one for one in memory.residents.all()}
-        is_here = any(one.name.tenant == self.tenant for one in here.values())
+        here = {resident.tag: resident for resident in memory.residents.all()}
+        is_here = any(resident.name.tenant == self.tenant for resident in here.values())
         healthy = memory.thread.healthy
         try:
-            tags, found = await self._page(memory, memory.memories)
+            tags, page = await self._page(memory, memory.memories)
         except MemoryStoreError:
             if self.tenant is not None and not is_here:
                 raise  # the store may have it
-            healthy, (tags, found) = False, await self._page(memory, None)
+            healthy, (tags, page) = False, await self._page(memory, None)
         statistics = []
-        for name, stored in found:
+        for name, stored in page:
             resident = here.get(stored.tag)
             index_bytes = 0 if resident is None else resident.index_bytes
             statistics.append(MemoryStatistics(name, stored, resident is not None, index_bytes))
@@ -90,7 +90,7 @@ class GetStatistics:
             healthy=healthy,
             counters=memory.counters(),
             max_bytes=memory.config.max_bytes,
-            exists=bool(found) or is_here,
+            exists=bool(page) or is_here,
         )
 
     async def _page(
@@ -98,20 +98,21 @@ class GetStatistics:
     ) -> tuple[list[str], list[tuple[MemoryName, StoredMemory]]]:
         """All tags, and the memories of the page: of this process without a store. Raises MemoryStoreError."""
         if store is None:
-            here = [one for one in reversed(memory.residents.all()) if self.tenant in (None, one.name.tenant)]
-            tags = [one.tag for one in here]
+            residents = [r for r in reversed(memory.residents.all()) if self.tenant in (None, r.name.tenant)]
+            tags = [resident.tag for resident in residents]
         elif self.tenant is None:
             tags = await store.catalogue.tags(memory.naming.fingerprint)
         else:
             part = memory.naming.part(self.tenant)
             tags = sorted(await store.tags_of(part, memory.naming.fingerprint))
-        some = tags[self.first : self.first + self.limit]
+        shown = slice(self.first, self.first + self.limit)
         if store is not None:
-            infos = [(memory.name_of(one), one) for one in await store.info(some)]
-            return tags, [(name, one) for name, one in infos if name is not None]
-        found = []
-        for one in here[self.first : self.first + self.limit]:
-            if len(one.log):
-                sizes = one.log.tokens, one.log.nbytes, len(one.log), one.newer
-                found.append((one.name, StoredMemory(one.tag, b"", one.generation or 0, *sizes)))
-        return tags, found
+            infos = [(memory.name_of(info), info) for info in await store.info(tags[shown])]
+            return tags, [(name, info) for name, info in infos if name is not None]
+        memories = []
+        for resident in residents[shown]:
+            if len(resident.log):
+                sizes = resident.log.tokens, resident.log.nbytes, len(resident.log), resident.newer
+                stored = StoredMemory(resident.tag, b"", resident.generation or 0, *sizes)
+                memories.append((resident.name, stored))
+        return tags, memories

@@ -110,7 +110,7 @@ class RecordStore:
         metadata = MemoryMetadata(generation, True, False, None)
         await self.free_space()  # an import can fill a store faster than the checks come
         for some in batched(records):
-            new_tokens = 0 if on_stored is None else sum(one.tokens.size for one in some)
+            new_tokens = 0 if on_stored is None else sum(record.tokens.size for record in some)
             batch = Batch(name, generation, some, new_tokens)
             [answer] = await self.write([batch])
             if isinstance(answer, StoreFullError):  # some may be free now

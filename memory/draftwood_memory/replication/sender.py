@@ -50,20 +50,20 @@ class Sender:
         """Sends the outbox. Raises StoreUnavailableError."""
         refused = frozenset[MemoryName]()
         while taken := self._outbox.take(_PUSH_TOKENS, refused):
-            unsent = {id(one): one for one in taken}
+            unsent = {id(pending): pending for pending in taken}
             try:
                 await self._send(taken, unsent)
             finally:
                 self._outbox.requeue(unsent.values())
-            refused |= {one.name for one in unsent.values()}
+            refused |= {pending.name for pending in unsent.values()}
 
     async def _send(self, taken: list[PendingRecord], unsent: dict[int, PendingRecord]) -> None:
         """Removes from `unsent`, which has them by their `id`, those that were sent, or refused for good: also if it
         raises later, so that no record is sent twice."""
 
         def settle(records: Iterable[PendingRecord]) -> None:
-            for one in records:
-                del unsent[id(one)]
+            for pending in records:
+                del unsent[id(pending)]
 
         groups: dict[MemoryName, list[PendingRecord]] = {}
         for one in taken:
@@ -127,7 +127,7 @@ class Sender:
             self._counters.last_lag = time.monotonic() - batch[0].learned
         resident = self._process.residents.get(name)
         if resident is not None:
-            resident.note_stored([one.logged for one in batch], id_)
+            resident.note_stored([pending.logged for pending in batch], id_)
         if resident is not None and resident.generation == generation:
             await self._apply_metadata(resident, metadata)
 

@@ -97,17 +97,17 @@ class Memories:
         if isinstance(answers[0], MemoryStoreError):
             raise answers[0]
         now = self.clock.synchronize(answers[0])
-        found: list[tuple[bytes, MemoryMetadata] | MemoryStoreError] = []
+        results: list[tuple[bytes, MemoryMetadata] | MemoryStoreError] = []
         taken_back: list[Command] = []
         size = (len(commands) - 1) // max(1, len(appends))
-        for i, one in enumerate(appends):
+        for i, entry in enumerate(appends):
             id_, *_, metadata = answer = answers[1 + i * size : 1 + (i + 1) * size]
             error = next((part for part in answer if isinstance(part, MemoryStoreError)), None)
-            found.append((id_, MemoryMetadata.of(metadata, now)) if error is None else error)
+            results.append((id_, MemoryMetadata.of(metadata, now)) if error is None else error)
             if error is not None and isinstance(id_, bytes):
-                taken_back.append(("XDEL", stream_key(one.tag, one.generation), id_))
+                taken_back.append(("XDEL", stream_key(entry.tag, entry.generation), id_))
         await self.client.commands(taken_back)
-        return found
+        return results
 
     async def renew(self, tag: str, generation: int, expiry: float) -> None:
         """A memory was loaded: renews its expiry."""
@@ -218,7 +218,7 @@ class Memories:
         for (tag, metadata), named, length, size in zip(
             readable, answers[::3], answers[1::3], answers[2::3], strict=True
         ):
-            if length and not any(isinstance(one, MemoryStoreError) for one in (named, length, size)):
+            if length and not any(isinstance(answer, MemoryStoreError) for answer in (named, length, size)):
                 name, tokens = named
                 known = (name or b"", metadata.generation, int(tokens or 0))
                 found.append(StoredMemory(tag, *known, size or 0, length, metadata.newer))

@@ -35,6 +35,7 @@ _LATER = _DEMOTED | frozenset(
 )
 """Codes of answers of a server that cannot serve now."""
 _REFUSED = frozenset(("NOPERM", "NOAUTH", "WRONGPASS"))
+_UNANSWERED = exceptions.ConnectionError, exceptions.TimeoutError
 _WITHIN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
 Command: TypeAlias = SequenceOf[str | int | bytes]
 """Its name and its arguments."""
@@ -163,7 +164,7 @@ class RedisClient:
 
     async def _sent_by_node(self, commands: SequenceOf[Command]) -> list[Any]:
         """As `_sent`. If a node of the cluster does not answer, that is the error of the commands on its keys alone."""
-        client = await self._connected().initialize()
+        client = await self._initialized()
         groups: dict[Any, list[int]] = {}
         anywhere, answers = list[int](), dict[int, Any]()
         for i, words in enumerate(commands):
@@ -182,16 +183,32 @@ class RedisClient:
             for i in sent:
                 pipeline.execute_command(*commands[i], **({"target_nodes": node} if i in anywhere else {}))
             try:
-                found = await pipeline.execute(raise_on_error=False)
+                received = await pipeline.execute(raise_on_error=False)
             except (exceptions.RedisError, OSError, TimeoutError) as error:
-                found = [error] * len(sent)
-            answers |= zip(sent, found, strict=True)
+                received = [error] * len(sent)
+            answers |= zip(sent, received, strict=True)
             anywhere = [i for i in anywhere if isinstance(answers[i], Exception)]
-            failed |= any(isinstance(one, (exceptions.ConnectionError, exceptions.TimeoutError)) for one in found)
+            failed |= any(isinstance(answer, _UNANSWERED) for answer in received)
         if failed:  # other nodes may have the slots now
             with suppress(exceptions.RedisError, OSError):
                 await client.nodes_manager.initialize()
         return [answers[i] for i in range(len(commands))]
+
+    async def _initialized(self) -> Any:
+        """The client of a cluster, which knows its nodes. The library asks the first one for the server's commands and
+        gives up if that one is down: then any other will do."""
+        client = self._connected()
+        try:
+            await client.initialize()
+        except (exceptions.RedisError, OSError):
+            for node in client.get_primaries():
+                with suppress(exceptions.RedisError, OSError):
+                    await client.commands_parser.initialize(node)
+                    client.set_default_node(node)
+                    client._initialize = False
+                    return client
+            raise
+        return client
 
     async def command(self, *words: str | int | bytes) -> Any:
         """One command's result. Raises MemoryStoreError."""

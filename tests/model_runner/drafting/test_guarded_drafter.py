@@ -151,7 +151,7 @@ def test_a_property_that_raises_is_the_strategys_own_fault(name: str) -> None:
     drafter, sequence = guarded(Odd())
     other, _ = guarded(FakeStrategy())
     both = [drafter, other]
-    assert all(one.ready(IndexingBudget()) for one in both)
+    assert all(drafter.ready(IndexingBudget()) for drafter in both)
     trees = propose_all(both, np.array([16, 16], np.int32))
     assert len(trees[1]) == 2
     observe_all(both, np.array([5, 5], np.int32), np.array([0, 1, 2], np.int32), None)

@@ -74,7 +74,6 @@ async def ask(served: Served, tenant: str, tokens: int = 12) -> None:
     assert (await answer(served.stub.Generate(request))).finished
 
 
-@together
 async def test_work_on_a_tenants_memory_is_done_one_piece_at_a_time(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,10 +234,9 @@ async def test_without_a_store_operators_get_an_error_and_requests_are_served() 
             statistics = await asyncio.to_thread(client.statistics)
             assert statistics.store is not None
             assert (statistics.store.healthy, statistics.store.outbox_records) == (False, served.memory.outbox.pending)
-            assert [one.tenant for one in statistics.tenants] == ["t"]
+            assert [shown.tenant for shown in statistics.tenants] == ["t"]
 
 
-@together
 async def test_a_malformed_message_is_named(served: Served) -> None:
     method: Any = served.channel.stream_stream("/draftwood.v1.MemoryService/WarmMemory")
     call = method(iter([b"\x0a\xff\xff"]))
