@@ -202,11 +202,11 @@ def _watch_silence() -> None:
     if isinstance(sys.stderr, TextIOWrapper) and sys.stderr.isatty():
         _status_line = _StatusLine(sys.stderr)
         atexit.register(_status_line.end)
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:  # its descriptor was closed
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # for as long as the process runs
-        elif isinstance(stream, TextIOWrapper):
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # as long as the process runs
+        elif mode == "w" and isinstance(stream, TextIOWrapper):
             setattr(sys, name, _Output(stream))
 
 

@@ -31,7 +31,9 @@ class InvalidSettingError(DraftwoodMemoryError, ValueError):
     """
 
     def __init__(self, field: str, value: object, problem: str) -> None:
-        super().__init__(f"{field}{'' if value is None else f' {value}'}: {problem}")
+        text = str(value)
+        shown = "" if value is None else f" {text if text.isprintable() else repr(text)}"
+        super().__init__(f"{field}{shown}: {problem}")
         self.field = field
         self.value = value
         self.problem = problem

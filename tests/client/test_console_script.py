@@ -133,10 +133,20 @@ def test_output_that_nobody_reads_is_quiet(server: FakeServer) -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_output_may_be_closed(server: FakeServer) -> None:
-    line = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *_COMMAND, "chat", "x"]
-    done = subprocess.run(line, env=environment(server), stderr=subprocess.PIPE, timeout=60)
-    assert (done.returncode, done.stderr) == (0, b"")
+@pytest.mark.parametrize(
+    ("closed", "arguments", "status", "error"),
+    [
+        (">&-", ["chat", "x"], 0, b""),
+        ("<&-", ["chat", "-"], 2, b"error: QUESTION: is empty\n"),
+        ("2>&-", ["chat"], 0, b""),
+    ],
+)
+def test_streams_may_be_closed(
+    closed: str, arguments: list[str], status: int, error: bytes, server: FakeServer
+) -> None:
+    line = ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", *_COMMAND, *arguments]
+    done = subprocess.run(line, env=environment(server), input=b"x\n", stderr=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stderr) == (status, error)
 
 
 def run_command(arguments: list[str], server: FakeServer, **streams: Any) -> subprocess.CompletedProcess[bytes]:

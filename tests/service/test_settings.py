@@ -255,6 +255,13 @@ def test_the_engine_can_do_what_its_requests_may_ask_for() -> None:
     assert (Abilities().max_logprobs, [*Abilities().formats]) == (MAX_LOGPROBS, [one.value for one in GrammarKind])
 
 
+@pytest.mark.parametrize("name", sorted(Settings.model_fields))
+def test_a_value_that_is_no_text_is_a_setting_or_one_error(name: str) -> None:
+    """As Python reads a variable with a byte that is not UTF-8."""
+    with suppress(SettingsError):
+        read_settings([], {ENV_PREFIX + name.upper(): "a\udcff"})
+
+
 @given(st.dictionaries(st.sampled_from(sorted(Settings.model_fields)), st.text(max_size=9) | st.integers().map(str)))
 def test_any_variables_are_settings_or_one_error(values: dict[str, str]) -> None:
     with suppress(SettingsError):

@@ -148,15 +148,15 @@ def _sampling(fields: dict[str, Any]) -> SamplingParams:
     )
 
 
-def _tokens(value: Any) -> tuple[int, ...]:
+def _tokens(value: Any) -> tuple[Any, ...]:
     return () if value is None else (value,) if isinstance(value, int) else tuple(value)
 
 
-def _in_vocabulary(field: str, tokens: tuple[int, ...], vocab_size: int | None) -> tuple[int, ...]:
+def _in_vocabulary(field: str, tokens: tuple[Any, ...], vocab_size: int | None) -> tuple[int, ...]:
     """Those that a model has, of the tokens in a field of its config."""
-    if vocab_size is None or all(0 <= token < vocab_size for token in tokens):
-        return tokens
-    outside = [token for token in tokens if not 0 <= token < vocab_size]
-    named = ", ".join(map(str, outside))
-    _log.warning("%s of the model's config: left out %s, as its vocabulary is [0, %d]", field, named, vocab_size - 1)
-    return tuple(token for token in tokens if token not in outside)
+    inside = tuple(t for t in tokens if isinstance(t, int) and (vocab_size is None or 0 <= t < vocab_size))
+    if inside != tokens:
+        outside = ", ".join(repr(token) for token in tokens if token not in inside)
+        allowed = f"[0, {vocab_size - 1}]" if vocab_size is not None else "numbers"
+        _log.warning("%s of the model's config: left out %s, as its vocabulary is %s", field, outside, allowed)
+    return inside

@@ -83,11 +83,14 @@ def test_every_field_has_its_place() -> None:
 
 def test_tokens_outside_of_the_vocabulary_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     config = GenerationConfig(
-        bad_words_ids=[[1, 2], [3, 99]], suppress_tokens=[-1, 4], begin_suppress_tokens=[50], forced_eos_token_id=51
+        bad_words_ids=[[1, 2], [3, 99]],
+        suppress_tokens=[-1, 4, None],
+        begin_suppress_tokens=[50],
+        forced_eos_token_id=51,
     )
     constraints = generation_defaults("m", config, vocab_size=50).constraints
     assert constraints == Constraints(bad_words=((1, 2),), suppressed=(4,))
-    assert "suppress_tokens of the model's config: left out -1, as its vocabulary is [0, 49]" in caplog.text
+    assert "suppress_tokens of the model's config: left out -1, None, as its vocabulary is [0, 49]" in caplog.text
 
 
 def test_a_config_that_says_nothing_is_greedy_and_one_that_only_samples_is_as_in_generate() -> None:
