@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 from google.protobuf.json_format import ParseDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import Result
 
 from draftwood.admin.v1 import tenants_pb2 as pb
@@ -230,3 +232,21 @@ def test_check_a_tenants_file(admin: FakeAdmin, run_admin: Run, acme: pb.Tenant,
     assert admin.tenants.writes == admin.experiments.writes == []
     file.write_text("name: tenants/acme\nweight: 3\n")
     assert run_admin("tenant", "check", str(file)).stdout == "tenant acme: ok\n"
+
+
+KINDS = [pb.Tenant.DESCRIPTOR, *(field.message_type for field in pb.Tenant.DESCRIPTOR.fields if field.message_type)]
+FIELDS = st.sampled_from(["tenants", *(field.json_name for kind in KINDS for field in kind.fields)])
+ANYTHING: st.SearchStrategy[object] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=()), max_size=5),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(FIELDS, values, max_size=3),
+    max_leaves=9,
+)
+
+
+@given(st.dictionaries(FIELDS, ANYTHING, max_size=4).map(json.dumps) | st.text(max_size=20))
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_file_is_applied_or_one_error(run_admin: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "any").write_text(text, encoding="utf-8")
+    applied = run_admin("tenant", "apply", "-f", str(tmp_path / "any"))
+    assert applied.exit_code in (0, 1, 2)
+    assert len(applied.stderr.splitlines()) == (applied.exit_code > 0)
