@@ -134,7 +134,7 @@ async def _through(port: int, api_key: str | None, model: str, text: str, max_to
     }
     body = json.dumps(request if api_key else request | {"draftwood": {"tenant": tenant}}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: {len(body)}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
     head += f"authorization: Bearer {api_key}\r\n" if api_key else ""
     writer.write(f"{head}connection: close\r\n\r\n".encode() + body)
     answer = await reader.read()

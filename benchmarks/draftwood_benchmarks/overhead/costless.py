@@ -152,6 +152,7 @@ class _Model:
     device, weights, parameters = "cpu", "none", 0
     eos_token_ids: frozenset[int] = frozenset()
     defaults = GenerationDefaults()
+    step_times_file = None
 
     def __init__(self, runner: CostlessRunner) -> None:
         self.factory = _Factory(runner)

@@ -35,7 +35,7 @@ _ABORT_SECONDS = 2.0
 """How long an abort waits for the client to read the messages before the status."""
 _MESSAGE_SECONDS = 60.0
 """In which the message of a call must have come, once its caller is known."""
-_AT_ONCE = 16
+_AT_ONCE = 8
 """Messages of a tenant, or of a connection without one, that are read at once."""
 
 
@@ -81,7 +81,10 @@ class MessageReader:
         turn = self._of_caller.setdefault(caller, asyncio.Semaphore(self._at_once))
         try:
             async with asyncio.timeout(self._seconds), turn:
-                return await anext(messages)
+                received: Any = aiter(messages)
+                message: bytes = await anext(received)
+            await received.aclose()  # else gRPC keeps the message as long as the call lasts
+            return message
         except TimeoutError:
             raise ReaderStalledError(self._seconds) from None
         except StopAsyncIteration:
@@ -158,6 +161,7 @@ def _endpoint(
             code = grpc.StatusCode.CANCELLED.name
             raise
         except Exception as error:
+            request = None  # gRPC keeps this frame for a while, by the traceback of the error that `abort` raises
             code = rule_for(error).code.name
             gate.note(error, context, name, request_id)
             await abort(context, error, name, request_id)
@@ -165,6 +169,15 @@ def _endpoint(
             record.end(code)
 
     return endpoint
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """gRPC keeps the error of a call after its end, and with its frames all that they hold, such as the request."""
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 async def _each(messages: AsyncIterator[bytes], parse: Callable[[bytes], Any]) -> AsyncIterator[Any]:
@@ -184,6 +197,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: Exception, m
     if isinstance(error, ClientDisconnectedError) or context.cancelled() or context.done():
         raise asyncio.CancelledError from error
     code, text, trailing = to_status(error, request_id, context.time_remaining())
+    _forget_frames(error)
     try:
         async with asyncio.timeout(_ABORT_SECONDS):
             await context.abort(code, text, trailing)

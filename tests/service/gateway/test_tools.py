@@ -166,10 +166,6 @@ def nested(levels: int) -> Any:
         ({"functions": [{"name": "f"}], "tools": []}, "functions"),
         ({"tools": [tool("f", x={"type": 3})], "tool_choice": "required"}, "tools"),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}]},
             "messages[0].tool_calls[0].function.arguments",
         ),

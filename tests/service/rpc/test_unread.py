@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import requires
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import grpc
@@ -17,6 +20,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from packaging.requirements import Requirement
 
+from draftwood.v1 import generation_pb2 as pb
+from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.errors import ReaderStalledError
 from draftwood_service.rpc import bound, health
@@ -24,7 +29,7 @@ from draftwood_service.rpc.bound import OTHER_STREAMS
 from draftwood_service.rpc.calls import MessageReader
 from draftwood_service.rpc.reflection import V1
 from tests.process_memory import resident_mib
-from tests.service.fakes import Served, serving, until
+from tests.service.fakes import Served, answer, serving, until
 from tests.service.gateway.listening import get, listening
 
 CODE = grpc.StatusCode
@@ -225,6 +230,34 @@ async def test_a_message_that_does_not_come_or_is_not_there_ends_its_call() -> N
     assert not second.done()
     held.set()
     assert (await first, await second) == (b"late", b"whole")
+
+
+LARGE = 1_000_000
+
+
+def holders_of_large_texts() -> list[str]:
+    """What is alive and holds a text or bytes of `LARGE` characters or more, frames by their functions."""
+    found = []
+    for holder in gc.get_objects():
+        if any(isinstance(held, str | bytes) and len(held) >= LARGE for held in gc.get_referents(holder)):
+            found.append(holder.f_code.co_qualname if isinstance(holder, FrameType) else type(holder).__name__)
+    return found
+
+
+@pytest.mark.parametrize("field", ["role", "content"])
+async def test_a_refused_message_is_forgotten(served: Served, field: str) -> None:
+    """Also without the collector of cycles, which runs too seldom for messages of megabytes."""
+    request = pb.GenerateRequest(stop=pb.StopOptions(max_tokens=2))
+    request.chat.messages.add(**{"role": "user", field: "a" * LARGE})
+    gc.disable()
+    try:
+        before = Counter(holders_of_large_texts())
+        ended = await answer(pb_grpc.GenerationServiceStub(served.channel).Generate(request))
+        assert ended.status.code() is CODE.INVALID_ARGUMENT
+        del request
+        await until(lambda: not Counter(holders_of_large_texts()) - before)
+    finally:
+        gc.enable()
 
 
 async def test_watches_of_health_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
