@@ -6,10 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName, MemoryOverrides
+from draftwood_memory.errors import MemoryPurgedError
 from draftwood_memory.operations import FillMemory, FillProgress, PurgeArms, PurgeMemory, PurgeOrphans
 from draftwood_memory.records import Kind
 from draftwood_memory.store import processes
@@ -65,7 +67,8 @@ async def test_a_replica_that_learns_a_large_import_applies_a_purge_at_once(
         for task in waiting:
             task()
         assert (await strategy_of(busy, "t")).tokens == 0
-        await importing
+        with suppress(MemoryPurgedError):  # some of it was not sent before the purge
+            await importing
         busy.between_steps.run_on_engine = lambda task: task()
         assert await stored([here, busy], "t", numbers(5)) == [numbers(5)]
 
