@@ -31,7 +31,7 @@ class Drafter:
     calls = 0
     def propose(self, budget):
         self.calls += 1
-        if self.calls > 2:
+        if self.calls > 6:
             threading.Event().wait()
         return Tree()
     def observe(self, accepted, feedback): pass
@@ -60,7 +60,7 @@ def adapter(folder: Path, seed: int) -> Path:
 
 
 def hanging(folder: Path) -> Path:
-    """An installed package with a strategy that hangs in its third draft of a request."""
+    """An installed package with a strategy that hangs in its seventh draft of a request; its warm-up has five."""
     information = folder / "hangs-1.0.dist-info"
     information.mkdir(parents=True)
     (folder / "hangs.py").write_text(HANGS)
