@@ -88,7 +88,7 @@ class _Scheduler:
 
 
 class _Hanging:
-    """A strategy, and its drafter."""
+    """A strategy, and its drafter, which hangs behind the five drafts of a warm-up."""
 
     top_k = 0
 
@@ -105,7 +105,7 @@ class _Hanging:
         from draftwood_strategies.draft import DraftTree
 
         self._drafts += 1
-        while self._drafts > 1:
+        while self._drafts > 6:
             time.sleep(0.1)
         return DraftTree.of([1])
 
