@@ -22,7 +22,7 @@ from draftwood_model_runner.output import StepOutput, VerifiedTree
 from draftwood_model_runner.own_text import OwnText
 from draftwood_model_runner.redecoding import PlainDecoding, Redecoding
 from draftwood_model_runner.runners.base import StateUse, StepBatch
-from draftwood_model_runner.runners.capacity.host import processor
+from draftwood_model_runner.runners.capacity.host import processor_name
 from draftwood_model_runner.sampling.background import background_threads
 from draftwood_model_runner.scheduling.kv_pool import KVUse
 from draftwood_model_runner.scheduling.scheduler import Scheduler, SchedulerOutput
@@ -32,6 +32,7 @@ from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.budgeting.step_time import BLOCK
 from draftwood_strategies.budgeting.watchdog import Watchdog
 from draftwood_strategies.native import Int32Array, segment_sizes
+from draftwood_strategies.threads.cpus import usable_cpus
 
 __all__ = ["Engine", "EngineConfig"]
 _log = logging.getLogger(__name__)
@@ -65,7 +66,8 @@ class Engine:
         step_times = None
         if config.adaptive_budget:
             largest = max(1 + config.max_draft_nodes, _WIDE if self._runner.is_asynchronous else 0)
-            step_times = known_step_times(self._runner, model.max_context, largest, model.step_times_file, processor())
+            machine = f"{usable_cpus()} of {processor_name()}"
+            step_times = known_step_times(self._runner, model.max_context, largest, model.step_times_file, machine)
         chunk = config.prefill_chunk
         shared_chunk = chunk if self._runner.mixed_batches else config.shared_prefill_chunk
         block = BLOCK if step_times is not None and step_times.per_padding else 1

@@ -163,7 +163,7 @@ def _copy_compiled(settings: Settings) -> None:
 
 
 async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
-    """Starts the engine's process before it first waits, and loads the tokenizer as soon as the engine tells its kind:
+    """Starts the engine's process before it first waits, and loads the tokenizer as soon as the engine names its class:
     this process does without torch, which is imported to find it.
 
     Raises:
@@ -201,17 +201,17 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
     )
-    kind: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    class_path: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def know(found: str) -> None:
-        if not kind.done():
-            kind.set_result(found)
+        if not class_path.done():
+            class_path.set_result(found)
 
-    async def tokenizer_of_kind() -> Tokenizer:
-        return await asyncio.to_thread(load_tokenizer, settings.model_path, await kind)
+    async def named_tokenizer() -> Tokenizer:
+        return await asyncio.to_thread(load_tokenizer, settings.model_path, await class_path)
 
     bridge.on_tokenizer = know
-    loading = asyncio.create_task(tokenizer_of_kind())
+    loading = asyncio.create_task(named_tokenizer())
     try:
         info = await bridge.start(connection)
         tokenizer = await loading

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -255,22 +254,29 @@ def test_the_engine_can_do_what_its_requests_may_ask_for() -> None:
     assert (Abilities().max_logprobs, [*Abilities().formats]) == (MAX_LOGPROBS, [one.value for one in GrammarKind])
 
 
+def check_settings(args: list[str], environ: dict[str, str]) -> None:
+    """They are settings, or the reason why not is a line that can be shown for each of them."""
+    problem = "none"
+    try:
+        assert isinstance(read_settings(args, environ), Settings)
+    except SettingsError as error:
+        problem = str(error)
+    assert all(line.strip() and line.isprintable() for line in problem.split("\n"))
+
+
 @pytest.mark.parametrize("name", sorted(Settings.model_fields))
 def test_a_value_that_is_no_text_is_a_setting_or_one_error(name: str) -> None:
     """As Python reads a variable with a byte that is not UTF-8."""
-    with suppress(SettingsError):
-        read_settings([], {ENV_PREFIX + name.upper(): "a\udcff"})
+    check_settings([], {ENV_PREFIX + name.upper(): "a\udcff"})
 
 
 @given(st.dictionaries(st.sampled_from(sorted(Settings.model_fields)), st.text(max_size=9) | st.integers().map(str)))
 def test_any_variables_are_settings_or_one_error(values: dict[str, str]) -> None:
-    with suppress(SettingsError):
-        read_settings([], {ENV_PREFIX + name.upper(): value for name, value in values.items()})
+    check_settings([], {ENV_PREFIX + name.upper(): value for name, value in values.items()})
 
 
 @given(st.binary(max_size=20) | st.dictionaries(st.sampled_from(sorted(Settings.model_fields)), ANYTHING))
 def test_any_file_is_settings_or_one_error(tmp_path_factory: pytest.TempPathFactory, content: object) -> None:
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    with suppress(SettingsError):
-        read_settings(["--config", str(path)], {})
+    check_settings(["--config", str(path)], {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from draftwood_model_runner.runners.capacity.host import processor_name
+
 _OUTPUT_FLAGS = ("--json", "--plot")
 
 
@@ -21,21 +22,18 @@ def run_facts() -> dict[str, Any]:
     """Command, without the files that it writes; date in UTC as YYYY-MM-DD; version of the benchmarks, None if they are
     not installed; commit that the code was installed from, with "-dirty" if files were changed, None outside a clone;
     processor, "" if it is unknown; cores that the process may use."""
-    installed, commit, processor = None, None, ""
+    installed, commit = None, None
     with suppress(PackageNotFoundError):
         installed = version("draftwood-benchmarks")
     with suppress(OSError, subprocess.SubprocessError):
         _git("ls-files", "--error-unmatch", Path(__file__).name)  # an environment may lie in somebody else's clone
         commit = _git("describe", "--always", "--dirty", "--exclude=*", "--abbrev=9")
-    with suppress(OSError):
-        cpu_info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        processor = "".join(re.findall(r"^model name\s*:\s*(.+)$", cpu_info, re.MULTILINE)[:1]).strip()
     return {
         "command": command(sys.argv[1:]),
         "date": datetime.now(UTC).date().isoformat(),
         "version": installed,
         "commit": commit,
-        "processor": processor,
+        "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
     }
 

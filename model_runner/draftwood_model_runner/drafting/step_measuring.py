@@ -80,17 +80,8 @@ class MeasuredSteps:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptSteps:
-    """Attributes:
-    machine: the steps of another one take other times.
-    """
-
-    machine: str
-    steps: MeasuredSteps
-
-
-_KEPT = TypeAdapter(_KeptSteps)
+_KEPT = TypeAdapter(tuple[str, MeasuredSteps])
+"""The machine, and what steps cost there."""
 
 
 def known_step_times(runner: Runner, max_context: int, largest: int, file: Path | None, machine: str) -> StepTimes:
@@ -112,26 +103,26 @@ def known_step_times(runner: Runner, max_context: int, largest: int, file: Path 
             return kept.times(factor)
     measured = measure_steps(runner, max_context, largest)
     if file is not None:
-        _write(file, _KeptSteps(machine, measured))
+        _write(file, machine, measured)
     return measured.times()
 
 
 def _read(file: Path, machine: str) -> MeasuredSteps | None:
     """The times of a file; None if there is none, or they are of another machine."""
     try:
-        kept = _KEPT.validate_json(file.read_bytes())
+        measured_on, steps = _KEPT.validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         _log.warning("step times are measured again, those in %s are not used: %s", file, error)
         return None
-    return kept.steps if kept.machine == machine else None
+    return steps if measured_on == machine else None
 
 
-def _write(file: Path, kept: _KeptSteps) -> None:
+def _write(file: Path, machine: str, steps: MeasuredSteps) -> None:
     part = file.with_name(f"{file.name}.{os.getpid()}")
     try:
-        part.write_bytes(_KEPT.dump_json(kept))
+        part.write_bytes(_KEPT.dump_json((machine, steps)))
         part.replace(file)
     except OSError as error:
         part.unlink(missing_ok=True)

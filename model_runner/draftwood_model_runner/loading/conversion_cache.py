@@ -50,7 +50,7 @@ class _Entry:
     """What is kept of a model and of its factory beside OpenVINO's files."""
 
     facts: ModelFacts
-    tokenizer_kind: str
+    tokenizer_class: str
     shapes: tuple[KVShape, ...]
     window: tuple[int | None, bool]
 
@@ -102,7 +102,7 @@ def tokenizer_of(folder: Path, path_or_id: str) -> Tokenizer | None:
     is right, `is_intact` says."""
     try:
         entry = _ENTRY_FACTS.validate_json((folder / _FACTS).read_bytes())
-        return load_tokenizer(path_or_id, entry.tokenizer_kind)
+        return load_tokenizer(path_or_id, entry.tokenizer_class)
     except Exception:
         return None
 
@@ -177,7 +177,7 @@ def _write(model: LoadedModel, folder: Path) -> None:
     serialization.save(factory, folder, model.vocab_size, model.max_context)
     entry = _Entry(
         facts=ModelFacts(**{one.name: getattr(model, one.name) for one in fields(ModelFacts)}),
-        tokenizer_kind=model.tokenizer.kind,
+        tokenizer_class=model.tokenizer.class_path,
         shapes=factory.converted.layout.shapes,
         window=(factory.converted.window, factory.converted.in_every_layer),
     )

@@ -31,7 +31,7 @@ class Tokenizer:
     """A transformers tokenizer behind the few calls that serving needs. Safe to use from several threads.
 
     Attributes:
-        kind: module and name of transformers' class for it, with which another process loads the same tokenizer.
+        class_path: module and name of transformers' class for it, with which another process loads the same tokenizer.
         token_bytes: the bytes of each token.
 
     Raises:
@@ -44,7 +44,7 @@ class Tokenizer:
                 f"tokenizer {type(tokenizer).__name__} has no fast backend; streaming text needs a tokenizer.json"
             )
         self._tokenizer = tokenizer
-        self.kind = f"{type(tokenizer).__module__}:{type(tokenizer).__qualname__}"
+        self.class_path = f"{type(tokenizer).__module__}:{type(tokenizer).__qualname__}"
         self.token_bytes = TokenBytes(tokenizer.backend_tokenizer)
         self.has_chat_template: bool = tokenizer.chat_template is not None
 
@@ -146,11 +146,12 @@ class Tokenizer:
         return TokenDecoder(self.token_bytes, include_special_tokens)
 
 
-def load_tokenizer(path_or_id: str, kind: str | None = None) -> Tokenizer:
+def load_tokenizer(path_or_id: str, class_path: str | None = None) -> Tokenizer:
     """The tokenizer of a model in a folder or on the hub, without the model.
 
     Args:
-        kind: `Tokenizer.kind` as another process found it. It spares this one torch, which is imported to find it.
+        class_path: `Tokenizer.class_path` as another process found it. It spares this one torch, which is imported to
+            find it.
 
     Raises:
         ModelNotFoundError: there is no such model, or no tokenizer with it.
@@ -158,7 +159,7 @@ def load_tokenizer(path_or_id: str, kind: str | None = None) -> Tokenizer:
     """
     require_folder(path_or_id)
     try:
-        return Tokenizer(_tokenizer_class(kind).from_pretrained(path_or_id))
+        return Tokenizer(_tokenizer_class(class_path).from_pretrained(path_or_id))
     except (OSError, ValueError) as error:
         if Path(path_or_id).is_dir() and not any(Path(path_or_id).glob("tokenizer*")):
             raise ModelNotFoundError(
@@ -168,14 +169,14 @@ def load_tokenizer(path_or_id: str, kind: str | None = None) -> Tokenizer:
 
 
 def import_transformers() -> None:
-    """Imports what a tokenizer of a known kind needs, half a second before it is loaded. Not torch."""
+    """Imports what a tokenizer of a known class needs, half a second before it is loaded. Not torch."""
     from transformers import PreTrainedTokenizerFast  # noqa: F401
 
 
-def _tokenizer_class(kind: str | None) -> Any:
-    if kind is None:
+def _tokenizer_class(class_path: str | None) -> Any:
+    if class_path is None:
         from transformers import AutoTokenizer
 
         return AutoTokenizer
-    module, _, name = kind.partition(":")
+    module, _, name = class_path.partition(":")
     return getattr(importlib.import_module(module), name)

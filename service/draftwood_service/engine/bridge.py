@@ -57,7 +57,7 @@ class EngineBridge:
         weight_of: the share of a tenant in these, relative to others.
         on_stopped: called when the engine has died; `restart` starts another.
         on_audited: called with the result of each audit.
-        on_tokenizer: called with the kind of the model's tokenizer, whenever the engine loads the model.
+        on_tokenizer: called with the class of the model's tokenizer, whenever the engine loads the model.
         reports: of the engine, one a second.
         stopped: the engine was closed, or has died and was not restarted yet.
         draining: no request is admitted any more, since the service stops.
@@ -67,7 +67,7 @@ class EngineBridge:
         self.on_stopped: Callable[[], None] = lambda: None
         self.weight_of: Callable[[str], float] = lambda tenant: 1.0
         self.on_audited: Callable[[AuditResult], None] = lambda result: None
-        self.on_tokenizer: Callable[[str], None] = lambda kind: None
+        self.on_tokenizer: Callable[[str], None] = lambda class_path: None
         self.reports = ReportHistory()
         self._runner = runner
         self._admission = Admission(max_running, max_waiting, lambda tenant: self.weight_of(tenant))
@@ -256,8 +256,8 @@ class EngineBridge:
                 _call_listener(self.on_audited, message)
             case EngineReport():
                 _call_listener(self.reports.add, message)
-            case TokenizerFound(kind):
-                self.on_tokenizer(kind)
+            case TokenizerFound(class_path):
+                self.on_tokenizer(class_path)
             case Ready(info):
                 if not self._started.done():
                     self._started.set_result(info)

@@ -77,9 +77,9 @@ class MemoryResponse(NamedTuple):
 
 
 class TokenizerFound(NamedTuple):
-    """From the engine, while it loads: `Tokenizer.kind`. The service loads the model's tokenizer meanwhile."""
+    """From the engine, while it loads: `Tokenizer.class_path`. The service loads the model's tokenizer meanwhile."""
 
-    kind: str
+    class_path: str
 
 
 class Ready(NamedTuple):

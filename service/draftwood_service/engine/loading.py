@@ -36,7 +36,7 @@ def loaded(
 
     Args:
         wake, name: not needed: the engine works in the steps of its host, and leaves nothing behind.
-        tell: called with the kind of the model's tokenizer.
+        tell: called with the class of the model's tokenizer, `Tokenizer.class_path`.
 
     Raises:
         DraftwoodError: the model or a setting is not one that can be served.
@@ -68,7 +68,7 @@ def loaded(
         weights = dict(settings.tenant_weights)
         engine = Engine(model, replace(settings.engine_config, tenant_weights=weights), Watchdog())
         finished("engine")
-        tell(model.tokenizer.kind)  # not before: the service's work would slow down the steps that the engine measures
+        tell(model.tokenizer.class_path)  # not before: its work would slow down the steps that are measured
         warm_up(engine)
         finished("warm-up")
         own_text = None

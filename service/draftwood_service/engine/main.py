@@ -52,8 +52,8 @@ def main() -> None:
         end = EngineEnd(connection)
         gc.disable()  # until the engine is loaded: what is imported stays, and collections take a tenth of the time
 
-        def tell(tokenizer_kind: str) -> None:
-            end.send(TokenizerFound(tokenizer_kind))
+        def tell(class_path: str) -> None:
+            end.send(TokenizerFound(class_path))
 
         def load() -> AbstractContextManager[LoadedEngine]:
             loading: Any = import_module(_LOADING[settings.engine])

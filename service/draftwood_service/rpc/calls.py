@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import grpc
@@ -30,6 +32,7 @@ from draftwood_service.telemetry import CallRecord, Telemetry
 from draftwood_tenants.identifiers import check_identifier
 
 _log = structlog.get_logger(__name__)
+_Key = TypeVar("_Key")
 
 _ABORT_SECONDS = 2.0
 """How long an abort waits for the client to read the messages before the status."""
@@ -169,6 +172,18 @@ def _endpoint(
             record.end(code)
 
     return endpoint
+
+
+@contextmanager
+def counted(live: Counter[_Key], key: _Key) -> Iterator[None]:
+    """Counts a call under a key while it lasts. Keys without calls are not kept."""
+    live[key] += 1
+    try:
+        yield
+    finally:
+        live[key] -= 1
+        if not live[key]:
+            del live[key]
 
 
 def _forget_frames(error: BaseException | None) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 import grpc
@@ -14,7 +13,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 
 from draftwood_model_runner.errors import DraftwoodError
-from draftwood_service.rpc.calls import MessageReader, abort
+from draftwood_service.rpc.calls import MessageReader, abort, counted
 
 MAX_REQUEST_BYTES = 1024
 """Of a server that has no other service."""
@@ -58,18 +57,8 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]
         if self._watches[context.peer()] >= MAX_WATCHES_OF_CONNECTION:
             text = f"this connection has {MAX_WATCHES_OF_CONNECTION} watches, which is the limit; end one of them"
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-        with self._counted(context.peer()):
+        with counted(self._watches, context.peer()):
             await self.Watch(request, context)
-
-    @contextmanager
-    def _counted(self, peer: str) -> Iterator[None]:
-        self._watches[peer] += 1
-        try:
-            yield
-        finally:
-            self._watches[peer] -= 1
-            if not self._watches[peer]:
-                del self._watches[peer]
 
     async def _request(self, messages: AsyncIterator[bytes], context: _Context) -> health_pb2.HealthCheckRequest:
         try:

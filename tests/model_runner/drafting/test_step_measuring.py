@@ -118,8 +118,8 @@ def test_step_times_of_another_machine_or_of_narrower_steps_are_not_used(starts:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", '{"machine": "a CPU, 49 tokens", "steps": {"seconds": {}}}', None],
-    ids=["empty", "a list", "no sizes", "no times"],
+    ["", "{}", '["a CPU, 49 tokens", {"seconds": {}}]', None],
+    ids=["empty", "an object", "no sizes", "no times"],
 )
 def test_a_damaged_file_is_written_anew(starts: _Starts, content: str | None, caplog: pytest.LogCaptureFixture) -> None:
     starts.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import cache
 from typing import Any
 
@@ -103,11 +102,10 @@ def test_bytes_that_form_no_character_do_not_touch_their_neighbours(kind: str) -
 
 
 def test_many_bytes_of_no_character_take_no_longer_each() -> None:
+    """Else this takes hours, and not a tenth of a second."""
     tokenizer = backend("Gemma")
     broken = [id_of(tokenizer, "<0xE2>")] * 100_000
-    started = time.perf_counter()
     assert "".join(streamed(tokenizer, broken)) == "\ufffd" * 100_000
-    assert time.perf_counter() - started < 5.0  # 0.1 s; a decoder that reads them all again takes hours
 
 
 def test_a_token_that_the_tokenizer_does_not_have_has_no_bytes() -> None:

@@ -30,9 +30,9 @@ def test_another_process_loads_the_tokenizer_that_transformers_chose(name: str |
         config = tmp_path / "model" / "tokenizer_config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": name}))
     chosen = AutoTokenizer.from_pretrained(path)
-    kind = load_tokenizer(path).kind
-    assert kind.endswith(f":{name or 'TokenizersBackend'}")
-    ours = load_tokenizer(path, kind)
+    class_path = load_tokenizer(path).class_path
+    assert class_path.endswith(f":{name or 'TokenizersBackend'}")
+    ours = load_tokenizer(path, class_path)
     chat = [{"role": "user", "content": "Where is my order?"}]
     assert ours._tokenizer.backend_tokenizer.to_str() == chosen.backend_tokenizer.to_str()
     assert ours._tokenizer.special_tokens_map == chosen.special_tokens_map

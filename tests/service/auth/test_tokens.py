@@ -324,18 +324,24 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(web: Web, monkey
     assert web.asked == 0
 
 
+async def problem_before_an_answer(web: Web) -> str:
+    """What is logged of an issuer that holds its answer back; afterwards its keys are read."""
+    source = JwksUrl(web.url, ALGORITHMS)
+    with capture_logs() as logs:
+        async with followed(source):
+            await until(lambda: bool(logs))
+            assert not web.sends.is_set()
+            web.sends.set()
+            await until(lambda: source.keys is not None)
+    return str(logs[0]["problem"])
+
+
 async def test_an_issuer_that_does_not_answer_is_asked_again(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("_TIMEOUT_SECONDS", 0.2), ("_RETRY_SECONDS", 0.01)):
         monkeypatch.setattr(f"draftwood_service.auth.jwks.{name}", seconds)
     web.drips = False
     web.sends.clear()
-    source = JwksUrl(web.url, ALGORITHMS)
-    with capture_logs() as logs:
-        async with followed(source):
-            await until(lambda: bool(logs))
-            web.sends.set()
-            await until(lambda: source.keys is not None)
-    assert "timed out" in logs[0]["problem"]
+    assert "timed out" in await problem_before_an_answer(web)
 
 
 @pytest.mark.parametrize("in_headers", [False, True])
@@ -344,14 +350,7 @@ async def test_an_answer_that_drips_is_ended(web: Web, monkeypatch: pytest.Monke
         monkeypatch.setattr(f"draftwood_service.auth.jwks.{name}", seconds)
     web.in_headers = in_headers
     web.sends.clear()
-    source = JwksUrl(web.url, ALGORITHMS)
-    with capture_logs() as logs:
-        async with followed(source):
-            await until(lambda: bool(logs))
-            assert not web.sends.is_set()
-            web.sends.set()
-            await until(lambda: source.keys is not None)
-    assert logs[0]["problem"] == "timed out: no complete answer within 0.3 s"
+    assert await problem_before_an_answer(web) == "timed out: no complete answer within 0.3 s"
 
 
 async def test_keys_are_read_though_all_threads_of_asyncio_are_busy(web: Web) -> None:

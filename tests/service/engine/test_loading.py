@@ -33,7 +33,7 @@ def test_strategies_draft_from_the_text_that_the_model_wrote(tmp_path: Path) -> 
         assert isinstance(engine, Engine)
         assert isinstance(strategy, HybridStrategy)
         assert not engine.has_work
-        assert told == [engine.model.tokenizer.kind]
+        assert told == [engine.model.tokenizer.class_path]
         assert found.own_text is not None
         while not found.own_text.done:
             found.own_text.step()
@@ -76,6 +76,6 @@ def test_what_the_configuration_of_a_model_forbids_is_told_before_its_weights_ar
     values = {"model": str(tmp_path), "model_cache": False, "max_draft_nodes": 48, **options}
     with (
         pytest.raises(DraftwoodError, match=problem),
-        loaded(Settings.model_validate(values), lambda: None, "", lambda kind: None),
+        loaded(Settings.model_validate(values), lambda: None, "", lambda class_path: None),
     ):
         pass

@@ -370,6 +370,8 @@ async def test_fields_that_nobody_knows_are_left_out_and_named(
             assert head.startswith(f"http/1.1 {400 if strict else 200}")
             assert (f"x-draftwood-ignored: {ignored}" in head) is not strict
             assert "x-injected:" not in head
+    told = [record for record in caplog.records if "left out" in record.getMessage()]
+    assert len(told) == (0 if strict else 1)
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -25,10 +25,9 @@ def default_threads() -> int:
     return min(torch.get_num_threads(), usable_cpus())
 
 
-def processor(cpuinfo: Path = _CPUINFO) -> str:
-    """The name of the CPU and how many of its threads this process may use; "" in place of a name that is not told."""
-    names = _values(cpuinfo, "model name")
-    return f"{usable_cpus()} of {names[0] if names else ''}"
+def processor_name(cpuinfo: Path = _CPUINFO) -> str:
+    """The name of the CPU; "" if the system does not tell it."""
+    return next(iter(_values(cpuinfo, "model name")), "")
 
 
 def gains_over_float32(cpuinfo: Path = _CPUINFO) -> dict[str, float]:

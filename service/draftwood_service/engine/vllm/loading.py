@@ -45,7 +45,7 @@ def loaded(
     Args:
         wake: called from another thread when the engine has something to do.
         name: of the service, the same for a restarted engine.
-        tell: called with the kind of the model's tokenizer.
+        tell: called with the class of the model's tokenizer, `Tokenizer.class_path`.
 
     Raises:
         DraftwoodError: the model or a setting is not one that vLLM serves.
@@ -54,7 +54,7 @@ def loaded(
     facts = read_checkpoint(path, settings.generation_defaults)
     require_served(name_of(path), facts, drafts=settings.max_draft_nodes > 0)
     tokenizer = load_tokenizer(path)
-    tell(tokenizer.kind)
+    tell(tokenizer.class_path)
     tokenizer.check_ends(facts.eos_token_ids)
     with ExitStack() as stack:
         settings = stack.enter_context(with_store(settings, name))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 
@@ -19,7 +17,7 @@ from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.reporting.recovery import EngineRecovery
 from draftwood_service.engine.reporting.report import EngineReport, TenantReport, WorkCounts, WorkKey
 from draftwood_service.errors import TooManyWatchesError
-from draftwood_service.rpc.calls import Call
+from draftwood_service.rpc.calls import Call, counted
 from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_service.settings import Settings
 
@@ -61,23 +59,13 @@ class StatusServicer:
         """Streams samples for `max_timeout`, as long as any request: the credential is checked again after that."""
         interval = _seconds(request)
         end = time.monotonic() + self._settings.max_timeout
-        with self._counted(call.principal.tenant):
+        if self._watches[call.principal.tenant] == _MAX_WATCHES:
+            raise TooManyWatchesError(_MAX_WATCHES)
+        with counted(self._watches, call.principal.tenant):
             async with Writer(call.context, self._settings.stall_timeout) as writer:
                 while time.monotonic() < end:
                     await writer.write(pb.WatchStatusResponse(status=self._status(call.principal)))
                     await asyncio.sleep(interval)
-
-    @contextmanager
-    def _counted(self, tenant: str | None) -> Iterator[None]:
-        if self._watches[tenant] == _MAX_WATCHES:
-            raise TooManyWatchesError(_MAX_WATCHES)
-        self._watches[tenant] += 1
-        try:
-            yield
-        finally:
-            self._watches[tenant] -= 1
-            if not self._watches[tenant]:
-                del self._watches[tenant]
 
     def _status(self, principal: Principal) -> pb.ServerStatus:
         reports, model = self._bridge.reports, self._recorder.model

@@ -22,13 +22,13 @@ def delta(
     pending: Output, with_details: bool, token_bytes: TokenBytes, samples: SequenceOf[Sample]
 ) -> pb.GenerateResponse:
     """The message with the tokens of one or several steps, and with the finish of their sample if `pending` has it."""
-    left_out = frozenset() if samples[0].request.include_special_tokens else token_bytes.special
     response = pb.GenerateResponse()
     message = response.delta
     message.text = "".join(pending.texts)
     message.token_ids.extend(pending.token_ids)
     message.sample = pending.sample
     if with_details:
+        left_out = frozenset() if samples[0].request.include_special_tokens else token_bytes.special
         for token, text, drafted in zip(pending.token_ids, pending.texts, pending.drafted, strict=True):
             message.details.add(text=text, drafted=drafted, token_bytes=token_bytes(token), left_out=token in left_out)
         for detail, logprobs in zip(message.details, pending.logprobs, strict=False):
