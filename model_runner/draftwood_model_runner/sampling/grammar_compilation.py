@@ -155,7 +155,11 @@ def compiled(tokenizer: llguidance.LLTokenizer, kind: GrammarKind, text: str) ->
 def problem_of(matcher: llguidance.LLMatcher) -> str:
     """What is wrong with a grammar that cannot be followed any further, in words."""
     reason = _one_line(matcher.get_error())
-    return "allows nothing that could follow" if reason == "NoExtensionBias" else f"is too complex: {reason}"
+    return (
+        "can lead an answer to where nothing is allowed, not even its end"
+        if reason == "NoExtensionBias"
+        else f"is too complex: {reason}"
+    )
 
 
 def too_complex(matcher: llguidance.LLMatcher) -> InvalidValueError:

@@ -104,14 +104,14 @@ RECURSIVE = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": [
 @pytest.mark.parametrize(
     ("kind", "grammar", "problem"),
     [
-        (GrammarKind.LARK, 'start: "a" B\nB: /[a-z]/ & /[0-9]/', "allows nothing that could follow"),
-        (GrammarKind.LARK, 'start: "x" | "[" start "]" | "{" B\nB: /[a-z]/ & /[0-9]/', "allows nothing that could"),
+        (GrammarKind.LARK, 'start: "a" B\nB: /[a-z]/ & /[0-9]/', "where nothing is allowed"),
+        (GrammarKind.LARK, 'start: "x" | "[" start "]" | "{" B\nB: /[a-z]/ & /[0-9]/', "where nothing is allowed"),
         (GrammarKind.LARK, 'start: "a" start', "is too complex"),
-        (GrammarKind.REGEX, "[^\\x00-\\x{10ffff}]", "allows nothing that could follow"),
+        (GrammarKind.REGEX, "[^\\x00-\\x{10ffff}]", "where nothing is allowed"),
         (GrammarKind.JSON_SCHEMA, json.dumps(RECURSIVE), "is too complex"),
         # The pattern's keys are all required: llguidance allows a comma behind the last one.
-        (GrammarKind.JSON_SCHEMA, with_keys("^(a|b)$", "b"), "allows nothing that could follow"),
-        (GrammarKind.JSON_SCHEMA, with_keys("^[bc]$", "a", "b", "c"), "allows nothing that could follow"),
+        (GrammarKind.JSON_SCHEMA, with_keys("^(a|b)$", "b"), "where nothing is allowed"),
+        (GrammarKind.JSON_SCHEMA, with_keys("^[bc]$", "a", "b", "c"), "where nothing is allowed"),
     ],
 )
 def test_what_leads_to_where_nothing_is_allowed_is_refused_at_once(
