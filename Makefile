@@ -39,8 +39,8 @@ $(STAMP): pyproject.toml $(addsuffix /pyproject.toml,$(DISTRIBUTIONS)) pylock.to
 	$(PIP) --no-build-isolation $(addprefix --editable ./,$(DISTRIBUTIONS))
 	touch $@
 
-sweep: $(STAMP)  ## Try every causal LM of transformers by both runners, and write the table of `draftwood models --families` (some 20 minutes on two cores)
-	$(TEST_ENV) $(BIN)/python -m tools.sweep_models --write
+sweep: $(STAMP)  ## Try every causal LM of transformers by both runners, and write the table of docs/models.md (some 20 minutes)
+	DRAFTWOOD_WRITE_FAMILIES=1 $(PYTEST) -m slow tests/model_runner/test_model_families.py
 
 demo: $(STAMP)  ## Ask a real model real questions: generate, drafting off, cold, warm, again, as another tenant
 	$(BIN)/draftwood demo
@@ -105,7 +105,7 @@ test-gpu-sim: $(STAMP) build/quantized  ## Kernels for GPUs without one: interpr
 	$(PYTEST) -n 2 --dist worksteal -m gpu_sim --ignore $(QUANTIZED)
 	$(MAKE) test-quantized
 
-# For tests/service/experiments/test_ratios.py. What is installed stays in its version.
+# For tests/service/experiments/test_statistics.py. What is installed stays in its version.
 $(STATISTICS): $(STAMP)
 	$(PIP) --group statistics
 	touch $@

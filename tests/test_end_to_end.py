@@ -21,7 +21,7 @@ import torch
 
 from draftwood_benchmarks.demo import demo
 from draftwood_benchmarks.harness.prompts import read_questions
-from draftwood_benchmarks.harness.server_process import ServerError, running_server
+from draftwood_benchmarks.harness.servers import ServerError, running_server
 from draftwood_client import (
     AsyncClient,
     ChatMessage,
@@ -36,8 +36,8 @@ from draftwood_service.rpc.server import RunningServer
 from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
 from draftwood_strategies import DraftTree, Feedback, registry, strategy_names
-from draftwood_strategies.budgeting import draft_account
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.draft_engine import controller as draft_account
 from tests.model_runner.families import greedy, served, torch_factory
 from tests.service.fakes import check_idle, started_server, until
 
@@ -151,7 +151,7 @@ async def test_no_configuration_of_a_tenant_changes_a_token(shared: tuple[Servin
     questions = QUESTIONS[:2]
     for _ in range(2):
         answers = await asyncio.gather(
-            *(client.generate(ask(q), max_tokens=40, tenant=one) for one in tenants for q in questions)
+            *(client.generate(ask(q), max_tokens=40, tenant=tenant) for tenant in tenants for q in questions)
         )
         assert [answer.token_ids for answer in answers] == [expected(q, 40) for _ in tenants for q in questions]
     for start in range(0, len(answers), len(questions)):

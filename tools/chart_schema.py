@@ -175,10 +175,10 @@ def _config() -> Schema:
     of_settings = Settings.model_json_schema()
     definitions = of_settings.get("$defs", {})
     properties = {}
-    for name, one in of_settings["properties"].items():
+    for name, setting in of_settings["properties"].items():
         if name in OWNED:
             continue
-        kept = {key: value for key, value in one.items() if key not in ("title", "default")}
+        kept = {key: value for key, value in setting.items() if key not in ("title", "default")}
         if "$ref" in json.dumps(kept):
             kept = definitions[kept["$ref"].rpartition("/")[2]]
         properties[name] = kept

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 
-from draftwood_benchmarks.harness.server_process import running_server
+from draftwood_benchmarks.harness.servers import running_server
 from draftwood_client import ChatMessage, Client
 from draftwood_strategies import strategy_names
 

@@ -1,4 +1,4 @@
-"""Fits the weights that a hybrid starts from, the prior in `strategies/draftwood_strategies/mixing/weights.py`.
+"""Fits the weights that a hybrid starts from, the prior in `strategies/draftwood_strategies/mixing/candidates.py`.
 
     python tools/fit_source_weights.py gsm8k.jsonl --limit 60
 
@@ -21,8 +21,9 @@ from draftwood_benchmarks.harness.prompts import encode, read_prompts, read_ques
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_strategies import HybridStrategy
-from draftwood_strategies.mixing.weights import CHANCE_BINS, LEVELS, SOURCES, Weights
-from draftwood_strategies.native import Int32Array
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.drafting import Drafting
+from draftwood_strategies.mixing.candidates import CHANCE_BINS, LEVELS, SOURCES, Weights
 from draftwood_strategies.successors import ORDERS, STEADY_BINS, WIDTH
 
 BUDGETS = (16, 32, 64)
@@ -52,10 +53,10 @@ def learn(engine: Engine, sessions: list[list[Int32Array]], max_tokens: int) -> 
     for number, prompts in enumerate(sessions):
         before = [table.copy() for table in weights]
         strategy = HybridStrategy()
-        strategy.mixer.learned.set(weights)
+        strategy.mixture.learned.set(weights)
         budget = BUDGETS[number % len(BUDGETS)]
         for prompt in prompts:
-            asked = sequences([prompt], Task(max_tokens), strategy, strategy_name="hybrid", max_draft_nodes=budget)
+            asked = sequences([prompt], Task(max_tokens), strategy, drafting=Drafting("hybrid", max_nodes=budget))
             finish(engine, asked)
         for table, old, way, sum_ in zip(weights, before, moved, total, strict=True):
             way += np.abs(table - old)
@@ -112,7 +113,7 @@ def fit(
     session: Annotated[int, typer.Option(min=1, help="Answers until the memories are emptied.")] = 20,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 200,
 ) -> None:
-    """Print the constants of the prior in strategies/draftwood_strategies/mixing/weights.py."""
+    """Print the constants of the prior in strategies/draftwood_strategies/mixing/candidates.py."""
     model = load_model(BUNDLED_MODEL, device="cpu", dtype="float32")
     most = max(BUDGETS)
     engine = Engine(model, EngineConfig(max_draft_nodes=most, adaptive_budget=False, prefix_cache=False))

@@ -9,13 +9,12 @@ out=$(realpath --canonicalize-missing "${1:-clients/typescript/src/gen}")
 
 protos=$(mktemp -d)
 trap 'rm -rf "$protos"' EXIT
-google=$("$python" -c "from google.rpc import status_pb2; print(status_pb2.__file__.rpartition('/')[0])")
-mkdir -p "$protos"/{draftwood/v1,draftwood/admin/v1,google/rpc,grpc/health/v1}
+google=$("$python" -c "from google.rpc import error_details_pb2 as details; print(details.__file__.rpartition('/')[0])")
+mkdir -p "$protos"/{draftwood/v1,draftwood/admin/v1,google/rpc}
 cp protos/draftwood/v1/{generation,memory}.proto "$protos/draftwood/v1"
 cp protos/draftwood/admin/v1/*.proto "$protos/draftwood/admin/v1"
 cp -r protos/google/api "$protos/google"
-cp "$google"/{status,error_details}.proto "$protos/google/rpc"
-cp "$modules/grpc-health-check/proto/health/v1/health.proto" "$protos/grpc/health/v1"
+cp "$google/error_details.proto" "$protos/google/rpc"
 
 rm -rf "$out"
 cat > "$protos/buf.gen.yaml" <<END

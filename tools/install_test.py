@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from draftwood_benchmarks.harness.server_process import running_server
+from draftwood_benchmarks.harness.servers import running_server
 from draftwood_client import ChatMessage, Client
 
 QUESTION = [ChatMessage("user", "Where is my parcel?")]

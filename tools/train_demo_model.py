@@ -20,7 +20,7 @@ import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from draftwood_benchmarks.harness.report import console, progress
-from draftwood_benchmarks.quality import read_texts
+from draftwood_benchmarks.lossless import read_texts
 from tools.demo_model.corpus import (
     END,
     MAX_POSITIONS,

@@ -23,7 +23,8 @@ _DECLARATION = re.compile(
 )
 _HEAD = """# TypeScript client
 
-Generated from the comments of `clients/typescript`, whose README has examples that a test runs.
+Generated from the comments of `clients/typescript`, whose README has examples that a test runs. `pb.` are
+messages of the [protocol](generation.md), with names in camel case; the package exports their types.
 """
 
 

@@ -16,14 +16,11 @@ import numpy as np
 import typer
 import uvloop
 
-from draftwood_benchmarks.harness.gateway_process import running_gateway
-from draftwood_benchmarks.harness.machine import OtherLoad, warning
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
-from draftwood_benchmarks.harness.observers import observed
 from draftwood_benchmarks.harness.prompts import read_prompts
-from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, progress, table
-from draftwood_benchmarks.harness.server_process import running_server
-from draftwood_benchmarks.load.command import read_levels
+from draftwood_benchmarks.harness.report import BenchmarkError, OtherLoad, OutputOptions, progress, table, warning
+from draftwood_benchmarks.harness.servers import observed, running_gateway, running_server
+from draftwood_benchmarks.load import read_levels
 from draftwood_client import AsyncClient, ChatMessage
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError

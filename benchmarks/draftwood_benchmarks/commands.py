@@ -9,35 +9,26 @@ from typing import Any
 
 import typer
 
-from draftwood_benchmarks.harness.server_process import ServerError
+from draftwood_benchmarks.harness.servers import ServerError
 from draftwood_client import DraftwoodError as ClientError
 from draftwood_client.cli.apps import new_app, run
 from draftwood_model_runner.errors import DraftwoodError, InvalidValueError
 
 COMMANDS = {
-    "step": ("draftwood_benchmarks.step:step", "Time of one forward pass by its number of tokens."),
-    "gpu": ("draftwood_benchmarks.gpu.command:gpu", "All that one run on a GPU tells of the cuda runner."),
-    "speed": ("draftwood_benchmarks.speed.command:speed", "Tokens per second of one stream, against transformers."),
-    "lossless": (
-        "draftwood_benchmarks.lossless:lossless",
-        "Greedy answers that differ from transformers', by how little.",
-    ),
-    "load": ("draftwood_benchmarks.load.command:load", "Throughput and latency of a service at several concurrencies."),
-    "never-slower": (
-        "draftwood_benchmarks.speed.never_slower:never_slower",
-        "What drafting costs where it can bring nothing.",
-    ),
-    "quality": ("draftwood_benchmarks.quality:quality", "What quantized weights cost in likelihood of held-out text."),
-    "ab": ("draftwood_benchmarks.ab:ab", "Two services that differ in some settings, in turn."),
-    "overhead": ("draftwood_benchmarks.overhead.command:overhead", "What the host works in a step, by strategy."),
-    "share": ("draftwood_benchmarks.share:share", "Cost and gain of a memory that replicas share."),
-    "replay": (
-        "draftwood_benchmarks.replay.command:replay_command",
-        "Acceptance length of a strategy on recorded outputs.",
-    ),
-    "memory": ("draftwood_benchmarks.replay.memory:memory", "Time and size of a strategy by tokens in memory."),
+    "step": ("step:step", "Time of one forward pass by its number of tokens."),
+    "gpu": ("gpu:gpu", "All that one run on a GPU tells of the cuda runner."),
+    "speed": ("speed:speed", "Tokens per second of one stream, against transformers."),
+    "lossless": ("lossless:lossless", "Greedy answers that differ from transformers', by how little."),
+    "load": ("load:load", "Throughput and latency of a service at several concurrencies."),
+    "never-slower": ("never_slower:never_slower", "What drafting costs where it can bring nothing."),
+    "quality": ("lossless:quality", "What quantized weights cost in likelihood of held-out text."),
+    "ab": ("ab:ab", "Two services that differ in some settings, in turn."),
+    "overhead": ("overhead:overhead", "What the host works in a step, by strategy."),
+    "share": ("share:share", "Cost and gain of a memory that replicas share."),
+    "replay": ("replay.command:replay_command", "Acceptance length of a strategy on recorded outputs."),
+    "memory": ("replay.command:memory", "Time and size of a strategy by tokens in memory."),
 }
-"""Module, function and a line of help of each subcommand: `draftwood bench --help` imports none of them."""
+"""Module here, function and a line of help of each subcommand: `draftwood bench --help` imports none of them."""
 
 
 _STATUSES: dict[type[Exception], int] = {InvalidValueError: 2, DraftwoodError: 1, ClientError: 1, ServerError: 1}
@@ -59,7 +50,7 @@ def build_app(args: list[str]) -> typer.Typer:
 
 def _load(where: str) -> Callable[..., Any]:
     module, _, function = where.partition(":")
-    loaded: Callable[..., Any] = getattr(import_module(module), function)
+    loaded: Callable[..., Any] = getattr(import_module(f"draftwood_benchmarks.{module}"), function)
     return loaded
 
 

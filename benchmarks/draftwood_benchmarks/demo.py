@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import cycle
 from pathlib import Path
 from threading import Lock
@@ -25,7 +26,7 @@ from rich.text import Text
 
 from draftwood_benchmarks.harness.prompts import MT_BENCH, QUESTIONS, read_questions
 from draftwood_benchmarks.harness.report import console, progress, table
-from draftwood_benchmarks.harness.server_process import ServerError, running_server
+from draftwood_benchmarks.harness.servers import ServerError, running_server
 from draftwood_client import (
     AdminClient,
     ChatMessage,
@@ -36,12 +37,12 @@ from draftwood_client import (
     ExperimentArm,
     ExperimentReport,
 )
-from draftwood_client.cli.admin.report_command import rendered
+from draftwood_client.cli.admin.tables import rendered
 from draftwood_client.cli.apps import new_app, run
-from draftwood_memory.settings.memory_settings import cache_folder
+from draftwood_memory.settings import cache_folder
 from draftwood_model_runner.errors import DraftwoodError, ModelNotFoundError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_model_runner.loading.sources.resolution import resolve
+from draftwood_model_runner.loading.sources import resolve
 
 _BUNDLED = "bundled"
 _MODEL = "smollm2-135m"
@@ -62,7 +63,7 @@ _TITLES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Modes, in the order in which a question is asked in them."""
-_EXPERIMENT_FLAGS = (*_FLAGS, "--audit-share", "0.1", "--max-running", "4")
+_EXPERIMENT_FLAGS = (*_FLAGS, "--audit-share", "0.25", "--max-running", "4")
 _BURN_IN = 1 / 8
 """Part of the time of the experiment that is not counted."""
 _AT_ONCE, _EXPERIMENT_TOKENS, _AUDIT_SECONDS = 4, 60, 5.0
@@ -147,7 +148,7 @@ def _demo(
     console.print("The first start after an installation compiles the strategies, which takes about a minute.")
     with _service(name, "--model", path, *_FLAGS) as target:
         reference, answers = _measure(target, path, measured, others, show)
-    rows = [one.row(mode, answers["off"], reference) for mode, one in answers.items()]
+    rows = [of_mode.row(mode, answers["off"], reference) for mode, of_mode in answers.items()]
     figures: dict[str, Any] = {"model": name, "questions": len(measured), "warmup": len(others), "rows": rows}
     figures["transformers"] = {"tokens_per_s": round(reference.tokens_per_s, 1)}
     if experiment:
@@ -254,11 +255,11 @@ def _experiment(target: str, questions: list[str], seconds: float) -> dict[str, 
         "puts each request into one of two arms. Each tenant has a memory in each arm, which begins empty; what "
         f"arrives in the first {_BURN_IN * seconds:.0f} seconds is not counted."
     )
-    arms = tuple(ExperimentArm(strategy, DraftConfig(strategy)) for strategy in ("trie", "hybrid"))
+    arms = [ExperimentArm(id=name, drafting=DraftConfig(strategy=name)) for name in ("trie", "hybrid")]
     with AdminClient(target) as admin, Client(target) as client:
         experiments = admin.experiments
-        tenants = tuple(_PHRASINGS)
-        experiments.create("demo", Experiment(arms=arms, tenants=tenants, burn_in=_BURN_IN * seconds))
+        tenants, burn_in = tuple(_PHRASINGS), timedelta(seconds=_BURN_IN * seconds)
+        experiments.create("demo", Experiment(arms=arms, tenants=tenants, burn_in=burn_in))
         experiments.start("demo")
         began = time.monotonic()
         requests = _requests(client, questions, seconds)

@@ -21,7 +21,7 @@ import typer
 
 from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_benchmarks.harness.report import BenchmarkError, OutputOptions, console, percentile, progress, table
-from draftwood_benchmarks.harness.server_process import running_server
+from draftwood_benchmarks.harness.servers import running_server
 from draftwood_client import ChatMessage, Client, Completion
 from draftwood_client.cli.options import command
 from draftwood_memory import Memory, MemoryConfig, MemoryName
@@ -110,7 +110,7 @@ async def _boot(url: str) -> float:
         answers = draw.integers(0, 8000, (100, _RECORD_TOKENS)).astype(np.int32)
         records = [Record(Kind.OUTPUT, answer, int(time.time())) for answer in answers]
         entries = [memory.codec.encode(tag, 0, b"benchmrk", [record]) for record in records]
-        await memory.memories.append([Append(tag, 0, name, entry, None, 16 << 20, 0.0, 1_000_000) for entry in entries])
+        await memory.memories.append([Append(tag, 0, name, entries, None, 16 << 20, 0.0, 1_000_000)])
     await memory.memories.catalogue.note_use([tag])
     await memory.memories.client.close()
     memory.stop()
@@ -129,7 +129,7 @@ async def _boot(url: str) -> float:
 async def _lags(url: str, records: int) -> tuple[list[float], float]:
     """Seconds from the end of a request on one replica until the other drafts from its answer; and the bytes to and
     from the store for each learned token, of both replicas."""
-    found: list[float] = []
+    lags: list[float] = []
     client, draw = RedisClient(url), np.random.default_rng(1)
     with _started(_memory(url)) as first, _started(_memory(url)) as second:
         await _strategy(second)
@@ -143,19 +143,19 @@ async def _lags(url: str, records: int) -> tuple[list[float], float]:
             with first.learning(MemoryName("lag"), None) as scope:
                 scope.learn(np.full(_RECORD_TOKENS, number % 8000, np.int32))
             await _until(lambda strategy=strategy, before=before: strategy.tokens >= before + _RECORD_TOKENS)
-            found.append(time.perf_counter() - began)
+            lags.append(time.perf_counter() - began)
             await asyncio.sleep(float(draw.uniform(0.0, 0.2)))
     traffic = await _traffic(client) - sent
     await client.close()
-    return found, traffic / (records * _RECORD_TOKENS)
+    return lags, traffic / (records * _RECORD_TOKENS)
 
 
 async def _traffic(client: RedisClient) -> int:
     """Bytes to and from the server so far."""
-    found = await client.command("INFO", "stats")
-    if not isinstance(found, dict):
-        found = dict(line.split(":", 1) for line in found.decode().splitlines() if ":" in line)
-    return sum(int(found[name]) for name in ("total_net_input_bytes", "total_net_output_bytes"))
+    stats = await client.command("INFO", "stats")
+    if not isinstance(stats, dict):
+        stats = dict(line.split(":", 1) for line in stats.decode().splitlines() if ":" in line)
+    return sum(int(stats[name]) for name in ("total_net_input_bytes", "total_net_output_bytes"))
 
 
 def _acceptances(store: EmbeddedServer, questions: int, warmup: int) -> dict[str, float]:
@@ -179,11 +179,11 @@ def _acceptances(store: EmbeddedServer, questions: int, warmup: int) -> dict[str
         assert store.pid is not None
         os.kill(store.pid, signal.SIGSTOP)
         try:
-            own = _acceptance([_ask(a, text) for text in progress(measured, "the replica that learned")])
+            learned = _acceptance([_ask(a, text) for text in progress(measured, "the replica that learned")])
             shared = _acceptance([_ask(b, text) for text in progress(measured, "the other replica")])
         finally:
             os.kill(store.pid, signal.SIGCONT)
-    return {"acceptance_cold": cold, "acceptance_own": own, "acceptance_after_share": shared}
+    return {"acceptance_cold": cold, "acceptance_own": learned, "acceptance_after_share": shared}
 
 
 def _ask(client: Client, text: str, **options: Any) -> Completion:
@@ -192,4 +192,4 @@ def _ask(client: Client, text: str, **options: Any) -> Completion:
 
 def _acceptance(completions: Sequence[Completion]) -> float:
     """Tokens per decoding step over all answers."""
-    return sum(len(one.token_ids) for one in completions) / sum(one.drafting.steps for one in completions)
+    return sum(len(each.token_ids) for each in completions) / sum(each.drafting.steps for each in completions)

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from draftwood_benchmarks.harness.machine import OtherLoad, warning
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model, describe, synchronize
 from draftwood_benchmarks.harness.prompts import SAMPLED, SampledOption, random_prompts
-from draftwood_benchmarks.harness.report import PictureOptions, Rows, console, progress, table
+from draftwood_benchmarks.harness.report import OtherLoad, PictureOptions, Rows, console, progress, table, warning
 from draftwood_client.cli.options import command
-from draftwood_strategies.budgeting.step_time import StepTimeCurve
+from draftwood_strategies.draft_engine.step_times import StepTimeCurve
 
 if TYPE_CHECKING:
     from draftwood_model_runner.engine import Engine
@@ -102,22 +101,22 @@ def _measure(model: LoadedModel, context: int, largest: int, seconds: float) -> 
     """The engine's own measurement, repeated, so that a burst of other load bends nothing."""
     import torch
 
-    from draftwood_model_runner.drafting.step_measuring import measure_curve
+    from draftwood_model_runner.step_measuring import measure_curve
 
     runner = model.factory.runner(kv_tokens=context + 2 * largest, threads=torch.get_num_threads())
     best: dict[int, float] = {}
     for _ in progress(range(_CURVE_ROUNDS), "steps of one sequence"):
         curve = measure_curve(runner, model.max_context, largest, limit=seconds / _CURVE_ROUNDS, context=context)
-        for size, one in zip(curve.sizes.tolist(), curve.seconds.tolist(), strict=True):
-            best[int(size)] = min(one, best.get(int(size), one))
+        for size, took in zip(curve.sizes.tolist(), curve.seconds.tolist(), strict=True):
+            best[int(size)] = min(took, best.get(int(size), took))
     return StepTimeCurve(best)
 
 
 def rows_of(curve: StepTimeCurve) -> Rows:
     """The curve at its measured sizes: tokens, milliseconds, ratio to a single token."""
-    one = float(curve(1))
+    of_one = float(curve(1))
     return [
-        {"tokens": int(size), "ms": round(1000 * seconds, 4), "ratio": round(seconds / one, 4)}
+        {"tokens": int(size), "ms": round(1000 * seconds, 4), "ratio": round(seconds / of_one, 4)}
         for size, seconds in zip(curve.sizes.tolist(), curve.seconds.tolist(), strict=True)
     ]
 
@@ -137,12 +136,12 @@ def batch_cost(engine: Engine, batch: int, *, sampled: bool = False) -> dict[str
     for _ in progress(range(_BATCH_ROUNDS), "steps of several sequences"):
         for case in cases:
             seconds[case].append(_step_seconds(engine, *case))
-    best = {case: 1000 * min(found) for case, found in seconds.items()}
-    many, one = best[batch, False], best[1, False]
-    cost = {"sequences": batch, "ms": many, "ms_of_one": one, "ratio": many / one}
+    best = {case: 1000 * min(of_case) for case, of_case in seconds.items()}
+    many, single = best[batch, False], best[1, False]
+    cost = {"sequences": batch, "ms": many, "ms_of_one": single, "ratio": many / single}
     if sampled:
         cost["sampled_ms"], cost["sampled_ms_of_one"] = best[batch, True], best[1, True]
-        cost["sampled_vs_greedy"], cost["sampled_vs_greedy_of_one"] = many / best[batch, True], one / best[1, True]
+        cost["sampled_vs_greedy"], cost["sampled_vs_greedy_of_one"] = many / best[batch, True], single / best[1, True]
     return {name: round(value, 4) for name, value in cost.items()}
 
 

@@ -73,8 +73,8 @@ def answered(server: str, streams: int, tokens: int) -> Answered:
     infos = [one["meta_info"] for one in told]
     return Answered(
         [one["text"] for one in told],
-        sum(one["completion_tokens"] for one in infos),
-        sum(one.get("spec_verify_ct", one["completion_tokens"]) for one in infos),
+        sum(info["completion_tokens"] for info in infos),
+        sum(info.get("spec_verify_ct", info["completion_tokens"]) for info in infos),
         seconds,
     )
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from draftwood_memory.config import MemoryConfig, MemoryOverrides
-    from draftwood_memory.learning import Learning, StrategyUse
-    from draftwood_memory.local.resident import StrategyKey
-    from draftwood_memory.memory import Memory
+    from draftwood_memory.memory import Learning, Memory, StrategyUse
+    from draftwood_memory.resident import StrategyKey
     from draftwood_memory.store.naming import MemoryName
     from draftwood_memory.store.redis_client import RedisClient, RedisTls
 
@@ -30,14 +29,14 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Learning": "learning",
+    "Learning": "memory",
     "Memory": "memory",
     "MemoryConfig": "config",
     "MemoryName": "store.naming",
     "RedisClient": "store.redis_client",
     "RedisTls": "store.redis_client",
-    "StrategyKey": "local.resident",
-    "StrategyUse": "learning",
+    "StrategyKey": "resident",
+    "StrategyUse": "memory",
     "MemoryOverrides": "config",
 }
 

@@ -1,16 +1,21 @@
-"""Limits of the memories of one process, and of one tenant's."""
+"""Limits of the memories of one process and of one tenant's, and what is evicted beyond them."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 _SHARE_OF_RAM = 4
 """A quarter. Half of what is free goes to keys and values on a CPU, and weights and the system need the rest."""
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +113,28 @@ def default_max_bytes(cgroup_limit: Path = _CGROUP_LIMIT) -> int:
     with suppress(OSError, ValueError):  # no limit: the file is absent, or reads "max"
         ram = min(ram, int(cgroup_limit.read_text(encoding="ascii")))
     return ram // _SHARE_OF_RAM
+
+
+def surplus(
+    items: SequenceOf[tuple[Item, str, int]], limit: int, kept: Callable[[Item], bool] = lambda _: False
+) -> Iterator[Item]:
+    """The items to evict, one after the other, until the others fit: of tenants that hold more than their share.
+
+    A share is the limit divided by the tenants that hold something. So no tenant loses anything to another while it
+    holds less than that.
+
+    Args:
+        items: item, tenant and size, the least recently used first.
+        kept: whether an item cannot be evicted.
+    """
+    held: Counter[str] = Counter()
+    for _, tenant, size in items:
+        held[tenant] += size
+    excess, share = sum(held.values()) - limit, limit / max(1, len(held))
+    for item, tenant, size in items:
+        if excess <= 0:
+            return
+        if held[tenant] > share and not kept(item):
+            held[tenant] -= size
+            excess -= size
+            yield item

@@ -11,32 +11,40 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Protocol, TypeVar
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
 
-from draftwood_memory.config import MemoryConfig
+from draftwood_memory.config import MemoryConfig, MemoryOverrides, default_max_bytes
 from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.errors import CorruptValueError
-from draftwood_memory.learning import Learning, StrategyUse
-from draftwood_memory.local.between_steps import BetweenSteps, RunOnEngine
-from draftwood_memory.local.outbox import Outbox
-from draftwood_memory.local.process import Process
-from draftwood_memory.local.resident import Resident, StrategyKey, make
-from draftwood_memory.local.residents import Residents
-from draftwood_memory.records import WRITER_BYTES, Codec
-from draftwood_memory.replication.maintenance import Maintenance
-from draftwood_memory.replication.memory_thread import MemoryThread
-from draftwood_memory.replication.replica import Replica
-from draftwood_memory.store.clock import StoreClock
+from draftwood_memory.memory_thread import Maintenance, MemoryThread
+from draftwood_memory.records import (
+    WRITER_BYTES,
+    Codec,
+    Int32Array,
+    Kind,
+    LoggedRecord,
+    Outbox,
+    PendingRecord,
+    Record,
+    request_key,
+    split,
+)
+from draftwood_memory.replica import Replica
+from draftwood_memory.resident import OVERLAP, BetweenSteps, Resident, RunOnEngine, StrategyKey, make
+from draftwood_memory.residents import Process, Residents
+from draftwood_memory.settings import MemorySettings, store_client, store_keys
+from draftwood_memory.store.embedded import EmbeddedServer, default_folder
 from draftwood_memory.store.encryption import KeyRing
 from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import MemoryName, Naming
 from draftwood_memory.store.redis_client import RedisClient
-from draftwood_memory.store.stored import StoredMemory
+from draftwood_memory.store.stored import StoreClock, StoredMemory
 from draftwood_strategies import Strategy
 
 _FIRST_WAIT = 0.05
@@ -149,13 +157,13 @@ class Memory:
             nonlocal delivered
             with lock, suppress(Exception):  # the engine may take no more
                 if delivered is None:
-                    found, loading = self._instance(use)
+                    ready, loading = self._instance(use)
                     self._counted.late += loading is not None
                 else:
-                    found = self._loaded_instance(use) or delivered
-                if found is not delivered:
-                    delivered = found
-                    on_loaded(found)
+                    ready = self._loaded_instance(use) or delivered
+                if ready is not delivered:
+                    delivered = ready
+                    on_loaded(ready)
 
         self.thread.wake()
         loading.add_done_callback(deliver)
@@ -169,9 +177,9 @@ class Memory:
 
     def strategy(self, tenant: str, name: str, arm: str = "") -> Strategy:
         """As `fetch`, without options; blocks until the memory is loaded, `_FIRST_WAIT` at most."""
-        found: SimpleQueue[Strategy] = SimpleQueue()
-        present = self.fetch(StrategyUse(MemoryName(tenant, arm), StrategyKey(name)), found.put)
-        return found.get() if present is None else present
+        arrived: SimpleQueue[Strategy] = SimpleQueue()
+        present = self.fetch(StrategyUse(MemoryName(tenant, arm), StrategyKey(name)), arrived.put)
+        return arrived.get() if present is None else present
 
     def learning(
         self, name: MemoryName, strategy: Strategy | None = None, *, began: float | None = None, request: str = ""
@@ -192,11 +200,11 @@ class Memory:
 
         False as well once the memory was evicted, since then nothing is known of it.
         """
-        generation, since = self.residents.open(name).generation, time.monotonic()
+        epoch, since = self.residents.open(name).epoch, time.monotonic()
 
         def is_kept() -> bool:
             resident = self.residents.get(name)
-            return resident is not None and resident.is_current(generation, since)
+            return resident is not None and resident.is_current(epoch, since)
 
         return is_kept
 
@@ -264,3 +272,116 @@ class Memory:
                 if (name := self.name_of(info)) is not None:
                     self.residents.open(name).instance(StrategyKey(strategy))
             self.thread.wake()
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyUse:
+    """Which memory and which instance of a strategy a request drafts with, and what the memory is."""
+
+    memory: MemoryName
+    key: StrategyKey
+    overrides: MemoryOverrides = MemoryOverrides()
+
+
+class Learning:
+    """A context manager; the memory stays in this process meanwhile. Made by `Memory.learning`.
+
+    Args:
+        replica: None without a store.
+        wake: starts the memory thread's next round.
+        resident: a pinned memory.
+        strategy: has learned the answer already.
+        request: see `Memory.learning`.
+
+    Attributes:
+        epoch: of the memory when the request began; None if it was not known.
+        since: when it began, on the clock of `time.monotonic`.
+        repeated: it was sent before, so a strategy should not learn from its drafts: `learn` adds what is new.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        replica: Replica | None,
+        wake: Callable[[], None],
+        resident: Resident,
+        strategy: Strategy | None,
+        since: float,
+        request: str,
+    ) -> None:
+        self.resident = resident
+        self.strategy = strategy
+        self.epoch = resident.epoch
+        self.since = since
+        self.request = request
+        self.repeated = bool(request) and bool(resident.log.of_request(request_key(request, 0)))
+        self._process = process
+        self._replica = replica
+        self._wake = wake
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.residents.unpin(self.resident)
+
+    def learn(self, tokens: Int32Array, sample: int = 0) -> None:
+        """Learns an answer, int32[n], unless the memory was purged since the request began: into the memory, the outbox
+        and the tenant's other strategies.
+
+        Of an answer to a request that was sent before, what was not learned then, a few tokens before it included.
+
+        Args:
+            sample: which one of the request's answers.
+        """
+        resident, request = self.resident, request_key(self.request, sample) if self.request else 0
+        with resident.lock:
+            lapsed = self._replica is not None and self._replica.purges.lapsed
+            if lapsed or not resident.is_current(self.epoch, self.since):
+                self._process.counters.stale += 1
+                return
+            learned = resident.learned_prefix(request, tokens)
+            if learned >= tokens.size:
+                return
+            tokens = tokens[max(0, learned - OVERLAP) :]
+            now = time.monotonic()
+            for piece in split(tokens):
+                logged = LoggedRecord(Record(Kind.OUTPUT, piece, int(self._process.clock.at(now)), request))
+                resident.add(logged)
+                self._process.counters.learned += 1
+                if self._replica is not None:
+                    self._process.outbox.add(PendingRecord(resident.name, self.epoch, self.since, now, logged))
+            has_learned = None if self.repeated else self.strategy
+            others = [strategy for strategy in resident.strategies.values() if strategy is not has_learned]
+        if self._replica is not None:
+            self._wake()
+        if others:
+            self._process.between_steps.learn(others, [tokens])
+
+
+@contextmanager
+def opened_memory(settings: MemorySettings, fingerprint: str) -> Iterator[Memory]:
+    """The memory of the settings, not started yet. An embedded store runs as long as the context.
+
+    Raises:
+        InvalidSettingError: a setting cannot be used.
+        StoreUnavailableError: the embedded store does not start.
+    """
+    config = MemoryConfig(
+        tokens=settings.memory_tokens,
+        bytes=settings.memory_bytes,
+        max_resident=settings.max_tenants,
+        max_bytes=default_max_bytes() if settings.memory_max_bytes is None else settings.memory_max_bytes,
+        idle_seconds=settings.memory_idle,
+        ttl=settings.memory_ttl,
+        max_age=settings.memory_max_age,
+        orphan_ttl=settings.memory_orphan_ttl,
+    )
+    with ExitStack() as stack:
+        if settings.store == "embedded":
+            server = EmbeddedServer(settings.store_folder or default_folder(), settings.store_bytes)
+            stack.enter_context(server)
+            server.wait()
+        yield Memory(store_client(settings), fingerprint, config, store_keys(settings))

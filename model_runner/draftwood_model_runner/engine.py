@@ -8,31 +8,30 @@ from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, wait
 from pathlib import Path
 
-from draftwood_model_runner.answer import Answer
-from draftwood_model_runner.drafting.draft_policy import DraftPolicy, Drafts
-from draftwood_model_runner.drafting.microbatches import MicrobatchPolicy
-from draftwood_model_runner.drafting.step_measuring import known_step_times
+import numpy as np
+
+from draftwood_model_runner.draft_policy import DraftPolicy, Drafts, MicrobatchPolicy
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError, DraftwoodError, EngineStoppedError
-from draftwood_model_runner.execution.allocation import allocate
-from draftwood_model_runner.execution.begun_step import BegunStep, lay_out_step
-from draftwood_model_runner.execution.lifecycle import LiveSequences, check_fits
+from draftwood_model_runner.execution import BegunStep, LiveSequences, allocate, check_fits, lay_out_step
 from draftwood_model_runner.loading.model import LoadedModel
-from draftwood_model_runner.output import StepOutput, VerifiedTree
-from draftwood_model_runner.own_text import OwnText
-from draftwood_model_runner.redecoding import PlainDecoding, Redecoding
-from draftwood_model_runner.runners.base import StateUse, StepBatch
-from draftwood_model_runner.runners.capacity.host import processor_name
-from draftwood_model_runner.sampling.background import background_threads
-from draftwood_model_runner.scheduling.kv_pool import KVUse
+from draftwood_model_runner.output import Answer, StepOutput, VerifiedTree
+from draftwood_model_runner.plain_decoding import OwnText, PlainDecoding, Redecoding
+from draftwood_model_runner.request import Request, SamplingParams, StopParams
+from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.machine import processor_name
+from draftwood_model_runner.sampling.grammar import background_threads
+from draftwood_model_runner.sampling.token_sampler import forbid
 from draftwood_model_runner.scheduling.scheduler import Scheduler, SchedulerOutput
-from draftwood_model_runner.sequence import Sequence, SequenceState
-from draftwood_model_runner.statistics import EngineCounts
+from draftwood_model_runner.sequence import EngineCounts, KVUse, Sequence, SequenceState, StateUse
+from draftwood_model_runner.step_measuring import known_step_times
+from draftwood_strategies import create, strategy_names
+from draftwood_strategies.arrays import Int32Array, segment_sizes
 from draftwood_strategies.base import StepFeedback
-from draftwood_strategies.budgeting.step_time import BLOCK
-from draftwood_strategies.budgeting.watchdog import Watchdog
-from draftwood_strategies.native import Int32Array, segment_sizes
-from draftwood_strategies.threads.cpus import usable_cpus
+from draftwood_strategies.draft_engine.step_times import BLOCK
+from draftwood_strategies.draft_engine.watchdog import Watchdog
+from draftwood_strategies.drafting import Drafting
+from draftwood_strategies.threads import usable_cpus
 
 __all__ = ["Engine", "EngineConfig"]
 _log = logging.getLogger(__name__)
@@ -41,6 +40,10 @@ _MASK_SECONDS = 0.001
 _WIDE = 512
 """Tokens of the largest step that is measured at the start on a GPU. From some hundred tokens on, its arithmetic takes
 longer than reading the weights, and only measured times tell from how many (`MicrobatchPolicy`)."""
+
+WARM_UP_TENANT = "\x00warm-up"
+"""No caller can have this name."""
+_WARM_UP_PROMPT, _WARM_UP_TOKENS = 8, 8
 
 
 class Engine:
@@ -96,7 +99,7 @@ class Engine:
     @property
     def drafting_failures(self) -> Counter[str]:
         """For each strategy, by name, how many sequences it was switched off for."""
-        return self._policy.failures
+        return self._policy.drafts.failures
 
     @property
     def running(self) -> int:
@@ -146,7 +149,7 @@ class Engine:
 
     def set_model_table(self, rows: Int32Array) -> None:
         """Gives strategies that take it a successor table that is no tenant's (`UsesModelTable`)."""
-        self._policy.model_table = rows
+        self._policy.drafts.model_table = rows
 
     def own_text(self, tokens: int, cache: Path | None) -> OwnText:
         """What the model writes by itself, in steps that the caller makes while the engine has no work; its successor
@@ -238,9 +241,9 @@ class Engine:
         except DeviceLostError:
             raise
         except Exception as error:
-            outputs += self._failed([one.sequence for one in scheduled], error)
+            outputs += self._failed([work.sequence for work in scheduled], error)
             return None
-        generations = [one.sequence.slot_generation for one in scheduled]
+        generations = [work.sequence.slot_generation for work in scheduled]
         return BegunStep(batch, scheduled, generations, on_device, started, time.perf_counter() - started)
 
     def _laid_out(
@@ -248,20 +251,20 @@ class Engine:
     ) -> tuple[Drafts, StepBatch | None]:
         """What takes part in a step with its drafts, and the batch; None if nothing takes part. If drafting fails, its
         sequences go on without drafts; if it was not drafting, they end, and `outputs` has their errors."""
-        outputs += self._live.start([one.sequence for one in output.scheduled], started)
-        scheduled = [one for one in output.scheduled if one.sequence.state is not SequenceState.FINISHED]
+        outputs += self._live.start([work.sequence for work in output.scheduled], started)
+        scheduled = [work for work in output.scheduled if work.sequence.state is not SequenceState.FINISHED]
         try:
             drafts = self._policy.propose(scheduled, output.prompts_wait and not self._runner.mixed_batches)
             if not drafts.scheduled:
                 return drafts, None
-            return drafts, lay_out_step(drafts, self._pool, self._policy.min_score(drafts))
+            return drafts, lay_out_step(drafts, self._pool)
         except Exception as error:
-            self._policy.give_up([one.sequence for one in scheduled], error)
+            self._policy.give_up([work.sequence for work in scheduled], error)
         drafts = Drafts.none(scheduled)
         try:
-            return drafts, lay_out_step(drafts, self._pool, 0.0)
+            return drafts, lay_out_step(drafts, self._pool)
         except Exception as error:
-            outputs += self._failed([one.sequence for one in scheduled], error)
+            outputs += self._failed([work.sequence for work in scheduled], error)
             return drafts, None
 
     def _end_step(self, step: BegunStep, outputs: list[StepOutput]) -> None:
@@ -277,7 +280,7 @@ class Engine:
             outputs += self._failed([step.scheduled[row].sequence for row in step.valid_rows], error)
             return
         try:
-            self._policy.observe(written, feedback, seconds, len(step.scheduled))
+            self._policy.observe(written, feedback, seconds)
         except Exception as error:
             self._policy.give_up([output.sequence for output in written.values()], error)
         outputs += written.values()
@@ -297,7 +300,7 @@ class Engine:
     def _verify(self, step: BegunStep, feedback: StepFeedback, outputs: list[StepOutput]) -> dict[int, StepOutput]:
         """What each sequence writes, by batch row. One that fails is ended, and its last output added to `outputs`."""
         valid = [(row, step.scheduled[row]) for row in step.valid_rows]
-        writing = [(row, one.sequence) for row, one in valid if one.reaches_end]
+        writing = [(row, work.sequence) for row, work in valid if work.reaches_end]
         paths = step.on_device.verify([row for row, _ in writing])
         for _, (sequence, tokens) in valid:
             sequence.committed += tokens
@@ -326,3 +329,38 @@ class Engine:
             _log.warning("%s; %d sequences run at once for now", cause, self._scheduler.max_running)
             return []
         return self._live.fail_step(sequences, cause)
+
+
+def warm_up(engine: Engine) -> None:
+    """Writes a few tokens with every registered strategy, all in one batch, and a few that are sampled.
+
+    Without it the first request after an installation waits some seconds for compilers, and its drafter is blamed for
+    it. Compiled functions are kept on disk, so that later starts only load them.
+    """
+    prompt = np.arange(_WARM_UP_PROMPT, dtype=np.int32) % engine.model.vocab_size
+    new = min(_WARM_UP_TOKENS, engine.model.max_context - prompt.size)
+    for name in strategy_names():
+        try:
+            strategy = create(name)
+        except Exception:
+            _log.exception("strategy %r cannot be created", name)
+            continue
+        request = Request(
+            request_id=f"warm-up-{name}",
+            prompt=prompt,
+            stop=StopParams(max_tokens=new, ignore_eos=True),
+            tenant=WARM_UP_TENANT,
+            drafting=Drafting(name, max_nodes=engine.config.max_draft_nodes),
+        )
+        engine.add(Sequence(request, strategy))
+    sampled = Request(
+        request_id="warm-up-sampled",
+        prompt=prompt,
+        stop=StopParams(max_tokens=1, ignore_eos=True),
+        sampling=SamplingParams(temperature=0.7, top_k=20, top_p=0.9),
+        tenant=WARM_UP_TENANT,
+    )
+    engine.add(Sequence(sampled))
+    forbid(bytes(4), np.zeros(1, np.float32))
+    while engine.has_work:
+        engine.step()

@@ -1,4 +1,4 @@
-"""How an engine runs: its limits, and what it can do. No torch."""
+"""How an engine runs: its limits, and what it can do."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class EngineConfig:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (
+        for name, minimum in (
             ("max_running", 1),
             ("max_draft_nodes", 0),
             ("prefill_chunk", 1),
@@ -60,8 +60,8 @@ class EngineConfig:
             ("threads", 1),
         ):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise InvalidValueError(name, value, f"it must be at least {least}")
+            if value is not None and value < minimum:
+                raise InvalidValueError(name, value, f"it must be at least {minimum}")
         for tenant, weight in self.tenant_weights.items():
             if not 0 < weight < math.inf:
                 raise InvalidValueError(f"tenant_weights[{tenant!r}]", weight, "it must be above 0")

@@ -1,4 +1,4 @@
-"""A request as it was asked: prompt, sampling, stop conditions, drafting. Frozen, picklable, without torch."""
+"""A request as it was asked: prompt, sampling, stop conditions, drafting. Frozen and picklable."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from enum import Enum
 import numpy as np
 
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.options import Options
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.drafting import UNDRAFTED, Drafting
 
 MAX_LOGPROBS = 20
 MAX_PRIORITY = 10
@@ -142,9 +142,6 @@ class Request:
 
     Attributes:
         prompt: int32[p], p >= 1.
-        strategy_name: registered name of the drafting strategy; "none" disables drafting.
-        strategy_options: that it is made with.
-        max_draft_nodes: cap on the draft nodes of one step; 0 disables drafting.
         learns: strategies may learn from the request; if not, one that is not `SupportsReadOnly` drafts nothing for it.
         format: the grammar that the output follows; None for any output.
         include_special_tokens: the text of special tokens is part of the output text.
@@ -165,9 +162,7 @@ class Request:
     prompt: Int32Array
     stop: StopParams
     sampling: SamplingParams = SamplingParams()
-    strategy_name: str = "none"
-    strategy_options: Options = ()
-    max_draft_nodes: int = 0
+    drafting: Drafting = UNDRAFTED
     learns: bool = True
     format: Format | None = None
     include_special_tokens: bool = False

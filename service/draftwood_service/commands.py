@@ -17,17 +17,14 @@ import structlog
 import uvloop
 
 from draftwood_memory.errors import DraftwoodMemoryError, InvalidSettingError
-from draftwood_memory.settings.files import check_files
+from draftwood_memory.settings import check_files
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
-from draftwood_model_runner.loading.sources.resolution import resolve
+from draftwood_model_runner.loading.sources import resolve
 from draftwood_service.config import SettingsError, as_given, read_settings
 from draftwood_service.engine.process import EngineProcess
 from draftwood_service.logging_config import configure_logging
 from draftwood_service.settings import Settings
-from draftwood_service.starting.devices import require_driver
-from draftwood_service.starting.extras import require_engine
-from draftwood_service.starting.files import require_writable, write_whole
-from draftwood_service.starting.listening import require_free
+from draftwood_service.starting import require_driver, require_engine, require_free, require_writable, write_whole
 from draftwood_service.telemetry import opened_telemetry
 
 if TYPE_CHECKING:
@@ -111,7 +108,7 @@ async def _serve(settings: Settings) -> int:
         _warn_of_access(settings)
         _log.info("loading", address=bound.address, model=settings.model_path)
         bridge, model = await starting
-        from draftwood_model_runner.runners.capacity.host import trim_heap
+        from draftwood_model_runner.runners.machine import trim_heap
         from draftwood_service.rpc.server import RunningServer
 
         server = RunningServer(bound, model, bridge)
@@ -134,8 +131,8 @@ async def _any(*events: asyncio.Event) -> None:
     """Waits until one of them is set."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for one in waiting:
-        one.cancel()
+    for process in waiting:
+        process.cancel()
 
 
 def _warn_of_access(settings: Settings) -> None:
@@ -193,7 +190,7 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
         raise
     from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
     from draftwood_service.engine.bridge import EngineBridge
-    from draftwood_service.rpc.parsing.grammar_trial import GrammarTrials
+    from draftwood_service.rpc.grammar_trial import GrammarTrials
     from draftwood_service.serving import ServedModel
 
     bridge = EngineBridge(
@@ -203,9 +200,9 @@ async def _start_engine(settings: Settings) -> tuple[EngineBridge, ServedModel]:
     )
     class_path: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def know(found: str) -> None:
+    def know(signature: str) -> None:
         if not class_path.done():
-            class_path.set_result(found)
+            class_path.set_result(signature)
 
     async def named_tokenizer() -> Tokenizer:
         return await asyncio.to_thread(load_tokenizer, settings.model_path, await class_path)
@@ -238,7 +235,7 @@ def _prepare(settings: Settings) -> None:
         read_file(settings.tenants_file, settings.tenant_limits)
     import draftwood_service.rpc.server  # noqa: F401
     from draftwood_model_runner.loading.tokenizer import import_transformers
-    from draftwood_service.rpc.parsing.wire_size import compile_counter
+    from draftwood_service.rpc.parsing import compile_counter
 
     import_transformers()
     compile_counter()

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from draftwood_memory.errors import InvalidSettingError
-from draftwood_memory.settings.memory_settings import size_of
+from draftwood_memory.settings import size_of
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_service.settings import GROUPS, Settings, default_shown
 
@@ -171,7 +171,9 @@ def _refuse_unknown(values: Mapping[Any, Any], shown: Any, source: str, known: l
 
 def _unknown(name: str, known: list[str], what: str) -> InvalidInputError:
     prefix = os.path.commonprefix(known)  # noqa: RUF071  it makes any two names alike
-    close = difflib.get_close_matches(name.removeprefix(prefix), [one.removeprefix(prefix) for one in known], n=1)
+    close = difflib.get_close_matches(
+        name.removeprefix(prefix), [setting.removeprefix(prefix) for setting in known], n=1
+    )
     hint = f"did you mean {prefix}{close[0]}?" if close else "see draftwood serve --help"
     return InvalidInputError(name, None, f"no such {what}; {hint}")
 
@@ -186,7 +188,7 @@ def _first_error(error: ValidationError, sources: Mapping[str, str]) -> Settings
         allowed = str(cause) if cause else details["msg"].replace("Input should be", "it must be", 1)
         return _as_given(InvalidValueError(key, value, allowed), sources)
     field = Settings.model_fields[key]
-    if details["type"] == "int_parsing" and size_of in [getattr(one, "func", None) for one in field.metadata]:
+    if details["type"] == "int_parsing" and size_of in [getattr(rule, "func", None) for rule in field.metadata]:
         return _as_given(
             InvalidInputError(key, value, "must be a number of bytes, or one with the suffix K, M or G"), sources
         )
@@ -209,6 +211,6 @@ def _as_given(error: InvalidValueError | InvalidSettingError, sources: Mapping[s
             return key
         return ENV_PREFIX + key.upper() if source.startswith(ENV_PREFIX) else flag(key)
 
-    allowed = re.sub(r"\w+_\w+", lambda found: name(found[0]) if found[0] in mentioned else found[0], error.allowed)
+    allowed = re.sub(r"\w+_\w+", lambda word: name(word[0]) if word[0] in mentioned else word[0], error.allowed)
     shown = type(error)(name(key) + bracket + rest, error.value, allowed)
     return SettingsError(error, source if in_file else sources.get(key, ""), shown)

@@ -12,9 +12,9 @@ from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.loading.facts import ModelFacts
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sequence import Grammar
-from draftwood_service.rpc.parsing.tool_format import ChatTokenizer, NoToolFormatError, ToolFormat, tool_format_of
 from draftwood_service.settings import Settings
-from draftwood_strategies.draft import Int32Array
+from draftwood_service.tools import ChatTokenizer, NoToolFormatError, ToolFormat, tool_format_of
+from draftwood_strategies.arrays import Int32Array
 
 _CHARACTERS_OF_TOKEN = 16
 """Characters of a prompt for each token of the context, four times what text has on average."""
@@ -22,7 +22,7 @@ _MIN_CHARACTERS = 65_536
 
 
 class TokenBytes(Protocol):
-    """`draftwood_model_runner.loading.token_text.TokenBytes`. Called from several threads."""
+    """`draftwood_model_runner.loading.tokenizer.TokenBytes`. Called from several threads."""
 
     @property
     def special(self) -> frozenset[int]: ...
@@ -51,7 +51,7 @@ class Grammars(Protocol):
 
 
 class GrammarChecks(Protocol):
-    """`draftwood_service.rpc.parsing.grammar_trial.GrammarTrials`. Called from several threads."""
+    """`draftwood_service.rpc.grammar_trial.GrammarTrials`. Called from several threads."""
 
     def check(self, kind: GrammarKind, text: str) -> None: ...
 
@@ -68,7 +68,7 @@ class ModelInfo(ModelFacts):
     @classmethod
     def of(cls, model: Any) -> Self:
         """Taken from a `draftwood_model_runner.loading.model.LoadedModel`."""
-        return cls(**{one.name: getattr(model, one.name) for one in fields(cls)})
+        return cls(**{field.name: getattr(model, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from draftwood_strategies.draft import DraftTree, DraftTrees
-from draftwood_strategies.native import Int32Array, segment_indices
-from draftwood_strategies.successors import SuccessorTable
+from draftwood_strategies.arrays import Int32Array, segment_indices
+
+if TYPE_CHECKING:
+    from draftwood_strategies.draft import DraftTree, DraftTrees
+    from draftwood_strategies.successors import SuccessorTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +77,13 @@ class StepFeedback:
 
     def feedback(self, sequence: int, top_k: int) -> Feedback:
         """That of one sequence, for a strategy with this `top_k`."""
-        own, top_tokens = self.of_row(sequence), None
+        nodes, top_tokens = self.of_row(sequence), None
         if top_k and self.top_tokens is not None:
-            top_tokens = np.ascontiguousarray(self.top_tokens[own, :top_k])
+            top_tokens = np.ascontiguousarray(self.top_tokens[nodes, :top_k])
         return Feedback(
-            tokens=self.tokens[own],
-            parents=self.parents[own],
-            predictions=self.predictions[own],
+            tokens=self.tokens[nodes],
+            parents=self.parents[nodes],
+            predictions=self.predictions[nodes],
             top_tokens=top_tokens,
         )
 
@@ -138,6 +140,52 @@ class SourceCounts(NamedTuple):
             before = total.get(name, SourceCounts(0, 0))
             total[name] = SourceCounts(before.verified + verified, before.accepted + accepted)
         return total
+
+
+@dataclass(slots=True)
+class DraftStats:
+    """What drafting did for a sequence. Times in seconds, those of tokens on the clock of `time.perf_counter`.
+
+    Attributes:
+        first_token_at, last_token_at: the ends of the first and of the latest step that wrote tokens.
+        decode_steps: steps that wrote tokens.
+        proposed_tokens: draft tokens that the strategy proposed.
+        drafts: steps with draft tokens.
+        draft_tokens: draft tokens that were verified, those that a grammar forces included.
+        accepted_by_depth: for each depth of the draft tree, in how many steps a node of it was accepted.
+        draft_seconds: time in the drafter.
+        suspensions: how often drafting, or a part of it, was suspended since it took longer than it saved.
+        drafting_disabled_reason: why drafting was switched off; "" while it is on.
+        no_draft: once it has ended, why its last step had no draft, see `NoDraft`; "" if it had one or wanted none.
+        by_source: verified and accepted draft tokens by source, for a strategy that combines several.
+    """
+
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+    decode_steps: int = 0
+    proposed_tokens: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_by_depth: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    suspensions: int = 0
+    drafting_disabled_reason: str = ""
+    no_draft: str = ""
+    by_source: dict[str, SourceCounts] = field(default_factory=dict)
+
+    def record_step(self, drafted: int, accepted: int, now: float) -> None:
+        """Counts a step that wrote tokens, verified `drafted` draft tokens and accepted some of them."""
+        if self.decode_steps == 0:
+            self.first_token_at = now
+        self.last_token_at = now
+        self.decode_steps += 1
+        self.drafts += drafted > 0
+        self.draft_tokens += drafted
+        self.accepted_tokens += accepted
+        self.accepted_by_depth.extend([0] * (accepted - len(self.accepted_by_depth)))
+        for depth in range(accepted):
+            self.accepted_by_depth[depth] += 1
 
 
 @runtime_checkable

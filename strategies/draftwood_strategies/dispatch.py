@@ -10,9 +10,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol, TypeGuard
 
+from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import BatchStrategy, StepFeedback, Strategy
 from draftwood_strategies.draft import EMPTY_TREE, DraftTrees, checked, checked_all
-from draftwood_strategies.native import Int32Array
 
 OnFailure = Callable[[int, str, Exception], None]
 """Called with the number of a sequence, "propose" or "observe", and what that raised."""
@@ -41,8 +41,8 @@ def propose_all(
     """
     try:
         if _supports_batches(strategy):
-            found = timed(range(len(drafters)), strategy, strategy.propose_all, drafters, budgets)
-            return checked_all(found, budgets, vocab_size)
+            proposed = timed(range(len(drafters)), strategy, strategy.propose_all, drafters, budgets)
+            return checked_all(proposed, budgets, vocab_size)
     except Exception as error:
         if len(drafters) == 1 or isinstance(error, TimeoutError):
             for i in range(len(drafters)):
@@ -80,8 +80,8 @@ def observe_all(
     bounds = offsets.tolist()
     for i, drafter in enumerate(drafters):
         try:
-            own = None if feedback is None else feedback.feedback(i, strategy.top_k)
-            timed([i], drafter, drafter.observe, accepted[bounds[i] : bounds[i + 1]], own)
+            shown = None if feedback is None else feedback.feedback(i, strategy.top_k)
+            timed([i], drafter, drafter.observe, accepted[bounds[i] : bounds[i + 1]], shown)
         except Exception as error:
             failed(i, "observe", error)
 

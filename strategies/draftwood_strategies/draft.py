@@ -5,6 +5,7 @@ Knows token ids and numbers only; nothing of text, models or requests.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,12 +13,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from draftwood_strategies.invariants import MalformedTreeError as MalformedTreeError
-from draftwood_strategies.invariants import check_array, check_trees
-from draftwood_strategies.native import Float32Array as Float32Array
-from draftwood_strategies.native import Int32Array as Int32Array
-from draftwood_strategies.native import compiled, segment_sizes
-from draftwood_strategies.tree_index import NO_NODE, TreeIndex, insert, unlinked
+from draftwood_strategies.arrays import Float32Array as Float32Array
+from draftwood_strategies.arrays import Int32Array as Int32Array
+from draftwood_strategies.arrays import segment_sizes
+from draftwood_strategies.native import compiled
+from draftwood_strategies.tree_index import NO_NODE, TreeIndex, check_array, check_trees, insert, unlinked
+from draftwood_strategies.tree_index import MalformedTreeError as MalformedTreeError
 
 
 @dataclass(eq=False)
@@ -150,6 +151,9 @@ class DraftTrees:
         begin, end = self.offsets[sequence : sequence + 2].tolist()
         return DraftTree(self.tokens[begin:end], self.parents[begin:end], self.scores[begin:end])
 
+    def __iter__(self) -> Iterator[DraftTree]:
+        return map(self.__getitem__, range(len(self)))
+
 
 def tree_arrays(sequences: int, nodes: int) -> tuple[Int32Array, Int32Array, Float32Array, Int32Array]:
     """Tokens, parents, scores and offsets, as in `DraftTrees`, with space for so many nodes; `offsets` is 0."""
@@ -168,9 +172,9 @@ def merged(trees: SequenceOf[DraftTree], capacity: int | None = None) -> DraftTr
         trees: their siblings may be equal.
         capacity: how many nodes there are at most; further ones are left out, with what hangs from them. None for all.
     """
-    most = sum(len(tree) for tree in trees) if capacity is None else capacity
-    index = unlinked(np.empty(most, np.int32))
-    parents, scores, size = np.empty(most, np.int32), np.empty(most, np.float32), 0
+    space = sum(len(tree) for tree in trees) if capacity is None else capacity
+    index = unlinked(np.empty(space, np.int32))
+    parents, scores, size = np.empty(space, np.int32), np.empty(space, np.float32), 0
     for tree in trees:
         located = np.empty(len(tree), np.int32)
         size = _merge(index, parents, scores, size, tree.tokens, tree.parents, tree.scores, located)
@@ -210,7 +214,7 @@ def checked_all(proposed: Any, budgets: Int32Array, vocab_size: int | None) -> D
     offsets, n = trees.offsets.tolist(), len(trees.tokens)
     if len(offsets) != len(budgets) + 1 or offsets[0] != 0 or offsets[-1] != n:
         raise MalformedTreeError(f"offsets must delimit {budgets.size} trees of {n} nodes")
-    if not all(0 <= b - a <= most for a, b, most in zip(offsets, offsets[1:], budgets.tolist(), strict=False)):
+    if not all(0 <= b - a <= budget for a, b, budget in zip(offsets, offsets[1:], budgets.tolist(), strict=False)):
         sizes = segment_sizes(trees.offsets).tolist()
         raise MalformedTreeError(f"drafts have at most {budgets.tolist()} nodes, not {sizes}")
     check_trees(trees.tokens, trees.parents, trees.scores, trees.offsets, vocab_size)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import Feedback
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree
-from draftwood_strategies.native import Int32Array
-from draftwood_strategies.registry import register
 
 
-@register("none")
 class NoDrafts:
     """Strategy and drafter in one, since there is no state."""
 

@@ -93,7 +93,7 @@ def read_options(factory: Callable[..., object]) -> Mapping[str, Option]:
     except Exception:  # annotations that cannot be evaluated say nothing
         parameters = signature(factory).parameters.values()
     kinds = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    return MappingProxyType({one.name: _option(one) for one in parameters if one.kind in kinds})
+    return MappingProxyType({parameter.name: _option(parameter) for parameter in parameters if parameter.kind in kinds})
 
 
 def check(options: Mapping[str, Option], values: Mapping[str, OptionValue]) -> dict[str, OptionValue]:

@@ -1,7 +1,7 @@
 """Strategies by name: the built-in ones, and those that other packages register by entry point.
 
 A package adds its own under the entry-point group "draftwood.strategies", as a callable that takes options as
-keyword arguments and returns a `Strategy`.
+keyword arguments and returns a `Strategy`. Names, options and their checks need no built-in strategy's code.
 """
 
 from __future__ import annotations
@@ -10,23 +10,24 @@ import logging
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-import numpy as np
-
-from draftwood_strategies.base import Feedback, Strategy
-from draftwood_strategies.draft import DraftTree
+from draftwood_strategies.built_in import BUILT_IN, BuiltIn, HybridOptions
 from draftwood_strategies.options import Option, OptionValue, check, read_options
+
+if TYPE_CHECKING:
+    from draftwood_strategies.base import Feedback, Strategy
+    from draftwood_strategies.draft import DraftTree
 
 ENTRY_POINT_GROUP = "draftwood.strategies"
 
-StrategyFactory = Callable[..., Strategy]
+StrategyFactory: TypeAlias = "Callable[..., Strategy]"
 FactoryT = TypeVar("FactoryT", bound=StrategyFactory)
 
 _NODES = 64
 """Draft nodes of a warm-up: more than an empty memory can fill, so that what fills unused ones is compiled too."""
 _log = logging.getLogger(__name__)
-_factories: dict[str, StrategyFactory] = {}
+_factories: dict[str, StrategyFactory] = {**BUILT_IN}
 _entry_points_loaded = False
 
 
@@ -81,19 +82,38 @@ def options_of(name: str, given: Mapping[str, OptionValue] = MappingProxyType({}
         ValueError: a value in `given` is not allowed.
     """
     factory = _factory(name)
+    if isinstance(factory, BuiltIn):
+        options = read_options(factory.kind)
+        return options if factory.kind is not HybridOptions else {**options, **_options_of_sources(_sources(given))}
     offered = getattr(factory, "options", None)
     return read_options(factory) if offered is None else offered(given)
 
 
+def _options_of_sources(names: list[str]) -> dict[str, Option]:
+    return {name: option for source in names for name, option in options_of(source).items()}
+
+
+def _sources(given: Mapping[str, OptionValue]) -> list[str]:
+    """The sources of a hybrid with these options."""
+    sources = given.get("sources", HybridOptions.sources)
+    return HybridOptions(sources=str(read_options(HybridOptions)["sources"].checked(sources))).names()
+
+
 def check_options(name: str, options: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-    """The options in their types, if the strategy accepts them all. Makes an instance to find out, and drops it.
+    """The options in their types, if the strategy accepts them all. What only an instance knows of a strategy of
+    another package, an instance is made for, and dropped.
 
     Raises:
         UnknownStrategyError: nothing is registered under `name`, or it is the name of a source in `options`.
         ValueError: an option is unknown, or a value not allowed; the text begins with the option's name.
     """
     checked = check(options_of(name, options), options)
-    create(name, **checked)
+    factory = _factory(name)
+    makers = [factory]
+    if isinstance(factory, BuiltIn) and factory.kind is HybridOptions:
+        makers += [_factory(source) for source in _sources(checked)]
+    if not all(isinstance(maker, BuiltIn) for maker in makers):
+        create(name, **checked)
     return checked
 
 
@@ -106,6 +126,8 @@ def _factory(name: str) -> StrategyFactory:
 
 def warm_up(name: str) -> None:
     """Runs an instance once and drops it, so that functions that are compiled at the first call are ready."""
+    import numpy as np  # what reads names and options alone does without
+
     strategy = create(name)
     drafter = strategy.start(np.zeros(4, np.int32))
     for token in range(4):
@@ -117,6 +139,10 @@ def warm_up(name: str) -> None:
 
 def _dummy_feedback(tree: DraftTree, top_k: int) -> Feedback:
     """Feedback that accepts nothing of a tree."""
+    import numpy as np
+
+    from draftwood_strategies.base import Feedback
+
     nodes = 1 + tree.tokens.size  # a plugin's tree need not be a DraftTree
     top = np.tile(np.arange(top_k, dtype=np.int32), (nodes, 1)) if top_k else None
     return Feedback(

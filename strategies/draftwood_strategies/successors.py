@@ -13,8 +13,8 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from draftwood_strategies.native import Int32Array, Integer, compiled
-from draftwood_strategies.structs import Struct, arrays_at, record_dtype
+from draftwood_strategies.arrays import Int32Array, Integer
+from draftwood_strategies.native import Struct, arrays_at, compiled, record_dtype
 
 ORDERS = 4
 """The longest context, in tokens. Acceptance length, cold, 64 nodes, by this: 2.71, 3.14, 3.32 and 3.46 for one to four

@@ -17,13 +17,11 @@ from draftwood.admin.v1 import experiments_pb2, tenants_pb2
 from draftwood_errors import InvalidValueError
 from draftwood_tenants.config import LearningConfig, LearningScope, TenantConfig
 from draftwood_tenants.experiments.definition import ExperimentConfig
-from draftwood_tenants.experiments.reading import STATES, read_experiment
 from draftwood_tenants.file import FileContent
 from draftwood_tenants.followed_file import FollowedFile
-from draftwood_tenants.reading import ServerLimits, read_tenant
-from draftwood_tenants.resources.base import EXPERIMENTS, STOPS, TENANTS, Resource, Write
-from draftwood_tenants.resources.errors import ConfigurationUnknownError
+from draftwood_tenants.reading import STATES, ServerLimits, read_experiment, read_tenant
 from draftwood_tenants.resources.follower import ResourceFollower
+from draftwood_tenants.resources.store import EXPERIMENTS, STOPS, TENANTS, ConfigurationUnknownError, Resource, Write
 
 _log = logging.getLogger(__name__)
 _DEFAULT = TenantConfig()
@@ -116,13 +114,13 @@ class Catalog:
         stop = self._stop_of(config) if config.name in self.file.experiments else None
         if stop is None:
             return config
-        stopped = frozenset(one.arm for one in stop.stopped_arms)
+        stopped = frozenset(arm.arm for arm in stop.stopped_arms)
         return replace(config, stopped=stopped, state=STATES.get(stop.state, config.state))
 
     def _stop_of(self, config: ExperimentConfig) -> experiments_pb2.Experiment | None:
         """None unless it is of this definition."""
-        found: experiments_pb2.Experiment | None = self._stops.of(self._stored.of_kind(STOPS).get(config.name))
-        return found if found is not None and found.salt == config.digest else None
+        stop: experiments_pb2.Experiment | None = self._stops.of(self._stored.of_kind(STOPS).get(config.name))
+        return stop if stop is not None and stop.salt == config.digest else None
 
     def names(self, kind: str) -> list[str]:
         """Of all resources of a kind, sorted."""

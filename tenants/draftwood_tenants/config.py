@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from types import MappingProxyType
 
+from draftwood_errors import InvalidValueError
 from draftwood_memory.config import MemoryOverrides
-from draftwood_strategies.options import Options
-from draftwood_tenants.rate_limits import NO_LIMITS, RateLimits
-from draftwood_tenants.shaping import DeltaShaping
-
-
-@dataclass(frozen=True, slots=True)
-class DraftConfig:
-    """A strategy with its options. Hashable: equal configurations share their strategy's instance.
-
-    Attributes:
-        strategy: registered name; "" for the server's default.
-        options: (name, value) pairs in the order of their names, which the strategy accepts.
-        max_nodes: draft nodes of a step and request; None for the server's limit, 0 for no drafts.
-    """
-
-    strategy: str = ""
-    options: Options = ()
-    max_nodes: int | None = None
+from draftwood_strategies.drafting import NO_CHOICE, DraftChoice
 
 
 class LearningScope(Enum):
@@ -80,6 +65,43 @@ class StreamConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RateLimits:
+    """Limits of a tenant over all replicas; None for no limit.
+
+    Attributes:
+        requests_per_minute: admitted in any 60 s.
+        tokens_per_minute: of prompts and answers of the requests admitted in any 60 s.
+        concurrency: requests that run or wait at once.
+
+    Raises:
+        InvalidValueError: a limit is below 1.
+    """
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+    def __post_init__(self) -> None:
+        for column in fields(self):
+            value = getattr(self, column.name)
+            if value is not None and value < 1:
+                raise InvalidValueError(column.name, value, "it must be at least 1")
+
+    def with_defaults(self, default: RateLimits) -> RateLimits:
+        """With those of `default` where there are none."""
+        values = {column.name: getattr(self, column.name) for column in fields(self)}
+        return replace(default, **{name: value for name, value in values.items() if value is not None})
+
+    @property
+    def any(self) -> bool:
+        """Whether there is any limit."""
+        return self != NO_LIMITS
+
+
+NO_LIMITS = RateLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class TenantConfig:
     """The configuration of a tenant.
 
@@ -89,10 +111,52 @@ class TenantConfig:
         sampling: the fields of `SamplingParams` that have a default of the tenant's own.
     """
 
-    drafting: DraftConfig = DraftConfig()
+    drafting: DraftChoice = NO_CHOICE
     allow_draft_override: bool = True
     learning: LearningConfig = LearningConfig()
     quotas: RateLimits = NO_LIMITS
     streaming: StreamConfig = StreamConfig()
     weight: float | None = None
     sampling: Mapping[str, float | int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+MIN_CADENCE, MAX_CADENCE = 0.01, 60.0
+MAX_PADDING = 65_536
+MAX_ROUNDING = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaShaping:
+    """How the deltas of an answer are shaped; by default they are not.
+
+    Attributes:
+        cadence: seconds. Each sample gets one delta at each multiple of it after Started, with or without new tokens,
+            until all of them have ended; 0 sends tokens as they come.
+        padding: bytes. Each message is filled up to a multiple of it with random bytes; 0 fills up none. With a cadence
+            also the size of a delta: tokens beyond it wait for the next one.
+        rounding: with a cadence, empty deltas fill up their number to a multiple of this.
+
+    Raises:
+        InvalidValueError: a value is outside its range. Its field is the name of the attribute.
+    """
+
+    cadence: float = 0.0
+    padding: int = 0
+    rounding: int = 1
+
+    def __post_init__(self) -> None:
+        if self.cadence and not MIN_CADENCE <= self.cadence <= MAX_CADENCE:
+            allowed = f"it must be 0, or from {MIN_CADENCE:g} to {MAX_CADENCE:g} seconds"
+            raise InvalidValueError("cadence", self.cadence, allowed)
+        if not 0 <= self.padding <= MAX_PADDING:
+            raise InvalidValueError("padding", self.padding, f"it must be from 0 to {MAX_PADDING} bytes")
+        if not 1 <= self.rounding <= MAX_ROUNDING:
+            raise InvalidValueError("rounding", self.rounding, f"it must be from 1 to {MAX_ROUNDING}")
+        if self.rounding > 1 and not self.cadence:
+            raise InvalidValueError("rounding", self.rounding, "it must be 1 without a cadence")
+
+    @property
+    def max_delta_bytes(self) -> float:
+        """Of a delta at a cadence without its padding; infinity for no limit."""
+        # One byte less than a multiple cannot be filled up: an entry of `padding` takes two.
+        return max(self.padding - 2, 1) if self.padding else math.inf

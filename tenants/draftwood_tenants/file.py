@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,11 +27,17 @@ from google.protobuf.message import Message
 from draftwood.admin.v1 import experiments_pb2, tenants_pb2
 from draftwood_errors import InvalidInputError
 from draftwood_tenants.experiments.definition import ExperimentConfig, ExperimentState, StateError, require_no_overlap
-from draftwood_tenants.experiments.reading import experiment_of, invalid, read_experiment
-from draftwood_tenants.fields import check_fields
 from draftwood_tenants.followed_file import of_file
-from draftwood_tenants.reading import ServerLimits, read_tenant, tenant_of, under
-from draftwood_tenants.resources.base import EXPERIMENTS, TENANTS, Resource
+from draftwood_tenants.reading import (
+    ServerLimits,
+    experiment_of,
+    invalid,
+    read_experiment,
+    read_tenant,
+    tenant_of,
+    under,
+)
+from draftwood_tenants.resources.store import EXPERIMENTS, TENANTS, Resource
 
 SETTING = "tenants_file"
 _OF_THE_SERVICE = ("etag", "create_time", "update_time", "origin", "winner", "stopped_arms")
@@ -37,6 +45,13 @@ _OF_THE_SERVICE = ("etag", "create_time", "update_time", "origin", "winner", "st
 _SALT_BYTES = 16
 
 MessageT = TypeVar("MessageT", bound=Message)
+_WANTED: dict[str, tuple[str, tuple[type, ...]]] = {
+    **dict.fromkeys(("int32", "int64", "uint32", "uint64"), ("a whole number", (int,))),
+    **dict.fromkeys(("float", "double"), ("a number", (int, float))),
+    "bool": ("true or false", (bool,)),
+    "string": ("a text", (str,)),
+}
+"""By the name of a field's type; what these lack is left to protobuf's parser."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +100,11 @@ def salt_of(name: str) -> str:
 
 
 def _resources(kind: str, messages: Mapping[str, Message]) -> dict[str, Resource]:
-    found = {}
+    resources = {}
     for name, message in messages.items():
         value = message.SerializeToString(deterministic=True)
-        found[name] = Resource(kind, name, value, int(hashlib.sha256(value).hexdigest()[:16], 16))
-    return found
+        resources[name] = Resource(kind, name, value, int(hashlib.sha256(value).hexdigest()[:16], 16))
+    return resources
 
 
 class _Loader(yaml.SafeLoader):
@@ -112,15 +127,15 @@ def _entries(given: object, key: str, kind: type[MessageT], name_of: Callable[[s
         return {}
     if not isinstance(given, list):
         raise InvalidInputError(key, None, "must be a list")
-    found: dict[str, MessageT] = {}
+    entries: dict[str, MessageT] = {}
     for index, entry in enumerate(given):
         where = f"{key}[{index}]"
         message = _message(entry, where, kind)
         name = name_of(f"{where}.name", message.name)  # type: ignore[attr-defined]
-        if name in found:
+        if name in entries:
             raise InvalidInputError(f"{where}.name", name, "is in the file twice")
-        found[name] = message
-    return found
+        entries[name] = message
+    return entries
 
 
 def _message(entry: object, where: str, kind: type[MessageT]) -> MessageT:
@@ -136,8 +151,8 @@ def _message(entry: object, where: str, kind: type[MessageT]) -> MessageT:
         if set_field.name in _OF_THE_SERVICE:
             raise InvalidInputError(f"{where}.{set_field.name}", None, "cannot be set in a file")
     message.origin = tenants_pb2.RESOURCE_ORIGIN_FILE
-    found: MessageT = message
-    return found
+    parsed: MessageT = message
+    return parsed
 
 
 def _require_consistent(experiments: Iterable[experiments_pb2.Experiment], limits: ServerLimits) -> None:
@@ -155,3 +170,60 @@ def _require_consistent(experiments: Iterable[experiments_pb2.Experiment], limit
             if experiment.burn_in and experiment.started_at is None:
                 raise InvalidInputError("startTime", None, "a running one with a burnIn needs it")
         running.append(experiment)
+
+
+def check_fields(data: Mapping[Any, Any], kind: Any, path: str) -> None:
+    """Raises InvalidInputError: a field of this message's descriptor does not exist, or has a value of a wrong type.
+
+    Args:
+        path: of the data, such as "tenants[2]".
+    """
+    fields = {name: field for field in kind.fields for name in (field.name, field.json_name)}
+    for name, value in data.items():
+        where = f"{path}.{name}"
+        field = fields.get(name)
+        if field is None:
+            near = get_close_matches(str(name), fields, 1)
+            meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(f.name for f in kind.fields)}"
+            raise InvalidInputError(where, None, f"there is no such field{meant}")
+        if value is None or _is_free(field):
+            continue
+        if not field.is_repeated:
+            _check_value(value, field, where)
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                _check_value(item, field, f"{where}[{index}]")
+        else:
+            raise InvalidInputError(where, value, "must be a list")
+
+
+def _is_free(field: Any) -> bool:
+    """A map, or a type of protobuf's own with a JSON form of its own."""
+    kind = field.message_type
+    return kind is not None and (kind.GetOptions().map_entry or kind.file.name.startswith("google/protobuf/"))
+
+
+def _check_value(value: Any, field: Any, where: str) -> None:
+    if field.message_type is not None:
+        if not isinstance(value, Mapping):
+            raise InvalidInputError(where, value, "must be a mapping")
+        check_fields(value, field.message_type, where)
+    elif field.enum_type is not None:
+        names = [option.name for option in field.enum_type.values]
+        if type(value) not in (str, int) or value not in (*names, *field.enum_type.values_by_number):
+            raise InvalidInputError(where, value, f"must be one of {', '.join(names[1:])}")
+    else:
+        _check_scalar(value, field, where)
+
+
+def _check_scalar(value: Any, field: Any, where: str) -> None:
+    names = {getattr(field, f"TYPE_{name.upper()}"): name for name in _WANTED}
+    wanted, types = _WANTED.get(names.get(field.type, ""), ("", ()))
+    if isinstance(value, float) and value.is_integer() and types == (int,):
+        return
+    if isinstance(value, str) and bool not in types:
+        with suppress(ValueError):  # JSON's form of 64 bits, and "NaN"
+            float(value)
+            return
+    if types and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types)):
+        raise InvalidInputError(where, value, f"must be {wanted}")

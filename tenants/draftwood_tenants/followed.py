@@ -8,18 +8,13 @@ from pathlib import Path
 from draftwood_memory.store.encryption import KeyRing
 from draftwood_memory.store.redis_client import RedisClient
 from draftwood_tenants.catalog import Catalog
-from draftwood_tenants.experiments.store.base import CountStore
-from draftwood_tenants.experiments.store.in_process import InProcessCounts
-from draftwood_tenants.experiments.store.redis_counts import RedisCounts
+from draftwood_tenants.experiments.store import CountStore, InProcessCounts, RedisCounts
 from draftwood_tenants.file import SETTING, read_content
 from draftwood_tenants.followed_file import FollowedFile
 from draftwood_tenants.reading import ServerLimits
-from draftwood_tenants.resources.encryption import ResourceCipher
-from draftwood_tenants.resources.ending import end
-from draftwood_tenants.resources.follower import ResourceFollower
-from draftwood_tenants.resources.in_process import InProcessResources
-from draftwood_tenants.resources.presence_note import PresenceNote
-from draftwood_tenants.resources.redis_resources import RedisResources
+from draftwood_tenants.resources.follower import PresenceNote, ResourceFollower, end
+from draftwood_tenants.resources.redis import RedisResources, ResourceCipher
+from draftwood_tenants.resources.store import InProcessResources
 
 
 class FollowedTenants:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Polling interval. Kubernetes itself takes up to a minute until a changed secret is in the pod."""
 
 
@@ -48,10 +48,10 @@ class FollowedFile(Generic[T]):
             self.value = read(self._bytes)
 
     async def follow(self) -> None:
-        """Looks every `SECONDS`, for ever. A version that cannot be read is logged once, and the one before stays."""
+        """Looks again and again, for ever. A version that cannot be read is logged once, and the one before stays."""
         problem = ""
         while True:
-            await asyncio.sleep(SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             try:
                 if await asyncio.to_thread(self.look):
                     _log.info("%s %s was read again", self._setting, self._path)

@@ -1,7 +1,8 @@
-"""From a tenant's message to its configuration: the one home of what is allowed. Errors name the field."""
+"""From a message to the configuration of a tenant or experiment, with all that is allowed. Errors name the field."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,35 +12,59 @@ from typing import Any
 import numpy as np
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.struct_pb2 import Struct
+from google.protobuf.timestamp_pb2 import Timestamp
 
-from draftwood.admin.v1 import tenants_pb2 as pb
+from draftwood.admin.v1 import experiments_pb2, tenants_pb2
 from draftwood.v1 import generation_pb2
 from draftwood_errors import InvalidInputError, InvalidValueError
+from draftwood_strategies.drafting import DraftChoice, require_strategy
 from draftwood_strategies.options import OptionValue
-from draftwood_strategies.registry import UnknownStrategyError, check_options, strategy_names
+from draftwood_strategies.registry import UnknownStrategyError, check_options
 from draftwood_tenants.config import (
-    DraftConfig,
+    DeltaShaping,
     LearningConfig,
     LearningScope,
+    RateLimits,
     StreamConfig,
     TenantConfig,
 )
-from draftwood_tenants.identifiers import check_identifier
-from draftwood_tenants.rate_limits import RateLimits
-from draftwood_tenants.shaping import DeltaShaping
+from draftwood_tenants.experiments.assignment import ExperimentError, Limits
+from draftwood_tenants.experiments.definition import Arm, ExperimentConfig, ExperimentState
 
-PREFIX = "tenants/"
+MAX_IDENTIFIER_BYTES = 256
+TENANT_PREFIX = "tenants/"
 MAX_DESCRIPTION = 1000
 """Characters."""
 _UNSHAPED = DeltaShaping()
 _NOT_A_DEFAULT = ("n", "seed", "logit_bias")
 _MAX_SECONDS = 10 * 366 * 24 * 3600.0
 _SCOPES = {
-    pb.LEARNING_SCOPE_UNSPECIFIED: LearningScope.OUTPUTS,
-    pb.LEARNING_SCOPE_NOTHING: LearningScope.NOTHING,
-    pb.LEARNING_SCOPE_OUTPUTS: LearningScope.OUTPUTS,
-    pb.LEARNING_SCOPE_PROMPTS_AND_OUTPUTS: LearningScope.PROMPTS_AND_OUTPUTS,
+    tenants_pb2.LEARNING_SCOPE_UNSPECIFIED: LearningScope.OUTPUTS,
+    tenants_pb2.LEARNING_SCOPE_NOTHING: LearningScope.NOTHING,
+    tenants_pb2.LEARNING_SCOPE_OUTPUTS: LearningScope.OUTPUTS,
+    tenants_pb2.LEARNING_SCOPE_PROMPTS_AND_OUTPUTS: LearningScope.PROMPTS_AND_OUTPUTS,
 }
+EXPERIMENT_PREFIX = "experiments/"
+MAX_TENANTS = 10_000
+STATES = {
+    experiments_pb2.EXPERIMENT_STATE_DRAFT: ExperimentState.DRAFT,
+    experiments_pb2.EXPERIMENT_STATE_RUNNING: ExperimentState.RUNNING,
+    experiments_pb2.EXPERIMENT_STATE_STOPPED: ExperimentState.STOPPED,
+    experiments_pb2.EXPERIMENT_STATE_CONCLUDED: ExperimentState.CONCLUDED,
+}
+
+
+def check_identifier(field: str, given: str) -> str:
+    """`given`, if it is valid.
+
+    Raises:
+        InvalidInputError: it has more than `MAX_IDENTIFIER_BYTES` bytes of UTF-8, or control characters.
+    """
+    if len(given.encode()) > MAX_IDENTIFIER_BYTES:
+        raise InvalidInputError(field, None, f"must have at most {MAX_IDENTIFIER_BYTES} bytes of UTF-8")
+    if any(unicodedata.category(character) == "Cc" for character in given):
+        raise InvalidInputError(field, None, "must not contain control characters")
+    return given
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +89,13 @@ class ServerLimits:
 
 def tenant_of(field: str, name: str) -> str:
     """The tenant of a resource's name. Raises InvalidInputError."""
-    tenant = name.removeprefix(PREFIX)
+    tenant = name.removeprefix(TENANT_PREFIX)
     if tenant == name or not tenant:
         raise InvalidInputError(field, name, 'must be "tenants/" and the tenant, such as tenants/acme')
     return check_identifier(field, tenant)
 
 
-def read_tenant(message: pb.Tenant, limits: ServerLimits) -> TenantConfig:
+def read_tenant(message: tenants_pb2.Tenant, limits: ServerLimits) -> TenantConfig:
     """The configuration. Raises InvalidValueError for a field that is wrong."""
     require_description(message.description)
     with under("drafting"):
@@ -94,11 +119,10 @@ def read_tenant(message: pb.Tenant, limits: ServerLimits) -> TenantConfig:
     )
 
 
-def read_drafting(message: pb.DraftConfig, limits: ServerLimits) -> DraftConfig:
+def read_drafting(message: tenants_pb2.DraftConfig, limits: ServerLimits) -> DraftChoice:
     """Raises InvalidValueError."""
     name = message.strategy or limits.strategy
-    if name not in strategy_names():
-        raise InvalidValueError("strategy", name, f"it must be one of {', '.join(strategy_names())}")
+    require_strategy("strategy", name)
     options = _options(message.options)
     if "learn" in options:
         raise InvalidInputError("options.learn", None, "follows from learning.scope of the tenant")
@@ -112,7 +136,7 @@ def read_drafting(message: pb.DraftConfig, limits: ServerLimits) -> DraftConfig:
     nodes = message.max_nodes if message.HasField("max_nodes") else None
     if nodes is not None:
         require_range("max_nodes", nodes, 0, limits.max_draft_nodes)
-    return DraftConfig(message.strategy, tuple(sorted(options.items())), nodes)
+    return DraftChoice(message.strategy or None, tuple(sorted(options.items())), nodes)
 
 
 def sampling_values(options: generation_pb2.SamplingOptions) -> dict[str, Any]:
@@ -173,9 +197,9 @@ def _options(given: Struct) -> dict[str, OptionValue]:
     return values
 
 
-def _learning(message: pb.LearningConfig, limits: ServerLimits) -> LearningConfig:
+def _learning(message: tenants_pb2.LearningConfig, limits: ServerLimits) -> LearningConfig:
     if message.scope not in _SCOPES:
-        raise InvalidValueError("scope", message.scope, f"it must be one of {', '.join(pb.LearningScope.keys()[1:])}")
+        raise InvalidValueError("scope", message.scope, _one_of(tenants_pb2.LearningScope))
     for field, low, high in (("max_tokens", 1024, limits.memory_tokens), ("max_bytes", 65536, limits.memory_bytes)):
         if message.HasField(field):
             require_range(field, getattr(message, field), low, high)
@@ -188,7 +212,7 @@ def _learning(message: pb.LearningConfig, limits: ServerLimits) -> LearningConfi
     )
 
 
-def _streaming(message: pb.StreamConfig, server: DeltaShaping) -> StreamConfig:
+def _streaming(message: tenants_pb2.StreamConfig, server: DeltaShaping) -> StreamConfig:
     config = StreamConfig(
         cadence=seconds_of("cadence", message, 0.0),
         padding=message.padding_bytes if message.HasField("padding_bytes") else None,
@@ -210,3 +234,87 @@ def _sampling(message: generation_pb2.SamplingOptions, limits: ServerLimits) -> 
     if limits.check_sampling is not None:
         limits.check_sampling(values)
     return MappingProxyType(values)
+
+
+def experiment_of(field: str, name: str) -> str:
+    """The id of an experiment's name. Raises InvalidInputError."""
+    experiment = name.removeprefix(EXPERIMENT_PREFIX)
+    if experiment == name or not experiment:
+        raise InvalidInputError(field, name, 'must be "experiments/" and an id')
+    return check_identifier(field, experiment)
+
+
+def read_experiment(message: experiments_pb2.Experiment, limits: ServerLimits) -> ExperimentConfig:
+    """The configuration of a message with name, salt and state. Raises InvalidValueError for a field that is wrong."""
+    require_description(message.description)
+    _require_known("unit", message, experiments_pb2.ExperimentUnit)
+    _require_known("state", message, experiments_pb2.ExperimentState)
+    if len(message.tenants) > MAX_TENANTS:
+        raise InvalidInputError("tenants", None, f"has {len(message.tenants)} items; at most {MAX_TENANTS}")
+    for index, tenant in enumerate(message.tenants):
+        check_identifier(f"tenants[{index}]", tenant)
+        if not tenant:
+            raise InvalidInputError(f"tenants[{index}]", None, "must not be empty")
+    try:
+        return ExperimentConfig(
+            name=experiment_of("name", message.name),
+            salt=_salt(message.salt),
+            arms=tuple(_arm(arm, index, limits) for index, arm in enumerate(message.arms)),
+            coverage=message.coverage if message.HasField("coverage") else 1.0,
+            by_session=message.unit == experiments_pb2.EXPERIMENT_UNIT_SESSION,
+            tenants=frozenset(message.tenants) or None,
+            burn_in=seconds_of("burn_in", message, 0.0) or 0.0,
+            alpha=message.alpha if message.HasField("alpha") else 0.05,
+            limits=_limits(message.guardrails),
+            report_only=message.guardrails.report_only,
+            state=STATES.get(message.state, ExperimentState.DRAFT),
+            started_at=_seconds(message.start_time) if message.HasField("start_time") else None,
+            stopped=frozenset(ended.arm for ended in message.stopped_arms),
+        )
+    except ExperimentError as error:
+        raise invalid(error) from None
+
+
+def invalid(error: ValueError) -> InvalidInputError:
+    """An error whose text is "FIELD: PROBLEM"."""
+    field, _, problem = str(error).partition(": ")
+    return InvalidInputError(field, None, problem)
+
+
+def _arm(message: experiments_pb2.ExperimentArm, index: int, limits: ServerLimits) -> Arm:
+    with under(f"arms[{index}]"):
+        _require_known("memory", message, experiments_pb2.ArmMemory)
+        with under("drafting"):
+            drafting = read_drafting(message.drafting, limits)
+    weight = message.weight if message.HasField("weight") else 1.0
+    return Arm(message.id, drafting, weight, forked=message.memory == experiments_pb2.ARM_MEMORY_FORKED)
+
+
+def _limits(message: experiments_pb2.ExperimentGuardrails) -> Limits:
+    given = {name: getattr(message, name) for name in ("slower_ttft", "differing") if message.HasField(name)}
+    with under("guardrails"):
+        try:
+            return Limits(**given)
+        except ValueError as error:
+            raise invalid(error) from None
+
+
+def _salt(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise InvalidInputError("salt", text, "must be hexadecimal digits") from None
+
+
+def _require_known(field: str, message: Any, kind: Any) -> None:
+    if getattr(message, field) not in kind.values():
+        raise InvalidValueError(field, getattr(message, field), _one_of(kind))
+
+
+def _one_of(kind: Any) -> str:
+    """What an enumeration allows, as errors say it."""
+    return f"it must be one of {', '.join(kind.keys()[1:])}"
+
+
+def _seconds(time: Timestamp) -> float:
+    return time.seconds + time.nanos * 1e-9

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -12,8 +11,10 @@ import pytest
 import yaml
 
 from draftwood_benchmarks.commands import COMMANDS, bench
-from draftwood_service.auth.api_keys import new_key
-from draftwood_service.auth.auth_file import KeyEntry
+from draftwood_service.auth.auth_file import KeyEntry, new_key
+from tests.benchmarks.conftest import ReportOf
+
+system = pytest.mark.system
 
 
 def test_the_list_of_subcommands_imports_none_of_them() -> None:
@@ -34,77 +35,52 @@ def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixtu
     assert bench([name, "--help"]) == 0
     help_text = capsys.readouterr().out
     assert "--json" in help_text
-    if name not in ("replay", "memory", "share", "gpu", "kernels", "overhead"):
+    if name not in ("replay", "memory", "share", "gpu", "overhead"):
         assert "--device" in help_text
         assert "--threads" in help_text
 
 
-@pytest.mark.system
-def test_two_services_are_compared_in_turn(tmp_path: Path) -> None:
-    figures = tmp_path / "ab.json"
-    arguments = ["ab", "--b-gateway", "--b-observed", "--streams", "2", "--pairs", "2", "--max-tokens", "4"]
-    assert bench([*arguments, "--json", str(figures)]) == 0
-    report = json.loads(figures.read_text())
+@system
+@pytest.mark.parametrize("with_key", [False, True])
+def test_two_services_are_compared_in_turn(with_key: bool, tmp_path: Path, report_of: ReportOf) -> None:
+    made, file = new_key(), tmp_path / "auth.yaml"
+    entry = KeyEntry(id=made.id, tenant="acme", sha256=made.sha256, created=datetime.now(UTC))
+    file.write_text(yaml.safe_dump({"keys": [entry.model_dump()]}))
+    of_b = ["--b", f"--auth-file {file}", "--b-key", made.key] if with_key else ["--b-observed"]
+    report = report_of("ab", *of_b, "--b-gateway", "--streams", "2", "--pairs", "2", "--max-tokens", "4")
     (row,) = report["rows"]
     assert (row["streams"], row["pairs"]) == (2, 2)
     assert 0 < row["low"] <= row["ratio"] <= row["high"]
-    assert (report["b_gateway"], report["b_observed"], report["b_key"]) == (True, True, False)
+    assert [report[name] for name in ("b_gateway", "b_observed", "b_key")] == [True, not with_key, with_key]
 
 
-@pytest.mark.system
-def test_a_key_is_sent_to_the_service_that_asks_for_it(tmp_path: Path) -> None:
-    figures, file, made = tmp_path / "ab.json", tmp_path / "auth.yaml", new_key()
-    entry = KeyEntry(id=made.id, tenant="acme", sha256=made.sha256, created=datetime.now(UTC))
-    file.write_text(yaml.safe_dump({"keys": [entry.model_dump()]}))
-    arguments = ["ab", "--b", f"--auth-file {file}", "--b-key", made.key, "--b-gateway"]
-    assert bench([*arguments, "--streams", "1", "--pairs", "2", "--max-tokens", "4", "--json", str(figures)]) == 0
-    assert json.loads(figures.read_text())["rows"][0]["ratio"] > 0
-
-
-def test_two_equal_services_are_not_compared(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(["ab", "--a", "--threads 1", "--b", "--threads 1"]) == 2
-    assert "must differ from A" in capsys.readouterr().err
-
-
-def test_choosing_a_token_of_a_large_vocabulary_takes_little(tmp_path: Path) -> None:
-    figures = tmp_path / "sampling.json"
-    assert bench(["overhead", "--sampling", "--rounds", "1", "--json", str(figures)]) == 0
-    rows = json.loads(figures.read_text())["rows"]
-    assert [(row["vocabulary"], row["top_k"], row["top_p"]) for row in rows] == [
-        (vocabulary, *options)
-        for vocabulary in (4_096, 32_000, 151_936, 262_144)
-        for options in ((20, 0.95), (0, 0.95), (0, 1.0))
-    ]
+def test_choosing_a_token_of_a_large_vocabulary_takes_little(report_of: ReportOf) -> None:
+    rows = report_of("overhead", "--sampling", "--rounds", "1")["rows"]
+    assert [row["vocabulary"] for row in rows[::3]] == [4_096, 32_000, 151_936, 262_144]
+    assert [(row["top_k"], row["top_p"]) for row in rows[:3]] == [(20, 0.95), (0, 0.95), (0, 1.0)]
     for row in rows:  # a busy machine takes several times as long; a sort, and noise for all tokens, fifty times
         assert 0 < row["choose_ms"] < (0.6 if row["top_k"] else 3.0)
 
 
-@pytest.mark.system
-def test_the_work_of_the_host_is_measured_by_strategy(tmp_path: Path) -> None:
-    figures = tmp_path / "overhead.json"
-    assert bench(["overhead", "--streams", "2", "--rounds", "1", "--json", str(figures)]) == 0
-    rows = json.loads(figures.read_text())["rows"]
+@system
+def test_the_work_of_the_host_is_measured_by_strategy(report_of: ReportOf) -> None:
+    rows = report_of("overhead", "--streams", "2", "--rounds", "1")["rows"]
     assert [row["what"] for row in rows] == [f"a warm step, {name}" for name in ("none", "trie", "hybrid")]
     assert all(row["size"] == 2 and row["host_us"] > 0 for row in rows)
 
 
-@pytest.mark.system
-def test_what_grows_is_measured_against_what_it_grows_with(tmp_path: Path) -> None:
-    figures, picture = tmp_path / "growth.json", tmp_path / "growth.svg"
-    assert bench(["overhead", "--growth", "--rounds", "1", "--json", str(figures), "--plot", str(picture)]) == 0
-    found: dict[tuple[str, str], list[float]] = {}
-    for row in json.loads(figures.read_text())["rows"]:
-        found.setdefault((row["grows_with"], row["what"]), []).append(row["host_us"])
-    assert {quantity for quantity, _ in found} == {"vocabulary", "context", "prompt", "memory"}
-    assert all(min(times) > 0 for times in found.values())
+@system
+def test_what_grows_is_measured_against_what_it_grows_with(tmp_path: Path, report_of: ReportOf) -> None:
+    picture = tmp_path / "growth.svg"
+    times: dict[tuple[str, str], list[float]] = {}
+    for row in report_of("overhead", "--growth", "--rounds", "1", "--plot", str(picture))["rows"]:
+        times.setdefault((row["grows_with"], row["what"]), []).append(row["host_us"])
+    assert {quantity for quantity, _ in times} == {"vocabulary", "context", "prompt", "memory"}
+    assert all(min(of_case) > 0 for of_case in times.values())
     for quantity in ("context", "memory"):  # a hundred times as many tokens
-        (times,) = (times for (of, _), times in found.items() if of == quantity)
-        assert times[-1] < 5 * times[0]
+        (of_case,) = (of_case for (name, _), of_case in times.items() if name == quantity)
+        assert of_case[-1] < 5 * of_case[0]
     assert "<svg" in picture.read_text()
-
-
-NO_FOLDER = "--json /no/such/folder/x.json: its folder does not exist"
-system = pytest.mark.system
 
 
 @pytest.mark.parametrize(
@@ -113,21 +89,23 @@ system = pytest.mark.system
         ("step --shape 13b", 2, "error: shape: '13b' is not allowed; it must be one of native, 110m"),
         ("step --shape 64x2x2x128", 2, "grows from 256x6x4x704 and cannot lose hidden"),
         ("step --device abacus", 2, "it must be auto, cpu, cuda or cuda:N"),
-        ("step --model /no/such/model", 1, "no such folder"),
-        ("step --json /no/such/folder/x.json", 2, NO_FOLDER),
+        ("step --model /no/such/model", 1, "no such folder; give a folder or a hub id"),
+        ("step --json /no/such/folder/x.json", 2, "--json /no/such/folder/x.json: its folder does not exist"),
         ("speed --strategy magic", 2, "strategy: 'magic' is not allowed; it must be one of"),
         pytest.param("speed --prompts /no/such/file", 1, "/no/such/file", marks=system),
         pytest.param("speed --limit 100 --warm 100", 1, "but only 140 fit the model", marks=system),
         ("speed --peer openvino-genai --text random", 2, "it decodes greedily"),
+        ("speed --text random --sampled", 2, "--sampled"),
+        ("speed --text random --context 512", 2, "--context"),
         ("speed --peer openvino-genai --peer-drafts suffix", 2, "must be one of none, prompt-lookup with --peer openv"),
         ("load --peer vllm --peer-drafts prompt-lookup", 2, "one of none, ngram, suffix, draftwood with --peer vllm"),
-        ("load --peer-drafts suffix", 2, "must be one of none with no --peer"),
         ("speed --weights int8 --runner torch", 2, "it must be as-is with runner torch"),
         ("quality --text /no/such/file", 2, "weights: 'as-is' is not allowed; it must be int8 or int4"),
         ("quality --weights int8 --text /no/such/file", 1, "/no/such/file"),
         ("load --concurrency 1,x", 2, "it must be numbers from 1 to 4096"),
+        ("load --engine vllm --engine-alone", 2, "--engine-alone"),
         pytest.param("load --warm 140", 1, "leave none to measure", marks=system),
-        ("load --model /no/such/model", 1, "no such folder; give a folder or a hub id"),
+        ("ab", 2, "must differ from A"),
     ],
 )
 def test_errors_are_one_line_with_a_status(
@@ -140,8 +118,6 @@ def test_errors_are_one_line_with_a_status(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "arguments", [["nope"], ["step", "--largest", "1"], ["speed", "--text", "verse"], ["step", "x"]]
-)
-def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
-    assert bench(arguments) == 2
+@pytest.mark.parametrize("arguments", ["nope", "step --largest 1", "speed --text verse", "step x"])
+def test_wrong_usage_is_status_2(arguments: str) -> None:
+    assert bench(arguments.split()) == 2

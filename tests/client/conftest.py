@@ -51,12 +51,12 @@ class OnThreads:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
+        attribute = getattr(self._inner, name)
         if name in ("tenants", "experiments"):
-            return OnThreads(found)
+            return OnThreads(attribute)
         if name in ("stream", "list"):
-            return lambda *args, **options: OnThreads(found(*args, **options))
-        return partial(asyncio.to_thread, found) if callable(found) and name != "cancel" else found
+            return lambda *args, **options: OnThreads(attribute(*args, **options))
+        return partial(asyncio.to_thread, attribute) if callable(attribute) and name != "cancel" else attribute
 
     async def __aenter__(self) -> OnThreads:
         return OnThreads(await asyncio.to_thread(self._inner.__enter__))

@@ -10,14 +10,13 @@ import grpc
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2
 
 from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import tenants_pb2 as pb
-from draftwood.admin.v1.experiments_pb2_grpc import ExperimentServiceServicer, add_ExperimentServiceServicer_to_server
-from draftwood.admin.v1.tenants_pb2_grpc import TenantServiceServicer, add_TenantServiceServicer_to_server
 from draftwood_errors import InvalidInputError
-from draftwood_service.rpc.admin.resources import apply_mask
+from draftwood_service.rpc.tenants import apply_mask
 from tests.client.fake_server import Running, abort, reason, violation
 
 CODE = grpc.StatusCode
@@ -30,35 +29,44 @@ OF_THE_SERVER = frozenset(
 
 
 class FakeResources:
-    """Resources of one kind.
+    """Resources of one kind. Methods in camel case answer those of the service.
 
     Attributes:
         held: by full name.
         before_write: called once before the next write that is no `validate_only`, as another caller's change.
         writes: (method, name, mask) of each.
+        page: the largest page.
     """
 
-    def __init__(self, prefix: str, kind: type[Any]) -> None:
-        self.prefix = prefix
-        self.kind = kind
+    def __init__(self, noun: str, messages: Any) -> None:
+        self.noun = noun
+        self.messages = messages
+        self.kind = getattr(messages, noun.title())
         self.held: dict[str, Any] = {}
         self.before_write: Callable[[], None] | None = None
         self.writes: list[tuple[str, str, list[str]]] = []
+        self.page = 1000
         self._revision = 0
 
-    def page(self, size: int, token: str, most: int) -> tuple[list[Any], str]:
-        names = sorted(name for name in self.held if name > token)
-        page = names[: min(size or most, most)]
-        return [self.held[name] for name in page], page[-1] if len(names) > len(page) else ""
-
-    def found(self, name: str, context: Any) -> Any:
-        if name not in self.held:
-            fail(context, CODE.NOT_FOUND, f"{name}: does not exist", name)
+    def Get(self, request: Any, context: Any) -> Any:
+        if request.name not in self.held:
+            fail(context, CODE.NOT_FOUND, f"{request.name}: does not exist", request.name)
         copy = self.kind()
-        copy.CopyFrom(self.held[name])
+        copy.CopyFrom(self.held[request.name])
         return copy
 
-    def create(self, name: str, given: Any, validate_only: bool, context: Any) -> Any:
+    def List(self, request: Any, context: Any) -> Any:
+        names = sorted(name for name in self.held if name > request.page_token)
+        page = names[: min(request.page_size or self.page, self.page)]
+        response = getattr(self.messages, f"List{self.noun.title()}sResponse")()
+        getattr(response, f"{self.noun}s").extend(self.held[name] for name in page)
+        response.next_page_token = page[-1] if len(names) > len(page) else ""
+        return response
+
+    def Create(self, request: Any, context: Any) -> Any:
+        name, given = f"{self.noun}s/{getattr(request, f'{self.noun}_id')}", getattr(request, self.noun)
+        if given.name not in ("", name):
+            bad(context, f"{self.noun}.name", "must be empty or that of the id")
         if name in self.held:
             fail(context, CODE.ALREADY_EXISTS, f"{name}: exists already", name)
         made = self.kind(name=name)
@@ -66,141 +74,115 @@ class FakeResources:
         if self.kind is xp.Experiment:
             made.state, made.salt = xp.EXPERIMENT_STATE_DRAFT, "0a1b"
         made.create_time.GetCurrentTime()
-        return self.put("create", made, mask, validate_only, context)
+        return self.put("create", made, mask, request, context)
 
-    def update(self, given: Any, paths: list[str], validate_only: bool, context: Any) -> Any:
-        self.interfere(validate_only)
-        current = self.changeable(given.name, given.etag, context)
-        return self.put("update", current, masked(current, given, paths, context), validate_only, context)
+    def Update(self, request: Any, context: Any) -> Any:
+        if self.before_write is not None and not request.validate_only:
+            interfere, self.before_write = self.before_write, None
+            interfere()
+        given = getattr(request, self.noun)
+        current = self.changeable(given, context)
+        return self.put(
+            "update", current, masked(current, given, [*request.update_mask.paths], context), request, context
+        )
 
-    def changeable(self, name: str, etag: str, context: Any) -> Any:
-        current = self.found(name, context)
+    def Delete(self, request: Any, context: Any) -> Empty:
+        if request.name not in self.held and request.allow_missing:
+            return Empty()
+        self.changeable(request, context)
+        if not request.validate_only:
+            del self.held[request.name]
+            self.writes.append(("delete", request.name, []))
+        return Empty()
+
+    def changeable(self, given: Any, context: Any) -> Any:
+        current, name = self.Get(given, context), given.name
         if current.origin == pb.RESOURCE_ORIGIN_FILE:
             fail(context, CODE.FAILED_PRECONDITION, f"{name}: is defined in the servers' tenants file", name, "FILE")
-        if etag and etag != current.etag:
+        if given.etag and given.etag != current.etag:
             fail(context, CODE.ABORTED, f"{name}: was changed by another call; read it again", name)
         return current
 
-    def put(self, method: str, message: Any, mask: list[str], validate_only: bool, context: Any) -> Any:
+    def put(self, method: str, message: Any, mask: list[str], request: Any, context: Any) -> Any:
         check(message, context)
         message.origin = message.origin or pb.RESOURCE_ORIGIN_API
         message.update_time.GetCurrentTime()
-        if not validate_only:
+        if not request.validate_only:
             self._revision += 1
             message.etag = f"{self._revision:x}"
             self.held[message.name] = message
             self.writes.append((method, message.name, mask))
         return message
 
-    def delete(self, request: Any, context: Any) -> Empty:
-        if request.name not in self.held and request.allow_missing:
-            return Empty()
-        self.changeable(request.name, request.etag, context)
-        if not request.validate_only:
-            del self.held[request.name]
-            self.writes.append(("delete", request.name, []))
-        return Empty()
 
-    def interfere(self, validate_only: bool) -> None:
-        if self.before_write is not None and not validate_only:
-            interfere, self.before_write = self.before_write, None
-            interfere()
-
-
-class FakeAdmin(Running, TenantServiceServicer, ExperimentServiceServicer):
-    """A server on port 0.
-
-    Attributes:
-        reports: by the experiment's full name.
-        page: the largest page.
-        metadata: the headers of each GetTenant, ListTenants and CreateExperiment.
-    """
+class FakeExperiments(FakeResources):
+    """With the states of experiments, and their reports by full name."""
 
     def __init__(self) -> None:
-        self.tenants = FakeResources("tenants/", pb.Tenant)
-        self.experiments = FakeResources("experiments/", xp.Experiment)
+        super().__init__("experiment", xp)
         self.reports: dict[str, xp.ExperimentReport] = {}
-        self.page = 1000
-        self.metadata: list[dict[str, Any]] = []
-        self._server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
-        add_TenantServiceServicer_to_server(self, self._server)
-        add_ExperimentServiceServicer_to_server(self, self._server)
-        self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
-    def GetTenant(self, request: pb.GetTenantRequest, context: Any) -> pb.Tenant:
-        self.metadata.append(dict(context.invocation_metadata()))
-        tenant: pb.Tenant = self.tenants.found(request.name, context)
-        return tenant
+    def Start(self, request: Any, context: Any) -> Any:
+        return self._move(request, context, xp.EXPERIMENT_STATE_RUNNING, xp.EXPERIMENT_STATE_DRAFT)
 
-    def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
-        self.metadata.append(dict(context.invocation_metadata()))
-        found, token = self.tenants.page(request.page_size, request.page_token, self.page)
-        return pb.ListTenantsResponse(tenants=found, next_page_token=token)
+    def Stop(self, request: Any, context: Any) -> Any:
+        return self._move(request, context, xp.EXPERIMENT_STATE_STOPPED, xp.EXPERIMENT_STATE_RUNNING)
 
-    def CreateTenant(self, request: pb.CreateTenantRequest, context: Any) -> pb.Tenant:
-        if request.tenant.name not in ("", f"tenants/{request.tenant_id}"):
-            bad(context, "tenant.name", "must be empty or that of tenant_id")
-        name = f"tenants/{request.tenant_id}"
-        made: pb.Tenant = self.tenants.create(name, request.tenant, request.validate_only, context)
-        return made
-
-    def UpdateTenant(self, request: pb.UpdateTenantRequest, context: Any) -> pb.Tenant:
-        paths = [*request.update_mask.paths]
-        changed: pb.Tenant = self.tenants.update(request.tenant, paths, request.validate_only, context)
-        return changed
-
-    def DeleteTenant(self, request: pb.DeleteTenantRequest, context: Any) -> Empty:
-        return self.tenants.delete(request, context)
-
-    def GetExperiment(self, request: xp.GetExperimentRequest, context: Any) -> xp.Experiment:
-        experiment: xp.Experiment = self.experiments.found(request.name, context)
-        return experiment
-
-    def ListExperiments(self, request: xp.ListExperimentsRequest, context: Any) -> xp.ListExperimentsResponse:
-        found, token = self.experiments.page(request.page_size, request.page_token, self.page)
-        return xp.ListExperimentsResponse(experiments=found, next_page_token=token)
-
-    def CreateExperiment(self, request: xp.CreateExperimentRequest, context: Any) -> xp.Experiment:
-        self.metadata.append(dict(context.invocation_metadata()))
-        name = f"experiments/{request.experiment_id}"
-        made: xp.Experiment = self.experiments.create(name, request.experiment, request.validate_only, context)
-        return made
-
-    def UpdateExperiment(self, request: xp.UpdateExperimentRequest, context: Any) -> xp.Experiment:
-        paths = [*request.update_mask.paths]
-        changed: xp.Experiment = self.experiments.update(request.experiment, paths, request.validate_only, context)
-        return changed
-
-    def DeleteExperiment(self, request: xp.DeleteExperimentRequest, context: Any) -> Empty:
-        return self.experiments.delete(request, context)
-
-    def StartExperiment(self, request: xp.StartExperimentRequest, context: Any) -> xp.Experiment:
-        return self._move(request, xp.EXPERIMENT_STATE_RUNNING, [xp.EXPERIMENT_STATE_DRAFT], context)
-
-    def StopExperiment(self, request: xp.StopExperimentRequest, context: Any) -> xp.Experiment:
-        return self._move(request, xp.EXPERIMENT_STATE_STOPPED, [xp.EXPERIMENT_STATE_RUNNING], context)
-
-    def ConcludeExperiment(self, request: xp.ConcludeExperimentRequest, context: Any) -> xp.Experiment:
-        experiment = self.experiments.found(request.name, context)
+    def Conclude(self, request: Any, context: Any) -> Any:
+        experiment = self.Get(request, context)
         if not request.winner:
             fail(context, CODE.FAILED_PRECONDITION, f"{request.name}: no arm is better", request.name, "STATE")
         if not experiment.tenants and not request.keep_tenants:
             fail(context, CODE.FAILED_PRECONDITION, f"{request.name}: is for all tenants", request.name, "TENANTS")
-        allowed = [xp.EXPERIMENT_STATE_RUNNING, xp.EXPERIMENT_STATE_STOPPED]
-        return self._move(request, xp.EXPERIMENT_STATE_CONCLUDED, allowed, context, request.winner)
+        allowed = xp.EXPERIMENT_STATE_RUNNING, xp.EXPERIMENT_STATE_STOPPED
+        return self._move(request, context, xp.EXPERIMENT_STATE_CONCLUDED, *allowed, winner=request.winner)
 
-    def GetExperimentReport(self, request: xp.GetExperimentReportRequest, context: Any) -> xp.ExperimentReport:
-        self.experiments.found(request.name, context)
+    def GetReport(self, request: Any, context: Any) -> Any:
+        self.Get(request, context)
         return self.reports[request.name]
 
-    def _move(self, request: Any, state: Any, allowed: list[Any], context: Any, winner: str = "") -> xp.Experiment:
-        experiment: xp.Experiment = self.experiments.changeable(request.name, request.etag, context)
+    def _move(self, request: Any, context: Any, state: Any, *allowed: Any, winner: str = "") -> Any:
+        experiment = self.changeable(request, context)
         if experiment.state not in allowed:
             fail(context, CODE.FAILED_PRECONDITION, f"{request.name}: state: not allowed", request.name, "STATE")
         experiment.state, experiment.winner = state, winner
         (experiment.start_time if state == xp.EXPERIMENT_STATE_RUNNING else experiment.end_time).GetCurrentTime()
-        moved: xp.Experiment = self.experiments.put("move", experiment, [], request.validate_only, context)
-        return moved
+        return self.put("move", experiment, [], request, context)
+
+
+class FakeAdmin(Running):
+    """A server on port 0.
+
+    Attributes:
+        metadata: the headers of each call.
+    """
+
+    def __init__(self) -> None:
+        self.tenants = FakeResources("tenant", pb)
+        self.experiments = FakeExperiments()
+        self.metadata: list[dict[str, Any]] = []
+        self._server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+        self._serve(self.tenants)
+        self._serve(self.experiments)
+        self.target = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+
+    def _serve(self, resources: FakeResources) -> None:
+        noun = resources.noun.title()
+        service = resources.messages.DESCRIPTOR.services_by_name[f"{noun}Service"]
+        handlers: dict[str, Any] = {}
+        for method in service.methods:
+            answer = getattr(resources, method.name.replace(f"{noun}s", "").replace(noun, ""))
+
+            def handle(request: Any, context: Any, answer: Callable[..., Any] = answer) -> Any:
+                self.metadata.append(dict(context.invocation_metadata()))
+                return answer(request, context)
+
+            handlers[method.name] = grpc.unary_unary_rpc_method_handler(
+                handle,
+                request_deserializer=GetMessageClass(method.input_type).FromString,
+                response_serializer=lambda response: response.SerializeToString(),
+            )
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
 
 def check(message: Any, context: Any) -> None:
@@ -235,6 +217,6 @@ def fail(context: Any, code: grpc.StatusCode, text: str, name: str, kind: str = 
         error_details_pb2.ResourceInfo(resource_name=name, description=text),
     ]
     if kind:
-        one = error_details_pb2.PreconditionFailure.Violation(type=kind, subject=name, description=text)
-        details.append(error_details_pb2.PreconditionFailure(violations=[one]))
+        violated = error_details_pb2.PreconditionFailure.Violation(type=kind, subject=name, description=text)
+        details.append(error_details_pb2.PreconditionFailure(violations=[violated]))
     abort(context, code, text, *details, pushback=None)

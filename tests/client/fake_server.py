@@ -41,8 +41,8 @@ def fails(
     def behave(request: pb.GenerateRequest, context: Any, server: FakeServer) -> Events:
         if after:
             yield started(request)
-        for one in after:
-            yield delta(request, one, drafted=False)
+        for said in after:
+            yield delta(request, said, drafted=False)
         abort(context, code, text, *details, pushback=pushback)
 
     return behave

@@ -47,7 +47,7 @@ def _load(seconds: float, tenants: tuple[pb.TenantStatus, ...]) -> pb.LoadStatus
         return {name: round(rate * seconds) for name, rate in rates.items()}
 
     def total(name: str) -> int:
-        return sum(getattr(one, name) for one in tenants)
+        return sum(getattr(status, name) for status in tenants)
 
     drafting = after(tokens=40, decode_steps=10, draft_tokens=200, accepted_tokens=30)
     bounds: Any = {"max_running": 16, "max_waiting": 64, "kv_pages_used": 30, "kv_pages_cached": 20, "kv_pages": 100}

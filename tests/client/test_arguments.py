@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import draftwood_client
 from draftwood_client import (
     AdminClient,
     ArgumentError,
@@ -108,21 +105,12 @@ def test_secrets_stay_out_of_reprs() -> None:
             assert "hush" not in repr(client) + repr(client._connection)
 
 
-LOCAL = [
-    "localhost:1",
-    "127.0.0.1:1",
-    "[::1]:1",
-    "dns:///localhost:1",
-    "dns:localhost:1",
-    "unix:/run/x",
-    "unix-abstract:x",
-]
-LOCAL += ["ipv4:127.0.0.1:1", "ipv6:[::1]:1"]
+LOCAL = "localhost:1 127.0.0.1:1 [::1]:1 dns:///localhost:1 dns:localhost:1 unix:/run/x unix-abstract:x"
 ELSEWHERE = ["example.org:1", "10.0.0.1:1", "[2001:db8::1]:1", "dns:///draftwood:1", "dns://10.0.0.1/localhost:1"]
 ELSEWHERE += ["ipv4:127.0.0.1:1,10.0.0.1:1", "localhost.example.org:1", "xds:///localhost", "127.0.0.1.example.org:1"]
 
 
-@pytest.mark.parametrize("target", LOCAL)
+@pytest.mark.parametrize("target", [*LOCAL.split(), "ipv4:127.0.0.1:1", "ipv6:[::1]:1"])
 def test_a_credential_may_go_to_this_machine_in_clear_text(target: str) -> None:
     Client(target, api_key="k").close()
 
@@ -178,28 +166,13 @@ def test_bad_retry_policies(values: dict[str, Any], message: str) -> None:
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("attempts", range(6))
+@pytest.mark.parametrize("attempts", [0, 5])
 def test_grpc_makes_the_attempts_of_a_policy(server: FakeServer, attempts: int) -> None:
     server.unavailable_calls = 10
     policy = RetryPolicy(attempts, initial_backoff=0.01, max_backoff=0.01, multiplier=1e6)
     with Client(server.target, retry=policy) as client, pytest.raises(UnavailableError):
         client.model_info()
     assert len(server.metadata) == max(attempts, 1)
-
-
-def test_the_base_install_is_light() -> None:
-    code = (
-        "import sys, draftwood_client, draftwood_client.cli;"
-        "heavy = {'numpy', 'torch', 'transformers', 'numba', 'redis', 'draftwood_service', 'draftwood_strategies'};"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
-
-
-def test_what_is_exported_exists() -> None:
-    assert draftwood_client.__all__ == sorted(draftwood_client.__all__, key=lambda name: (not name.isupper(), name))
-    assert all(hasattr(draftwood_client, name) for name in draftwood_client.__all__)
 
 
 def test_chat_takes_messages_and_complete_takes_text(server: FakeServer) -> None:

@@ -25,13 +25,10 @@ from draftwood_client import (
     RequestCancelledError,
     ResourceExhaustedError,
     RetryPolicy,
-    SourceStatistics,
     StatusError,
-    TokenDetail,
     UnauthenticatedError,
     UnavailableError,
     UnimplementedError,
-    Usage,
 )
 from tests.client.conftest import Ask
 from tests.client.fake_server import FakeServer, answers, fails, hangs, reason, retry_in, silent, unfinished, violation
@@ -44,12 +41,12 @@ def test_an_answer_is_joined_from_its_deltas(ask: Ask, server: FakeServer) -> No
     completion = ask(server.target, token_details=True, request_id="r-1", tenant="acme")
     assert completion.text == "Hello, wörld"
     assert completion.token_ids == (5, 7)
-    assert completion.details == (TokenDetail("Hello", False), TokenDetail(", wörld", True))
+    assert completion.details == (pb.TokenDetail(text="Hello"), pb.TokenDetail(text=", wörld", drafted=True))
     assert completion.finish_reason is FinishReason.STOP
     assert completion.matched_stop == "END"
-    assert completion.usage == Usage(prompt_tokens=3, completion_tokens=2, cached_prompt_tokens=0)
+    assert completion.usage == pb.Usage(prompt_tokens=3, completion_tokens=2)
     assert (completion.timings.queue, completion.timings.total) == (0.25, 2.0)
-    assert completion.drafting.by_source == {"trie": SourceStatistics(8, 2)}
+    assert completion.drafting.by_source == {"trie": pb.SourceStatistics(draft_tokens=8, accepted_tokens=2)}
     assert completion.drafting.accepted_by_depth == (2, 1)
     assert completion.drafting.acceptance_rate == 0.25
     assert completion.drafting.draft_time == 0.125
@@ -156,13 +153,11 @@ def test_unavailable_is_retried_after_what_the_server_asks_for(ask: Ask, server:
     assert len(server.requests) == 3
 
 
-def test_a_request_that_is_too_large_is_told_with_both_sizes(ask: Ask, server: FakeServer) -> None:
+def test_what_is_too_large_is_told_with_both_sizes(ask: Ask, server: FakeServer) -> None:
     with pytest.raises(StatusError, match=r": the request has 5000\d\d\d bytes, and the server takes at most 4194304$"):
         ask(server.target, "x" * 5_000_000)
-
-
-def test_an_answer_that_is_too_large_is_told_with_both_sizes(ask: Ask, server: FakeServer) -> None:
-    server.script = [answers("x" * 17_000_000)]
+    server.script = [answers("x" * 15 * 2**20), answers("x" * 17_000_000)]
+    assert len(ask(server.target).text) == 15 * 2**20
     said = r": the answer has 17\d{6} bytes, and this client takes at most 16777216; raise it by channel_options="
     with pytest.raises(StatusError, match=said):
         ask(server.target)

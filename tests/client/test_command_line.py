@@ -51,12 +51,10 @@ def test_chat_answers_and_complete_continues(cli: Cli, server: FakeServer) -> No
 def test_the_api_key_comes_from_a_flag_or_the_environment(cli: Cli, server: FakeServer) -> None:
     cli("complete", "x", "--api-key", "one")
     cli("complete", "x", env={"DRAFTWOOD_API_KEY": "two"})
-    cli("complete", "x", env={"DRAFTWOOD_TOKEN": "three"})
-    assert [one["authorization"] for one in server.metadata] == ["Bearer one", "Bearer two", "Bearer three"]
+    assert [headers["authorization"] for headers in server.metadata] == ["Bearer one", "Bearer two"]
     refused = cli("chat", "x", "--target", "example.org:1", env={"DRAFTWOOD_API_KEY": "hush"})
-    assert refused.exit_code == 2
     assert refused.stderr.startswith("error: --api-key: would be sent to example.org:1 in clear text; use TLS")
-    assert "hush" not in refused.output
+    assert (refused.exit_code, "hush" in refused.output) == (2, False)
 
 
 @pytest.mark.parametrize("arguments", [["complete"], ["complete", "-"], ["chat", "-"]])
@@ -141,7 +139,7 @@ def test_a_schema_or_grammar_may_come_from_a_file(cli: Cli, server: FakeServer, 
     grammar.write_text('start: "ö"')
     cli("chat", "x", "--json-schema", f"@{schema}")
     cli("chat", "x", "--lark", f"@{grammar}")
-    assert [one.format.json_schema or one.format.lark for one in server.requests] == [
+    assert [request.format.json_schema or request.format.lark for request in server.requests] == [
         '{"type": "object"}',
         'start: "ö"',
     ]
@@ -283,8 +281,8 @@ def test_a_terminal_gets_colours_and_no_control_characters(server: FakeServer) -
 
 def plugin(name: str, value: str, distribution: str = "draftwood") -> EntryPoint:
     entry_point = EntryPoint(name, value, plugins.GROUP)
-    found: Any = SimpleNamespace(name=distribution)
-    dist: Distribution = found
+    named: Any = SimpleNamespace(name=distribution)
+    dist: Distribution = named
     return entry_point._for(dist)  # type: ignore[attr-defined, no-any-return]
 
 
@@ -302,14 +300,14 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[EntryPoin
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("IMPORTED", str(tmp_path / "imported"))
     monkeypatch.delitem(sys.modules, "some_commands", raising=False)
-    found = [
+    installed_points = [
         plugin("serve", "some_commands:echo"),
         plugin("fine", "some_commands:fine", "other-package"),
         plugin("needy", "needy_commands:run"),
         plugin("broken", "some_commands:missing", "other-package"),
     ]
-    monkeypatch.setattr(plugins, "entry_points", lambda group: found)
-    return found
+    monkeypatch.setattr(plugins, "entry_points", lambda group: installed_points)
+    return installed_points
 
 
 @pytest.mark.usefixtures("installed")
@@ -342,20 +340,14 @@ def test_a_command_that_cannot_be_imported_says_what_is_missing(cli: Cli) -> Non
     assert (result.stderr.count("\n"), result.exit_code) == (1, 1)
 
 
-@pytest.mark.parametrize("command", plugins.KNOWN)
-def test_without_the_server_its_commands_say_what_to_install(
-    cli: Cli, command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_server_its_commands_say_what_to_install(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "entry_points", lambda group: [])
-    words = command.split(".")
-    result = cli(*words, "--help")
-    known = plugins.KNOWN[command]
-    assert result.stderr == (
-        f"error: `draftwood {' '.join(words)}` needs pip install {known.install}, or where no index has that, a"
-        " checkout of Draftwood: docs/distributions.md there\n"
-    )
-    assert result.exit_code == 1
-    assert known.help not in cli("--help").stdout
+    for command, known in plugins.KNOWN.items():
+        words = command.split(".")
+        result = cli(*words, "--help")
+        assert result.stderr.startswith(f"error: `draftwood {' '.join(words)}` needs pip install {known.install}, or")
+        assert (result.stderr.count("\n"), result.exit_code) == (1, 1)
+    assert "Serve a model." not in cli("--help").stdout
 
 
 def test_a_command_can_join_a_group_of_the_client(cli: Cli, installed: list[EntryPoint]) -> None:
@@ -376,28 +368,24 @@ def test_commands_of_the_client_cannot_be_replaced(cli: Cli, installed: list[Ent
     assert "purge" in cli("memory", "--help").stdout
 
 
-OTHERS_SERVICE = {
-    "a package": {"service_of_others/__init__.py": ""},
-    "a package with such a module": {"service_of_others/__init__.py": "", "service_of_others/commands.py": ""},
-    "a module": {"service_of_others.py": ""},
-}
-
-
-@pytest.mark.parametrize("case", OTHERS_SERVICE)
 def test_a_package_of_the_same_name_is_told_by_its_place(
-    cli: Cli, case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for path, text in OTHERS_SERVICE[case].items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(text)
+    place = tmp_path / "service_of_others"
+    place.mkdir()
+    (place / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     serve = plugin("serve", "service_of_others.commands:serve")
     monkeypatch.setattr(plugins, "entry_points", lambda group: [serve])
-    result = cli("serve")
-    for name in [name for name in sys.modules if name.startswith("service_of_others")]:
-        del sys.modules[name]
-    place = tmp_path / next(iter(OTHERS_SERVICE[case]))
-    expected = place.parent if place.name == "__init__.py" else place
-    assert f"the package 'service_of_others' that Python finds is {expected}, which is not the one" in result.stderr
-    assert "install" not in result.stderr
-    assert (result.stderr.count("\n"), result.exit_code) == (1, 1)
+    try:
+        for module in (False, True):
+            if module:
+                (place / "commands.py").touch()
+            result = cli("serve")
+            assert (
+                f"the package 'service_of_others' that Python finds is {place}, which is not the one" in result.stderr
+            )
+            assert (result.stderr.count("\n"), result.exit_code, "install" in result.stderr) == (1, 1, False)
+    finally:
+        for name in [name for name in sys.modules if name.startswith("service_of_others")]:
+            del sys.modules[name]

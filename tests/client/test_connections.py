@@ -36,8 +36,8 @@ def _no_collection() -> Iterator[None]:
 
 def connections(server: FakeServer) -> int:
     """Clients' ends of connections to the server."""
-    found = psutil.Process().net_connections(kind="tcp")
-    return sum(bool(one.raddr) and one.raddr.port == server.port and one.status == "ESTABLISHED" for one in found)
+    ends = psutil.Process().net_connections(kind="tcp")
+    return sum(bool(end.raddr) and end.raddr.port == server.port and end.status == "ESTABLISHED" for end in ends)
 
 
 def assert_none_is_left(server: FakeServer) -> None:

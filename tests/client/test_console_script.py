@@ -45,8 +45,8 @@ def all_commands() -> list[list[str]]:
         for name, inner in command.commands.items():
             yield from below(inner, [*path, name])
 
-    found = [one for one in below(typer.main.get_command(build_app()), []) if one != ["bench"]]
-    return found + [["bench", name] for name in BENCHMARKS]
+    commands = [words for words in below(typer.main.get_command(build_app()), []) if words != ["bench"]]
+    return commands + [["bench", name] for name in BENCHMARKS]
 
 
 @pytest.mark.timeout(300)
@@ -60,7 +60,7 @@ def test_commands_give_a_sign_of_life(names: set[str] | None, silent: str) -> No
     assert ["memory", "stats"] in commands
     assert ["experiment", "replay"] in commands
     if names:
-        commands = [one for one in commands if {one[0], " ".join(one[:2])} & names]
+        commands = [words for words in commands if {words[0], " ".join(words[:2])} & names]
     with ThreadPoolExecutor(2) as pool:
         slow = [name for name, in_time in pool.map(measured, commands) if not in_time]
     assert not slow

@@ -31,11 +31,11 @@ def test_address_tenant_and_key_come_from_the_environment(server: FakeServer, mo
     monkeypatch.setenv("DRAFTWOOD_TARGET", server.target)
     monkeypatch.setenv("DRAFTWOOD_TENANT", "acme")
     monkeypatch.setenv("DRAFTWOOD_API_KEY", "secret")
-    with Client() as client, Client(tenant="other", token="mine") as own:
-        assert (client.chat("x").tenant, own.chat("x").tenant) == ("acme", "other")
+    with Client() as client, Client(tenant="other", token="mine") as other:
+        assert (client.chat("x").tenant, other.chat("x").tenant) == ("acme", "other")
     with Client(metadata={"Authorization": "Basic b"}) as client:
         client.chat("x")
-    assert [one["authorization"] for one in server.metadata] == ["Bearer secret", "Bearer mine", "Basic b"]
+    assert [headers["authorization"] for headers in server.metadata] == ["Bearer secret", "Bearer mine", "Basic b"]
 
 
 def test_a_key_of_the_environment_is_not_sent_in_clear_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,8 +72,8 @@ def test_wrong_variables_are_named(name: str, value: str, monkeypatch: pytest.Mo
 
 
 def test_there_is_a_deadline_unless_it_is_switched_off(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def deadline(own: dict[str, Any], call: dict[str, Any]) -> object:
-        with Client(server.target, **own) as client:
+    def deadline(arguments: dict[str, Any], call: dict[str, Any]) -> object:
+        with Client(server.target, **arguments) as client:
             client.chat("x", **call)
         left = server.seconds_left[-1]
         return None if left is None else pytest.approx(left, abs=3)  # gRPC rounds long ones to seconds
@@ -104,9 +104,13 @@ def test_what_lasts_as_long_as_there_is_data_has_no_deadline_of_its_own(monkeypa
 
 
 def test_a_call_has_headers_of_its_own(server: FakeServer) -> None:
-    with Client(server.target, metadata={"x-a": "client", "x-b": "client"}, token="t") as client:
+    tokens = iter(["t", "u"])
+    with Client(server.target, metadata={"X-A": "client", "x-b": "client"}, token=lambda: next(tokens)) as client:
         client.complete("x", metadata={"X-B": "call"})
+        client.complete("x")
         client.model_info(metadata={"authorization": "Basic own"})
-    first, second = server.metadata
+    first, again, second = server.metadata
+    assert (again["authorization"], again["x-b"]) == ("Bearer u", "client")
+    assert str(first["user-agent"]).startswith("draftwood-python/")
     assert (first["x-a"], first["x-b"], first["authorization"]) == ("client", "call", "Bearer t")
     assert (second["x-b"], second["authorization"]) == ("client", "Basic own")

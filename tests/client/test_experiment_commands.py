@@ -13,7 +13,6 @@ from typer.testing import Result
 
 from draftwood.admin.v1 import experiments_pb2 as xp
 from draftwood.admin.v1 import tenants_pb2
-from draftwood_client.cli.admin.plot import HEIGHT, WIDTH
 from tests.client.fake_admin import FakeAdmin
 
 Run = Callable[..., Result]
@@ -49,8 +48,12 @@ def test_create_from_a_file_with_options(admin: FakeAdmin, run_admin: Run, tmp_p
     assert run_admin("experiment", "create", "-f", str(file), "--coverage", "0.2", "--dry-run").exit_code == 0
     assert admin.experiments.held == {}
     assert run_admin("experiment", "create", "-f", str(file), "--coverage", "0.2").exit_code == 0
-    found = admin.experiments.held["experiments/x"]
-    assert (found.coverage, found.state, found.arms[1].memory) == (0.2, xp.EXPERIMENT_STATE_DRAFT, xp.ARM_MEMORY_FORKED)
+    stored = admin.experiments.held["experiments/x"]
+    assert (stored.coverage, stored.state, stored.arms[1].memory) == (
+        0.2,
+        xp.EXPERIMENT_STATE_DRAFT,
+        xp.ARM_MEMORY_FORKED,
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,18 +90,15 @@ def test_list_and_show(made: xp.Experiment, run_admin: Run) -> None:
     assert json.loads(run_admin("experiment", "show", "trie-vs-hybrid", "--json").stdout) == listed
 
 
-def test_set_and_apply(admin: FakeAdmin, made: xp.Experiment, run_admin: Run, tmp_path: Path) -> None:
+def test_set_and_apply(admin: FakeAdmin, made: xp.Experiment, run_admin: Run) -> None:
     settings = ["coverage=1", "tenants=acme", "guardrails.reportOnly=true", "burnIn=null"]
     assert run_admin("experiment", "set", "trie-vs-hybrid", *settings).exit_code == 0
-    found = admin.experiments.held[made.name]
-    assert (found.coverage, [*found.tenants], found.guardrails.report_only) == (1, ["acme"], True)
-    assert not found.HasField("burn_in")
-    file = tmp_path / "x.yaml"
-    file.write_text(run_admin("experiment", "show", "trie-vs-hybrid").stdout.replace("coverage: 1", "coverage: 0.7"))
-    dry = run_admin("experiment", "apply", "-f", str(file), "--dry-run").stdout
-    assert dry == "experiment trie-vs-hybrid would be changed\n  coverage: 1 -> 0.7\n"
-    assert run_admin("experiment", "apply", "-f", str(file)).exit_code == 0
-    assert admin.experiments.held[made.name].coverage == 0.7
+    stored = admin.experiments.held[made.name]
+    assert (stored.coverage, [*stored.tenants], stored.guardrails.report_only) == (1, ["acme"], True)
+    assert not stored.HasField("burn_in")
+    file = run_admin("experiment", "show", "trie-vs-hybrid").stdout.replace("coverage: 1", "coverage: 0.7")
+    applied = run_admin("experiment", "apply", "-f", "-", stdin=file).stdout
+    assert applied == "experiment trie-vs-hybrid changed\n  coverage: 1 -> 0.7\n"
     assert "arms is a list" in run_admin("experiment", "set", "trie-vs-hybrid", "arms.a=1").stderr
 
 
@@ -125,17 +125,13 @@ def report_of(experiment: xp.Experiment) -> xp.ExperimentReport:
     bounds = {"change": -0.2, "low": -0.25, "high": -0.15}
     report.comparisons.add(arm="hybrid", metric=metric, verdict=xp.VERDICT_BETTER, **bounds)
     report.comparisons.add(arm="hybrid", metric="tokens per step", verdict=xp.VERDICT_OPEN)
-    for minute in range(1, 31):
-        look = report.history.add()
-        look.time.FromSeconds(1_790_000_000 + 60 * minute)
-        width = 0.5 / minute**0.5
-        look.comparisons.add(arm="hybrid", metric=metric, change=-0.2, low=-0.2 - width, high=-0.2 + width)
+    report.history.add().comparisons.add(arm="hybrid", metric=metric, change=-0.2)
     return report
 
 
 @pytest.fixture
 def reported(admin: FakeAdmin, made: xp.Experiment) -> xp.ExperimentReport:
-    report = admin.reports[made.name] = report_of(made)
+    report = admin.experiments.reports[made.name] = report_of(made)
     return report
 
 
@@ -156,13 +152,6 @@ def test_report(reported: xp.ExperimentReport, run_admin: Run) -> None:
         "hybrid is faster than control.",
     ):
         assert line in lines
-    start = lines.index("decode time per token of hybrid against control") + 1
-    plot = shown.splitlines()[start : start + HEIGHT + 1]
-    assert sum(line.count("●") for line in plot) == WIDTH
-    assert "─" in plot[HEIGHT // 2]
-    assert plot[-1].endswith("UTC")
-    rows = [index for index, line in enumerate(plot) if "●" in line]
-    assert all(row > HEIGHT // 2 for row in rows), "the change is below zero"
 
 
 def test_report_says_what_is_wrong(reported: xp.ExperimentReport, run_admin: Run) -> None:
@@ -173,31 +162,15 @@ def test_report_says_what_is_wrong(reported: xp.ExperimentReport, run_admin: Run
     assert "guardrail ttft of hybrid: TTFT [bold]is 30% longer\n" in shown
     colours = run_admin("experiment", "report", "trie-vs-hybrid", NO_COLOR="", FORCE_COLOR="1").stdout
     assert "\x1b[32mbetter" in colours
+    for part in ("arms", "comparisons"):
+        reported.ClearField(part)
+    assert run_admin("experiment", "report", "trie-vs-hybrid").stdout.endswith("hybrid is faster than control.\n")
 
 
 def test_report_as_json(reported: xp.ExperimentReport, run_admin: Run) -> None:
     value = json.loads(run_admin("experiment", "report", "trie-vs-hybrid", "--json").stdout)
     assert ParseDict(value, xp.ExperimentReport()) == reported
     assert (value["arms"][0]["errors"], value["sampleRatioMismatch"]) == (0, False)
-
-
-def test_report_without_data(admin: FakeAdmin, made: xp.Experiment, run_admin: Run) -> None:
-    admin.reports[made.name] = xp.ExperimentReport(experiment=made, conclusions=["Too early."])
-    result = run_admin("experiment", "report", "trie-vs-hybrid")
-    assert result.stdout.endswith("Too early.\n")
-    assert result.exit_code == 0
-
-
-def test_the_plot_as_a_file(reported: xp.ExperimentReport, run_admin: Run, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    for name, start in (("plot.svg", b"<?xml"), ("plot.png", b"\x89PNG")):
-        assert run_admin("experiment", "report", "trie-vs-hybrid", "--plot", str(tmp_path / name)).exit_code == 0
-        assert (tmp_path / name).read_bytes().startswith(start)
-    refused = run_admin("experiment", "report", "trie-vs-hybrid", "--plot", str(tmp_path / "plot.exe"))
-    assert "cannot be written" in refused.stderr
-    del reported.history[1:]
-    early = run_admin("experiment", "report", "trie-vs-hybrid", "--plot", str(tmp_path / "x.svg"))
-    assert early.stderr == "error: --plot: there are no two looks with bounds yet\n"
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
@@ -212,7 +185,7 @@ def test_watch_shows_the_report_again_until_ctrl_c(
         if len(waits) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("draftwood_client.cli.admin.report_command.time.sleep", wait)
+    monkeypatch.setattr("draftwood_client.cli.admin.tables.time.sleep", wait)
     result = run_admin("experiment", "report", "trie-vs-hybrid", "--watch", *form)
     assert (waits, result.exit_code, result.stderr) == ([3.0, 3.0], 0, "")
     assert result.stdout.index("hybrid is faster than control.") < result.stdout.index("hybrid is slower now.")

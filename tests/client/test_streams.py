@@ -43,8 +43,10 @@ async def test_deltas_have_draft_trees_if_they_are_asked_for(connect: Connect, s
     server.script = [answers("x", "y"), answers("x")]
     async with connect(server.target) as client:
         trees = [delta.draft_trees async for delta in client.stream("?", draft_trees=True)]
-        assert [delta.draft_trees async for delta in client.stream("?")] == [()]
-    assert trees == [(DraftTree((7, 8), ("a", "x"), (-1, -1), ()),), (DraftTree((7, 8), ("a", "y"), (-1, -1), (1,)),)]
+        assert [len(delta.draft_trees) async for delta in client.stream("?")] == [0]
+    tree = DraftTree(token_ids=[7, 8], tokens=["a", "x"], parents=[-1, -1])
+    other = DraftTree(token_ids=[7, 8], tokens=["a", "y"], parents=[-1, -1], accepted=[1])
+    assert trees == [[tree], [other]]
 
 
 async def test_leaving_the_with_cancels(connect: Connect, server: FakeServer) -> None:

@@ -8,46 +8,47 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood_client import ArgumentError, ChatMessage, Messages, Tool, ToolCall, ToolCallReader, ToolFormat
-from draftwood_client.protocol.request import generate_request
+from draftwood_client.request import generate_request
 
 
 def pieces_of(case: dict[str, Any]) -> list[Any]:
     if case["expected"] is None:
         return [case["text"]]
-    return [one if isinstance(one, str) else (one["name"], one["arguments"]) for one in case["expected"]]
+    return [piece if isinstance(piece, str) else (piece["name"], piece["arguments"]) for piece in case["expected"]]
 
 
 SHARED = json.loads((Path(__file__).parent / "tool_calls.json").read_text(encoding="utf-8"))
 """Cases of the readers in all languages: the pieces of an answer, or null where all of it is text."""
 FORMATS = {
-    name: ToolFormat(form["begin"], form["end"], form["between"], form["nameKey"], form["argumentsKey"])
+    name: ParseDict({key: value for key, value in form.items() if value is not None}, ToolFormat())
     for name, form in SHARED["forms"].items()
 }
 MARKED, NAMES = FORMATS["marked"], SHARED["names"]
 LONG = "9" * 5000, "[" * 5000 + "]" * 5000
-CASES: list[tuple[str, str, list[Any]]] = [(one["form"], one["text"], pieces_of(one)) for one in SHARED["cases"]]
+CASES: list[tuple[str, str, list[Any]]] = [(case["form"], case["text"], pieces_of(case)) for case in SHARED["cases"]]
 for value in LONG:
     text = f'<tool_call>{{"name": "track", "arguments": {{"a": {value}}}}}</tool_call>'
     CASES.append(("marked", text, [text]))
 
 
 def read(form: ToolFormat, text: str, cuts: list[int]) -> list[str | tuple[str, object]]:
-    reader, found = ToolCallReader(form, NAMES), list[str | ToolCall]()
+    reader, pieces_read = ToolCallReader(form, NAMES), list[str | ToolCall]()
     for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
-        found += reader.push(text[begin:end])
+        pieces_read += reader.push(text[begin:end])
     merged: list[str | tuple[str, object]] = []
-    for one in [*found, *reader.close()]:
-        if isinstance(one, ToolCall):
-            assert one.id
-            merged.append((one.name, json.loads(one.arguments)))
+    for piece in [*pieces_read, *reader.close()]:
+        if isinstance(piece, ToolCall):
+            assert piece.id
+            merged.append((piece.name, json.loads(piece.arguments)))
         elif merged and isinstance(last := merged[-1], str):
-            merged[-1] = last + one
+            merged[-1] = last + piece
         else:
-            merged.append(one)
+            merged.append(piece)
     return merged
 
 
@@ -57,14 +58,7 @@ def test_calls_and_text(form: str, text: str, expected: list[Any]) -> None:
 
 
 pieces = ["<tool_call>", "</tool_call>", "[", "]", ", ", " ", "\n", "text", '{"name": "track", ', '"arguments": {}}']
-pieces += [
-    '"parameters": {"x": "é\\n\\"}"}}',
-    '{"name": "refund", "arguments": {"deep": {"y": [true]}}}',
-    "{",
-    "}",
-    '"',
-    "\\",
-]
+pieces += ['"parameters": {"x": "é\\n\\"}"}}', '{"name": "refund", "arguments": {"deep": {"y": [true]}}}', *'{}"\\']
 texts = st.lists(st.sampled_from(pieces), max_size=8).map("".join) | st.sampled_from([text for _, text, _ in CASES])
 
 
@@ -75,8 +69,8 @@ def test_how_a_text_is_cut_changes_nothing(form: str, text: str, data: st.DataOb
     whole = read(FORMATS[form], text, [])
     assert read(FORMATS[form], text, cuts) == whole
     assert read(FORMATS[form], text, [*range(1, len(text))] if text else []) == whole
-    if not any(isinstance(one, tuple) for one in whole):
-        assert "".join(str(one) for one in whole) == text
+    if not any(isinstance(piece, tuple) for piece in whole):
+        assert "".join(str(piece) for piece in whole) == text
 
 
 def test_text_is_not_held_back_for_long() -> None:

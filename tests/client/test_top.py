@@ -15,19 +15,17 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from draftwood.admin.v1 import status_pb2 as pb
-from draftwood_client.admin.client import AdminClient
+from draftwood_client import AdminClient, AsyncAdminClient
 from draftwood_client.cli import build_app
-from draftwood_client.cli.top import replica
-from draftwood_client.cli.top.replica_watcher import ReplicaWatcher
-from draftwood_client.cli.top.screen import Screen, Sort, sparkline
-from draftwood_client.cli.top.snapshot import Snapshot
+from draftwood_client.cli.top.replicas import Replica, ReplicaWatcher
+from draftwood_client.cli.top.screen import Screen, Snapshot, Sort, snapshot
 from tests.client.fake_status import FakeStatus, sample, tenant
 from tests.client.terminal import Terminal
 
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_client.cli.top.replica_watcher._RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("draftwood_client.cli.top.replicas._RETRY_SECONDS", 0.1)
 
 
 def run(*args: str, **env: str) -> Result:
@@ -43,112 +41,110 @@ def as_json(*args: str) -> dict[str, Any]:
 
 
 def watching(*servers: FakeStatus) -> ReplicaWatcher:
-    return ReplicaWatcher([one.target for one in servers], AdminClient, 0.5)
+    return ReplicaWatcher([server.target for server in servers], AdminClient, 0.5)
 
 
 def until(watch: ReplicaWatcher, is_so: Callable[[Snapshot], bool]) -> Snapshot:
     end = time.monotonic() + 20
-    while not is_so(found := watch.snapshot()):
-        assert time.monotonic() < end, found
+    while not is_so(shown := snapshot(watch.views())):
+        assert time.monotonic() < end, shown
         time.sleep(0.02)
-    return found
+    return shown
 
 
-def test_the_client_reads_every_field() -> None:
-    message = sample(10)
-    with FakeStatus(message) as server, AdminClient(server.target) as client:
-        status = client.status()
-        assert next(client.watch_status(0.5)) == status
-        assert server.intervals == [0.5]
-    assert (status.state, status.model, status.uptime) == ("serving", "demo", 10.0)
-    assert status.time.timestamp() == 1_800_000_000
-    assert [one.tenant for one in status.tenants] == ["acme", "globex"]
-    assert status.load is not None
-    assert {field.name for field in pb.LoadStatus.DESCRIPTOR.fields} == set(type(status.load).__slots__)
-    assert (status.load.busy, status.load.store.lag, status.load.drafting[0].draft_time) == (5.0, 0.012, 0.02)
-    assert status.load.accepted_by_depth == (30, 20, 10)
+async def test_both_clients_read_the_status() -> None:
+    with FakeStatus(sample(10)) as server:
+        with AdminClient(server.target) as client:
+            status = client.status()
+            assert next(client.watch_status(0.5)) == status == sample(10)
+        async with AsyncAdminClient(server.target) as client:
+            assert await client.status() == await anext(client.watch_status(0.5)) == status
+    assert server.intervals == [0.5, 0.5]
 
 
 def test_rates_are_between_the_figures_and_sum_over_servers() -> None:
-    with FakeStatus(sample(10), sample(12)) as one, FakeStatus(sample(3), sample(4)) as other:
-        found = as_json("--target", one.target, "--target", other.target)
-    assert found["tokens_per_second"] == pytest.approx(240)
-    load = found["load"]
+    with FakeStatus(sample(10), sample(12)) as first, FakeStatus(sample(3), sample(4)) as other:
+        printed = as_json("--target", first.target, "--target", other.target)
+    assert printed["tokens_per_second"] == pytest.approx(240)
+    load = printed["load"]
     assert (load["running"], load["max_running"], load["kv_used"], load["kv_cached"]) == (4, 32, 0.3, 0.2)
     assert load["acceptance_length"] == pytest.approx(4)
     assert (load["busy"], load["draft_tokens_per_step"]) == pytest.approx((0.5, 20))
     assert (load["prompt_tokens_per_second"], load["cached_prompt_share"]) == pytest.approx((800, 0.25))
-    assert [(one["target"], one["state"]) for one in found["replicas"]] == [
-        (one.target, "serving"),
+    assert [(replica["target"], replica["state"]) for replica in printed["replicas"]] == [
+        (first.target, "serving"),
         (other.target, "serving"),
     ]
-    [strategy] = found["strategies"]
+    [strategy] = printed["strategies"]
     assert strategy["tokens_per_second"] == pytest.approx(80)
     assert (strategy["acceptance_length"], strategy["accepted_share"]) == pytest.approx((4, 0.15))
     assert strategy["draft_tokens_per_step"] == pytest.approx(20)
     assert strategy["draft_seconds_per_step"] == pytest.approx(0.0002)
-    assert found["sources"] == [{"source": "trie", "draft_tokens_per_second": 200.0, "accepted_share": 0.25}]
-    assert [(row["tenant"], round(row["tokens_per_second"])) for row in found["tenants"]] == [
+    assert printed["sources"] == [{"source": "trie", "draft_tokens_per_second": 200.0, "accepted_share": 0.25}]
+    assert [(row["tenant"], round(row["tokens_per_second"])) for row in printed["tenants"]] == [
         ("acme", 200),
         ("globex", 40),
     ]
-    assert (found["store"]["down"], found["store"]["pending_records"]) == (0, 6)
+    assert (printed["store"]["down"], printed["store"]["pending_records"]) == (0, 6)
 
 
 def test_a_tenant_admin_sees_its_tenant_only() -> None:
     with FakeStatus(*(sample(at, tenant("acme", at), operator=False) for at in (1, 2))) as server:
-        found = as_json("--target", server.target)
-        shown = run("--once", "--target", server.target).stdout
-    assert (found["load"], found["store"], found["strategies"]) == (None, None, [])
-    assert found["tokens_per_second"] == pytest.approx(100)
-    assert "acme" in shown
-    assert "KV" not in shown
+        printed = as_json("--target", server.target)
+        result = run("--target", server.target)  # a pipe gets one snapshot
+    assert (result.exit_code, os.linesep * 3 in result.stdout, "q quit" in result.stdout) == (0, False, False)
+    assert (printed["load"], printed["store"], printed["strategies"]) == (None, None, [])
+    assert printed["tokens_per_second"] == pytest.approx(100)
+    assert "acme" in result.stdout
+    assert "KV" not in result.stdout
 
 
-def test_a_server_that_was_started_anew_gives_no_wild_rate() -> None:
-    with FakeStatus(sample(5000), sample(1), sample(2)) as server, watching(server) as watch:
-        assert until(watch, lambda shown: shown.tokens_per_second > 0).tokens_per_second == pytest.approx(120)
+def seen(*samples: pb.ServerStatus) -> Snapshot:
+    """What is shown of a server that has sent these samples."""
+    replica = Replica("x:1", 0.5)
+    for status in samples:
+        replica.add_sample(status)
+    return snapshot([replica.view()])
 
 
-def test_rates_are_of_the_latest_seconds() -> None:
+def test_rates_are_of_the_latest_seconds_since_the_start() -> None:
+    assert seen(sample(5000), sample(1), sample(2)).tokens_per_second == pytest.approx(120)
     early = [sample(at, tenant("acme", at, rate=1000)) for at in (0, 100)]
     late = [sample(100 + at, tenant("acme", 1000 + at, rate=100)) for at in range(1, 9)]
-    with FakeStatus(*early, *late) as server, watching(server) as watch:
-        server.watched.wait(10)
-        assert until(watch, lambda shown: round(shown.tokens_per_second) == 100)
+    assert round(seen(*early, *late).tokens_per_second) == 100
 
 
 def test_a_server_goes_away_and_comes_back() -> None:
     steady = sample(1), sample(2)
     with FakeStatus(*steady) as can_drop_part, FakeStatus(*steady) as server, watching(can_drop_part, server) as watch:
-        until(watch, lambda shown: [one.state for one in shown.replicas] == ["serving", "serving"])
+        until(watch, lambda shown: [replica["state"] for replica in shown.replicas] == ["serving", "serving"])
         server.stop()
-        away = until(watch, lambda shown: shown.replicas[1].state == "away")
-        assert away.replicas[1].problem
-        assert away.replicas[1].uptime is None
-        assert [round(one.tokens_per_second) for one in away.tenants] == [100, 20]
+        away = until(watch, lambda shown: shown.replicas[1]["state"] == "away")
+        assert away.replicas[1]["problem"]
+        assert away.replicas[1]["uptime"] is None
+        assert [round(row["tokens_per_second"]) for row in away.tenants] == [100, 20]
         server.restart()
-        until(watch, lambda shown: shown.replicas[1].state == "serving")
+        until(watch, lambda shown: shown.replicas[1]["state"] == "serving")
 
 
 def test_an_engine_that_reports_nothing_is_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    with FakeStatus(sample(1), sample(2)) as server, watching(server) as watch:
-        until(watch, lambda shown: shown.replicas[0].state == "serving" and shown.tokens_per_second > 0)
-        monkeypatch.setattr(replica, "STALLED_SECONDS", 1.0)
-        stalled = until(watch, lambda shown: shown.replicas[0].state == "stalled")
-        assert stalled.tokens_per_second == 0
-        assert "stalled" in "\n".join(lines(Screen(stalled)))
+    monkeypatch.setattr("draftwood_client.cli.top.replicas.STALLED_SECONDS", -1.0)
+    stalled = seen(sample(1), sample(2))
+    assert (stalled.replicas[0]["state"], stalled.tokens_per_second) == ("stalled", 0)
+    assert "stalled" in "\n".join(lines(Screen(stalled, [0, 0])))
 
 
-def test_a_server_that_cannot_be_reached() -> None:
+def test_servers_that_cannot_be_reached_or_refuse() -> None:
     with FakeStatus() as server:
         target = server.target
     result = run("--once", "--target", target)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("error: ")
-    with FakeStatus(sample(1), sample(2)) as can_drop_part:
-        found = as_json("--target", can_drop_part.target, "--target", target)
-    assert [one["state"] for one in found["replicas"]] == ["serving", "away"]
+    error = (grpc.StatusCode.UNIMPLEMENTED, "older")
+    with FakeStatus(sample(1), sample(2)) as server, FakeStatus(error=error) as older:
+        printed = as_json("--target", server.target, "--target", target, "--target", older.target)
+    assert [replica["state"] for replica in printed["replicas"]] == ["serving", "away", "away"]
+    assert printed["replicas"][2]["problem"].endswith("older")
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED])
@@ -162,13 +158,6 @@ def test_a_caller_who_may_not_watch(code: grpc.StatusCode) -> None:
             assert terminal.end() == 1
 
 
-def test_one_of_several_servers_refuses() -> None:
-    error = (grpc.StatusCode.UNIMPLEMENTED, "older")
-    with FakeStatus(sample(1)) as server, FakeStatus(error=error) as older, watching(server, older) as watch:
-        found = until(watch, lambda shown: [one.state for one in shown.replicas] == ["serving", "away"])
-        assert found.replicas[1].problem.endswith("older")
-
-
 @pytest.mark.parametrize("interval", ["0.4", "61", "nan"])
 def test_a_bad_interval(interval: str) -> None:
     result = run("--interval", interval)
@@ -179,12 +168,12 @@ def test_a_bad_interval(interval: str) -> None:
 @pytest.fixture
 def shown() -> Snapshot:
     tenants = {name: (position + 1) * 40 for position, name in enumerate("abcdefghijklmnopqrstuvwxyz")}
-    samples = [
-        sample(at, *(tenant(f"tenant-{name}", at, rate, waiting=rate) for name, rate in tenants.items()))
-        for at in (1, 2)
-    ]
-    with FakeStatus(*samples) as server, watching(server) as watch:
-        return until(watch, lambda shown: shown.tokens_per_second > 0)
+    return seen(
+        *(
+            sample(at, *(tenant(f"tenant-{name}", at, rate, waiting=rate) for name, rate in tenants.items()))
+            for at in (1, 2)
+        )
+    )
 
 
 def lines(screen: Screen, width: int = 80, height: int = 24) -> list[str]:
@@ -196,22 +185,24 @@ def lines(screen: Screen, width: int = 80, height: int = 24) -> list[str]:
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 30), (200, 60)])
 def test_the_screen_fits_and_uses_the_room(shown: Snapshot, width: int, height: int) -> None:
-    printed = lines(Screen(shown, [1, 2, 3], live=True), width, height)
+    printed = lines(Screen(shown, [0, 1, 4, 8], live=True), width, height)
     assert len(printed) == height if height < 40 else len(printed) <= height
     assert max(map(len, printed)) <= width
     text = "\n".join(printed)
-    for part in ("14,040 tokens/s", "26 of 16 running", "hybrid", "trie 25% of 100/s"):
-        assert part in text
-    assert "acceptance 4.00   20.0 drafted/step   prompts 400/s, 25% cached" in text
-    for part in ("tenant-z", "store up, lag 12 ms, 3 pending", "0 differences, 2 ties", "q quit"):
+    for part in (
+        *("14,040 tokens/s", "26 of 16 running", "hybrid", "trie 25% of 100/s", "tenant-z", "q quit"),
+        "acceptance 4.00   20.0 drafted/step   prompts 400/s, 25% cached",
+        *("store up, lag 12 ms, 3 pending; 2 memories, 5,000 tokens, 1 MiB", "0 differences, 2 ties"),
+    ):
         assert part in text
     assert ("more tenants" in text) == (height < 40)
+    assert " ▁▄█" in text
 
 
 def test_what_idle_work_lost_stands_beside_the_audits(shown: Snapshot) -> None:
     assert "failed" not in "\n".join(lines(Screen(shown)))
     assert shown.load is not None
-    lost = replace(shown, load=replace(shown.load, failed_audits=1_000, failed_own_texts=2))
+    lost = replace(shown, load={**shown.load, "failed_audits": 1_000, "failed_own_texts": 2})
     assert "audits 40, 0 differences, 2 ties, 1,000 failed, 2 own texts failed" in "\n".join(lines(Screen(lost)))
 
 
@@ -225,16 +216,9 @@ def test_tenants_are_sorted(shown: Snapshot) -> None:
 
 def test_names_are_no_terminal_commands_and_no_markup() -> None:
     name = "\x1b[31m[bold]"
-    with FakeStatus(*(sample(at, tenant(name, at)) for at in (1, 2))) as server:
-        printed = run("--once", "--target", server.target).stdout
+    printed = "\n".join(lines(Screen(seen(*(sample(at, tenant(name, at)) for at in (1, 2))))))
     assert "\x1b" not in printed
     assert "\\x1b[31m[bold]" in printed
-
-
-def test_a_sparkline() -> None:
-    assert sparkline([0, 1, 4, 8]) == " ▁▄█"
-    assert sparkline([0, 0]) == "  "
-    assert sparkline([]) == ""
 
 
 @pytest.mark.system
@@ -264,12 +248,3 @@ def test_lines_of_json_until_the_reader_ends() -> None:
             terminal.wait_for("\n")
         terminal.interrupt()
         assert terminal.end() == 130
-
-
-def test_a_pipe_gets_one_snapshot() -> None:
-    with FakeStatus(sample(1), sample(2)) as server:
-        result = run("--target", server.target)
-        assert result.exit_code == 0
-        assert "acme" in result.stdout
-        assert "q quit" not in result.stdout
-        assert os.linesep * 3 not in result.stdout

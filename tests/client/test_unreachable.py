@@ -14,25 +14,27 @@ import pytest
 
 from draftwood_client import NO_RETRY, AsyncAdminClient, AsyncClient, Client, StatusError, TlsConfig, UnimplementedError
 from draftwood_client.errors import ArgumentValueError
-from draftwood_client.protocol.unreachable import unreachable
+from draftwood_client.target import unreachable
 from tests.certificates import make_certificate
+
+Certificates = tuple[tuple[Path, Path], tuple[Path, Path]]
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[Path, Path], tuple[Path, Path]]:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """That of the servers, and another."""
     folder = tmp_path_factory.mktemp("certificates")
     return make_certificate(folder, "server"), make_certificate(folder, "other")
 
 
 @pytest.fixture(scope="module")
-def ports(certificates: tuple[tuple[Path, Path], tuple[Path, Path]]) -> Iterator[dict[str, int]]:
+def ports(certificates: Certificates) -> Iterator[dict[str, int]]:
     """Of servers that have none of Draftwood's methods, and of one that speaks no gRPC."""
     (certificate, key), (other, _) = certificates
     pair = [(key.read_bytes(), certificate.read_bytes())]
     server = grpc.server(ThreadPoolExecutor(1))
     client_certificates = grpc.ssl_server_credentials(pair, other.read_bytes(), require_client_auth=True)
-    found = {
+    numbers = {
         "plain": server.add_insecure_port("127.0.0.1:0"),
         "tls": server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(pair)),
         "mtls": server.add_secure_port("127.0.0.1:0", client_certificates),
@@ -41,8 +43,8 @@ def ports(certificates: tuple[tuple[Path, Path], tuple[Path, Path]]) -> Iterator
     web = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_answer, args=[web], daemon=True).start()
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        found |= {"web": web.getsockname()[1], "closed": closed.getsockname()[1]}
-    yield found
+        numbers |= {"web": web.getsockname()[1], "closed": closed.getsockname()[1]}
+    yield numbers
     web.close()
     server.stop(None)
 
@@ -78,7 +80,7 @@ def test_what_went_wrong_is_one_sentence_with_the_words_of_grpc(
     tls: str | None,
     problem: str,
     ports: dict[str, int],
-    certificates: tuple[tuple[Path, Path], tuple[Path, Path]],
+    certificates: Certificates,
 ) -> None:
     (trusted, _), (other, _) = certificates
     configs: dict[str | None, TlsConfig | bool] = {
@@ -160,20 +162,11 @@ def test_a_host_that_nobody_knows() -> None:
     assert str(caught.value).startswith("cannot connect to no-such-host.invalid:1: the host's name cannot be resolved")
 
 
-WITHOUT_PORT = [
-    "somehost",
-    "10.0.0.7",
-    "::1",
-    "[::1]",
-    "dns:///somehost",
-    "dns:",
-    "ipv4:10.0.0.7",
-    "ipv6:[::1]:1,[::1]",
-]
-WRONG_PORT = ["somehost:", "somehost:0", "somehost:65536", "somehost:https", "somehost:50051/x", "ipv6:[::1]:1,[::1]"]
+WITHOUT_PORT = "somehost 10.0.0.7 ::1 [::1] dns:///somehost dns: ipv4:10.0.0.7 ipv6:[::1]:1,[::1]"
+WRONG_PORT = "somehost: somehost:0 somehost:65536 somehost:https somehost:50051/x"
 
 
-@pytest.mark.parametrize("target", WITHOUT_PORT + WRONG_PORT)
+@pytest.mark.parametrize("target", [*WITHOUT_PORT.split(), *WRONG_PORT.split()])
 def test_a_target_names_its_port(target: str) -> None:
     with pytest.raises(ArgumentValueError, match=r"^target: '.*' has no valid port; write it as host:port, such as"):
         Client(target)

@@ -48,6 +48,7 @@ def core(wheels: dict[str, Wheel], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_the_core_imports_with_its_dependencies_alone(core: Path) -> None:
+    assert present(core, *FOREIGN, "redis", "cryptography", "numba") == ["redis", "cryptography", "numba"]
     assert run(core, _MODULES, "draftwood_strategies draftwood_memory", *FOREIGN) == "[]\n"
 
 
@@ -57,18 +58,9 @@ def test_tenants_bring_the_protocol_and_import_no_grpc(wheels: dict[str, Wheel],
     assert found == "['google', 'yaml']\n"
 
 
-def test_the_environment_of_the_core_lacks_what_others_need(core: Path) -> None:
-    assert present(core, *FOREIGN, "redis", "cryptography", "numba") == ["redis", "cryptography", "numba"]
-
-
 def test_the_core_imports_in_less_than_a_second(core: Path) -> None:
     """The best of a few: other processes only add to it."""
-    seconds = 10.0
-    for _ in range(8):
-        seconds = min(seconds, float(run(core, _TIME)))
-        if seconds < IMPORT_SECONDS:
-            return
-    pytest.fail(f"took {seconds:.2f} s at best")
+    assert any(float(run(core, _TIME)) < IMPORT_SECONDS for _ in range(8))
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +80,7 @@ def test_the_client_brings_the_stubs(wheels: dict[str, Wheel]) -> None:
 
 def test_the_client_runs_with_its_dependencies_alone(bare: Path) -> None:
     code = (
-        "import sys, draftwood_client, draftwood_client.aio\n"
-        "import draftwood_client.admin.client, draftwood_client.admin.status\n"
+        "import sys, draftwood_client\n"
         "from draftwood.v1 import generation_pb2_grpc, memory_pb2_grpc\n"
         "print(sorted({name.partition('.')[0] for name in sys.modules} & set(sys.argv[1:])))"
     )

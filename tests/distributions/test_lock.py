@@ -21,7 +21,7 @@ from tools.distributions.locked_versions import constraints
 
 TEXT = LOCK.read_text()
 PACKAGES: list[dict[str, Any]] = tomllib.loads(TEXT)["packages"]
-LOCKED = {one["name"]: one["version"] for one in PACKAGES}
+LOCKED = {package["name"]: package["version"] for package in PACKAGES}
 
 
 def wanted() -> list[Requirement]:
@@ -44,7 +44,7 @@ def test_it_meets_the_requirements_of_all_distributions_and_tools() -> None:
 
 
 def test_it_has_all_that_those_need_and_nothing_else() -> None:
-    here = {one["name"] for one in PACKAGES if "marker" not in one or Marker(one["marker"]).evaluate()}
+    here = {package["name"] for package in PACKAGES if "marker" not in package or Marker(package["marker"]).evaluate()}
     needed = with_dependencies(wanted())
     elsewhere = {"triton"} if "marker" in one_of("triton") and "triton" not in here else set()
     assert needed - elsewhere <= here
@@ -52,17 +52,21 @@ def test_it_has_all_that_those_need_and_nothing_else() -> None:
 
 
 def one_of(name: str) -> dict[str, Any]:
-    return next(one for one in PACKAGES if one["name"] == name)
+    return next(package for package in PACKAGES if package["name"] == name)
 
 
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11) or sys.platform != "linux", reason="CI's Python and system")
 def test_it_is_what_is_installed() -> None:
-    here = [one for one in PACKAGES if "marker" not in one or Marker(one["marker"]).evaluate()]
+    here = [package for package in PACKAGES if "marker" not in package or Marker(package["marker"]).evaluate()]
     assert {one["name"]: version(one["name"]) for one in here} == {one["name"]: one["version"] for one in here}
 
 
 def test_all_files_have_hashes_and_public_addresses() -> None:
-    files = [file for one in PACKAGES for file in [*one.get("wheels", ()), *([one["sdist"]] if "sdist" in one else ())]]
+    files = [
+        file
+        for package in PACKAGES
+        for file in [*package.get("wheels", ()), *([package["sdist"]] if "sdist" in package else ())]
+    ]
     assert all(re.fullmatch("[0-9a-f]{64}", file["hashes"]["sha256"]) for file in files)
     hosts = {file["url"].split("/")[2] for file in files}
     assert hosts == {"files.pythonhosted.org", "download.pytorch.org"}

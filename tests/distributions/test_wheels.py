@@ -40,7 +40,7 @@ def test_all_have_one_version_and_require_each_other_in_it(wheels: dict[str, Whe
     [version] = {str(wheel.metadata.version) for wheel in wheels.values()}
     for wheel in wheels.values():
         ours = [one for one in wheel.metadata.requires_dist or [] if one.name in FOLDERS]
-        assert {str(one.specifier) for one in ours} <= {f"=={version}"}
+        assert {str(our.specifier) for our in ours} <= {f"=={version}"}
 
 
 def test_entry_points_are_those_of_the_command_line(wheels: dict[str, Wheel]) -> None:

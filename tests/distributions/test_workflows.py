@@ -65,15 +65,15 @@ def test_packages_are_published_without_a_password() -> None:
 
 def test_images_of_every_variant_have_both_architectures_an_sbom_and_provenance() -> None:
     images = JOBS["image"]["strategy"]["matrix"]["include"]
-    tagged = {one["variant"]: one["suffix"] for one in JOBS["tag"]["strategy"]["matrix"]["include"]}
-    assert {(one["variant"], one["architecture"]) for one in images} == {
+    tagged = {job["variant"]: job["suffix"] for job in JOBS["tag"]["strategy"]["matrix"]["include"]}
+    assert {(image["variant"], image["architecture"]) for image in images} == {
         (variant, architecture) for variant in tagged for architecture in ("amd64", "arm64")
     }
     # As the chart asks for them.
     assert tagged == {"cpu": "", "cuda": "-cuda", "vllm": "-vllm"}
     [build] = [step["with"] for step in JOBS["image"]["steps"] if "build-push" in step.get("uses", "")]
     assert (build["sbom"], build["provenance"]) == (True, "mode=max")
-    assert all((REPOSITORY / one["file"]).is_file() for one in images)
+    assert all((REPOSITORY / image["file"]).is_file() for image in images)
 
 
 def test_what_is_pushed_is_signed() -> None:

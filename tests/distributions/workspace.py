@@ -67,7 +67,11 @@ class Wheel:
 def required(requirements: Iterable[Requirement], extras: Iterable[str] = ()) -> list[Requirement]:
     """Those that hold here, with some extras."""
     environments = [{"extra": extra} for extra in ("", *extras)]
-    return [one for one in requirements if one.marker is None or any(map(one.marker.evaluate, environments))]
+    return [
+        requirement
+        for requirement in requirements
+        if requirement.marker is None or any(map(requirement.marker.evaluate, environments))
+    ]
 
 
 def with_dependencies(wanted: Iterable[Requirement]) -> set[str]:

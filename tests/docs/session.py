@@ -19,7 +19,7 @@ from urllib.request import urlopen
 
 import yaml
 
-from draftwood_benchmarks.harness.server_process import log_tail, wait_for_address
+from draftwood_benchmarks.harness.servers import log_tail, wait_for_address
 from draftwood_client import MemoryClient, MemoryRecord
 from tests.certificates import make_certificate
 from tests.docs.pages import ROOT, Block

@@ -18,7 +18,7 @@ import typer
 
 from draftwood_benchmarks.commands import build_app as bench_app
 from draftwood_benchmarks.demo import app as demo_app
-from draftwood_benchmarks.harness.server_process import ServerError, running_server
+from draftwood_benchmarks.harness.servers import ServerError, running_server
 from draftwood_benchmarks.replay.experiment import app as replay_app
 from draftwood_client.cli import build_app
 from draftwood_service.auth.commands import app as key_app

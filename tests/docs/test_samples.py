@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 import yaml
@@ -14,20 +13,20 @@ import yaml
 from draftwood.admin.v1.experiments_pb2 import Experiment
 from draftwood_service.settings import Settings
 from draftwood_strategies.registry import strategy_names
-from draftwood_tenants.experiments.reading import read_experiment
 from draftwood_tenants.file import read_content
-
-ROOT = Path(__file__).parents[2]
-_FENCE = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+from draftwood_tenants.reading import read_experiment
+from tests.docs.pages import ROOT, blocks, pages
 
 
 def samples() -> dict[str, str]:
     """The text of a tenants file, by where it is."""
-    found = {}
-    for path in sorted((ROOT / "docs").rglob("*.md")):
-        for number, text in enumerate(_FENCE.findall(path.read_text(encoding="utf-8"))):
-            if re.search(r"^(tenants|experiments):", text, re.MULTILINE):
-                found[f"{path.relative_to(ROOT)}[{number}]"] = text
+    shown = [(page, [block.text for block in blocks(page) if block.language == "yaml"]) for page in pages()]
+    found = {
+        f"{page}[{number}]": text
+        for page, texts in shown
+        for number, text in enumerate(texts)
+        if re.search(r"^(tenants|experiments):", text, re.MULTILINE)
+    }
     for path in sorted((ROOT / "tests" / "helm" / "values").glob("*.yaml")):
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
         if of_tenants := {key: values[key] for key in ("tenants", "experiments") if key in values}:

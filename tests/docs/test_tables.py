@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from draftwood_client.errors import ErrorDetails, StatusError
-from draftwood_service.errors import INTERNAL, RULES
 from draftwood_service.gateway.errors import status_of
+from draftwood_service.rpc.statuses import INTERNAL, RULES
 from tests.docs.pages import ROOT
 from tests.helm.chart import render
 from tests.helm.test_renders import pod_of, server_of

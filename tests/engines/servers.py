@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from draftwood_benchmarks.harness.server_process import server_process
+from draftwood_benchmarks.harness.servers import server_process
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from tests.memory.servers import free_port
 from tests.vllm.engine import ENVIRONMENT, PYTHON, REPOSITORY

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from draftwood_benchmarks.commands import bench
-from draftwood_benchmarks.harness.engines import server_on
-from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions
-from draftwood_benchmarks.harness.server_process import server_process
+from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions, server_on
+from draftwood_benchmarks.harness.servers import server_process
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from tests.security.abuse.attacks import ATTACKS, FAIR_STREAMS, MAX_MESSAGE_BYTES
 from tests.security.abuse.looking import look_during

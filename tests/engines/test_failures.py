@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from draftwood_benchmarks.harness.server_process import ServerError
+from draftwood_benchmarks.harness.servers import ServerError
 from draftwood_client import Client, UnavailableError
 from tests.engines.servers import ENGINES, Served, served_by, starting, until
 
@@ -96,7 +96,7 @@ def test_a_drain_lets_running_requests_end(own: Served) -> None:
 
 def test_a_service_that_is_killed_leaves_no_process(own: Served) -> None:
     """To be run last: the server is gone."""
-    processes = [one for one in own.children() if "valkey" not in one.name()]
+    processes = [child for child in own.children() if "valkey" not in child.name()]
     assert engine_processes(own)
     os.kill(own.pid, signal.SIGKILL)
     for process in processes:

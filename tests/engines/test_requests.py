@@ -40,7 +40,7 @@ def test_a_cancelled_request_frees_its_slot(client: Client, served: Served) -> N
 def test_more_requests_than_slots_wait_and_all_end(client: Client) -> None:
     with ThreadPoolExecutor(12) as threads:
         answers = [threads.submit(client.generate, f"Question {i}:", max_tokens=20, ignore_eos=True) for i in range(24)]
-        assert all(len(one.result().token_ids) == 20 for one in answers)
+        assert all(len(answer.result().token_ids) == 20 for answer in answers)
 
 
 def test_a_reader_that_stops_holds_up_nobody(client: Client, served: Served) -> None:

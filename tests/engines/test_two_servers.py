@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from draftwood_benchmarks.harness.gateway_process import running_gateway
+from draftwood_benchmarks.harness.servers import running_gateway
 from draftwood_client import AdminClient, Client, DraftConfig, Experiment, ExperimentArm
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from tests.engines.servers import ENGINES, Served, served_by, until
@@ -64,7 +64,8 @@ def test_engines_share_memories(pair: Pair, client: Client) -> None:
 
 
 def test_a_live_experiment_counts_what_its_clients_saw(pair: Pair, client: Client) -> None:
-    arms = ExperimentArm("trie", DraftConfig("trie")), ExperimentArm("plain", DraftConfig("none"))
+    strategies = {"trie": "trie", "plain": "none"}
+    arms = [ExperimentArm(id=name, drafting=DraftConfig(strategy=of)) for name, of in strategies.items()]
     with AdminClient(pair.other.target) as admin:
         admin.experiments.create("live", Experiment(tenants=("trial",), arms=arms))
         admin.experiments.start("live")
@@ -125,7 +126,7 @@ def test_tools_are_called_through_the_gateway(pair: Pair) -> None:
 def test_audits_find_no_difference(pair: Pair, client: Client) -> None:
     accepted(client, "audited")
     with AdminClient(pair.other.target) as audit:
-        until(lambda: sum(one.audited for one in audit.audit_report().counts) >= 2, 60)
+        until(lambda: sum(count.audited for count in audit.audit_report().counts) >= 2, 60)
         report = audit.audit_report()
-    assert sum(one.differing for one in report.counts) == 0
-    assert sum(one.failed for one in report.counts) == 0
+    assert sum(count.differing for count in report.counts) == 0
+    assert sum(count.failed for count in report.counts) == 0

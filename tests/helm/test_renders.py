@@ -64,7 +64,7 @@ def test_everything_is_valid_for_kubernetes(path: Path, version: str, recwarn: p
 @by_values
 def test_helm_3_renders_the_same(path: Path) -> None:
     def keyed(documents: list[Document]) -> dict[tuple[str, str], Document]:
-        return {(one["kind"], one["metadata"]["name"]): one for one in documents}
+        return {(document["kind"], document["metadata"]["name"]): document for document in documents}
 
     assert keyed(render_3(path, "1.34.0")) == keyed(render(read(path)))
     old = server_of(render_3(path, "1.29.0"))["lifecycle"]["preStop"]
@@ -99,7 +99,7 @@ def test_the_server_reads_what_the_chart_writes(path: Path, tmp_path: Path) -> N
     assert (settings.port, settings.health_port) == (ports["grpc"], ports["health"])
     assert settings.metrics_port == ports.get("metrics")
     assert settings.has_credentials or settings.auth == "open"
-    tenants = [one for one in documents if one["metadata"]["name"].endswith("-tenants")]
+    tenants = [document for document in documents if document["metadata"]["name"].endswith("-tenants")]
     if tenants:
         assert settings.tenants_file is not None
         settings.tenants_file.write_text(tenants[0]["data"]["tenants.yaml"])
@@ -150,16 +150,25 @@ def test_everything_selects_the_pods_and_names_their_ports(path: Path) -> None:
     labels = of_kind(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
     selectors = [of_kind(documents, "Deployment")["spec"]["selector"]["matchLabels"]]
     selectors += [of_kind(documents, "Service", name)["spec"]["selector"] for name in ("draftwood", "-headless")]
-    selectors += [one["spec"]["selector"]["matchLabels"] for one in documents if one["kind"] == "PodDisruptionBudget"]
+    selectors += [
+        document["spec"]["selector"]["matchLabels"]
+        for document in documents
+        if document["kind"] == "PodDisruptionBudget"
+    ]
     policy = of_kind(documents, "NetworkPolicy", "draftwood")
     selectors.append(policy["spec"]["podSelector"]["matchLabels"])
     for selector in selectors:
         assert selector.items() <= labels.items()
     ports = {port["name"] for container in pod_of(documents)["containers"] for port in container["ports"]}
-    named = [port["targetPort"] for one in documents if one["kind"] == "Service" for port in one["spec"]["ports"]]
+    named = [
+        port["targetPort"]
+        for document in documents
+        if document["kind"] == "Service"
+        for port in document["spec"]["ports"]
+    ]
     named += [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]]
     assert {*named} <= ports | {"valkey"}
-    monitors = [one for one in documents if one["kind"] == "ServiceMonitor"]
+    monitors = [document for document in documents if document["kind"] == "ServiceMonitor"]
     for monitor in monitors:
         headless = of_kind(documents, "Service", "-headless")
         assert monitor["spec"]["selector"]["matchLabels"].items() <= headless["metadata"]["labels"].items()

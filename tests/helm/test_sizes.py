@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from helm_python.errors import HelmError
 
-from tests.helm.chart import HELM_3, OPEN, VALUES, Document, read, render, render_3
-from tests.helm.test_renders import by_values, of_kind, pod_of, server_of, values
+from tests.helm.chart import HELM_3, OPEN, Document, read, render, render_3
+from tests.helm.test_renders import by_values, of_kind, pod_of, server_of
 
 GIB = 2**30
 UNITS = {"": 1, "Mi": 2**20, "Gi": GIB}
@@ -46,20 +46,6 @@ def test_a_gpu_has_room_for_8b_parameters_in_bfloat16() -> None:
     assert pod_of(documents)["terminationGracePeriodSeconds"] == 5 + 120 + 5
 
 
-def test_several_gpus_have_several_times_as_much() -> None:
-    one, four = (resources(device={"type": "nvidia", "count": count}) for count in (1, 4))
-    assert quantity(four["limits"]["memory"]) == 4 * quantity(one["limits"]["memory"])
-    assert four["limits"]["nvidia.com/gpu"] == four["requests"]["nvidia.com/gpu"] == 4
-    documents = render(OPEN | {"device": {"type": "nvidia", "count": 4}})
-    assert quantity(volume(documents, "shm")["emptyDir"]["sizeLimit"]) == 8 * GIB
-
-
-def test_the_demo_model_on_cpus_stays_small() -> None:
-    given = resources()
-    assert given["requests"] == {"cpu": "2", "memory": "4Gi", "ephemeral-storage": "13Gi"}
-    assert given["limits"] == {"memory": "4Gi", "ephemeral-storage": "13Gi"}
-
-
 @pytest.mark.parametrize(
     ("given", "memory"),
     [
@@ -73,23 +59,16 @@ def test_a_request_is_never_above_its_limit(given: Document, memory: tuple[str, 
     assert (made["requests"]["memory"], made["limits"]["memory"]) == memory
 
 
-def test_shared_memory_is_within_the_memory_limit() -> None:
-    for path in VALUES:
-        documents = render(read(path))
-        shm = quantity(volume(documents, "shm")["emptyDir"]["sizeLimit"])
-        assert shm <= quantity(server_of(documents)["resources"]["limits"]["memory"]) / 4
-
-
 @by_values
 def test_every_container_says_how_much_it_writes(path: Any) -> None:
     """A pod without a limit can fill its node's disk."""
-    for one in render(read(path)):
-        if one["kind"] == "Deployment":
-            for container in one["spec"]["template"]["spec"]["containers"]:
-                for part in ("requests", "limits"):
-                    assert "ephemeral-storage" in container["resources"][part]
-            for each in one["spec"]["template"]["spec"]["volumes"]:
-                assert "emptyDir" not in each or "sizeLimit" in each["emptyDir"]
+    documents = render(read(path))
+    for pod in (each["spec"]["template"]["spec"] for each in documents if each["kind"] == "Deployment"):
+        for container in pod["containers"]:
+            assert all("ephemeral-storage" in container["resources"][part] for part in ("requests", "limits"))
+        assert all("sizeLimit" in each["emptyDir"] for each in pod["volumes"] if "emptyDir" in each)
+    shm = quantity(volume(documents, "shm")["emptyDir"]["sizeLimit"])
+    assert shm <= quantity(server_of(documents)["resources"]["limits"]["memory"]) / 4
 
 
 def test_threads_are_those_of_the_cpus_that_the_pod_has() -> None:
@@ -119,12 +98,29 @@ def test_openshift_is_known_by_its_api(tmp_path: Path) -> None:
 
 
 def assert_no_user(documents: list[Document]) -> None:
-    pods = [one["spec"] for one in documents if one["kind"] == "Pod"]
-    pods += [one["spec"]["template"]["spec"] for one in documents if one["kind"] in ("Deployment", "StatefulSet")]
+    pods = [document["spec"] for document in documents if document["kind"] == "Pod"]
+    pods += [
+        document["spec"]["template"]["spec"]
+        for document in documents
+        if document["kind"] in ("Deployment", "StatefulSet")
+    ]
     assert len(pods) >= 2
     for pod in pods:
         assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod["securityContext"].keys()
         assert pod["securityContext"]["runAsNonRoot"] is True
+
+
+@pytest.mark.parametrize("mode", ["valkey", "external", None])
+def test_several_pods_share_a_store(mode: str | None) -> None:
+    """Otherwise a purge, a tenant and a limit would hold in one of them."""
+    store: dict[str, Any] = {"mode": mode, "external": {"url": "redis://cache.example" if mode == "external" else ""}}
+    documents = render(OPEN | {"replicas": 5, "store": store if mode else {}})
+    assert of_kind(documents, "Deployment")["spec"]["replicas"] == 5
+    if mode == "external":
+        data = of_kind(documents, "ConfigMap", "draftwood")["data"]["draftwood.yaml"]
+        assert '"store": "redis://cache.example"' in data
+    else:
+        assert "DRAFTWOOD_STORE" in {each["name"] for each in server_of(documents)["env"]}
 
 
 @pytest.mark.parametrize("mode", ["memory", "embedded"])
@@ -156,19 +152,11 @@ def test_one_pod_may_be_scaled_by_hand_or_from_zero_without_a_shared_store() -> 
     assert [one["spec"]["replicas"] for one in by_hand if one["kind"] in ("Deployment", "StatefulSet")] == [1]
     scaled = {"type": "keda", "minReplicas": 0, "maxReplicas": 1}
     documents = render(OPEN | {"store": {"mode": "embedded"}, "autoscaling": scaled, "gateway": {"mode": "deployment"}})
-    [scaler] = [one["spec"] for one in documents if one["kind"] == "ScaledObject"]
+    [scaler] = [document["spec"] for document in documents if document["kind"] == "ScaledObject"]
     assert (scaler["minReplicaCount"], scaler["maxReplicaCount"]) == (0, 1)
 
 
-def test_vllm_has_its_image_its_argument_and_a_gpu_for_each_rank() -> None:
-    documents = render(values("vllm"))
-    server = server_of(documents)
-    assert server["args"][-2:] == ["--engine", "vllm"]
-    assert server["image"].endswith("-vllm")
-    config = of_kind(documents, "ConfigMap", "draftwood")["data"]["draftwood.yaml"]
-    assert '"tensor_parallel": 2' in config
-    assert server["resources"]["limits"]["nvidia.com/gpu"] == 2
-    assert "--engine" not in server_of(render(OPEN))["args"]
+def test_engines_that_the_chart_cannot_run_are_refused() -> None:
     with pytest.raises(HelmError, match=r"device\.type: must be nvidia"):
         render(OPEN | {"engine": "vllm"})
     with pytest.raises(HelmError, match="engine"):

@@ -132,22 +132,5 @@ def test_contradictions_are_refused(values: dict[str, Any], message: str) -> Non
         render(OPEN | values)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 5])
-@pytest.mark.parametrize("mode", ["memory", "embedded", "valkey", "external", None])
-def test_several_pods_always_share_a_store(mode: str | None, replicas: int) -> None:
-    """Otherwise a purge, a tenant and a limit would hold in one of them."""
-    store: dict[str, Any] = {"mode": mode, "external": {"url": "redis://cache.example" if mode == "external" else ""}}
-    values = OPEN | {"replicas": replicas, "store": store if mode else {}}
-    if mode in ("memory", "embedded") and replicas > 1:
-        with pytest.raises(HelmError, match="one pod"):
-            render(values)
-        return
-    [deployment] = [one for one in render(values) if one["kind"] == "Deployment"]
-    assert deployment["spec"]["replicas"] == replicas
-    [server] = deployment["spec"]["template"]["spec"]["containers"]
-    shared = "DRAFTWOOD_STORE" in {one["name"] for one in server["env"]} or mode == "external"
-    assert shared == (mode not in ("memory", "embedded"))
-
-
 def test_the_schema_is_current() -> None:
     assert json.loads(SCHEMA.read_text(encoding="utf-8")) == schema(), "python -m tools.chart_schema"

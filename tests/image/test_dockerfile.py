@@ -66,7 +66,7 @@ def test_the_builder_gets_nothing_else() -> None:
     for file in filter(sent, files):
         assert file in needed or file.startswith(tuple(f"{name}/" for name in needed)), file
     assert sent("service/draftwood_service/rpc/server.py")
-    assert not any(map(sent, ("tests/conftest.py", ".git/config", "tools/sweep_models.py", "service/x/__pycache__/a")))
+    assert not any(map(sent, ("tests/conftest.py", ".git/config", "tools/chart_schema.py", "service/x/__pycache__/a")))
 
 
 def test_the_wheels_find_all_that_they_are_made_of() -> None:
@@ -125,9 +125,9 @@ def test_the_version_is_that_of_the_distribution() -> None:
 
 
 def test_bases_are_arguments_that_a_digest_fits_into() -> None:
-    assert [one.split("=")[0] for one in arguments("ARG")[:3]] == ["VARIANT", "BASE_BUILD", "BASE_RUN"]
-    froms = [one.split()[0] for one in arguments("FROM")]
-    stages = {one.split()[-1] for one in arguments("FROM") if " AS " in one}
+    assert [argument.split("=")[0] for argument in arguments("ARG")[:3]] == ["VARIANT", "BASE_BUILD", "BASE_RUN"]
+    froms = [argument.split()[0] for argument in arguments("FROM")]
+    stages = {argument.split()[-1] for argument in arguments("FROM") if " AS " in argument}
     for base in froms:
         assert base in ("${BASE_BUILD}", "${BASE_RUN}", "torch-${VARIANT}", "run-${VARIANT}") or base in stages
     assert {f"{kind}-{variant}" for kind in ("torch", "run") for variant in ("cpu", "cuda")} <= stages

@@ -20,11 +20,11 @@ def no_memory_goes_on() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def frequent_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory looks once a second for what has become too old or too much."""
-    monkeypatch.setattr("draftwood_memory.replication.memory_thread._ROUND_SECONDS", 0.1)
+    monkeypatch.setattr("draftwood_memory.memory_thread._ROUND_SECONDS", 0.1)
 
 
 @pytest.fixture
 def evicts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memories that are too many or too large are evicted in the next round, whoever waits for them."""
-    monkeypatch.setattr("draftwood_memory.replication.maintenance._EVICT_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.local.residents._WAITED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.memory_thread._EVICT_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.residents._WAITED_SECONDS", 0.0)

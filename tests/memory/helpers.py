@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName, RedisClient, RedisTls, StrategyKey
-from draftwood_memory.local.resident import Resident
 from draftwood_memory.memory import MemoryOperation
+from draftwood_memory.resident import Resident
 from draftwood_memory.store.encryption import KeyRing
 from draftwood_memory.store.naming import stream_key
 
@@ -98,6 +98,11 @@ async def perform(operation: MemoryOperation[Result], memory: Memory) -> Result:
     return await asyncio.wrap_future(memory.submit(operation))
 
 
+def key_of(command: SequenceOf[Any]) -> str:
+    """The first key of a command."""
+    return str(command[3 if command[0] == "EVAL" else 1])
+
+
 @contextmanager
 def before_command(
     memory: Memory, word: str, work: Callable[[], Coroutine[Any, Any, object]], of: str = ""
@@ -111,7 +116,7 @@ def before_command(
     async def commands(words: Any) -> Any:
         answers = []
         for one in words:
-            if one[0] == word and one[1].startswith(of) and pending:
+            if one[0] == word and key_of(one).startswith(of) and pending:
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pending.pop()(), loop))
             answers += await send([one])
         return answers
@@ -120,7 +125,7 @@ def before_command(
     try:
         yield
     finally:
-        del client.commands
+        client.commands = send
 
 
 async def strategy_of(memory: Memory, tenant: str, name: str = "trie", arm: str = "") -> Any:
@@ -162,7 +167,7 @@ def learned_by(memory: Memory, tenant: str, arm: str = "") -> list[list[int]]:
 def stream_of(memory: Memory, tenant: str, arm: str = "") -> str:
     """The key of the stream that the process reads and writes."""
     found = resident(memory, tenant, arm)
-    return stream_key(found.tag, found.generation or 0)
+    return stream_key(found.tag, found.epoch or 0)
 
 
 async def agreed(

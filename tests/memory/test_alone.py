@@ -124,7 +124,7 @@ async def test_surplus_tenants_are_evicted_and_loaded_again(server: Valkey) -> N
                 await learn_output(memory, tenant, numbers(100))
             await until(lambda: MemoryName("a") not in memory.residents)
             assert MemoryName("used") in memory.residents
-        assert [one.tolist() for one in (await strategy_of(memory, "a")).sequences()] == [numbers(100)]
+        assert [sequence.tolist() for sequence in (await strategy_of(memory, "a")).sequences()] == [numbers(100)]
 
 
 async def test_a_stopped_memory_runs_nothing() -> None:

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from draftwood_memory import Memory, MemoryConfig, MemoryName
-from draftwood_memory.config import MemoryOverrides
+from draftwood_memory.config import MemoryOverrides, surplus
 from draftwood_memory.errors import StoreFullError
-from draftwood_memory.fair_share import surplus
 from draftwood_memory.operations import ExportMemory, FillMemory, FillProgress
 from draftwood_memory.records import Kind
-from draftwood_memory.store.clock import StoreClock
-from draftwood_memory.store.eviction import free_space
 from draftwood_memory.store.memories import Memories
 from draftwood_memory.store.naming import memories_key
+from draftwood_memory.store.space import free_space
+from draftwood_memory.store.stored import StoreClock
 from tests.memory.helpers import FINGERPRINT, agreed, learn_output, log_of, numbers, perform, replicas, stream_of, until
 from tests.memory.servers import Valkey
 
@@ -67,8 +66,8 @@ async def test_one_tenants_arms_evict_no_others_memory(
     server: Valkey, monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     """The memory thread evicts as soon as there is one too many: the next round is far away."""
-    monkeypatch.setattr("draftwood_memory.local.residents._WAITED_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.replication.memory_thread._ROUND_SECONDS", 60.0)
+    monkeypatch.setattr("draftwood_memory.residents._WAITED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.memory_thread._ROUND_SECONDS", 60.0)
     async with replicas(1, server.url if stored else None, config=MemoryConfig(max_resident=20)) as [memory]:
         for number in range(15):
             await learn_output(memory, f"t{number}", numbers(10))
@@ -105,10 +104,10 @@ async def test_a_year_of_tenants_in_a_small_store(monkeypatch: pytest.MonkeyPatc
     days = 0.0
     at = StoreClock.at
     monkeypatch.setattr(StoreClock, "at", lambda clock, monotonic: at(clock, monotonic) + days * DAY)
-    monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.02)
-    monkeypatch.setattr("draftwood_memory.replication.record_store._SPACE_CHECK_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.replication.record_store._LISTED_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.replication.record_store._USE_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.02)
+    monkeypatch.setattr("draftwood_memory.sender._SPACE_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.sender._LISTED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.sender._USE_SECONDS", 0.0)
     config = MemoryConfig(max_resident=20, idle_seconds=0.5)
     with Valkey("--maxmemory-policy", "noeviction", "--maxmemory", "8mb") as server:
         async with replicas(2, server.url, config=config) as memories:
@@ -209,7 +208,7 @@ async def test_a_small_store_beside_a_large_server_keeps_most_memories(
 
 
 async def test_an_eviction_from_the_store_is_no_failover(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.0)
     async with replicas(1, server.url) as [memory]:
         await learn_output(memory, "t", numbers(10))
         await until(lambda: not memory.outbox.pending)
@@ -232,8 +231,8 @@ async def test_an_eviction_from_the_store_is_no_failover(server: Valkey, monkeyp
 async def test_a_store_without_a_limit_keeps_everything(
     server: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.01)
-    monkeypatch.setattr("draftwood_memory.replication.record_store._SPACE_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("draftwood_memory.sender._SPACE_CHECK_SECONDS", 0.0)
     async with replicas(1, server.url) as [memory]:
         await learn_much(memory, "t", 0, 10_000)
         for _ in range(10):

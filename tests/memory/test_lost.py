@@ -11,18 +11,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+from redis import exceptions
+from redis._parsers.base import BaseParser
 from redis.crc import key_slot
 
-from draftwood_memory import Memory, MemoryName, MemoryOverrides
-from draftwood_memory.errors import MemoryStoreError, StoreFullError, StoreUnavailableError
+from draftwood_memory import Memory, MemoryName, MemoryOverrides, RedisClient
+from draftwood_memory.errors import (
+    MemoryStoreError,
+    StoreFullError,
+    StoreRefusedError,
+    StoreUnavailableError,
+    WrongTypeError,
+)
 from draftwood_memory.operations import FillMemory, FillProgress, PurgeMemory
 from draftwood_memory.records import Kind
-from draftwood_memory.replication.record_store import RecordStore
+from draftwood_memory.sender import RecordStore
+from draftwood_memory.store import redis_client
 from draftwood_memory.store.naming import PURGES_KEY, memories_key, tenant_key
+from draftwood_memory.store.redis_client import Script
 from tests.memory.helpers import (
     FINGERPRINT,
     agreed,
     before_command,
+    key_of,
     learn_output,
     learned_by,
     log_of,
@@ -36,7 +47,7 @@ from tests.memory.helpers import (
     tokens_of,
     until,
 )
-from tests.memory.servers import Valkey, cluster
+from tests.memory.servers import Proxy, Valkey, cluster, wait_for
 
 
 async def rounds_until(memory: Memory, condition: Callable[[], object]) -> None:
@@ -47,48 +58,40 @@ async def rounds_until(memory: Memory, condition: Callable[[], object]) -> None:
     await until(after_a_round)
 
 
-@pytest.mark.parametrize("claimed", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
 async def test_what_a_store_has_lost_is_restored_by_one_process(
-    server: Valkey, monkeypatch: pytest.MonkeyPatch, claimed: bool
+    server: Valkey, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
-    """If another one has claimed the memory, what that one writes is loaded. The outbox is sent as ever."""
-    monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.replication.replica._RESTORE_SECONDS", 0.05)
+    """If another one has begun the memory again, what that one wrote is loaded. The outbox is sent as ever."""
+    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.0)
 
     async def lose() -> None:
-        server.client.delete(tenant_key("t"), *([] if claimed else [stream]))
-        if claimed:
-            server.client.hset(tenant_key("t"), f"f:{FINGERPRINT}:", "1")
+        server.client.delete(tenant_key("t"), *([] if begun else [stream]))
         await learn_output(memory, "t", numbers(11))
+
+    async def begin() -> None:
+        if begun:
+            server.client.hset(tenant_key("t"), f"n:{FINGERPRINT}:", "")
 
     async with replicas(1, server.url) as [memory]:
         await stored([memory], "t", numbers(10))
         stream = stream_of(memory, "t")
-        with before_command(memory, "HMGET", lose):
+        in_between = before_command(memory, "EVAL", begin, of=tenant_key("t"))
+        with in_between, before_command(memory, "HMGET", lose):
             await rounds_until(memory, lambda: memory.counters().pushed == 2 and resident(memory, "t").loaded)
         assert await agreed([memory], "t") == [numbers(10), numbers(11)]
-        assert memory.counters().restored == (0 if claimed else 1)
+        assert memory.counters().restored == (0 if begun else 1)
     async with replicas(1, server.url) as [later]:
         assert await agreed([later], "t") == [numbers(10), numbers(11)]  # once each
 
 
-async def test_a_restore_that_fails_after_the_claim_is_made_again(
-    server: Valkey, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.0)
-    failures = iter([StoreUnavailableError("cut")])
-    write = RecordStore.append
-
-    async def cut(*arguments: Any) -> None:
-        if (error := next(failures, None)) is not None:
-            raise error
-        await write(*arguments)
-
+async def test_a_restore_that_fails_is_made_again(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.0)
     async with replicas(1, server.url) as [memory]:
         await stored([memory], "t", numbers(10))
-        monkeypatch.setattr(RecordStore, "append", cut)
-        server.client.delete(tenant_key("t"), stream_of(memory, "t"))
-        await rounds_until(memory, lambda: memory.counters().restored)
+        with refused(memory, "EVAL", StoreUnavailableError("cut"), of=tenant_key("t")):
+            server.client.delete(tenant_key("t"), stream_of(memory, "t"))
+            await rounds_until(memory, lambda: memory.counters().restored)
         assert memory.counters().failures == 1
     async with replicas(1, server.url) as [later]:
         assert await agreed([later], "t") == [numbers(10)]
@@ -98,7 +101,7 @@ async def test_a_store_that_lost_the_latest_entries_is_followed_on(
     server: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a failover: the new primary writes entries with ids that have passed here."""
-    monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.0)
     async with replicas(2, server.url) as [first, second]:
         await stored([first, second], "t", numbers(10))
         stream = stream_of(first, "t")
@@ -122,7 +125,7 @@ async def test_after_a_failure_all_memories_are_compared_at_once(
     async with replicas(1, server.url) as [memory]:
         await stored([memory], "t", numbers(10))
         if not live:
-            monkeypatch.setattr("draftwood_memory.local.resident.LIVE_SECONDS", 0.0)
+            monkeypatch.setattr("draftwood_memory.resident.LIVE_SECONDS", 0.0)
         server.client.flushall()
 
         def cut() -> bool:
@@ -148,7 +151,7 @@ def refused(memory: Memory, word: str, error: MemoryStoreError, times: int = 1, 
         nonlocal left
         chosen = []
         for command in words:
-            chosen.append(not (left and command[0] == word and command[1].startswith(of)))
+            chosen.append(not (left and command[0] == word and key_of(command).startswith(of)))
             left -= not chosen[-1]
         answers = iter(await send([command for command, runs in zip(words, chosen, strict=True) if runs]))
         return [next(answers) if runs else error for runs in chosen]
@@ -160,16 +163,22 @@ def refused(memory: Memory, word: str, error: MemoryStoreError, times: int = 1, 
         del client.commands
 
 
-@pytest.mark.parametrize("word", ["HSET", "PEXPIRE"])
-async def test_an_entry_whose_name_or_expiry_is_refused_is_taken_back_and_written_once(
-    server: Valkey, word: str
-) -> None:
+@pytest.mark.parametrize("word", ["hset", "pexpire", "xadd"])
+async def test_an_entry_whose_name_or_expiry_is_refused_is_written_later_and_once(word: str) -> None:
     """A stream without a name would outlive its purge."""
+    with Valkey() as server:
+        await _is_written_later(server, word)
+
+
+async def _is_written_later(server: Valkey, word: str) -> None:
     async with replicas(1, server.url) as [memory]:
         await strategy_of(memory, "t")
-        with refused(memory, word, StoreFullError("OOM"), of=stream_of(memory, "t")[: len("dw:{t:t}")]):
-            await learn_output(memory, "t", numbers(10))
-            await until(lambda: memory.counters().pushed == 1)
+        server.client.execute_command("ACL", "SETUSER", "default", f"-{word}")
+        await learn_output(memory, "t", numbers(10))
+        await asyncio.sleep(0.2)
+        assert (memory.outbox.pending, server.client.keys("dw:{t:t}:3:*")) == (1, [])
+        server.client.execute_command("ACL", "SETUSER", "default", f"+{word}")
+        await until(lambda: memory.counters().pushed == 1)
         assert server.client.xlen(stream_of(memory, "t")) == 1
         assert server.client.hexists(tenant_key("t"), f"n:{FINGERPRINT}:")
         assert server.client.pttl(stream_of(memory, "t")) > 0
@@ -182,7 +191,7 @@ async def test_what_was_sent_before_an_outage_is_not_sent_again(server: Valkey) 
     async with replicas(1, server.url) as [memory]:
         for tenant in "ab":
             await strategy_of(memory, tenant)
-        with refused(memory, "XADD", StoreUnavailableError("CLUSTERDOWN"), of="dw:{t:b}"):
+        with refused(memory, "EVAL", StoreUnavailableError("CLUSTERDOWN"), of="dw:{t:b}"):
             async with memory_locked(memory):
                 for tenant in "ab":
                     await learn_output(memory, tenant, numbers(10))
@@ -239,8 +248,8 @@ async def test_a_full_store_is_given_space_before_it_gets_back_what_it_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It refuses whatever a memory's restoration begins with, and stays as full until somebody deletes something."""
-    monkeypatch.setattr("draftwood_memory.replication.memory_thread._CHECK_SECONDS", 0.0)
-    monkeypatch.setattr("draftwood_memory.replication.record_store._SPACE_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.memory_thread._CHECK_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.sender._SPACE_CHECK_SECONDS", 0.0)
     with Valkey("--maxmemory-policy", "noeviction") as server:
         async with replicas(1, server.url, fingerprint="e" * 16) as [other]:
             random = np.random.default_rng(0).integers(0, 30_000, 400_000).astype(np.int32)
@@ -267,7 +276,7 @@ async def test_while_a_node_of_a_cluster_is_down_the_tenants_of_the_others_are_s
     redis-py drops a node that is down without closing its connections. They are collected here, where their warnings
     are ignored, and not in another test.
     """
-    monkeypatch.setattr("draftwood_memory.replication.replica._RETRY_SECONDS", 1.0)
+    monkeypatch.setattr("draftwood_memory.replica._RETRY_SECONDS", 1.0)
 
     def node_of(key: str) -> int:
         return next(i for i in (2, 1, 0) if key_slot(key.encode()) >= 16384 * i // 3)
@@ -292,3 +301,110 @@ async def test_while_a_node_of_a_cluster_is_down_the_tenants_of_the_others_are_s
             nodes[dead].start()
             assert await agreed(memories, down, 30.0) == [numbers(10), numbers(11)]
     gc.collect()
+
+
+@contextmanager
+def pair() -> Iterator[tuple[Valkey, Valkey]]:
+    """A primary and its replica, in step."""
+    with Valkey() as primary, Valkey("--replicaof", f"127.0.0.1 {primary.port}") as replica:
+        wait_for(lambda: replica.client.info("replication").get("master_link_status") == "up", "replication")
+        yield primary, replica
+
+
+async def fail_over(primary: Valkey, replica: Valkey, address: Proxy) -> None:
+    """The replica is promoted and the primary demoted; the address leads new connections to the former."""
+    await asyncio.to_thread(replica.client.execute_command, "REPLICAOF", "NO", "ONE")
+    address.to = replica.port
+    await asyncio.to_thread(primary.client.execute_command, "REPLICAOF", "127.0.0.1", str(replica.port))
+
+
+@asynccontextmanager
+async def connected(address: Proxy) -> AsyncIterator[RedisClient]:
+    client = RedisClient(address.url, timeout=2.0)
+    yield client
+    await client.close()
+
+
+async def test_records_are_pushed_to_the_new_primary() -> None:
+    with pair() as (primary, replica):
+        async with Proxy(primary.port) as address, replicas(2, address.url) as memories:
+            await stored(memories, "t", numbers(10))
+            await fail_over(primary, replica, address)
+            assert await stored(memories, "t", numbers(11)) == [numbers(10), numbers(11)]
+            assert memories[0].counters().reconnects >= 1
+            [stream] = [key for key in replica.client.keys("dw:*:3:*") if replica.client.type(key) == b"stream"]
+            assert replica.client.xlen(stream) == 2
+
+
+@pytest.mark.parametrize("call", ["command", "commands", "script"])
+async def test_the_call_after_a_refused_one_reaches_the_new_primary(call: str) -> None:
+    async def write(client: RedisClient) -> None:
+        if call == "command":
+            await client.command("SET", "k", "v")
+        elif call == "script":
+            await client.run(Script("return redis.call('SET', KEYS[1], ARGV[1])", ["k"], ["v"]))
+        else:
+            [answer] = await client.commands([("SET", "k", "v")])
+            if isinstance(answer, MemoryStoreError):
+                raise answer
+
+    with pair() as (primary, replica):
+        async with Proxy(primary.port) as address, connected(address) as client:
+            await write(client)
+            await fail_over(primary, replica, address)
+            with pytest.raises(StoreUnavailableError, match="read only replica"):
+                await write(client)
+            replica.client.delete("k")
+            await write(client)
+            assert replica.client.get("k") == b"v"
+
+
+async def test_a_blocked_reader_leaves_a_primary_that_is_demoted() -> None:
+    with pair() as (primary, replica):
+        async with Proxy(primary.port) as address, connected(address) as client:
+            reading = asyncio.create_task(client.command("XREAD", "BLOCK", 1500, "STREAMS", "s", "0"))
+            await until(lambda: primary.client.info("clients")["blocked_clients"] == 1)
+            await fail_over(primary, replica, address)
+            with pytest.raises(StoreUnavailableError):
+                await reading
+            assert (await client.command("ROLE"))[0] == b"master"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("READONLY You can't write against a read only replica.", StoreUnavailableError),
+        ("MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", StoreUnavailableError),
+        ("CLUSTERDOWN The cluster is down", StoreUnavailableError),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", StoreUnavailableError),
+        ("MOVED 3999 127.0.0.1:6381", StoreUnavailableError),
+        ("LOADING Valkey is loading the dataset in memory", StoreUnavailableError),
+        ("BUSY Valkey is busy running a script.", StoreUnavailableError),
+        ("NOREPLICAS Not enough good replicas to write.", StoreUnavailableError),
+        ("MISCONF Errors writing to the AOF file: No space left on device", StoreUnavailableError),
+        ("UNBLOCKED force unblock from blocking operation", StoreUnavailableError),
+        ("ERR max number of clients reached", StoreUnavailableError),
+        ("OOM command not allowed when used memory > 'maxmemory'.", StoreFullError),
+        ("NOPERM User x has no permissions to run the 'set' command", StoreRefusedError),
+        ("NOAUTH Authentication required.", StoreRefusedError),
+        ("WRONGPASS invalid username-password pair or user is disabled.", StoreRefusedError),
+        ("ERR unknown command 'XADD'", StoreRefusedError),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", WrongTypeError),
+        # As Redis 6 reports what failed within a script.
+        (
+            "ERR Error running script (call to f_a1): @user_script:3: @user_script: 3: -READONLY You can't write "
+            "against a read only replica.",
+            StoreUnavailableError,
+        ),
+        (
+            "ERR Error running script (call to f_a1): @user_script:3: @user_script: 3: -OOM command not allowed when "
+            "used memory > 'maxmemory'.",
+            StoreFullError,
+        ),
+    ],
+)
+def test_answers_of_servers_by_their_codes(answer: str, expected: type[MemoryStoreError]) -> None:
+    """As the library parses them: it takes the codes that it knows off the text."""
+    error = BaseParser.parse_error(answer)
+    assert isinstance(error, exceptions.RedisError)
+    assert type(redis_client._mapped(error)) is expected

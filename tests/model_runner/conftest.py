@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from draftwood_strategies.budgeting import draft_account
+from draftwood_strategies.draft_engine import controller as draft_account
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ JUNK = -1
 
 def held_alone(pool: KVPool, sequences: list[Sequence]) -> int:
     """How many pages these live sequences hold and no others."""
-    tables = [pool._tables[sequence].held for sequence in sequences]
+    tables = [sequence.kv.held for sequence in sequences]
     pages, times = np.unique(np.concatenate([np.empty(0, np.int32), *tables]), return_counts=True)
     return int((pool._pages.references[pages] == times).sum())
 
@@ -35,7 +35,7 @@ class FakeMemory:
         Args:
             written: what the sequence writes if the step reaches its end: all but the last were drafted.
         """
-        sequence, nodes = work.sequence, work.sequence.request.max_draft_nodes
+        sequence, nodes = work.sequence, work.sequence.request.drafting.max_nodes
         start, end = sequence.committed, sequence.committed + work.tokens
         first = 0 if self.pool.window is None else max(0, start - self.pool.window.tokens + 1)
         assert self.read(work, first, start) == sequence.tokens(first, start - first).tolist()

@@ -23,7 +23,7 @@ from transformers import (
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, adopt, load_model
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.runners.torch.runner import TorchRunnerFactory
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 
 VOCAB = 256
 HAS_AMX: bool = torch.cpu._is_amx_tile_supported()

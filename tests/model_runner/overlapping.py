@@ -7,8 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftwood_model_runner.runners.base import Predictions, Runner, StepBatch
-from draftwood_model_runner.runners.host_step import compact
+from draftwood_model_runner.runners.base import Predictions, Runner, StepBatch, compact
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, predicted_paths, verify
 from draftwood_strategies.base import StepFeedback

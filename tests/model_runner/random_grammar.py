@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from draftwood_model_runner.sampling.metadata import UNKNOWN_MASK, TokenMasks
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 
 
 class RandomGrammar:

@@ -13,7 +13,8 @@ from draftwood_model_runner.output import Finish, StepOutput
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
 from draftwood_model_runner.sequence import Grammar, Sequence
 from draftwood_strategies import Strategy
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.drafting import NO_DRAFTS, Drafting
 
 GREEDY = SamplingParams()
 
@@ -26,11 +27,14 @@ def make_sequence(
     *,
     strategy: Strategy | None = None,
     grammar: Grammar | None = None,
+    strategy_name: str = NO_DRAFTS,
+    max_draft_nodes: int = 0,
     **options: Any,
 ) -> Sequence:
     """A sequence that waits; `options` are further fields of its `Request`."""
     tokens = np.asarray(prompt, np.int32)
-    request = Request(request_id=request_id, prompt=tokens, stop=stop, sampling=sampling, **options)
+    drafting = Drafting(strategy_name, max_nodes=max_draft_nodes)
+    request = Request(request_id=request_id, prompt=tokens, stop=stop, sampling=sampling, drafting=drafting, **options)
     return Sequence(request, strategy, grammar)
 
 

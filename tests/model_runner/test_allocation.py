@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftwood_model_runner.engine_config import EngineConfig
-from draftwood_model_runner.execution.allocation import allocate
+from draftwood_model_runner.execution import allocate
 
 
 class _Factory:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from draftwood_model_runner.loading.model import load_model
-from draftwood_model_runner.runners.capacity import host
-from draftwood_strategies.threads.cpus import usable_cpus
+from draftwood_model_runner.runners import machine as host
+from draftwood_strategies.threads import usable_cpus
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def test_no_control_group_and_fewer_cores(machine: int, monkeypatch: pytest.Monk
 _STEP_THREADS = """
 import sys
 from pathlib import Path
-from draftwood_strategies.threads import cpus
-cpus.usable_cpus.__defaults__ = (Path(sys.argv[1]),)
+from draftwood_strategies import threads
+threads.usable_cpus.__defaults__ = (Path(sys.argv[1]),)
 import torch
 from draftwood_model_runner.loading.model import load_model
 model = load_model(runner=sys.argv[2])

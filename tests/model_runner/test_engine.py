@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,19 +11,17 @@ import pytest
 
 import draftwood_strategies
 from draftwood_model_runner import engine as engine_module
-from draftwood_model_runner.drafting import draft_policy
+from draftwood_model_runner import execution
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError, ModelError
-from draftwood_model_runner.execution import lifecycle
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_strategies import DraftTree, Feedback, Strategy
-from draftwood_strategies.budgeting.draft_account import DraftCostModel
-from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
-from draftwood_strategies.budgeting.watchdog import Watchdog
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.draft_engine.controller import DraftCostModel
+from draftwood_strategies.draft_engine.engine import DraftEngine
 from tests.model_runner.families import VOCAB, greedy, served, torch_factory
 from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.sequences import GREEDY, engine_of, finish_of, make_sequence, run
@@ -125,34 +122,33 @@ def test_an_error_in_the_model_ends_the_step_and_not_the_engine(
     engine.step()
     with monkeypatch.context() as patch:
         patch.setattr(torch_factory(model).module, "forward", lambda **_: 1 / 0)
-        [output] = engine.step()
-    assert output.sequence is first
-    assert output.finish is not None
-    assert output.finish.reason is FinishReason.ERROR
-    assert isinstance(output.finish.error, ModelError)
-    assert "division by zero" in str(output.finish.error)
+        outputs = engine.step()
+    assert [output.sequence for output in outputs] == [first]
+    error = finish_of(outputs).error
+    assert isinstance(error, ModelError)
+    assert "division by zero" in str(error)
     assert strategy.closed == 1
     engine.check()
     run(engine, *queued)
     assert all(s.output == greedy("llama", PROMPT, 12) for s in queued)
 
 
-@pytest.mark.parametrize("place", ["draft_policy.propose_all", "draft_policy.observe_all", "engine.lay_out_step"])
+@pytest.mark.parametrize("place", ["propose", "learn", "lay_out_step"])
 def test_a_defect_of_drafting_costs_its_sequences_their_drafts_and_nothing_else(
     engine: Engine, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, later = (sequence(strategy=draftwood_strategies.create("trie")) for _ in range(2))
     engine.add(first)
     engine.step()
-    module = {"draft_policy": draft_policy, "engine": engine_module}[place.split(".")[0]]
-    works, left = getattr(module, place.split(".")[1]), 1
+    owner = engine_module if place == "lay_out_step" else DraftEngine
+    works, left = getattr(owner, place), 1
 
     def fails_once(*arguments: Any) -> Any:
         nonlocal left
         left -= 1
         return 1 / 0 if left == 0 else works(*arguments)
 
-    monkeypatch.setattr(module, place.split(".")[1], fails_once)
+    monkeypatch.setattr(owner, place, fails_once)
     run(engine, later)
     assert left <= 0
     assert first.output == later.output == greedy("llama", PROMPT, 12)
@@ -162,19 +158,16 @@ def test_a_defect_of_drafting_costs_its_sequences_their_drafts_and_nothing_else(
     assert third.stats.drafting_disabled_reason == ""
 
 
-@pytest.mark.parametrize("place", ["lifecycle.TokenSampler", "engine.lay_out_step"])
+@pytest.mark.parametrize(("module", "name"), [(execution, "TokenSampler"), (engine_module, "lay_out_step")])
 def test_what_cannot_be_begun_or_laid_out_ends_alone(
-    engine: Engine, place: str, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, module: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = {"lifecycle": lifecycle, "engine": engine_module}[place.split(".")[0]]
     bad, good = sequence(strategy=FakeStrategy()), sequence((9, 9, 9))
     with monkeypatch.context() as patch:
-        patch.setattr(module, place.split(".")[1], lambda *_: 1 / 0)
-        [output] = run(engine, bad)
-    assert output.finish is not None
-    assert output.finish.reason is FinishReason.ERROR
-    assert "division by zero" in str(output.finish.error)
-    engine.check()
+        patch.setattr(module, name, lambda *_: 1 / 0)
+        finish = finish_of(run(engine, bad))
+    assert finish.reason is FinishReason.ERROR
+    assert "division by zero" in str(finish.error)
     run(engine, good)
     assert good.output == greedy("llama", (9, 9, 9), 12)
 
@@ -217,8 +210,8 @@ def test_close_ends_all_and_refuses_more(model: LoadedModel) -> None:
         ({"prompt": (-1,)}, "prompt"),
         ({"prompt": (1,) * 245}, "prompt"),
         ({"stop": StopParams(252)}, "prompt"),
-        ({"max_draft_nodes": 17}, "max_draft_nodes"),
-        ({"max_draft_nodes": -1}, "max_draft_nodes"),
+        ({"max_draft_nodes": 17}, "drafting.max_nodes"),
+        ({"max_draft_nodes": -1}, "drafting.max_nodes"),
     ],
 )
 def test_what_does_not_fit_is_refused(engine: Engine, options: dict[str, object], field: str) -> None:
@@ -316,11 +309,6 @@ def test_a_prompt_that_waits_for_steps_to_end_meets_no_drafts(model: LoadedModel
     engine.close()
 
 
-def test_a_kv_cache_too_small_for_the_context_is_refused(model: LoadedModel) -> None:
-    with pytest.raises(InvalidValueError, match="kv_cache_tokens"):
-        Engine(model, EngineConfig(kv_cache_tokens=100))
-
-
 def test_kv_memory_that_the_device_lacks_is_refused_at_start(
     model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,29 +320,27 @@ def test_kv_memory_that_the_device_lacks_is_refused_at_start(
         Engine(model, EngineConfig(kv_cache_tokens=5000))
 
 
-def test_a_preempted_sequence_drafts_only_at_the_end_of_what_it_wrote(model: LoadedModel) -> None:
+def test_a_sequence_that_lost_its_slot_drafts_only_at_the_end_of_what_it_wrote(model: LoadedModel) -> None:
     """It is recomputed in chunks of one token, each of which looks like a step that writes."""
-    engine = engine_of(model, 16, max_running=2, prefill_chunk=2, shared_prefill_chunk=2)
+    engine = engine_of(model, 16, max_running=2, prefill_chunk=2, shared_prefill_chunk=2, prefix_cache=False)
     answer = greedy("llama", PROMPT, 60)
-    preempted, prompt = sequence(strategy=Right(answer), stop=StopParams(60)), sequence((9,) * 30, tenant="b")
-    engine.add(preempted)
-    while len(preempted.output) < 20:
+    again, prompt = sequence(strategy=Right(answer), stop=StopParams(60)), sequence((9,) * 30, tenant="b")
+    engine.add(again)
+    while len(again.output) < 20:
         engine.step()
-    engine._scheduler._preempt(preempted)
-    while engine._pool._prefixes.retained:
-        engine._pool._pages.free(engine._pool._prefixes.forget_oldest(1))
+    engine.pause(again)
+    engine.resume(again)
     engine.add(prompt)
     recomputed = 0
-    while preempted.length - preempted.committed > 1:
-        drafted, written = preempted.stats.draft_tokens, len(preempted.output)
+    while again.length - again.committed > 1:
+        drafted, written = again.stats.draft_tokens, len(again.output)
         engine.step()
-        if len(preempted.output) == written:
+        if len(again.output) == written:
             recomputed += 1
-            assert preempted.stats.draft_tokens == drafted
-            assert preempted.state is SequenceState.RUNNING
+            assert again.stats.draft_tokens == drafted
     assert recomputed > 20
     run(engine)
-    assert preempted.output == answer
+    assert again.output == answer
     engine.close()
 
 
@@ -368,36 +354,25 @@ def test_the_configuration_names_what_is_wrong() -> None:
             EngineConfig(tenant_weights={"acme": weight})
 
 
-def test_a_tenants_cost_model_reaches_no_other_and_no_strategy_else(
-    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tenants_cost_model_reaches_no_other_and_no_strategy_else(model: LoadedModel) -> None:
     """Vain drafts of one tenant are counted where its next sequences look, and nowhere else."""
-    shown: dict[str, list[tuple[int, float]]] = {}
-    given = GuardedDrafter.__init__
-
-    def init(
-        self: GuardedDrafter,
-        one: Sequence,
-        vocab: int,
-        failures: Counter[str],
-        cost_model: DraftCostModel,
-        watchdog: Watchdog | None = None,
-    ) -> None:
-        shown.setdefault(f"{one.request.tenant} {one.request.strategy_name}", []).append(
-            (id(cost_model), cost_model.accepted)
-        )
-        given(self, one, vocab, failures, cost_model, watchdog)
-
-    monkeypatch.setattr(GuardedDrafter, "__init__", init)
-    engine = Engine(model, EngineConfig(max_draft_nodes=16))
-    vain = FakeStrategy(VAIN)
-    for tenant, name in (("a", "one"), ("a", "one"), ("b", "one"), ("a", "other"), ("a", "one")):
-        run(engine, sequence(strategy=vain, strategy_name=name, tenant=tenant, max_draft_nodes=4))
-    assert len({number for ids in shown.values() for number, _ in ids}) == len(shown) == 3
-    assert len({number for number, _ in shown["a one"]}) == 1
-    expected = [accepted for _, accepted in shown["a one"]]
-    assert expected[0] == 1.0 > expected[1] > expected[2] > 0.0
-    assert [shown["b one"][0][1], shown["a other"][0][1]] == [1.0, 1.0]
+    engine, vain = Engine(model, EngineConfig(max_draft_nodes=16)), FakeStrategy(VAIN)
+    models: dict[str, list[DraftCostModel]] = {}
+    expected = dict[str, list[float]]()
+    for tenant, name in (("a", "x"), ("a", "x"), ("b", "x"), ("a", "y"), ("a", "x")):
+        asked = sequence(strategy=vain, strategy_name=name, tenant=tenant, max_draft_nodes=4)
+        engine.add(asked)
+        engine.step()
+        assert asked.drafting is not None
+        assert asked.drafting.drafter is not None
+        cost_model = asked.drafting.drafter.account.tenant
+        models.setdefault(tenant + name, []).append(cost_model)
+        expected.setdefault(tenant + name, []).append(cost_model.accepted)
+        run(engine)
+    assert len({id(cost_model) for of_key in models.values() for cost_model in of_key}) == len(models) == 3
+    assert len({id(cost_model) for cost_model in models["ax"]}) == 1
+    assert expected["ax"][0] == 1.0 > expected["ax"][1] > expected["ax"][2] > 0.0
+    assert expected["bx"] == expected["ay"] == [1.0]
 
 
 def test_outputs_have_the_verified_drafts_if_they_are_asked_for(engine: Engine) -> None:

@@ -1,7 +1,5 @@
-"""Models with recurrent layers, or attention of other kinds: their tokens are those of transformers' own `generate`.
-
-Whatever is drafted, joins, ends early, is preempted or begins with a cached prefix.
-"""
+"""The tokens of models of every kind are those of transformers' own `generate`, also with recurrent layers or attention
+of other kinds: whatever is drafted, joins, ends early, is paused or preempted, or begins with a cached prefix."""
 
 from __future__ import annotations
 
@@ -18,17 +16,16 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.runners.capacity.kv_capacity import StateCapacity
-from draftwood_model_runner.runners.model_inputs import cache_argument
+from draftwood_model_runner.runners.machine import StateCapacity
+from draftwood_model_runner.runners.model_calls import cache_argument
 from draftwood_model_runner.runners.torch import kv_cache
-from draftwood_model_runner.sampling.draws.noise import gumbel_noise
+from draftwood_model_runner.sampling.draws import gumbel_noise
 from draftwood_model_runner.sequence import Sequence, SequenceState
-from tests.model_runner.families import taken_over, torch_factory
+from tests.model_runner.families import RANDOM_FAMILIES, taken_over, tiny, torch_factory, with_runners
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import GREEDY, batch_of, engine_of, make_sequence
 from tests.model_runner.sequences import run as run_all
-from tests.model_runner.tiny import ATTENTION, tiny_attention
-from tools.model_sweep.hybrids import CONFIGS, VOCAB, tiny_hybrid
+from tests.model_runner.small_models import ATTENTION, CONFIGS, VOCAB, tiny_attention, tiny_hybrid
 
 CONTEXT, DRAFT = 128, 24
 TIE = 1e-3
@@ -54,18 +51,20 @@ SMALLER: dict[str, dict[str, Any]] = {
 
 class Case(NamedTuple):
     """A request: its prompt, how many tokens it asks for, the step in which it joins, and after how many tokens it is
-    cancelled, if it is."""
+    cancelled, if it is; and whose it is."""
 
     prompt: tuple[int, ...]
     new: int
     sampling: SamplingParams
     joins: int
     cancelled: int | None
+    tenant: str
+    priority: int
 
 
 @functools.cache
-def served(family: str) -> LoadedModel:
-    return taken_over(hybrid(family), name=family, max_context=CONTEXT, defaults="greedy")
+def served(family: str, runner: str = "torch") -> LoadedModel:
+    return taken_over(hybrid(family), name=family, runner=runner, max_context=CONTEXT, defaults="greedy")
 
 
 class Written(NamedTuple):
@@ -119,6 +118,8 @@ def _reference(family: str) -> Any:
 
 def hybrid(family: str) -> Any:
     """A random model of a family, the same each time."""
+    if family in RANDOM_FAMILIES:
+        return tiny(family)
     if family in SMALLER:
         return tiny_hybrid(family.removesuffix(" small"), **SMALLER[family])
     return tiny_hybrid(family) if family in CONFIGS else tiny_attention(family, VOCAB, CONTEXT)
@@ -142,23 +143,26 @@ def random_cases(family: str, random: np.random.Generator) -> list[Case]:
             SamplingParams(temperature=0.8, seed=len(cases)) if random.random() < 0.3 else GREEDY,
             int(random.integers(0, 12)),
             int(random.integers(0, new)) if random.random() < 0.2 else None,
+            str(random.choice(["a", "a", "a", "b"])),
+            int(random.integers(-1, 2)),
         )
         if generated(family, case.prompt, new, case.sampling).closest >= TIE:
             cases.append(case)
     return cases
 
 
-def run(family: str, cases: list[Case], answers: list[list[int]], seed: int) -> tuple[list[Sequence], int]:
+def run(model: LoadedModel, cases: list[Case], answers: list[list[int]], seed: int) -> tuple[list[Sequence], int]:
     """Runs the requests, interrupts some, in a memory that is too small for all; returns them, and how many tokens of
     their prompts were cached."""
     random = np.random.default_rng(seed)
     capacity = CONTEXT + DRAFT + 16 * int(random.integers(1, 8))
     options: dict[str, Any] = {"prefill_chunk": int(random.choice([5, 16, 512])), "kv_cache_tokens": capacity}
-    engine = engine_of(served(family), DRAFT, max_running=4, **options)
+    engine = engine_of(model, DRAFT, max_running=4, **options)
     oracle = OracleStrategy(dict(zip([case.prompt for case in cases], answers, strict=True)), VOCAB, seed)
+    drafts: dict[str, Any] = {"strategy": oracle, "max_draft_nodes": DRAFT}
     sequences = [
-        make_sequence(str(i), case.prompt, StopParams(case.new), case.sampling, strategy=oracle, max_draft_nodes=DRAFT)
-        for i, case in enumerate(cases)
+        make_sequence(str(i), prompt, StopParams(new), sampling, tenant=tenant, priority=priority, **drafts)
+        for i, (prompt, new, sampling, _, _, tenant, priority) in enumerate(cases)
     ]
     waiting, joined = list(zip(sequences, cases, strict=True)), list[Sequence]()
     for step in range(2000):
@@ -182,13 +186,13 @@ def run(family: str, cases: list[Case], answers: list[list[int]], seed: int) -> 
     return sequences, sum(sequence.stats.cached_prompt_tokens for sequence in sequences)
 
 
-def assert_lossless(family: str, seeds: range) -> None:
+def assert_lossless(family: str, seeds: range, runner: str = "torch") -> None:
     accepted = cached = interrupted = 0
     written = Counter[int]()
     for seed in seeds:
         cases = random_cases(family, np.random.default_rng(seed))
         answers = [generated(family, case.prompt, case.new, case.sampling).tokens for case in cases]
-        sequences, hits = run(family, cases, answers, seed)
+        sequences, hits = run(served(family, runner), cases, answers, seed)
         for sequence, case, answer in zip(sequences, cases, answers, strict=True):
             expected = answer[: len(sequence.output)] if case.cancelled is not None else answer
             assert sequence.output == expected, (seed, case)
@@ -203,9 +207,9 @@ def assert_lossless(family: str, seeds: range) -> None:
     assert max(written.values()) < sum(written.values()) / 4, "a wrong state would write the same tokens"
 
 
-@pytest.mark.parametrize("family", [*OFTEN, *ATTENTION])
-def test_a_few_requests_of_every_kind(family: str) -> None:
-    assert_lossless(family, range(4))
+@pytest.mark.parametrize(("family", "runner"), with_runners([*OFTEN, *ATTENTION, "llama", "gemma2"], ["llama"]))
+def test_a_few_requests_of_every_kind(family: str, runner: str) -> None:
+    assert_lossless(family, range(4), runner)
 
 
 def test_a_model_that_names_no_context_gets_one() -> None:
@@ -217,7 +221,7 @@ def test_a_model_that_names_no_context_gets_one() -> None:
 
 
 class EarlierCache:
-    """A cache as mixers use it before transformers 5.21: they read their states off `layers`."""
+    """A cache as recurrent layers use it before transformers 5.21: they read their states off `layers`."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -241,7 +245,7 @@ class EarlierCache:
         return self._cache.layers[layer_idx]
 
 
-def test_mixers_may_read_the_states_of_their_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recurrent_layers_may_read_their_states_off_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     forward: Any = Qwen3NextGatedDeltaNet.forward
 
     signature, cache = inspect.signature(forward), str(cache_argument(forward))
@@ -299,6 +303,6 @@ def test_the_memory_of_states_is_counted_and_logged(caplog: pytest.LogCaptureFix
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("family", [*CONFIGS, *ATTENTION])
+@pytest.mark.parametrize("family", [*CONFIGS, *ATTENTION, "llama"])
 def test_two_hundred_random_requests(family: str) -> None:
     assert_lossless(family, range(40))

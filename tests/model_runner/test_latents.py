@@ -12,8 +12,8 @@ from draftwood_model_runner.runners.torch import latents
 from draftwood_model_runner.runners.torch.latents import LatentProjection, keep_expanded, keep_latents
 from draftwood_model_runner.runners.torch.probe import probe
 from tests.model_runner.families import torch_factory
+from tests.model_runner.small_models import tiny_attention
 from tests.model_runner.test_hybrids import assert_lossless, served
-from tests.model_runner.tiny import tiny_attention
 
 
 @pytest.mark.slow

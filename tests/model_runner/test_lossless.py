@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import draftwood_strategies
-from draftwood_model_runner.drafting import draft_policy
+from draftwood_model_runner import draft_policy
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
-from draftwood_strategies.budgeting import guarded_batches
-from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
-from draftwood_strategies.threads import row_threads
+from draftwood_strategies import threads as row_threads
+from draftwood_strategies.draft_engine import engine as guarded_batches
+from draftwood_strategies.draft_engine.guard import GuardedDrafter
 from tests import phrase_book
 from tests.model_runner.families import FAMILIES, OPENVINO_FAMILIES, VOCAB, WINDOW, greedy, served, with_runners
 from tests.model_runner.oracle import OracleStrategy
@@ -44,7 +44,7 @@ def generate(
     """All of `batch` at once, to the end; no drafter fails."""
     sequences = batch_of(batch, stop, strategy=strategy, max_draft_nodes=nodes)
     run(engine, *sequences)
-    assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * len(batch)
+    assert [sequence.stats.drafting_disabled_reason for sequence in sequences] == [""] * len(batch)
     return sequences
 
 
@@ -78,7 +78,9 @@ def test_every_strategy_at_every_budget(family: str, runner: str, name: str, pro
         for start in range(0, len(prompts), batch_size):
             batch = prompts[start : start + batch_size]
             sequences = generate(engine, batch, strategy, nodes, StopParams(NEW_TOKENS))
-            assert [one.output for one in sequences] == [greedy(family, prompt, NEW_TOKENS) for prompt in batch]
+            assert [sequence.output for sequence in sequences] == [
+                greedy(family, prompt, NEW_TOKENS) for prompt in batch
+            ]
 
 
 @pytest.mark.parametrize(("family", "runner"), with_runners(FAMILIES, OPENVINO_FAMILIES))
@@ -116,44 +118,48 @@ def test_bundled_model_answers_questions(name: str, runner: str) -> None:
         assert sum(s.stats.accepted_tokens for s in sequences) > 0.5 * sum(map(len, expected))
 
 
+SHORT = [(1, 2, 3, 1, 2, 3, 1), (4, 4, 4, 4), (5,)]
+TALKERS = [(4, 4, 4, 4), (1, 2, 1, 2, 1)]
+
+
+def long(size: int) -> tuple[int, ...]:
+    return tuple(i % 7 + 1 for i in range(size))
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_strategies_that_are_asked_now_and_then_only(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After each draft two steps without one; what is written in them the drafter is told afterwards."""
-    monkeypatch.setattr(guarded_batches, "pause_all", lambda accounts, can_drop_part: [2] * len(accounts))
-    batch = [(1, 2, 3, 1, 2, 3, 1), (4, 4, 4, 4), (5,)]
-    sequences = generate(fixed_engine("llama"), batch, draftwood_strategies.create(name), 16, StopParams(NEW_TOKENS))
-    assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
-    if name in ("trie", "recycling", "hybrid"):
-        assert sum(one.stats.draft_tokens for one in sequences) > 0
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
-def test_drafters_that_start_in_the_middle_of_an_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the long prompt is prefilled in chunks nothing is drafted; the other drafter starts after some tokens."""
-    monkeypatch.setattr(draft_policy, "_WORTH_SKIPPING", math.inf)
+@pytest.mark.parametrize(
+    ("batch", "chunk", "patch"),
+    [
+        # After each draft two steps without one; what is written in them the drafter is told afterwards.
+        pytest.param(SHORT, 512, "two pauses", id="asked now and then"),
+        # Nothing is drafted while the long prompt is read in chunks; the other drafter starts after some tokens.
+        pytest.param([TALKERS[0], long(40)], 8, "no skips", id="started in the middle of an answer"),
+        # While the long prompt is read, the others write in every fourth step only, and draft in it.
+        pytest.param([*TALKERS, long(50)], 6, "", id="steps skipped for a prompt"),
+    ],
+)
+def test_drafters_that_are_not_asked_in_every_step(
+    name: str, batch: list[tuple[int, ...]], chunk: int, patch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if patch == "two pauses":
+        monkeypatch.setattr(guarded_batches, "pause_all", lambda accounts, can_drop_part: [2] * len(accounts))
+    elif patch == "no skips":
+        monkeypatch.setattr(draft_policy, "_WORTH_SKIPPING", math.inf)
     started: list[int] = []
     start = GuardedDrafter._start
 
     def noted(drafter: GuardedDrafter, strategy: Strategy) -> None:
-        assert isinstance(drafter._sequence, Sequence)
-        started.append(len(drafter._sequence.output))
+        started.append(drafter.stats.decode_steps)
         start(drafter, strategy)
 
     monkeypatch.setattr(GuardedDrafter, "_start", noted)
-    batch = [(4, 4, 4, 4), tuple(i % 7 + 1 for i in range(40))]
-    engine = fixed_engine("llama", prefill_chunk=8, shared_prefill_chunk=8)
+    engine = fixed_engine("llama", prefill_chunk=chunk, shared_prefill_chunk=min(chunk, 128))
     sequences = generate(engine, batch, draftwood_strategies.create(name), 16, StopParams(NEW_TOKENS))
-    assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
-    assert max(started) > 1
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_sequences_that_skip_steps_for_a_prompt(name: str) -> None:
-    """While the long prompt is read, the others write in every fourth step only, and draft in it."""
-    batch = [(4, 4, 4, 4), (1, 2, 1, 2, 1), tuple(i % 7 + 1 for i in range(50))]
-    engine = fixed_engine("llama", prefill_chunk=6, shared_prefill_chunk=6)
-    sequences = generate(engine, batch, draftwood_strategies.create(name), 16, StopParams(NEW_TOKENS))
-    assert [one.output for one in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
+    assert [sequence.output for sequence in sequences] == [greedy("llama", prompt, NEW_TOKENS) for prompt in batch]
+    if name in ("trie", "recycling", "hybrid"):
+        assert sum(sequence.stats.draft_tokens for sequence in sequences) > 0
+    if patch == "no skips" and name != "none":
+        assert max(started) > 1
 
 
 @pytest.mark.parametrize("name", ["trie", "hybrid"])
@@ -175,9 +181,9 @@ def test_drafts_that_several_threads_make(name: str, monkeypatch: pytest.MonkeyP
     strategy = draftwood_strategies.create(name)
     for _ in range(2):
         sequences = generate(engine, batch, strategy, 32, StopParams(NEW_TOKENS))
-        assert [one.output for one in sequences] == expected
+        assert [sequence.output for sequence in sequences] == expected
     assert max(groups) == 4
-    assert sum(one.stats.accepted_tokens for one in sequences) > NEW_TOKENS
+    assert sum(sequence.stats.accepted_tokens for sequence in sequences) > NEW_TOKENS
 
 
 @pytest.mark.system

@@ -12,7 +12,7 @@ import draftwood_strategies
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError, ModelError
 from draftwood_model_runner.request import StopParams
-from draftwood_model_runner.scheduling import slot_limit
+from draftwood_model_runner.scheduling import fair_queue as slot_limit
 from draftwood_model_runner.sequence import Sequence
 from recall_strategy import RecallStrategy
 from tests.model_runner.families import VOCAB, greedy, served
@@ -63,7 +63,7 @@ def test_strategies(name: str) -> None:
     sequences = add_all(engine, draftwood_strategies.create(name))
     run(engine)
     check_outputs(sequences)
-    assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * len(PROMPTS)
+    assert [sequence.stats.drafting_disabled_reason for sequence in sequences] == [""] * len(PROMPTS)
     assert all(step.waited for step in runner.begun)
     assert 0 < engine.counts.microbatches == engine.counts.steps
 
@@ -107,7 +107,7 @@ def test_cancelled_in_flight() -> None:
     engine.check()
     assert all(output.sequence is not lost for output in run(engine))
     assert lost.output == before
-    check_outputs([one for one in sequences if one is not lost])
+    check_outputs([sequence for sequence in sequences if sequence is not lost])
 
 
 def test_another_run_of_a_sequence_in_flight() -> None:
@@ -182,7 +182,7 @@ def test_a_draft_whose_step_was_not_computed_counts_for_nothing(name: str, monke
     [sequence, *_] = sequences = add_all(engine, strategy, (PROMPTS[4],) * 2)
     run(engine)
     check_outputs(sequences)
-    assert any(("propose", "propose") in itertools.pairwise(one) for one in calls.values())
+    assert any(("propose", "propose") in itertools.pairwise(call) for call in calls.values())
     assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * 2
     assert sequence.stats.draft_tokens > 0
 
@@ -198,7 +198,7 @@ def test_after_a_step_out_of_memory_more_run_again(monkeypatch: pytest.MonkeyPat
         engine.check()
         running.append(engine.running)
     check_outputs(sequences)
-    assert sum(one.stats.preemptions for one in sequences) == 2
+    assert sum(sequence.stats.preemptions for sequence in sequences) == 2
     failed = running.index(2)
     assert max(running[:failed]) == 4
     assert running[failed : failed + 6] == [2] * 6  # twice the patience
@@ -213,7 +213,7 @@ def test_an_error_ends_the_half_that_it_is_in() -> None:
     assert 1 <= len(failed) <= 2
     assert all(isinstance(output.finish.error, ModelError) for output in failed if output.finish is not None)
     ended = {output.sequence for output in failed}
-    check_outputs([one for one in sequences if one not in ended])
+    check_outputs([sequence for sequence in sequences if sequence not in ended])
 
 
 def test_a_lost_device_ends_the_engine() -> None:

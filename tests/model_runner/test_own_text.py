@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from draftwood_model_runner.engine import Engine
-from draftwood_model_runner.own_text import OwnText
+from draftwood_model_runner.plain_decoding import OwnText
 from draftwood_model_runner.request import StopParams
 from draftwood_strategies import create
-from draftwood_strategies.native import Int32Array, Integer
+from draftwood_strategies.arrays import Int32Array, Integer
 from draftwood_strategies.successors import ORDERS, WIDTH, WRITTEN, extended, find, has_layout
 from tests.model_runner import test_hybrids as hybrids
 from tests.model_runner.families import greedy, reference, served

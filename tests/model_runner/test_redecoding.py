@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood_model_runner.answer import ENDING_DIFFERS, Answer
 from draftwood_model_runner.engine import Engine
-from draftwood_model_runner.output import Finish, FinishReason
-from draftwood_model_runner.redecoding import PREFILL_TOKENS, Redecoding
+from draftwood_model_runner.output import ENDING_DIFFERS, Answer, Finish, FinishReason
+from draftwood_model_runner.plain_decoding import PREFILL_TOKENS, Redecoding
 from draftwood_model_runner.request import Format, GrammarKind, SamplingParams, StopParams
 from draftwood_model_runner.sampling import verification
 from draftwood_model_runner.sampling.token_sampler import TokenSampler

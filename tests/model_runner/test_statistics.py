@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftwood_model_runner.statistics import FORMAT_SOURCE, SequenceStats
+from draftwood_model_runner.sequence import FORMAT_SOURCE, SequenceStats
 from draftwood_strategies.base import SourceCounts
 
 

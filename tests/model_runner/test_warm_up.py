@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from numba.core import event
 
-from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.engine import Engine, EngineConfig, warm_up
 from draftwood_model_runner.loading.model import load_model
 from draftwood_model_runner.request import Request, StopParams
 from draftwood_model_runner.sequence import Sequence
-from draftwood_model_runner.warm_up import warm_up
 from draftwood_strategies import create, strategy_names
+from draftwood_strategies.drafting import Drafting
 from draftwood_strategies.registry import warm_up as warm_up_strategy
 
 
@@ -59,7 +59,7 @@ def _answer_and_print_what_is_compiled() -> None:
     event.register("numba:compile", compilations)  # type: ignore[no-untyped-call]
     for i, name in enumerate(strategy_names()):
         prompt, stop = np.arange(5 + i, dtype=np.int32), StopParams(max_tokens=30, ignore_eos=True)
-        request = Request(request_id=name, prompt=prompt, stop=stop, tenant="a", strategy_name=name, max_draft_nodes=16)
+        request = Request(request_id=name, prompt=prompt, stop=stop, tenant="a", drafting=Drafting(name, max_nodes=16))
         engine.add(Sequence(request, create(name)))
     while engine.has_work:
         engine.step()

@@ -12,14 +12,14 @@ from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import StopParams
-from draftwood_model_runner.scheduling.page_table import AttentionWindow
+from draftwood_model_runner.scheduling.kv_pool import AttentionWindow
 from tests.model_runner.families import generate, taken_over
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import engine_of, make_sequence, run
-from tests.model_runner.tiny import WINDOW, tiny_attention
+from tests.model_runner.small_models import SHORT_WINDOW, tiny_attention
 
 VOCAB, LONG, CHUNK, DRAFT = 128, 900, 64, 16
-NEEDED = AttentionWindow(WINDOW, CHUNK).needs(DRAFT)
+NEEDED = AttentionWindow(SHORT_WINDOW, CHUNK).needs(DRAFT)
 
 
 def served(
@@ -76,7 +76,7 @@ def test_a_cached_prefix_behind_the_window_is_found(by: str) -> None:
 def test_exact_mode_gives_up_pages_and_keeps_its_bits() -> None:
     model = served(exact=True, dtype=torch.bfloat16)
     assert model.exact
-    assert model.factory.window == WINDOW + 127
+    assert model.factory.window == SHORT_WINDOW + 127
     prompt, stop = prompt_of(300), StopParams(300)
     plain = make_sequence("r", prompt, stop)
     run(engine_of(model, DRAFT, prefill_chunk=CHUNK, kv_cache_tokens=2 * LONG), plain)
@@ -90,4 +90,4 @@ def test_exact_mode_gives_up_pages_and_keeps_its_bits() -> None:
 
 def test_a_model_with_one_layer_without_a_window_keeps_all_pages() -> None:
     assert served("windows-in-some-layers").factory.window is None
-    assert served("windows").factory.window == WINDOW
+    assert served("windows").factory.window == SHORT_WINDOW

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from draftwood_benchmarks.harness.server_process import server_process
+from draftwood_benchmarks.harness.servers import server_process
 from draftwood_client import Client, InvalidRequestError
 
 QUESTIONS = ("Where is my parcel?", "Can I return my order?", "Where is my order?")

@@ -88,10 +88,10 @@ def test_the_chart_has_the_rules_and_puts_its_base_before_the_runbooks() -> None
     rules_on = {"enabled": True, "runbookUrl": "https://runbooks.example/draftwood"}
     metrics = {"enabled": True, "rules": rules_on, "dashboards": {"enabled": True}}
     documents = render(OPEN | {"metrics": metrics})
-    [made] = [one for one in documents if one["kind"] == "PrometheusRule"]
+    [made] = [document for document in documents if document["kind"] == "PrometheusRule"]
     expected = ALERTS.read_text().replace("docs/runbooks/", "https://runbooks.example/draftwood/")
     assert made["spec"] == yaml.safe_load(expected)
-    data = [one["data"] for one in documents if one["kind"] == "ConfigMap"]
+    data = [document["data"] for document in documents if document["kind"] == "ConfigMap"]
     boards = {name: json.loads(text) for one in data for name, text in one.items() if name.endswith(".json")}
     assert boards == dashboards()
 

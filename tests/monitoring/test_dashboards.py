@@ -49,7 +49,7 @@ a_sum{pod_name="x"} 1
 def test_all_metrics_and_labels_are_those_of_a_running_service() -> None:
     with watched_service() as service:
         series = exposed(service.audited())
-    wrong = [f"{place}: {one}" for place, text in expressions().items() for one in problems(text, series)]
+    wrong = [f"{place}: {problem}" for place, text in expressions().items() for problem in problems(text, series)]
     assert not wrong
     assert len(expressions()) > 80
 

@@ -10,7 +10,7 @@ import httpx
 import promql_parser as promql
 import pytest
 
-from draftwood_service.gateway.metrics import Metrics
+from draftwood_service.gateway.app import Metrics
 from tests.helm.chart import OPEN, render
 from tests.helm.test_renders import of_kind, values
 from tests.monitoring.expressions import exposed, problems
@@ -22,7 +22,7 @@ def queries(**autoscaling: Any) -> list[str]:
     gateway = {"mode": "deployment"}
     documents = render(OPEN | {"gateway": gateway, "autoscaling": {"type": "keda"} | autoscaling})
     triggers = of_kind(documents, "ScaledObject")["spec"]["triggers"]
-    return [one["metadata"]["query"] for one in triggers]
+    return [trigger["metadata"]["query"] for trigger in triggers]
 
 
 def scaled_by(values: dict[str, Any]) -> list[str]:
@@ -50,16 +50,16 @@ def test_every_query_names_what_is_exported() -> None:
 
 def test_queries_select_the_services_that_monitors_collect() -> None:
     documents = render(values("gateway"))
-    for monitor in (one for one in documents if one["kind"] == "ServiceMonitor"):
+    for monitor in (document for document in documents if document["kind"] == "ServiceMonitor"):
         selector = monitor["spec"]["selector"]["matchLabels"]
         collected = [
-            one["metadata"]["name"]
-            for one in documents
-            if one["kind"] == "Service" and selector.items() <= one["metadata"]["labels"].items()
+            document["metadata"]["name"]
+            for document in documents
+            if document["kind"] == "Service" and selector.items() <= document["metadata"]["labels"].items()
         ]
         assert len(collected) == 1
         triggers = of_kind(documents, "ScaledObject")["spec"]["triggers"]
-        assert any(f'service="{collected[0]}"' in one["metadata"]["query"] for one in triggers)
+        assert any(f'service="{collected[0]}"' in trigger["metadata"]["query"] for trigger in triggers)
 
 
 @pytest.mark.parametrize("query", queries(minReplicas=0))
@@ -94,5 +94,5 @@ def test_a_gateway_notes_when_it_had_a_request_though_no_server_runs() -> None:
     name = "draftwood_gateway_last_request_timestamp_seconds"
     assert (health, status) == (503, 503)
     assert f"{name} 0.0" in before
-    [line] = [one for one in after.splitlines() if one.startswith(f"{name} ")]
+    [line] = [text for text in after.splitlines() if text.startswith(f"{name} ")]
     assert abs(time.time() - float(line.split()[1])) < 60

@@ -20,7 +20,7 @@ def logging_as_served() -> None:
 @pytest.fixture(autouse=True)
 def files_are_looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each second, in a service."""
-    monkeypatch.setattr(followed_file, "SECONDS", 0.05)
+    monkeypatch.setattr(followed_file, "POLL_SECONDS", 0.05)
 
 
 @pytest.fixture

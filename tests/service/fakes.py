@@ -17,29 +17,24 @@ import numpy as np
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
-from draftwood_memory.memory import Memory
-from draftwood_memory.settings.opening import opened_memory
-from draftwood_model_runner.answer import Answer as FinishedAnswer
-from draftwood_model_runner.answer import Difference
+from draftwood_memory.memory import Memory, opened_memory
 from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.errors import EngineStoppedError, InvalidInputError
-from draftwood_model_runner.output import Finish, FinishReason, StepOutput
+from draftwood_model_runner.output import Answer as FinishedAnswer
+from draftwood_model_runner.output import Difference, Finish, FinishReason, StepOutput
 from draftwood_model_runner.request import GrammarKind
-from draftwood_model_runner.runners.base import StateUse
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
-from draftwood_model_runner.scheduling.kv_pool import KVUse
-from draftwood_model_runner.sequence import Grammar, Sequence, SequenceState
-from draftwood_model_runner.statistics import EngineCounts
+from draftwood_model_runner.sequence import EngineCounts, Grammar, KVUse, Sequence, SequenceState, StateUse
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.loaded import LoadedEngine, StepEngine
 from draftwood_service.rpc.bound import BoundServer
-from draftwood_service.rpc.parsing.tool_format import NoToolFormatError, ToolFormat
 from draftwood_service.rpc.server import RunningServer
 from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
 from draftwood_service.telemetry import opened_telemetry
+from draftwood_service.tools import NoToolFormatError, ToolFormat
 from draftwood_strategies import Drafter
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 from tests.service.engine_thread import EngineThread
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwood_benchmarks.harness.server_process import wait_for_address
+from draftwood_benchmarks.harness.servers import wait_for_address
 from draftwood_client import Client
 
 USER = 1_000_650_000

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_service.starting.files import require_writable
+from draftwood_service.starting import require_writable
 
 # Serves the fake model, for what is tested here is the process around it.
 SERVE_FAKE = """
@@ -50,7 +50,7 @@ WITHOUT_TORCH = """
 import asyncio, sys
 from draftwood_service import commands
 from draftwood_service.engine.process import EngineProcess
-from draftwood_service.serving import ServedModel
+from draftwood_service.serving import (ServedModel)
 from draftwood_service.settings import Settings
 
 async def start():
@@ -63,6 +63,18 @@ async def start():
 
 if __name__ == "__main__":
     asyncio.run(start())
+"""
+
+
+OPTIONS_WITHOUT_NUMBA = """
+import sys
+import draftwood_service.rpc.server
+import draftwood_service.serving
+from draftwood_strategies import strategy_names
+from draftwood_strategies.registry import check_options
+assert {"trie", "hybrid", "recycling", "jacobi", "none"} <= {*strategy_names()}
+assert check_options("hybrid", {"branch_length": 4.0, "sources": "trie, jacobi"})["branch_length"] == 4
+assert not {"torch", "openvino", "numba"} & sys.modules.keys()
 """
 
 
@@ -216,9 +228,10 @@ def test_what_can_be_checked_at_once_is_one_line_before_anything_large_is_import
     assert line.startswith("draftwood serve: " + problem.replace("{taken}", port))
 
 
-def test_the_service_beside_the_engine_imports_no_torch() -> None:
-    command = [sys.executable, "-c", WITHOUT_TORCH]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
+@pytest.mark.parametrize("program", [WITHOUT_TORCH, OPTIONS_WITHOUT_NUMBA], ids=["service", "options"])
+def test_the_service_beside_the_engine_imports_no_torch_and_options_no_numba(program: str) -> None:
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment(), check=False)
     assert result.returncode == 0, result.stderr
 
 

@@ -15,7 +15,7 @@ from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood.v1 import memory_pb2 as memory_pb
 from draftwood.v1 import memory_pb2_grpc as memory_pb_grpc
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_service.engine.reporting import reporter
+from draftwood_service.engine import reports as reporter
 from draftwood_service.rpc.bound import LIVENESS, SERVICES, BoundServer
 from draftwood_service.rpc.server import RunningServer
 from draftwood_service.settings import Settings

@@ -78,7 +78,7 @@ if find_spec("sglang") is not None:
 @pytest.fixture(autouse=True)
 def _drafting_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of these tests take no time of a model, so that drafts would not pay."""
-    from draftwood_strategies.budgeting import draft_account
+    from draftwood_strategies.draft_engine import controller as draft_account
 
     monkeypatch.setattr(draft_account, "MIN_CREDIT_SECONDS", 1e9)
     monkeypatch.setattr(draft_account, "MAX_PAUSES", (0, 0))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from draftwood_sglang import worker as plugin
-from draftwood_tenants.engines import opening
+from draftwood_tenants import engines as opening
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUNDLED_MODEL = str(REPOSITORY / "model_runner" / "draftwood_model_runner" / "loading" / "demo")

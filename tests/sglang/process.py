@@ -42,7 +42,8 @@ def asked(pipe: Connection, method: str, *arguments: Any) -> Any:
 
 def _run(pipe: Connection) -> None:
     from draftwood_strategies import register
-    from draftwood_strategies.budgeting import draft_account, timed_calls
+    from draftwood_strategies.draft_engine import controller as draft_account
+    from draftwood_strategies.draft_engine import guard as timed_calls
     from tests.sglang import conftest  # noqa: F401  # lets SGLang be imported
     from tests.sglang.harness import server_args
 

@@ -64,5 +64,5 @@ def test_trees_of_random_batches_are_what_sglang_reconstructs(monkeypatch: pytes
             gone = [req.rid for req, _, _ in kept if req not in [one[0] for one in live]]
             worker.ngram_corpus.erase_match_state(gone)
         assert worker.ngram_corpus.drafts is not None
-        assert worker.ngram_corpus.drafts.sessions.failures == {}
+        assert worker.ngram_corpus.drafts.failures == {}
         assert nodes == 2 or drafted > 1000

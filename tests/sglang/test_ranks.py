@@ -37,7 +37,7 @@ def test_each_rank_verifies_the_trees_of_the_first(tmp_path: Path) -> None:
 def _rank(rank: int, meeting: str, pipe: Connection) -> None:
     import torch
 
-    from draftwood_strategies.budgeting import draft_account
+    from draftwood_strategies.draft_engine import controller as draft_account
     from tests.sglang import conftest  # noqa: F401  # lets SGLang be imported
     from tests.sglang.harness import TEXT, finish, learn_for, prepared, request, running_worker
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 
 
 def ids(*tokens: int) -> Int32Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftwood_strategies import Drafter, DraftTree, Feedback
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 
 
 class Clock:

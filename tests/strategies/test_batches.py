@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_strategies import EMPTY_TREE, DraftTree, Feedback, MalformedTreeError, create, dispatch
+from draftwood_strategies import threads as row_threads
+from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import BatchStrategy, StepFeedback, Strategy
-from draftwood_strategies.draft import DraftTrees, Int32Array, checked_all
-from draftwood_strategies.threads import row_threads
+from draftwood_strategies.draft import DraftTrees, checked_all
 from tests.strategies.arrays import ids
 from tests.strategies.test_draft import trees
 from tests.strategies.toy_model import ToyModel
@@ -71,7 +72,7 @@ def test_a_batch_drafts_and_learns_what_one_by_one_does(
             texts[i] += tokens.tolist()
     assert drafted > 500
     if name == "hybrid":
-        assert [one.by_source for one in drafters] == [one.by_source for one in singles]
+        assert [drafter.by_source for drafter in drafters] == [single.by_source for single in singles]
 
 
 @pytest.mark.parametrize("name", IN_BATCHES)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draftwood_strategies import EMPTY_TREE, DraftTree, MalformedTreeError
-from draftwood_strategies.draft import merged
+from draftwood_strategies.draft import DraftTrees, merged
 
 
 @st.composite
@@ -108,3 +108,8 @@ def test_arrays_of_the_wrong_type_and_tokens_outside_the_vocabulary_are_refused(
         DraftTree(np.array([1]), tree.parents[:1], tree.scores[:1]).check()
     with pytest.raises(MalformedTreeError, match="scores must be a float32"):
         DraftTree(tree.tokens, tree.parents, [1.0, 1.0]).check()  # type: ignore[arg-type]
+
+
+def test_the_trees_of_a_step_can_be_gone_through() -> None:
+    trees = DraftTrees.of([DraftTree.of([3, 4]), DraftTree.of([5])])
+    assert [tree.tokens.tolist() for tree in trees] == [[3, 4], [5]]

@@ -11,7 +11,8 @@ import pytest
 
 _INNER = """
 from typing import NamedTuple
-from draftwood_strategies.native import Int32Array, compiled
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.native import compiled
 
 class Pair(NamedTuple):
     {fields}
@@ -22,7 +23,7 @@ def inner(pair: Pair) -> int:
 """
 _OUTER = """
 from draftwood_strategies.native import compiled
-from draftwood_strategies.structs import arrays_at
+from draftwood_strategies.native import arrays_at
 from {module} import Pair, inner
 
 @compiled
@@ -31,7 +32,7 @@ def outer(address: int) -> int:
 """
 _RUN = """
 import numpy as np
-from draftwood_strategies.structs import Struct
+from draftwood_strategies.native import Struct
 from versions.{module} import Pair
 from versions.outer import outer
 pair = Struct(Pair(np.full(1, 2, np.int32), np.full(1, 5, np.int32)))

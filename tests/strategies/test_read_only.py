@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from draftwood_strategies import create
+from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import Drafter, Feedback, Strategy, SupportsReadOnly
-from draftwood_strategies.native import Int32Array
 from tests.strategies.arrays import ids
 
 READABLE = ("trie", "recycling", "jacobi", "hybrid")
@@ -38,12 +38,12 @@ def shared(strategy: Any) -> bytes:
     """All that its sequences share, bit for bit."""
     if hasattr(strategy, "parts"):
         parts = [shared(part) for part in strategy.parts.values()]
-        return pickle.dumps([*parts, *strategy.mixer.weights, strategy.mixer.table.rows])
+        return pickle.dumps([*parts, *strategy.mixture.weights, strategy.mixture.table.rows])
     if hasattr(strategy, "memory"):
-        return pickle.dumps([[one.tolist() for one in strategy.sequences()], *strategy.weights])
+        return pickle.dumps([[sequence.tolist() for sequence in strategy.sequences()], *strategy.weights])
     if hasattr(strategy, "pool"):
         return pickle.dumps([[*strategy.pool._rests.items()], vars(strategy.rates)])
-    return pickle.dumps([strategy.successors.rows, *strategy._mixer.weights])
+    return pickle.dumps([strategy.successors.rows, *strategy.mixture.weights])
 
 
 @pytest.fixture(params=READABLE)

@@ -20,8 +20,9 @@ from draftwood_strategies import (
     registry,
     strategy_names,
 )
+from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import Drafter, Feedback
-from draftwood_strategies.draft import Int32Array, checked
+from draftwood_strategies.draft import checked
 from tests import phrase_book
 
 
@@ -36,7 +37,7 @@ def test_built_in_strategies_are_found_by_name_and_fit_the_protocols() -> None:
     assert {"none", "trie"} <= set(strategy_names())
     strategy = create("trie", branch_length=5)
     assert isinstance(strategy, TrieStrategy)
-    assert strategy.branch_length == 5
+    assert strategy.options.branch_length == 5
     for name in ("none", "trie"):
         made = create(name)
         assert isinstance(made, Strategy)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_strategies import DraftTree
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.tree_index import NO_NODE, find_child, insert, link_all, locate, unlinked
 from tests.strategies.test_draft import paths, trees
 

@@ -21,18 +21,17 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_client import ToolCall, ToolCallReader, ToolFormat
-from draftwood_memory.settings.memory_settings import cache_folder
-from draftwood_model_runner.answer import Answer
+from draftwood_memory.settings import cache_folder
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.errors import ModelNotFoundError
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.model import load_model
-from draftwood_model_runner.loading.sources.resolution import resolve
-from draftwood_model_runner.output import FinishReason
+from draftwood_model_runner.loading.sources import resolve
+from draftwood_model_runner.output import Answer, FinishReason
 from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_service.gateway.tools import grammar, read_tools
-from draftwood_service.rpc.parsing.tool_format import NoToolFormatError, tool_format_of
+from draftwood_service.tools import NoToolFormatError, tool_format_of
 from draftwood_strategies import create
 from tests.model_runner.sampling.held import drafted_answer, held_answer
 from tests.model_runner.sampling.test_token_sampler import written_by
@@ -138,9 +137,11 @@ def written(
         for i, prompt in enumerate(prompts)
     ]
     finishes = {one.sequence: one.finish for one in run(engine, *sequences) if one.finish is not None}
-    assert all(one.error is None for one in finishes.values())
-    assert all(not one.stats.drafting_disabled_reason for one in sequences)
-    return sequences, [Answer(one.request, tuple(one.output), finishes[one], None) for one in sequences]
+    assert all(finish.error is None for finish in finishes.values())
+    assert all(not sequence.stats.drafting_disabled_reason for sequence in sequences)
+    return sequences, [
+        Answer(sequence.request, tuple(sequence.output), finishes[sequence], None) for sequence in sequences
+    ]
 
 
 def engine_for(model: RealModel) -> Engine:
@@ -219,7 +220,7 @@ def test_stop_strings_end_answers_where_they_first_occur(model: RealModel) -> No
             outputs = run(engine, sequence)
             assert outputs[-1].finish is not None
             assert outputs[-1].finish.reason is FinishReason.STOP
-            assert "".join("".join(one.texts) for one in outputs) == text[: text.index(stop)]
+            assert "".join("".join(output.texts) for output in outputs) == text[: text.index(stop)]
 
 
 def test_answers_of_a_schema(model: RealModel) -> None:
@@ -254,8 +255,8 @@ def test_forced_calls_of_tools(model: RealModel) -> None:
 def test_cancelled_requests_change_no_others(model: RealModel) -> None:
     engine, prompts = engine_for(model), prompts_of(model)[:TOGETHER]
     sequences = begun(engine, prompts)
-    for one in sequences[::2]:
-        engine.cancel(one)
+    for sequence in sequences[::2]:
+        engine.cancel(sequence)
     run(engine)
     for one, prompt in [*zip(sequences, prompts, strict=True)][1::2]:
         assert one.output == expected(model.plain, prompt)
@@ -271,7 +272,7 @@ def test_preempted_requests_write_what_they_would_have_written(model: RealModel)
             engine._scheduler._preempt(engine._scheduler.running[step % engine.running])
         engine.step()
         engine.check()
-    assert sum(one.stats.preemptions > 0 for one in sequences) > 1
+    assert sum(sequence.stats.preemptions > 0 for sequence in sequences) > 1
     for one, prompt in zip(sequences, prompts, strict=True):
         assert one.output == expected(model.plain, prompt)
 
@@ -282,8 +283,8 @@ def begun(engine: Engine, prompts: list[tuple[int, ...]]) -> list[Sequence]:
         make_sequence(str(i), prompt, StopParams(NEW_TOKENS), strategy=create("hybrid"), max_draft_nodes=NODES)
         for i, prompt in enumerate(prompts)
     ]
-    for one in sequences:
-        engine.add(one)
+    for sequence in sequences:
+        engine.add(sequence)
     while not sequences[0].output:
         engine.step()
     return sequences

@@ -14,10 +14,8 @@ from draftwood_tenants.experiments.definition import ExperimentState
 from draftwood_tenants.file import SETTING, read_content
 from draftwood_tenants.followed_file import FollowedFile
 from draftwood_tenants.reading import ServerLimits
-from draftwood_tenants.resources.base import STOPS, TENANTS, Write
-from draftwood_tenants.resources.errors import ConfigurationUnknownError
 from draftwood_tenants.resources.follower import ResourceFollower
-from draftwood_tenants.resources.in_process import InProcessResources
+from draftwood_tenants.resources.store import STOPS, TENANTS, ConfigurationUnknownError, InProcessResources, Write
 
 LIMITS = ServerLimits("trie", 32, 1_000_000, 2**24)
 ARMS = [{"id": "control"}, {"id": "off", "drafting": {"strategy": "none"}}]
@@ -56,20 +54,30 @@ async def test_a_part_that_this_server_does_not_allow_costs_itself(tmp_path: Pat
     assert found.learning.scope is LearningScope.NOTHING
 
 
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        ({"streaming": {"cadence": "3600s"}}, "streaming.cadence"),
+        ({"streaming": {"paddingBytes": 1_000_000}}, "streaming.padding_bytes"),
+        ({"quotas": {"requestsPerMinute": 0}}, "quotas.requests_per_minute"),
+    ],
+)
 async def test_a_part_that_bounds_a_tenant_keeps_the_configuration_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, part: dict[str, object], field: str
 ) -> None:
     known = Known(tmp_path)
-    await known.store("tenants/a", streaming={"cadence": "3600s"})
+    await known.store("tenants/a", **part)
     for _ in range(2):
         with pytest.raises(ConfigurationUnknownError):
             known.catalog.config_of("a")
-    assert caplog.text.count("tenants/a: streaming.cadence") == 1
+    assert caplog.text.count(f"tenants/a: {field}") == 1
     await known.store("tenants/a", weight=2)
     assert known.catalog.config_of("a").weight == 2
-    await known.store("tenants/a", weight=3, streaming={"cadence": "3600s"})
+    await known.store("tenants/a", weight=3, **part)
     assert known.catalog.config_of("a").weight == 2
-    await known.stored.write([Write(TENANTS, "b", b"\xff", 0)])  # of no version
+    revision = known.stored.of_kind(TENANTS)["a"].revision
+    await known.stored.write([Write(TENANTS, "a", b"\xff", revision), Write(TENANTS, "b", b"\xff", 0)])  # of no version
+    assert known.catalog.config_of("a").weight == 2
     with pytest.raises(ConfigurationUnknownError):
         known.catalog.config_of("b")
     assert known.catalog.config_of("c") == TenantConfig()
@@ -85,7 +93,10 @@ async def test_the_file_hides_what_is_stored(tmp_path: Path) -> None:
         await known.store(f"experiments/{name}", salt="00" * 16, arms=ARMS, alpha=0.01)
     await known.store("experiments/wrong", salt="00" * 16, arms=ARMS[:1])
     assert [known.catalog.config_of(name).weight for name in "ab"] == [2, 7]
-    assert [(one.name, one.alpha) for one in known.catalog.experiments()] == [("x", 0.05), ("y", 0.01)]
+    assert [(experiment.name, experiment.alpha) for experiment in known.catalog.experiments()] == [
+        ("x", 0.05),
+        ("y", 0.01),
+    ]
     assert (known.catalog.names(TENANTS), known.catalog.names("experiments")) == (["a", "b"], ["wrong", "x", "y"])
     tenants = [known.catalog.tenant_message(name) for name in "abc"]
     shown = [known.catalog.experiment_message(name) for name in ("x", "y", "z")]
@@ -123,10 +134,12 @@ async def test_a_stop_holds_for_the_definition_that_it_is_of(tmp_path: Path, sta
     revision = (await known.stored.write([Write(STOPS, "x", stop.SerializeToString(), 0)]))[0]
     assert known.catalog.stops_revision("x") == revision
     expected = ExperimentState.STOPPED if state else ExperimentState.RUNNING
-    assert [(one.stopped, one.state) for one in known.catalog.experiments()] == [(frozenset({"off"}), expected)]
+    assert [(experiment.stopped, experiment.state) for experiment in known.catalog.experiments()] == [
+        (frozenset({"off"}), expected)
+    ]
     shown = known.catalog.experiment_message("x")
     assert shown is not None
-    assert ([one.arm for one in shown.stopped_arms], shown.end_time.seconds) == (["off"], 5 if state else 0)
+    assert ([arm.arm for arm in shown.stopped_arms], shown.end_time.seconds) == (["off"], 5 if state else 0)
     assert shown.state == (state or experiments_pb2.EXPERIMENT_STATE_RUNNING)
     other = Known(tmp_path, text % [*ARMS, {"id": "third"}])
     await other.stored.write([Write(STOPS, "x", stop.SerializeToString(), 0)])

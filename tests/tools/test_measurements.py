@@ -24,7 +24,7 @@ def test_a_section_says_how_and_where_it_was_measured(
     busy: float, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(suite, "FOLDER", tmp_path)
-    (one,) = (one for one in suite.MEASUREMENTS if one.name == "memory")
+    (one,) = (measurement for measurement in suite.MEASUREMENTS if measurement.name == "memory")
     run = {"command": "draftwood bench x", "date": "2026-01-02", "commit": "abc", "cores": 2, "processor": "a CPU"}
     row = {"tokens": 10_000, "strategy": "trie", "budget": 64, "draft_us": 26.31, "learn_us_per_token": 1.9}
     one.file.write_text(json.dumps({"run": run, "rows": [row], "busy": busy}))
@@ -59,7 +59,7 @@ def test_paths_of_the_machine_are_given_and_do_not_reach_the_page(
     assert "--model $code_model" in written
     measure([])
     assert not any("/my/" in part for command in ran[1:] for part in command)
-    assert len(ran) - 1 == sum("$" not in one.arguments for one in suite.MEASUREMENTS)
+    assert len(ran) - 1 == sum("$" not in measurement.arguments for measurement in suite.MEASUREMENTS)
 
 
 def test_an_unknown_measurement_is_named_before_anything_runs() -> None:

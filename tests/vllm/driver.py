@@ -57,7 +57,7 @@ class Driver:
 
     def run(self, requests: list[dict[str, Any]], aborts: dict[str, int]) -> dict[str, Any]:
         """Runs requests to their ends."""
-        waiting = sorted(requests, key=lambda one: int(one["at"]))
+        waiting = sorted(requests, key=lambda request: int(request["at"]))
         outputs: dict[str, list[list[int]]] = {}
         moved = steps = cached = 0
         preempted: set[str] = set()
@@ -96,7 +96,7 @@ class Driver:
             "learned": counters.learned,
             "waiting": counters.outbox_records,
             "fingerprint": drafts.memory.naming.fingerprint,
-            "failures": dict(drafts.sessions.failures),
+            "failures": dict(drafts.failures),
             "off": proposer._off,
         }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwood_benchmarks.harness.server_process import running_server
+from draftwood_benchmarks.harness.servers import running_server
 from draftwood_client import AdminClient, Client, DraftConfig, Experiment, ExperimentArm
 from draftwood_tenants.experiments.assignment import Split
 from tests.memory.servers import Valkey, wait_for
@@ -14,7 +14,7 @@ from tests.vllm.engine import request, running_engine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 PROMPT = [1, *range(200, 240)]
-ARMS = ExperimentArm("off", DraftConfig("none")), ExperimentArm("trie", DraftConfig("trie"))
+ARMS = [ExperimentArm(id=name, drafting=DraftConfig(strategy=of)) for name, of in (("off", "none"), ("trie", "trie"))]
 SESSIONS = [f"session {number}" for number in range(24)]
 
 
@@ -25,7 +25,7 @@ def test_a_report_shows_the_requests_of_vllm_and_of_our_server() -> None:
         AdminClient(target) as admin,
         Client(target, tenant="acme") as client,
     ):
-        admin.experiments.create("x", Experiment(arms=ARMS, unit="session", tenants=("acme",)))
+        admin.experiments.create("x", Experiment(arms=ARMS, unit="EXPERIMENT_UNIT_SESSION", tenants=("acme",)))
         split = Split(bytes.fromhex(admin.experiments.start("x").salt), ("off", "trie"), (1.0, 1.0))
         assigned = [split.assign("acme", session) for session in SESSIONS]
         expected = ["" if one is None else split.arms[one.arm] for one in assigned]

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import kubernetes_validate
 import numpy as np
 import pytest
-import yaml
 
 from draftwood_memory import Memory
-from draftwood_memory.engines.drafts import EngineDrafts
-from draftwood_memory.engines.forms.chains import ChainForm
+from draftwood_memory.engines.drafts import EngineDrafts, Host
 from draftwood_memory.engines.policy import SettingsPolicy
-from draftwood_memory.settings.memory_settings import MemorySettings, read_environment
-from draftwood_tenants.engines import opening
+from draftwood_memory.settings import MemorySettings, read_environment
+from draftwood_strategies.draft_engine.engine import Verifies
+from draftwood_tenants import engines as opening
 from draftwood_vllm import Proposer, TenantHeader, proposer
-from tests.distributions.workspace import FOLDERS
 
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 CONFIG = SimpleNamespace(
@@ -76,7 +71,7 @@ def test_it_is_bound_to_the_runner_and_leaves_the_class_as_it_was(runner_class: 
     before = dict(vars(runner_class))
     runners = [runner_class() for _ in range(2)]
     assert dict(vars(runner_class)) == before
-    assert [one.drafter._runner for one in runners] == runners
+    assert [runner.drafter._runner for runner in runners] == runners
     runners[0].drafter = None  # an attribute like any other
     assert runners[0].drafter is None
 
@@ -99,9 +94,9 @@ def test_a_runner_that_lacks_what_is_needed_is_named(runner_class: Any, caplog: 
 
 def test_drafting_that_raises_three_times_pauses(runner_class: Any, caplog: pytest.LogCaptureFixture) -> None:
     made = runner_class().drafter
-    drafts = EngineDrafts(
-        Memory(None, "0" * 16), MemorySettings(), SettingsPolicy(MemorySettings(), ""), 10, ChainForm(8), bool
-    )
+    settings = MemorySettings()
+    host = Host(Verifies.CHAINS, 8, bool)
+    drafts = EngineDrafts(Memory(None, "0" * 16), settings, SettingsPolicy(settings, ""), 10, host)
     made._opened = SimpleNamespace(drafts=drafts)
     for _ in range(4):
         assert propose(made) == [[], [], []]  # the runner has no requests
@@ -141,52 +136,5 @@ def test_the_log_shows_no_password() -> None:
 
 def test_what_users_name_is_there() -> None:
     assert (Proposer.__module__, TenantHeader.__name__) == ("draftwood_vllm.proposer", "TenantHeader")
-    found = [one.value for one in entry_points(group="vllm.general_plugins") if one.name == "draftwood"]
+    found = [point.value for point in entry_points(group="vllm.general_plugins") if point.name == "draftwood"]
     assert found in ([], ["draftwood_vllm.proposer:check"])  # installed by `make setup`
-
-
-@pytest.fixture
-def model_spec() -> dict[str, Any]:
-    """What the values for vLLM's chart say of the model."""
-    values = yaml.safe_load(Path("examples/vllm/values.yaml").read_text(encoding="utf-8"))
-    [model] = values["servingEngineSpec"]["modelSpec"]
-    found: dict[str, Any] = model
-    return found
-
-
-def test_the_values_for_kubernetes_name_these_versions(model_spec: dict[str, Any]) -> None:
-    [installs] = model_spec["initContainer"]["args"]
-    for name in ("draftwood-vllm", "draftwood-memory", "draftwood-strategies"):
-        assert f" {name}==0.1.0" in installs
-        assert 'version = "0.1.0"' in (FOLDERS[name] / "pyproject.toml").read_text()
-    assert "'redis>=8.1,<9'" in installs
-    assert '"redis>=8.1,<9"' in (FOLDERS["draftwood-memory"] / "pyproject.toml").read_text()
-
-
-def test_what_the_values_for_kubernetes_say_of_a_pod_is_valid(model_spec: dict[str, Any]) -> None:
-    """As the chart's template takes it over. The chart itself is not there."""
-    first, image = model_spec["initContainer"], f"{model_spec['repository']}:{model_spec['tag']}"
-    installing = {name: first[name] for name in ("name", "image", "command", "args")}
-    serving = {"name": "vllm", "image": image, "env": model_spec["env"], "args": model_spec["vllmConfig"]["extraArgs"]}
-    spec = {
-        "volumes": model_spec["extraVolumes"],
-        "initContainers": [{**installing, "volumeMounts": first["extraVolumeMounts"]}],
-        "containers": [{**serving, "volumeMounts": model_spec["extraVolumeMounts"]}],
-    }
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "vllm"}, "spec": spec}
-    kubernetes_validate.validate(pod, "1.31", strict=True)
-    assert first["image"] == image
-    [volume], [mount] = spec["volumes"], model_spec["extraVolumeMounts"]
-    assert volume["name"] == mount["name"] == first["extraVolumeMounts"][0]["name"]
-    variables = {one["name"]: one.get("value") for one in model_spec["env"]}
-    assert variables["PYTHONPATH"] == mount["mountPath"] == first["extraVolumeMounts"][0]["mountPath"]
-    assert f"--target {mount['mountPath']} " in first["args"][0]
-
-
-def test_the_values_for_kubernetes_switch_drafts_on_and_nothing_off(model_spec: dict[str, Any]) -> None:
-    arguments = model_spec["vllmConfig"]["extraArgs"]
-    flags = dict(zip(arguments[::2], arguments[1::2], strict=True))
-    speculation = json.loads(flags["--speculative-config"])
-    assert {"method": "custom_class", "model": "draftwood_vllm.Proposer"}.items() <= speculation.items()
-    assert flags["--middleware"] == "draftwood_vllm.TenantHeader"
-    assert model_spec["vllmConfig"]["enablePrefixCaching"] is True  # this chart passes a flag for off otherwise

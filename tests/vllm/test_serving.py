@@ -101,7 +101,7 @@ def test_tensor_parallel_ranks_behind_two_api_servers_in_compiled_mode() -> None
         [first, *others] = [server.metrics() for _ in range(8)]
         text = log.read_text()
     assert text.count("drafting with trie") == 1
-    assert all(one == first for one in others)
+    assert all(other == first for other in others)
     assert first["draftwood_sequences_total", "", "trie"] == 10
     assert first["draftwood_sequences_total", "", "none"] == 5
     assert first["draftwood_draft_accepted_tokens_total", "", "trie"] > 50

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from draftwood_benchmarks.harness.server_process import running_server
+from draftwood_benchmarks.harness.servers import running_server
 from draftwood_client import Client
 from tests.memory.servers import Valkey
 from tests.vllm.engine import Engine, request, running_engine

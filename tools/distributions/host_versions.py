@@ -30,7 +30,7 @@ def would_install(*wanted: str, of_pip: Sequence[str]) -> list[dict[str, Any]]:
         report = Path(folder, "report.json")
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *of_pip, "install", "--quiet"]
         subprocess.run([*command, "--dry-run", "--report", str(report), *wanted], check=True)
-        return [one["metadata"] for one in json.loads(report.read_text())["install"]]
+        return [load["metadata"] for load in json.loads(report.read_text())["install"]]
 
 
 def hold(site: Path, metadata: dict[str, Any]) -> None:

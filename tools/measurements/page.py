@@ -6,7 +6,7 @@ import json
 
 from rich.table import Table
 
-from draftwood_benchmarks.harness.machine import BUSY
+from draftwood_benchmarks.harness.report import BUSY
 from tools.measurements.suite import DOCS, MEASUREMENTS, Measurement
 
 PAGE = DOCS / "measurements.md"
@@ -28,7 +28,7 @@ def markdown(table: Table) -> str:
 
 def page() -> str:
     """The page, from the JSON files that there are."""
-    return "\n".join([_HEAD, *(section(one) for one in MEASUREMENTS if one.file.exists())])
+    return "\n".join([_HEAD, *(section(measurement) for measurement in MEASUREMENTS if measurement.file.exists())])
 
 
 def section(measurement: Measurement) -> str:

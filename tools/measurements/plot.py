@@ -32,7 +32,7 @@ class Bar(NamedTuple):
 
 def one_stream() -> tuple[str, list[Bar]]:
     """The title and the bars."""
-    (measurement,) = (one for one in MEASUREMENTS if one.name == _MEASUREMENT)
+    (measurement,) = (each for each in MEASUREMENTS if each.name == _MEASUREMENT)
     report = json.loads(measurement.file.read_text(encoding="utf-8"))
     greedy = [row for row in report["rows"] if not row["sampled"]]
     plain = [row for row in greedy if row["engine"] != "draftwood" and row["strategy"] == "none"]

@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.table import Table
 
-from draftwood_benchmarks.load.rows import table_of as load
-from draftwood_benchmarks.overhead.command import table_of as growth
-from draftwood_benchmarks.replay.memory import table_of as memory
-from draftwood_benchmarks.speed.never_slower import table_of as never_slower
-from draftwood_benchmarks.speed.rows import table_of as speed
+from draftwood_benchmarks.load import table_of as load
+from draftwood_benchmarks.never_slower import table_of as never_slower
+from draftwood_benchmarks.overhead import table_of as growth
+from draftwood_benchmarks.replay.command import table_of as memory
+from draftwood_benchmarks.speed import table_of as speed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FOLDER = DOCS / "measurements"
@@ -69,13 +69,13 @@ def _real(name: str, heading: str, arguments: str) -> Measurement:
 def _real_models() -> tuple[Measurement, ...]:
     """Prompts are from files of public benchmarks. Those of Spec-Bench have one of its categories each."""
     streams = "--concurrency 1,8,32 --duration 30 --warm 24 --max-tokens 128 --prompts $prompts/mtbench.jsonl"
-    found = []
+    commands = []
     for name, (words, options) in _WEIGHTS.items():
         hybrid = "--strategy hybrid --sampled"
         chat = f"speed {_REAL_MODEL} {options} {hybrid} {_CHAT} --prompts $prompts/mtbench.jsonl"
         code = f"speed {_CODE_MODEL} {options} {hybrid} {_LONG} --prompts $prompts/humaneval.jsonl"
         many = f"load {_REAL_MODEL} {options} {streams}"
-        found += [
+        commands += [
             _real(f"smollm2-chat-{name}", f"SmolLM2 135M, MT-Bench, one stream, {words}", chat),
             _real(f"smollm2-streams-{name}", f"SmolLM2 135M, MT-Bench, 1 to 32 streams, {words}", many),
             _real(f"coder-code-{name}", f"Qwen2.5-Coder 0.5B Instruct, HumanEval, one stream, {words}", code),
@@ -86,8 +86,8 @@ def _real_models() -> tuple[Measurement, ...]:
         ("retrieval", "specbench-rag", "questions with retrieved text of Spec-Bench", _LONG),
     ):
         arguments = f"speed {_REAL_MODEL} {_PEER} --strategy hybrid {how} --prompts $prompts/{file}.jsonl"
-        found.append(_real(f"smollm2-{name}", f"SmolLM2 135M, {which}, one stream, bfloat16", arguments))
-    return tuple(found)
+        commands.append(_real(f"smollm2-{name}", f"SmolLM2 135M, {which}, one stream, bfloat16", arguments))
+    return tuple(commands)
 
 
 MEASUREMENTS = (

@@ -27,7 +27,7 @@ def files() -> dict[str, str]:
     """The dashboards as JSON, by the names of their files."""
     boards = yaml.safe_load(Path(__file__).with_name("boards.yaml").read_text(encoding="utf-8"))
     made = {uid: _dashboard(uid, board).build() for uid, board in boards.items()}
-    return {f"{uid}.json": JSONEncoder(sort_keys=True, indent=2).encode(one) + "\n" for uid, one in made.items()}
+    return {f"{uid}.json": JSONEncoder(sort_keys=True, indent=2).encode(board) + "\n" for uid, board in made.items()}
 
 
 def _dashboard(uid: str, board: dict[str, Any]) -> dashboard.Dashboard:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
 from draftwood_model_runner.sequence import Sequence as EngineSequence
 from draftwood_strategies import Strategy
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +88,11 @@ def generate(module: Any, prompts: Sequence[Int32Array], max_tokens: int, **opti
     options = {"max_new_tokens": max_tokens, "do_sample": False, "pad_token_id": 0} | options
     written: list[list[int]] = module.generate(ids, attention_mask=mask, **options)[:, longest:].tolist()
     return written
+
+
+def write_own_text(engine: Engine, tokens: int, folder: Path | None = None) -> Int32Array:
+    """The model's table after so many tokens of its own text, or as the file in the folder has it."""
+    own_text = engine.own_text(tokens, folder)
+    while not own_text.done:
+        own_text.step()
+    return own_text.rows

@@ -7,7 +7,8 @@ usual ways.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,15 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from draftwood_benchmarks.harness.report import console
-from draftwood_memory.settings.memory_settings import cache_folder
-from draftwood_model_runner.errors import InvalidInputError
-from draftwood_model_runner.loading.sources.resolution import resolve
+from draftwood_benchmarks.harness.report import BenchmarkError, console
+from draftwood_benchmarks.peers.process import ENVIRONMENTS
+from draftwood_memory.settings import cache_folder
+from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
+from draftwood_model_runner.loading.sources import resolve
 
 if TYPE_CHECKING:
     from draftwood_benchmarks.harness.widen import Shape
     from draftwood_client import ModelInfo
     from draftwood_model_runner.loading.model import LoadedModel
+
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -201,3 +204,38 @@ def _write_grown(path: str, shape: Shape | None, options: ModelOptions, folder: 
     grown = widen(small.float(), shape or shape_of(small.config), target, where, positions, options.vocabulary)
     grown.save_pretrained(folder)
     AutoTokenizer.from_pretrained(path).save_pretrained(folder)
+
+
+def check_strategies(names: Iterable[str]) -> None:
+    """Raises InvalidValueError: there is no strategy of one of the names."""
+    from draftwood_strategies import strategy_names
+
+    for name in names:
+        if name not in strategy_names():
+            raise InvalidValueError("strategy", name, f"it must be one of {', '.join(strategy_names())}")
+
+
+EngineName = Literal["draftwood", "vllm"]
+
+
+def server_on(engine: EngineName, chosen: ChosenModel, *, eager: bool = False) -> tuple[list[str], dict[str, Any]]:
+    """Flags of `draftwood serve` for a model, and further arguments of `server_process`.
+
+    Args:
+        eager: vLLM does not compile the model, which takes a minute: where its speed is not what is measured.
+
+    Raises:
+        BenchmarkError: vLLM is not installed.
+    """
+    if engine == "draftwood":
+        return chosen.server_flags, {"python": sys.executable, "environment": {}}
+    python = ENVIRONMENTS / "vllm" / "bin" / "python"
+    if not python.exists():
+        raise BenchmarkError(f"{python} is missing; run `make peers` in the repository")
+    flags = ["--engine", "vllm", "--model", chosen.path, "--dtype", chosen.options.dtype]
+    flags += ["--engine-args", '{"enforce_eager": true}'] if eager else []
+    environment = {}
+    if chosen.options.threads is not None:
+        # Bound to cores, several replicas on one machine would share some and leave others.
+        environment = {"OMP_NUM_THREADS": str(chosen.options.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return flags, {"python": str(python), "environment": environment}

@@ -16,26 +16,13 @@ from draftwood_benchmarks.harness.report import BenchmarkError
 
 if TYPE_CHECKING:
     from draftwood_model_runner.loading.tokenizer import Tokenizer
-    from draftwood_strategies.draft import Int32Array
+    from draftwood_strategies.arrays import Int32Array
 
 QUESTIONS = files("draftwood_benchmarks") / "questions.jsonl"
 """Customer-support questions, which the bundled model answers."""
 MT_BENCH = files("draftwood_benchmarks") / "mt_bench.jsonl"
 """First turns of MT-Bench by LMSYS (FastChat, Apache 2.0): eight categories, one question of each in turn. Measured are
 the first of each."""
-ContextOption = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="TOKENS",
-        help="Prompts of so many tokens, such as 512, 4096 or 16384: other questions come before each. Beyond 2,048"
-        " tokens the bundled model writes nonsense, at the cost of any model of its shape.",
-        show_default=False,
-    ),
-]
-OwnTextOption = Annotated[
-    int, typer.Option(min=0, help="Tokens that the model writes by itself first, as the setting own_text_tokens.")
-]
 PromptsOption = Annotated[
     Path | None, typer.Option(help="Prompts of your own: JSON lines or text lines. The bundled questions by default.")
 ]
@@ -75,10 +62,10 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BenchmarkError(f"{path}: {error}") from error
-    found = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
         raise BenchmarkError(f"{path} holds no lines")
-    return found
+    return numbered
 
 
 def _prompt(line: str, where: str) -> str:
@@ -103,23 +90,17 @@ def encode(tokenizer: Tokenizer, text: str) -> Int32Array:
     return tokenizer.encode(text)
 
 
-def title_suffix(own_text: int, context: int | None) -> str:
-    """For the title of a table: what came before the measured prompts; "" for nothing."""
-    written = f"; after {own_text:,} tokens of the model's own" if own_text else ""
-    return written + ("" if context is None else f"; prompts of {context:,} tokens")
-
-
 def with_length(
-    prompts: Sequence[Int32Array], tokens: int, before: Sequence[Int32Array], most: int
+    prompts: Sequence[Int32Array], tokens: int, before: Sequence[Int32Array], longest: int
 ) -> list[Int32Array]:
     """The prompts with exactly so many tokens each, int32[tokens]: with prompts of `before` in front of them, each from
     another place on, so that no two begin alike; or their ends, if they are longer.
 
     Raises:
-        BenchmarkError: more than `most` tokens.
+        BenchmarkError: more than `longest` tokens.
     """
-    if tokens > most:
-        raise BenchmarkError(f"--context {tokens}: a prompt of this model has {most} tokens at most with its answer")
+    if tokens > longest:
+        raise BenchmarkError(f"--context {tokens}: a prompt of this model has {longest} tokens at most with its answer")
     text, long = np.concatenate(before), []
     for i, prompt in enumerate(prompts):
         front = np.resize(np.roll(text, -i * text.size // len(prompts)), max(tokens - prompt.size, 0))

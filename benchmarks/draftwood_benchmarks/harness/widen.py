@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
 from draftwood_model_runner.errors import InvalidValueError
 
@@ -99,7 +99,7 @@ def widen(
     config = _config(small.config, shape, vocabulary)
     config.max_position_embeddings = context or config.max_position_embeddings
     if shape.hybrid:
-        from draftwood_benchmarks.harness.hybrid import hybridized
+        from draftwood_benchmarks.harness.widen import hybridized
 
         large = hybridized(small, shape, dtype, device, config.max_position_embeddings, config.vocab_size)
         large.generation_config = copy.deepcopy(small.generation_config)
@@ -133,10 +133,10 @@ def _with_whole_groups(small: Any, shape: Shape) -> Shape:
 def _config(small: Any, shape: Shape, vocabulary: int | None) -> Any:
     assert not small.attention_bias
     assert not small.mlp_bias
-    least = shape_of(small)
+    native = shape_of(small)
     for name in ("hidden", "layers", "heads", "intermediate"):
-        if getattr(shape, name) < getattr(least, name):
-            raise InvalidValueError("shape", str(shape), f"the model grows from {least} and cannot lose {name}")
+        if getattr(shape, name) < getattr(native, name):
+            raise InvalidValueError("shape", str(shape), f"the model grows from {native} and cannot lose {name}")
     if vocabulary is not None and vocabulary < small.vocab_size:
         raise InvalidValueError("vocabulary", vocabulary, f"the model grows from {small.vocab_size} tokens")
     group = small.num_attention_heads // small.num_key_value_heads
@@ -203,3 +203,98 @@ def _copy_corner(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def _grow_norm(target: Any, source: Any, scale: float) -> None:
     target.weight[: source.weight.shape[0]] = source.weight.to(target.weight.device) * scale
+
+
+_PERIOD = 4
+"""Layers to one with attention."""
+_LARGE = 16384.0
+"""Relative to it, the elements of queries and keys vanish in float32."""
+_OPEN = 30.0
+"""Of a gate: its sigmoid is 1 in float32."""
+
+
+@torch.no_grad()
+def hybridized(
+    small: Any, shape: Shape, dtype: torch.dtype, device: torch.device | str, positions: int, tokens: int
+) -> Any:
+    """A hybrid model with the logits of a Llama model, up to rounding, for the tokens of the latter.
+
+    Args:
+        shape: `layers` is at least 4 times that of the small model.
+        positions: that it accepts.
+        tokens: of its vocabulary.
+    """
+    trained: Any = small.config
+    config = _hybrid_config(trained, shape, positions, tokens)
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        torch.manual_seed(0)
+        large: Any = Qwen3NextForCausalLM._from_config(config, dtype=dtype)
+    scale = (trained.hidden_size / shape.hidden) ** 0.5
+    fill_tokens(large.model.embed_tokens, small.model.embed_tokens)
+    for i, layer in enumerate(large.model.layers):
+        source = small.model.layers[i // _PERIOD] if i % _PERIOD == _PERIOD - 1 else None
+        grow_mlp(layer.mlp, source and source.mlp)
+        if source is None:
+            layer.linear_attn.out_proj.weight.zero_()
+            continue
+        _grow_attention(layer.self_attn, source.self_attn, trained.head_dim)
+        _grow_offset_norm(layer.input_layernorm, source.input_layernorm, scale)
+        _grow_offset_norm(layer.post_attention_layernorm, source.post_attention_layernorm, scale)
+    _grow_offset_norm(large.model.norm, small.model.norm, scale)
+    return large
+
+
+def _hybrid_config(small: Any, shape: Shape, positions: int, tokens: int) -> Qwen3NextConfig:
+    return Qwen3NextConfig(
+        vocab_size=tokens,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        head_dim=2 * small.head_dim,
+        attention_bias=True,
+        intermediate_size=shape.intermediate,
+        mlp_only_layers=[*range(shape.layers)],
+        linear_num_key_heads=shape.heads // 2,
+        linear_num_value_heads=shape.heads,
+        rope_parameters=small.rope_parameters | {"partial_rotary_factor": 0.5},
+        rms_norm_eps=small.rms_norm_eps * small.hidden_size / shape.hidden,
+        max_position_embeddings=positions,
+        tie_word_embeddings=True,
+        bos_token_id=small.bos_token_id,
+        eos_token_id=small.eos_token_id,
+        pad_token_id=small.pad_token_id,
+    )
+
+
+def _grow_attention(target: Any, source: Any, size: int) -> None:
+    """Heads of `size` become the first half of heads twice as large, of which the next element is constant."""
+    heads, wide = source.q_proj.out_features // size, 2 * size
+    for name, stride in (("q_proj", 2 * wide), ("k_proj", wide), ("v_proj", wide)):
+        projection = getattr(target, name)
+        projection.bias.zero_()
+        for head in range(heads):
+            begin = head * stride
+            projection.weight[begin : begin + wide].zero_()
+            rows = getattr(source, name).weight[head * size : (head + 1) * size]
+            projection.weight[begin : begin + size, : rows.shape[1]] = rows.to(projection.weight)
+        if name != "v_proj":
+            projection.bias[size::stride] = _LARGE
+    for head in range(target.q_proj.out_features // (2 * wide)):
+        gate = slice(head * 2 * wide + wide, (head + 1) * 2 * wide)
+        target.q_proj.weight[gate].zero_()
+        target.q_proj.bias[gate] = _OPEN
+    target.o_proj.weight.zero_()
+    target.o_proj.bias.zero_()
+    for head in range(heads):
+        columns = source.o_proj.weight[:, head * size : (head + 1) * size]
+        target.o_proj.weight[: columns.shape[0], head * wide : head * wide + size] = columns.to(target.o_proj.weight)
+    length = _LARGE / wide**0.5  # root mean square of a head
+    for norm, factor in ((target.q_norm, length * (wide / size) ** 0.5), (target.k_norm, length)):
+        norm.weight.fill_(-1.0)
+        norm.weight[:size] = factor - 1.0
+
+
+def _grow_offset_norm(target: Any, source: Any, scale: float) -> None:
+    """A norm of Qwen3-Next multiplies by 1 + its weight."""
+    target.weight[: source.weight.shape[0]] = source.weight.to(target.weight.device).float() * scale - 1.0

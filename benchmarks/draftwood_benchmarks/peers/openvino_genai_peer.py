@@ -6,8 +6,9 @@ streams and many: LLMPipeline wraps the same pipeline on x86.
 
 from __future__ import annotations
 
+import functools
 import itertools
-import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ LOOKUP = {"num_assistant_tokens": 2, "max_ngram_size": 3}
 
 
 class Engine:
-    """The loaded model."""
+    """Implements `serve_peer.StepEngine`."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         import openvino_genai
@@ -45,65 +46,58 @@ class Engine:
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
         }
-        self._lookup: dict[str, int] = LOOKUP if request["drafts"] == "prompt-lookup" else {}
-        if self._lookup:
+        lookup = LOOKUP if request["drafts"] == "prompt-lookup" else {}
+        if lookup:
             properties["prompt_lookup"] = True
         self.version: str = openvino_genai.__version__
-        self._folder = folder
+        self._config = functools.cache(lambda max_tokens: _config(folder, max_tokens, lookup))
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
         self._ids = itertools.count()
+        self._running: dict[str, Any] = {}
 
-    def generate(self, prompt: list[int], max_tokens: int) -> dict[str, Any]:
-        """The greedy answer to one prompt."""
-        config = self._config(max_tokens)
-        started = time.perf_counter()
-        handle = self._add(prompt, config)
-        tokens: list[int] = []
-        steps = 0
-        while self._pipeline.has_non_finished_requests():
-            self._pipeline.step()
-            written = _new_tokens(handle)
-            tokens += written
-            steps += bool(written)
-        return {"tokens": tokens, "seconds": time.perf_counter() - started, "steps": steps}
+    def use(self, memory: str) -> None:
+        """Its drafts remember nothing."""
 
-    def load_test(self, prompts: list[list[int]], max_tokens: int, streams: int, seconds: float) -> dict[str, Any]:
-        """Keeps `streams` requests running for `seconds`; counts the tokens that they get."""
-        config = self._config(max_tokens)
-        endless = itertools.cycle(prompts)
-        handles = [self._add(next(endless), config) for _ in range(streams)]
-        count = steps = 0
-        started = time.perf_counter()
-        while (elapsed := time.perf_counter() - started) < seconds:
-            self._pipeline.step()
-            for i, handle in enumerate(handles):
-                written = len(_new_tokens(handle))
-                count += written
-                steps += written > 0
-                if _finished(handle):
-                    handles[i] = self._add(next(endless), config)
-        for handle in handles:
-            handle.stop()
-        while self._pipeline.has_non_finished_requests():
-            self._pipeline.step()
-        return {"tokens": count, "seconds": elapsed, "steps": steps}
-
-    def _config(self, max_tokens: int) -> Any:
-        import openvino_genai
-
-        config = openvino_genai.GenerationConfig(self._folder / "generation_config.json")
-        config.max_new_tokens = max_tokens
-        config.do_sample = False
-        for name, value in self._lookup.items():
-            setattr(config, name, value)
-        return config
-
-    def _add(self, prompt: list[int], config: Any) -> Any:
+    def add(self, prompt: list[int], max_tokens: int, memory: str) -> str:
         import numpy as np
         import openvino
 
+        number = next(self._ids)
         ids = openvino.Tensor(np.array([prompt], dtype=np.int64))
-        return self._pipeline.add_request(next(self._ids), ids, config)
+        self._running[str(number)] = self._pipeline.add_request(number, ids, self._config(max_tokens))
+        return str(number)
+
+    def step(self) -> Iterable[tuple[str, list[int], bool]]:
+        import openvino_genai
+
+        self._pipeline.step()
+        for request, handle in [*self._running.items()]:
+            tokens: list[int] = []
+            while handle.can_read():
+                tokens += [token for output in handle.read().values() for token in output.generated_ids]
+            ended = handle.get_status() != openvino_genai.GenerationStatus.RUNNING
+            if ended:
+                del self._running[request]
+            if tokens or ended:
+                yield request, tokens, ended
+
+    def abort(self, requests: Iterable[str]) -> None:
+        for request in requests:
+            self._running.pop(request).stop()
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+
+
+def _config(folder: Path, max_tokens: int, lookup: dict[str, int]) -> Any:
+    """How greedy answers are written."""
+    import openvino_genai
+
+    config = openvino_genai.GenerationConfig(folder / "generation_config.json")
+    config.max_new_tokens = max_tokens
+    config.do_sample = False
+    for name, value in lookup.items():
+        setattr(config, name, value)
+    return config
 
 
 def _quantize(folder: Path, weights: str) -> None:
@@ -123,17 +117,3 @@ def _quantize(folder: Path, weights: str) -> None:
     del model  # it reads from the file that is replaced
     quantized.replace(path)
     quantized.with_suffix(".bin").replace(path.with_suffix(".bin"))
-
-
-def _new_tokens(handle: Any) -> list[int]:
-    tokens: list[int] = []
-    while handle.can_read():
-        for output in handle.read().values():
-            tokens += output.generated_ids
-    return tokens
-
-
-def _finished(handle: Any) -> bool:
-    import openvino_genai
-
-    return bool(handle.get_status() != openvino_genai.GenerationStatus.RUNNING)

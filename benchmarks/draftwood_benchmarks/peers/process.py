@@ -11,7 +11,8 @@
 Further fields of `load` are those of `PeerModel`. `folder` is for converted weights; `prompt` and each of `prompts` are
 token ids. "tokens" are the new token ids of `generate`, and the number of tokens written in the window of `load_test`;
 "steps" how many forward passes wrote them, each sequence's counted, which a peer without drafts may leave out;
-"requests" a `PeerRequest` for each request sent in the window, which a peer that does not time them leaves out. Where
+"requests", of those that got a token in the window, the seconds from sending to the first tokens, the seconds from
+these to the last ones, how many came first, and how many in all; a peer may leave it out too. Where
 `drafts` remember answers, each request names the `memory` that it drafts from and adds to. A request that fails is
 answered by `{"error"}`. The peer ends when its stdin is closed.
 """
@@ -34,10 +35,11 @@ from typing import IO, Annotated, Any, NamedTuple
 
 import typer
 
+from draftwood_benchmarks.closed_loop import RequestResult, Window
+from draftwood_benchmarks.harness.prompts import PromptsOption, SampledOption
 from draftwood_benchmarks.harness.report import BenchmarkError, console
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_model_runner.loading.sources.known_models import KNOWN_MODELS, fetch
-from draftwood_model_runner.loading.sources.resolution import gguf_file
+from draftwood_model_runner.loading.sources import KNOWN_MODELS, fetch, gguf_file
 
 ENVIRONMENTS = Path(".venv-peers")
 """Folder of an environment for each peer, which `make peers` installs, relative to the working directory."""
@@ -48,30 +50,70 @@ DRAFTS: dict[str, tuple[str, ...]] = {
 }
 """What each peer can draft with here."""
 _BY_PEER = "; ".join(f"{name}: {', '.join(drafts)}" for name, drafts in DRAFTS.items())
-PeerOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar=f"[{'|'.join(DRAFTS)}]",
-        help="Another engine to measure as well; may be given several times. `make peers` installs them.",
-        show_default=False,
-    ),
-]
-PeerDraftsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help=f"What peers draft with, each with those that it has; may be given several times. {_BY_PEER}. none by"
-        " default.",
-        show_default=False,
-    ),
-]
-PeerGgufOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE",
-        help="The GGUF file that llama.cpp computes, if --model does not name one.",
-        show_default=False,
-    ),
-]
+
+
+@dataclass(frozen=True)
+class AskedOptions:
+    """What is asked, and which other engines are asked as well: the options that `speed` and `load` share."""
+
+    prompts: PromptsOption = None
+    sampled: SampledOption = False
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="TOKENS",
+            help="Prompts of so many tokens, such as 512, 4096 or 16384: other questions come before each. Beyond 2,048"
+            " tokens the bundled model writes nonsense, at the cost of any model of its shape.",
+            show_default=False,
+        ),
+    ] = None
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar=f"[{'|'.join(DRAFTS)}]",
+            help="Another engine to measure as well; may be given several times. `make peers` installs them.",
+            show_default=False,
+        ),
+    ] = None
+    peer_drafts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"What peers draft with, each with those that it has; may be given several times. {_BY_PEER}. none by"
+            " default.",
+            show_default=False,
+        ),
+    ] = None
+    peer_gguf: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="The GGUF file that llama.cpp computes, if --model does not name one.",
+            show_default=False,
+        ),
+    ] = None
+    max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per answer, at most.")] = 200
+    own_text: Annotated[
+        int, typer.Option(min=0, help="Tokens that the model writes by itself first, as the setting own_text_tokens.")
+    ] = 0
+
+    @property
+    def peers(self) -> list[tuple[str, str]]:
+        """Each peer with what it drafts with. Raises InvalidInputError."""
+        return drafts_of(self.peer or [], self.peer_drafts or [])
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens of a prompt and its answer; None for those of the prompts as they are."""
+        return None if self.context is None else self.context + self.max_tokens
+
+    @property
+    def conditions(self) -> str:
+        """For the title of a table: what came before the measured prompts; "" for nothing."""
+        written = f"; after {self.own_text:,} tokens of the model's own" if self.own_text else ""
+        return written + ("" if self.context is None else f"; prompts of {self.context:,} tokens")
+
+
 DRAFTS_WITH_MEMORY = ("suffix", "draftwood", "ngram-mod", "ngram-cache")
 """Drafts that come from earlier answers as well."""
 OUR_ENGINE = "draftwood-engine"
@@ -120,37 +162,20 @@ class PeerModel:
     gguf: str | None = None
 
 
-class PeerAnswer(NamedTuple):
-    """An answer: its token ids, its seconds, and the forward passes that wrote it."""
+class Answer(NamedTuple):
+    """An answer to a prompt.
+
+    Attributes:
+        tokens: the new tokens.
+        seconds: from the prompt's token ids to the last token, prefill included.
+        steps: forward passes that wrote tokens, the prefill included.
+        nodes: draft tokens verified in them; 0 of a peer, which does not tell.
+    """
 
     tokens: list[int]
     seconds: float
     steps: int
-
-
-class PeerRequest(NamedTuple):
-    """A request of `load_test` that got a token.
-
-    Attributes:
-        ttft: seconds from its sending to its first tokens.
-        decode_seconds: from its first tokens to its last ones, which the end of the window may cut off.
-        first_tokens, tokens: how many came first, and in all.
-    """
-
-    ttft: float
-    decode_seconds: float
-    first_tokens: int
-    tokens: int
-
-
-class PeerWindow(NamedTuple):
-    """A window of `load_test`: tokens, seconds, and the forward passes that wrote them, each sequence's counted; the
-    requests that were sent in it, if the peer times them."""
-
-    tokens: int
-    seconds: float
-    steps: int
-    requests: list[PeerRequest]
+    nodes: int = 0
 
 
 class Peer:
@@ -179,15 +204,15 @@ class Peer:
         """Whether it drafts from earlier answers."""
         return self.drafts in DRAFTS_WITH_MEMORY
 
-    def generate(self, prompt: Sequence[int], max_tokens: int, memory: str = "") -> PeerAnswer:
+    def generate(self, prompt: Sequence[int], max_tokens: int, memory: str = "") -> Answer:
         """The greedy answer, and its seconds as the peer measured them. Raises PeerError."""
         request = {"op": "generate", "prompt": list(prompt), "max_tokens": max_tokens, **self._named(memory)}
         answer = self.ask(request, ANSWER_TIMEOUT)
-        return PeerAnswer(answer["tokens"], answer["seconds"], answer.get("steps", len(answer["tokens"])))
+        return Answer(answer["tokens"], answer["seconds"], answer.get("steps", len(answer["tokens"])))
 
     def load_test(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, streams: int, seconds: float, memory: str = ""
-    ) -> PeerWindow:
+    ) -> Window:
         """What `streams` concurrent requests got in a window. Raises PeerError."""
         request = {
             "op": "load_test",
@@ -198,8 +223,11 @@ class Peer:
             **self._named(memory),
         }
         answer = self.ask(request, seconds + ANSWER_TIMEOUT)
-        requests = [PeerRequest(*one) for one in answer.get("requests", ())]
-        return PeerWindow(answer["tokens"], answer["seconds"], answer.get("steps", answer["tokens"]), requests)
+        timed = [  # as if each had been sent at 0
+            RequestResult(0.0, ttft, ttft + decode_seconds, first_tokens, tokens)
+            for ttft, decode_seconds, first_tokens, tokens in answer.get("requests", ())
+        ]
+        return Window(answer["seconds"], answer["tokens"], timed, steps=answer.get("steps", answer["tokens"]))
 
     def learn(self, prompts: Sequence[Sequence[int]], max_tokens: int, memory: str) -> None:
         """Lets it answer prompts, for a memory. Raises PeerError."""
@@ -256,16 +284,13 @@ def drafts_of(names: Sequence[str], drafts: Sequence[str]) -> list[tuple[str, st
     for name in names:
         if name not in DRAFTS:
             raise InvalidInputError("--peer", name, f"must be one of {', '.join(DRAFTS)}")
-    offered = dict.fromkeys(one for name in names for one in DRAFTS[name]) or ("none",)
-    for one in drafts:
-        if one not in offered:
+    offered = dict.fromkeys(kind for name in names for kind in DRAFTS[name]) or ("none",)
+    for kind in drafts:
+        if kind not in offered:
             named = " ".join(f"--peer {name}" for name in names) or "no --peer"
-            raise InvalidInputError("--peer-drafts", one, f"must be one of {', '.join(offered)} with {named}")
-    found = []
-    for name in dict.fromkeys(names):
-        own = [one for one in dict.fromkeys(drafts) if one in DRAFTS[name]]
-        found += [(name, one) for one in own or ["none"]]
-    return found
+            raise InvalidInputError("--peer-drafts", kind, f"must be one of {', '.join(offered)} with {named}")
+    by_name = {name: [kind for kind in dict.fromkeys(drafts) if kind in DRAFTS[name]] for name in names}
+    return [(name, kind) for name, kinds in by_name.items() for kind in kinds or ["none"]]
 
 
 @contextmanager
@@ -342,3 +367,77 @@ def command_of(name: str, module: str) -> list[str]:
     if not python.exists():
         raise PeerError(f"peer {name}: {python} is missing; run `make peers` in the repository")
     return [str(python), "-W", "ignore", str(Path(__file__).with_name("serve_peer.py")), module]
+
+
+_FIRST_SECONDS = 2.0
+"""Of the requests before those that are measured."""
+
+
+class PeerState(NamedTuple):
+    """What a window of the peer was measured with.
+
+    Attributes:
+        engine: as in `--peer`, or `OUR_ENGINE`.
+        drafts: as in `--peer-drafts`.
+        warm: its drafts knew answers to other prompts.
+    """
+
+    engine: str
+    drafts: str
+    warm: bool
+
+
+class MeasuredPeers:
+    """Measures the processes of engines.
+
+    Args:
+        prompts: token ids of the measured ones.
+        others: token ids of those that memories learn from.
+        seconds: of a window.
+        streams: requests at once, in any window, at most.
+
+    Attributes:
+        windows: the joined windows of each concurrency and state.
+    """
+
+    def __init__(
+        self,
+        peers: Sequence[Peer],
+        prompts: Sequence[Sequence[int]],
+        others: Sequence[Sequence[int]],
+        max_tokens: int,
+        seconds: float,
+        streams: int,
+    ) -> None:
+        self.windows: dict[tuple[int, PeerState], Window] = {}
+        self._peers = peers
+        self._prompts = prompts
+        self._others = others
+        self._max_tokens = max_tokens
+        self._seconds = seconds
+        self._measured = 0
+        for peer in peers:
+            peer.load_test(prompts, max_tokens, streams, _FIRST_SECONDS, memory="first")  # first answers are slower
+
+    def measure(self, level: int) -> None:
+        """A window of each state."""
+        for peer, state in self._states():
+            self._measured += 1
+            memory = f"{self._measured}"  # a new one: no window knows the answers of an earlier one
+            if state.warm:
+                peer.learn(self._others, self._max_tokens, memory)
+            window = peer.load_test(self._prompts, self._max_tokens, level, self._seconds, memory)
+            self.windows[level, state] = Window.joined([self.windows.get((level, state), Window()), window])
+
+    def fastest(self, level: int) -> Window | None:
+        """What ours is compared with: the peer's window with the most tokens per second; None without a peer."""
+        windows = [each for (of, state), each in self.windows.items() if of == level and state.engine != OUR_ENGINE]
+        return max(windows, key=lambda window: window.tokens_per_s, default=None)
+
+    def _states(self) -> Iterator[tuple[Peer, PeerState]]:
+        """A peer without a memory has one state, as if it were warm."""
+        for peer in self._peers:
+            if not peer.has_memory or self._others:
+                yield peer, PeerState(peer.name, peer.drafts, True)
+            if peer.has_memory:
+                yield peer, PeerState(peer.name, peer.drafts, False)

@@ -35,7 +35,7 @@ class Engine:
         """
         shares = sorted({max(1, nodes * part // 4) for part in (1, 2, 3)}) if known else [0]
         tried = [_replayed(nodes, share, known, recordings) for share in shares if share < nodes]
-        return max(tried, key=lambda one: one["tokens"] / max(one["steps"], 1))
+        return max(tried, key=lambda figures: figures["tokens"] / max(figures["steps"], 1))
 
     def memory(self, recordings: list[Any]) -> dict[str, float]:
         """What its trie takes for each token of the outputs that were put into it, in bytes."""

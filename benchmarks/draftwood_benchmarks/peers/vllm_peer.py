@@ -7,11 +7,10 @@ asynchronously there too where its drafts allow it.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import itertools
 import os
-import time
+from collections.abc import Iterable
 from typing import Any
 
 KV_CACHE_GB = 2
@@ -30,30 +29,8 @@ SPECULATION: dict[str, dict[str, Any] | None] = {
 }
 
 
-@dataclasses.dataclass
-class _Timed:
-    """A request and when its tokens came."""
-
-    sent_at: float
-    first_at: float = 0.0
-    last_at: float = 0.0
-    first_tokens: int = 0
-    tokens: int = 0
-
-    def note(self, written: int) -> None:
-        if written:
-            self.last_at = time.perf_counter()
-            if not self.tokens:
-                self.first_at, self.first_tokens = self.last_at, written
-            self.tokens += written
-
-    def times(self) -> tuple[float, float, int, int]:
-        """As `process.PeerRequest`."""
-        return self.first_at - self.sent_at, self.last_at - self.first_at, self.first_tokens, self.tokens
-
-
 class Engine:
-    """The loaded model."""
+    """Implements `serve_peer.StepEngine`."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         if request["weights"] != "as-is":
@@ -84,71 +61,7 @@ class Engine:
         self._ids = itertools.count()
         self._suffixes: dict[str, Any] = {}
 
-    def generate(self, prompt: list[int], max_tokens: int, memory: str = "") -> dict[str, Any]:
-        """The greedy answer to one prompt."""
-        self._use(memory)
-        started = time.perf_counter()
-        self._add(prompt, max_tokens, memory)
-        tokens: list[int] = []
-        steps = 0
-        while self._engine.has_unfinished_requests():
-            for output in self._engine.step():
-                tokens += output.outputs[0].token_ids
-                steps += 1
-        return {"tokens": tokens, "seconds": time.perf_counter() - started, "steps": steps}
-
-    def learn(self, prompts: list[list[int]], max_tokens: int, memory: str) -> dict[str, Any]:
-        """Answers all prompts, which drafts then know."""
-        self._use(memory)
-        started = time.perf_counter()
-        for prompt in prompts:
-            self._add(prompt, max_tokens, memory)
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
-        return {"seconds": time.perf_counter() - started}
-
-    def load_test(
-        self, prompts: list[list[int]], max_tokens: int, streams: int, seconds: float, memory: str = ""
-    ) -> dict[str, Any]:
-        """Keeps `streams` requests running for `seconds`; counts the tokens that they get, and times each request.
-
-        Drafts that remember answers are asked each prompt once: the window ends with the prompts.
-        """
-        self._use(memory)
-        waiting = iter(prompts) if memory else itertools.cycle(prompts)
-        running: dict[str, _Timed] = {}
-        timed: list[_Timed] = []
-
-        def begin(prompt: list[int]) -> None:
-            timed.append(_Timed(time.perf_counter()))
-            running[self._add(prompt, max_tokens, memory)] = timed[-1]
-
-        for prompt in itertools.islice(waiting, streams):
-            begin(prompt)
-        count = steps = 0
-        started = time.perf_counter()
-        while (elapsed := time.perf_counter() - started) < seconds and len(running) == streams:
-            for output in self._engine.step():
-                written = len(output.outputs[0].token_ids)
-                running[output.request_id].note(written)
-                count += written
-                steps += 1
-                if output.finished:
-                    del running[output.request_id]
-                    for prompt in itertools.islice(waiting, 1):
-                        begin(prompt)
-        while not all(one.tokens for one in running.values()):  # a slow first token is one too
-            for output in self._engine.step():
-                running[output.request_id].note(len(output.outputs[0].token_ids))
-                if output.finished:
-                    del running[output.request_id]
-        self._engine.abort_request([*running])
-        while self._engine.has_unfinished_requests():
-            self._engine.step()
-        return {"tokens": count, "seconds": elapsed, "steps": steps, "requests": [one.times() for one in timed]}
-
-    def _use(self, memory: str) -> None:
-        """Lets suffix decoding draft from what was answered under this name. Only between requests."""
+    def use(self, memory: str) -> None:
         if self._drafts != "suffix":
             return
         from arctic_inference.suffix_decoding import SuffixDecodingCache
@@ -163,7 +76,7 @@ class Engine:
             )
         drafter.suffix_cache = self._suffixes[memory]
 
-    def _add(self, prompt: list[int], max_tokens: int, memory: str) -> str:
+    def add(self, prompt: list[int], max_tokens: int, memory: str) -> str:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -177,3 +90,11 @@ class Engine:
         )
         self._engine.add_request(number, {"prompt_token_ids": prompt}, params)
         return number
+
+    def step(self) -> Iterable[tuple[str, list[int], bool]]:
+        return [(output.request_id, [*output.outputs[0].token_ids], output.finished) for output in self._engine.step()]
+
+    def abort(self, requests: Iterable[str]) -> None:
+        self._engine.abort_request([*requests])
+        while self._engine.has_unfinished_requests():
+            self._engine.step()

@@ -17,9 +17,8 @@ import typer
 from numpy.typing import NDArray
 
 from draftwood_benchmarks.harness.report import BenchmarkError, Rows, console, progress, table
-from draftwood_benchmarks.replay.replay import created
-from draftwood_benchmarks.replay.replay import replay as replayed
-from draftwood_benchmarks.replay.trace import TRACES_HELP, Recording, read_trace
+from draftwood_benchmarks.replay import TRACES_HELP, Recording, created, read_trace
+from draftwood_benchmarks.replay import replay as replayed
 from draftwood_client.cli.apps import new_app, run
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
@@ -131,11 +130,11 @@ def paired(specs: Sequence[ArmSpec], steps: Sequence[NDArray[np.int64]], tokens:
         tokens: int64[answer], tokens written in steps, which are the same in every arm.
     """
     rows: Rows = []
-    for spec, own in zip(specs, steps, strict=True):
-        total, all_tokens = int(own.sum()), int(tokens.sum())
+    for spec, of_arm in zip(specs, steps, strict=True):
+        total, all_tokens = int(of_arm.sum()), int(tokens.sum())
         change, low, high = None, None, None
         if rows:
-            change, (low, high) = float(steps[0].sum() / total - 1.0), interval(steps[0], own)
+            change, (low, high) = float(steps[0].sum() / total - 1.0), interval(steps[0], of_arm)
         row = {"arm": spec.name, "strategy": spec.strategy, "answers": int((tokens > 0).sum()), "tokens": all_tokens}
         row |= {"steps": total, "acceptance_length": all_tokens / total, "change": change, "low": low, "high": high}
         rows.append(row)

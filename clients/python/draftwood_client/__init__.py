@@ -6,27 +6,19 @@
         for delta in stream:
             print(delta.text, end="", flush=True)
 
+Answers are the protocol's own messages, except a `Completion`, which is joined from several.
+
 The library imports grpcio, protobuf and googleapis-common-protos only, and none of the server's code.
 """
 
-from draftwood_client.admin.audit import AuditCounts, AuditDifference, AuditReport
-from draftwood_client.admin.client import AdminClient, AsyncAdminClient
-from draftwood_client.admin.reports import ArmComparison, ArmRow, Conclusion, ExperimentReport, ReportPoint
-from draftwood_client.admin.resources import (
-    DraftConfig,
-    Experiment,
-    ExperimentArm,
-    ExperimentGuardrails,
-    LearningConfig,
-    QuotaConfig,
-    SamplingDefaults,
-    StoppedArm,
-    StreamConfig,
-    Tenant,
-)
-from draftwood_client.admin.status import LoadStatus, ServerStatus, TenantStatus
-from draftwood_client.aio import AsyncClient, AsyncGenerationStream
-from draftwood_client.client import Client, GenerationStream
+from draftwood.admin.v1.experiments_pb2 import Experiment, ExperimentArm, ExperimentGuardrails, ExperimentReport
+from draftwood.admin.v1.status_pb2 import ServerStatus
+from draftwood.admin.v1.tenants_pb2 import DraftConfig, LearningConfig, QuotaConfig, StreamConfig, Tenant
+from draftwood.v1.generation_pb2 import Delta, DraftTree, Finished, Started, TokenDetail, TokenLogprob, Usage
+from draftwood.v1.generation_pb2 import GetModelInfoResponse as ModelInfo
+from draftwood.v1.generation_pb2 import TokenizeResponse as Tokenization
+from draftwood_client.admin import AdminClient, AsyncAdminClient
+from draftwood_client.client import AsyncClient, Client
 from draftwood_client.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -50,40 +42,11 @@ from draftwood_client.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from draftwood_client.memory import (
-    MemoryClient,
-    MemoryExport,
-    MemoryRecord,
-    MemoryStatistics,
-    MemoryStoreStatistics,
-    OrphanedMemory,
-    Purge,
-    TenantMemoryStatistics,
-)
-from draftwood_client.options import CallOptions, GenerateOptions, RequestOptions
-from draftwood_client.protocol.request import ChatMessage, Messages, Prompt
-from draftwood_client.results import (
-    Completion,
-    Delta,
-    DraftStatistics,
-    DraftTree,
-    EngineAbilities,
-    Finished,
-    FinishReason,
-    GenerationDefaults,
-    ModelInfo,
-    Sample,
-    SampleFinished,
-    SourceStatistics,
-    Started,
-    Timings,
-    TokenDetail,
-    Tokenization,
-    TokenLogprob,
-    Usage,
-)
-from draftwood_client.retry import NO_RETRY, RetryPolicy
-from draftwood_client.tls import TlsConfig
+from draftwood_client.memory import MemoryClient, MemoryExport, MemoryRecord
+from draftwood_client.options import NO_RETRY, CallOptions, GenerateOptions, RequestOptions, RetryPolicy, TlsConfig
+from draftwood_client.request import ChatMessage, Messages, Prompt
+from draftwood_client.results import Completion, DraftStatistics, FinishReason, Sample, Timings
+from draftwood_client.streams import AsyncGenerationStream, GenerationStream
 from draftwood_client.tools import Tool, ToolCall, ToolCallReader, ToolFormat
 
 __all__ = [
@@ -94,27 +57,20 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "ArgumentValueError",
-    "ArmComparison",
-    "ArmRow",
     "AsyncAdminClient",
     "AsyncClient",
     "AsyncGenerationStream",
-    "AuditCounts",
-    "AuditDifference",
-    "AuditReport",
     "CallOptions",
     "ChatMessage",
     "Client",
     "ClientClosedError",
     "Completion",
-    "Conclusion",
     "DeadlineError",
     "Delta",
     "DraftConfig",
     "DraftStatistics",
     "DraftTree",
     "DraftwoodError",
-    "EngineAbilities",
     "Experiment",
     "ExperimentArm",
     "ExperimentGuardrails",
@@ -124,43 +80,30 @@ __all__ = [
     "FinishReason",
     "Finished",
     "GenerateOptions",
-    "GenerationDefaults",
     "GenerationStream",
     "InternalError",
     "InvalidRequestError",
     "LearningConfig",
-    "LoadStatus",
     "MemoryClient",
     "MemoryExport",
     "MemoryRecord",
-    "MemoryStatistics",
-    "MemoryStoreStatistics",
     "Messages",
     "ModelInfo",
     "NotFoundError",
-    "OrphanedMemory",
     "PermissionDeniedError",
     "Prompt",
-    "Purge",
     "QuotaConfig",
     "QuotaExceededError",
-    "ReportPoint",
     "RequestCancelledError",
     "RequestOptions",
     "ResourceExhaustedError",
     "RetryPolicy",
     "Sample",
-    "SampleFinished",
-    "SamplingDefaults",
     "ServerStatus",
-    "SourceStatistics",
     "Started",
     "StatusError",
-    "StoppedArm",
     "StreamConfig",
     "Tenant",
-    "TenantMemoryStatistics",
-    "TenantStatus",
     "Timings",
     "TlsConfig",
     "TokenDetail",

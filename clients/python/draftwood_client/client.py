@@ -1,67 +1,94 @@
-"""The blocking client, and what it has in common with the asyncio one."""
+"""The client of the generation service, blocking and with asyncio."""
+# ruff: noqa: ASYNC109  # gRPC enforces deadlines itself and sends them to the server
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, ClassVar, Protocol, Self, Unpack
-
-import grpc
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, TypeVar, Unpack
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
-from draftwood_client.admin.calls import AsyncCalls, Calls
-from draftwood_client.connection import Connection, Token
-from draftwood_client.errors import DeadlineError, UnavailableError
-from draftwood_client.options import UNSET, CallOptions, RequestOptions, Timeout
-from draftwood_client.protocol.request import Messages, Prompt, conversation, plain_prompt, token_ids, tokenize_request
-from draftwood_client.protocol.response import Answer, model_info, tokenization
-from draftwood_client.protocol.status import cancelled_error
-from draftwood_client.results import Completion, Delta, Finished, ModelInfo, Started, Tokenization
-from draftwood_client.retry import POLL_SECONDS, ReadinessWait, RetryPolicy
-from draftwood_client.tls import TlsConfig
+from draftwood_client.calls import AsyncCalls, AwaitingClient, BlockingClient, Call, Calls, unary
+from draftwood_client.connection import ClientArguments, Connection
+from draftwood_client.errors import DeadlineError, StatusError, UnavailableError
+from draftwood_client.grpc_errors import not_ready_error
+from draftwood_client.options import CallOptions, RequestOptions, RetryPolicy
+from draftwood_client.request import Messages, Prompt, conversation, plain_prompt, token_ids, tokenize_request
+from draftwood_client.results import Completion
+from draftwood_client.streams import AsyncGenerationStream, BaseStream, GenerationStream
+
+_Stream = TypeVar("_Stream", bound=BaseStream)
+
+_POLL_SECONDS = 0.2
+"""Between two questions whether a server is ready, each of which is retried as the client's policy says."""
 
 
-class BaseClient:
-    """The arguments of both clients."""
+class BaseClient(Generic[_Stream]):
+    """The arguments of both clients, and the calls that they have alike."""
 
-    _calls_of: ClassVar[type[Calls | AsyncCalls]]
+    _calls_type: ClassVar[type[Calls | AsyncCalls]]
+    _stream_type: type[_Stream]
+    _stub_type = GenerationServiceStub
+    _calls: Any
 
-    def __init__(
-        self,
-        target: str | None = None,
-        *,
-        tenant: str | None = None,
-        timeout: Timeout = UNSET,
-        retry: RetryPolicy = RetryPolicy(),  # noqa: B008  # frozen
-        tls: bool | TlsConfig | None = None,
-        api_key: str | None = None,
-        token: Token | None = None,
-        plaintext_credentials: bool = False,
-        metadata: Mapping[str, str] | None = None,
-        channel_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._connection = Connection.of(
-            target,
-            tenant=tenant,
-            timeout=timeout,
-            retry=retry,
-            tls=tls,
-            api_key=api_key,
-            token=token,
-            plaintext_credentials=plaintext_credentials,
-            metadata=metadata,
-            channel_options=channel_options,
-        )
-        self._calls = self._calls_of(self._connection, repr(self))
+    def __init__(self, target: str | None = None, **arguments: Unpack[ClientArguments]) -> None:
+        given: ClientArguments = {"retry": RetryPolicy(), **arguments}
+        self._connection = Connection.of(target, **given)
+        self._calls = self._calls_type(self._connection, repr(self))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._connection.target!r})"
 
+    def stream_chat(self, messages: str | Messages, **options: Unpack[RequestOptions]) -> _Stream:
+        """The answer of `chat` as it is generated: deltas to iterate over.
 
-class Client(BaseClient):
+            with client.stream_chat("Where is my order?") as stream:
+                for delta in stream:
+                    print(delta.text, end="", flush=True)
+            print(stream.completion().drafting)
+
+        With asyncio it is `async with`, `async for` and `await`; this method itself is not awaited. Arguments are
+        checked here; the request is sent by the `with` statement or the first `next()`.
+        """
+        return self._stream(conversation(messages), options, "messages")
+
+    def stream_complete(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> _Stream:
+        """The continuation of `complete` as it is generated; otherwise as `stream_chat`."""
+        return self._stream(plain_prompt(prompt), options)
+
+    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> _Stream:
+        """The answer of `generate` as it is generated."""
+        return self._stream(prompt, options)
+
+    @unary
+    def tokenize(self, source: str | Messages, **call: Unpack[CallOptions]) -> Call[pb.TokenizeResponse]:
+        """The token ids of a text, or of a conversation as `chat` sends it, and the text of each.
+
+        U+FFFD is in the text of a token that is part of a character. Raises `ArgumentError`, `StatusError`.
+        """
+        return Call("Tokenize", tokenize_request(source), call)
+
+    @unary
+    def detokenize(
+        self, ids: Sequence[int], *, include_special_tokens: bool = False, **call: Unpack[CallOptions]
+    ) -> Call[str]:
+        """The text of token ids. Raises `ArgumentError`, `StatusError`."""
+        request = pb.DetokenizeRequest(token_ids=token_ids("ids", ids), include_special_tokens=include_special_tokens)
+        return Call("Detokenize", request, call, lambda response: response.text)
+
+    @unary
+    def model_info(self, **call: Unpack[CallOptions]) -> Call[pb.GetModelInfoResponse]:
+        """The served model and its limits. Raises `StatusError`."""
+        return Call("GetModelInfo", pb.GetModelInfoRequest(), call, _with_abilities)
+
+    def _stream(self, prompt: Prompt, options: RequestOptions, name: str = "prompt") -> _Stream:
+        return self._stream_type(lambda: self._calls.stub(self._stub_type), self._connection, prompt, options, name)
+
+
+class Client(BaseClient[GenerationStream], BlockingClient):
     """A connection to a Draftwood server.
 
     Thread-safe: one client serves any number of threads. Not fork-safe: make it in the process that uses it,
@@ -92,21 +119,9 @@ class Client(BaseClient):
         ArgumentError: an argument is invalid.
     """
 
-    _calls_of = Calls
+    _calls_type = Calls
+    _stream_type = GenerationStream
     _calls: Calls
-    _cached_stub: GenerationServiceStub | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Cancels requests under way and closes the connection. May be called twice."""
-        self._calls.close()
 
     def chat(self, messages: str | Messages, **options: Unpack[RequestOptions]) -> Completion:
         """The whole answer to a conversation.
@@ -131,187 +146,98 @@ class Client(BaseClient):
         with self.stream_complete(prompt, **options) as stream:
             return stream.completion()
 
-    def stream_chat(self, messages: str | Messages, **options: Unpack[RequestOptions]) -> GenerationStream:
-        """The answer of `chat` as it is generated: deltas to iterate over.
-
-        with client.stream_chat("Where is my order?") as stream:
-            for delta in stream:
-                print(delta.text, end="", flush=True)
-        print(stream.completion().drafting)
-
-        Arguments are checked here; the request is sent by the `with` statement or the first `next()`.
-        """
-        return self._stream(conversation(messages), options, "messages")
-
-    def stream_complete(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> GenerationStream:
-        """The continuation of `complete` as it is generated; otherwise as `stream_chat`."""
-        return self._stream(plain_prompt(prompt), options)
-
     def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Completion:
         """The RPC Generate: `complete` for text and token ids, `chat` for messages. For prompts of any form."""
         with self.stream(prompt, **options) as stream:
             return stream.completion()
 
-    def stream(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> GenerationStream:
-        """The answer of `generate` as it is generated."""
-        return self._stream(prompt, options)
-
-    def tokenize(self, source: str | Messages, **call: Unpack[CallOptions]) -> Tokenization:
-        """The token ids of a text, or of a conversation as `chat` sends it. Raises `ArgumentError`, `StatusError`."""
-        return tokenization(self._calls.ask(self._stub().Tokenize, tokenize_request(source), call))
-
-    def detokenize(
-        self, ids: Sequence[int], *, include_special_tokens: bool = False, **call: Unpack[CallOptions]
-    ) -> str:
-        """The text of token ids. Raises `ArgumentError`, `StatusError`."""
-        request = pb.DetokenizeRequest(token_ids=token_ids("ids", ids), include_special_tokens=include_special_tokens)
-        return self._calls.ask(self._stub().Detokenize, request, call).text
-
-    def model_info(self, **call: Unpack[CallOptions]) -> ModelInfo:
-        """The served model and its limits. Raises `StatusError`."""
-        return model_info(self._calls.ask(self._stub().GetModelInfo, pb.GetModelInfoRequest(), call))
-
-    def wait_until_ready(self, timeout: float = 60.0) -> ModelInfo:
+    def wait_until_ready(self, timeout: float = 60.0) -> pb.GetModelInfoResponse:
         """Waits for a server that is starting or loading its model.
 
         Raises:
             DeadlineError: the server was not ready within `timeout` seconds; the message contains the last error.
             StatusError: the server answered with an error other than UNAVAILABLE.
         """
-        limit = self._connection.timeout_for(timeout)
-        wait = ReadinessWait(self._connection.target, limit)
+        wait = _ReadinessWait(self._connection, timeout)
         while True:
             try:
                 return self.model_info(timeout=wait.remaining())
             except (UnavailableError, DeadlineError) as error:
                 wait.check(error)
-            time.sleep(POLL_SECONDS)
-
-    def _stream(self, prompt: Prompt, options: RequestOptions, name: str = "prompt") -> GenerationStream:
-        return GenerationStream(self._stub, self._connection, prompt, options, name)
-
-    def _stub(self) -> GenerationServiceStub:
-        """Made once, for that takes a tenth of a millisecond. Raises `ClientClosedError`."""
-        channel = self._calls.channel
-        if self._cached_stub is None:
-            self._cached_stub = GenerationServiceStub(channel)
-        return self._cached_stub
+            time.sleep(_POLL_SECONDS)
 
 
-class BaseStream:
-    """A request of both clients, and what has come of its answer."""
+class AsyncClient(BaseClient[AsyncGenerationStream], AwaitingClient):
+    """A connection to a Draftwood server, for asyncio.
 
-    def __init__(
-        self, stub: Callable[[], Any], connection: Connection, prompt: Prompt, options: RequestOptions, name: str
-    ) -> None:
-        self._call: Any = None
-        self._first: Delta | None = None
-        self._answer = Answer()
-        self._cancelled = threading.Event()
-        self._stub = stub
-        self._connection = connection
-        self._timeout = connection.timeout_for(options.pop("timeout", UNSET))
-        self._metadata = options.pop("metadata", None)
-        self._request = connection.generate_request(prompt, options, name)
+    May be created outside of an event loop; belongs to the loop of its first request. Neither thread-safe nor
+    fork-safe. Cancelling a task that awaits an answer cancels the request.
 
-    def __repr__(self) -> str:
-        state = "finished" if self.finished else "started" if self.started else "not started"
-        return f"<{type(self).__name__} {state}{f', request_id={self._request_id!r}' if self._request_id else ''}>"
+        async with AsyncClient("localhost:50051") as client:
+            completion = await client.chat("Where is my order?", max_tokens=50)
 
-    @property
-    def started(self) -> Started | None:
-        return self._answer.started
-
-    @property
-    def finished(self) -> Finished | None:
-        return self._answer.finished
-
-    @property
-    def _request_id(self) -> str:
-        return self._request.request_id
-
-    def _send(self) -> Any:
-        if self._cancelled.is_set():
-            raise cancelled_error(self._request_id)
-        self._call = self._stub().Generate(
-            self._request, timeout=self._timeout, metadata=self._connection.call_metadata(self._metadata)
-        )
-        return self._call
-
-
-class GenerationStream(BaseStream, Iterator[Delta]):
-    """One answer as it is generated. Returned by `Client.stream`; a context manager and an iterator.
-
-    Leaving the `with` block cancels an unfinished answer. Without one, garbage collection of the object does.
-    Iterate in one thread; `cancel` may be called from any.
-
-    Attributes:
-        started: set when the server has admitted the request; None before.
-        finished: set when the answer is complete; None before.
+    Arguments and errors: see `Client`.
     """
 
-    _call: _Events | None
+    _calls_type = AsyncCalls
+    _stream_type = AsyncGenerationStream
+    _calls: AsyncCalls
 
-    def __enter__(self) -> Self:
-        """Returns once the server has admitted the request. Raises `StatusError`."""
-        self._start()
-        return self
+    async def chat(self, messages: str | Messages, **options: Unpack[RequestOptions]) -> Completion:
+        """See `Client.chat`."""
+        async with self.stream_chat(messages, **options) as stream:
+            return await stream.completion()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.cancel()
+    async def complete(self, prompt: str | Sequence[int], **options: Unpack[RequestOptions]) -> Completion:
+        """See `Client.complete`."""
+        async with self.stream_complete(prompt, **options) as stream:
+            return await stream.completion()
 
-    def __iter__(self) -> Self:
-        return self
+    async def generate(self, prompt: Prompt, **options: Unpack[RequestOptions]) -> Completion:
+        """See `Client.generate`."""
+        async with self.stream(prompt, **options) as stream:
+            return await stream.completion()
 
-    def __next__(self) -> Delta:
-        """The next delta. Raises `StatusError`, `RequestCancelledError` after `cancel`."""
-        call = self._start()
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        try:
-            for event in call:
-                if (delta := self._answer.take(event)) is not None:
-                    return delta
-        except grpc.RpcError as error:
-            raise self._connection.error(error, self._timeout, self._request_id) from error
-        self._answer.check_complete()
-        raise StopIteration
-
-    def cancel(self) -> None:
-        """Cancels the request on client and server; no effect after its end. May be called from any thread."""
-        self._cancelled.set()
-        if self._call is not None:
-            self._call.cancel()
-
-    def completion(self) -> Completion:
-        """The whole answer; reads the rest of the stream first. Raises `StatusError`."""
-        for _ in self:
-            pass
-        return self._answer.completion()
-
-    def _start(self) -> _Events:
-        """Sends the request, if it has not been sent, and waits for the first event."""
-        if self._call is not None:
-            return self._call
-        call: _Events = self._send()
-        if self._cancelled.is_set():
-            call.cancel()
-        try:
-            if (event := next(call, None)) is not None:
-                self._first = self._answer.take(event)
-        except grpc.RpcError as error:
-            raise self._connection.error(error, self._timeout, self._request_id) from error
-        return call
+    async def wait_until_ready(self, timeout: float = 60.0) -> pb.GetModelInfoResponse:
+        """See `Client.wait_until_ready`."""
+        wait = _ReadinessWait(self._connection, timeout)
+        while True:
+            try:
+                return await self.model_info(timeout=wait.remaining())
+            except (UnavailableError, DeadlineError) as error:
+                wait.check(error)
+            await asyncio.sleep(_POLL_SECONDS)
 
 
-class _Events(Protocol):
-    """A stub's return value for a stream of events."""
+class _ReadinessWait:
+    """Until a server is ready, at most `timeout` seconds from now; None for no limit."""
 
-    def __iter__(self) -> Iterator[pb.GenerateResponse]: ...
+    def __init__(self, connection: Connection, timeout: float | None) -> None:
+        self._target = connection.target
+        self._limit = connection.timeout_for(timeout)
+        self._deadline = math.inf if self._limit is None else time.monotonic() + self._limit
+        self._refusal: StatusError | None = None
 
-    def __next__(self) -> pb.GenerateResponse: ...
+    def remaining(self) -> float:
+        """Seconds until the deadline, above 0; infinity without one."""
+        return max(1e-3, self._deadline - time.monotonic())
 
-    def cancel(self) -> bool: ...
+    def check(self, error: StatusError) -> None:
+        """Raises `DeadlineError` with the server's last refusal if there is no time for another question."""
+        if isinstance(error, UnavailableError):
+            self._refusal = error
+        if not isinstance(error, UnavailableError) or self.remaining() <= _POLL_SECONDS:
+            last = self._refusal or error
+            raise not_ready_error(self._target, self._limit, last) from last
+
+
+def _with_abilities(info: pb.GetModelInfoResponse) -> pb.GetModelInfoResponse:
+    """A server that does not tell them is an older one, with Draftwood's own engine."""
+    if not info.HasField("abilities"):
+        able: dict[str, Any] = dict.fromkeys(_SWITCHES, True)
+        info.abilities.CopyFrom(pb.EngineAbilities(max_temperature=100, max_penalty=100, max_logprobs=20, **able))
+        info.abilities.formats.extend(["json_schema", "regex", "lark"])
+    return info
+
+
+_SWITCHES = [field.name for field in pb.EngineAbilities.DESCRIPTOR.fields if field.type == field.TYPE_BOOL]

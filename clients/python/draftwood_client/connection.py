@@ -6,10 +6,11 @@ import asyncio
 import json
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 import grpc
 import grpc.aio
@@ -17,12 +18,10 @@ import grpc.aio
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client import environment
 from draftwood_client.errors import ArgumentTypeError, ArgumentValueError, StatusError
-from draftwood_client.options import UNSET, CallOptions, GenerateOptions, Timeout
-from draftwood_client.protocol.request import Prompt, generate_request, seconds
-from draftwood_client.protocol.status import status_error
-from draftwood_client.protocol.target import DEFAULT_TARGET, check_target, is_local
-from draftwood_client.retry import NO_RETRY, RetryPolicy
-from draftwood_client.tls import TlsConfig
+from draftwood_client.grpc_errors import cancelled_error, status_error
+from draftwood_client.options import NO_RETRY, UNSET, CallOptions, GenerateOptions, RetryPolicy, Timeout, TlsConfig
+from draftwood_client.request import Prompt, generate_request, seconds
+from draftwood_client.target import DEFAULT_TARGET, check_target, is_local
 
 DEFAULT_TIMEOUT = 600.0
 """Seconds of a call that nobody set another deadline for; a server's own default is as long."""
@@ -46,6 +45,12 @@ class ConnectionArguments(TypedDict, total=False):
     channel_options: Mapping[str, Any] | None
 
 
+class ClientArguments(ConnectionArguments, total=False):
+    """Arguments of `Client` and `AsyncClient`."""
+
+    retry: RetryPolicy
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
     """The checked constructor arguments of `Client` and `AsyncClient`; see there.
@@ -65,31 +70,21 @@ class Connection:
     channel_options: tuple[tuple[str, Any], ...]
 
     @classmethod
-    def of(
-        cls,
-        target: str | None = None,
-        *,
-        tenant: str | None = None,
-        timeout: Timeout = UNSET,
-        retry: RetryPolicy = NO_RETRY,
-        tls: bool | TlsConfig | None = None,
-        api_key: str | None = None,
-        token: Token | None = None,
-        plaintext_credentials: bool = False,
-        metadata: Mapping[str, str] | None = None,
-        channel_options: Mapping[str, Any] | None = None,
-    ) -> Connection:
+    def of(cls, target: str | None = None, **arguments: Unpack[ClientArguments]) -> Connection:
         """Raises `ArgumentError`: an argument or a variable of the environment is invalid."""
+        for name in arguments.keys() - ClientArguments.__annotations__.keys():
+            raise ArgumentTypeError(name, "there is no such argument")
         if target is None:
             target = environment.read(environment.TARGET) or DEFAULT_TARGET
         check_target(target)
-        if tls is None:
+        if (tls := arguments.get("tls")) is None:
             tls = TlsConfig.from_environment() or False
-        headers = {key.lower(): value for key, value in (metadata or {}).items()}
-        source, credential = _credential(api_key, token, headers.get(_AUTHORIZATION))
-        if source and not (tls or plaintext_credentials or is_local(target)):
+        headers = {key.lower(): value for key, value in (arguments.get("metadata") or {}).items()}
+        source, credential = _credential(arguments.get("api_key"), arguments.get("token"), headers.get(_AUTHORIZATION))
+        if source and not (tls or arguments.get("plaintext_credentials") or is_local(target)):
             problem = f"would be sent to {target} in clear text; use TLS, or allow it with plaintext_credentials"
             raise ArgumentValueError(source, problem)
+        timeout, tenant = arguments.get("timeout", UNSET), arguments.get("tenant")
         if timeout is UNSET:
             timeout = environment.seconds(environment.TIMEOUT) or UNSET
         return cls(
@@ -97,19 +92,19 @@ class Connection:
             tenant=tenant if tenant is not None else environment.read(environment.TENANT),
             timeout=DEFAULT_TIMEOUT if timeout is UNSET else seconds("timeout", timeout),
             bulk_timeout=None if timeout is UNSET else seconds("timeout", timeout),
-            retry=retry,
+            retry=arguments.get("retry", NO_RETRY),
             tls=(TlsConfig() if tls else None) if isinstance(tls, bool) else tls,
             token=credential,
             metadata=tuple(headers.items()),
-            channel_options=tuple((channel_options or {}).items()),
+            channel_options=tuple((arguments.get("channel_options") or {}).items()),
         )
 
     @classmethod
     def without_retries(cls, target: str | None, arguments: ConnectionArguments) -> Connection:
         """For operators' clients: a change that is sent twice could be made twice. Raises `ArgumentError`."""
-        for name in arguments.keys() - ConnectionArguments.__annotations__.keys():
-            raise ArgumentTypeError(name, "there is no such argument")
-        return cls.of(target, retry=NO_RETRY, **arguments)
+        if "retry" in arguments:
+            raise ArgumentTypeError("retry", "there is no such argument")
+        return cls.of(target, **arguments)
 
     def open_channel(self) -> grpc.Channel:
         """A new blocking channel. It connects with its first request."""
@@ -125,14 +120,14 @@ class Connection:
 
     def options(self) -> list[tuple[str, Any]]:
         """gRPC channel arguments, each once, for gRPC takes the first: those of the caller replace the others."""
-        own: dict[str, Any] = {
+        options: dict[str, Any] = {
             **_CHANNEL_OPTIONS,
             "grpc.primary_user_agent": _user_agent(),
             "grpc.service_config": json.dumps(self._service_config()),
         }
         if self.tls and self.tls.server_name:
-            own["grpc.ssl_target_name_override"] = self.tls.server_name
-        return [*(own | dict(self.channel_options)).items()]
+            options["grpc.ssl_target_name_override"] = self.tls.server_name
+        return [*(options | dict(self.channel_options)).items()]
 
     def _service_config(self) -> dict[str, Any]:
         config: dict[str, Any] = {
@@ -159,17 +154,17 @@ class Connection:
             request.request_id = uuid.uuid4().hex
         return request
 
-    def call_metadata(self, own: Mapping[str, str] | None = None) -> tuple[tuple[str, str | bytes], ...]:
+    def call_metadata(self, headers_of_call: Mapping[str, str] | None = None) -> tuple[tuple[str, str | bytes], ...]:
         """The metadata of one request: a `token` that is a function is called for each, and where the program is traced
         by OpenTelemetry, the request is a part of the present trace.
 
         Args:
-            own: headers of this request alone; they replace those of the client.
+            headers_of_call: headers of this request alone; they replace those of the client.
 
         Raises:
             ArgumentValueError: the function returned what no header can have.
         """
-        headers = {key.lower(): value for key, value in (own or {}).items()}
+        headers = {key.lower(): value for key, value in (headers_of_call or {}).items()}
         metadata = (*(dict(self.metadata) | headers).items(), *_trace_context())
         if self.token is None or _AUTHORIZATION in headers:
             return metadata
@@ -186,14 +181,37 @@ class Connection:
         """A request's deadline in seconds: `timeout`, or the client's if it is not set; None for no deadline."""
         return self.timeout if timeout is UNSET else seconds("timeout", timeout)
 
-    async def async_error(self, error: grpc.RpcError, limit: float | None, request_id: str = "") -> StatusError:
-        """As `error`, on a thread if it may connect to addresses, which would block the event loop."""
-        if error.code() is grpc.StatusCode.UNAVAILABLE:
-            return await asyncio.to_thread(self.error, error, limit, request_id)
-        return self.error(error, limit, request_id)
+    @contextmanager
+    def errors(self, timeout: float | None, request_id: str = "") -> Iterator[None]:
+        """Raises errors of gRPC as `StatusError`. May connect to addresses of this machine, for half a second each."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise self._typed(error, timeout, request_id) from error
 
-    def error(self, error: grpc.RpcError, timeout: float | None, request_id: str = "") -> StatusError:
-        """The typed form of a call's error. May connect to addresses of this machine, for half a second each."""
+    @asynccontextmanager
+    async def async_errors(
+        self,
+        timeout: float | None,  # noqa: ASYNC109  # for the error's text
+        request_id: str = "",
+    ) -> AsyncIterator[None]:
+        """As `errors`, and on a thread what may connect, which would block the event loop.
+
+        grpc.aio raises CancelledError also if only the RPC was cancelled, which is no cancellation of the task.
+        """
+        try:
+            yield
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                raise await asyncio.to_thread(self._typed, error, timeout, request_id) from error
+            raise self._typed(error, timeout, request_id) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise cancelled_error(request_id) from None
+
+    def _typed(self, error: grpc.RpcError, timeout: float | None, request_id: str) -> StatusError:
         return status_error(error, target=self.target, tls=self.tls is not None, timeout=timeout, request_id=request_id)
 
 

@@ -213,5 +213,5 @@ _BY_CODE: dict[grpc.StatusCode, type[StatusError]] = {
 
 def error_for(details: ErrorDetails) -> StatusError:
     """The error of the type that belongs to `details.code`."""
-    found = _BY_CODE.get(details.code, InternalError)
-    return (QuotaExceededError if found is ResourceExhaustedError and details.over_quota else found)(details)
+    kind = _BY_CODE.get(details.code, InternalError)
+    return (QuotaExceededError if kind is ResourceExhaustedError and details.over_quota else kind)(details)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 from draftwood.v1 import memory_pb2 as pb
 from draftwood.v1.generation_pb2 import TokenIds
 from draftwood.v1.memory_pb2_grpc import MemoryServiceStub
-from draftwood_client.admin.calls import Calls
+from draftwood_client.calls import BlockingClient, Call, Calls, unary
 from draftwood_client.connection import Connection, ConnectionArguments
 from draftwood_client.errors import StatusError
 from draftwood_client.options import CallOptions
-from draftwood_client.protocol.convert import from_message
-from draftwood_client.protocol.request import text as checked_text
-from draftwood_client.protocol.request import token_ids as checked_token_ids
+from draftwood_client.request import text as checked_text
+from draftwood_client.request import token_ids as checked_token_ids
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
@@ -58,103 +55,7 @@ class MemoryExport:
     records: Iterator[MemoryRecord]
 
 
-@dataclass(frozen=True, slots=True)
-class Purge:
-    """What a purge deleted.
-
-    Attributes:
-        memories, tokens: how many.
-        final_at: None if no server drafts from it for any request that begins now. Else servers could not be asked,
-            which have lost the store or were killed; those that still run have deleted it by then.
-    """
-
-    memories: int
-    tokens: int
-    final_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TenantMemoryStatistics:
-    """Statistics of a tenant's memory; fields as in the protocol. Sizes in bytes, ages in seconds.
-
-    Attributes:
-        log_records: entries in the store, of one record or several.
-        snapshot_age: always None: there are no snapshots any more.
-    """
-
-    tenant: str
-    arm: str
-    tokens: int
-    stored_bytes: int
-    log_records: int
-    snapshot_age: float | None
-    epoch: int
-    resident: bool
-    index_bytes: int
-    read_only: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OrphanedMemory:
-    """A memory in the store that no server uses; fields as in the protocol. Sizes in bytes, ages in seconds.
-
-    Attributes:
-        tenant: None if the server cannot decrypt it.
-    """
-
-    tag: str
-    fingerprint: str
-    tenant: str | None
-    arm: str
-    tokens: int
-    stored_bytes: int
-    unserved: float
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryStoreStatistics:
-    """Health of the store, and counters since this server started; fields as in the protocol, `last_lag` in seconds."""
-
-    store: str
-    healthy: bool
-    outbox_records: int
-    learned_records: int
-    pushed_records: int
-    received_records: int
-    dropped_records: int
-    stale_records: int
-    unreadable_values: int
-    failures: int
-    reconnects: int
-    reloads: int
-    folds: int
-    last_lag: float
-    resident_tenants: int
-    resident_tokens: int
-    index_bytes: int
-    resident_bytes: int
-    max_bytes: int
-    evicted_tenants: int
-    late_memories: int
-    read_only_memories: int
-    read_only_records: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryStatistics:
-    """Statistics of memories and of the store.
-
-    Attributes:
-        store: None unless the caller is an operator.
-        fingerprint: of the served model and tokenizer.
-    """
-
-    tenants: tuple[TenantMemoryStatistics, ...]
-    store: MemoryStoreStatistics | None
-    fingerprint: str
-
-
-class MemoryClient:
+class MemoryClient(BlockingClient):
     """A connection to a server's memory service. Constructor arguments as for `Client`; no call is retried.
 
         with MemoryClient("localhost:50051", tenant="acme") as memory:
@@ -164,32 +65,27 @@ class MemoryClient:
     `timeout` and `metadata`, as in `CallOptions`.
     """
 
+    _stub_type = MemoryServiceStub
+
     def __init__(self, target: str | None = None, **arguments: Unpack[ConnectionArguments]) -> None:
         connection = Connection.without_retries(target, arguments)
         self._default_tenant = connection.tenant
         self._bulk_timeout = connection.bulk_timeout
         self._calls = Calls(connection)
 
-    def __enter__(self) -> Self:
-        return self
+    def statistics(self, tenant: str | None = None, **call: Unpack[CallOptions]) -> pb.GetMemoryStatisticsResponse:
+        """Statistics of one tenant, by default the client's; if neither is set, of all that the caller may see.
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Cancels requests under way and closes the connection. May be called twice."""
-        self._calls.close()
-
-    def statistics(self, tenant: str | None = None, **call: Unpack[CallOptions]) -> MemoryStatistics:
-        """Statistics of one tenant, by default the client's; if neither is set, of all that the caller may see."""
+        The store's are set for operators only.
+        """
         request = pb.GetMemoryStatisticsRequest(tenant=tenant or self._default_tenant)
-        pages = [*self._calls.pages(self._stub.GetMemoryStatistics, request, call)]
-        tenants = tuple(from_message(TenantMemoryStatistics, one) for page in pages for one in page.tenants)
-        last = pages[-1]
-        store = from_message(MemoryStoreStatistics, last.store) if last.HasField("store") else None
-        return MemoryStatistics(tenants, store, last.fingerprint)
+        statistics = pb.GetMemoryStatisticsResponse()
+        while True:
+            statistics.MergeFrom(page := self._calls.ask(self._stub.GetMemoryStatistics, request, call))
+            if not page.next_page_token:
+                return statistics
+            request.page_token = page.next_page_token
+            statistics.ClearField("store")
 
     def warm(
         self,
@@ -208,7 +104,7 @@ class MemoryClient:
             ArgumentError: a text cannot be encoded; those before it are learned.
         """
         name = self._tenant(tenant)
-        checked = (checked_text(f"texts[{number}]", one) for number, one in enumerate(texts))
+        checked = (checked_text(f"texts[{number}]", item) for number, item in enumerate(texts))
         requests = _Messages(checked, len, lambda some: pb.WarmMemoryRequest(tenant=name, texts=some))
         tokens = 0
         for response in self._progress(self._stub.WarmMemory, requests, call):
@@ -228,7 +124,7 @@ class MemoryClient:
         request = pb.ExportMemoryRequest(tenant=self._tenant(tenant), arm=arm, without_text=not text)
         responses = self._calls.stream(self._stub.ExportMemory, request, call, self._bulk_timeout)
         first = next(responses)
-        records = (_record(one) for response in responses for one in response.records)
+        records = (_record(record) for response in responses for record in response.records)
         return MemoryExport(first.fingerprint, first.model, records)
 
     def import_records(
@@ -262,33 +158,37 @@ class MemoryClient:
                 progress(response.records, response.tokens)
         return tokens
 
-    def purge(self, tenant: str, **call: Unpack[CallOptions]) -> Purge:
-        """Deletes a tenant's memory on all servers, of all models."""
-        request = pb.PurgeMemoryRequest(tenant=tenant)
-        response = self._calls.ask(self._stub.PurgeMemory, request, call)
-        final_at = response.final_time.ToDatetime(UTC) if response.HasField("final_time") else None
-        return Purge(response.memories, response.tokens, final_at)
+    @unary
+    def purge(self, tenant: str, **call: Unpack[CallOptions]) -> Call[pb.PurgeMemoryResponse]:
+        """Deletes a tenant's memory on all servers, of all models.
 
-    def orphans(self, **call: Unpack[CallOptions]) -> list[OrphanedMemory]:
-        """The memories in the store that no server uses."""
-        pages = self._calls.pages(self._stub.ListOrphanedMemories, pb.ListOrphanedMemoriesRequest(), call)
-        return [from_message(OrphanedMemory, one) for page in pages for one in page.memories]
+        `final_time` is set if servers could not be asked, which have lost the store or were killed; those that still
+        run have deleted it by then.
+        """
+        return Call("PurgeMemory", pb.PurgeMemoryRequest(tenant=tenant), call)
 
-    def purge_orphans(self, fingerprint: str = "", **call: Unpack[CallOptions]) -> int:
+    def orphans(self, **call: Unpack[CallOptions]) -> list[pb.OrphanedMemory]:
+        """The memories in the store that no server uses; without a tenant if the server cannot decrypt it."""
+        request = pb.ListOrphanedMemoriesRequest()
+        listed: Call[pb.OrphanedMemory] = Call("ListOrphanedMemories", request, call, items="memories")
+        return [*self._calls.results(MemoryServiceStub, listed)]
+
+    @unary
+    def purge_orphans(self, fingerprint: str = "", **call: Unpack[CallOptions]) -> Call[int]:
         """Deletes the memories that no server uses; returns the number of tokens that they held.
 
         Args:
             fingerprint: only those of this model.
         """
         request = pb.PurgeOrphanedMemoriesRequest(fingerprint=fingerprint)
-        return self._calls.ask(self._stub.PurgeOrphanedMemories, request, call).tokens
+        return Call("PurgeOrphanedMemories", request, call, lambda response: response.tokens)
 
     def _tenant(self, tenant: str | None) -> str:
         return tenant or self._default_tenant or ""
 
     @property
     def _stub(self) -> MemoryServiceStub:
-        return MemoryServiceStub(self._calls.channel)
+        return self._calls.stub(MemoryServiceStub)
 
     def _progress(
         self, method: Callable[..., Iterator[_Result]], requests: _Messages[Any, Any], call: CallOptions

@@ -1,174 +1,136 @@
-/** The client. */
+/** The clients. */
 
 import { randomUUID } from "node:crypto";
-import { create } from "@bufbuild/protobuf";
-import { type CallOptions, Calls } from "./calls.js";
-import type { ClientOptions } from "./connection.js";
-import { read } from "./environment.js";
-import { DeadlineError, type StatusError, UnavailableError } from "./errors.js";
-import {
-  DetokenizeRequestSchema,
-  GenerationService,
-  GetModelInfoRequestSchema,
-} from "./gen/draftwood/v1/generation_pb.js";
-import {
-  type ChatMessage,
-  conversation,
-  type GenerateOptions,
-  generateRequest,
-  type Prompt,
-  plainPrompt,
-  timeLimit,
-  tokenIds,
-  tokenizeRequest,
-} from "./request.js";
-import { modelInfo, tokenization } from "./response.js";
-import type { Completion, ModelInfo, Tokenization } from "./results.js";
-import { rpc } from "./rpc.js";
-import { notReadyError, statusError } from "./status.js";
-import { GenerationStream } from "./stream.js";
+import { setTimeout as sleep } from "node:timers/promises";
+import { Connection, type ServiceClient } from "./connection.js";
+import { DeadlineError, UnavailableError } from "./errors.js";
+import { AuditService } from "./gen/draftwood/admin/v1/audit_pb.js";
+import { ExperimentService } from "./gen/draftwood/admin/v1/experiments_pb.js";
+import { StatusService } from "./gen/draftwood/admin/v1/status_pb.js";
+import { TenantService } from "./gen/draftwood/admin/v1/tenants_pb.js";
+import * as pb from "./gen/draftwood/v1/generation_pb.js";
+import { MemoryService } from "./gen/draftwood/v1/memory_pb.js";
+import { type CallOptions, type ClientOptions, type ConnectionOptions, timeLimit, variable } from "./options.js";
+import { type ChatMessage, conversation, encode, type GenerateOptions, plainPrompt, requestOf } from "./request.js";
+import { type Completion, GenerationStream } from "./stream.js";
 
-const GENERATE = rpc(GenerationService.method.generate);
-const TOKENIZE = rpc(GenerationService.method.tokenize);
-const DETOKENIZE = rpc(GenerationService.method.detokenize);
-const MODEL_INFO = rpc(GenerationService.method.getModelInfo);
-
-/** Between two questions of `waitUntilReady`, each of which is retried as the client's policy says. */
+const METHODS = pb.GenerationService.method;
+/** Between two questions of `waitUntilReady`, each of which is retried as any request. */
 const POLL_MS = 200;
 
-/**
- * A connection to a Draftwood server. One client serves any number of requests at once; it connects with the first.
- *
- *     const client = new Client("127.0.0.1:50051", { tenant: "acme" });
- *     const answer = await client.chat("where is my order?");
- *     const story = await client.complete("Once upon a time");
- */
+/** A connection to a Draftwood server. One client serves any number of requests at once; it connects with the first. */
 export class Client {
-  readonly #calls: Calls;
+  readonly #connection: Connection;
   readonly #tenant: string | undefined;
 
   /**
-   * @param target "host:port", or any gRPC name; "dns:///host:port" distributes requests over all of its addresses with
-   *   a server that is ready. By default DRAFTWOOD_TARGET of the environment, or 127.0.0.1:50051.
+   * @param target "host:port". By default DRAFTWOOD_TARGET of the environment, or 127.0.0.1:50051.
    * @throws ArgumentError an argument is invalid.
    */
   constructor(target?: string, options: ClientOptions = {}) {
-    const { tenant = read("DRAFTWOOD_TENANT"), retry = {}, ...others } = options;
-    this.#tenant = tenant;
-    this.#calls = new Calls(target, others, retry);
+    this.#tenant = options.tenant ?? variable("DRAFTWOOD_TENANT");
+    this.#connection = new Connection(target, options);
   }
 
   /** Cancels requests under way and closes the connection. May be called twice. */
   close(): void {
-    this.#calls.close();
-  }
-
-  [Symbol.dispose](): void {
-    this.close();
+    this.#connection.close();
   }
 
   /**
    * The whole answer to a conversation; a string is one message of the user.
    *
    * @throws ArgumentError an argument is invalid; nothing was sent.
-   * @throws StatusError the request failed; see `errors` for the types.
+   * @throws StatusError the request failed.
    */
-  async chat(
-    messages: string | readonly ChatMessage[],
-    options: GenerateOptions & CallOptions = {},
-  ): Promise<Completion> {
+  async chat(messages: string | readonly ChatMessage[], options?: GenerateOptions & CallOptions): Promise<Completion> {
     return this.streamChat(messages, options).completion();
   }
 
   /** The continuation of text or token ids as they are, without the model's chat template. Throws as `chat`. */
-  async complete(prompt: string | readonly number[], options: GenerateOptions & CallOptions = {}): Promise<Completion> {
+  async complete(prompt: string | readonly number[], options?: GenerateOptions & CallOptions): Promise<Completion> {
     return this.streamComplete(prompt, options).completion();
   }
 
-  /**
-   * The answer of `chat` as it is generated: deltas to iterate over.
-   *
-   *     for await (const delta of client.streamChat("where is my order?", { maxTokens: 200 })) {
-   *       process.stdout.write(delta.text);
-   *     }
-   *
-   * @throws ArgumentError an argument is invalid; nothing was sent. Errors of the request come while iterating.
-   */
+  /** The answer of `chat` as it is generated. Throws `ArgumentError`; errors of the request come while iterating. */
   streamChat(messages: string | readonly ChatMessage[], options: GenerateOptions & CallOptions = {}): GenerationStream {
-    return this.#stream(conversation(messages), options, "messages");
+    const { tools, ...others } = options;
+    return this.#stream(conversation(messages, tools), others);
   }
 
   /** The continuation of `complete` as it is generated; otherwise as `streamChat`. */
-  streamComplete(prompt: string | readonly number[], options: GenerateOptions & CallOptions = {}): GenerationStream {
+  streamComplete(prompt: string | readonly number[], options?: GenerateOptions & CallOptions): GenerationStream {
     return this.#stream(plainPrompt(prompt), options);
   }
 
-  /** The RPC Generate: `complete` for text and token ids, `chat` for messages. For prompts of any form. */
-  async generate(prompt: Prompt, options: GenerateOptions & CallOptions = {}): Promise<Completion> {
-    return this.stream(prompt, options).completion();
+  /** The token ids of a text, or of a conversation as `chat` sends it. Throws as `chat`. */
+  async tokenize(input: string | readonly ChatMessage[], options?: CallOptions): Promise<pb.TokenizeResponse> {
+    const request = encode(pb.TokenizeRequestSchema, typeof input === "string" ? { text: input } : conversation(input));
+    return this.#connection.unary(METHODS.tokenize, request, options);
   }
 
-  /** The answer of `generate` as it is generated. */
-  stream(prompt: Prompt, options: GenerateOptions & CallOptions = {}): GenerationStream {
-    return this.#stream(prompt, options);
-  }
-
-  /** The token ids of a text, or of a conversation as `chat` sends it. Throws `ArgumentError`, `StatusError`. */
-  async tokenize(input: string | readonly ChatMessage[], options: CallOptions = {}): Promise<Tokenization> {
-    return tokenization(await this.#calls.unary(TOKENIZE, tokenizeRequest(input), options));
-  }
-
-  /** The text of token ids. Throws `ArgumentError`, `StatusError`. */
+  /** The text of token ids. Throws as `chat`. */
   async detokenize(
     ids: readonly number[],
     options: CallOptions & { readonly includeSpecialTokens?: boolean } = {},
   ): Promise<string> {
-    const { includeSpecialTokens = false } = options;
-    const request = create(DetokenizeRequestSchema, { tokenIds: tokenIds("ids", ids), includeSpecialTokens });
-    return (await this.#calls.unary(DETOKENIZE, request, options)).text;
+    const { includeSpecialTokens, ...call } = options;
+    const request = encode(pb.DetokenizeRequestSchema, { tokenIds: ids, includeSpecialTokens });
+    return (await this.#connection.unary(METHODS.detokenize, request, call)).text;
   }
 
   /** The served model and its limits. Throws `StatusError`. */
-  async modelInfo(options: CallOptions = {}): Promise<ModelInfo> {
-    return modelInfo(await this.#calls.unary(MODEL_INFO, create(GetModelInfoRequestSchema), options));
+  async modelInfo(options?: CallOptions): Promise<pb.GetModelInfoResponse> {
+    return this.#connection.unary(METHODS.getModelInfo, {}, options);
   }
 
-  /**
-   * Waits for a server that is starting or loading its model.
-   *
-   * @throws DeadlineError the server was not ready within `timeoutMs`, by default a minute; the message contains the
-   *   last error.
-   * @throws StatusError the server answered with an error other than UNAVAILABLE.
-   */
-  async waitUntilReady({ timeoutMs = 60_000, signal }: CallOptions = {}): Promise<ModelInfo> {
-    const limit = timeLimit("timeoutMs", timeoutMs) ?? Number.POSITIVE_INFINITY;
-    const end = performance.now() + limit;
-    for (let refusal: StatusError | undefined; ; ) {
+  /** Waits for a server that is starting or loading its model, by default a minute; then throws its last error. */
+  async waitUntilReady({ timeoutMs = 60_000, ...options }: CallOptions = {}): Promise<pb.GetModelInfoResponse> {
+    const end = performance.now() + timeLimit(timeoutMs);
+    for (let refusal: UnavailableError | undefined; ; await sleep(POLL_MS)) {
       try {
-        return await this.modelInfo({ timeoutMs: Math.max(1, end - performance.now()), signal });
+        return await this.modelInfo({ ...options, timeoutMs: Math.max(1, Math.ceil(end - performance.now())) });
       } catch (error) {
-        if (!(error instanceof UnavailableError || error instanceof DeadlineError)) {
-          throw error;
-        }
-        refusal = error instanceof UnavailableError ? error : (refusal ?? error);
-        if (error instanceof DeadlineError || end - performance.now() <= POLL_MS) {
-          throw notReadyError(this.#calls.connection.target, limit, refusal);
-        }
+        if (error instanceof DeadlineError) throw refusal ?? error;
+        if (!(error instanceof UnavailableError) || end - performance.now() <= POLL_MS) throw error;
+        refusal = error;
       }
-      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
     }
   }
 
-  #stream(prompt: Prompt, options: GenerateOptions & CallOptions, name = "prompt"): GenerationStream {
-    const { timeoutMs, signal, metadata, ...own } = options;
-    const limit = this.#calls.limit(timeoutMs);
-    const requestId = own.requestId || randomUUID().replaceAll("-", "");
-    const request = generateRequest(prompt, { ...own, tenant: own.tenant ?? this.#tenant, requestId }, name);
-    return new GenerationStream({
-      requestId,
-      signal,
-      open: () => this.#calls.open(GENERATE, request, limit, metadata),
-      error: (error) => statusError(error, this.#calls.connection, limit, requestId),
-    });
+  #stream(prompt: object, { timeoutMs, signal, metadata, ...generation }: GenerateOptions & CallOptions = {}) {
+    const requestId = generation.requestId || randomUUID().replaceAll("-", "");
+    const request = requestOf(prompt, { ...generation, tenant: generation.tenant ?? this.#tenant, requestId });
+    const call = { timeoutMs: timeLimit(timeoutMs ?? this.#connection.timeoutMs), signal, metadata, requestId };
+    return new GenerationStream(requestId, (scope) => this.#connection.run(METHODS.generate, [request], call, scope));
+  }
+}
+
+/**
+ * A connection to a server's administrative services, whose methods and fields the reference of the protocol lists. Every
+ * method throws `StatusError`. No call is retried: a change that is sent twice could be made twice. Streams have no
+ * deadline unless `timeoutMs` sets one.
+ */
+export class AdminClient {
+  readonly #connection: Connection;
+  readonly tenants: ServiceClient<typeof TenantService>;
+  readonly experiments: ServiceClient<typeof ExperimentService>;
+  readonly audit: ServiceClient<typeof AuditService>;
+  readonly status: ServiceClient<typeof StatusService>;
+  readonly memory: ServiceClient<typeof MemoryService>;
+
+  /** @throws ArgumentError an argument is invalid. */
+  constructor(target?: string, options: ConnectionOptions = {}) {
+    this.#connection = new Connection(target, { ...options, maxAttempts: 1 });
+    this.tenants = this.#connection.service(TenantService);
+    this.experiments = this.#connection.service(ExperimentService);
+    this.audit = this.#connection.service(AuditService);
+    this.status = this.#connection.service(StatusService);
+    this.memory = this.#connection.service(MemoryService);
+  }
+
+  /** Cancels calls under way and closes the connection. May be called twice. */
+  close(): void {
+    this.#connection.close();
   }
 }

@@ -1,190 +1,217 @@
-/** How a client reaches a server: target, TLS, credentials, deadline, channel options. */
+/** A connection, and its calls: deadline, headers, retries, cancellation, typed errors. */
 
-import { type ChannelCredentials, type ChannelOptions, credentials, Metadata } from "@grpc/grpc-js";
-import * as environment from "./environment.js";
-import { ArgumentError } from "./errors.js";
-import { GenerationService } from "./gen/draftwood/v1/generation_pb.js";
-import { HEALTHY_ROUND_ROBIN } from "./health.js";
-import { timeLimit } from "./request.js";
-import { methodConfig, type RetryPolicy } from "./retry.js";
-import { checkTarget, DEFAULT_TARGET, isLocal } from "./target.js";
-import { VERSION } from "./version.js";
+import { setMaxListeners } from "node:events";
+import { setTimeout as sleep } from "node:timers/promises";
+import type {
+  DescMessage,
+  DescMethodStreaming,
+  DescMethodUnary,
+  DescService,
+  MessageInitShape,
+  MessageShape,
+} from "@bufbuild/protobuf";
+import { durationMs } from "@bufbuild/protobuf/wkt";
+import { Code, ConnectError, type Client as Methods, makeAnyClient, type Transport } from "@connectrpc/connect";
+import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
+import * as errors from "./errors.js";
+import * as rpc from "./gen/google/rpc/error_details_pb.js";
+import { type CallOptions, type ClientOptions, requestHeaders, settingsOf, timeLimit } from "./options.js";
 
-/** Of a request that nobody set another deadline for; a server's own default is as long. */
-const DEFAULT_TIMEOUT_MS = 600_000;
+/** A silently broken connection is detected within 40 s while a request is under way. Servers accept a ping every 10 s. */
+const PINGS = { pingIntervalMs: 30_000, pingTimeoutMs: 10_000 };
 const MAX_MESSAGE_BYTES = 16 * 2 ** 20;
-const AUTHORIZATION = "authorization";
-const CREDENTIAL_VARIABLES = ["DRAFTWOOD_API_KEY", "DRAFTWOOD_TOKEN"];
 
-/** TLS settings; certificates and keys are PEM. */
-export interface TlsConfig {
-  /** Trusted authorities; Node's own public ones by default. */
-  readonly rootCertificates?: Buffer;
-  /** The client certificate, for servers that require one, with its key. */
-  readonly certificateChain?: Buffer;
-  readonly privateKey?: Buffer;
-  /** The name on the server's certificate, if it differs from the host of the target. */
-  readonly serverName?: string;
-}
+type Requests<Request> = Iterable<Request> | AsyncIterable<Request>;
 
-/**
- * Options of a connection. What no option names is taken from the environment: DRAFTWOOD_TIMEOUT (seconds),
- * DRAFTWOOD_API_KEY or DRAFTWOOD_TOKEN, DRAFTWOOD_TLS (1 for public authorities), DRAFTWOOD_TLS_CA,
- * DRAFTWOOD_TLS_SERVER_NAME, DRAFTWOOD_CLIENT_CERT and DRAFTWOOD_CLIENT_KEY, which are PEM files.
- */
-export interface ConnectionOptions {
-  /** The default deadline of requests in milliseconds, retries included; 600,000 by default, Infinity for none. */
-  readonly timeoutMs?: number;
-  /** True for public authorities, or a `TlsConfig`; false for none whatever the environment says. */
-  readonly tls?: boolean | TlsConfig;
-  /** A key of the server, sent as "authorization: Bearer ...". */
-  readonly apiKey?: string;
-  /** A token (JWT) instead, or a function that is called for each request. */
-  readonly token?: string | (() => string | Promise<string>);
-  /** Allows to send them without `tls` to another machine. */
-  readonly plaintextCredentials?: boolean;
-  /** Headers of each request; names are lower-cased. */
-  readonly metadata?: Readonly<Record<string, string>>;
-  /** gRPC channel options; they override the client's own. */
-  readonly channelOptions?: ChannelOptions;
-}
+/** The methods of a service of the protocol. Requests are plain objects; a stream of them is any (async) iterable. */
+export type ServiceClient<S extends DescService> = {
+  readonly [Name in keyof Methods<S>]: Methods<S>[Name] extends (request: infer R, options?: never) => infer Answer
+    ? (request: R extends AsyncIterable<infer Message> ? R | Iterable<Message> : R, options?: CallOptions) => Answer
+    : never;
+};
 
-/** Options of a `Client`. */
-export interface ClientOptions extends ConnectionOptions {
-  /** The default of requests; DRAFTWOOD_TENANT, or without one that of the credential, or "default". */
-  readonly tenant?: string;
-  /** When a request is sent again; `NO_RETRY` switches retries off. */
-  readonly retry?: RetryPolicy;
-}
-
-/** The checked arguments of a client. */
 export class Connection {
-  readonly target: string;
-  readonly usesTls: boolean;
-  readonly timeoutMs: number | undefined;
-  readonly channelCredentials: ChannelCredentials;
-  readonly channelOptions: ChannelOptions;
-  readonly #token: ConnectionOptions["token"];
-  readonly #headers: readonly [string, string][];
+  readonly #settings: ReturnType<typeof settingsOf>;
+  readonly #sessions: Http2SessionManager;
+  readonly #transport: Transport;
+  readonly #closed = new AbortController();
 
   /** @throws ArgumentError an argument is invalid. */
-  constructor(
-    target: string = environment.read("DRAFTWOOD_TARGET") ?? DEFAULT_TARGET,
-    options: ConnectionOptions = {},
-    retry: RetryPolicy = {},
-  ) {
-    checkTarget(target);
-    const { tls = environment.tls(), plaintextCredentials = false } = options;
-    this.target = target;
-    this.timeoutMs = timeLimit("timeoutMs", options.timeoutMs ?? environment.timeoutMs() ?? DEFAULT_TIMEOUT_MS);
-    this.#headers = headersOf(options.metadata);
-    const credential = credentialOf(options, new Map(this.#headers).get(AUTHORIZATION));
-    if (credential && !tls && !plaintextCredentials && !isLocal(target)) {
-      const problem = `would be sent to ${target} in clear text; use TLS, or allow it with plaintextCredentials`;
-      throw new ArgumentError(credential.source, problem);
-    }
-    this.#token = credential?.token;
-    const config: TlsConfig | undefined = tls === true ? {} : tls || undefined;
-    this.usesTls = config !== undefined;
-    this.channelCredentials = config ? secure(config) : credentials.createInsecure();
-    this.channelOptions = {
-      ...CHANNEL_OPTIONS,
-      "grpc.service_config": JSON.stringify(serviceConfig(target, retry)),
-      ...(config?.serverName ? { "grpc.ssl_target_name_override": config.serverName } : {}),
-      ...options.channelOptions,
-    };
+  constructor(target: string | undefined, options: ClientOptions) {
+    this.#settings = settingsOf(target, options);
+    const { tls } = this.#settings;
+    const baseUrl = `${tls ? "https" : "http"}://${this.#settings.target}`;
+    const sessionManager = new Http2SessionManager(baseUrl, PINGS, tls);
+    this.#sessions = sessionManager;
+    this.#transport = createGrpcTransport({ baseUrl, sessionManager, readMaxBytes: MAX_MESSAGE_BYTES });
+    setMaxListeners(0, this.#closed.signal); // each call under way is one
+  }
+
+  /** The default time limit of calls. */
+  get timeoutMs(): number {
+    return this.#settings.timeoutMs;
+  }
+
+  /** Cancels calls under way and closes the connection. May be called twice. */
+  close(): void {
+    this.#closed.abort(new Error("the client is closed"));
+    this.#sessions.abort();
+  }
+
+  service<S extends DescService>(service: S): ServiceClient<S> {
+    return makeAnyClient(service, (method) => (given: object, options?: CallOptions) => {
+      if (method.methodKind === "unary") return this.unary(method, given as never, options);
+      return this.run(method, (method.methodKind === "bidi_streaming" ? given : [given]) as never, options);
+    }) as ServiceClient<S>;
+  }
+
+  async unary<I extends DescMessage, O extends DescMessage>(
+    method: DescMethodUnary<I, O>,
+    request: MessageInitShape<I>,
+    options: CallOptions = {},
+  ): Promise<MessageShape<O>> {
+    const call = { ...options, timeoutMs: options.timeoutMs ?? this.timeoutMs };
+    const stream = method as unknown as DescMethodStreaming<I, O>; // on the wire, it is one with one message each
+    let answer: MessageShape<O> | undefined;
+    for await (const response of this.run(stream, [request], call)) answer = response;
+    if (!answer) throw new errors.InternalError("the server sent no answer", { code: "INTERNAL" });
+    return answer;
   }
 
   /**
-   * The metadata of one request; a `token` that is a function is called for each.
+   * The responses of a call, which has no deadline unless `timeoutMs` sets one. Aborting `scope` cancels it, and so does
+   * leaving a `for await` loop. It is made again if it fails before its first response, up to `maxAttempts` times.
    *
-   * @param own headers of this request alone; they replace those of the client.
-   * @throws ArgumentError the function returned what no header can have.
+   * @throws StatusError the call failed; or what `requests` threw, which ends the call.
    */
-  async metadata(own?: Readonly<Record<string, string>>): Promise<Metadata> {
-    const metadata = new Metadata();
-    const headers = new Map([...this.#headers, ...headersOf(own)]);
-    for (const [name, value] of headers) {
-      metadata.set(name, value);
+  async *run<I extends DescMessage, O extends DescMessage>(
+    method: DescMethodStreaming<I, O>,
+    requests: Requests<MessageInitShape<I>>,
+    { timeoutMs, signal, metadata, requestId = "" }: CallOptions & { readonly requestId?: string } = {},
+    scope = new AbortController(),
+  ): AsyncGenerator<MessageShape<O>, undefined, undefined> {
+    const limit = timeLimit(timeoutMs);
+    const end = performance.now() + limit;
+    const late = new ConnectError("the deadline has passed", Code.DeadlineExceeded);
+    const timer = Number.isFinite(limit) ? setTimeout(() => scope.abort(late), limit) : undefined;
+    for (const source of [signal, this.#closed.signal]) {
+      source?.addEventListener("abort", () => scope.abort(source.reason), { signal: scope.signal });
+      if (source?.aborted) scope.abort(source.reason);
     }
-    if (this.#token !== undefined && !headersOf(own).some(([name]) => name === AUTHORIZATION)) {
-      const token = typeof this.#token === "function" ? await this.#token() : this.#token;
-      metadata.set(AUTHORIZATION, bearer("token", token));
+    const failure: { cause?: unknown } = {};
+    try {
+      for (let attempt = 1; ; attempt += 1) {
+        const headers = await requestHeaders(this.#settings, metadata);
+        if (timer) headers.set("grpc-timeout", `${Math.max(1, Math.ceil(end - performance.now()))}m`);
+        let begun = false;
+        try {
+          scope.signal.throwIfAborted();
+          const sent = watched(requests, failure);
+          const { message } = await this.#transport.stream(method, scope.signal, undefined, headers, sent);
+          for await (const response of message) {
+            begun = true;
+            yield response;
+          }
+          return;
+        } catch (thrown) {
+          const { aborted, reason } = scope.signal;
+          if (aborted && reason !== late) throw cancelledError(requestId, reason);
+          const error = ConnectError.from(aborted ? reason : thrown);
+          if ("cause" in failure && error.cause === failure.cause) throw failure.cause;
+          const status = statusError(error, this.#settings.target, limit, requestId);
+          const again = !begun && status.code === "UNAVAILABLE" && attempt < this.#settings.maxAttempts;
+          const delay = pushbackMs(error) ?? status.retryAfterMs ?? backoffMs(attempt);
+          if (!again || performance.now() + delay >= end) throw status;
+          await sleep(delay, undefined, { signal: scope.signal }).catch(() => {}); // the next turn throws
+        }
+      }
+    } finally {
+      clearTimeout(timer);
+      scope.abort();
     }
-    return metadata;
   }
 }
 
-const CHANNEL_OPTIONS: ChannelOptions = {
-  "grpc.primary_user_agent": `draftwood-typescript/${VERSION}`,
-  "grpc.max_receive_message_length": MAX_MESSAGE_BYTES,
-  // gRPC retries a request only if it fits into this buffer; by default, 1 MiB.
-  "grpc.per_rpc_retry_buffer_size": MAX_MESSAGE_BYTES,
-  // A silently broken connection is detected within 40 s while a request is under way. Servers accept a ping every 10 s.
-  "grpc.keepalive_time_ms": 30_000,
-  "grpc.keepalive_timeout_ms": 10_000,
-  // The client reconnects to a restarted server within about 2 s.
-  "grpc.initial_reconnect_backoff_ms": 200,
-  "grpc.max_reconnect_backoff_ms": 2_000,
-  // Else every name is looked up a second time, for a service config in a TXT record.
-  "grpc.service_config_disable_resolution": 1,
+/** The requests; what they throw is the `cause` of `failure`. */
+async function* watched<Request>(requests: Requests<Request>, failure: { cause?: unknown }) {
+  try {
+    yield* requests;
+  } catch (error) {
+    failure.cause = error;
+    throw error;
+  }
+}
+
+/** The wait after an attempt, if the server does not say how long: 0.1 s, then twice as long each time. */
+function backoffMs(attempt: number): number {
+  return 100 * 2 ** (attempt - 1) * (0.8 + 0.4 * Math.random());
+}
+
+const BY_CODE: Partial<Record<string, typeof errors.StatusError>> = {
+  INVALID_ARGUMENT: errors.InvalidRequestError,
+  OUT_OF_RANGE: errors.InvalidRequestError,
+  UNAUTHENTICATED: errors.UnauthenticatedError,
+  PERMISSION_DENIED: errors.PermissionDeniedError,
+  NOT_FOUND: errors.NotFoundError,
+  UNAVAILABLE: errors.UnavailableError,
+  DEADLINE_EXCEEDED: errors.DeadlineError,
+  CANCELLED: errors.RequestCancelledError,
+  INTERNAL: errors.InternalError,
+  UNKNOWN: errors.InternalError,
+  DATA_LOSS: errors.InternalError,
 };
 
-/** Requests go to servers that report SERVING. A plain "host:port" is one server, whose own answer tells more. */
-const OF_SEVERAL_SERVERS = /^(?:dns|ipv4|ipv6):/;
+/** What to try, by Node's code of the error that broke the connection; other errors are clear without. */
+const REMEDIES: Partial<Record<string, string>> = {
+  ECONNREFUSED: "nothing listens there; check host and port, and that the server runs",
+  ECONNRESET: "the connection was closed; if the server requires TLS or a client certificate, set tls",
+  ERR_HTTP2_ERROR: "what listens there does not speak gRPC; check the port, and set tls if it requires TLS",
+  ERR_SSL_WRONG_VERSION_NUMBER: "what listens there does not use TLS; leave out TLS, or check the port",
+};
 
-function serviceConfig(target: string, retry: RetryPolicy): object {
-  const balancing = OF_SEVERAL_SERVERS.test(target)
-    ? { [HEALTHY_ROUND_ROBIN]: { service: GenerationService.typeName } }
-    : { round_robin: {} };
-  return { loadBalancingConfig: [balancing], methodConfig: methodConfig(retry) };
+/** The request was cancelled for this reason. */
+export function cancelledError(requestId: string, cause: unknown): errors.RequestCancelledError {
+  return new errors.RequestCancelledError("the request was cancelled", { code: "CANCELLED", requestId }, { cause });
 }
 
-function headersOf(metadata: Readonly<Record<string, string>> = {}): [string, string][] {
-  return Object.entries(metadata).map(([name, value]) => [name.toLowerCase(), value]);
+/** When the server wants a retry, if it says so; a negative or unreadable value forbids it: Infinity. */
+function pushbackMs({ metadata }: ConnectError): number | undefined {
+  const pushback = metadata.get("grpc-retry-pushback-ms");
+  return pushback === null ? undefined : /^\d+$/.test(pushback) ? Number(pushback) : Number.POSITIVE_INFINITY;
 }
 
-/** The one credential that the options or else the environment have, and where it comes from; a header has no token. */
-function credentialOf(
-  { apiKey, token }: ConnectionOptions,
-  header: string | undefined,
-): { source: string; token?: NonNullable<ConnectionOptions["token"]> } | undefined {
-  const set = (values: Record<string, ConnectionOptions["token"]>) =>
-    Object.entries(values).filter(([, value]) => value !== undefined);
-  let given = set({ apiKey, token, metadata: header });
-  if (given.length === 0) {
-    given = set(Object.fromEntries(CREDENTIAL_VARIABLES.map((name) => [name, environment.read(name)])));
+/** The typed form of what a call threw. Messages that are not the server's own get its address. */
+function statusError(error: ConnectError, target: string, limitMs: number, requestId: string): errors.StatusError {
+  const [info] = error.findDetails(rpc.ErrorInfoSchema);
+  const [retry] = error.findDetails(rpc.RetryInfoSchema);
+  const fields = error.findDetails(rpc.BadRequestSchema).flatMap((detail) => detail.fieldViolations);
+  const quotas = error.findDetails(rpc.QuotaFailureSchema).flatMap((detail) => detail.violations);
+  const preconditions = error.findDetails(rpc.PreconditionFailureSchema).flatMap((detail) => detail.violations);
+  const lost = error.code === Code.Canceled && error.rawMessage.startsWith("http/2") ? "ECONNRESET" : undefined;
+  const broken = error.cause instanceof Error && "code" in error.cause ? String(error.cause.code) : lost;
+  const name = (Code[error.code] ?? "").replaceAll(/(?<=[a-z])[A-Z]/g, "_$&").toUpperCase();
+  const code = broken ? "UNAVAILABLE" : name === "CANCELED" ? "CANCELLED" : name;
+  const [pushback, retryInfoMs] = [pushbackMs(error), retry?.retryDelay && durationMs(retry.retryDelay)];
+  const details: Partial<errors.StatusError> = {
+    code,
+    reason: info?.reason ?? "",
+    violations: [
+      ...fields.map(({ field, description }) => ({ field, description })),
+      ...[...quotas, ...preconditions].map(({ subject, description }) => ({ field: subject, description })),
+    ],
+    retryAfterMs: Number.isFinite(pushback) ? pushback : retryInfoMs,
+    retryable:
+      (code === "UNAVAILABLE" && pushback !== Number.POSITIVE_INFINITY) ||
+      (retryInfoMs !== undefined && (code === "UNAVAILABLE" || quotas.length > 0)),
+    requestId: info?.metadata.request_id || requestId,
+  };
+  let message = error.rawMessage || code;
+  if (broken) {
+    message = `cannot reach ${target}: ${REMEDIES[broken] ? `${REMEDIES[broken]} (${message.trim()})` : message}`;
+  } else if (!info) {
+    const late = code === "DEADLINE_EXCEEDED" && Number.isFinite(limitMs);
+    message = `${target}: ${late ? `no complete answer within ${limitMs / 1000} s` : message}`;
   }
-  const [one, other] = given;
-  if (one && other) {
-    throw new ArgumentError(other[0], `cannot be combined with ${one[0]}: a request has one credential`);
-  }
-  if (!one || one[0] === "metadata") {
-    return one && { source: one[0] };
-  }
-  const [source, value = ""] = one;
-  if (typeof value !== "function") {
-    bearer(source, value);
-  }
-  return { source, token: value };
-}
-
-/** The header's value. */
-function bearer(name: string, token: string): string {
-  if (typeof token !== "string" || !/^[!-~]+$/.test(token)) {
-    throw new ArgumentError(name, "is empty, or has spaces, line ends or letters beyond ASCII");
-  }
-  return `Bearer ${token}`;
-}
-
-function secure(tls: TlsConfig): ChannelCredentials {
-  const { rootCertificates, certificateChain, privateKey } = tls;
-  if ((certificateChain === undefined) !== (privateKey === undefined)) {
-    throw new ArgumentError("tls", "certificateChain and privateKey must be given together");
-  }
-  try {
-    return credentials.createSsl(rootCertificates, privateKey, certificateChain);
-  } catch (error) {
-    throw new ArgumentError("tls", error instanceof Error ? error.message : String(error));
-  }
+  const type = quotas.length > 0 ? errors.QuotaExceededError : (BY_CODE[code] ?? errors.StatusError);
+  return new type(message, details, { cause: error });
 }

@@ -1,40 +1,27 @@
-/** Requests, streams, cancelling and errors, against a scripted server. */
+/** Requests, streams, errors, retries, deadlines, credentials and TLS, against a scripted server. */
 
 import assert from "node:assert/strict";
+import { execFileSync } from "node:child_process";
 import { once } from "node:events";
+import { readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { afterEach, beforeEach, test } from "node:test";
-import { status } from "@grpc/grpc-js";
-import {
-  Client,
-  ClientClosedError,
-  DeadlineError,
-  InternalError,
-  InvalidRequestError,
-  NO_RETRY,
-  QuotaExceededError,
-  RequestCancelledError,
-  StatusError,
-  UnavailableError,
-} from "draftwood-client";
-import {
-  answers,
-  FakeServer,
-  fails,
-  hangs,
-  quota,
-  reason,
-  retryIn,
-  silent,
-  unfinished,
-  violation,
-} from "./fake-server.js";
+import { toJson } from "@bufbuild/protobuf";
+import { Code, ConnectError } from "@connectrpc/connect";
+import * as draftwood from "draftwood-client";
+import { type Answer, FakeServer, full, invalid, overQuota } from "./fake-server.js";
 
+const name = "ArgumentError";
+const NONE = Number.POSITIVE_INFINITY;
 let server: FakeServer;
-let client: Client;
+let client: draftwood.Client;
 
 beforeEach(async () => {
+  for (const name of Object.keys(process.env)) if (name.startsWith("DRAFTWOOD_")) delete process.env[name];
   server = await FakeServer.start();
-  client = new Client(server.target, { tenant: "acme", retry: NO_RETRY });
+  process.env.DRAFTWOOD_TARGET = server.target;
+  client = new draftwood.Client(server.target, { tenant: "acme", maxAttempts: 1 });
 });
 
 afterEach(() => {
@@ -42,214 +29,244 @@ afterEach(() => {
   server.stop();
 });
 
-test("a whole answer, with seeds of 64 bits", async () => {
-  const completion = await client.generate("Dear customer,", { seed: 2n ** 64n - 1n, maxTokens: 0 });
-  assert.equal(completion.text, "It is here.");
-  assert.deepEqual(completion.tokenIds, [5, 6]);
-  assert.equal(completion.seed, 2n ** 64n - 1n);
-  assert.equal(completion.finishReason, "stop");
-  assert.deepEqual(completion.timings, { queueMs: 250, prefillMs: 0, decodeMs: 1000.5 });
-  assert.deepEqual(completion.drafting.bySource, { trie: { draftTokens: 8, acceptedTokens: 0 } });
-  const [request] = server.requests;
-  assert.equal(request?.tenant, "acme");
-  assert.equal(request?.sampling?.seed, 2n ** 64n - 1n);
-  assert.equal(request?.stop?.maxTokens, 0);
-  assert.equal(completion.requestId, request?.requestId);
-  assert.match(completion.requestId, /^[0-9a-f]{32}$/);
-});
+/** One answer, by a client of these options. */
+async function chat(options: draftwood.ClientOptions = {}, call: draftwood.CallOptions = {}, target?: string) {
+  const other = new draftwood.Client(target, options);
+  return other.chat("x", call).finally(() => other.close());
+}
 
-test("a stream yields deltas, then has the whole answer", async () => {
-  const stream = client.stream([{ role: "user", content: "hi" }]);
-  assert.equal(typeof stream.started, "undefined");
-  const texts: string[] = [];
-  for await (const delta of stream) {
-    assert.equal(stream.started?.model, "fake");
-    texts.push(delta.text);
-  }
-  assert.deepEqual(texts, ["It is", " here."]);
-  assert.equal(stream.finished?.reason, "stop");
-  assert.equal((await stream.completion()).text, "It is here.");
-  assert.equal(server.requests[0]?.prompt.case, "chat");
-});
+async function read(stream: AsyncIterable<unknown>, each: () => void = () => {}): Promise<void> {
+  for await (const _ of stream) each();
+}
 
-test("tools, calls and results are in the request", async () => {
-  const called = { id: "1", name: "track", arguments: '{"order":7}' };
-  await client.generate(
-    [
-      { role: "user", content: "hi" },
-      { role: "assistant", content: "", toolCalls: [called] },
-      { role: "tool", content: "in Bremen", toolCallId: "1", toolName: "track" },
-    ],
-    { tools: [{ name: "track", parameters: { type: "object" } }] },
-  );
-  const prompt = server.requests[0]?.prompt;
-  assert.ok(prompt?.case === "chat");
-  const { messages, tools } = prompt.value;
-  assert.deepEqual(
-    tools.map((one) => [one.name, one.description, one.parameters]),
-    [["track", "", '{"type":"object"}']],
-  );
-  assert.equal(messages[1]?.toolCalls[0]?.arguments, called.arguments);
-  assert.deepEqual([messages[2]?.role, messages[2]?.toolCallId, messages[2]?.toolName], ["tool", "1", "track"]);
-});
-
-test("leaving the loop cancels the request on the server", async () => {
-  server.script = [hangs("a", "b")];
-  const cancelled = server.cancelled();
-  const stream = client.stream("x");
-  for await (const delta of stream) {
-    assert.equal(delta.text, "a");
-    break;
-  }
-  await cancelled;
-  await assert.rejects(stream.completion(), RequestCancelledError);
-});
-
-test("a signal cancels the request, and is the cause of its error", async () => {
-  server.script = [silent];
-  const controller = new AbortController();
-  const cancelled = server.cancelled();
-  server.events.on("request", () => controller.abort("enough"));
-  await assert.rejects(client.generate("x", { signal: controller.signal }), (error) => {
-    assert.ok(error instanceof RequestCancelledError);
-    assert.equal(error.cause, "enough");
-    assert.equal(error.requestId, server.requests[0]?.requestId);
-    return true;
-  });
-  await cancelled;
-  await assert.rejects(client.tokenize("x", { signal: controller.signal }), RequestCancelledError);
-  await assert.rejects(client.generate("x", { signal: controller.signal }), RequestCancelledError);
-  assert.equal(server.requests.length, 1);
-});
-
-test("an error that nobody awaits yet is kept, and no unhandled rejection", async () => {
-  server.script = [fails({ code: status.INTERNAL, message: "oh", details: [reason("BUG")], after: ["a", "b"] })];
-  const stream = client.stream("x");
-  assert.equal((await stream.next()).value?.text, "a");
-  await new Promise((resolve) => setTimeout(resolve, 100));
-  assert.equal((await stream.next()).value?.text, "b");
-  await assert.rejects(stream.next(), InternalError);
-  await assert.rejects(stream.completion(), InternalError);
-});
-
-test("errors have the details of the server", async () => {
-  const details = [reason("INVALID_VALUE", { request_id: "r-1" }), violation("sampling.temperature", "-1 is too low")];
-  server.script = [fails({ code: status.INVALID_ARGUMENT, message: "sampling.temperature: -1", details })];
-  await assert.rejects(client.generate("x"), (error) => {
-    assert.ok(error instanceof InvalidRequestError && error instanceof StatusError);
-    assert.equal(error.name, "InvalidRequestError");
-    assert.equal(error.message, "sampling.temperature: -1");
-    assert.equal(error.code, "INVALID_ARGUMENT");
-    assert.equal(error.reason, "INVALID_VALUE");
-    assert.equal(error.requestId, "r-1");
-    assert.equal(error.retryable, false);
-    assert.deepEqual(error.violations, [{ field: "sampling.temperature", description: "-1 is too low" }]);
-    return true;
-  });
-});
-
-test("a rate limit is its own error", async () => {
-  const details = [reason("RATE_LIMIT"), quota("tenants/acme", "10 requests a minute"), retryIn(2500)];
-  server.script = [fails({ code: status.RESOURCE_EXHAUSTED, message: "too many", details })];
-  await assert.rejects(client.generate("x"), (error) => {
-    assert.ok(error instanceof QuotaExceededError);
-    assert.deepEqual([error.retryAfterMs, error.retryable], [2500, true]);
-    assert.deepEqual(error.violations, [{ field: "tenants/acme", description: "10 requests a minute" }]);
-    return true;
-  });
-});
-
-test("details that cannot be decoded are ignored", async () => {
-  const broken = { ...reason("X"), value: new Uint8Array([255, 255, 255]) };
-  server.script = [fails({ code: status.NOT_FOUND, message: "no", details: [broken] })];
-  await assert.rejects(client.generate("x"), { code: "NOT_FOUND", reason: "", message: `${server.target}: no` });
-});
-
-test("a stream that ends too early is an error", async () => {
-  server.script = [unfinished];
-  await assert.rejects(client.generate("x"), { name: "InternalError", message: /without Finished/ });
-});
-
-test("a deadline, of the client and of a request", async () => {
-  server.script = [silent];
-  const message = `${server.target}: no complete answer within 0.05 s`;
-  await assert.rejects(client.generate("x", { timeoutMs: 50 }), { name: "DeadlineError", message });
-  const hasty = new Client(server.target, { timeoutMs: 50 });
-  await assert.rejects(hasty.generate("x"), DeadlineError);
-  hasty.close();
-});
-
-test("many at once", async () => {
-  const all = await Promise.all(Array.from({ length: 64 }, (_, i) => client.generate("x", { requestId: `r${i}` })));
-  assert.deepEqual(
-    all.map((one) => one.requestId),
-    Array.from({ length: 64 }, (_, i) => `r${i}`),
-  );
-});
-
-test("tokens and the model", async () => {
-  assert.deepEqual(await client.tokenize("hi"), { tokenIds: [104, 105], tokens: ["h", "i"] });
-  assert.equal(await client.detokenize([104, 105]), "hi");
-  assert.equal((await client.modelInfo()).parameters, 6_000_000);
-});
-
-test("waits for a server that loads its model", async () => {
-  server.unavailableCalls = 2;
-  assert.equal((await client.waitUntilReady({ timeoutMs: 30_000 })).model, "fake");
-  server.unavailableCalls = 1000;
-  const message = /was not ready within 0\.3 s: .*the model is loading/;
-  await assert.rejects(client.waitUntilReady({ timeoutMs: 300 }), { name: "DeadlineError", message });
-});
-
-test("a closed client", async () => {
-  server.script = [hangs("a")];
-  const stream = client.stream("x");
-  await stream.next();
-  const cancelled = once(server.events, "cancelled");
-  client.close();
-  client.close();
-  await assert.rejects(client.generate("x"), ClientClosedError);
-  await assert.rejects(client.modelInfo(), ClientClosedError);
-  await assert.rejects(stream.completion(), RequestCancelledError);
-  await cancelled;
-});
-
-test("a message that is too large", async () => {
-  server.script = [
-    fails({ code: status.RESOURCE_EXHAUSTED, message: "SERVER: Received message larger than max (9 vs. 8)" }),
+test("options are fields of the request; the answer is that of the stream", async () => {
+  const sampling = { seed: 2n ** 64n - 1n, temperature: 0.5, topK: undefined, logitBias: { 7: -1 } };
+  const stop = { maxTokens: 0, stop: "\n", stopTokenIds: [2] };
+  const drafting = { drafting: true, maxDraftNodes: 8, learn: false };
+  const others = { tokenDetails: true, session: "s", priority: -1, jsonSchema: { type: "object" } };
+  const tools = [{ name: "track", parameters: { type: "object" } }];
+  const messages = [
+    { role: "assistant", content: "I look.", toolCalls: [{ name: "track", arguments: '{"order":7}' }] },
+    { role: "tool", content: "in Bremen", toolCallId: "1", toolName: "track" },
   ];
-  await assert.rejects(client.generate("x"), {
-    name: "ResourceExhaustedError",
-    message: `${server.target}: the request has 9 bytes, and the server takes at most 8`,
+  const stream = client.streamChat(messages, { ...sampling, ...stop, ...drafting, ...others, tools });
+  const texts: string[] = [];
+  for await (const { text } of stream) texts.push(text + stream.started?.model);
+  assert.deepEqual(texts, ["It isfake", " here.fake"]);
+  const { text, tokenIds, seed, requestId, finishReason } = await stream.completion();
+  assert.deepEqual([text, tokenIds, seed], ["It is here.", [5, 6], sampling.seed]);
+  assert.equal(finishReason, draftwood.FinishReason.STOP);
+  assert.match(requestId, /^[0-9a-f]{32}$/);
+  assert.deepEqual(server.requests.map((request) => toJson(draftwood.GenerateRequestSchema, request))[0], {
+    ...{ requestId, tenant: "acme", session: "s", priority: -1 },
+    chat: { messages, tools: [{ name: "track", parameters: '{"type":"object"}' }] },
+    sampling: { seed: `${sampling.seed}`, temperature: 0.5, logitBias: { 7: -1 } },
+    stop: { maxTokens: 0, strings: ["\n"], tokenIds: [2] },
+    drafting: { enabled: true, maxNodes: 8, learn: false },
+    output: { tokenDetails: true },
+    format: { jsonSchema: '{"type":"object"}' },
   });
-  const channelOptions = { "grpc.max_receive_message_length": 100 };
-  const small = new Client(server.target, { channelOptions, retry: NO_RETRY });
-  server.script = [answers("x".repeat(200))];
-  await assert.rejects(small.generate("x"), {
-    name: "ResourceExhaustedError",
-    message: /: the answer has \d+ bytes, and this client takes at most 100; raise it by channelOptions: \{ "grpc\.max/,
-  });
-  small.close();
 });
 
-test("TLS for a server that has none", async () => {
-  const port = server.target.split(":").pop();
-  const secure = new Client(`localhost:${port}`, { tls: true, retry: NO_RETRY });
-  await assert.rejects(secure.modelInfo(), {
-    name: "UnavailableError",
-    message: new RegExp(
-      `^cannot connect to localhost:${port}: what listens there does not use TLS; leave out TLS.*[^: ]\\)$`,
-    ),
-  });
-  secure.close();
+const REFUSED: [options: object, argument: string, message: RegExp][] = [
+  [{ max_tokens: 3 }, "options", /"max_tokens" is unknown/],
+  [{ maxTokens: "x" }, "maxTokens", /int32/],
+  [{ maxDraftNodes: 1.5 }, "maxDraftNodes", /1\.5/],
+  [{ temperature: 1e39 }, "temperature", /out of range/],
+  [{ seed: 2n ** 64n }, "seed", /uint64/],
+  [{ seed: 2 ** 60 }, "seed", /use a bigint/],
+  [{ stop: ["a", 3] }, "stop", /string/],
+  [{ logitBias: { x: 1 } }, "logitBias", /x/],
+  [{ regex: "a", lark: "b" }, "format", /multiple/],
+  [{ tools: [{ name: 3 }] }, "name", /string/],
+  [{ timeoutMs: 0 }, "timeoutMs", /must be above 0/],
+];
+
+test("what cannot be encoded is refused before anything is sent", async () => {
+  for (const [options, argument, message] of REFUSED) {
+    assert.throws(() => client.streamChat("x", options), { name, argument, message });
+  }
+  assert.throws(() => client.streamChat([{ role: "user" }] as never), { name, argument: "messages[0]" });
+  assert.throws(() => client.streamComplete([{ role: "user" }] as never), { name, message: /`chat` answers messages/ });
+  assert.throws(() => client.streamComplete("x", { tools: [] }), { name, message: /"tools" is unknown/ });
+  await assert.rejects(client.detokenize(["x"] as never), { name, argument: "tokenIds" });
 });
 
-test("a server that is not there", async () => {
-  server.stop();
-  await assert.rejects(client.generate("x"), (error) => {
-    assert.ok(error instanceof UnavailableError);
-    assert.ok(error.message.startsWith(`cannot connect to ${server.target}: nothing listens there`), error.message);
-    assert.match(error.message, /ECONNREFUSED/);
-    return true;
-  });
+test("the request is cancelled on the server by leaving the loop, cancel, a signal and close", async () => {
+  type Leave = (stream: draftwood.GenerationStream, controller: AbortController) => unknown;
+  const ways: [leave: Leave, cause: unknown][] = [
+    [(stream) => stream[Symbol.asyncIterator]().return?.(), undefined],
+    [(stream) => stream.cancel("enough"), "enough"],
+    [(_, controller) => controller.abort("signal"), "signal"],
+    [() => client.close(), new Error("the client is closed")],
+  ];
+  server.script = [{ texts: ["a"], end: "hangs" }];
+  for (const [leave, cause] of ways) {
+    const [cancelled, controller] = [once(server.events, "cancelled"), new AbortController()];
+    const stream = client.streamChat("x", { signal: controller.signal });
+    await stream[Symbol.asyncIterator]().next();
+    leave(stream, controller);
+    const error = { name: "RequestCancelledError", code: "CANCELLED", requestId: stream.requestId };
+    await assert.rejects(stream.completion(), cause ? { ...error, cause } : error);
+    await cancelled;
+  }
+  await assert.rejects(client.modelInfo(), { name: "RequestCancelledError" });
+  await assert.rejects(chat({}, { signal: AbortSignal.abort() }), { name: "RequestCancelledError" });
+  assert.equal(server.headers.length, ways.length);
+});
+
+const [NOT_FOUND, INTERNAL] = [new ConnectError("no", Code.NotFound), new ConnectError("oh", Code.Internal)];
+const FAILURES: [texts: string[], end: Answer["end"], error: object][] = [
+  [[], invalid, { name: "InvalidRequestError", message: "temperature: -1", code: "INVALID_ARGUMENT" }],
+  [[], invalid, { reason: "INVALID_VALUE", requestId: "r-1", retryable: false }],
+  [[], invalid, { violations: [{ field: "temperature", description: "low" }] }],
+  [[], full("70"), { name: "UnavailableError", reason: "QUEUE_FULL", retryable: true, retryAfterMs: 70 }],
+  [[], overQuota, { name: "QuotaExceededError", retryable: true, retryAfterMs: 2500 }],
+  [[], overQuota, { violations: [{ field: "acme", description: "" }] }],
+  [[], NOT_FOUND, { name: "NotFoundError", message: /^127.0.0.1:\d+: no$/ }],
+  [[], new ConnectError("", Code.Aborted), { name: "StatusError", message: /: ABORTED$/ }],
+  [["a"], INTERNAL, { name: "InternalError", message: /: oh$/ }],
+  [["a"], "without Finished", { name: "InternalError", message: /ended .* without Finished/ }],
+];
+
+test("errors have the type of their status and the details of the server", async () => {
+  for (const [texts, end = "hangs", error] of FAILURES) {
+    server.script = [{ texts, end }];
+    const stream = client.streamChat("x");
+    await assert.rejects(read(stream), error);
+    await assert.rejects(stream.completion(), error);
+  }
+});
+
+test("a server that loads its model, and services for operators", async () => {
+  server.unavailable = 2;
+  assert.equal((await client.waitUntilReady()).parameters, 6_000_000n);
+  server.unavailable = 1000;
+  await assert.rejects(client.waitUntilReady({ timeoutMs: 300 }), { message: /: the model is loading$/ });
+  server.unavailable = 1;
+  const admin = new draftwood.AdminClient(server.target);
+  const asking = () => admin.tenants.getTenant({ name: "tenants/a" });
+  await assert.rejects(asking(), { name: "UnavailableError" }); // which is not retried
+  assert.equal((await asking()).etag, "1");
+  const failing = async function* () {
+    yield { tenant: "a", texts: ["x"] };
+    throw new TypeError("no more files");
+  };
+  await assert.rejects(read(admin.memory.warmMemory(failing())), new TypeError("no more files"));
+  admin.close();
+});
+
+test("UNAVAILABLE is retried with the same id, up to a limit, the deadline or the first event", async () => {
+  const unavailable = new ConnectError("no delay", Code.Unavailable);
+  const cases: [script: Answer[], options: draftwood.ClientOptions, attempts: number, text?: string][] = [
+    [[{ end: full("10") }, { end: unavailable }, { texts: ["ok"] }], {}, 3, "ok"],
+    [[{ end: full("10") }], {}, 4],
+    [[{ end: full("10") }], { maxAttempts: 2 }, 2],
+    [[{ end: full("-1") }], {}, 1],
+    [[{ end: full("60000") }], { timeoutMs: 5000 }, 1],
+    [[{ texts: ["a"], end: unavailable }], {}, 1],
+  ];
+  for (const [script, options, attempts, text] of cases) {
+    server.requests = [];
+    server.script = script;
+    if (text) assert.equal((await chat(options)).text, text);
+    else await assert.rejects(chat(options), { name: "UnavailableError" });
+    assert.equal(server.requests.length, attempts);
+    assert.equal(new Set(server.requests.map(({ requestId }) => requestId)).size, 1);
+  }
+});
+
+test("there is a deadline unless it is switched off", async () => {
+  const seconds = async (options: draftwood.ClientOptions = {}, call: draftwood.CallOptions = {}) => {
+    await chat(options, call);
+    return Math.ceil(Number.parseInt(server.headers.at(-1)?.get("grpc-timeout") ?? "0", 10) / 1000);
+  };
+  const set = [await seconds(), await seconds({ timeoutMs: 30_000 }), await seconds({}, { timeoutMs: 20_000 })];
+  assert.deepEqual([...set, await seconds({ timeoutMs: NONE })], [600, 30, 20, 0]);
+  process.env.DRAFTWOOD_TIMEOUT = "inf";
+  assert.equal(await seconds(), 0);
+  process.env.DRAFTWOOD_TIMEOUT = "0.05";
+  server.script = [{ end: "hangs" }];
+  const cancelled = once(server.events, "cancelled");
+  await assert.rejects(chat(), { name: "DeadlineError", message: /: no complete answer within 0.05 s$/ });
+  await cancelled;
+});
+
+test("credentials and headers, of the environment, the client and the request", async () => {
+  let number = 0;
+  const token = async () => `t${++number}`;
+  await chat({ token, metadata: { "x-a": "client", "x-b": "client" } }, { metadata: { "X-B": "call" } });
+  await chat({ token }, { metadata: { authorization: "Basic a" } });
+  await chat({ metadata: { Authorization: "Basic b" }, tenant: "other" });
+  Object.assign(process.env, { DRAFTWOOD_API_KEY: "dw_ID_SECRET", DRAFTWOOD_TENANT: "acme" });
+  await chat();
+  await chat({ token: "mine" });
+  const sent = (name: string) => server.headers.map((headers) => headers.get(name));
+  const credentials = ["Bearer t1", "Basic a", "Basic b", "Bearer dw_ID_SECRET", "Bearer mine"];
+  assert.deepEqual(sent("authorization"), credentials);
+  assert.deepEqual([sent("x-a")[0], sent("x-b")[0]], ["client", "call"]);
+  assert.match(sent("user-agent")[0] ?? "", /^draftwood-typescript\/\d/);
+  assert.deepEqual([...new Set(server.requests.map(({ tenant }) => tenant))], ["", "other", "acme"]);
+  const refused = (error: Error) => error.name === "ArgumentError" && !error.message.includes("secret");
+  await assert.rejects(chat({ token: () => "secret\n" }), refused);
+  await assert.rejects(chat({ metadata: { "x-a": "secret\nx" } }), refused);
+});
+
+test("a credential is not sent in clear text to another machine; wrong arguments and variables are named", () => {
+  const connect = (target: string | undefined, options: object) => new draftwood.Client(target, options).close();
+  for (const target of ["service:50051", "10.0.0.1:1", "127.0.0.1.example.org:1"]) {
+    assert.throws(() => connect(target, { apiKey: "k" }), { name, message: /^apiKey: would be sent .* in clear text/ });
+    for (const allowed of [{ tls: true }, { plaintextCredentials: true }]) connect(target, { apiKey: "k", ...allowed });
+  }
+  for (const target of ["127.9.9.9:1", "[::1]:50051", "localhost:1"]) connect(target, { apiKey: "k" });
+  for (const target of ["somehost", "::1", "dns:///a:1", "http://a:1", "somehost:65536", "somehost:https"]) {
+    assert.throws(() => connect(target, {}), { name, argument: "target" });
+  }
+  const wrong = { maxAttempts: 6, timeoutMs: -1, apiKey: "two words", tls: { privateKey: Buffer.from("k") } };
+  for (const [argument, value] of Object.entries(wrong)) {
+    assert.throws(() => connect("localhost:1", { [argument]: value }), { name, argument });
+  }
+  const variables = { DRAFTWOOD_TIMEOUT: "soon", DRAFTWOOD_TLS: "maybe", DRAFTWOOD_TLS_CA: "/no/such" };
+  for (const [argument, value] of Object.entries(variables)) {
+    process.env[argument] = value;
+    assert.throws(() => connect(undefined, {}), { name, argument });
+    delete process.env[argument];
+  }
+  Object.assign(process.env, { DRAFTWOOD_API_KEY: "secret", DRAFTWOOD_TOKEN: "another" });
+  assert.throws(() => connect(undefined, {}), { name, argument: "DRAFTWOOD_TOKEN" });
+});
+
+test("TLS with certificates on both sides, by options and by the environment", async () => {
+  const path = join(tmpdir(), `draftwood-${process.pid}.pem`); // key and certificate
+  const subject = ["-subj", "/CN=draftwood", "-addext", "subjectAltName=DNS:draftwood.test"];
+  const key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", path, "-out", path];
+  execFileSync("openssl", ["req", "-x509", "-days", "2", ...key, ...subject], { stdio: "ignore" });
+  const pem = readFileSync(path);
+  const secure = await FakeServer.start({ key: pem, cert: pem, ca: pem, requestCert: true, rejectUnauthorized: true });
+  const refused = (tls: draftwood.TlsConfig | boolean, message: RegExp, target = secure.target) =>
+    assert.rejects(chat({ maxAttempts: 1, tls }, {}, target), { name: "UnavailableError", message });
+  try {
+    const trusted = { rootCertificates: pem, serverName: "draftwood.test" };
+    const tls = { ...trusted, certificateChain: pem, privateKey: pem };
+    assert.equal((await chat({ tls, apiKey: "k" }, {}, secure.target)).text, "It is here.");
+    await refused(trusted, /^cannot reach .*certificate/);
+    await refused(true, /^cannot reach .*self-signed certificate/);
+    await refused(false, /^cannot reach .* if the server requires TLS/);
+    await refused(true, /what listens there does not use TLS/, server.target);
+    Object.assign(process.env, { DRAFTWOOD_CLIENT_CERT: path, DRAFTWOOD_CLIENT_KEY: path, DRAFTWOOD_TLS_CA: path });
+    process.env.DRAFTWOOD_TLS_SERVER_NAME = "draftwood.test";
+    assert.equal((await chat({}, {}, secure.target)).text, "It is here.");
+  } finally {
+    secure.stop();
+    rmSync(path);
+  }
+});
+
+test("a server that goes away, or is not there", async () => {
+  server.script = [{ texts: ["a"], end: "hangs" }];
+  const name = "UnavailableError";
+  const reading = read(client.streamChat("x"), () => server.stop());
+  await assert.rejects(reading, { name, message: /^cannot reach 127.*the connection was closed/ });
+  await assert.rejects(client.chat("x"), { name, message: /^cannot reach 127.*nothing listens there.*ECONNREFUSED/ });
+  await assert.rejects(chat({ maxAttempts: 1 }, {}, "no-such.invalid:1"), { name, message: /ENOTFOUND|EAI_AGAIN/ });
 });

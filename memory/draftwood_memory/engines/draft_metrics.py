@@ -118,7 +118,7 @@ def _add(counts: dict[tuple[str, str], Counts], session: Session) -> None:
 
 
 def _counts_of(session: Session) -> Counts:
-    """Names as in `draftwood_service.engine.reporting.report.WorkCounts`."""
+    """Names as in `draftwood_service.engine.reports.WorkCounts`."""
     stats = session.stats
     return {
         "sequences": 1,
@@ -126,8 +126,8 @@ def _counts_of(session: Session) -> Counts:
         "decode_steps": stats.decode_steps,
         "drafts": stats.drafts,
         "proposed_tokens": stats.proposed_tokens,
-        "draft_tokens": stats.drafted,
-        "accepted_tokens": stats.accepted,
+        "draft_tokens": stats.draft_tokens,
+        "accepted_tokens": stats.accepted_tokens,
         "draft_seconds": stats.draft_seconds,
         "disabled": bool(stats.drafting_disabled_reason),
         "suspensions": stats.suspensions,
@@ -137,5 +137,5 @@ def _counts_of(session: Session) -> Counts:
 def _key(session: Session) -> tuple[str, str]:
     """Strategy and arm. A name that a caller made up counts as none, so that callers add no series."""
     request = session.request
-    drafts = request.max_draft_nodes > 0 and request.strategy_name in strategy_names()
-    return request.strategy_name if drafts else "none", session.options.arm
+    drafts = request.drafting.max_nodes > 0 and request.drafting.strategy in strategy_names()
+    return request.drafting.strategy if drafts else "none", session.options.arm

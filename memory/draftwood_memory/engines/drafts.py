@@ -1,4 +1,4 @@
-"""Drafts for the rows of an engine's step, from tenants' memories.
+"""Drafts for the rows of another engine's steps, from tenants' memories: `DraftEngine` with what such an engine lacks.
 
 All is called by the engine's thread, after each of its steps, and by a thread of this module while the engine rests: it
 ends requests that are gone, lets strategies learn and publishes metrics. They exclude each other. Nothing here waits
@@ -10,26 +10,30 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Generic, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from draftwood_memory.engines.draft_metrics import DataPoint, DraftMetrics
+from draftwood_memory.engines.draft_metrics import DataPoint
 from draftwood_memory.engines.exclusion import BusyError, Exclusion
-from draftwood_memory.engines.forms.base import ChargedDraft, DecodeRow, DraftForm
 from draftwood_memory.engines.policy import RequestPolicy, SettingsPolicy
 from draftwood_memory.engines.session import Row, Session, Step
 from draftwood_memory.engines.sessions import Sessions
 from draftwood_memory.memory import Memory
-from draftwood_memory.settings.memory_settings import MemorySettings
-from draftwood_strategies.budgeting.guarded_batches import observe_all
-from draftwood_strategies.budgeting.guarded_drafter import IndexingBudget
+from draftwood_memory.settings import MemorySettings
+from draftwood_strategies.arrays import Int32Array, segment_sizes
+from draftwood_strategies.draft import DraftTrees
+from draftwood_strategies.draft_engine.engine import Ask, DraftEngine, Verifies
+from draftwood_strategies.draft_engine.guard import IndexingBudget
+from draftwood_strategies.draft_engine.online_step_times import OnlineStepTimes
+from draftwood_strategies.draft_engine.step_times import StepSize, StepTimes
 from draftwood_strategies.registry import strategy_names, warm_up
 
 _log = logging.getLogger("draftwood")
@@ -44,20 +48,45 @@ _INDEXED_TOKENS = 1 << 15
 """Tokens of prompts that are indexed in a step, which engines read in chunks of thousands: 3 to 11 ms, 29 ms for jacobi
 (docs/decisions, "Prompts are indexed in pieces")."""
 
-Drafts = TypeVar("Drafts")
 Publish: TypeAlias = Callable[[list[DataPoint]], None]
 DraftListener: TypeAlias = Callable[[SequenceOf[Session]], None]
 
 
-class EngineDrafts(Generic[Drafts]):
+@dataclass(frozen=True)
+class Host:
+    """The engine that is drafted for.
+
+    Attributes:
+        verifies: what of a draft.
+        nodes: draft nodes of a row, at most.
+        is_live: whether it still knows a request, running or not. Called from two threads.
+        step_times: makes the cost model of its steps.
+        output_of: int32[n], what a request wrote, once it has ended; None before, or if that is not known.
+    """
+
+    verifies: Verifies
+    nodes: int
+    is_live: Callable[[str], bool]
+    step_times: Callable[[], StepTimes] = OnlineStepTimes
+    output_of: Callable[[str], Int32Array | None] = lambda request_id: None
+
+
+class DecodeRow(NamedTuple):
+    """A request that wrote in the engine's step, which is row `row_index` of it."""
+
+    row_index: int
+    row: Row
+    session: Session
+
+
+class EngineDrafts:
     """Drafts for all requests of one engine.
 
     Args:
         memory: of the engine's model; `close` stops it.
         policy: decides how requests are drafted for.
         vocab_size: draft tokens are below it.
-        form: of the drafts, chains or trees.
-        is_live: whether the engine still knows a request, running or not. Called from two threads.
+        host: what the engine verifies, and what it tells of its requests.
         publish: takes the metrics each second, on a thread of its own; None for nobody.
         on_drafts: called after each step with the requests that wrote in it, with the draft made for each.
 
@@ -72,19 +101,18 @@ class EngineDrafts(Generic[Drafts]):
         settings: MemorySettings,
         policy: RequestPolicy,
         vocab_size: int,
-        form: DraftForm[Drafts],
-        is_live: Callable[[str], bool],
+        host: Host,
         publish: Publish | None = None,
         on_drafts: DraftListener = lambda sessions: None,
     ) -> None:
         self.memory = memory
         self.failing = False
         self._exclusion = Exclusion()
-        self.sessions = Sessions(
-            memory, policy, vocab_size, self._exclusion, form.session_class, form.before_end, is_live
-        )
         self._settings = settings
-        self._form = form
+        self._host = host
+        self._vocab_size = vocab_size
+        self._steps = 0
+        self._restart(policy)
         self._publish = publish
         self._on_drafts = on_drafts
         self._failures, self._paused_until = 0, -float("inf")
@@ -104,8 +132,14 @@ class EngineDrafts(Generic[Drafts]):
         self.memory.start(self.sessions.between_steps, self._settings.memory_preload, self._settings.strategy)
         self._resting.start()
 
-    def step(self, rows: SequenceOf[Row]) -> Drafts:
-        """The drafts of the rows, after the engine's step.
+    def _restart(self, policy: RequestPolicy) -> None:
+        """Begins with no steps and no requests."""
+        host = self._host
+        self._drafts = DraftEngine(self._vocab_size, host.verifies, host.step_times(), self._exclusion.watchdog)
+        self.sessions = Sessions(self.memory, policy, self._drafts, self._exclusion, host.is_live, host.output_of)
+
+    def step(self, rows: SequenceOf[Row]) -> DraftTrees:
+        """A draft for each row, after the engine's step: a tree, or a chain if the engine verifies chains.
 
         Raises:
             BusyError: the other thread is in a strategy.
@@ -120,16 +154,34 @@ class EngineDrafts(Generic[Drafts]):
             if len(self.sessions) > len(decoding):
                 self.sessions.end_gone(rows)
             self._observe(began, self._measured(began, rows, decoding), decoding)
-            drafts = self._form.propose(len(rows), decoding, indexing)
-            sessions = [one.session for one in decoding]
+            drafts = self._propose(rows, decoding, indexing)
             self._stepped_at = time.perf_counter()
-            step = Step(len(rows), len(rows) + sum(len(one.chain) for one in sessions), self._stepped_at)
+            self._steps += 1
+            size = StepSize(len(rows) + drafts.tokens.shape[0], len(rows))
+            step = Step(self._steps, size, self._stepped_at)
+            sessions = [decoded.session for decoded in decoding]
             for session in sessions:
                 session.step = step
             self._on_drafts(sessions)
         return drafts
 
-    def attempt(self, rows: Callable[[], SequenceOf[Row]]) -> Drafts | None:
+    def _propose(self, rows: SequenceOf[Row], decoding: SequenceOf[DecodeRow], indexing: IndexingBudget) -> DraftTrees:
+        """The drafts of the next step."""
+        asks, longest = [], np.zeros(len(rows), np.int32)
+        probes = self._drafts.probes(len(rows))
+        for index, row, session in decoding:
+            longest[index] = 0 if probes else max(min(row.max_draft_tokens, self._host.nodes), 0)
+            if longest[index] and session.drafter is not None and session.drafter.ready(indexing):
+                asks.append(Ask(index, session, min(session.request.drafting.max_nodes, self._host.nodes)))
+        trees = self._drafts.propose(asks, len(rows), len(rows))
+        if self._host.verifies is Verifies.CHAINS:
+            trees = self._drafts.worthwhile(trees, len(rows), longest=longest).trees
+        sizes = segment_sizes(trees.offsets).tolist()
+        for index, _, session in decoding:
+            session.drafted = sizes[index]
+        return trees
+
+    def attempt(self, rows: Callable[[], SequenceOf[Row]]) -> DraftTrees | None:
         """As `step`, but returns None if something raises: the next step of the engine then has no drafts. After
         `MAX_FAILURES` such steps in a row none has for `PAUSE_SECONDS`. Never raises."""
         if time.monotonic() < self._paused_until:
@@ -167,6 +219,11 @@ class EngineDrafts(Generic[Drafts]):
             if session.drafter is not None and indexing.left > 0:
                 session.drafter.index_ahead(indexing, indexing.left)
 
+    @property
+    def failures(self) -> Counter[str]:
+        """For each strategy, by name, how many requests it was switched off for."""
+        return self._drafts.failures
+
     def points(self) -> list[DataPoint]:
         """All metrics as of now."""
         with self._exclusion.held():
@@ -196,38 +253,38 @@ class EngineDrafts(Generic[Drafts]):
         for length in range(8, text.shape[0], 2):
             self.step([Row("warm-up", text[:length], 6, 4, None)])
         self.sessions.end_all()
-        self.sessions.policy, self.sessions.metrics = policy, DraftMetrics()
-        self._form.reset()
+        self._restart(policy)
 
     def _observe(self, now: float, seconds: float | None, decoding: list[DecodeRow]) -> None:
         """Records what each request wrote in the step that ends now, which took `seconds` if that is known."""
-        drafters, pieces, drafts = [], [], defaultdict[Step, list[ChargedDraft]](list)
+        sessions, pieces = list[Session](), []
+        by_step = defaultdict[Step, list[tuple[Session, int]]](list)
         for _, row, session in decoding:
             written = row.tokens[session.seen :].astype(np.int32)
             if not written.shape[0]:
                 continue
-            step, drafted = session.step, len(session.chain)
             accepted = session.advance(written, now)
             if session.drafter is None or not session.drafter.active:
                 continue
-            if step is not None:
-                drafts[step].append(ChargedDraft(session.drafter.account, accepted, drafted))
-            drafters.append(session.drafter)
+            if session.step is not None:
+                by_step[session.step].append((session, accepted))
+            sessions.append(session)
             pieces.append(written)
-        for step, of_step in drafts.items():
-            self._form.charge(step, seconds, of_step)
-        if drafters:
+        for step, drafted in by_step.items():
+            accepted_of = np.array([accepted for _, accepted in drafted], np.int32)
+            self._drafts.observe([session for session, _ in drafted], accepted_of, step.size, seconds)
+        if sessions:
             offsets = np.array([0, *accumulate([piece.shape[0] for piece in pieces])], np.int32)
-            observe_all(drafters, np.concatenate(pieces), offsets, None)
+            self._drafts.learn(sessions, np.concatenate(pieces), offsets)
 
     def _measured(self, now: float, rows: SequenceOf[Row], decoding: list[DecodeRow]) -> float | None:
         """Seconds of the step that ends now; None unless its rows are exactly those that were drafted for."""
         step = decoding[0].session.step if decoding else None
-        if step is None or not len(rows) == len(decoding) == step.rows:
+        if step is None or not len(rows) == len(decoding) == step.size.sequences:
             return None
-        if any(one.session.step is not step for one in decoding):
+        if any(decoded.session.step != step for decoded in decoding):
             return None
-        self._form.record_step_time(step, now - step.began)
+        self._drafts.observe_step(step.size, now - step.began)
         return now - step.began
 
     def _publish_metrics(self) -> None:

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from draftwood_strategies.budgeting.timed_calls import CALL_LIMIT, FIRST_CALL_LIMIT
-from draftwood_strategies.budgeting.watchdog import Watchdog
+from draftwood_strategies.draft_engine.guard import CALL_LIMIT, FIRST_CALL_LIMIT
+from draftwood_strategies.draft_engine.watchdog import Watchdog
 
 _log = logging.getLogger("draftwood")
 

@@ -50,11 +50,13 @@ def fingerprint_of(folder: Path, vocabulary: Mapping[str, int]) -> str:
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise UnknownCheckpointError(f"{folder}: {type(error).__name__}: {error}") from None
     tied = config.get("tie_word_embeddings", False) and len(weights) > 1
-    weights = [(name, one) for name, one in weights if not (tied and name == "lm_head.weight")]
+    weights = [(name, matrix) for name, matrix in weights if not (tied and name == "lm_head.weight")]
     if not weights:
         raise UnknownCheckpointError(f"{folder}: there are no weights as safetensors")
     digest = hashlib.sha256(architecture.encode())
-    for sample in sorted(f"{one.shape}".encode() + _sample(one) for _, one in weights if 0 not in one.shape):
+    for sample in sorted(
+        f"{matrix.shape}".encode() + _sample(matrix) for _, matrix in weights if 0 not in matrix.shape
+    ):
         digest.update(sample)
     for token, number in sorted(vocabulary.items()):
         digest.update(f"{number} {token}\n".encode("utf-8", "surrogatepass"))

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from draftwood_errors import InvalidInputError, InvalidValueError
 from draftwood_memory.config import MemoryOverrides
-from draftwood_memory.errors import InvalidSettingError
-from draftwood_memory.learning import StrategyUse
-from draftwood_memory.local.resident import StrategyKey
+from draftwood_memory.memory import StrategyUse
+from draftwood_memory.resident import StrategyKey
 from draftwood_memory.store.naming import MemoryName
-from draftwood_strategies.options import Options
+from draftwood_strategies.drafting import NO_CHOICE, UNDRAFTED, DraftChoice, Drafting
 
 TENANT, SESSION, STRATEGY, MAX_NODES, LEARN, SWITCH = (
     "draftwood_tenant",
@@ -31,33 +31,27 @@ _WORDS = {"on": True, "true": True, "1": True, "off": False, "false": False, "0"
 
 @dataclass(frozen=True, slots=True)
 class RequestChoice:
-    """A request's own drafting options; None leaves an option to its tenant.
+    """What a request says.
 
     Attributes:
         tenant: "" for none.
         session: key of the conversation, for experiments; "" for none.
-        on: False for no drafts.
         learns: its answer may be learned.
     """
 
     tenant: str
     session: str = ""
-    strategy: str | None = None
-    max_nodes: int | None = None
-    on: bool = True
+    drafting: DraftChoice = NO_CHOICE
     learns: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """The resolved drafting options of one request.
+    """How one request is drafted for, and what becomes of its answer.
 
     Attributes:
         tenant: the memory that it drafts from and adds to; "" for none: its own prompt and output alone.
-        strategy: a registered name.
-        max_nodes: draft tokens of a step that its strategy may propose; 0 for no drafts.
         learns: its answer is added to the memory.
-        strategy_options: that the strategy is made with.
         arm: of an experiment, which has a memory of its own; "" outside of one.
         overrides: what the memory may be and keep.
         with_prompt: its answer is kept together with its prompt.
@@ -65,11 +59,9 @@ class RequestOptions:
         sample: which one of the answers to this request.
     """
 
-    tenant: str
-    strategy: str
-    max_nodes: int
-    learns: bool
-    strategy_options: Options = ()
+    tenant: str = ""
+    drafting: Drafting = UNDRAFTED
+    learns: bool = False
     arm: str = ""
     overrides: MemoryOverrides = MemoryOverrides()
     with_prompt: bool = False
@@ -79,9 +71,8 @@ class RequestOptions:
     @property
     def use(self) -> StrategyUse:
         """Memory and strategy of a request with a tenant."""
-        return StrategyUse(
-            MemoryName(self.tenant, self.arm), StrategyKey(self.strategy, self.strategy_options), self.overrides
-        )
+        key = StrategyKey(self.drafting.strategy, self.drafting.options)
+        return StrategyUse(MemoryName(self.tenant, self.arm), key, self.overrides)
 
 
 def read_choice(given: Mapping[str, Any] | None, tenant: str) -> RequestChoice:
@@ -92,15 +83,17 @@ def read_choice(given: Mapping[str, Any] | None, tenant: str) -> RequestChoice:
         tenant: of a request that names none.
 
     Raises:
-        InvalidSettingError: a value is not allowed; it names the key.
+        InvalidValueError: a value is not allowed; its field is the key.
     """
     given = given or {}
     return RequestChoice(
         tenant=_identifier(TENANT, given.get(TENANT, tenant)),
         session=_identifier(SESSION, given.get(SESSION, "")),
-        strategy=str(given[STRATEGY]) if STRATEGY in given else None,
-        max_nodes=_nodes(given[MAX_NODES]) if MAX_NODES in given else None,
-        on=_switch(SWITCH, given.get(SWITCH, True)),
+        drafting=DraftChoice(
+            strategy=str(given[STRATEGY]) if STRATEGY in given else None,
+            max_nodes=_nodes(given[MAX_NODES]) if MAX_NODES in given else None,
+            enabled=_switch(SWITCH, given.get(SWITCH, True)),
+        ),
         learns=_switch(LEARN, given.get(LEARN, True)),
     )
 
@@ -112,34 +105,32 @@ def trusted_options(given: Mapping[str, Any] | None) -> RequestOptions:
     """
     decided = (given or {}).get(TRUSTED)
     if not isinstance(decided, Mapping):
-        return RequestOptions("", "none", 0, learns=False)
+        return RequestOptions()
     values = dict(decided)
     values["overrides"] = MemoryOverrides(**values["overrides"])
-    values["strategy_options"] = tuple((str(name), value) for name, value in values["strategy_options"])
+    strategy, options, max_nodes = values["drafting"]
+    values["drafting"] = Drafting(strategy, tuple((str(name), value) for name, value in options), max_nodes)
     return RequestOptions(**values)
 
 
 def _switch(key: str, value: Any) -> bool:
     """vLLM's API makes numbers of JSON's true and false."""
-    found = _WORDS.get(str(value).lower())
-    if found is None:
-        raise InvalidSettingError(key, value, "must be on or off, true or false, 1 or 0")
-    return found
+    switched = _WORDS.get(str(value).lower())
+    if switched is None:
+        raise InvalidValueError(key, value, "it must be on or off, true or false, 1 or 0")
+    return switched
 
 
 def _identifier(key: str, value: Any) -> str:
     fits = isinstance(value, str) and len(value.encode("utf-8", "surrogatepass")) <= _MAX_BYTES
     if not fits or any(unicodedata.category(character) == "Cc" for character in value):
         problem = f"must be text of at most {_MAX_BYTES} bytes of UTF-8 without control characters"
-        raise InvalidSettingError(key, None, problem)
+        raise InvalidInputError(key, None, problem)
     return str(value)
 
 
 def _nodes(value: Any) -> int:
     try:
-        nodes = int(value)
+        return int(value)
     except (TypeError, ValueError):
-        nodes = -1
-    if nodes < 0:
-        raise InvalidSettingError(MAX_NODES, value, "must be a whole number of at least 0")
-    return nodes
+        raise InvalidValueError(MAX_NODES, value, "it must be a whole number of at least 0") from None

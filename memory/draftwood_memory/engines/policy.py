@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from draftwood_memory.engines.options import RequestChoice, RequestOptions, read_choice, trusted_options
 from draftwood_memory.engines.session import Session
-from draftwood_memory.settings.memory_settings import MemorySettings
+from draftwood_memory.settings import MemorySettings
+from draftwood_strategies.drafting import NO_CHOICE, Drafting, resolve
 
 
 class RequestPolicy(Protocol):
@@ -49,12 +50,10 @@ class SettingsPolicy:
         return self.decide(read_choice(given, self._tenant))
 
     def decide(self, choice: RequestChoice) -> RequestOptions:
-        """The resolved options."""
-        strategy = self._settings.strategy if choice.strategy is None else choice.strategy
-        most = self._settings.max_draft_nodes
-        nodes = most if choice.max_nodes is None else min(choice.max_nodes, most)
-        on = choice.on and strategy != "none"
-        return RequestOptions(choice.tenant, strategy, nodes if on else 0, choice.learns and choice.tenant != "")
+        """The resolved options. Raises InvalidValueError."""
+        server = Drafting(self._settings.strategy, (), self._settings.max_draft_nodes)
+        drafting = resolve(choice.drafting, NO_CHOICE, server)
+        return RequestOptions(choice.tenant, drafting, choice.learns and choice.tenant != "")
 
     def ended(self, session: Session) -> None:
         """Nothing is counted."""

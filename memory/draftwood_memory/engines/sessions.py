@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
@@ -17,16 +17,14 @@ from draftwood_memory.engines.exclusion import Exclusion
 from draftwood_memory.engines.options import RequestOptions
 from draftwood_memory.engines.policy import RequestPolicy
 from draftwood_memory.engines.session import Row, Session, SessionRequest
-from draftwood_memory.memory import Memory
+from draftwood_memory.memory import Memory, StrategyUse
+from draftwood_memory.records import Int32Array
 from draftwood_strategies import Strategy, create
-from draftwood_strategies.base import SupportsReadOnly
-from draftwood_strategies.budgeting.draft_account import DraftCostModel
-from draftwood_strategies.budgeting.guarded_drafter import GuardedDrafter
+from draftwood_strategies.base import DraftStats, SupportsReadOnly
+from draftwood_strategies.draft_engine.engine import DraftEngine
 
 _log = logging.getLogger("draftwood")
 
-_COST_MODELS = 4096
-"""Tenants and strategies whose cost model is remembered; the least recently used one is dropped."""
 _MAX_REFUSALS = 100
 """Problems that are logged."""
 
@@ -35,13 +33,12 @@ class Sessions(Mapping[str, Session]):
     """By the engine's ids of requests. Every method is called with `exclusion` held.
 
     Args:
-        session_class: the class of a session.
-        before_end: called with a session before it ends.
+        drafts: that sessions draft with.
         is_live: whether the engine still knows a request, running or not.
+        output_of: int32[n], what a request wrote, once it has ended; None before, or if that is not known.
 
     Attributes:
         policy: decides how requests are drafted for.
-        failures: requests whose drafts were switched off, by strategy.
         metrics: counts what was drafted.
     """
 
@@ -49,24 +46,20 @@ class Sessions(Mapping[str, Session]):
         self,
         memory: Memory,
         policy: RequestPolicy,
-        vocab_size: int,
+        drafts: DraftEngine,
         exclusion: Exclusion,
-        session_class: type[Session],
-        before_end: Callable[[Session], None],
         is_live: Callable[[str], bool],
+        output_of: Callable[[str], Int32Array | None],
     ) -> None:
         self.policy = policy
-        self.failures: Counter[str] = Counter()
         self.metrics = DraftMetrics()
         self._memory = memory
-        self._vocab_size = vocab_size
+        self._drafts = drafts
         self._exclusion = exclusion
-        self._session_class = session_class
-        self._before_end = before_end
         self._is_live = is_live
+        self._output_of = output_of
         self._live: dict[str, Session] = {}
         self._tasks: deque[Callable[[], None]] = deque()
-        self._cost_model = lru_cache(_COST_MODELS)(lambda *drafts: DraftCostModel())
         self._blank = lru_cache(64)(create)
         self._refused: set[str] = set()
 
@@ -97,7 +90,9 @@ class Sessions(Mapping[str, Session]):
         """Ends a session: its memory learns what it wrote."""
         session = self._live.pop(request_id)
         try:
-            self._before_end(session)
+            output = self._output_of(request_id)
+            if output is not None:
+                session.finish(output)
         except Exception:
             _log.exception("the last tokens of request %r are not learned", request_id)
         try:
@@ -149,32 +144,33 @@ class Sessions(Mapping[str, Session]):
             options = self.policy.options_of(row.request_id, row.options)
         except Exception as error:
             self._refuse(str(error))
-            options = RequestOptions("", "none", 0, learns=False)
+            options = RequestOptions()
         prompt = row.tokens[: row.prompt].astype(np.int32)
-        request = SessionRequest(row.request_id, prompt, options.strategy, options.max_nodes, options.learns)
-        session = self._session_class(request, options, seen=row.prompt, stop_token_ids=row.stop_token_ids)
-        if options.max_nodes == 0:
+        drafting = options.drafting
+        request = SessionRequest(row.request_id, prompt, drafting, options.learns)
+        session = Session(request, DraftStats(), options=options, seen=row.prompt, stop_token_ids=row.stop_token_ids)
+        if drafting.max_nodes == 0:
             return session
         try:
             self._fetch(session)
         except Exception as error:
-            self._refuse(f"draftwood_strategy {options.strategy}: {error}")
+            self._refuse(f"draftwood_strategy {drafting.strategy}: {error}")
         return session
 
     def _fetch(self, session: Session) -> None:
         """Lets a session draft, at once or when its tenant's memory is there."""
         options = session.options
         if not options.tenant:
-            strategy = self._blank(options.strategy, **dict(options.strategy_options))
+            strategy = self._blank(options.drafting.strategy, **dict(options.drafting.options))
             if not isinstance(strategy, SupportsReadOnly):
-                strategy = create(options.strategy, **dict(options.strategy_options))
+                strategy = create(options.drafting.strategy, **dict(options.drafting.options))
                 session.request = replace(session.request, learns=True)
-            self._begin(session, strategy, DraftCostModel())
+            self._begin(session, strategy, None)
             return
         use = options.use
 
-        def on_loaded(found: Strategy) -> None:
-            self.between_steps(lambda: self._begin(session, found, self._cost_model(use.memory, use.key)))
+        def on_loaded(loaded: Strategy) -> None:
+            self.between_steps(lambda: self._begin(session, loaded, use))
 
         present = self._memory.fetch(use, on_loaded)
         if session.request.learns:
@@ -183,19 +179,17 @@ class Sessions(Mapping[str, Session]):
             if session.learning.repeated:  # what is new of its answer is learned when it ends
                 session.request = replace(session.request, learns=False)
         if present is not None:
-            self._begin(session, present, self._cost_model(use.memory, use.key))
+            self._begin(session, present, use)
 
-    def _begin(self, session: Session, strategy: Strategy, cost_model: DraftCostModel) -> None:
+    def _begin(self, session: Session, strategy: Strategy, use: StrategyUse | None) -> None:
+        """Lets a session draft; `use` of a tenant's memory, None without one."""
         if session.ended or session.stats.drafting_disabled_reason:
             return
-        if session.drafter is not None:  # its memory was loaded late
-            session.drafter.close()
-        session.strategy = strategy
-        session.drafter = GuardedDrafter(session, self._vocab_size, self.failures, cost_model, self._exclusion.watchdog)
+        alike = None if use is None else (use.memory, use.key)
+        written = np.concatenate(session.output).tolist() if session.output else []
+        self._drafts.begin(session, strategy, alike, written)
         if session.learning is not None:
             session.learning.strategy = strategy  # its drafter tells it what is written
-        if session.output:
-            session.drafter.defer(np.concatenate(session.output).tolist())
 
     def _refuse(self, problem: str) -> None:
         """A request is not drafted for. Logged once for each problem, as clients repeat theirs."""

@@ -217,10 +217,10 @@ def make_folder(folder: Path) -> None:
 
 def _make_private(folder: Path) -> None:
     """Raises InvalidSettingError, OSError."""
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
         raise InvalidSettingError(_SETTING, folder, "belongs to another user, who could read it")
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    if stat.S_IMODE(status.st_mode) & 0o077:
         others = sorted({*os.listdir(folder)} - _OWN_FILES)
         if others:
             problem = f"other users have access to it, and it has files of others, such as {others[0]}"

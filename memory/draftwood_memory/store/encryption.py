@@ -3,7 +3,7 @@
 An encrypted value names its key, so that keys can be rotated: the first key of a ring encrypts, all of them decrypt.
 Entries with an old key leave a memory as new ones come. Each memory has keys of its own, derived with HKDF-SHA256 from
 those of the ring, so that no key comes near the 2^32 values that random nonces of 96 bits allow. Tag, purpose and
-generation are authenticated with a value: moved elsewhere, or brought back after a purge, it does not decrypt.
+epoch are authenticated with a value: moved elsewhere, or brought back after a purge, it does not decrypt.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 All keys of a tenant have one hash tag, so that a cluster keeps them in one slot:
 
-- `dw:{t:TENANT}:tenant`, a hash with the tenant's generations (see `store.memories`), and
-- `dw:{t:TENANT}:SCHEMA:FINGERPRINT:ARM:GENERATION`, the stream of one memory.
+- `dw:{t:TENANT}:tenant`, a hash with the tenant's epochs (see `store.memories`), and
+- `dw:{t:TENANT}:SCHEMA:FINGERPRINT:ARM:EPOCH`, the stream of one memory.
 
 The other keys: `dw:{FINGERPRINT}:memories`, the tags of a model's memories by the time of their last write;
-`dw:{purges}:log`, a stream of the tenants that were purged, and `dw:{purges}:processes` and `dw:{purges}:process:ID`,
-the processes that have to apply them; `dw:{kinds}:served`, the kinds of memories by the time
-at which a process last noted its use; `dw:{wake:ID}`, a stream that ends a blocking read of one process.
+`dw:{purges}:tenants`, tenants by the time of their last purge, and `dw:{purges}:seen`, processes by the time up to
+which they have applied purges; `dw:{kinds}:served`, the kinds of memories by the time of their last use by a process;
+`dw:{wake:ID}`, a stream that ends a blocking read of one process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SCHEMA = 3
 """Version of everything that is stored of a memory: keys, the tenant's hash, entries, their encryption. Raised by every
 change that an older program cannot read. A memory with a higher one is read and not changed."""
 KINDS_KEY = "dw:{kinds}:served"
-PURGES_KEY = "dw:{purges}:log"
-PROCESSES_KEY = "dw:{purges}:processes"
+PURGES_KEY = "dw:{purges}:tenants"
+PROCESSES_KEY = "dw:{purges}:seen"
 _KEY_ID_DIGITS = 8
 _MAX_QUOTED = 128
 """Characters; longer names are hashed. Keeps keys short."""
@@ -102,10 +102,15 @@ def tenant_key(part: str) -> str:
     return f"dw:{{t:{part}}}:tenant"
 
 
-def stream_key(tag: str, generation: int) -> str:
-    """The stream of a memory in a generation."""
+def stream_key(tag: str, epoch: int) -> str:
+    """The stream of a memory in an epoch."""
     fingerprint, tenant, arm = tag.split(":")
-    return f"dw:{{t:{tenant}}}:{SCHEMA}:{fingerprint}:{arm}:{generation}"
+    return f"{stream_prefix(tenant)}{fingerprint}:{arm}:{epoch}"
+
+
+def stream_prefix(part: str) -> str:
+    """What the keys of all streams of a tenant begin with, before the fingerprint."""
+    return f"dw:{{t:{part}}}:{SCHEMA}:"
 
 
 def memories_key(fingerprint: str) -> str:
@@ -116,8 +121,3 @@ def memories_key(fingerprint: str) -> str:
 def wake_key(process: str) -> str:
     """The stream that ends a blocking read of a process."""
     return f"dw:{{wake:{process}}}"
-
-
-def process_key(process: str) -> str:
-    """The id of the latest purge that a process has applied."""
-    return f"dw:{{purges}}:process:{process}"

@@ -1,7 +1,8 @@
-"""The only file that imports the Redis library: connections of every kind, scripts, and the mapping of its errors."""
+"""The only file that imports the Redis library: addresses, connections of every kind, and the mapping of errors."""
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 from collections.abc import Sequence as SequenceOf
@@ -10,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import parse_qs, unquote, unquote_to_bytes, urlsplit
 
 import redis.asyncio as aioredis
 from redis import exceptions
@@ -17,13 +19,13 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from draftwood_memory.errors import (
+    InvalidSettingError,
     MemoryStoreError,
     StoreFullError,
     StoreRefusedError,
     StoreUnavailableError,
     WrongTypeError,
 )
-from draftwood_memory.store.address import StoreAddress
 
 _TIMEOUT = 2.0
 _CONNECTIONS = 8
@@ -39,6 +41,10 @@ _UNANSWERED = exceptions.ConnectionError, exceptions.TimeoutError
 _WITHIN_SCRIPT = re.compile(r"@user_script: ?\d+: -([A-Z]+) ")
 Command: TypeAlias = SequenceOf[str | int | bytes]
 """Its name and its arguments."""
+_WRITE_WHEN_FULL = "redis.call('DEL', KEYS[2]) return redis.call(unpack(ARGV))"
+"""A full server lets a script go on once a command that needs no memory has written."""
+_SCHEMES = ("redis", "rediss", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel", "unix")
+_PORT, _SENTINEL_PORT = 6379, 26379
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +65,9 @@ class RedisTls:
     key: Path | None = None
 
 
-def _eval_command(script: Script) -> Command:
+def eval_command(script: Script) -> Command:
+    """The command that runs a script."""
     return "EVAL", script.text, len(script.keys), *script.keys, *script.arguments
-
-
-_WRITE_WHEN_FULL = "redis.call('DEL', KEYS[2]) return redis.call(unpack(ARGV))"
-"""A full server lets a script go on once a command that needs no memory has written."""
 
 
 def write_when_full(command: str, key: str, *words: str | int | bytes) -> tuple[str | int | bytes, ...]:
@@ -113,7 +116,7 @@ class RedisClient:
 
     async def run(self, script: Script) -> Any:
         """The script's result; strings are bytes. Raises MemoryStoreError."""
-        [answer] = await self.results([_eval_command(script)])
+        [answer] = await self.results([eval_command(script)])
         return answer
 
     async def run_all(self, scripts: SequenceOf[Script]) -> list[Any]:
@@ -122,7 +125,7 @@ class RedisClient:
         Raises:
             StoreUnavailableError, StoreRefusedError: any of the scripts may have run.
         """
-        return await self.commands([*map(_eval_command, scripts)])
+        return await self.commands([*map(eval_command, scripts)])
 
     async def results(self, commands: SequenceOf[Command], of_keys: bool = False) -> list[Any]:
         """As `commands`. Raises the first MemoryStoreError of any.
@@ -221,10 +224,10 @@ class RedisClient:
 
     async def close(self) -> None:
         client, self._client = self._client, None
-        for one in (client, *(self._sentinel.sentinels if self._sentinel else ())):
-            if one is not None:
+        for connected in (client, *(self._sentinel.sentinels if self._sentinel else ())):
+            if connected is not None:
                 with suppress(exceptions.RedisError, OSError):
-                    await one.aclose()
+                    await connected.aclose()
         self._sentinel = None
 
     async def _failed(self, error: BaseException) -> MemoryStoreError:
@@ -315,3 +318,86 @@ def _code(error: object, text: str) -> str:
         return ""
     within = _WITHIN_SCRIPT.search(text)
     return within[1] if within else error.status_code or text.partition(" ")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """A server, a group behind Sentinel, or a cluster.
+
+    The library's own reader of URLs takes one host, so it knows neither clusters nor Sentinels.
+
+    Attributes:
+        kind: "server", "sentinel" or "cluster".
+        hosts: none for a socket.
+        path: of a socket; "" for a host.
+        group: of servers that Sentinels watch.
+    """
+
+    kind: str
+    tls: bool
+    hosts: list[tuple[str, int]]
+    path: str
+    user: str | None
+    password: str | None
+    database: int
+    group: str
+    sentinel_user: str | None
+    sentinel_password: str | None
+
+    @property
+    def description(self) -> str:
+        """Without passwords."""
+        path = os.fsencode(self.path).decode("utf-8", "backslashreplace")
+        where = path or ",".join(f"{host}:{port}" for host, port in self.hosts)
+        return f"{self.kind} {where}{f' ({self.group})' if self.group else ''}{' with TLS' if self.tls else ''}"
+
+    @classmethod
+    def of(cls, url: str) -> StoreAddress:
+        """Reads a URL, see `RedisClient`. Raises InvalidSettingError, without its password."""
+        scheme, separator, rest = url.partition("://")
+        credentials, _, location = ("", "", rest) if rest.startswith("/") else rest.rpartition("@")
+        address, question, options = location.partition("?")  # options may have the password of Sentinels
+        hidden = f"{scheme}{separator}{'...@' if credentials else ''}{address}{question and '?...'}"
+        if scheme not in _SCHEMES or not location:
+            schemes = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
+            form = f"must be memory, embedded, or a URL with a host that begins with one of {schemes}"
+            raise InvalidSettingError("store", hidden, form)
+        base, _, kind = scheme.partition("+")
+        user, _, password = credentials.partition(":")
+        netloc, slash, path = address.partition("/")
+        query = parse_qs(options)
+        parts = [part for part in path.split("/") if part] if base != "unix" else []
+        if kind == "sentinel" and not parts:
+            raise InvalidSettingError("store", hidden, f"names no group; must be {scheme}://HOST[:PORT],.../GROUP[/DB]")
+        group = parts.pop(0) if kind == "sentinel" else ""
+        try:
+            default_port = _SENTINEL_PORT if kind == "sentinel" else _PORT
+            hosts = [] if base == "unix" else [_host(host, default_port) for host in netloc.split(",")]
+        except ValueError:
+            problem = "each host must be HOST or HOST:PORT, with a port from 1 to 65535"
+            raise InvalidSettingError("store", hidden, problem) from None
+        if not (parts[0] if parts else "0").isdecimal():
+            raise InvalidSettingError("store", hidden, f"the database {parts[0]} must be a whole number of at least 0")
+        database = int(parts[0]) if parts else 0
+        if (not kind and len(hosts) > 1) or (kind == "cluster" and database):
+            problem = "several hosts need +cluster or +sentinel, and a cluster has no db"
+            raise InvalidSettingError("store", hidden, problem)
+        return cls(
+            kind=kind or "server",
+            tls=base == "rediss",
+            hosts=hosts,
+            path=os.fsdecode(unquote_to_bytes(slash + path)) if base == "unix" else "",
+            user=unquote(user) or None,
+            password=unquote(password) or None,
+            database=database,
+            group=unquote(group),
+            sentinel_user=query.get("sentinel_user", [None])[0],
+            sentinel_password=query.get("sentinel_password", [None])[0],
+        )
+
+
+def _host(text: str, default_port: int) -> tuple[str, int]:
+    parts = urlsplit("//" + text)
+    if not parts.hostname or parts.port == 0:
+        raise ValueError(text)
+    return parts.hostname, parts.port or default_port

@@ -1,10 +1,17 @@
-"""Where a model's files are, before any of them is loaded, and what they say without the weights. No torch."""
+"""A model's files: where they are, what they say without the weights, and their digests.
+
+Digests of large files are remembered, so that a start need not read gigabytes again.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
-from collections.abc import Mapping, MutableMapping
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +21,17 @@ from draftwood_model_runner.errors import ModelNotFoundError
 if TYPE_CHECKING:
     from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
 
+
 BUNDLED_MODEL = str(Path(__file__).parent / "demo")
 """The model that ships with Draftwood; see its README.md."""
 HUB_SECONDS = 5.0
 """Until the hub answers whether it is there."""
 OFFLINE = "HF_HUB_OFFLINE"
+
+KNOWN_DIGESTS = "digests.json"
+"""Name of the file in the folder of converted models."""
+_SETTLED_NS = 2_000_000_000
+"""A file that has not changed for so long when it is read has another change time if it changes later."""
 
 
 def require_folder(path_or_id: str) -> None:
@@ -160,3 +173,72 @@ def _parameters(folder: Path) -> int:
         with safe_open(path, framework="numpy") as file:
             total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
     return total
+
+
+class KnownDigests:
+    """Digests of file contents, remembered in a file with the size, inode and times of each.
+
+    A content that changes gets another change time, which no program can set.
+
+    Args:
+        path: of the file. If it cannot be read or written, or others may write to its folder, all is read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def digest(self, files: Sequence[Path]) -> str:
+        """Of names and contents. Raises OSError."""
+        contents = self.sha256(files)
+        return _joined([f"{file.name} {content}" for file, content in zip(files, contents, strict=True)])
+
+    def sha256(self, files: Sequence[Path]) -> list[str]:
+        """Of each file's content, in hexadecimal digits. Raises OSError."""
+        known = self._read()
+        digests = {str(file.resolve()): _content(file, known.get(str(file.resolve()))) for file in files}
+        if any(known.get(name) != of_file for name, of_file in digests.items()):
+            kept = {name: of_file for name, of_file in known.items() if Path(name).exists()}
+            with suppress(OSError):
+                self._path.write_text(json.dumps(kept | digests), encoding="utf-8")
+        return [of_file[-1] for of_file in digests.values()]
+
+    def _read(self) -> dict[str, list[str]]:
+        try:
+            if not is_private(self._path.parent):
+                return {}
+            known = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        whole = isinstance(known, dict) and all(isinstance(entry, list) and len(entry) == 2 for entry in known.values())
+        return known if whole else {}
+
+
+def is_private(folder: Path) -> bool:
+    """Whether a folder belongs to this user, and no other may write to it. Raises OSError."""
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def digest_of_contents(files: Sequence[Path]) -> str:
+    """Of names and contents, all of which are read. Raises OSError."""
+    return _joined([f"{file.name} {_digest(file)}" for file in files])
+
+
+def _content(file: Path, known: list[str] | None) -> list[str]:
+    """What tells a version of a file from others, and its digest."""
+    status = file.stat()
+    numbers = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    version = " ".join(map(str, numbers))
+    if known is not None and known[0] == version:
+        return known
+    settled = time.time_ns() - status.st_ctime_ns > _SETTLED_NS
+    return [version if settled else "", _digest(file)]
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _joined(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

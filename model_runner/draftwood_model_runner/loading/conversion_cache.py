@@ -25,10 +25,10 @@ from typing import Any, cast
 from pydantic import TypeAdapter
 
 from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES
+from draftwood_model_runner.loading.checkpoint import KNOWN_DIGESTS, KnownDigests, digest_of_contents
 from draftwood_model_runner.loading.facts import ModelFacts
+from draftwood_model_runner.loading.gguf import require_private
 from draftwood_model_runner.loading.loaded import LoadedModel
-from draftwood_model_runner.loading.sources.dense_weights import require_private
-from draftwood_model_runner.loading.sources.file_digests import KNOWN_DIGESTS, KnownDigests, digest_of_contents
 from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
 from draftwood_model_runner.runners.base import KVShape
 
@@ -124,8 +124,8 @@ def load_entry(folder: Path, tokenizer: Tokenizer, name: str, threads: int | Non
 
 
 def _load(folder: Path, tokenizer: Tokenizer, name: str, threads: int | None) -> LoadedModel:
-    from draftwood_model_runner.runners.openvino import serialization
-    from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
+    from draftwood_model_runner.runners.openvino import factory as serialization
+    from draftwood_model_runner.runners.openvino.pages import PageLayout
 
     entry = _ENTRY_FACTS.validate_json((folder / _FACTS).read_bytes())
     facts, layout = entry.facts, PageLayout(entry.shapes, entry.facts.dtype)
@@ -151,7 +151,7 @@ def save_entry(folder: Path, model: LoadedModel, most_bytes: int = MODEL_CACHE_B
     """
     if model.runner_name != "openvino":
         return False
-    from draftwood_model_runner.runners.openvino import serialization
+    from draftwood_model_runner.runners.openvino import factory as serialization
 
     cache, factory = folder.parent, cast(Any, model.factory)
     part: Path | None = None
@@ -171,12 +171,12 @@ def save_entry(folder: Path, model: LoadedModel, most_bytes: int = MODEL_CACHE_B
 
 
 def _write(model: LoadedModel, folder: Path) -> None:
-    from draftwood_model_runner.runners.openvino import serialization
+    from draftwood_model_runner.runners.openvino import factory as serialization
 
     factory: Any = model.factory
     serialization.save(factory, folder, model.vocab_size, model.max_context)
     entry = _Entry(
-        facts=ModelFacts(**{one.name: getattr(model, one.name) for one in fields(ModelFacts)}),
+        facts=ModelFacts(**{field.name: getattr(model, field.name) for field in fields(ModelFacts)}),
         tokenizer_class=model.tokenizer.class_path,
         shapes=factory.converted.layout.shapes,
         window=(factory.converted.window, factory.converted.in_every_layer),
@@ -190,21 +190,21 @@ def _digest_of(folder: Path) -> str:
     return digest_of_contents([*kept])
 
 
-def _make_room(cache: Path, wanted: int, most: int) -> None:
+def _make_room(cache: Path, wanted: int, limit: int) -> None:
     """Removes the entries that were not used for longest until there is room for another one, and what interrupted
     starts left.
 
     Raises:
         OSError: there is not enough room without them all.
     """
-    if wanted > most:
-        raise OSError(f"it takes {_gb(wanted)}, and model_cache_bytes is {_gb(most)}")
+    if wanted > limit:
+        raise OSError(f"it takes {_gb(wanted)}, and model_cache_bytes is {_gb(limit)}")
     for part in cache.glob(f"{_PART}*"):
         if time.time() - part.stat().st_mtime > _PART_SECONDS:
             shutil.rmtree(part, ignore_errors=True)
     sizes = {entry: sum(file.stat().st_size for file in entry.iterdir()) for entry in _entries(cache)}
     for entry in sorted(sizes, key=lambda entry: entry.stat().st_mtime):
-        if sum(sizes.values()) + wanted <= most and _free(cache) >= wanted:
+        if sum(sizes.values()) + wanted <= limit and _free(cache) >= wanted:
             return
         shutil.rmtree(entry, ignore_errors=True)
         del sizes[entry]

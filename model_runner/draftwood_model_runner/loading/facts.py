@@ -1,4 +1,4 @@
-"""What is known of a loaded model besides its weights. Picklable, without torch."""
+"""What is known of a loaded model besides its weights: picklable, and imported by a process that loads none."""
 
 from __future__ import annotations
 

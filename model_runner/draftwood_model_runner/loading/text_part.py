@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import (
     AutoModelForMultimodalLM,
 )
 
-from draftwood_model_runner.runners.probing import TOLERANCE, difference
+from draftwood_model_runner.runners.trials import TOLERANCE, difference
 
 _log = logging.getLogger(__name__)
 _TOKENS = 24

@@ -1,12 +1,19 @@
-"""Text to token ids and back."""
+"""The text of an answer from the bytes of its tokens, for each kind of tokenizer.
+
+A token's bytes are the same wherever it stands, so that what is streamed is what the tokens say together, a grammar's
+text included. Decoders of the tokenizers library make exceptions: they drop the space that begins a text, and where a
+byte-fallback tokenizer's bytes form no character, they replace the neighbours that do.
+"""
 
 from __future__ import annotations
 
+import codecs
 import importlib
+import json
 import logging
 import re
 from collections.abc import Sequence as SequenceOf
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +21,109 @@ import numpy as np
 
 from draftwood_model_runner.errors import InvalidInputError, ModelNotFoundError, UnsupportedModelError
 from draftwood_model_runner.loading.checkpoint import cannot_be_loaded, require_folder
-from draftwood_model_runner.loading.token_text import TokenBytes, TokenDecoder
 from draftwood_model_runner.sampling.grammar_compilation import Vocabulary
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 
 if TYPE_CHECKING:
     from draftwood_model_runner.sampling.grammar import GrammarCompiler
+
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+"""A token of a byte-fallback tokenizer."""
+_BEFORE, _AFTER = "a", "b"
+"""Tokens that no decoder changes."""
+_KEPT = 1 << 16
+"""Tokens whose bytes are kept."""
 
 _log = logging.getLogger(__name__)
 _SYSTEM_TEXT = "zq system"
 """A text that no chat template has."""
 _ROLES = re.compile("system|user|assistant|tool|developer")
+
+
+class TokenBytes:
+    """The bytes of tokens.
+
+    Args:
+        backend: of the tokenizers library, a `Tokenizer`.
+
+    Attributes:
+        special_ids: ids of special tokens by their names.
+        special: these ids. They are no text of an answer, unless they are asked for.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        kinds = _kinds(None if backend.decoder is None else json.loads(backend.decoder.__getstate__()))
+        self._bytes_of_characters = _byte_alphabet() if "ByteLevel" in kinds else None
+        self._byte_fallback = "ByteFallback" in kinds
+        self._of = lru_cache(_KEPT)(self._read)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids: dict[str, int] = {entry.content: token for token, entry in added.items() if entry.special}
+        self.special = frozenset(self.special_ids.values())
+
+    def __call__(self, token: int) -> bytes:
+        """Those of a token; empty for an id that the tokenizer does not have."""
+        return self._of(token)
+
+    def text(self, token: int) -> str:
+        """Those of a token as text; U+FFFD for bytes that are no characters by themselves."""
+        return self._of(token).decode(errors="replace")
+
+    def _read(self, token: int) -> bytes:
+        text: str | None = self._backend.id_to_token(token)
+        if text is None:
+            return b""
+        if self._bytes_of_characters is not None:
+            values = [self._bytes_of_characters.get(character) for character in text]
+            return text.encode() if None in values else bytes(value for value in values if value is not None)
+        if self._byte_fallback and (byte := _BYTE.fullmatch(text)):
+            return bytes([int(byte[1], 16)])
+        return self._between_others(text).encode()
+
+    def _between_others(self, token: str) -> str:
+        """The text of a token in the middle of a text."""
+        if self._backend.decoder is None:
+            return f" {token}"
+        decode = self._backend.decoder.decode
+        whole: str = decode([_BEFORE, token, _AFTER])
+        end = decode([_BEFORE, _AFTER]).removeprefix(_BEFORE)
+        return whole.removeprefix(_BEFORE).removesuffix(end)
+
+
+class TokenDecoder:
+    """Tokens in, whole characters out. Bytes that form no character become U+FFFD.
+
+    Args:
+        include_special_tokens: as text.
+    """
+
+    def __init__(self, token_bytes: TokenBytes, include_special_tokens: bool = False) -> None:
+        self._bytes_of = token_bytes
+        self._left_out = frozenset[int]() if include_special_tokens else token_bytes.special
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """The characters that `token` completed; "" while one is not whole."""
+        return "" if token in self._left_out else self._characters.decode(self._bytes_of(token))
+
+    def close(self) -> str:
+        """What is left of a character that is not whole."""
+        return self._characters.decode(b"", final=True)
+
+
+def _kinds(decoder: dict[str, Any] | None) -> set[str]:
+    """The kinds of a decoder and of those that it consists of."""
+    if decoder is None:
+        return set()
+    return {decoder["type"]}.union(*(_kinds(part) for part in decoder.get("decoders", ())))
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's characters for bytes: those that can be shown stand for themselves, the others for U+0100 and on."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 class Tokenizer:
@@ -120,12 +219,12 @@ class Tokenizer:
 
     def check_ends(self, eos_token_ids: frozenset[int]) -> None:
         """Logs a warning if the end-of-sequence token that the tokenizer names is not one of the model's."""
-        own = self._tokenizer.eos_token_id
-        if own is not None and own not in eos_token_ids:
+        end = self._tokenizer.eos_token_id
+        if end is not None and end not in eos_token_ids:
             _log.warning(
                 "answers do not end at the tokenizer's end-of-sequence token, %d: the model's generation config names"
                 " %s",
-                own,
+                end,
                 ", ".join(map(str, sorted(eos_token_ids))) or "none",
             )
 

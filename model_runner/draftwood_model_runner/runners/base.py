@@ -7,19 +7,21 @@ scheduling; engine, scheduler and drafting know nothing of torch.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from draftwood_model_runner.errors import DeviceMemoryError, ModelError
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
-from draftwood_model_runner.sampling.verification import AcceptedPath
+from draftwood_model_runner.sampling.verification import AcceptedPath, verify
+from draftwood_model_runner.sequence import StateUse
+from draftwood_strategies.arrays import Int32Array, segment_sizes
 from draftwood_strategies.base import StepFeedback
-from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.native import segment_sizes
 
 
 class DraftLimits(NamedTuple):
@@ -86,8 +88,8 @@ class StepBatch:
         logit_rows: int32[R], the tokens that need logits, ascending.
         is_dummy: the contexts were never computed: only the time of the step matters, and no state of it is kept.
         prompt_lens: int32[S], of each sequence, how many of its tokens are its prompt; None: all but drafts are.
-        greatest: how many of the greatest logits of each row have to be the model's own; others may be off, by less
-            than it takes to be among them. None for all.
+        exact_top_k: how many of the greatest logits of each row must be the model's own. Others may be off, by less
+            than it takes to be among them. None: all must be its own.
     """
 
     tokens: Int32Array
@@ -100,7 +102,7 @@ class StepBatch:
     logit_rows: Int32Array
     is_dummy: bool = False
     prompt_lens: Int32Array | None = None
-    greatest: int | None = None
+    exact_top_k: int | None = None
 
     @property
     def size(self) -> int:
@@ -228,7 +230,7 @@ class Runner(Protocol):
         some of these steps, and draft in none."""
 
     def draft_limits(self, position: int) -> DraftLimits:
-        """Of the draft tree under the token at `position`."""
+        """What draft tree can be verified under the token at `position`."""
 
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
         """One forward pass; writes the keys and values of all its tokens.
@@ -259,14 +261,6 @@ class Runner(Protocol):
             DeviceLostError: as `step`.
             DeviceMemoryError: the device had no memory for it; they may have been moved in part.
         """
-
-
-class StateUse(NamedTuple):
-    """Bytes of states of recurrent layers: those that live sequences hold, and those kept for later ones with
-    the same prefix."""
-
-    held: int = 0
-    cached: int = 0
 
 
 class PageStates(Protocol):
@@ -345,3 +339,57 @@ class RunnerFactory(Protocol):
         Raises:
             InvalidValueError: the device has no memory for it.
         """
+
+
+class HostStep:
+    """Implements `runners.base.StepInFlight` for a runner that is not asynchronous.
+
+    Args:
+        batch, top_k, samplers: as for `Runner.begin`.
+        threads: that verify, at most.
+    """
+
+    can_overlap: ClassVar[bool] = False
+
+    def __init__(
+        self, runner: Runner, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None], threads: int
+    ) -> None:
+        started = time.perf_counter()
+        self._logits, tokens, top_tokens = runner.step(batch, top_k)
+        self._seconds = time.perf_counter() - started
+        self._feedback = batch.feedback(tokens, top_tokens)
+        self._runner, self._batch, self._samplers, self._threads = runner, batch, samplers, threads
+
+    def wait(self) -> tuple[StepFeedback, float]:
+        return self._feedback, self._seconds
+
+    def verify(self, rows: SequenceOf[int]) -> list[AcceptedPath]:
+        paths = verify(self._samplers, self._feedback, self._logits, rows, self._threads)
+        compact(self._runner, self._batch, dict(zip(rows, paths, strict=True)))
+        return paths
+
+
+def compact(runner: Runner, batch: StepBatch, paths: dict[int, AcceptedPath]) -> None:
+    """Moves keys and values of accepted paths, by batch row, behind the committed ones.
+
+    Raises:
+        ModelError: the device had no memory for it. No smaller step helps: what was accepted is not where it belongs.
+        DeviceLostError: as `Runner.compact_kv`.
+    """
+    moving = {row: path.nodes for row, path in paths.items() if path.nodes and path.nodes[-1] >= len(path.nodes)}
+    if not moving:
+        return  # they are there
+    slots = batch.slot_mapping(runner.page_size)
+    sources, targets, offsets = list[int](), list[int](), [0]
+    for row, nodes in moving.items():
+        first = int(np.searchsorted(batch.logit_rows, batch.cu_seqlens[row]))
+        draft = slots[int(batch.logit_rows[first]) + 1 : int(batch.cu_seqlens[row + 1])].tolist()
+        for depth, node in enumerate(nodes):
+            if node != depth:
+                sources.append(draft[node])
+                targets.append(draft[depth])
+        offsets.append(len(sources))
+    try:
+        runner.compact_kv(KVCompaction(*(np.array(part, np.int32) for part in (sources, targets, offsets))))
+    except DeviceMemoryError as error:
+        raise ModelError(str(error)) from error

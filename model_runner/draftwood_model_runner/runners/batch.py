@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from draftwood_model_runner.runners.base import StepBatch
-from draftwood_strategies.draft import DraftTree, DraftTrees, Float32Array, Int32Array
+from draftwood_strategies.arrays import Float32Array, Int32Array
+from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.native import compiled
 
 
@@ -32,7 +33,7 @@ class BatchRow(NamedTuple):
     prompt_len: int | None = None
 
 
-class Chains(NamedTuple):
+class BatchRows(NamedTuple):
     """What the sequences of a step compute besides their drafts.
 
     Attributes:
@@ -58,7 +59,7 @@ def lay_out(rows: SequenceOf[BatchRow], min_score: float = 0.0) -> StepBatch:
     Args:
         min_score: of each tree only the nodes with at least this score; they are a tree themselves.
     """
-    chains = Chains(
+    chains = BatchRows(
         [row.block_table for row in rows],
         np.array([row.context_len for row in rows], np.int32),
         np.concatenate([row.chain for row in rows]),
@@ -72,15 +73,15 @@ def lay_out(rows: SequenceOf[BatchRow], min_score: float = 0.0) -> StepBatch:
     return lay_out_trees(chains, DraftTrees.of([row.tree for row in rows]), max_depths, min_score)
 
 
-def lay_out_trees(chains: Chains, trees: DraftTrees, max_depths: Int32Array, min_score: float) -> StepBatch:
+def lay_out_trees(chains: BatchRows, trees: DraftTrees, max_depths: Int32Array, min_score: float) -> StepBatch:
     """The flat batch of chains with a draft tree under the end of each.
 
     Args:
         max_depths: int32[s], of each tree only the nodes up to this depth.
         min_score: as in `lay_out`.
     """
-    rows, most = chains.context_lens.shape[0], chains.tokens.shape[0] + trees.tokens.shape[0]
-    tokens, positions, parents, logit_rows = np.empty((4, most), np.int32)
+    rows, capacity = chains.context_lens.shape[0], chains.tokens.shape[0] + trees.tokens.shape[0]
+    tokens, positions, parents, logit_rows = np.empty((4, capacity), np.int32)
     cu_seqlens, token_of_node = np.zeros(rows + 1, np.int32), np.empty(trees.tokens.shape[0], np.int32)
     with_logits = _fill(
         chains.context_lens,
@@ -112,6 +113,25 @@ def lay_out_trees(chains: Chains, trees: DraftTrees, max_depths: Int32Array, min
         logit_rows=logit_rows[:with_logits],
         prompt_lens=chains.prompt_lens,
     )
+
+
+@compiled
+def count_chains(parents: Int32Array, cu_seqlens: Int32Array, chains: Int32Array) -> int:
+    """Sets how many tokens of each batch row follow one another from its first on; returns the most nodes behind them.
+
+    Args:
+        parents, cu_seqlens: as in `StepBatch`.
+        chains: int32[S], out.
+    """
+    most_nodes = 0
+    for row in range(chains.shape[0]):
+        size = cu_seqlens[row + 1] - cu_seqlens[row]
+        chain = 1
+        while chain < size and parents[cu_seqlens[row] + chain] == chain - 1:
+            chain += 1
+        chains[row] = chain
+        most_nodes = max(most_nodes, size - chain)
+    return most_nodes
 
 
 @compiled

@@ -98,10 +98,10 @@ def thresholds(config: Any, max_context: int) -> dict[str, int]:
     Args:
         max_context: positions that the model will be run on at most.
     """
-    found = {key: int(holder[key]) for holder, key in _counting_tokens(config.to_dict())}
+    counting = {key: int(holder[key]) for holder, key in _counting_tokens(config.to_dict())}
     if rotation_limit(config):  # the context ends there
-        found.pop("original_max_position_embeddings", None)
-    return {key: value for key, value in found.items() if value < max_context}
+        counting.pop("original_max_position_embeddings", None)
+    return {key: value for key, value in counting.items() if value < max_context}
 
 
 def shrunken(module: Any) -> Any:
@@ -178,12 +178,12 @@ def _shrink_layers(values: dict[str, Any]) -> None:
         return
     layers: int = values[name]
     kinds = values.get("layer_types") or []
-    own = layers - (values.get("num_kv_shared_layers") or 0)
-    new_kinds = _first_of_each(kinds, 0, own) + _first_of_each(kinds, own, layers)
-    others = [layer for layer in range(own) if layer not in new_kinds]
+    unshared = layers - (values.get("num_kv_shared_layers") or 0)
+    new_kinds = _first_of_each(kinds, 0, unshared) + _first_of_each(kinds, unshared, layers)
+    others = [layer for layer in range(unshared) if layer not in new_kinds]
     kept = sorted(new_kinds + others[: max(0, _LAYERS - len(new_kinds))])
-    if own < layers:
-        values["num_kv_shared_layers"] = sum(layer >= own for layer in kept)
+    if unshared < layers:
+        values["num_kv_shared_layers"] = sum(layer >= unshared for layer in kept)
     for key, value in values.items():
         if isinstance(value, list) and len(value) == layers:
             values[key] = [value[layer] for layer in kept]

@@ -1,28 +1,239 @@
 """A trial of draft trees: the logits of a model that a runner took over, against those of the model itself.
 
-What differs between runners is how they take a model over, and how they compute a step of it (`Stepper`).
+Every runner tries each model before it serves it, and a small copy beyond windows and other thresholds. What differs
+between runners is how they take a model over, and how they compute a step of it (`Stepper`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import DynamicCache
 
 from draftwood_model_runner.errors import UnsupportedModelError
-from draftwood_model_runner.runners.base import KVCompaction, StepBatch
+from draftwood_model_runner.runners.base import KVCompaction, KVShape, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.model_inputs import cache_argument_of, plain_positions
-from draftwood_model_runner.runners.probing import difference, path_with_wrong_siblings, tolerance_of
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array, merged
+from draftwood_model_runner.runners.model_calls import AttentionHook, cache_argument_of, plain_positions
+from draftwood_model_runner.runners.shrinking import shrunken, thresholds
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree, merged
 from draftwood_strategies.tree_index import NO_NODE
 
+_TOKENS = 5
+
+_OPTIONS = ("scaling", "sliding_window", "softcap", "s_aux")
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+"""Largest `difference` that is rounding, by the dtype of the model: tiny random models
+show 2e-6 in float32 and 4e-2 in bfloat16, and a wrong mask far more."""
+_FOUR_BITS = 3e-3
+"""The tolerance for bitsandbytes' layers of 4 bits, whose kernel for single tokens differs by 1.7e-3."""
+_PLAIN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 PATH = 5
 """Tokens of the true path of a tree."""
+
+
+class AttentionCall(NamedTuple):
+    """What a layer calls attention with.
+
+    Attributes:
+        layer: its number; None if it has none.
+        dtype: of keys and values.
+        group: heads that share a key.
+        options: those of `scaling`, `sliding_window`, `softcap` and `s_aux` that it passes.
+    """
+
+    layer: int | None
+    shape: KVShape
+    dtype: torch.dtype
+    group: int
+    options: dict[str, Any]
+
+
+def _noted_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Zeros [1, T, head, value_dim] in place of attention, see `tree_attention`: only the shapes matter."""
+    layer: Any = getattr(module, "layer_idx", None)
+    shape = KVShape(key.shape[1], key.shape[3], value.shape[3])
+    options = {name: kwargs[name] for name in _OPTIONS if kwargs.get(name) is not None}
+    _CALLS.get().append(AttentionCall(layer, shape, key.dtype, query.shape[1] // key.shape[1], options))
+    return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def attention_window(calls: SequenceOf[AttentionCall], max_context: int) -> int | None:
+    """The last tokens that any token attends to at most, its own included, whichever the layer; None for all.
+
+    Args:
+        max_context: positions that the model will be run on at most.
+    """
+    widest = max((call.options.get("sliding_window", max_context) for call in calls), default=max_context)
+    return int(widest) if widest < max_context else None
+
+
+_CALLS = AttentionHook[list[AttentionCall]]("draftwood_noted", _noted_attention)
+"""Its step is where calls are noted."""
+
+
+def attention_calls(module: Any, max_context: int, every_layer: bool = True) -> list[AttentionCall]:
+    """What layers call attention with, in their order.
+
+    Read off the calls of attention: what a model keeps in a cache of its own may be something smaller.
+
+    Args:
+        every_layer: each layer has to call it; otherwise some or none, in any order.
+
+    Raises:
+        UnsupportedModelError: they do not call it as a model does on which draft trees can be verified.
+    """
+    name, config = type(module).__name__, module.config.get_text_config()
+    calls = _calls_of(module)
+    if every_layer and (reason := too_few_calls(len(calls), config)):
+        raise UnsupportedModelError(f"{name} {reason}")
+    if every_layer and [call.layer for call in calls] != list(range(len(calls))):
+        raise UnsupportedModelError(f"{name} does not number its layers from 0 on: {[call.layer for call in calls]}")
+    windows = [call.options.get("sliding_window") for call in calls]
+    if every_layer and (reason := hidden_window(config, windows, max_context)):
+        raise UnsupportedModelError(f"{name} {reason}")
+    return calls
+
+
+@torch.no_grad()
+def _calls_of(module: Any) -> list[AttentionCall]:
+    """The calls of attention in a forward pass.
+
+    Raises:
+        UnsupportedModelError: the model does not run.
+    """
+    calls: list[AttentionCall] = []
+    try:
+        _CALLS.install(module)
+        with _CALLS.during(calls):
+            module(input_ids=torch.zeros(1, _TOKENS, dtype=torch.long, device=module.device), use_cache=False)
+    except Exception as error:
+        raise UnsupportedModelError(does_not_run(type(module).__name__, error)) from error
+    return calls
+
+
+def tolerance_of(module: Any) -> float:
+    """The largest `difference` that is rounding in a model."""
+    four_bits = getattr(getattr(module.config, "quantization_config", None), "load_in_4bit", False)
+    return max(TOLERANCE[module.dtype], _FOUR_BITS if four_bits else 0.0)
+
+
+def path_with_wrong_siblings(path: Int32Array, vocab: int) -> DraftTree:
+    """A tree with the path at nodes 0, 2, 4, ... and a sibling with another token beside each."""
+    tokens = np.stack([path, (path + 1) % vocab], 1).reshape(-1)
+    parents = np.repeat(np.arange(-2, 2 * len(path) - 2, 2, dtype=np.int32), 2)
+    parents[:2] = -1
+    return DraftTree.of(tokens, parents)
+
+
+def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference of two arrays of logits, relative to the largest logit that was expected; infinite if one
+    is no number."""
+    expected = expected.float()
+    largest = (logits.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0)
+    return float(largest.nan_to_num(nan=math.inf))
+
+
+def hidden_window(config: Any, windows: SequenceOf[int | None], max_context: int) -> str | None:
+    """Why a model's sliding window cannot be seen to, if one of its layers hides it from its attention function.
+
+    Args:
+        windows: what each layer passes.
+        max_context: positions that the model will be run on at most.
+    """
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
+    for layer, (kind, window) in enumerate(zip(kinds, windows, strict=True)):
+        if kind == "sliding_attention" and window != config.sliding_window and config.sliding_window < max_context:
+            return (
+                f"hides the sliding window of layer {layer} from its attention function: {window} was passed, the"
+                f" config says {config.sliding_window}{shorter_context(config.sliding_window)}"
+            )
+    return None
+
+
+def shorter_context(tokens: int) -> str:
+    """What a user can do about a mechanism that only matters beyond some tokens."""
+    return f"; up to {tokens} tokens it makes no difference: set max_context to {tokens} or less"
+
+
+def unsupported_layers(config: Any, max_context: int) -> str | None:
+    """Why draft trees cannot be verified, if a model has layers that do not attend to all or the last few tokens."""
+    # RecurrentGemma's name before transformers 5.23 is the second.
+    kinds = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
+    chunk: int = getattr(config, "attention_chunk_size", None) or 0
+    if chunk >= max_context:
+        kinds.discard("chunked_attention")
+    odd = kinds - _PLAIN_LAYERS
+    if not odd:
+        return None
+    advice = shorter_context(chunk) if chunk and odd == {"chunked_attention"} else ""
+    return (
+        f"layers of type {', '.join(sorted(odd))} are not supported: a draft tree can only be verified where every"
+        f" layer attends to all earlier tokens or to the last few{advice}"
+    )
+
+
+def does_not_run(name: str, error: Exception) -> str:
+    """What a trial that raised says of a model."""
+    return f"{name} does not run with tree attention: {type(error).__name__}: {error}"
+
+
+def too_few_calls(calls: int, config: Any) -> str | None:
+    """Why draft trees cannot be verified, if not every layer calls attention by transformers' interface."""
+    layers = int(getattr(config, "decoder_layers", None) or getattr(config, "num_hidden_layers", None) or 0)
+    if calls == layers:
+        return None
+    if calls == 0:
+        return (
+            "computes attention in code of its own, as models with ALiBi or relative positions do, or has none; the"
+            " mask of a draft tree can only be put where a model calls transformers' attention interface"
+        )
+    return (
+        f"calls transformers' attention interface {calls} times for {layers} layers: those that share keys and values,"
+        " keep a state or attend in code of their own are not supported"
+    )
+
+
+def try_beyond_thresholds(module: Any, max_context: int, trial: Callable[[Any], object]) -> None:
+    """Tries the architecture of a model beyond its windows, chunks and other thresholds, on a small copy.
+
+    Args:
+        max_context: positions that the model will be run on at most. Thresholds beyond it do not matter.
+        trial: runs a copy; raises UnsupportedModelError if it computes something else than transformers.
+
+    Raises:
+        UnsupportedModelError: the trial failed, or there can be no copy.
+    """
+    limits = thresholds(module.config.get_text_config(decoder=True), max_context)
+    if not limits:
+        return
+    name, named = type(module).__name__, ", ".join(f"{key} = {value}" for key, value in limits.items())
+    advice = shorter_context(min(limits.values()))
+    try:
+        copied = shrunken(module)
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{name}: what it computes beyond {named} cannot be tried, as there is no small copy of it"
+            f" ({type(error).__name__}: {error}){advice}"
+        ) from error
+    try:
+        trial(copied.to(module.device))
+    except UnsupportedModelError as error:
+        raise type(error)(
+            f"{name}: beyond {named} its layers compute something that drafts cannot be verified with, such as a window"
+            f" that is in its own mask only{advice} (in a small copy: {error})"
+        ) from error
 
 
 class Stepper(NamedTuple):
@@ -71,7 +282,7 @@ class Trial(NamedTuple):
 
     @classmethod
     def random(cls, vocab: int, context: int, seed: int = 0) -> Trial:
-        """With a prompt of `context` tokens, at least 3."""
+        """A trial with a prompt of `context` tokens, at least 3."""
         return cls(np.random.default_rng(seed).integers(0, vocab, context + PATH, np.int32), vocab)
 
     @property
@@ -115,6 +326,8 @@ class Trial(NamedTuple):
         prompt = {"input_ids": ids[:, : self.context], "use_cache": True, **plain_positions(module, self.context)}
         output = module(**prompt)
         if (cache := output.get(name)) is None:  # the model returns none, as RecurrentGemma
+            from transformers import DynamicCache  # imports what most loading does without
+
             cache = DynamicCache(config=module.config.get_text_config())
             output = module(**prompt, **{name: cache})
         logits = [output.logits[0, -1:]]
@@ -168,8 +381,8 @@ class Trial(NamedTuple):
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         for at in range(n - 1, n + PATH):
-            one = BatchRow(neighbours, at, self.tokens[at : at + 1], EMPTY_TREE, logits_from=0)
-            plain.append(model.step(lay_out([one])).clone())
+            row = BatchRow(neighbours, at, self.tokens[at : at + 1], EMPTY_TREE, logits_from=0)
+            plain.append(model.step(lay_out([row])).clone())
         torch.set_num_threads(threads)
         return torch.equal(torch.cat(plain), drafted)
 

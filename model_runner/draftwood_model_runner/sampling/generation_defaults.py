@@ -1,6 +1,6 @@
 """What a model's generation config asks for: defaults of requests, and constraints that hold for every one.
 
-transformers' `generate` reads the same config, so that a request that sets nothing gets its answer. No torch.
+transformers' `generate` reads the same config, so that a request that sets nothing gets its answer.
 """
 
 from __future__ import annotations

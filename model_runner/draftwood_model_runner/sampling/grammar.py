@@ -1,10 +1,12 @@
-"""Structured output: which tokens a JSON schema, a regular expression or a Lark grammar allows next."""
+"""Threads for what no step waits for: compiling grammars, and masks that take long."""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -14,14 +16,27 @@ import numpy as np
 
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sampling.grammar_compilation import Vocabulary, compiled, too_complex
-from draftwood_model_runner.sampling.host.token_masks import forbid
 from draftwood_model_runner.sampling.metadata import UNKNOWN_MASK, TokenMasks
-from draftwood_strategies.draft import Float32Array, Int32Array
+from draftwood_model_runner.sampling.token_sampler import forbid
+from draftwood_strategies.arrays import Float32Array, Int32Array
+
+NICENESS = 10
+"""Lower than the priority of the engine, as all requests wait for its steps."""
 
 _SLOW_SECONDS = 0.001
 """A mask that takes more CPU time is computed beside the steps. Ordinary formats take 0.01 to 0.4 ms."""
 _QUICK_MASKS = 16
 """After this many quick masks in a row, masks are computed within steps again."""
+
+
+def background_threads(count: int, name: str) -> ThreadPoolExecutor:
+    """Threads of low priority on Linux; other systems know no priorities of threads."""
+    return ThreadPoolExecutor(count, thread_name_prefix=name, initializer=_lower_priority)
+
+
+def _lower_priority() -> None:
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class GrammarCompiler:
@@ -134,7 +149,7 @@ class GrammarState:
         """
         until = time.thread_time() + _SLOW_SECONDS
         states: list[llguidance.LLMatcher | None] = [self._matcher.deep_copy()]
-        rows, found = np.full(tokens.size, UNKNOWN_MASK, np.int32), list[bytes]()
+        rows, packed = np.full(tokens.size, UNKNOWN_MASK, np.int32), list[bytes]()
         for node in range(tokens.size):
             if time.thread_time() > until:
                 break
@@ -144,11 +159,11 @@ class GrammarState:
                 continue
             mask = state.compute_bitmask()
             if not state.is_error():
-                rows[node] = len(found)
-                found.append(mask[: self._mask_bytes])
+                rows[node] = len(packed)
+                packed.append(mask[: self._mask_bytes])
             if node == 0 and time.thread_time() > until:
                 self._quick_to_come = _QUICK_MASKS
-        bits = np.frombuffer(b"".join(found), np.int32)
+        bits = np.frombuffer(b"".join(packed), np.int32)
         return TokenMasks(rows, bits.reshape(-1, self._mask_bytes // 4))
 
     def _compute(self) -> bytes:

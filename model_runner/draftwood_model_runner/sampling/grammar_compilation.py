@@ -74,12 +74,12 @@ class Vocabulary:
             backend = copy(backend)  # takes half a second and 0.1 GB if the vocabulary is large
             backend.no_padding()
             backend.no_truncation()
-        own: int | None = tokenizer.eos_token_id
-        ids = eos_token_ids or ([] if own is None or own >= size else [own])
-        eos = tuple(sorted(ids, key=lambda token: (token != own, token)))
+        end: int | None = tokenizer.eos_token_id
+        ids = eos_token_ids or ([] if end is None or end >= size else [end])
+        eos = tuple(sorted(ids, key=lambda token: (token != end, token)))
         added = backend.get_added_tokens_decoder()
         text_tokens = tuple(
-            token for token, one in added.items() if not one.special and token not in eos and token < size
+            token for token, entry in added.items() if not entry.special and token not in eos and token < size
         )
         return cls(backend.to_str(), size, eos, text_tokens)
 

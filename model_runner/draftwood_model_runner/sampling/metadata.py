@@ -9,12 +9,13 @@ prefix of this node become the token at absolute position t in these steps, in f
 2. -inf for tokens that would end the output before min_tokens, for what the generation config of the model forbids
    (`Constraints`), and for what the grammar of the output does not allow next.
 3. At temperature 0, the greatest; of equal ones that with the lowest id. Otherwise the scores are divided by the
-   temperature, top-k, top-p and min-p drop tokens (`token_weights`), and of those that are left the greatest sum of
-   score and Gumbel noise is taken: a sample from the softmax (the Gumbel-max trick). The noise depends on (seed, t) and
-   the token alone (`draws.noise`), so a seed writes the same text with and without drafts, and in any batch.
+   temperature, top-k, top-p and min-p drop tokens (`selection.token_weights`), and of those that are left the greatest
+   sum of score and Gumbel noise is taken: a sample from the softmax (the Gumbel-max trick). The noise depends on (seed,
+   t) and the token alone (`draws.gumbel_noise`), so a seed writes the same text with and without drafts, and in any
+   batch.
 
 Verification follows the tree from its root along these tokens (`AcceptedPath`). On the host, `TokenSampler` and
-`verification.verify`; on a GPU, `cuda.steps.sampling`. Tests compare them with each other, and with transformers.
+`verification.verify`; on a GPU, `runners.cuda.sampling`. Tests compare them with each other, and with transformers.
 """
 
 from __future__ import annotations
@@ -29,10 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from draftwood_model_runner.request import SamplingParams
-from draftwood_model_runner.sampling.token_weights import dropped_share, least_weight
-from draftwood_strategies.draft import Float32Array, Int32Array
-from draftwood_strategies.threads.cpus import usable_cpus
-from draftwood_strategies.threads.row_threads import in_threads, parts
+from draftwood_model_runner.sampling.selection import dropped_share, least_weight
+from draftwood_strategies.arrays import Float32Array, Int32Array
+from draftwood_strategies.threads import in_threads, parts, usable_cpus
 
 ON_HOST, MOST_PROBABLE, SAMPLED = range(3)
 """How a device chooses for a batch row: it does not; the most probable token; by `SequenceSampling`."""
@@ -111,8 +111,8 @@ class SamplingMetadata(NamedTuple):
 
     def with_masks(self) -> SamplingMetadata:
         """The same with all masks found, for other processes."""
-        found = zip(self.sequences, _found(self.sequences), strict=True)
-        return self._replace(sequences=[one._replace(masks=masks) for one, masks in found])
+        masked = zip(self.sequences, _all_masks(self.sequences), strict=True)
+        return self._replace(sequences=[sequence._replace(masks=masks) for sequence, masks in masked])
 
 
 class SamplingTensors(NamedTuple):
@@ -159,26 +159,26 @@ class SamplingTensors(NamedTuple):
         """
         row_sequences, row_masks = np.full((2, int(last_rows[-1] - first_rows[0])), -1, np.int32)
         masks, count = [np.zeros((0, 1), np.int32)], 0
-        for i, (found, begin, end) in enumerate(zip(_found(sequences), first_rows, last_rows, strict=True)):
+        for i, (of_nodes, begin, end) in enumerate(zip(_all_masks(sequences), first_rows, last_rows, strict=True)):
             rows = slice(begin - first_rows[0], end - first_rows[0])
             row_sequences[rows], row_masks[rows] = i, NO_MASK
-            if found is not None:
-                row_masks[rows] = np.where(found.rows >= 0, found.rows + count, found.rows)
-                masks.append(found.bits)
-                count += found.bits.shape[0]
-        tokens, counts, biases, flags = zip(*(one.adjustments for one in sequences), strict=True)
-        params = [one.params for one in sequences]
-        penalties = [(one.repetition_penalty, one.presence_penalty, one.frequency_penalty) for one in params]
+            if of_nodes is not None:
+                row_masks[rows] = np.where(of_nodes.rows >= 0, of_nodes.rows + count, of_nodes.rows)
+                masks.append(of_nodes.bits)
+                count += of_nodes.bits.shape[0]
+        tokens, counts, biases, flags = zip(*(sequence.adjustments for sequence in sequences), strict=True)
+        params = [sequence.params for sequence in sequences]
+        penalties = [(each.repetition_penalty, each.presence_penalty, each.frequency_penalty) for each in params]
         return cls(
             row_sequences=row_sequences,
             row_masks=row_masks,
-            temperatures=np.array([one.temperature for one in params], np.float32),
-            dropped_shares=np.array([dropped_share(one.top_p) for one in params]),
-            least_weights=np.array([least_weight(one.min_p) for one in params], np.float32),
+            temperatures=np.array([each.temperature for each in params], np.float32),
+            dropped_shares=np.array([dropped_share(each.top_p) for each in params]),
+            least_weights=np.array([least_weight(each.min_p) for each in params], np.float32),
             penalties=np.array(penalties, np.float32),
-            top_ks=np.array([one.top_k for one in params], np.int32),
-            unlocked_at=np.array([one.unlocked_at for one in sequences], np.int32),
-            seeds=np.array([one.seed for one in params], np.uint64).view(np.int64),
+            top_ks=np.array([each.top_k for each in params], np.int32),
+            unlocked_at=np.array([sequence.unlocked_at for sequence in sequences], np.int32),
+            seeds=np.array([each.seed for each in params], np.uint64).view(np.int64),
             offsets=np.cumsum([0, *(part.size for part in tokens)]).astype(np.int32),
             tokens=np.concatenate(tokens),
             counts=np.concatenate(counts),
@@ -188,13 +188,13 @@ class SamplingTensors(NamedTuple):
         )
 
 
-def _found(sequences: SequenceOf[SequenceSampling]) -> list[TokenMasks | None]:
+def _all_masks(sequences: SequenceOf[SequenceSampling]) -> list[TokenMasks | None]:
     """The masks of each, those that are yet to be found by several threads."""
 
     def find(group: SequenceOf[SequenceSampling]) -> list[TokenMasks | None]:
-        return [one.masks() if callable(one.masks) else one.masks for one in group]
+        return [sequence.masks() if callable(sequence.masks) else sequence.masks for sequence in group]
 
-    if not any(callable(one.masks) for one in sequences):
+    if not any(callable(sequence.masks) for sequence in sequences):
         return find(sequences)
     threads = usable_cpus()
     groups = [sequences[part.start : part.stop] for part in parts(len(sequences), threads)]

@@ -1,4 +1,7 @@
-"""Chooses the tokens of one sequence on the host; the specification is in `sampling.metadata`. No torch."""
+"""Chooses the tokens of one sequence on the host; the specification is in `sampling.metadata`.
+
+Constraints of the model are applied as transformers' `generate` does and in its order.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,161 @@ from typing import Any
 import numpy as np
 
 from draftwood_model_runner.output import TokenLogprobs
-from draftwood_model_runner.sampling.adjustments import LogitAdjustments
-from draftwood_model_runner.sampling.constraints import ConstrainedLogits
-from draftwood_model_runner.sampling.draws.sample import draw_token, sampling_margin
+from draftwood_model_runner.request import SamplingParams
+from draftwood_model_runner.sampling.draws import draw_token, sampling_margin
 from draftwood_model_runner.sampling.generation_defaults import NO_CONSTRAINTS, Constraints
-from draftwood_model_runner.sampling.metadata import MOST_PROBABLE, ON_HOST, SequenceSampling
+from draftwood_model_runner.sampling.metadata import (
+    ENDS_OUTPUT,
+    MOST_PROBABLE,
+    ON_HOST,
+    SEEN,
+    Adjustments,
+    SequenceSampling,
+)
 from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies.draft import Float32Array, Int32Array
+from draftwood_strategies.arrays import Float32Array, Int32Array
+from draftwood_strategies.native import compiled
 
 Logits = Any
 """What a runner predicts after one token: [vocab], an array of NumPy or a tensor of torch on any device."""
+
+
+class ConstrainedLogits:
+    """The constraints of one answer; remembers its tokens.
+
+    Args:
+        prompt: int32[p].
+        max_tokens: new tokens at most.
+        eos_token_ids: the model's end-of-sequence tokens.
+    """
+
+    def __init__(self, of: Constraints, prompt: Int32Array, max_tokens: int, eos_token_ids: frozenset[int]) -> None:
+        self._of = of
+        self._begin, self._last = prompt.size, prompt.size + max_tokens - 1
+        self._bad_words = [words for words in of.bad_words if len(words) > 1 or words[0] not in eos_token_ids]
+        self._tokens: list[int] = []
+        self._after: dict[tuple[int, ...], list[int]] = {}
+        """The tokens that came after each run of one token less than `no_repeat_ngram_size`."""
+        for token in prompt.tolist():
+            self.accept(token)
+
+    def process(self, scores: Float32Array) -> None:
+        """Sets the scores, float32[vocab], of tokens that may not be written next to -inf."""
+        of, tokens = self._of, self._tokens
+        if of.no_repeat_ngram_size:
+            scores[self._after.get(self._tail(of.no_repeat_ngram_size - 1), [])] = -np.inf
+        for words in self._bad_words:
+            if self._tail(len(words) - 1) == words[:-1]:
+                scores[words[-1]] = -np.inf
+        if of.forced_last and len(tokens) == self._last:
+            scores[:] = -np.inf
+            scores[list(of.forced_last)] = 0.0
+        scores[list(of.suppressed)] = -np.inf
+        if len(tokens) == self._begin:
+            scores[list(of.suppressed_first)] = -np.inf
+
+    def accept(self, token: int) -> None:
+        """The next token of the answer."""
+        if size := self._of.no_repeat_ngram_size:
+            before = self._tail(size - 1)
+            if len(before) == size - 1:
+                self._after.setdefault(before, []).append(token)
+        self._tokens.append(token)
+
+    def _tail(self, count: int) -> tuple[int, ...]:
+        """The last tokens, so many or all."""
+        return tuple(self._tokens[max(0, len(self._tokens) - count) :])
+
+
+def forbid(packed: bytes, scores: Float32Array) -> None:
+    """Sets the scores, float32[vocab], of tokens that are not allowed to -inf.
+
+    Args:
+        packed: bit b of byte n is of token 8 n + b, from the lowest bit on, 1 if it is allowed; ceil(vocab / 32) * 4
+            bytes or more.
+    """
+    _forbid(np.frombuffer(packed, np.int32, -(-scores.shape[0] // 32)), scores)
+
+
+@compiled
+def _forbid(words: Int32Array, scores: Float32Array) -> None:
+    whole = scores.shape[0] // 32
+    for at in range(whole):
+        word = words[at]
+        if word != -1:
+            for bit in range(32):  # of fixed length and without a branch: many at a time
+                score = scores[32 * at + bit]
+                scores[32 * at + bit] = score if word >> bit & 1 else np.float32(-np.inf)
+    for token in range(32 * whole, scores.shape[0]):
+        if not words[whole] >> (token - 32 * whole) & 1:
+            scores[token] = np.float32(-np.inf)
+
+
+class LogitAdjustments:
+    """The adjusted tokens of one sequence; counts what it writes.
+
+    Args:
+        params: its penalties and logit bias.
+        prompt: int32[p].
+        ends: the tokens that end the output.
+    """
+
+    def __init__(self, params: SamplingParams, prompt: Int32Array, ends: list[int]) -> None:
+        self._repetition = np.float32(params.repetition_penalty)
+        self._presence, self._frequency = np.float32(params.presence_penalty), np.float32(params.frequency_penalty)
+        self.penalizes = params.repetition_penalty != 1.0 or bool(params.presence_penalty or params.frequency_penalty)
+        self._has_bias = bool(params.logit_bias)
+        seen = prompt if params.repetition_penalty != 1.0 else np.zeros(0, np.int32)
+        biased = np.array([token for token, _ in params.logit_bias], np.int32)
+        tokens = np.unique(np.concatenate([seen, biased, np.array(ends, np.int32)])).astype(np.int32)
+        counts, flags = np.zeros((2, tokens.size), np.int32)
+        biases = np.zeros(tokens.size, np.float32)
+        flags[np.searchsorted(tokens, seen)] |= SEEN
+        flags[np.searchsorted(tokens, ends)] |= ENDS_OUTPUT
+        for token, bias in params.logit_bias:
+            biases[np.searchsorted(tokens, token)] += np.float32(bias)
+        self._all = Adjustments(tokens, counts, biases, flags)
+        self._entries = {token: entry for entry, token in enumerate(tokens.tolist())} if self.penalizes else {}
+
+    def changes(self, locked: bool) -> bool:
+        """Whether the next logits are changed; `locked`: the output may not end yet."""
+        return self.penalizes or self._has_bias or locked
+
+    def count(self, token: int) -> None:
+        """The output goes on with this token."""
+        if not self.penalizes:
+            return
+        if token not in self._entries:
+            self._all = self.with_draft(np.array([token], np.int32))
+            self._entries[token] = self._all.tokens.size - 1
+        entry = self._entries[token]
+        self._all.counts[entry] += 1
+        self._all.flags[entry] |= SEEN
+
+    def with_draft(self, draft: Int32Array) -> Adjustments:
+        """With penalties, these tokens are among the adjusted ones as well."""
+        if not self.penalizes:
+            return self._all
+        new = np.array([token for token in dict.fromkeys(draft.tolist()) if token not in self._entries], np.int32)
+        zeros, tokens, counts, biases, flags = np.zeros_like(new), *self._all
+        return Adjustments(
+            np.concatenate([tokens, new]),
+            np.concatenate([counts, zeros]),
+            np.concatenate([biases, zeros.astype(np.float32)]),
+            np.concatenate([flags, zeros]),
+        )
+
+    def apply(self, scores: Float32Array, locked: bool) -> None:
+        """Changes scores, float32[vocab], in place."""
+        tokens, counts, biases, flags = self._all
+        values = scores[tokens]
+        penalized = np.where(values < 0, values * self._repetition, values / self._repetition)
+        values = np.where(flags & SEEN, penalized, values)
+        values -= np.where(counts > 0, self._presence, np.float32(0.0)) + self._frequency * counts.astype(np.float32)
+        values += biases
+        if locked:
+            values[(flags & ENDS_OUTPUT) > 0] = -np.inf
+        scores[tokens] = values
 
 
 class TokenSampler:
@@ -69,7 +217,7 @@ class TokenSampler:
         return self._plain and not self._locked
 
     @property
-    def greatest_needed(self) -> int | None:
+    def exact_top_k(self) -> int | None:
         """How many of the greatest logits decide the next token; None for all of them."""
         unchanged = self._constrained is None and self.grammar is None and not self._adjustments.changes(self._locked)
         if not unchanged or self._locked or self.num_logprobs is not None:
@@ -177,15 +325,15 @@ class TokenSampler:
         return scores
 
 
-def greatest_needed(samplers: SequenceOf[TokenSampler | None]) -> int | None:
+def exact_top_k(samplers: SequenceOf[TokenSampler | None]) -> int | None:
     """How many of the greatest logits of each row decide the tokens of a step; None for all of them."""
-    most = 1
+    count = 1
     for sampler in samplers:
-        needed = 1 if sampler is None else sampler.greatest_needed
+        needed = 1 if sampler is None else sampler.exact_top_k
         if needed is None:
             return None
-        most = max(most, needed)
-    return most
+        count = max(count, needed)
+    return count
 
 
 def _on_host(logits: Logits) -> Float32Array:

@@ -12,10 +12,10 @@ import numpy as np
 
 from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
+from draftwood_strategies.arrays import Int32Array, Integer
 from draftwood_strategies.base import StepFeedback
-from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.native import Integer, compiled
-from draftwood_strategies.threads.row_threads import LEAST_NUMBERS, in_threads, parts
+from draftwood_strategies.native import compiled
+from draftwood_strategies.threads import LEAST_NUMBERS, in_threads, parts
 
 ROOT_NODE = 0
 """The node of the last committed token; the nodes of the draft follow."""
@@ -80,8 +80,8 @@ def verify(
     if walked:
         many = len(walked) * int(logits.shape[-1]) >= LEAST_NUMBERS
         groups = [walked[part.start : part.stop] for part in parts(len(walked), threads if many else 1)]
-        found = in_threads([partial(walk_some, group) for group in groups], threads)
-        paths.update(zip((row for row, _ in walked), chain.from_iterable(found), strict=True))
+        walks = in_threads([partial(walk_some, group) for group in groups], threads)
+        paths.update(zip((row for row, _ in walked), chain.from_iterable(walks), strict=True))
     return [paths[row] for row in rows]
 
 
@@ -104,11 +104,11 @@ def predicted_paths(feedback: StepFeedback, predicted: Int32Array) -> list[Accep
 def walk_row(sampler: TokenSampler, feedback: StepFeedback, logits: Any, row: int) -> AcceptedPath:
     """The path of one tree along the tokens that the sampler chooses, up to one that ends the output, one that a slow
     mask comes after, or an error."""
-    own, top, path, node = feedback.of_row(row), feedback.top_tokens, AcceptedPath([], []), ROOT_NODE
-    tokens, parents = feedback.tokens[own], feedback.parents[own]
+    nodes, top, path, node = feedback.of_row(row), feedback.top_tokens, AcceptedPath([], []), ROOT_NODE
+    tokens, parents = feedback.tokens[nodes], feedback.parents[nodes]
     try:
         while True:
-            index = own.start + node
+            index = nodes.start + node
             most_probable = feedback.predictions[index : index + 1] if top is None else top[index]
             token = sampler.sample_and_accept(logits[index], most_probable.tolist())
             path.token_ids.append(token)

@@ -1,37 +1,39 @@
-"""The page tables of live sequences. Sequences with the same prefix share pages. No torch.
-
-Memory is paged as in vLLM (Kwon et al., 2023, arXiv 2309.06180): a sequence holds the pages for its tokens and a little
-growth, not for the longest output that it may write. A sequence that begins like an earlier one of its tenant holds the
-same full pages by reference. Nothing is ever copied: a sequence writes only at and beyond its committed length, and
-shared pages lie below it.
-
-If all layers of a model have a sliding window, a sequence gives up the pages behind it while it goes on, and gets pages
-for its prompt piece by piece: it needs memory for the window and a step, however long it is. What it gives up stays in
-the prefix cache while there is room. A prefix is found from its beginning on, so it is of use as long as all of it is.
-"""
+"""The pages of one live sequence, and the window behind which it needs none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
-from draftwood_model_runner.runners.base import PageStates, StateUse
-from draftwood_model_runner.scheduling.page_pool import PagePool
-from draftwood_model_runner.scheduling.page_table import GROWTH, NULL_PAGE, AttentionWindow, PageTable
-from draftwood_model_runner.scheduling.prefix_cache import CachedPrefix, PrefixCache
-from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies.draft import Int32Array
+from draftwood_model_runner.runners.base import PageStates
+from draftwood_model_runner.scheduling.page_pool import PagePool, PrefixCache
+from draftwood_model_runner.sequence import CachedPrefix, KVUse, PageTable, Sequence, StateUse
+from draftwood_strategies.arrays import Int32Array
+
+GROWTH = 64
+"""Tokens that a sequence can write at least before it needs further pages. Taking pages is cheap."""
+NULL_PAGE = -1
+"""In a page table: the page was given up, since no token attends to its entries any more."""
 
 
-class KVUse(NamedTuple):
-    """Pages of KV memory: all, those that live sequences hold, and those that only the prefix cache does."""
+@dataclass(frozen=True, slots=True)
+class AttentionWindow:
+    """The sliding window of a model all of whose layers have one.
 
-    total: int = 0
-    held: int = 0
-    cached: int = 0
+    Attributes:
+        tokens: the last ones that a token attends to at most, its own included.
+        step: tokens of a sequence that a step computes at most, without its draft.
+    """
+
+    tokens: int
+    step: int
+
+    def needs(self, draft_nodes: int) -> int:
+        """Tokens of KV memory, in pages of at most `GROWTH` / 2, with which a sequence of any length can run."""
+        return self.tokens + self.step + 2 * GROWTH + draft_nodes
 
 
 class KVPool:
@@ -61,8 +63,6 @@ class KVPool:
         self._states = states
         self._pages = PagePool(pages)
         self._prefixes = PrefixCache(pages)
-        self._tables: dict[Sequence, PageTable] = {}
-        self._cached_prefixes: dict[Sequence, CachedPrefix] = {}
 
     @property
     def available(self) -> int:
@@ -81,7 +81,7 @@ class KVPool:
 
     def pages(self, sequence: Sequence) -> Int32Array:
         """int32[p], the page table of a live sequence; `NULL_PAGE` for pages behind the window that it gave up."""
-        return self._tables[sequence].pages
+        return sequence.kv.pages
 
     def cached(self, sequence: Sequence) -> int:
         """How many of the tokens of a waiting sequence are cached. Looks at what is new since the last time alone."""
@@ -95,14 +95,15 @@ class KVPool:
         """
         if self.shortfall_of_waiting(sequence) > 0:
             return False
-        found = self._find(sequence)
-        sequence.committed = found.size * self.page_size
+        cached = self._find(sequence)
+        sequence.committed = cached.size * self.page_size
         behind = self._behind(sequence.committed)
-        shared = found[behind:]
+        shared = cached[behind:]
         self._prefixes.reuse(shared)
         self._pages.share(shared)
-        prefix = self._cached_prefixes.pop(sequence, None) or CachedPrefix(sequence.request.tenant)
-        table = self._tables[sequence] = PageTable(found.copy(), prefix, found.size, behind)
+        prefix = sequence.cached_prefix or CachedPrefix(sequence.request.tenant)
+        sequence.cached_prefix = None
+        table = sequence.page_table = PageTable(cached.copy(), prefix, cached.size, behind)
         table.pages[:behind] = NULL_PAGE
         self._extend(sequence, self._need(sequence, sequence.committed) - table.pages.size)
         if self._states is not None and shared.size:
@@ -115,14 +116,14 @@ class KVPool:
 
         Looks at what is new since the last time alone; `leave` forgets what was found.
         """
-        found = self._find(sequence)
-        committed = found.size * self.page_size
-        reused = self._prefixes.count_retained(found[self._behind(committed) :])
-        return self._need(sequence, committed) - found.size - (self.available - reused)
+        cached = self._find(sequence)
+        committed = cached.size * self.page_size
+        reused = self._prefixes.count_retained(cached[self._behind(committed) :])
+        return self._need(sequence, committed) - cached.size - (self.available - reused)
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence stopped waiting."""
-        self._cached_prefixes.pop(sequence, None)
+        sequence.cached_prefix = None
 
     def record(self, sequence: Sequence) -> None:
         """Makes what is committed of the prompt of a live sequence findable. Cheap if there is nothing new."""
@@ -133,11 +134,11 @@ class KVPool:
         tokens = sequence.length
         if self.window is not None:
             tokens = min(tokens, sequence.committed + self.window.step)
-        return tokens > self._tables[sequence].longest
+        return tokens > sequence.kv.longest
 
     def shortfall(self, sequences: Iterable[Sequence]) -> int:
         """How many pages others must give up before these live sequences can grow; 0 or less for none."""
-        wanted = sum(self._need(one, one.committed) - self._tables[one].pages.size for one in sequences)
+        wanted = sum(self._need(sequence, sequence.committed) - sequence.kv.pages.size for sequence in sequences)
         return wanted - self.available
 
     def victims(self, candidates: Iterable[Sequence], missing: int) -> list[Sequence] | None:
@@ -148,7 +149,7 @@ class KVPool:
         references, alone, chosen = self._pages.references, 0, []
         times = np.zeros_like(references)
         for sequence in candidates:
-            pages = self.pages(sequence)[self._tables[sequence].freed :]
+            pages = self.pages(sequence)[sequence.kv.freed :]
             times[pages] += 1
             alone += int(np.count_nonzero(times[pages] == references[pages]))
             chosen.append(sequence)
@@ -158,11 +159,11 @@ class KVPool:
 
     def grow(self, sequence: Sequence) -> None:
         """Gives a sequence the pages that it needs; its shortfall must be 0 or less."""
-        self._extend(sequence, self._need(sequence, sequence.committed) - self._tables[sequence].pages.size)
+        self._extend(sequence, self._need(sequence, sequence.committed) - sequence.kv.pages.size)
 
     def trim(self, sequence: Sequence) -> None:
         """Takes back pages that lie behind the window of all that a live sequence computes from now on."""
-        table, behind = self._tables[sequence], self._behind(sequence.committed)
+        table, behind = sequence.kv, self._behind(sequence.committed)
         if behind <= table.freed:
             return
         self._record(sequence, behind * self.page_size)
@@ -182,7 +183,7 @@ class KVPool:
         """
         if keep:
             self._record(sequence, min(sequence.committed, self._shareable(sequence)))
-        table = self._tables.pop(sequence)
+        table, sequence.page_table = sequence.kv, None
         unused, cached = self._released(table.held)
         if self._states is not None:
             self._states.release([*unused.tolist(), *cached.tolist()], kept=keep)
@@ -203,22 +204,22 @@ class KVPool:
         Args:
             waiting: those that a cached prefix may be known of; None for any.
         """
-        tables = [table.held for table in self._tables.values()]
+        tables = [sequence.kv.held for sequence in live]
         held = np.concatenate([np.empty(0, np.int32), *tables])
-        assert self._tables.keys() == set(live)
-        assert not self._cached_prefixes.keys() & self._tables.keys()
-        assert waiting is None or self._cached_prefixes.keys() <= {*waiting}
+        assert not any(sequence.cached_prefix for sequence in live)
+        assert not any(sequence.page_table for sequence in waiting or ())
         assert np.bincount(held, minlength=self._pages.references.size).tolist() == self._pages.references.tolist()
         assert self.available + np.unique(held).size == self._pages.references.size
         assert self.prefix_cache or not self._prefixes.retained
-        for sequence, table in self._tables.items():
+        for sequence in live:
+            table = sequence.kv
             assert sequence.committed <= table.pages.size * self.page_size
             assert (table.pages[: table.freed] == NULL_PAGE).all()
             assert table.freed <= self._behind(sequence.committed)
             # What will be written next is in no other table, and cannot be found.
-            own = table.pages[sequence.committed // self.page_size :]
-            assert (self._pages.references[own] == 1).all()
-            assert not self._prefixes.known(own).any()
+            unwritten = table.pages[sequence.committed // self.page_size :]
+            assert (self._pages.references[unwritten] == 1).all()
+            assert not self._prefixes.known(unwritten).any()
         self._pages.check()
         self._prefixes.check()
 
@@ -227,7 +228,7 @@ class KVPool:
         tokens = min(sequence.length + GROWTH, sequence.longest)
         if self.window is not None:
             tokens = min(tokens, committed + self.window.step + GROWTH)
-        return -(-(tokens + sequence.request.max_draft_nodes) // self.page_size)
+        return -(-(tokens + sequence.request.drafting.max_nodes) // self.page_size)
 
     def _behind(self, committed: int) -> int:
         """How many pages lie behind the window of the token at position `committed`, and so of all later ones."""
@@ -243,9 +244,9 @@ class KVPool:
         """int32[p], the pages of the longest cached prefix that a waiting sequence can begin with."""
         if not self.prefix_cache:
             return np.empty(0, np.int32)
-        prefix = self._cached_prefixes.get(sequence)
+        prefix = sequence.cached_prefix
         if prefix is None:
-            prefix = self._cached_prefixes[sequence] = CachedPrefix(sequence.request.tenant)
+            prefix = sequence.cached_prefix = CachedPrefix(sequence.request.tenant)
         self._prefixes.look_up(prefix)
         full, count = min(sequence.length - 1, self._shareable(sequence)) // self.page_size, 1
         while prefix.pages.size == (hashed := len(prefix.hashes)) < full:
@@ -268,7 +269,7 @@ class KVPool:
             prefix.append(sequence.tokens(hashed * size, (blocks - hashed) * size), size)
 
     def _record(self, sequence: Sequence, committed: int) -> None:
-        table, full = self._tables[sequence], committed // self.page_size
+        table, full = sequence.kv, committed // self.page_size
         if self.prefix_cache and full > table.recorded:
             self._hash(sequence, table.prefix, full)
             self._prefixes.add(table.prefix.hashes[table.recorded : full], table.pages[table.recorded : full])
@@ -276,7 +277,7 @@ class KVPool:
 
     def _extend(self, sequence: Sequence, count: int) -> None:
         """Adds pages to a page table; forgets the least recently used prefixes if need be."""
-        table = self._tables[sequence]
+        table = sequence.kv
         if (missing := count - self._pages.num_free) > 0:
             forgotten = self._prefixes.forget_oldest(missing)
             if self._states is not None:
@@ -284,4 +285,4 @@ class KVPool:
             self._pages.free(forgotten)
         after = int(table.pages[-1]) if table.pages.size else -1
         table.pages = np.concatenate([table.pages, self._pages.allocate(count, after)])
-        table.longest = table.pages.size * self.page_size - sequence.request.max_draft_nodes
+        table.longest = table.pages.size * self.page_size - sequence.request.drafting.max_nodes

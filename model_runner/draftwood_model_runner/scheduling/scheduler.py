@@ -1,4 +1,4 @@
-"""The scheduler: which sequences run in the next step, and how many tokens of each. Owns their state. No torch."""
+"""What a step computes: how many tokens of which running sequences."""
 
 from __future__ import annotations
 
@@ -8,25 +8,148 @@ import math
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import closing
+from operator import attrgetter
 from types import MappingProxyType
+from typing import NamedTuple
 
-from draftwood_model_runner.scheduling.fair_queue import FairQueue, Rank
+from draftwood_model_runner.scheduling.fair_queue import FairQueue, SlotLimit, SlotShares
 from draftwood_model_runner.scheduling.kv_pool import KVPool
-from draftwood_model_runner.scheduling.prefix_cache import common_prefix
-from draftwood_model_runner.scheduling.slot_limit import SlotLimit
-from draftwood_model_runner.scheduling.slot_shares import SlotShares
-from draftwood_model_runner.scheduling.step_plan import ScheduledSequence, SchedulerOutput, StepPlanner
+from draftwood_model_runner.scheduling.page_pool import common_prefix
 from draftwood_model_runner.sequence import Sequence, SequenceState
 
+_MOST_SKIPPED = 3
+"""The sequences of a tenant above its share skip at most this many steps in a row for the first tokens of others."""
+
+_DECODE_COST = 2
+"""What a decoding step counts in prompt tokens, for fairness between tenants: the ratio of the VTC paper."""
+
 __all__ = ["PRIORITY_SECONDS", "ScheduledSequence", "Scheduler", "SchedulerOutput"]
-
 _log = logging.getLogger(__name__)
-
 PRIORITY_SECONDS = 60.0
 """A level of priority counts like this many seconds of earlier arrival, so no request waits for ever."""
-
 _MAX_LOOKED_AT = 8
 """A step without a free slot looks at so many waiting sequences at most, if running ones give up too little."""
+
+
+class ScheduledSequence(NamedTuple):
+    """The part of a sequence in a step: its next `tokens` tokens that are not in the KV cache yet."""
+
+    sequence: Sequence
+    tokens: int
+
+    @property
+    def reaches_end(self) -> bool:
+        """They are the last known tokens of the sequence, so the step drafts and writes new ones."""
+        return self.sequence.committed + self.tokens == self.sequence.length
+
+
+class SchedulerOutput(NamedTuple):
+    """What a step computes.
+
+    Attributes:
+        scheduled: the sequences that take part.
+        prompts_wait: prompts of the step's sequences need further steps.
+    """
+
+    scheduled: list[ScheduledSequence]
+    prompts_wait: bool
+
+
+class StepPlanner:
+    """Plans the steps of running sequences.
+
+    Args:
+        queue: what the tenants were served, and the shares of those in prefill.
+        shares: tells who holds more slots than its share.
+        rank: the rank of a live sequence.
+        prefill_chunk: prompt tokens of a step, over all sequences, if none decodes.
+        shared_chunk: the same, if any decodes.
+        block: tokens that the runner computes at once: a step of a few more costs as much as one of two full blocks,
+            and leaves those few of its prompts to the next one. 1 if there is no such thing.
+    """
+
+    def __init__(
+        self,
+        queue: FairQueue,
+        shares: SlotShares,
+        prefill_chunk: int,
+        shared_chunk: int,
+        block: int = 1,
+    ) -> None:
+        self._queue = queue
+        self._shares = shares
+        self._prefill_chunk = prefill_chunk
+        self._shared_chunk = min(shared_chunk, prefill_chunk)
+        self._block = block
+        self._skipped = 0
+
+    def plan(
+        self, running: SequenceOf[Sequence], in_flight: Collection[Sequence], microbatch: int | None
+    ) -> SchedulerOutput:
+        """One token for each decoding sequence, and for each tenant in prefill a share of the chunk, spent by rank.
+
+        Charges the tenants for decoding. See `Scheduler.schedule` for `in_flight` and `microbatch`.
+        """
+        elsewhere = {*in_flight}
+        pending: dict[Sequence, int] = {}
+        prefill: dict[str, list[Sequence]] = {}
+        decoding: dict[str, int] = {}
+        left = len(running) if microbatch is None else microbatch
+        for sequence in self._participating(running):
+            if sequence in elsewhere:
+                continue
+            tokens, tenant = sequence.length - sequence.committed, sequence.request.tenant
+            if tokens > 1:
+                prefill.setdefault(tenant, []).append(sequence)
+            elif left > 0:
+                decoding[tenant] = decoding.get(tenant, 0) + 1
+                left -= 1
+            else:
+                continue
+            pending[sequence] = tokens
+        for tenant, count in decoding.items():
+            self._queue.charge(tenant, count * _DECODE_COST)
+        decodes = any(sequence.length - sequence.committed == 1 for sequence in running) if prefill else True
+        chunk = self._shared_chunk if decodes else self._prefill_chunk
+        prompts_wait = self._split_chunk(prefill, pending, self._in_blocks(chunk, prefill, pending))
+        return SchedulerOutput(
+            [ScheduledSequence(sequence, tokens) for sequence, tokens in pending.items() if tokens], prompts_wait
+        )
+
+    def _in_blocks(self, chunk: int, prefill: dict[str, list[Sequence]], pending: dict[Sequence, int]) -> int:
+        """The chunk; less what the step would have beyond its last full block, if that is at most half of another."""
+        wanted = sum(pending[sequence] for sequences in prefill.values() for sequence in sequences)
+        taken, others = min(chunk, wanted), sum(pending.values()) - wanted
+        beyond = (others + taken) % self._block
+        return taken - beyond if beyond <= min(self._block // 2, taken - 1) and others + taken > self._block else chunk
+
+    def _split_chunk(self, prefill: dict[str, list[Sequence]], pending: dict[Sequence, int], chunk: int) -> bool:
+        """Cuts what is pending of these prompts down to what fits the chunk; returns whether anything was cut."""
+        wanted = {tenant: sum(map(pending.__getitem__, sequences)) for tenant, sequences in prefill.items()}
+        shares = self._queue.split(chunk, wanted)
+        cut = False
+        for tenant, sequences in prefill.items():
+            for sequence in sorted(sequences, key=attrgetter("rank")):
+                tokens = min(pending[sequence], shares[tenant])
+                cut = cut or tokens < pending[sequence]
+                pending[sequence] = tokens
+                shares[tenant] -= tokens
+        return cut
+
+    def _participating(self, running: SequenceOf[Sequence]) -> list[Sequence]:
+        """The ready sequences; if the step ends a prompt, without those of other tenants above their share."""
+        ready = [sequence for sequence in running if sequence.ready]
+        chunk = self._shared_chunk
+        if ending := [
+            sequence for sequence in ready if not sequence.output and sequence.length - sequence.committed <= chunk
+        ]:
+            above = self._shares.over_share()
+            ends = any(sequence.request.tenant not in above for sequence in ending)
+            if above and ends and self._skipped < _MOST_SKIPPED:
+                self._skipped += 1
+                return [sequence for sequence in ready if sequence.request.tenant not in above]
+        self._skipped = 0
+        return ready
 
 
 class Scheduler:
@@ -69,16 +192,13 @@ class Scheduler:
         self._limit = SlotLimit(max_running)
         self._prefill_chunk = prefill_chunk
         self._serial = itertools.count()
-        self._ranks: dict[Sequence, Rank] = {}
-        self._queue = FairQueue(self._ranks.__getitem__, weights)
-        self._shares = SlotShares(self._queue, self._ranks.__getitem__, self._limit)
-        self._planner = StepPlanner(
-            self._queue, self._shares, self._ranks.__getitem__, prefill_chunk, shared_chunk, block
-        )
+        self._live: dict[Sequence, None] = {}  # an ordered set
+        self._queue = FairQueue(weights)
+        self._shares = SlotShares(self._queue, self._limit)
+        self._planner = StepPlanner(self._queue, self._shares, prefill_chunk, shared_chunk, block)
         self._next_deadline = math.inf
         self.step_seconds = 0.0
-        self._unrecorded: dict[Sequence, None] = {}
-        self._common: dict[Sequence, dict[Sequence, int]] = {}
+        self._unrecorded: list[Sequence] = []
         self.running: list[Sequence] = []
 
     @property
@@ -92,12 +212,13 @@ class Scheduler:
 
     @property
     def live(self) -> list[Sequence]:
-        return list(self._ranks)
+        return list(self._live)
 
     def add(self, sequence: Sequence) -> None:
         """Queues a new sequence."""
         rank = sequence.request.arrived_at - PRIORITY_SECONDS * sequence.request.priority
-        self._ranks[sequence] = (rank, next(self._serial))
+        sequence.rank = (rank, next(self._serial))
+        self._live[sequence] = None
         self._queue.enter(sequence)
         self._next_deadline = min(self._next_deadline, self._latest(sequence))
 
@@ -105,7 +226,7 @@ class Scheduler:
         """Sequences that missed their deadline or cannot meet it any more; the caller finishes them."""
         if now < self._next_deadline:
             return []
-        limits = [(self._latest(sequence), sequence) for sequence in self._ranks]
+        limits = [(self._latest(sequence), sequence) for sequence in self._live]
         self._next_deadline = min((limit for limit, _ in limits if limit > now), default=math.inf)
         return [sequence for limit, sequence in limits if limit <= now]
 
@@ -141,7 +262,7 @@ class Scheduler:
         if sequence.state is not SequenceState.PAUSED:
             self._queue.leave(sequence.request.tenant)
         sequence.state = SequenceState.FINISHED
-        del self._ranks[sequence]
+        del self._live[sequence]
 
     def pause(self, sequence: Sequence) -> None:
         """Takes a sequence out of its slot or the queue until `resume`; it has no part in the fairness meanwhile.
@@ -181,15 +302,15 @@ class Scheduler:
     def check(self, others: SequenceOf[Sequence] = ()) -> None:
         """Asserts that slots, memory, queues and states agree; `others` hold pages as well."""
         waiting = [*self._queue]
-        paused = [s for s in self._ranks if s.state is SequenceState.PAUSED]
+        paused = [s for s in self._live if s.state is SequenceState.PAUSED]
         assert len(self.running) <= self.max_running
         assert all(s.state is SequenceState.RUNNING for s in self.running)
         assert all(s.state is SequenceState.WAITING for s in waiting)
         assert all(s.committed == 0 for s in (*waiting, *paused))
-        assert len(self.running) + len(waiting) + len(paused) == len(self._ranks)
-        assert self._ranks.keys() == {*self.running, *waiting, *paused}
-        assert self._common.keys() <= {*waiting}
-        assert self._unrecorded.keys() <= {*self.running}
+        assert len(self.running) + len(waiting) + len(paused) == len(self._live)
+        assert self._live.keys() == {*self.running, *waiting, *paused}
+        assert not any(s.common_prefixes for s in (*self.running, *paused))
+        assert {*self._unrecorded} <= {*self.running}
         self._queue.check([*self.running, *waiting])
         self._shares.check(self.running)
         self._pool.check([*self.running, *others], waiting)
@@ -204,10 +325,11 @@ class Scheduler:
 
     def _record_prompts(self) -> None:
         """Makes what is computed of the prompts of running sequences findable."""
-        for sequence in [*self._unrecorded]:
+        for sequence in self._unrecorded:
             self._pool.record(sequence)
-            if sequence.committed >= sequence.request.prompt.size:
-                del self._unrecorded[sequence]
+        self._unrecorded = [
+            sequence for sequence in self._unrecorded if sequence.committed < sequence.request.prompt.size
+        ]
 
     def _find_memory(self, short: SequenceOf[Sequence]) -> None:
         """Gives running sequences further pages. If there are too few, those that yield last get theirs first."""
@@ -232,13 +354,14 @@ class Scheduler:
         """Takes the slot and the pages of a running sequence."""
         self.running.remove(sequence)
         self._shares.stopped(sequence)
-        self._unrecorded.pop(sequence, None)
+        if sequence in self._unrecorded:
+            self._unrecorded.remove(sequence)
         self._pool.close(sequence, keep)
 
     def _leave_queue(self, sequence: Sequence) -> None:
         self._queue.remove(sequence)
         self._pool.leave(sequence)
-        self._common.pop(sequence, None)
+        sequence.common_prefixes.clear()
 
     def _preempt(self, sequence: Sequence) -> None:
         """Its keys and values stay cached while the memory is not needed."""
@@ -268,7 +391,7 @@ class Scheduler:
             sequence.slot_generation += 1
             self.running.append(sequence)
             self._shares.started(sequence)
-            self._unrecorded[sequence] = None
+            self._unrecorded.append(sequence)
 
     def _next(self) -> tuple[Sequence, list[Sequence]] | None:
         """The sequence to admit, and those that give way to it."""
@@ -304,9 +427,9 @@ class Scheduler:
         ]
         if not in_prefill:
             return False
-        known, prompt = self._common.setdefault(sequence, {}), sequence.request.prompt
+        known, prompt = sequence.common_prefixes, sequence.request.prompt
         for other in in_prefill:
             if other not in known:
                 known[other] = common_prefix(other.request.prompt, prompt)
-        most, page = max(map(known.__getitem__, in_prefill)), self._pool.page_size
-        return most >= page and most >= self._pool.cached(sequence) + page
+        longest, page = max(map(known.__getitem__, in_prefill)), self._pool.page_size
+        return longest >= page and longest >= self._pool.cached(sequence) + page

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from draftwood_memory.engines.drafts import EngineDrafts
-from draftwood_memory.engines.forms.trees import NO_TREES, RowTrees
 from draftwood_memory.engines.session import Row
-from draftwood_memory.records import Int32Array
-from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
+from draftwood_strategies.arrays import Int32Array, Int64Array
+from draftwood_strategies.draft import DraftTrees
+from draftwood_strategies.native import compiled
 
 _SPARE = 64
 """Texts of requests that may be kept although they are gone, before they are looked through."""
@@ -118,7 +119,7 @@ class _TokenHistory:
     def row(self) -> Row:
         text = self._tokens[: self.size]
         decodes = self.prompt > 0 and self.size > self.prompt
-        return Row(self.key, text, self.prompt, 0, self._options, decodes, self.stop_token_ids)
+        return Row(self.key, text, self.prompt, self._max_new_tokens, self._options, decodes, self.stop_token_ids)
 
 
 class Corpus:
@@ -134,7 +135,7 @@ class Corpus:
     """
 
     def __init__(self, nodes: int, wrap: Callable[[Any], Request]) -> None:
-        self.drafts: EngineDrafts[RowTrees] | None = None
+        self.drafts: EngineDrafts | None = None
         self.requests: SequenceOf[Any] = ()
         self._nodes = nodes
         self._wrap = wrap
@@ -152,11 +153,11 @@ class Corpus:
             batch_tokens: the last tokens of each.
             total_lens: how many tokens each has.
         """
-        made: RowTrees | None = None
+        drafts = None
         if self.drafts is not None:
-            made = self.drafts.attempt(lambda: self._rows(req_ids, batch_tokens, total_lens))
+            drafts = self.drafts.attempt(lambda: self._rows(req_ids, batch_tokens, total_lens))
         last_tokens = np.array([tail[-1] for tail in batch_tokens], np.int64)
-        return fixed_trees(last_tokens, self._nodes, *(made or NO_TREES))
+        return fixed_trees(last_tokens, self._nodes, drafts or DraftTrees.empty(len(batch_tokens)))
 
     def is_live(self, key: str) -> bool:
         """Whether the engine still knows a request, by the key of its `Row`."""
@@ -225,3 +226,56 @@ class Corpus:
     def list_external_corpora(self) -> dict[str, int]:
         """None."""
         return {}
+
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+class FixedTrees(NamedTuple):
+    """The trees of s sequences, each with n nodes, of which node 0 is the sequence's last token.
+
+    Attributes:
+        tokens: int64[s * n].
+        mask: bool[s * n * n]; entry (i, j) of a tree says whether node j is node i or above it.
+    """
+
+    tokens: Int64Array
+    mask: BoolArray
+
+
+def fixed_trees(last_tokens: Int64Array, nodes: int, drafts: DraftTrees) -> FixedTrees:
+    """Trees of exactly so many nodes.
+
+    Nodes that a draft leaves unused have token 0 and hang from node 0. They are verified like others.
+
+    Args:
+        last_tokens: int64[s].
+        drafts: of each sequence, at most `nodes` - 1 nodes.
+    """
+    sequences = last_tokens.shape[0]
+    tokens, mask = np.empty(sequences * nodes, np.int64), np.empty(sequences * nodes * nodes, np.bool_)
+    _lay_out(last_tokens, drafts.tokens, drafts.parents, drafts.offsets, nodes, tokens, mask)
+    return FixedTrees(tokens, mask)
+
+
+@compiled
+def _lay_out(
+    last_tokens: Int64Array,
+    tree_tokens: Int32Array,
+    parents: Int32Array,
+    offsets: Int32Array,
+    nodes: int,
+    tokens: Int64Array,
+    mask: BoolArray,
+) -> None:
+    mask[:] = False
+    for node in range(tokens.shape[0]):  # each below node 0
+        tokens[node] = last_tokens[node // nodes] if node % nodes == 0 else 0
+        mask[node * nodes] = mask[node * nodes + node % nodes] = True
+    for t in range(last_tokens.shape[0]):
+        first, begin = t * nodes, offsets[t]
+        for i in range(offsets[t + 1] - begin):
+            node, above = first + i + 1, first + parents[begin + i] + 1
+            tokens[node] = tree_tokens[begin + i]
+            for j in range(i + 1):
+                mask[node * nodes + j] = mask[above * nodes + j]

@@ -135,15 +135,18 @@ class _Drafting:
 
     def _open(self, server_args: Any, target_worker: Any) -> None:
         """Opens the memory, in the rank that drafts."""
-        from draftwood_memory.engines.forms.trees import TreeForm
-        from draftwood_tenants.engines.opening import OpenedDrafts, ServedModel, show_failure
+        from draftwood_memory.engines.drafts import Host
+        from draftwood_strategies.draft_engine.engine import Verifies
+        from draftwood_strategies.draft_engine.step_times import LatestStepTime
+        from draftwood_tenants.engines import OpenedDrafts, ServedModel, show_failure
 
         try:
             config, tokenizer, corpus = target_worker.model_config, target_worker.tokenizer, self.ngram_corpus
             vocabulary = {} if tokenizer is None else dict(tokenizer.get_vocab())
             model = ServedModel.of(config.model_path, server_args.revision, vocabulary, int(config.vocab_size))
-            form = TreeForm(self.draft_token_num - 1, corpus.output_of)
-            corpus.drafts = OpenedDrafts("SGLang", os.environ, model, form, corpus.is_live).drafts
+            nodes = self.draft_token_num - 1
+            host = Host(Verifies.FIXED_TREES, nodes, corpus.is_live, LatestStepTime, corpus.output_of)
+            corpus.drafts = OpenedDrafts("SGLang", os.environ, model, host).drafts
         except Exception as error:
             _log.error("SGLang goes on without drafts of Draftwood: %s: %s", type(error).__name__, error)
             show_failure(os.environ)

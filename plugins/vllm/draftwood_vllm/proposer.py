@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from draftwood_vllm.cpu_kernels import repair
@@ -23,7 +24,7 @@ from draftwood_vllm.service_link import end_with_service
 
 if TYPE_CHECKING:
     from draftwood_memory.engines.session import Row
-    from draftwood_tenants.engines.opening import OpenedDrafts
+    from draftwood_tenants.engines import OpenedDrafts
 
 _log = logging.getLogger("draftwood")
 
@@ -63,7 +64,7 @@ class Proposer:
         _share_log()
         self._config = vllm_config
         self._runner: Any = None
-        self._opened: OpenedDrafts[list[list[int]]] | None = None
+        self._opened: OpenedDrafts | None = None
         self._off = False
         self._longest = int(vllm_config.speculative_config.num_speculative_tokens)
         self._most = int(vllm_config.model_config.max_model_len)
@@ -89,7 +90,7 @@ class Proposer:
             if not _is_drafting_rank(self._config):
                 self._off = True
                 return
-            from draftwood_tenants.engines.opening import ServedModel
+            from draftwood_tenants.engines import ServedModel
             from draftwood_vllm.opening import open_drafts
 
             config = self._config.model_config
@@ -113,11 +114,14 @@ class Proposer:
             num_tokens_no_spec: int32[rows or more], tokens of each row, these among them.
             token_ids_cpu: int32[rows or more, max_model_len], these tokens.
         """
-        chains: list[list[int]] | None = None
+        drafts = None
         if not self._off and self._opened is not None:
             rows = partial(self._rows, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-            chains = self._opened.drafts.attempt(rows)
-        return [[] for _ in sampled_token_ids] if chains is None else chains
+            drafts = self._opened.drafts.attempt(rows)
+        if drafts is None:
+            return [[] for _ in sampled_token_ids]
+        tokens, offsets = drafts.tokens.tolist(), drafts.offsets.tolist()
+        return [tokens[begin:end] for begin, end in pairwise(offsets)]
 
     def _rows(self, sampled: Sequence[Sequence[int]], lengths: Any, tokens: Any) -> list[Row]:
         from draftwood_memory.engines.session import Row
@@ -147,7 +151,7 @@ class Proposer:
         if self._opened is not None:
             opened, self._opened = self._opened, None
             opened.close()
-        from draftwood_tenants.engines.opening import show_failure
+        from draftwood_tenants.engines import show_failure
 
         show_failure(os.environ)
 

@@ -68,7 +68,7 @@ class Recorder:
         """Of the requests of a step that ended, and what is drafted for the next one."""
         rows = []
         for session in sessions:
-            stats, drafted = session.stats, len(session.chain)
+            stats, drafted = session.stats, session.drafted
             if drafted or (stats.drafting_disabled_reason and not session.disabled_reported):
                 session.disabled_reported = bool(stats.drafting_disabled_reason)
                 rows.append(

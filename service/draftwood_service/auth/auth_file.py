@@ -10,14 +10,19 @@ certificates:
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import hmac
 import os
+import re
+import secrets
+import string
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, NamedTuple, Self
 
 import yaml
 from pydantic import (
@@ -32,9 +37,22 @@ from pydantic import (
 )
 
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
-from draftwood_service.auth.principal import Principal, Role
+from draftwood_service.auth.principal import Principal, Role, UnauthenticatedError
 
 SETTING = "auth_file"
+_PROBLEMS = {
+    "extra_forbidden": "there is no such field",
+    "missing": "is missing",
+    "string_pattern_mismatch": "is not what `draftwood key create` writes",
+}
+"""What is wrong, by pydantic's type of the error, where its own words are not plain."""
+PREFIX = "dw_"
+"""Tells keys from other tokens, also to programs that look for leaked secrets."""
+_ID_LENGTH = 12
+_ID_LETTERS = string.ascii_lowercase + string.digits
+_SECRET_BYTES = 32
+_NOBODYS = "0" * 64
+_FORM = re.compile(rf"{PREFIX}([a-z0-9]{{{_ID_LENGTH}}})_[A-Za-z0-9_-]{{43}}")
 
 
 def _role(given: object) -> object:
@@ -53,14 +71,6 @@ Instant = Annotated[
     datetime, AfterValidator(_in_utc), PlainSerializer(lambda at: f"{at:%Y-%m-%dT%H:%M:%SZ}", when_used="unless-none")
 ]
 """A time without a zone is UTC."""
-
-
-_PROBLEMS = {
-    "extra_forbidden": "there is no such field",
-    "missing": "is missing",
-    "string_pattern_mismatch": "is not what `draftwood key create` writes",
-}
-"""What is wrong, by pydantic's type of the error, where its own words are not plain."""
 
 
 class _Entry(BaseModel, ABC):
@@ -214,3 +224,50 @@ def _write(path: Path, text: str) -> None:
         part.replace(path)
     except OSError as error:
         raise InvalidInputError(SETTING, path, f"cannot be written: {error.strerror}") from None
+
+
+class NewKey(NamedTuple):
+    """A key, which is shown once and not stored, and the two parts of its entry."""
+
+    key: str
+    id: str
+    sha256: str
+
+
+def new_key() -> NewKey:
+    """A random key."""
+    key_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
+    key = f"{PREFIX}{key_id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
+    return NewKey(key, key_id, _hash(key))
+
+
+class ApiKeys:
+    """The keys of a server."""
+
+    def __init__(self, entries: Iterable[KeyEntry] = ()) -> None:
+        self._entries = {entry.id: entry for entry in entries}
+
+    def principal(self, key: str, now: float) -> Principal:
+        """The caller of a key.
+
+        Args:
+            now: seconds since 1970.
+
+        Raises:
+            UnauthenticatedError: it is not a valid key.
+        """
+        form = _FORM.fullmatch(key)
+        if form is None:
+            raise UnauthenticatedError("not an API key")
+        entry = self._entries.get(form[1])
+        # Compared with nobody's where no key has the id, so that a refusal takes the same time with a known and an
+        # unknown one.
+        if not hmac.compare_digest(_hash(key), _NOBODYS if entry is None else entry.sha256) or entry is None:
+            raise UnauthenticatedError("unknown API key" if entry is None else f"wrong secret of key {form[1]}")
+        if entry.expires is not None and entry.expires.timestamp() <= now:
+            raise UnauthenticatedError(f"key {form[1]} has expired")
+        return entry.principal
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

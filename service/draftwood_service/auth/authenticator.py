@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from draftwood_service.auth import auth_file
-from draftwood_service.auth.api_keys import PREFIX, ApiKeys
-from draftwood_service.auth.errors import NoCredentialError, UnauthenticatedError
-from draftwood_service.auth.principal import ANYONE, Principal
-from draftwood_service.settings.network import AuthSettings
+from draftwood_service.auth.auth_file import PREFIX, ApiKeys
+from draftwood_service.auth.principal import ANYONE, NoCredentialError, Principal, UnauthenticatedError
+from draftwood_service.settings.groups import AuthSettings
 from draftwood_tenants.followed_file import FollowedFile
 
 if TYPE_CHECKING:
@@ -37,7 +36,11 @@ class _FromFile:
         content = auth_file.parse(data)
         self.keys = ApiKeys(content.keys)
         self.by_name = {entry.name: entry.principal for entry in content.certificates if entry.name}
-        self.by_common_name = {one.common_name: one.principal for one in content.certificates if one.common_name}
+        self.by_common_name = {
+            certificate.common_name: certificate.principal
+            for certificate in content.certificates
+            if certificate.common_name
+        }
 
     def of_certificate(self, names: CertificateNames) -> Principal | None:
         """The caller of a certificate, None if it is not known; alternative names count before common ones."""
@@ -99,7 +102,7 @@ class Authenticator:
 
     def start(self) -> None:
         """Follows changes of files and keys from now on."""
-        followed = [one.follow() for one in (self._file, self._tokens) if one is not None]
+        followed = [source.follow() for source in (self._file, self._tokens) if source is not None]
         self._following = [asyncio.create_task(following) for following in followed]
 
     async def close(self) -> None:
@@ -115,8 +118,7 @@ def _token_verifier(settings: AuthSettings) -> TokenVerifier | None:
     if source is None:
         return None
     # Imported here: cryptography takes a while to import.
-    from draftwood_service.auth.jwks import JwksFile, JwksUrl
-    from draftwood_service.auth.tokens import TokenVerifier
+    from draftwood_service.auth.tokens import JwksFile, JwksUrl, TokenVerifier
 
     is_url = source.startswith("https://")
     return TokenVerifier(JwksUrl(source, algorithms) if is_url else JwksFile(Path(source), algorithms), settings)

@@ -14,8 +14,7 @@ from rich.table import Table
 
 from draftwood_client.cli.apps import new_app, run
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError
-from draftwood_service.auth.api_keys import new_key
-from draftwood_service.auth.auth_file import KeyEntry, read, updated
+from draftwood_service.auth.auth_file import KeyEntry, new_key, read, updated
 from draftwood_service.auth.principal import Principal, Role
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
@@ -49,7 +48,7 @@ def create(
     """Create a key, and print it. It is shown this once: the file has its hash."""
     known = Role.of(role)
     if known is None:
-        raise InvalidInputError("role", role, f"must be one of {', '.join(one.label for one in Role)}")
+        raise InvalidInputError("role", role, f"must be one of {', '.join(role.label for role in Role)}")
     made, now = new_key(), datetime.now(UTC)
     Principal(made.id, known, tenant)  # raises if they do not fit
     entry = KeyEntry(
@@ -73,12 +72,12 @@ def create(
 @app.command("list")
 def list_keys(file: File, as_json: AsJson = False) -> None:
     """List the keys, without what they are."""
-    found = read(file).keys
+    entries = read(file).keys
     if as_json:
-        typer.echo(json.dumps({"keys": [_shown(entry) for entry in found]}))
+        typer.echo(json.dumps({"keys": [_shown(entry) for entry in entries]}))
         return
     table = Table("id", "tenant", "role", "created", "expires", "note")
-    for entry in found:
+    for entry in entries:
         expired = entry.expires is not None and entry.expires <= datetime.now(UTC)
         expires = "expired" if expired else f"{entry.expires:%Y-%m-%d %H:%M}" if entry.expires is not None else ""
         table.add_row(entry.id, entry.tenant, entry.role.label, f"{entry.created:%Y-%m-%d}", expires, entry.note)

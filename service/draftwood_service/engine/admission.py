@@ -55,8 +55,8 @@ class Admission:
     def take_slots(self, stream: Stream) -> None:
         """Gives a live request its slots, which others lose if too few are free. Raises QueueFullError."""
         if not stream.has_slots:
-            for one in self._to_refuse([one for one in self.live if one.has_slots], stream):
-                one.fail(ReaderStalledError(one.unread_for()) if one.paused else self._full())
+            for waiting in self._to_refuse([waiting for waiting in self.live if waiting.has_slots], stream):
+                waiting.fail(ReaderStalledError(waiting.unread_for()) if waiting.paused else self._full())
             stream.has_slots = True
 
     def leave(self, stream: Stream) -> None:

@@ -19,8 +19,8 @@ import structlog
 
 from draftwood_memory.memory import MemoryOperation
 from draftwood_model_runner.errors import EngineStoppedError
-from draftwood_service.audits.results import AuditResult
 from draftwood_service.engine.admission import Admission
+from draftwood_service.engine.audits import AuditResult
 from draftwood_service.engine.link import (
     Add,
     Control,
@@ -33,7 +33,7 @@ from draftwood_service.engine.link import (
     TokenizerFound,
 )
 from draftwood_service.engine.process import EngineRunner
-from draftwood_service.engine.reporting.report import EngineReport, ReportHistory
+from draftwood_service.engine.reports import EngineReport, ReportHistory
 from draftwood_service.engine.stream import Stream
 from draftwood_service.errors import ShuttingDownError
 

@@ -20,7 +20,7 @@ from draftwood_memory.operations import PurgeMemory
 from draftwood_model_runner.errors import EngineStoppedError
 from draftwood_model_runner.output import Finish, StepOutput
 from draftwood_model_runner.sequence import Sequence
-from draftwood_service.audits.auditor import Auditor
+from draftwood_service.engine.audits import Auditor
 from draftwood_service.engine.link import (
     Add,
     Control,
@@ -33,9 +33,9 @@ from draftwood_service.engine.link import (
     service_has_ended,
 )
 from draftwood_service.engine.loaded import LoadedEngine, learning
-from draftwood_service.engine.output import Output
 from draftwood_service.engine.preparation import LiveRequest, Preparation
-from draftwood_service.engine.reporting.reporter import Reporter, WorkRecorder
+from draftwood_service.engine.reports import Reporter, WorkRecorder
+from draftwood_service.engine.stream import Output
 from draftwood_strategies import Strategy
 
 _log = structlog.get_logger(__name__)
@@ -208,7 +208,7 @@ class EngineHost:
 
     def _add(self, message: Add) -> None:
         self._send_outputs()  # the next step may be long, with a prompt
-        live = LiveRequest(message.id, {number: Sequence(one) for number, one in enumerate(message.samples)})
+        live = LiveRequest(message.id, {number: Sequence(sample) for number, sample in enumerate(message.samples)})
         self._live[live.id] = live
         self._names |= {sequence: (live, number) for number, sequence in live.samples.items()}
         tenant = message.samples[0].tenant
@@ -281,9 +281,9 @@ class EngineHost:
         self._unsent += queued
         if time.perf_counter() - self._sent_at >= self._interval:
             self._send_outputs()
-        elif urgent := {(one.request, one.sample) for one in queued if one.stats is not None}:
-            self._end.send([one for one in self._unsent if (one.request, one.sample) in urgent])
-            self._unsent = [one for one in self._unsent if (one.request, one.sample) not in urgent]
+        elif urgent := {(output.request, output.sample) for output in queued if output.stats is not None}:
+            self._end.send([output for output in self._unsent if (output.request, output.sample) in urgent])
+            self._unsent = [output for output in self._unsent if (output.request, output.sample) not in urgent]
 
     def _send_outputs(self) -> None:
         if self._unsent:
@@ -294,9 +294,9 @@ class EngineHost:
     def _message(self, output: StepOutput) -> Output | None:
         """The output to send for a sample's step; None if the sample was cancelled."""
         sequence, finish = output.sequence, output.finish
-        if (found := self._names.get(sequence)) is None:
+        if (sample := self._names.get(sequence)) is None:
             return None
-        live, number = found
+        live, number = sample
         if finish is not None:
             self._end_sample(sequence, finish)
             if finish.error is not None:

@@ -22,9 +22,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from draftwood_memory.memory import MemoryOperation
 from draftwood_model_runner.request import Request
-from draftwood_service.audits.results import AuditResult
-from draftwood_service.engine.output import Output
-from draftwood_service.engine.reporting.report import EngineReport
+from draftwood_service.engine.audits import AuditResult
+from draftwood_service.engine.reports import EngineReport
+from draftwood_service.engine.stream import Output
 
 _HEADER = struct.Struct("!I")
 _CHUNK = 1 << 18

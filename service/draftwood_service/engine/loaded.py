@@ -14,18 +14,14 @@ import numpy as np
 
 from draftwood_memory import Learning, Memory, MemoryName, MemoryOverrides, StrategyKey, StrategyUse
 from draftwood_memory.counters import MemoryCounters
-from draftwood_model_runner.answer import Answer, Difference
-from draftwood_model_runner.output import StepOutput
+from draftwood_model_runner.output import Answer, Difference, StepOutput
 from draftwood_model_runner.request import MemoryOptions, Request
-from draftwood_model_runner.runners.base import StateUse
-from draftwood_model_runner.scheduling.kv_pool import KVUse
-from draftwood_model_runner.sequence import Sequence
-from draftwood_model_runner.statistics import EngineCounts
+from draftwood_model_runner.sequence import EngineCounts, KVUse, Sequence, StateUse
 from draftwood_service.serving import Grammars
 
 
 class Redecoding(Protocol):
-    """`draftwood_model_runner.redecoding.Redecoding`, as far as audits use it."""
+    """`draftwood_model_runner.plain_decoding.Redecoding`, as far as audits use it."""
 
     @property
     def done(self) -> bool: ...
@@ -38,7 +34,7 @@ class Redecoding(Protocol):
 
 
 class OwnText(Protocol):
-    """`draftwood_model_runner.own_text.OwnText`, as far as a host uses it."""
+    """`draftwood_model_runner.plain_decoding.OwnText`, as far as a host uses it."""
 
     @property
     def done(self) -> bool: ...
@@ -108,7 +104,7 @@ def memory_overrides(options: MemoryOptions) -> MemoryOverrides:
 
 def use_of(request: Request) -> StrategyUse:
     """Which memory and strategy a request drafts with."""
-    key = StrategyKey(request.strategy_name, request.strategy_options)
+    key = StrategyKey(request.drafting.strategy, request.drafting.options)
     return StrategyUse(MemoryName(request.tenant, request.arm), key, memory_overrides(request.memory))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from draftwood_memory.settings.opening import opened_memory
+from draftwood_memory.memory import opened_memory
 from draftwood_service.engine.loaded import LoadedEngine
 from draftwood_service.serving import ModelInfo
 from draftwood_service.settings import Settings
@@ -49,11 +49,10 @@ def loaded(
         _log.info("loading", finished=step, seconds=round(now - began, 2))
         began = now
 
-    from draftwood_model_runner.engine import Engine
-    from draftwood_model_runner.execution.allocation import check_capacity
-    from draftwood_model_runner.runners.capacity.host import trim_heap
-    from draftwood_model_runner.warm_up import warm_up
-    from draftwood_strategies.budgeting.watchdog import Watchdog
+    from draftwood_model_runner.engine import Engine, warm_up
+    from draftwood_model_runner.execution import check_capacity
+    from draftwood_model_runner.runners.machine import trim_heap
+    from draftwood_strategies.draft_engine.watchdog import Watchdog
 
     finished("imports")
     if (settings.max_context, settings.kv_cache_tokens) != (None, None):
@@ -115,7 +114,7 @@ def _loaded_model(settings: Settings) -> LoadedModel:
 
 def _tell_gains(model: LoadedModel, settings: Settings) -> None:
     """Logs what shorter numbers would gain if nobody has chosen float32, and the model is large enough for it."""
-    from draftwood_model_runner.runners.capacity.host import gains_over_float32
+    from draftwood_model_runner.runners.machine import gains_over_float32
 
     chosen = (settings.dtype, settings.weights) != ("auto", "as-is")
     if chosen or (model.device, model.dtype) != ("cpu", "float32") or model.parameters < _LARGE:

@@ -13,7 +13,7 @@ import structlog
 from draftwood_memory import Learning
 from draftwood_model_runner.errors import EngineStoppedError
 from draftwood_model_runner.request import Format
-from draftwood_model_runner.sampling.background import background_threads
+from draftwood_model_runner.sampling.grammar import background_threads
 from draftwood_model_runner.sequence import Sequence
 from draftwood_service.engine.loaded import LoadedEngine, use_of
 from draftwood_service.serving import Grammars
@@ -96,14 +96,14 @@ class Preparation:
     def _fetch_memory(self, live: LiveRequest, samples: list[Sequence]) -> None:
         """Begins with the tenant's memory, at once or when it is loaded; without one if there are no drafts."""
         request = samples[0].request
-        if request.max_draft_nodes == 0:
+        if request.drafting.max_nodes == 0:
             self._begin(live, None)
             return
         on_loaded = lambda strategy: self._between_steps(lambda: self._begin(live, strategy))  # noqa: E731
         try:
             strategy = self._loaded.memory.fetch(use_of(request), on_loaded)
         except Exception as error:
-            _log.exception("strategy not available", strategy=request.strategy_name, request_id=request.request_id)
+            _log.exception("strategy not available", strategy=request.drafting.strategy, request_id=request.request_id)
             for sequence in samples:
                 sequence.stats.drafting_disabled_reason = f"strategy not available: {type(error).__name__}: {error}"
             self._begin(live, None)

@@ -1,4 +1,4 @@
-"""Experiments on the live requests of a server."""
+"""Experiments on the live requests of a server: which arm a request is in, what it counts for, and the reports."""
 
 from __future__ import annotations
 
@@ -7,18 +7,47 @@ import secrets
 import time
 
 from draftwood.admin.v1 import experiments_pb2 as pb
-from draftwood_service.experiments.reading import CountReader
+from draftwood_model_runner.sequence import SequenceStats
+from draftwood_service.engine.stream import Sample
+from draftwood_service.experiments.report import CountReader
 from draftwood_service.experiments.watch import Stop, Watch
 from draftwood_tenants.catalog import Catalog
-from draftwood_tenants.experiments.arm_assignment import ArmAssigner, Running, target_of
-from draftwood_tenants.experiments.counters import Origin
-from draftwood_tenants.experiments.counting import Counting
+from draftwood_tenants.experiments.arms import ArmAssigner, Counting, Running, target_of
+from draftwood_tenants.experiments.counts import Origin, Outcome
 from draftwood_tenants.experiments.definition import ExperimentConfig
-from draftwood_tenants.experiments.store.base import CountStore
-from draftwood_tenants.resources.ending import end
+from draftwood_tenants.experiments.store import CountStore
+from draftwood_tenants.resources.follower import end
 
+_ANSWERED = frozenset({"stop", "length"})
+_ERRED = frozenset({"internal", "model_failed", "engine_stopped", "deadline_exceeded"})
+"""Errors that an arm may cause. A time limit is among them: an arm that is too slow for it would otherwise look faster
+without its slowest requests. The caller's cancellation and mistakes, quotas and a full queue are not counted."""
 _WRITE_SECONDS = 2.0
 """For the last counts at the end of a process."""
+
+
+def outcome_of(result: str, samples: list[Sample], arrived_at: float) -> Outcome | None:
+    """What is counted of a request; None for nothing.
+
+    Args:
+        result: the finish reason, or the reason of an error.
+        arrived_at: on the clock of `time.perf_counter`.
+    """
+    if not samples or result not in _ANSWERED | _ERRED:
+        return None
+    began = time.time() - (time.perf_counter() - arrived_at)
+    if result in _ERRED:
+        return Outcome(began, erred=True)
+    stats = SequenceStats.over([sample.stats for sample in samples])
+    return Outcome(
+        arrived_at=began,
+        tokens=sum(max(sample.completion_tokens - 1, 0) for sample in samples),
+        steps=sum(max(sample.stats.decode_steps - 1, 0) for sample in samples),
+        decode_seconds=sum(sample.stats.finished_at - sample.stats.first_token_at for sample in samples),
+        ttft_seconds=stats.first_token_at - arrived_at,
+        draft_nodes=stats.draft_tokens,
+        accepted_tokens=stats.accepted_tokens,
+    )
 
 
 class LiveExperiments:
@@ -43,7 +72,7 @@ class LiveExperiments:
 
     def start(self) -> None:
         """Writes counts and looks at experiments from now on."""
-        self._tasks = [asyncio.create_task(one) for one in (self.counting.follow(), self._watch.follow())]
+        self._tasks = [asyncio.create_task(work) for work in (self.counting.follow(), self._watch.follow())]
 
     async def close(self) -> None:
         """Writes what is counted, and ends."""
@@ -61,10 +90,10 @@ class LiveExperiments:
         """What was counted on all servers, and what may be concluded. Raises MemoryStoreError."""
         experiment = Running.of(config)
         reading = await self._reader.read(experiment)
-        found = await asyncio.to_thread(reading.report)
-        found.experiment.CopyFrom(message)
-        found.history.extend(await self._watch.points(experiment))
-        return found
+        answer = await asyncio.to_thread(reading.report)
+        answer.experiment.CopyFrom(message)
+        answer.history.extend(await self._watch.points(experiment))
+        return answer
 
     async def delete(self, config: ExperimentConfig) -> None:
         """Deletes an experiment's counts. Raises MemoryStoreError."""

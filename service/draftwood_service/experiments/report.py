@@ -1,23 +1,44 @@
-"""The report of an experiment: a table, and in plain words what may be concluded, as the message that callers get."""
+"""The report of an experiment, as the message that callers get: a table, and in plain words what may be concluded.
+
+It is made from the counts of all servers, which `CountReader` adds up.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 import numpy as np
+import structlog
 
 from draftwood.admin.v1 import experiments_pb2 as pb
-from draftwood_service.experiments.statistics.guardrails import violations
-from draftwood_service.experiments.statistics.mixture import is_rejected, quantile_change
-from draftwood_service.experiments.statistics.ratios import MIN_UNITS, compare, value_of
-from draftwood_tenants.experiments.assignment import Split
-from draftwood_tenants.experiments.counters import LATENCIES, Counts
-from draftwood_tenants.experiments.latencies import quantile
-from draftwood_tenants.experiments.limits import Limits
-from draftwood_tenants.experiments.outcomes import METRICS, TIME_PER_TOKEN, FloatArray, column
+from draftwood_memory.errors import CorruptValueError
+from draftwood_service.experiments.statistics import (
+    MIN_UNITS,
+    compare,
+    is_rejected,
+    quantile_change,
+    value_of,
+    violations,
+)
+from draftwood_tenants.experiments.arms import Counting, Running
+from draftwood_tenants.experiments.assignment import Limits, Split
+from draftwood_tenants.experiments.counts import (
+    LATENCIES,
+    METRICS,
+    TIME_PER_TOKEN,
+    Counts,
+    FloatArray,
+    Origin,
+    Snapshot,
+    column,
+    merge,
+    quantile,
+    total,
+)
+from draftwood_tenants.experiments.store import CountStore, Target, decode
 
 QUANTILES = {
     f"{latency} p{100 * p:.0f}": (at, p, f"{latency}_seconds_p{100 * p:.0f}")
@@ -33,6 +54,10 @@ INTERFERENCE = (
     "between services that each run one arm, and a difference that is found is a lower bound. Arms also share the "
     "draft budget of a step when it is full; `draftwood experiment replay` compares acceptance without that."
 )
+
+_log = structlog.get_logger(__name__)
+_MAX_EXPERIMENTS = 16
+"""Experiments whose snapshots are kept in RAM, so that only what is new is read."""
 
 
 def report(
@@ -55,17 +80,21 @@ def report(
     units = counts.sums[..., column("units")].sum(-1)
     mismatch = len(running) > 1 and _is_mismatch(units[running], np.array(split.shares)[running])
     level = alpha / (len(split.arms) - 1)
-    compared = [one for arm in range(1, len(split.arms)) for one in _comparisons(split, counts, arm, level)]
-    open_arms = [one for one in compared if one.arm not in stopped]
-    found = violations(split, counts, limits, stopped)
-    findings = [_conclusion("guardrail", f"Stop {one.arm} ({one.guardrail}): {one.reason}.", one.arm) for one in found]
+    compared = [
+        comparison for arm in range(1, len(split.arms)) for comparison in _comparisons(split, counts, arm, level)
+    ]
+    open_arms = [comparison for comparison in compared if comparison.arm not in stopped]
+    broken = violations(split, counts, limits, stopped)
+    findings = [
+        _conclusion("guardrail", f"Stop {each.arm} ({each.guardrail}): {each.reason}.", each.arm) for each in broken
+    ]
     winner = ""
     if mismatch:
         findings.append(_mismatch(split, units, running))
     else:
         findings += [_conclusion("arm_stopped", f"{name} is stopped.", name) for name in split.arms if name in stopped]
         findings += _conclusions(split, units[running], open_arms)
-        winner = _winner(split.arms[0], open_arms, {*stopped, *(one.arm for one in found)})
+        winner = _winner(split.arms[0], open_arms, {*stopped, *(violation.arm for violation in broken)})
     if unreadable:
         text = f"The counts of {unreadable} processes cannot be read, and are not in it."
         findings.insert(0, _conclusion("counts_missing", text))
@@ -75,8 +104,8 @@ def report(
         arms=[_row(name, counts, arm) for arm, name in enumerate(split.arms)],
         comparisons=compared,
         sample_ratio_mismatch=mismatch,
-        violations=[pb.StoppedArm(**asdict(one), stop_time=now) for one in found],
-        conclusions=[one.text for one in findings],
+        violations=[pb.StoppedArm(**asdict(violation), stop_time=now) for violation in broken],
+        conclusions=[finding.text for finding in findings],
         findings=findings,
         better_arm=winner,
     )
@@ -84,7 +113,7 @@ def report(
 
 def deciding(compared: Iterable[pb.ArmComparison]) -> list[pb.ArmComparison]:
     """The comparisons of the deciding metric."""
-    return [one for one in compared if one.metric == TIME_PER_TOKEN.title]
+    return [comparison for comparison in compared if comparison.metric == TIME_PER_TOKEN.title]
 
 
 def _conclusion(kind: str, text: str, arm: str = "", metric: str = "") -> pb.Conclusion:
@@ -100,10 +129,10 @@ def _is_mismatch(units: FloatArray, shares: FloatArray) -> bool:
 
 def _winner(control: str, compared: list[pb.ArmComparison], excluded: set[str]) -> str:
     """The arm whose decode time per token is shown to be the least; empty while that is open."""
-    decisive = [one for one in deciding(compared) if one.arm not in excluded]
-    if better := [one for one in decisive if one.verdict == pb.VERDICT_BETTER]:
-        return min(better, key=lambda one: one.change).arm
-    all_worse = bool(decisive) and all(one.verdict == pb.VERDICT_WORSE for one in decisive)
+    decisive = [comparison for comparison in deciding(compared) if comparison.arm not in excluded]
+    if better := [comparison for comparison in decisive if comparison.verdict == pb.VERDICT_BETTER]:
+        return min(better, key=lambda comparison: comparison.change).arm
+    all_worse = bool(decisive) and all(comparison.verdict == pb.VERDICT_WORSE for comparison in decisive)
     return control if all_worse and control not in excluded else ""
 
 
@@ -123,17 +152,17 @@ def _row(name: str, counts: Counts, arm: int) -> pb.ArmRow:
 
 
 def _comparisons(split: Split, counts: Counts, arm: int, alpha: float) -> list[pb.ArmComparison]:
-    found = []
+    comparisons = []
     for metric in METRICS:
         change = compare(counts.sums[0], counts.sums[arm], metric)
         bounds = change.sequence(alpha)
-        found.append(_comparison(split.arms[arm], metric.title, change.log_ratio, bounds, metric.more_is_better))
+        comparisons.append(_comparison(split.arms[arm], metric.title, change.log_ratio, bounds, metric.more_is_better))
     for title, (at, p, _) in QUANTILES.items():
         control, treatment = counts.latencies[0, at], counts.latencies[arm, at]
         bounds = quantile_change(control, treatment, p, alpha)
         estimate = np.log(quantile(treatment, p) / quantile(control, p))
-        found.append(_comparison(split.arms[arm], title, estimate, bounds, False))
-    return found
+        comparisons.append(_comparison(split.arms[arm], title, estimate, bounds, False))
+    return comparisons
 
 
 def _comparison(
@@ -143,9 +172,9 @@ def _comparison(
     verdict = pb.VERDICT_OPEN
     if high < 0 or low > 0:
         verdict = pb.VERDICT_BETTER if (low > 0) == more_is_better else pb.VERDICT_WORSE
-    change, least, most = (_known(np.expm1(one)) for one in (estimate, low, high))
+    change, lower, upper = (_known(np.expm1(log_ratio)) for log_ratio in (estimate, low, high))
     return pb.ArmComparison(
-        arm=arm, metric=metric, metric_key=KEYS[metric], change=change, low=least, high=most, verdict=verdict
+        arm=arm, metric=metric, metric_key=KEYS[metric], change=change, low=lower, high=upper, verdict=verdict
     )
 
 
@@ -172,21 +201,88 @@ def _conclusions(split: Split, units: FloatArray, compared: list[pb.ArmCompariso
     if units.min() < MIN_UNITS:
         text = f"Too early: every arm needs {MIN_UNITS} units, the smallest has {units.min():.0f}."
         return [_conclusion("too_early", text)]
-    found = [_of_comparison(one, split.arms[0]) for one in deciding(compared)]
+    conclusions = [_of_comparison(comparison, split.arms[0]) for comparison in deciding(compared)]
     hold = "The bounds hold however often the report is read"
-    undecided = {pb.CONCLUSION_KIND_NO_DIFFERENCE, pb.CONCLUSION_KIND_NOT_COMPARABLE} & {one.kind for one in found}
+    undecided = {pb.CONCLUSION_KIND_NO_DIFFERENCE, pb.CONCLUSION_KIND_NOT_COMPARABLE} & {
+        conclusion.kind for conclusion in conclusions
+    }
     advice = f"{hold}, and narrow with more units." if undecided else f"{hold}: the experiment may stop now."
-    return [*found, _conclusion("note", advice), _conclusion("note", INTERFERENCE)]
+    return [*conclusions, _conclusion("note", advice), _conclusion("note", INTERFERENCE)]
 
 
-def _of_comparison(one: pb.ArmComparison, control: str) -> pb.Conclusion:
-    if not (one.HasField("low") and one.HasField("high") and one.HasField("change")):
-        text = f"{one.arm} against {control}: the {one.metric} cannot be compared yet."
-        return _conclusion("not_comparable", text, one.arm, one.metric)
-    span = f"between {one.low:+.1%} and {one.high:+.1%}"
-    if one.verdict == pb.VERDICT_OPEN:
-        text = f"{one.arm} against {control}: no difference is shown; the change of {one.metric} is {span}."
-        return _conclusion("no_difference", text, one.arm, one.metric)
-    kind = "faster" if one.verdict == pb.VERDICT_BETTER else "slower"
-    text = f"{one.arm} is {kind} than {control}: {one.metric} {one.change:+.1%}, {span}."
-    return _conclusion(kind, text, one.arm, one.metric)
+def _of_comparison(comparison: pb.ArmComparison, control: str) -> pb.Conclusion:
+    if not (comparison.HasField("low") and comparison.HasField("high") and comparison.HasField("change")):
+        text = f"{comparison.arm} against {control}: the {comparison.metric} cannot be compared yet."
+        return _conclusion("not_comparable", text, comparison.arm, comparison.metric)
+    span = f"between {comparison.low:+.1%} and {comparison.high:+.1%}"
+    if comparison.verdict == pb.VERDICT_OPEN:
+        text = (
+            f"{comparison.arm} against {control}: no difference is shown; the change of {comparison.metric} is {span}."
+        )
+        return _conclusion("no_difference", text, comparison.arm, comparison.metric)
+    kind = "faster" if comparison.verdict == pb.VERDICT_BETTER else "slower"
+    text = f"{comparison.arm} is {kind} than {control}: {comparison.metric} {comparison.change:+.1%}, {span}."
+    return _conclusion(kind, text, comparison.arm, comparison.metric)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was counted on all servers.
+
+    Attributes:
+        unreadable: processes whose counts cannot be read: damaged, or of a newer version of this program.
+    """
+
+    experiment: Running
+    counts: Counts
+    servers: int
+    unreadable: int
+
+    def report(self) -> pb.ExperimentReport:
+        """What may be concluded from it; without the experiment itself, and its history."""
+        config = self.experiment.config
+        message = report(
+            self.experiment.split,
+            self.counts,
+            alpha=config.alpha,
+            limits=config.limits,
+            stopped=config.stopped,
+            unreadable=self.unreadable,
+        )
+        message.servers = self.servers
+        return message
+
+
+class CountReader:
+    """Reads the counts of experiments; those of this process as of now."""
+
+    def __init__(self, store: CountStore, counting: Counting) -> None:
+        self._store = store
+        self._counting = counting
+        self._snapshots: dict[Target, dict[Origin, Snapshot]] = {}
+        self._unreadable: dict[Target, dict[Origin, int]] = {}
+
+    async def read(self, experiment: Running) -> Reading:
+        """Raises MemoryStoreError."""
+        target, arms = experiment.target, len(experiment.config.arms)
+        if target not in self._snapshots and len(self._snapshots) == _MAX_EXPERIMENTS:
+            oldest = next(iter(self._snapshots))
+            del self._snapshots[oldest]
+            self._unreadable.pop(oldest, None)
+        known = self._snapshots.setdefault(target, {})
+        unreadable = self._unreadable.setdefault(target, {})
+        seen = {**{origin: snapshot.sequence for origin, snapshot in known.items()}, **unreadable}
+        for stored in await self._store.read(target, seen):
+            try:
+                decoded = {stored.origin: decode(stored.origin, arms, stored.data)}
+            except CorruptValueError as error:
+                _log.error("counts cannot be read", experiment=target.name, process=stored.origin, problem=str(error))
+                unreadable[stored.origin] = stored.sequence
+                continue
+            known.update(merge(known, decoded))
+            unreadable.pop(stored.origin, None)
+        here = self._counting.snapshot(target)
+        newest = merge(known, {here.origin: here} if here else {})
+        lost = unreadable.keys() - newest.keys()
+        servers = len({origin.replica for origin in newest})
+        return Reading(experiment, total(newest.values(), arms), servers, len(lost))

@@ -47,7 +47,10 @@ class Answers:
         answers: list[Completion | Sample] = []
         for completion in completions:
             answers += completion.samples or (completion,)
-        choices = [self._choice(index, one.text, one.details, one.finish_reason) for index, one in enumerate(answers)]
+        choices = [
+            self._choice(index, answer.text, answer.details, answer.finish_reason)
+            for index, answer in enumerate(answers)
+        ]
         return {**self._head, "choices": choices, **_totals(completions)}
 
     def first(self) -> list[dict[str, Any]]:
@@ -61,16 +64,16 @@ class Answers:
         """The chunk of some tokens; none if they complete no character or call, and nothing else is asked for."""
         if not (delta.token_ids or delta.text):
             return []
-        own, index = self._details(delta), prompt * self._parsed.samples + delta.sample
+        details, index = self._details(delta), prompt * self._parsed.samples + delta.sample
         content = self._content_of(index).pushed(delta.text)
-        if not (content or self._parsed.logprobs is not None or any(own.values())):
+        if not (content or self._parsed.logprobs is not None or any(details.values())):
             return []
         choice: dict[str, Any] = {"delta": content or {"content": ""}} if self._parsed.chat else {"text": delta.text}
         if self._parsed.logprobs is not None:
             choice["logprobs"] = self._logprobs(index, delta.details)
         chunk = self._chunk(index, choice)
-        if own:
-            chunk["draftwood"] = own
+        if details:
+            chunk["draftwood"] = details
         return [chunk]
 
     def _content_of(self, index: int) -> _Content:
@@ -80,14 +83,15 @@ class Answers:
 
     def _details(self, delta: Delta) -> dict[str, list[dict[str, Any]]]:
         """Fields of a delta that OpenAI's API does not have."""
-        own: dict[str, list[dict[str, Any]]] = {}
+        details: dict[str, list[dict[str, Any]]] = {}
         if self._parsed.options.get("token_details"):
-            own["tokens"] = _tokens(delta.details)
+            details["tokens"] = _tokens(delta.details)
         if self._parsed.options.get("draft_trees"):
-            own["trees"] = [
-                {"tokens": one.tokens, "parents": one.parents, "accepted": one.accepted} for one in delta.draft_trees
+            details["trees"] = [
+                {"tokens": [*tree.tokens], "parents": [*tree.parents], "accepted": [*tree.accepted]}
+                for tree in delta.draft_trees
             ]
-        return own
+        return details
 
     def finished(self, prompt: int, sample: int, reason: str) -> list[dict[str, Any]]:
         """The chunks that end a sample: without content, but for text that looked like a call. None the second time."""
@@ -129,22 +133,24 @@ class Answers:
             return {
                 "content": [
                     {
-                        **_chat_token(one.token_bytes, one.logprob),
-                        "top_logprobs": [_chat_token(other.token_bytes, other.logprob) for other in one.top_logprobs],
+                        **_chat_token(detail.token_bytes, detail.logprob),
+                        "top_logprobs": [
+                            _chat_token(other.token_bytes, other.logprob) for other in detail.top_logprobs
+                        ],
                     }
-                    for one in details
+                    for detail in details
                 ],
                 "refusal": None,
             }
         offsets, read = [], self._read[index]
-        for one in details:
+        for detail in details:
             offsets.append(read.characters)
-            if not one.left_out:
-                read.push(one.token_bytes)
+            if not detail.left_out:
+                read.push(detail.token_bytes)
         return {
-            "tokens": [_token_text(one.token_bytes) for one in details],
-            "token_logprobs": [one.logprob for one in details],
-            "top_logprobs": [_by_text(one) for one in details],
+            "tokens": [_token_text(detail.token_bytes) for detail in details],
+            "token_logprobs": [detail.logprob for detail in details],
+            "top_logprobs": [_by_text(detail) for detail in details],
             "text_offset": offsets,
         }
 
@@ -183,11 +189,13 @@ class _Content:
         """Why it ended."""
         return "tool_calls" if self._calls and reason == "stop" else reason
 
-    def _shown(self, found: Sequence[str | ToolCall]) -> dict[str, Any]:
+    def _shown(self, pieces: Sequence[str | ToolCall]) -> dict[str, Any]:
         shown: dict[str, Any] = {}
-        if text := "".join(one for one in found if isinstance(one, str)):
+        if text := "".join(piece for piece in pieces if isinstance(piece, str)):
             shown["content"] = text
-        calls = [one for one in found if isinstance(one, ToolCall)][: None if self._parallel else 1 - self._calls]
+        calls = [piece for piece in pieces if isinstance(piece, ToolCall)][
+            : None if self._parallel else 1 - self._calls
+        ]
         if calls:
             shown["tool_calls"] = [
                 {
@@ -227,40 +235,44 @@ def _token_text(token_bytes: bytes) -> str:
 def _by_text(detail: TokenDetail) -> dict[str, float | None]:
     """The alternatives by their text, the token itself among them. Of several with the same text all but the first have
     their ids in its place."""
-    found: dict[str, float | None] = {}
-    for one in detail.top_logprobs:
-        text = _token_text(one.token_bytes)
-        found[f"token_id:{one.token_id}" if text in found else text] = one.logprob
-    found.setdefault(_token_text(detail.token_bytes), detail.logprob)
-    return found
+    logprobs: dict[str, float | None] = {}
+    for logprob in detail.top_logprobs:
+        text = _token_text(logprob.token_bytes)
+        logprobs[f"token_id:{logprob.token_id}" if text in logprobs else text] = logprob.logprob
+    logprobs.setdefault(_token_text(detail.token_bytes), detail.logprob)
+    return logprobs
 
 
 def _tokens(details: Sequence[TokenDetail]) -> list[dict[str, Any]]:
-    return [{"text": one.text, "drafted": one.drafted} for one in details]
+    return [{"text": detail.text, "drafted": detail.drafted} for detail in details]
 
 
 def _totals(completions: Sequence[Completion]) -> dict[str, Any]:
     """Usage, and what drafting did, over all prompts."""
-    prompt = sum(one.usage.prompt_tokens for one in completions)
-    written = sum(one.usage.completion_tokens for one in completions)
-    drafting = [one.drafting for one in completions]
-    steps = sum(one.steps for one in drafting)
-    by_steps = sum(one.mean_acceptance_length * one.steps for one in drafting)
+    prompt = sum(completion.usage.prompt_tokens for completion in completions)
+    written = sum(completion.usage.completion_tokens for completion in completions)
+    drafting = [completion.drafting for completion in completions]
+    steps = sum(statistics.steps for statistics in drafting)
+    by_steps = sum(statistics.mean_acceptance_length * statistics.steps for statistics in drafting)
     return {
         "usage": {
             "prompt_tokens": prompt,
             "completion_tokens": written,
             "total_tokens": prompt + written,
-            "prompt_tokens_details": {"cached_tokens": sum(one.usage.cached_prompt_tokens for one in completions)},
+            "prompt_tokens_details": {
+                "cached_tokens": sum(completion.usage.cached_prompt_tokens for completion in completions)
+            },
         },
         "metrics": {
             "speculative_decoding": {
                 "strategy": drafting[0].strategy,
                 "steps": steps,
-                "draft_tokens": sum(one.draft_tokens for one in drafting),
-                "accepted_tokens": sum(one.accepted_tokens for one in drafting),
+                "draft_tokens": sum(statistics.draft_tokens for statistics in drafting),
+                "accepted_tokens": sum(statistics.accepted_tokens for statistics in drafting),
                 "mean_acceptance_length": round(by_steps / steps, 3) if steps else 0.0,
-                "disabled_reason": next((one.disabled_reason for one in drafting if one.disabled_reason), ""),
+                "disabled_reason": next(
+                    (statistics.disabled_reason for statistics in drafting if statistics.disabled_reason), ""
+                ),
             }
         },
     }

@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's routes, health, metrics and a page."""
+"""The gateway: OpenAI's API over HTTP, answered by a client of the service; and its metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any, Unpack
 
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -23,7 +24,15 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from draftwood_client import AsyncClient, AsyncGenerationStream, Completion, DraftwoodError, ModelInfo, ToolFormat
+from draftwood_client import (
+    AsyncClient,
+    AsyncGenerationStream,
+    Completion,
+    DraftwoodError,
+    FinishReason,
+    ModelInfo,
+    ToolFormat,
+)
 from draftwood_client.options import UNSET, CallOptions, Timeout
 from draftwood_service.authorization import bearer_of
 from draftwood_service.gateway.answers import Answers
@@ -37,18 +46,21 @@ from draftwood_service.gateway.errors import (
     of_tools,
     status_of,
 )
-from draftwood_service.gateway.http.answers import Events, failed, no_route, note, refusal
-from draftwood_service.gateway.http.requests import (
+from draftwood_service.gateway.http import (
     SMALL_BODY,
     BodyBudget,
+    Events,
     LocalRequests,
     body_size,
     cancel_on_disconnect,
     discard_body,
+    failed,
+    no_route,
+    note,
     read_json,
     read_timeout,
+    refusal,
 )
-from draftwood_service.gateway.metrics import Metrics
 from draftwood_service.gateway.reading import ParsedRequest, read_chat, read_completion, with_tools
 
 _log = structlog.get_logger(__name__)
@@ -62,6 +74,55 @@ _SHOWN, _MAX_SHOWN = re.compile(r"[A-Za-z0-9_.-]{1,100}"), 20
 """Names of fields that a header and the log may have, and how many of them."""
 _MAX_TOLD = 1000
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+class Metrics:
+    """The metrics of a gateway."""
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter("draftwood_gateway_requests", "Requests", ["path", "status"], registry=self._registry)
+        self._live = Gauge("draftwood_gateway_requests_live", "Requests under way", registry=self._registry)
+        self._last = Gauge(
+            "draftwood_gateway_last_request_timestamp_seconds",
+            "When the last request arrived, in seconds since 1970; 0 for never",
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "draftwood_gateway_request_duration_seconds", "From a request to its end", ["path"], registry=self._registry
+        )
+        self._ended = Counter(
+            "draftwood_gateway_connections_ended",
+            "Connections that were ended: late, full (too many), bytes (of incomplete requests)",
+            ["reason"],
+            registry=self._registry,
+        )
+
+    def begin(self, path: str) -> Callable[[int], None]:
+        """Counts a request. Returns a function to call with the status at its end; only its first call counts."""
+        began, ended = time.perf_counter(), False
+        self._live.inc()
+        self._last.set_to_current_time()
+
+        def end(status: int) -> None:
+            nonlocal ended
+            if not ended:
+                ended = True
+                self._live.dec()
+                self._requests.labels(path, str(status)).inc()
+                self._seconds.labels(path).observe(time.perf_counter() - began)
+
+        return end
+
+    def connection_ended(self, reason: str) -> None:
+        """Counts a connection that the gateway ended."""
+        self._ended.labels(reason).inc()
+
+    def text(self) -> bytes:
+        """All of them, as Prometheus reads them."""
+        return generate_latest(self._registry)
 
 
 class ServiceClient(AsyncClient):
@@ -201,19 +262,19 @@ class Gateway:
         form = await self._tool_format(client) if parsed.tools is not None else None
         if form is not None:
             parsed = with_tools(parsed, form)
-        model, most = parsed.model, 1
+        model, at_once = parsed.model, 1
         if not model or len(parsed.prompts) > 1:
             info = await self._info(client)
-            model, most = model or info.model, max(1, info.max_running_requests // parsed.samples)
+            model, at_once = model or info.model, max(1, info.max_running_requests // parsed.samples)
         began = time.monotonic()
 
         def open_stream(number: int) -> AsyncGenerationStream:
             left: Timeout = UNSET if seconds is None else seconds
-            if seconds is not None and number >= most:  # it begins when others have ended
+            if seconds is not None and number >= at_once:  # it begins when others have ended
                 left = max(seconds - (time.monotonic() - began), 0.001)
             return client.stream(parsed.prompts[number], timeout=left, **parsed.options)
 
-        batch = Batch(open_stream, len(parsed.prompts), most)
+        batch = Batch(open_stream, len(parsed.prompts), at_once)
         await batch.begin()
         return Answers(parsed, model, form), batch
 
@@ -242,12 +303,14 @@ class Gateway:
             async for number, event in batch.events():
                 if isinstance(event, Completion):
                     completions[number] = event
-                    ends = [one.finish_reason.value for one in event.samples or (event,)]
-                    chunks = [one for sample, end in enumerate(ends) for one in answers.finished(number, sample, end)]
+                    ends = [sampled.finish_reason.value for sampled in event.samples or (event,)]
+                    chunks = [
+                        chunk for sample, end in enumerate(ends) for chunk in answers.finished(number, sample, end)
+                    ]
                 else:
                     chunks = answers.delta(number, event)
-                    if event.finished is not None:
-                        chunks += answers.finished(number, event.sample, event.finished.reason.value)
+                    if event.HasField("finished"):
+                        chunks += answers.finished(number, event.sample, FinishReason.of(event.finished).value)
                 for chunk in chunks:
                     yield "", _json(chunk)
             last = answers.last([completions[number] for number in sorted(completions)])
@@ -315,7 +378,7 @@ class Gateway:
 
     async def _tool_format(self, client: AsyncClient) -> ToolFormat:
         info = await self._info(client)
-        if info.tool_format is None:
+        if not info.HasField("tool_format"):
             raise InvalidRequestError("tools", f"the model takes none: {info.no_tools_reason}")
         return info.tool_format
 

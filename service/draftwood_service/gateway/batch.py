@@ -20,20 +20,20 @@ class Batch:
     Args:
         open_stream: of the prompt with this number; nothing is sent before it is entered.
         prompts: how many.
-        most: of them at once.
+        at_once: how many of them run at once.
     """
 
-    def __init__(self, open_stream: Callable[[int], AsyncGenerationStream], prompts: int, most: int) -> None:
+    def __init__(self, open_stream: Callable[[int], AsyncGenerationStream], prompts: int, at_once: int) -> None:
         self._open = open_stream
         self._prompts = prompts
-        self._most = min(most, prompts)
+        self._at_once = min(at_once, prompts)
         self._streams: list[AsyncGenerationStream] = []
-        self._next = iter(range(self._most, prompts))
+        self._next = iter(range(self._at_once, prompts))
         self._workers: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
         """Sends the first prompts, and returns once the service has admitted them. Raises the first error."""
-        self._streams = [self._open(number) for number in range(self._most)]
+        self._streams = [self._open(number) for number in range(self._at_once)]
         try:
             await _all(stream.__aenter__() for stream in self._streams)
         except BaseException:
@@ -58,11 +58,11 @@ class Batch:
                 yield 0, delta
             yield 0, await self._streams[0].completion()
             return
-        found: asyncio.Queue[tuple[int, Delta | Completion] | Exception] = asyncio.Queue(_AHEAD)
-        self._workers = [asyncio.create_task(self._work(number, found)) for number in range(self._most)]
+        events: asyncio.Queue[tuple[int, Delta | Completion] | Exception] = asyncio.Queue(_AHEAD)
+        self._workers = [asyncio.create_task(self._work(number, events)) for number in range(self._at_once)]
         left = self._prompts
         while left:
-            event = await found.get()
+            event = await events.get()
             if isinstance(event, Exception):
                 raise event
             left -= isinstance(event[1], Completion)
@@ -77,25 +77,25 @@ class Batch:
         if self._workers:
             await asyncio.wait(self._workers)
 
-    async def _work(self, number: int, found: asyncio.Queue[tuple[int, Delta | Completion] | Exception]) -> None:
+    async def _work(self, number: int, events: asyncio.Queue[tuple[int, Delta | Completion] | Exception]) -> None:
         """Reads the stream of a prompt, then those of prompts that no worker has begun."""
         stream = self._streams[number]
         try:
             while True:
                 async for delta in stream:
-                    await found.put((number, delta))
-                await found.put((number, await stream.completion()))
+                    await events.put((number, delta))
+                await events.put((number, await stream.completion()))
                 if (following := next(self._next, None)) is None:
                     return
                 number, stream = following, self._open(following)
                 self._streams.append(stream)
         except Exception as error:
-            await found.put(error)
+            await events.put(error)
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """The results. The first error cancels the others, and is raised."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [asyncio.ensure_future(item) for item in work]
     try:
         return await asyncio.gather(*tasks)
     finally:

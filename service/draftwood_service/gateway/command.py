@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import ssl
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,10 +15,9 @@ from draftwood_client import Client, StatusError
 from draftwood_client.cli.apps import new_app, run
 from draftwood_client.cli.options import ServerOptions, command
 from draftwood_client.errors import ArgumentValueError
-from draftwood_model_runner.errors import InvalidInputError
+from draftwood_errors import InvalidInputError
 from draftwood_service.authorization import GATEWAY_HOST
-from draftwood_service.starting.extras import MissingExtraError, needs_extra
-from draftwood_service.starting.listening import is_loopback, require_free
+from draftwood_service.starting import MissingExtraError, is_loopback, needs_extra, require_free
 
 if TYPE_CHECKING:
     from draftwood_service.gateway.app import ServiceClient
@@ -82,30 +80,15 @@ def _gateway(
     from draftwood_service.logging_config import configure_logging
 
     with needs_extra("gateway", "`draftwood gateway`", ("httptools", "prometheus_client", "starlette", "uvicorn")):
-        import uvicorn
-
         from draftwood_service.gateway.app import Gateway
-        from draftwood_service.gateway.http.connections import BACKLOG, Connections, connection_limit
-        from draftwood_service.gateway.http.protocol import protocol
+        from draftwood_service.gateway.connections import run_server
     configure_logging(log_level, "console")
     if shares:
         _log.warning("the gateway has a credential: requests without a key of their own call with it")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn handles it, and raises it again when it has ended
     made = Gateway(_opener(server, host), page, max_body_bytes, strict)
-    connections = Connections(connection_limit(), ended=made.metrics.connection_ended)
-    uvicorn.run(
-        made.app(cors_origin or [], allowed_host or [] if is_loopback(host) else None),
-        host=host,
-        port=port,
-        http=partial(protocol, connections, context),  # type: ignore[arg-type]  # uvicorn only calls it
-        loop="auto" if context is None else "asyncio",  # see TlsProtocol
-        ws="none",
-        backlog=BACKLOG,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=drain_grace,
-    )
+    answering = made.app(cors_origin or [], allowed_host or [] if is_loopback(host) else None)
+    run_server(answering, host, port, context, drain_grace, made.metrics.connection_ended)
 
 
 def _shares_credential(server: ServerOptions, host: str, allowed: bool) -> bool:
@@ -169,8 +152,8 @@ def _opener(server: ServerOptions, host: str = "127.0.0.1") -> Callable[[Callabl
     arguments = _arguments(server, host)
 
     def open_client(credential: Callable[[], str] | None) -> ServiceClient:
-        own: dict[str, Any] = {} if credential is None else {"api_key": None, "token": credential}
-        return ServiceClient(**{**arguments, **own})
+        credentials: dict[str, Any] = {} if credential is None else {"api_key": None, "token": credential}
+        return ServiceClient(**{**arguments, **credentials})
 
     return open_client
 

@@ -1,7 +1,8 @@
-"""Errors as OpenAI's API shows them."""
+"""Errors as OpenAI's API shows them, with fields as its callers know them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -9,9 +10,39 @@ from typing import Any
 import grpc
 
 from draftwood_client import ArgumentError, DraftwoodError, StatusError
-from draftwood_model_runner.errors import DraftwoodError as OwnError
-from draftwood_service.gateway.field_names import in_callers_names, name_for_caller
 
+_NAMES = {
+    # ours, or the client's argument: theirs
+    "text": "prompt",
+    "token_ids.ids": "prompt",
+    "chat.messages": "messages",
+    "chat.tools": "tools",
+    "chat": "messages",
+    "sampling": "",
+    "stop.strings": "stop",
+    "stop.token_ids": "stop_token_ids",
+    "stop.max_tokens": "max_tokens",
+    "stop.min_tokens": "min_tokens",
+    "stop.ignore_eos": "ignore_eos",
+    "format.json_schema": "response_format.json_schema",
+    "format.regex": "response_format.pattern",
+    "format.lark": "response_format.grammar",
+    "format": "response_format",
+    "json_schema": "response_format.json_schema",
+    "regex": "response_format.pattern",
+    "lark": "response_format.grammar",
+    "output.top_logprobs": "top_logprobs",
+    "output": "draftwood",
+    "drafting.max_nodes": "draftwood.max_draft_nodes",
+    "drafting.enabled": "draftwood.drafting",
+    "drafting.": "draftwood.",
+} | {name: f"draftwood.{name}" for name in ("drafting", "learn", "strategy", "max_draft_nodes", "tenant", "session")}
+_INSIDE = re.compile(r"\b(?:sampling|stop|format|output|drafting|chat)\.[a-z_]+")
+"""A field in the middle of a text."""
+
+
+_OF_FUNCTION = re.compile(r"\b(tools|tool_calls)(\[\d+\]\.)(?=name|description|parameters|arguments)")
+"""Fields that callers of OpenAI's API nest under `function`."""
 _STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.OUT_OF_RANGE: 400,
@@ -39,7 +70,34 @@ _TOO_MANY_CALLS = "Concurrent RPC limit exceeded"
 """In gRPC's text of another RESOURCE_EXHAUSTED than for a message that is too large."""
 
 
-class InvalidRequestError(OwnError):
+def name_for_caller(field: str, caller_names: Mapping[str, str]) -> str:
+    """A field as callers know it.
+
+    Args:
+        caller_names: names that this caller uses for other ones.
+    """
+    field = _OF_FUNCTION.sub(r"\1\2function.", field).replace(".tool_name", ".name")
+    for ours, theirs in _NAMES.items():
+        rest = field[len(ours) :]
+        if field.startswith(ours) and (not rest or ours.endswith(".") or rest[0] in ".["):
+            field = theirs + rest if theirs else rest.removeprefix(".")
+            break
+    for usual, used in caller_names.items():
+        rest = field[len(usual) :]
+        if field.startswith(usual) and (not rest or rest[0] in ".["):
+            return used + rest
+    return field
+
+
+def in_callers_names(text: str, field: str, caller_names: Mapping[str, str]) -> str:
+    """The text of an error with fields as callers know them; it begins with `field`, if with any."""
+    begin = ""
+    if field and text.startswith(field):
+        begin, text = name_for_caller(field, caller_names), text[len(field) :]
+    return begin + _INSIDE.sub(lambda field_inside: name_for_caller(field_inside[0], caller_names), text)
+
+
+class InvalidRequestError(Exception):
     """A field is missing, wrong or not served."""
 
     def __init__(self, field: str, problem: str) -> None:
@@ -47,11 +105,11 @@ class InvalidRequestError(OwnError):
         self.field = field
 
 
-class InvalidCredentialError(OwnError):
+class InvalidCredentialError(Exception):
     """The authorization header is none of a key or token. The text says why, without its value."""
 
 
-class ClientDisconnectedError(OwnError):
+class ClientDisconnectedError(Exception):
     """The client closed its connection. Nobody gets this answer."""
 
     def __init__(self) -> None:
@@ -103,10 +161,10 @@ def body_of(error: Exception, caller_names: Mapping[str, str] = MappingProxyType
         if ours == "chat":
             text = "messages: the model has no chat template; use /v1/completions"
         if is_of_grpc(error):
-            own = str(error).rpartition(": ")[2]  # the client's text, after the address
+            of_client = str(error).rpartition(": ")[2]  # the client's text, after the address
             text = _OF_GRPC.get(error.code, "the service failed")
-            if own.startswith("no complete answer within"):
-                text = own
+            if of_client.startswith("no complete answer within"):
+                text = of_client
             elif status == 429:
                 text = "the service answers too many calls; try again later"
     elif not isinstance(error, DraftwoodError | InvalidCredentialError):

@@ -84,7 +84,7 @@ def read_chat(body: Any) -> ParsedRequest:
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequestError("messages", "must be a list with at least one message")
-    prompt = [_message(f"messages[{at}]", one) for at, one in enumerate(messages)]
+    prompt = [_message(f"messages[{at}]", message) for at, message in enumerate(messages)]
     logprobs = None
     if _given(fields, "logprobs", bool, "true or false"):
         logprobs = _given(fields, "top_logprobs", int, "an integer") or 0
@@ -125,11 +125,11 @@ def _parsed(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, log
     ignored = _ignored(fields, chat)
     if logprobs is not None and not 0 <= logprobs <= _MAX_LOGPROBS:
         raise InvalidRequestError("top_logprobs" if chat else "logprobs", f"must lie in [0, {_MAX_LOGPROBS}]")
-    own = _object("draftwood", fields.get("draftwood") or {})
-    if unknown := own.keys() - _DRAFTWOOD - _DETAILS:
+    extensions = _object("draftwood", fields.get("draftwood") or {})
+    if unknown := extensions.keys() - _DRAFTWOOD - _DETAILS:
         known = ", ".join(sorted(_DRAFTWOOD | _DETAILS))
         raise InvalidRequestError(f"draftwood.{min(unknown)}", f"is unknown; there are {known}")
-    options: dict[str, Any] = {name: own[name] for name in own if name not in _DETAILS}
+    options: dict[str, Any] = {name: extensions[name] for name in extensions if name not in _DETAILS}
     options |= {name: value for name, value in fields.items() if name in _COMMON and value is not None}
     options |= _renamed(fields)
     samples = _given(fields, "n", int, "an integer") or 1
@@ -141,7 +141,7 @@ def _parsed(fields: Mapping[str, Any], prompts: list[Prompt], *, chat: bool, log
         raise InvalidRequestError("stream_options", "needs stream to be true")
     if logprobs is not None:
         options["top_logprobs"] = logprobs
-    options |= {name: True for name in _DETAILS if own.get(name) is True}
+    options |= {name: True for name in _DETAILS if extensions.get(name) is True}
     if "draft_trees" in options and not stream:
         raise InvalidRequestError("draftwood.draft_trees", "needs stream to be true")
     if isinstance(fields.get("user"), str) and "session" not in options:
@@ -243,7 +243,7 @@ def _prompts(given: Any) -> list[Prompt]:
             return [given]
         if kinds in ({str}, {list}) and len(given) > MAX_PROMPTS:
             raise InvalidRequestError("prompt", f"has {len(given)} prompts; at most {MAX_PROMPTS} are allowed")
-        if kinds == {str} or (kinds == {list} and all({*map(type, one)} == {int} for one in given)):
+        if kinds == {str} or (kinds == {list} and all({*map(type, ids)} == {int} for ids in given)):
             return given
     raise InvalidRequestError("prompt", "must be a text, token ids, or a list of one of them")
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood_client import Tool, ToolCall, ToolFormat
+from draftwood_client.tools import is_marked
 from draftwood_service.gateway.errors import InvalidRequestError
-from draftwood_service.rpc.parsing.json_objects import require_shallow
+from draftwood_service.tools import require_shallow
 
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As chat templates write JSON, so that a call is what the model is used to."""
@@ -41,7 +42,7 @@ def read_tools(fields: Mapping[str, Any]) -> ParsedTools | None:
     given, choice = fields.get("tools") or [], fields.get("tool_choice")
     if not isinstance(given, list):
         raise InvalidRequestError("tools", "must be a list")
-    tools = [_tool(f"tools[{at}]", one) for at, one in enumerate(given)]
+    tools = [_tool(f"tools[{at}]", tool) for at, tool in enumerate(given)]
     names = [tool.name for tool, _ in tools]
     if repeated := next((name for name, count in Counter(names).items() if count > 1), None):
         raise InvalidRequestError("tools", f"has several functions named {repeated!r}")
@@ -118,7 +119,7 @@ def options_for(parsed: ParsedTools, form: ToolFormat, schema: Mapping[str, Any]
     if parsed.forced:
         return {"lark": grammar(parsed, form)}
     options: dict[str, Any] = {}
-    if parsed.strict and schema is None and not form.is_marked:
+    if parsed.strict and schema is None and not is_marked(form):
         problem = f"cannot be kept for {parsed.strict}: the model's calls begin as any JSON does; set tool_choice"
         raise InvalidRequestError("tools", f"strict {problem}")
     if parsed.strict or schema is not None:
@@ -135,7 +136,7 @@ def grammar(parsed: ParsedTools, form: ToolFormat, schema: Mapping[str, Any] | N
     """
     tools = [tool for tool in parsed.tools if not parsed.forced or tool.name in parsed.forced]
     begin, end = form.begin, _text(form.end)
-    more = f"({_text(form.between)} call)*" if parsed.parallel and form.between is not None else ""
+    more = f"({_text(form.between)} call)*" if parsed.parallel and form.HasField("between") else ""
     if parsed.forced:
         lines = [f"start: {_text(begin)} call {more} {end}"]
     elif schema is not None:
@@ -176,10 +177,10 @@ def _schema(tool: Tool, form: ToolFormat) -> str:
 def _moved(schema: Any, key: str) -> Any:
     """A schema with its references changed for being the property `key` of another one, whose root they count from."""
     if isinstance(schema, list):
-        return [_moved(one, key) for one in schema]
+        return [_moved(part, key) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {name: _moved(one, key) for name, one in schema.items()}
+    moved = {name: _moved(part, key) for name, part in schema.items()}
     target = schema.get("$ref")
     if isinstance(target, str) and (target == "#" or target.startswith("#/")):
         moved["$ref"] = f"#/properties/{key}{target[1:]}"

@@ -3,8 +3,7 @@
 Knows no gRPC.
 """
 
-from draftwood_service.quotas.limits import QuotaExceededError
-from draftwood_service.quotas.local import Limiter, Reservation
-from draftwood_tenants.rate_limits import NO_LIMITS, RateLimits
+from draftwood_service.quotas.local import Limiter, QuotaExceededError, Reservation
+from draftwood_tenants.config import NO_LIMITS, RateLimits
 
 __all__ = ["NO_LIMITS", "Limiter", "QuotaExceededError", "RateLimits", "Reservation"]

@@ -6,10 +6,51 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from draftwood_service.quotas.limits import BUCKETS
-from draftwood_service.quotas.window import Window
-from draftwood_tenants.rate_limits import RateLimits
+from draftwood_model_runner.errors import DraftwoodError
+from draftwood_tenants.config import RateLimits
+
+BUCKETS = 61
+"""Whole seconds that a window of 60 s touches. What was admitted counts until all of its second is 60 s ago, so that no
+window of 60 s, wherever it begins, has more than the limit."""
+LEASE_RETRY_SECONDS = 1.0
+"""When to ask again for a lease of the concurrency limit: nobody knows when a request ends."""
+
+_UNITS = {
+    "requests_per_minute": "requests of the last minute",
+    "tokens_per_minute": "tokens of the last minute, with those that running requests may still write",
+    "concurrency": "requests that run or wait",
+    "text_calls_per_minute": "calls of Tokenize and Detokenize in the last minute",
+    "text_tokens_per_minute": "tokens of calls of Tokenize and Detokenize in the last minute",
+}
+
+
+class QuotaExceededError(DraftwoodError):
+    """A limit of the tenant is reached.
+
+    Attributes:
+        limit: its name: a field of `RateLimits`, or "text_calls_per_minute" or "text_tokens_per_minute"
+            (`TextCallQuota`).
+        value: of the limit.
+        used: of it, before this request.
+        needed: by this request.
+        retry_seconds: until the request would fit if nothing else is admitted; None if it never fits.
+    """
+
+    def __init__(self, limit: str, value: int, used: int, needed: int, retry_seconds: float | None) -> None:
+        if needed > value:
+            text = (
+                f"the request may use {needed} tokens, and {value} are allowed; shorten the prompt or lower max_tokens"
+            )
+        else:
+            text = f"{used} of {value} are used ({_UNITS[limit]}), and the request needs {needed}; try again later"
+        super().__init__(f"{limit}: {text}")
+        self.limit = limit
+        self.value = value
+        self.used = used
+        self.needed = needed
+        self.retry_seconds = None if needed > value else retry_seconds
 
 
 class Reservation:
@@ -109,3 +150,73 @@ class Limiter:
             window.forget(now)
             if window.idle:
                 del self.windows[tenant]
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Requests and tokens admitted within one second."""
+
+    requests: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class Window:
+    """What one tenant has used lately. Times are seconds of one clock that does not go back.
+
+    Attributes:
+        buckets: by whole second, of the last `BUCKETS` seconds.
+        leases: of requests that have not ended, by id.
+    """
+
+    buckets: dict[int, Bucket] = field(default_factory=dict)
+    leases: set[int] = field(default_factory=set)
+
+    def check(self, limits: RateLimits, tokens: int, now: float, requests: int = 1) -> None:
+        """Raises QuotaExceededError if so many requests, of so many tokens, do not fit."""
+        self.forget(now)
+        if limits.concurrency is not None and len(self.leases) >= limits.concurrency:
+            used = len(self.leases)
+            raise QuotaExceededError("concurrency", limits.concurrency, used, 1, LEASE_RETRY_SECONDS)
+        for limit, kind, needed in (
+            ("requests_per_minute", "requests", requests),
+            ("tokens_per_minute", "tokens", tokens),
+        ):
+            value: int | None = getattr(limits, limit)
+            if value is None:
+                continue
+            counts = {second: getattr(bucket, kind) for second, bucket in self.buckets.items()}
+            used = sum(counts.values())
+            if used + needed > value:
+                raise QuotaExceededError(limit, value, used, needed, _until(counts, used + needed - value, now))
+
+    def add(self, tokens: int, now: float, requests: int = 1) -> int:
+        """Counts requests; their second, for `refund`."""
+        bucket = self.buckets.setdefault(int(now), Bucket())
+        bucket.requests += requests
+        bucket.tokens += tokens
+        return int(now)
+
+    def refund(self, second: int, tokens: int, requests: int = 0) -> None:
+        """Takes back tokens of a request, and requests; does nothing if its second has left the window."""
+        if bucket := self.buckets.get(second):
+            bucket.tokens = max(0, bucket.tokens - tokens)
+            bucket.requests = max(0, bucket.requests - requests)
+
+    def forget(self, now: float) -> None:
+        """Drops buckets that no window of 60 s reaches any more."""
+        for second in [second for second in self.buckets if second <= int(now) - BUCKETS]:
+            del self.buckets[second]
+
+    @property
+    def idle(self) -> bool:
+        return not (self.buckets or self.leases)
+
+
+def _until(counts: dict[int, int], excess: int, now: float) -> float:
+    """Seconds until the oldest buckets with `excess` together have left the window."""
+    for second in sorted(counts):
+        excess -= counts[second]
+        if excess <= 0:
+            return second + BUCKETS - now
+    return float(BUCKETS)  # the request alone is above the limit

@@ -9,16 +9,13 @@ from functools import partial
 import structlog
 
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
-from draftwood_memory.settings.files import store_keys
-from draftwood_memory.settings.opening import store_client
+from draftwood_memory.settings import store_client, store_keys
 from draftwood_memory.store.redis_client import RedisClient
-from draftwood_service.quotas.limits import BUCKETS, QuotaExceededError
-from draftwood_service.quotas.local import Limiter, Reservation
+from draftwood_service.quotas.local import BUCKETS, Bucket, Limiter, QuotaExceededError, Reservation, Window
 from draftwood_service.quotas.store import REFRESH_SECONDS, QuotaStore, Refresh, Release
-from draftwood_service.quotas.window import Bucket, Window
-from draftwood_service.settings.tenants import StoreSettings
-from draftwood_tenants.rate_limits import RateLimits
-from draftwood_tenants.resources.ending import end
+from draftwood_service.settings.groups import StoreSettings
+from draftwood_tenants.config import RateLimits
+from draftwood_tenants.resources.follower import end
 
 _log = structlog.get_logger(__name__)
 
@@ -130,7 +127,7 @@ class SharedLimiter(Limiter):
         owed = tuple(self._owed)
         await self._store.release(owed)
         del self._owed[: len(owed)]  # others may have ended meanwhile
-        leases = {name: frozenset(one.leases) for name, one in self.windows.items() if one.leases}
+        leases = {name: frozenset(window.leases) for name, window in self.windows.items() if window.leases}
         now = self.clock()
         for tenant, window in tuple(self._unsent.items()):
             if tenant not in self._batches:
@@ -139,7 +136,7 @@ class SharedLimiter(Limiter):
             else:
                 window.forget(now)
         tenants = [*{**leases, **self._batches, **dict.fromkeys(self._alone)}]
-        refreshes = [self._refresh_of(one, leases.get(one, frozenset()), int(now)) for one in tenants]
+        refreshes = [self._refresh_of(name, leases.get(name, frozenset()), int(now)) for name in tenants]
         for first in range(0, len(refreshes), _TENANTS):
             await self._refresh_some(refreshes[first : first + _TENANTS])
         self._unreachable = False
@@ -207,13 +204,15 @@ class SharedLimiter(Limiter):
     async def _refresh_some(self, refreshes: SequenceOf[Refresh]) -> None:
         """One that fails leaves the others as they are."""
         ended: list[Release] = []
-        for one, error in zip(refreshes, await self._store.refresh(refreshes), strict=True):
+        for refresh, error in zip(refreshes, await self._store.refresh(refreshes), strict=True):
             if error is not None:
-                self._fail(error, one.tenant)
+                self._fail(error, refresh.tenant)
                 continue
-            self._alone.discard(one.tenant)
-            self._batches.pop(one.tenant, None)
-            ended += [Release(one.tenant, lease) for lease in one.leases - self.window_of(one.tenant).leases]
+            self._alone.discard(refresh.tenant)
+            self._batches.pop(refresh.tenant, None)
+            ended += [
+                Release(refresh.tenant, lease) for lease in refresh.leases - self.window_of(refresh.tenant).leases
+            ]
         await self._store.release(ended)
 
     def _refresh_of(self, tenant: str, leases: frozenset[int], now: int) -> Refresh:

@@ -110,4 +110,4 @@ def _certificate(context: grpc.aio.ServicerContext[Any, Any]) -> CertificateName
     common = names.get("x509_common_name", ())
     if not (alternative or common):
         return None
-    return CertificateNames(*(tuple(one.decode(errors="replace") for one in some) for some in (alternative, common)))
+    return CertificateNames(*(tuple(name.decode(errors="replace") for name in some) for some in (alternative, common)))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
 from draftwood.admin.v1 import audit_pb2, experiments_pb2, status_pb2, tenants_pb2
@@ -10,12 +15,11 @@ from draftwood.v1 import generation_pb2, memory_pb2
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import Authenticator
 from draftwood_service.rpc.access import Gate
-from draftwood_service.rpc.calls import ServedMethod, handlers
-from draftwood_service.rpc.health import MAX_REQUEST_BYTES, Health
-from draftwood_service.rpc.reflection import enable_reflection
-from draftwood_service.rpc.tls import server_credentials
+from draftwood_service.rpc.calls import Run, ServedMethod, handlers
+from draftwood_service.rpc.health import MAX_REQUEST_BYTES, Health, enable_reflection
 from draftwood_service.settings import Settings
-from draftwood_service.starting.listening import require_free
+from draftwood_service.settings.groups import ListenSettings
+from draftwood_service.starting import require_free
 from draftwood_service.telemetry import NO_TELEMETRY, Telemetry
 
 STOP_SECONDS = 0.5
@@ -45,7 +49,7 @@ class BoundServer:
     takes over.
 
     Attributes:
-        served: the methods that are served, by full name.
+        health: what it says of each service.
 
     Args:
         telemetry: records its calls.
@@ -64,13 +68,13 @@ class BoundServer:
         self.health = Health()
         self.authenticator = Authenticator(settings)
         self.gate = Gate(self.authenticator)
-        self.served: dict[str, ServedMethod] = {}
+        self._served: dict[str, ServedMethod] = {}
         self._started = False
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.port = _listen(self.grpc_server, "port", host, settings.port, server_credentials(settings))
         self.address = f"{host}:{self.port}"
         self.grpc_server.add_generic_rpc_handlers(
-            tuple(handlers(service, self.served, self.gate, telemetry) for service in SERVICES)
+            tuple(handlers(service, self._served, self.gate, telemetry) for service in SERVICES)
         )
         self.health.add_to(self.grpc_server)
         if settings.reflection:
@@ -92,6 +96,20 @@ class BoundServer:
             await self.grpc_server.start()
             if self.health_port is not None:
                 await self._health_server.start()
+
+    def serve(self, service: str, methods: Mapping[str, Run]) -> None:
+        """Answers the calls of a service, given by its full name, from now on.
+
+        Args:
+            methods: all of them, by their names in the protocol.
+        """
+        from draftwood_service.rpc.parsing import Parser  # takes long to import
+
+        descriptor = next(known for known in SERVICES if known.full_name == service)
+        assert methods.keys() == {method.name for method in descriptor.methods}
+        for method in descriptor.methods:
+            parser = Parser(GetMessageClass(method.input_type))
+            self._served[method.full_name] = ServedMethod(parser, methods[method.name])
 
     async def close(self) -> None:
         """Ends what `start` began. Live calls have `STOP_SECONDS` to end."""
@@ -147,3 +165,72 @@ def options(settings: Settings) -> list[tuple[str, int]]:
             ("grpc.max_connection_age_grace_ms", round(1000 * settings.max_timeout)),
         ]
     return options
+
+
+def server_credentials(settings: ListenSettings) -> grpc.ServerCredentials | None:
+    """The credentials of the settings' certificate; None without one.
+
+    With `tls_client_ca` only clients with a certificate of one of these authorities are served.
+
+    Raises:
+        InvalidInputError: a file cannot be read, or has no PEM, or the key is not that of the certificate.
+    """
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    files = _Files(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    _check(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    return grpc.dynamic_ssl_server_credentials(
+        files.configuration(), files.current, require_client_authentication=settings.tls_client_ca is not None
+    )
+
+
+def _check(cert: Path, key: Path, client_ca: Path | None) -> None:
+    """gRPC itself would only say that it cannot listen."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key, password="")  # gRPC takes no encrypted key
+    except ssl.SSLError:
+        problem = f"is no PEM certificate chain, or {key} is not its private key"
+        raise InvalidInputError("tls_cert", cert, problem) from None
+    try:
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+    except ssl.SSLError:
+        raise InvalidInputError("tls_client_ca", client_ca, "has no PEM certificate") from None
+
+
+class _Files:
+    def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
+        self._cert = cert
+        self._key = key
+        self._client_ca = client_ca
+        self._stamps_served = self._stamps()
+        self._served = self.configuration()
+
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(_read("tls_key", self._key), _read("tls_cert", self._cert))],
+            None if self._client_ca is None else _read("tls_client_ca", self._client_ca),
+        )
+
+    def current(self) -> grpc.ServerCertificateConfiguration:
+        """Called by gRPC at each handshake, on one of its threads."""
+        try:
+            stamps = self._stamps()
+            if stamps != self._stamps_served:
+                self._served = self.configuration()
+                self._stamps_served = stamps
+        except (OSError, InvalidInputError):
+            pass  # only some of the files are renewed yet; a later handshake reads them all
+        return self._served
+
+    def _stamps(self) -> tuple[int, ...]:
+        paths = (self._cert, self._key, self._client_ca)
+        return tuple(path.stat().st_mtime_ns for path in paths if path is not None)
+
+
+def _read(key: str, path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInputError(key, path, f"cannot be read: {error.strerror}") from None

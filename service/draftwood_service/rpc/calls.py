@@ -1,4 +1,4 @@
-"""Between gRPC and the servicers: gives each call its id, and maps every exception to one status."""
+"""From gRPC to the servicers: a call gets its id, its caller and its message; every exception becomes one status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import grpc
@@ -18,18 +18,15 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.auth import Principal, required_role
-from draftwood_service.errors import (
-    INTERNAL,
-    ClientDisconnectedError,
-    LoadingError,
-    ReaderStalledError,
-    rule_for,
-    to_status,
+from draftwood_service.auth import (
+    Principal,
+    required_role,
 )
+from draftwood_service.errors import ClientDisconnectedError, LoadingError, ReaderStalledError
 from draftwood_service.rpc.access import Gate
+from draftwood_service.rpc.statuses import INTERNAL, rule_for, to_status
 from draftwood_service.telemetry import CallRecord, Telemetry
-from draftwood_tenants.identifiers import check_identifier
+from draftwood_tenants.reading import check_identifier
 
 _log = structlog.get_logger(__name__)
 _Key = TypeVar("_Key")
@@ -94,16 +91,15 @@ class MessageReader:
             raise InvalidInputError("request", None, "is missing") from None
 
 
-class ServedMethod(NamedTuple):
-    """What answers the calls of a method.
+Run: TypeAlias = Callable[[Any, Call], Awaitable[Any]]
+"""Answers a call: takes a request, or an iterator of them; returns the response, or None if it has streamed some."""
 
-    Attributes:
-        parse: a request from its bytes; raises InvalidInputError.
-        run: takes a request, or an iterator of them; returns the response, or None if it has streamed its responses.
-    """
+
+class ServedMethod(NamedTuple):
+    """What answers the calls of a method; `parse` makes a request of its bytes, and raises InvalidInputError."""
 
     parse: Callable[[bytes], Any]
-    run: Callable[[Any, Call], Awaitable[Any]]
+    run: Run
 
 
 def handlers(
@@ -119,7 +115,7 @@ def handlers(
         served: by full name; calls of a method that is not there yet are refused with LoadingError.
 
     Raises:
-        KeyError: a method has no rule in `draftwood_service.auth.rules`.
+        KeyError: a method has no rule in `draftwood_service.auth.principal`.
     """
     by_name: dict[str, Any] = {}
     reader = MessageReader(_AT_ONCE, _MESSAGE_SECONDS)
@@ -143,7 +139,7 @@ def _endpoint(
     reader: MessageReader,
     telemetry: Telemetry,
 ) -> Any:
-    name, full_name, role = method.name, method.full_name, required_role(service, method.name)
+    name, role = method.name, required_role(service, method.name)
 
     async def endpoint(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         arrived_at = time.perf_counter()
@@ -151,15 +147,15 @@ def _endpoint(
         record, code = telemetry.call(f"{service}/{name}", context.invocation_metadata(), arrived_at), "OK"
         try:
             principal = await gate.admit(context, name, role)
-            if (found := served.get(full_name)) is None:
+            if (answering := served.get(method.full_name)) is None:
                 raise LoadingError()
             if method.client_streaming:
-                request: Any = _each(messages, found.parse)
+                request: Any = _parsed_each(messages, answering.parse)
             else:
-                request = found.parse(await reader.read(messages, principal.tenant or context.peer()))
+                request = answering.parse(await reader.read(messages, principal.tenant or context.peer()))
             given = getattr(request, "request_id", "")
             request_id = check_identifier("request_id", given) if given else request_id
-            return await found.run(request, Call(context, principal, request_id, arrived_at, record))
+            return await answering.run(request, Call(context, principal, request_id, arrived_at, record))
         except asyncio.CancelledError:
             code = grpc.StatusCode.CANCELLED.name
             raise
@@ -195,7 +191,7 @@ def _forget_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-async def _each(messages: AsyncIterator[bytes], parse: Callable[[bytes], Any]) -> AsyncIterator[Any]:
+async def _parsed_each(messages: AsyncIterator[bytes], parse: Callable[[bytes], Any]) -> AsyncIterator[Any]:
     async for data in messages:
         yield parse(data)
 

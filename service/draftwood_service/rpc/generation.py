@@ -18,26 +18,22 @@ from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.request import Request
 from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
-from draftwood_service.engine.stream import Sample
+from draftwood_service.engine.stream import Sample, Stream
 from draftwood_service.errors import DeadlineExceededError, ModelNotServedError
 from draftwood_service.experiments.live import LiveExperiments
 from draftwood_service.quotas import Limiter, RateLimits
-from draftwood_service.quotas.request_quota import RequestQuota
-from draftwood_service.quotas.text_calls import TextCallQuota
-from draftwood_service.rpc.calls import Call
+from draftwood_service.quotas.request_quota import RequestQuota, TextCallQuota
+from draftwood_service.rpc.answers import Writer, delta, finished, relay
+from draftwood_service.rpc.calls import Call, Run
 from draftwood_service.rpc.model_info import model_info
-from draftwood_service.rpc.parsing.bounds import require_at_most
-from draftwood_service.rpc.parsing.text_executor import TextExecutor
+from draftwood_service.rpc.prompts import TextExecutor, read_format, read_prompt, require_at_most, require_in_vocabulary
 from draftwood_service.rpc.request_log import RequestLog
-from draftwood_service.rpc.requests import choice_of, read_prompt, read_requests, read_samples, require_in_vocabulary
-from draftwood_service.rpc.streaming.messages import delta, finished
-from draftwood_service.rpc.streaming.relay import relay
-from draftwood_service.rpc.streaming.writer import Writer
+from draftwood_service.rpc.requests import Terms, draft_choice, read_terms
 from draftwood_service.serving import Serving
-from draftwood_tenants.config import TenantConfig
-from draftwood_tenants.experiments.arm_assignment import ArmAssignment
-from draftwood_tenants.identifiers import check_identifier
-from draftwood_tenants.shaping import DeltaShaping
+from draftwood_strategies.drafting import NO_CHOICE
+from draftwood_tenants.config import DeltaShaping, TenantConfig
+from draftwood_tenants.experiments.arms import ArmAssignment
+from draftwood_tenants.reading import check_identifier
 
 _CLIENT_FIRST = 0.25
 """Seconds after the client's deadline until the server ends a call: gRPC ends it first, so that two statuses do not
@@ -78,13 +74,21 @@ class GenerationServicer:
         self._shaping = settings.delta_shaping
         self._token_bytes = serving.model.tokenizer.token_bytes
         self._text_executor = TextExecutor()
-        self._format_executor = TextExecutor()
         self._info = model_info(serving)
+
+    @property
+    def methods(self) -> dict[str, Run]:
+        """What answers each method of the service."""
+        return {
+            "Generate": self.generate,
+            "Tokenize": self.tokenize,
+            "Detokenize": self.detokenize,
+            "GetModelInfo": self.get_model_info,
+        }
 
     def close(self) -> None:
         """Ends its threads."""
         self._text_executor.close()
-        self._format_executor.close()
 
     async def generate(self, request: pb.GenerateRequest, call: Call) -> None:
         """Streams one Started, Deltas and one Finished, or raises the error that ends the call with one status."""
@@ -97,48 +101,57 @@ class GenerationServicer:
             shaping = config.streaming.shaping(self._shaping)
             if request.output.draft_trees:
                 _allow_trees(call.principal, shaping)
-            samples = read_samples(request.sampling, self._settings.max_running)
-            stream = self._bridge.admit(samples, tenant)
+            terms = read_terms(request, self._serving, tenant, config, assignment, call.principal.name)
+            stream = self._bridge.admit(terms.samples, tenant)
             quota = RequestQuota(self._limiter, tenant, self._limits_of(config))
             seconds = self._seconds(call)
             timer = asyncio.get_running_loop().call_later(seconds, stream.fail, DeadlineExceededError(seconds))
             try:
-                await quota.enter(least_tokens(request, samples, self._serving.model.max_context))
-                requests = await read_requests(
-                    request,
-                    self._serving,
-                    self._text_executor,
-                    config,
-                    assignment,
-                    call,
-                    tenant=tenant,
-                    deadline=time.perf_counter() + seconds,
-                )
-                record.samples = [Sample(one) for one in requests]
-                await quota.reserve_tokens(most_tokens(requests))
+                await quota.enter(terms.min_tokens)
+                requests = await self._read(terms, call, time.perf_counter() + seconds)
+                record.samples = [Sample(sample) for sample in requests]
+                await quota.reserve_tokens(max_tokens(requests))
                 stream.submit(*record.samples)
                 quota.queued()
-                async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
-                    await writer.write(self._started(requests[0], assignment))
-                    with_details = request.output.token_details or requests[0].sampling.logprobs is not None
-                    message = partial(
-                        delta, with_details=with_details, token_bytes=self._token_bytes, samples=record.samples
-                    )
-                    finishes = await relay(stream, writer, message, shaping)
-                    quota.release(used_tokens(record.samples))
-                    await quota.released()  # a client may send its next request once it has read the end
-                    await writer.write(finished(record.samples, finishes))
-                record.finish_reasons = [finish.reason.value for finish in finishes]
-                record.outcome = record.finish_reasons[0]
+                with_details = request.output.token_details or terms.sampling.logprobs is not None
+                await self._answer(stream, call, quota, record, shaping, with_details)
             except asyncio.CancelledError:
-                own = remaining(call)
-                if own is not None and own < _AT_DEADLINE:
+                left = remaining(call)
+                if left is not None and left < _AT_DEADLINE:
                     record.outcome = "deadline_exceeded"
                 raise
             finally:
                 quota.release(used_tokens(record.samples))
                 timer.cancel()
                 stream.close()
+
+    async def _read(self, terms: Terms, call: Call, deadline: float) -> list[Request]:
+        """Does the work that reading takes: makes tokens of the prompt, and tries the format."""
+        prompt = await read_prompt(terms.message, self._serving, self._text_executor, terms.tenant)
+        answer_format = await read_format(terms.message.format, terms.model, self._text_executor, terms.tenant)
+        return terms.requests(prompt, answer_format, call, deadline)
+
+    async def _answer(
+        self,
+        stream: Stream,
+        call: Call,
+        quota: RequestQuota,
+        record: RequestLog,
+        shaping: DeltaShaping,
+        with_details: bool,
+    ) -> None:
+        """Streams the answers of a submitted request."""
+        samples, assignment = record.samples, record.assignment
+        request = samples[0].request
+        async with Writer(call.context, self._settings.stall_timeout, shaping.padding) as writer:
+            await writer.write(self._started(request, assignment))
+            message = partial(delta, with_details=with_details, token_bytes=self._token_bytes, samples=samples)
+            finishes = await relay(stream, writer, message, shaping)
+            quota.release(used_tokens(samples))
+            await quota.released()  # a client may send its next request once it has read the end
+            await writer.write(finished(samples, finishes))
+        record.finish_reasons = [finish.reason.value for finish in finishes]
+        record.outcome = record.finish_reasons[0]
 
     async def tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
         self._require_served(request.model)
@@ -161,8 +174,8 @@ class GenerationServicer:
     async def detokenize(self, request: pb.DetokenizeRequest, call: Call) -> pb.DetokenizeResponse:
         self._require_served(request.model)
         model, tenant = self._serving.model, call.principal.tenant_for("")
-        most = self._serving.max_prompt_characters  # as many tokens as Tokenize returns
-        require_at_most("token_ids", len(request.token_ids), most)
+        limit = self._serving.max_prompt_characters  # as many tokens as Tokenize returns
+        require_at_most("token_ids", len(request.token_ids), limit)
         if len(request.token_ids) > 1:  # for one alone there is next to nothing to do
             limits = self._limits_of(self._config_of(tenant))
             self._text_quota.admit(tenant, limits)
@@ -180,7 +193,7 @@ class GenerationServicer:
 
     def _assign(self, request: pb.GenerateRequest, request_id: str, tenant: str) -> ArmAssignment | None:
         """The request's arm; None if it takes part in no experiment. Raises InvalidInputError."""
-        session, overridden = check_identifier("session", request.session), choice_of(request.drafting).overrides
+        session, overridden = check_identifier("session", request.session), draft_choice(request.drafting) != NO_CHOICE
         return self._experiments.assigner.assign(tenant, request_id=request_id, session=session, overridden=overridden)
 
     def _started(self, request: Request, assignment: ArmAssignment | None) -> pb.GenerateResponse:
@@ -189,7 +202,7 @@ class GenerationServicer:
                 request_id=request.request_id,
                 model=self._serving.model.name,
                 tenant=request.tenant,
-                strategy=request.strategy_name,
+                strategy=request.drafting.strategy,
                 prompt_tokens=request.prompt.size,
                 max_tokens=request.stop.max_tokens,
                 seed=request.sampling.seed if request.sampling.temperature else None,
@@ -209,8 +222,8 @@ class GenerationServicer:
 
     def _seconds(self, call: Call) -> float:
         """Seconds until the server ends the call; gRPC itself ends it at the client's deadline."""
-        own = remaining(call)
-        return min(self._settings.default_timeout if own is None else own + _CLIENT_FIRST, self._settings.max_timeout)
+        left = remaining(call)
+        return min(self._settings.default_timeout if left is None else left + _CLIENT_FIRST, self._settings.max_timeout)
 
 
 def _allow_trees(caller: Principal, shaping: DeltaShaping) -> None:
@@ -221,24 +234,16 @@ def _allow_trees(caller: Principal, shaping: DeltaShaping) -> None:
         raise InvalidInputError("output.draft_trees", None, problem)
 
 
-def least_tokens(request: pb.GenerateRequest, samples: int, context: int) -> int:
-    """What a request uses at least or reserves, as far as its message tells without any work: at most the context for
-    prompt and answer, since more is invalid."""
-    prompt = len(request.token_ids.ids) if request.HasField("token_ids") else 1
-    answer = request.stop.max_tokens if request.stop.HasField("max_tokens") else 1
-    return max(1, min(prompt, context)) + samples * max(1, min(answer, context))
-
-
-def most_tokens(requests: SequenceOf[Request]) -> int:
+def max_tokens(requests: SequenceOf[Request]) -> int:
     """Upper bound of the tokens of a request's samples; the prompt counts once."""
-    return requests[0].prompt.size + sum(one.stop.max_tokens for one in requests)
+    return requests[0].prompt.size + sum(request.stop.max_tokens for request in requests)
 
 
 def used_tokens(samples: SequenceOf[Sample]) -> int:
-    """Tokens that the samples have used so far, counted as in `most_tokens`; 0 if the request was not read."""
+    """Tokens that the samples have used so far, counted as in `max_tokens`; 0 if the request was not read."""
     if not samples:
         return 0
-    return samples[0].request.prompt.size + sum(one.completion_tokens for one in samples)
+    return samples[0].request.prompt.size + sum(sample.completion_tokens for sample in samples)
 
 
 def remaining(call: Call) -> float | None:

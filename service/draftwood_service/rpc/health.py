@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from draftwood_model_runner.errors import DraftwoodError
+from draftwood_service.auth import Role
+from draftwood_service.rpc.access import Gate
 from draftwood_service.rpc.calls import MessageReader, abort, counted
 
 MAX_REQUEST_BYTES = 1024
@@ -26,6 +29,9 @@ _AT_ONCE = 4
 _READ_SECONDS = 5.0
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+V1 = "grpc.reflection.v1.ServerReflection"
+"""Its messages are those of v1alpha, with other names of their types, which are not sent."""
+_METHOD = "ServerReflectionInfo"
 
 
 class Health(health.aio.HealthServicer):  # type: ignore[misc]
@@ -76,3 +82,30 @@ class Health(health.aio.HealthServicer):  # type: ignore[misc]
 async def _abort(context: _Context, code: grpc.StatusCode, text: str) -> NoReturn:
     await context.abort(code, text)
     raise AssertionError
+
+
+def enable_reflection(services: Iterable[str], server: grpc.aio.Server, gate: Gate) -> None:
+    """Adds reflection of the services, given by their full names, and of the health service, for all who may call."""
+    names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflect = reflection.aio.ReflectionServicer(names).ServerReflectionInfo
+
+    async def answer(
+        requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[reflection_pb2.ServerReflectionResponse]:
+        try:
+            await gate.admit(context, _METHOD, Role.CALLER)
+        except DraftwoodError as error:
+            request_id = uuid.uuid4().hex
+            gate.note(error, context, _METHOD, request_id)
+            await abort(context, error, _METHOD, request_id)
+            return
+        async for response in reflect(requests, context):
+            yield response
+
+    method = grpc.stream_stream_rpc_method_handler(
+        answer,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    handlers = [grpc.method_handlers_generic_handler(name, {_METHOD: method}) for name in (reflection.SERVICE_NAME, V1)]
+    server.add_generic_rpc_handlers(tuple(handlers))

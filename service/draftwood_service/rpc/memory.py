@@ -34,16 +34,16 @@ from draftwood_memory.store.naming import MemoryName
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.auth import Principal, Role
 from draftwood_service.engine.bridge import EngineBridge
-from draftwood_service.rpc.calls import Call
+from draftwood_service.rpc.answers import Writer
+from draftwood_service.rpc.calls import Call, Run
+from draftwood_service.rpc.prompts import require_in_vocabulary
 from draftwood_service.rpc.request_log import audited
-from draftwood_service.rpc.requests import require_in_vocabulary
-from draftwood_service.rpc.streaming.writer import Writer
 from draftwood_service.serving import ServedModel
 from draftwood_service.settings import Settings
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 from draftwood_tenants.config import TenantConfig
-from draftwood_tenants.identifiers import check_identifier
-from draftwood_tenants.resources.errors import ResourceMissingError
+from draftwood_tenants.reading import check_identifier
+from draftwood_tenants.resources.store import ResourceMissingError
 
 _KINDS = {Kind.OUTPUT: pb.MEMORY_KIND_OUTPUT, Kind.CORPUS: pb.MEMORY_KIND_CORPUS}
 _PAGE_BYTES = 256 * 1024
@@ -102,6 +102,19 @@ class MemoryServicer:
         self._stall_seconds = settings.stall_timeout
         self._turns: WeakValueDictionary[str, MemoryTurn] = WeakValueDictionary()
         self._named_store = settings.store if settings.store in ("memory", "embedded") else None
+
+    @property
+    def methods(self) -> dict[str, Run]:
+        """What answers each method of the service."""
+        return {
+            "GetMemoryStatistics": self.get_memory_statistics,
+            "WarmMemory": self.warm_memory,
+            "ExportMemory": self.export_memory,
+            "ImportMemory": self.import_memory,
+            "PurgeMemory": self.purge_memory,
+            "ListOrphanedMemories": self.list_orphaned_memories,
+            "PurgeOrphanedMemories": self.purge_orphaned_memories,
+        }
 
     async def get_memory_statistics(
         self, request: pb.GetMemoryStatisticsRequest, call: Call
@@ -196,9 +209,9 @@ class MemoryServicer:
         self, request: pb.ListOrphanedMemoriesRequest, call: Call
     ) -> pb.ListOrphanedMemoriesResponse:
         first, limit = _page_of(request.page_size, request.page_token)
-        found = await self._bridge.run_operation(ListOrphans())
-        following = str(first + limit) if first + limit < len(found) else ""
-        page = map(_orphaned_memory, found[first : first + limit])
+        orphans = await self._bridge.run_operation(ListOrphans())
+        following = str(first + limit) if first + limit < len(orphans) else ""
+        page = map(_orphaned_memory, orphans[first : first + limit])
         return pb.ListOrphanedMemoriesResponse(memories=page, next_page_token=following)
 
     async def purge_orphaned_memories(
@@ -289,7 +302,7 @@ def _tenant_statistics(memory: MemoryStatistics) -> pb.TenantMemoryStatistics:
         tokens=stored.tokens,
         stored_bytes=stored.bytes,
         log_records=stored.entries,
-        epoch=stored.generation,
+        epoch=stored.epoch,
         read_only=stored.newer,
         resident=memory.resident,
         index_bytes=memory.index_bytes,

@@ -7,16 +7,15 @@ from importlib.metadata import version
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
-from draftwood_service.rpc.parsing.chat import MAX_TOOLS
-from draftwood_service.rpc.parsing.tool_format import ToolFormat
+from draftwood_service.rpc.prompts import MAX_GRAMMAR_CHARACTERS, MAX_TOOLS
 from draftwood_service.rpc.requests import (
-    MAX_GRAMMAR_CHARACTERS,
     MAX_LOGIT_BIASES,
     MAX_STOP_STRING_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
 from draftwood_service.serving import Serving
+from draftwood_service.tools import ToolFormat
 from draftwood_strategies import strategy_names
 
 

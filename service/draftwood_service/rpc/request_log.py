@@ -11,14 +11,13 @@ from typing import Any
 
 import structlog
 
-from draftwood_model_runner.statistics import SequenceStats
+from draftwood_model_runner.sequence import SequenceStats
 from draftwood_service.engine.stream import Sample
-from draftwood_service.errors import rule_for
-from draftwood_service.experiments.measuring import outcome_of
+from draftwood_service.experiments.live import outcome_of
 from draftwood_service.rpc.calls import Call
+from draftwood_service.rpc.statuses import rule_for
 from draftwood_service.telemetry import RequestRecord
-from draftwood_tenants.experiments.arm_assignment import ArmAssignment
-from draftwood_tenants.experiments.counting import Counting
+from draftwood_tenants.experiments.arms import ArmAssignment, Counting
 
 _log = structlog.get_logger("draftwood.requests")
 _audit = structlog.get_logger("draftwood.audit")
@@ -114,7 +113,7 @@ def _measurements(record: RequestRecord, samples: int) -> dict[str, object]:
     if request is None:
         return {}
     measured: dict[str, object] = {
-        "strategy": request.strategy_name,
+        "strategy": request.drafting.strategy,
         "prompt_tokens": request.prompt.size,
         "completion_tokens": record.output_tokens,
         "acceptance_length": round(record.output_tokens / max(stats.decode_steps, 1), 3),
@@ -133,6 +132,8 @@ def _measurements(record: RequestRecord, samples: int) -> dict[str, object]:
         measured["pauses"] = stats.pauses
     if stats.drafting_disabled_reason:
         measured["drafting_disabled"] = stats.drafting_disabled_reason
+    if stats.no_draft:
+        measured["no_draft"] = stats.no_draft
     return measured
 
 

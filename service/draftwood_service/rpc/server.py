@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import time
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import structlog
-from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
-from draftwood_memory.settings.files import store_keys
-from draftwood_memory.settings.opening import store_client
-from draftwood_service.audits.recorder import AuditRecorder
-from draftwood_service.audits.results import AuditOutcome, AuditResult
+from draftwood_memory.settings import store_client, store_keys
+from draftwood_service.audit_counts import AuditRecorder
+from draftwood_service.engine.audits import AuditOutcome, AuditResult
 from draftwood_service.engine.bridge import EngineBridge
-from draftwood_service.engine.reporting.liveness import follow_liveness
-from draftwood_service.engine.reporting.recovery import EngineRecovery
+from draftwood_service.engine.recovery import EngineRecovery, follow_liveness
 from draftwood_service.errors import ShuttingDownError
 from draftwood_service.experiments.live import LiveExperiments
-from draftwood_service.experiments.stopping import stop_arms
+from draftwood_service.experiments.watch import stop_arms
 from draftwood_service.quotas.shared import opened_limiter
-from draftwood_service.rpc.admin.audit import AuditServicer
-from draftwood_service.rpc.admin.experiments import ExperimentServicer
-from draftwood_service.rpc.admin.status import StatusServicer
-from draftwood_service.rpc.admin.tenants import TenantServicer
-from draftwood_service.rpc.bound import SERVICES, STOP_SECONDS, BoundServer
-from draftwood_service.rpc.calls import Call, ServedMethod
+from draftwood_service.rpc.bound import STOP_SECONDS, BoundServer
+from draftwood_service.rpc.calls import Call, Run
+from draftwood_service.rpc.experiments import ExperimentServicer
 from draftwood_service.rpc.generation import GenerationServicer
 from draftwood_service.rpc.memory import MemoryServicer
-from draftwood_service.rpc.parsing.deserializer import Deserializer
+from draftwood_service.rpc.status import AuditServicer, StatusServicer
+from draftwood_service.rpc.tenants import TenantServicer
 from draftwood_service.serving import ServedModel, Serving
 from draftwood_tenants.followed import FollowedTenants
-from draftwood_tenants.resources.ending import end
-from draftwood_tenants.resources.errors import ConfigurationUnknownError
+from draftwood_tenants.resources.follower import end
+from draftwood_tenants.resources.store import ConfigurationUnknownError
 
 _log = structlog.get_logger(__name__)
 
@@ -75,9 +68,7 @@ class RunningServer:
 
     def __init__(self, bound: BoundServer, model: ServedModel, bridge: EngineBridge) -> None:
         settings = bound.settings
-        self.address = bound.address
-        self.port = bound.port
-        self.health_port = bound.health_port
+        self.address, self.port, self.health_port = bound.address, bound.port, bound.health_port
         self._settings = settings
         self._bound = bound
         self.model = model
@@ -86,38 +77,47 @@ class RunningServer:
         self.serving = False
         self._stopping: asyncio.Task[None] | None = None
         self._becoming_ready: asyncio.Task[None] | None = None
+        self._liveness: asyncio.Task[None] | None = None
         self.bridge = bridge
         self.recovery = EngineRecovery(bridge, settings.engine_restarts, self._set_serving)
-        self._liveness: asyncio.Task[None] | None = None
-        limits, store = settings.tenant_limits, settings.of_memory
         self.tenants = FollowedTenants(
-            store_client(store), store_keys(store), settings.tenants_file, settings.cache_folder, limits
+            store_client(settings.of_memory),
+            store_keys(settings.of_memory),
+            settings.tenants_file,
+            settings.cache_folder,
+            settings.tenant_limits,
         )
         stored, catalog = self.tenants.stored, self.tenants.catalog
         self.synced = stored.synced
         replica = f"{socket.gethostname()}:{self.port}"
         self.experiments = LiveExperiments(self.tenants.counts, catalog, replica, partial(stop_arms, stored, catalog))
-        bridge.weight_of = self._weight_of
         self.limiter = opened_limiter(settings)
-        self._servicer = GenerationServicer(
+        self.audits = AuditRecorder(model)
+        bridge.weight_of = self._weight_of
+        bridge.on_audited = self._audited
+        self._generation = GenerationServicer(
             Serving(model, settings), bridge, self.limiter, catalog.config_of, self.experiments
         )
+        self._serve_all()
+        bound.telemetry.watch(self)
+
+    def _serve_all(self) -> None:
+        """Lets the bound port answer the calls of all services."""
+        settings, bridge, limits = self._settings, self.bridge, self._settings.tenant_limits
+        stored, catalog = self.tenants.stored, self.tenants.catalog
         memory = MemoryServicer(
-            bridge, model, settings, catalog.config_of, lambda tenant: catalog.tenant_message(tenant) is not None
+            bridge, self.model, settings, catalog.config_of, lambda tenant: catalog.tenant_message(tenant) is not None
         )
-        self.audits = AuditRecorder(model)
-        bridge.on_audited = self._audited
         audit = AuditServicer(self.audits, self.recovery, settings.audit_share)
         status = StatusServicer(bridge, self.audits, self.recovery, self.synced, settings)
-        tenants = TenantServicer(stored, catalog, limits)
         experiments = ExperimentServicer(stored, catalog, limits, self.experiments, bridge.run_operation)
-        servicers = self._servicer, memory, audit, status, tenants, experiments
-        for service, servicer in zip(SERVICES, servicers, strict=True):
-            for method in service.methods:
-                run = getattr(servicer, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())
-                parse = Deserializer(GetMessageClass(method.input_type))
-                bound.served[method.full_name] = ServedMethod(parse, self._counted(run) if servicer is memory else run)
-        bound.telemetry.watch(self)
+        serve = self._bound.serve
+        serve("draftwood.v1.GenerationService", self._generation.methods)
+        serve("draftwood.v1.MemoryService", {name: self._counted(run) for name, run in memory.methods.items()})
+        serve("draftwood.admin.v1.AuditService", audit.methods)
+        serve("draftwood.admin.v1.StatusService", status.methods)
+        serve("draftwood.admin.v1.TenantService", TenantServicer(stored, catalog, limits).methods)
+        serve("draftwood.admin.v1.ExperimentService", experiments.methods)
 
     async def start(self) -> None:
         """Starts serving."""
@@ -171,7 +171,7 @@ class RunningServer:
         await self.tenants.close()
         await self.limiter.close()
         await self.bridge.close(max(deadline - time.monotonic(), _MIN_ENGINE_SECONDS))  # ends an embedded store
-        self._servicer.close()
+        self._generation.close()
         await self._bound.telemetry.close()
         _log.info("stopped")
 
@@ -194,7 +194,7 @@ class RunningServer:
         answer = health_pb2.HealthCheckResponse
         await self._bound.set_health(answer.SERVING if serving else answer.NOT_SERVING)
 
-    def _counted(self, run: Callable[[Any, Call], Awaitable[Any]]) -> Callable[[Any, Call], Awaitable[Any]]:
+    def _counted(self, run: Run) -> Run:
         """The same method, as a call that a drain waits for."""
 
         async def counted(request: Any, call: Call) -> Any:

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from draftwood_memory.settings.memory_settings import cache_folder
+from draftwood_memory.settings import cache_folder
 from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_service.settings.group import JsonObject, SettingsGroup, Size, Weights
+from draftwood_service.settings.groups import JsonObject, SettingsGroup, Size, Weights
 
 ENGINE_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     # vLLM shows no predictions beside the written tokens, so what a hybrid adds to the trie learns nothing there.
@@ -137,8 +137,8 @@ class ModelSettings(SettingsGroup):
             if getattr(self, name) != defaults.get(name, type(self).model_fields[name].default):
                 raise InvalidInputError(name, getattr(self, name), f"is not a setting of engine vllm: {reason}")
         for name in self.engine_args:
-            if (own := VLLM_ARGUMENTS.get(name)) is not None:
-                raise InvalidInputError(f"engine_args[{name}]", None, f"is set by --{own.replace('_', '-')}")
+            if (argument := VLLM_ARGUMENTS.get(name)) is not None:
+                raise InvalidInputError(f"engine_args[{name}]", None, f"is set by --{argument.replace('_', '-')}")
 
 
 class SchedulingSettings(SettingsGroup):

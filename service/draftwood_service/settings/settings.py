@@ -12,10 +12,17 @@ from pydantic import model_validator
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.settings.engine import ModelSettings, ProcessSettings, SchedulingSettings
-from draftwood_service.settings.group import SettingsGroup
-from draftwood_service.settings.network import AuthSettings, ListenSettings, TelemetrySettings
-from draftwood_service.settings.requests import RequestSettings, StreamSettings
-from draftwood_service.settings.tenants import DraftingSettings, QuotaSettings, StoreSettings
+from draftwood_service.settings.groups import (
+    AuthSettings,
+    DraftingSettings,
+    ListenSettings,
+    QuotaSettings,
+    RequestSettings,
+    SettingsGroup,
+    StoreSettings,
+    StreamSettings,
+    TelemetrySettings,
+)
 
 if TYPE_CHECKING:
     from draftwood_tenants.reading import ServerLimits
@@ -42,7 +49,7 @@ class Settings(
     @property
     def engine_config(self) -> EngineConfig:
         """The engine's part. Raises InvalidValueError for a value outside its range."""
-        names = {one.name for one in fields(EngineConfig)} & {*type(self).model_fields}
+        names = {field.name for field in fields(EngineConfig)} & {*type(self).model_fields}
         return EngineConfig(**{name: getattr(self, name) for name in names})
 
     @property

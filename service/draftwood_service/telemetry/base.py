@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from draftwood_model_runner.request import Request
-    from draftwood_model_runner.statistics import SequenceStats
-    from draftwood_service.audits.recorder import AuditRecorder
+    from draftwood_model_runner.sequence import SequenceStats
+    from draftwood_service.audit_counts import AuditRecorder
     from draftwood_service.engine.bridge import EngineBridge
-    from draftwood_service.engine.reporting.recovery import EngineRecovery
+    from draftwood_service.engine.recovery import EngineRecovery
     from draftwood_service.quotas import Limiter
     from draftwood_service.rpc.access import Gate
     from draftwood_service.serving import ServedModel

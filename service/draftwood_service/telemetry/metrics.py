@@ -1,4 +1,7 @@
-"""The instruments: histograms and counters of requests and calls, and what is observed of a server."""
+"""The instruments: histograms and counters of requests and calls, and what is observed of a server.
+
+The load is shown under vLLM's names as well, for endpoint pickers and autoscalers that know no others.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from functools import partial
 from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from draftwood_service.telemetry import names
 from draftwood_service.telemetry.base import RequestRecord
@@ -65,8 +70,8 @@ class Metrics:
         attributes = {names.OPERATION: record.operation, names.PROVIDER: "draftwood", names.MODEL: self.model}
         attributes[names.ENGINE] = self.engine
         if record.request is not None:
-            drafts = record.request.max_draft_nodes > 0
-            attributes[names.STRATEGY] = record.request.strategy_name if drafts else "none"
+            drafts = record.request.drafting.max_nodes > 0
+            attributes[names.STRATEGY] = record.request.drafting.strategy if drafts else "none"
             if record.request.arm:
                 attributes[names.ARM] = record.request.arm
         if record.tenant in self._tenants:
@@ -86,3 +91,31 @@ class Metrics:
 def _read(observed: Observed, metric: Metric, options: CallbackOptions) -> Iterator[Observation]:
     for value, attributes in observed.points(metric):
         yield Observation(value, attributes)
+
+
+_BY_NAME = {metric.name: metric for metric in OBSERVED}
+ALIASES = {
+    "vllm:num_requests_waiting": _BY_NAME["draftwood.requests.waiting"],
+    "vllm:num_requests_running": _BY_NAME["draftwood.requests.running"],
+    "vllm:kv_cache_usage_perc": _BY_NAME["draftwood.kv_cache.utilization"],
+}
+"""OpenTelemetry's names have no colons, so these are for Prometheus alone."""
+
+
+class VllmNames(Collector):
+    """Reads the same values at each collection.
+
+    Args:
+        model: name of the served model, which vLLM's metrics have as a label.
+    """
+
+    def __init__(self, observed: Observed, model: str) -> None:
+        self._observed = observed
+        self._model = model
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for alias, metric in ALIASES.items():
+            family = GaugeMetricFamily(alias, f"{metric.description}: {metric.name}", labels=("model_name",))
+            for value, _ in self._observed.points(metric):
+                family.add_metric((self._model,), value)
+            yield family

@@ -12,7 +12,8 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from draftwood_memory.counters import MemoryCounters
-from draftwood_service.engine.reporting.report import EngineReport
+from draftwood_service.engine.reports import EngineReport
+from draftwood_service.figures import MEMORY, WORK, Figure
 from draftwood_service.telemetry import names
 from draftwood_service.telemetry.base import WatchedServer
 from draftwood_service.telemetry.names import ARM, STRATEGY, Kind, Metric
@@ -129,14 +130,20 @@ def _one(path: str) -> Read:
     return lambda it: [(float(value(it)), {})]
 
 
-def _work(name: str, unit: str, description: str, count: str) -> tuple[Metric, Read]:
+def _work(figure: Figure) -> tuple[Metric, Read]:
     """A field of `WorkCounts`, by strategy and arm."""
 
     def points(it: Observed) -> Iterator[Point]:
         for (strategy, arm), work in it.report.work.items():
-            yield getattr(work, count), {STRATEGY: strategy, ARM: arm}
+            yield getattr(work, figure.source), {STRATEGY: strategy, ARM: arm}
 
-    return Metric(name, Kind.COUNTER, unit, description, _WORK), points
+    return Metric(figure.metric, Kind.COUNTER, figure.unit, figure.description, _WORK), points
+
+
+def _memory(figure: Figure) -> tuple[Metric, Read]:
+    """A field of `MemoryCounters`."""
+    kind = Kind.COUNTER if figure.counts_up else Kind.GAUGE
+    return Metric(figure.metric, kind, figure.unit, figure.description), _one(f"memory.{figure.source}")
 
 
 def _source(name: str, description: str, count: str) -> tuple[Metric, Read]:
@@ -179,16 +186,6 @@ _ALL = (
     _gauge("draftwood.kv_cache.pages", "{page}", "Pages of KV memory: held, cached, free", _pages, names.STATE),
     _gauge("draftwood.kv_cache.utilization", "1", "Share of the pages that requests hold", _utilization),
     _gauge("draftwood.states.size", "By", "Memory of recurrent layers' states: held, cached", _states, names.STATE),
-    _work("draftwood.preemptions", "{preemption}", "Slots taken from requests", "preemptions"),
-    _work("draftwood.sequences", "{sequence}", "Samples of requests that began", "sequences"),
-    _work("draftwood.prompt.tokens", "{token}", "Prompt tokens", "prompt_tokens"),
-    _work(names.CACHED_TOKENS, "{token}", "Of them, found in the prefix cache", "cached_prompt_tokens"),
-    _work("draftwood.output.tokens", "{token}", "Tokens written", "written_tokens"),
-    _work("draftwood.decode.steps", "{step}", "Requests' steps that wrote tokens", "decode_steps"),
-    _work("draftwood.drafts", "{draft}", "Draft trees that were verified", "drafts"),
-    _work("draftwood.draft.proposed_tokens", "{token}", "Draft tokens proposed", "proposed_tokens"),
-    _work("draftwood.draft.tokens", "{token}", "Draft tokens verified", "draft_tokens"),
-    _work("draftwood.draft.accepted_tokens", "{token}", "Draft tokens accepted", "accepted_tokens"),
     _counter(
         "draftwood.draft.accepted_by_depth",
         "{token}",
@@ -205,26 +202,12 @@ _ALL = (
         "Draft tokens verified by a request's step in the last second",
         "server.bridge.reports.budget",
     ),
-    _work("draftwood.draft.time", "s", "Time in drafters", "draft_seconds"),
-    _work("draftwood.draft.disabled", "{sequence}", "Samples whose drafter failed or hung", "disabled"),
-    _work("draftwood.draft.suspended", "{suspension}", "Times that drafting paused as it was too slow", "suspensions"),
     _tenant(Kind.GAUGE, "draftwood.tenant.running", "{request}", "Requests that run", "load.running"),
     _tenant(Kind.GAUGE, "draftwood.tenant.waiting", "{request}", "Requests that wait for a slot", "load.waiting"),
     _tenant(Kind.COUNTER, "draftwood.tenant.output.tokens", "{token}", "Tokens written", "work.written_tokens"),
     _tenant(Kind.COUNTER, "draftwood.tenant.decode.steps", "{step}", "Steps that wrote tokens", "work.decode_steps"),
     _gauge("draftwood.own_text.failed", "1", "1 if the model's own text ended with an error", "report.own_text_failed"),
-    _gauge("draftwood.memory.memories", "{memory}", "Memories in the process", "memory.tenants"),
-    _gauge("draftwood.memory.tokens", "{token}", "Their tokens", "memory.tokens"),
-    _gauge("draftwood.memory.size", "By", "Their records and indexes", "memory.resident_bytes"),
-    _counter("draftwood.memory.evicted", "{memory}", "Memories evicted from the process", "memory.evicted"),
-    _counter("draftwood.memory.late", "{request}", "Requests that began before their memory was loaded", "memory.late"),
-    _counter("draftwood.memory.learned", "{record}", "Records taken from answers", "memory.learned"),
-    _counter("draftwood.memory.dropped", "{record}", "Records lost: the outbox was full", "memory.dropped"),
     _gauge("draftwood.store.up", "1", "1 while the store answers, else 0", "report.store_healthy"),
-    _gauge("draftwood.store.lag", "s", "From an answer's end to its record's confirmation, latest", "memory.last_lag"),
-    _gauge("draftwood.store.pending", "{record}", "Records that the store has not confirmed", "memory.outbox_records"),
-    _counter("draftwood.store.failures", "{round}", "Rounds with the store that failed", "memory.failures"),
-    _counter("draftwood.store.unreadable", "{value}", "Values that could not be decoded", "memory.unreadable"),
     _counter(
         "draftwood.audit.answers",
         "{answer}",
@@ -234,6 +217,8 @@ _ALL = (
         *_WORK,
     ),
     _gauge("draftwood.audit.largest_margin", "1", "Of all differences that audits found", _margins, *_WORK),
+    *map(_work, WORK),
+    *map(_memory, MEMORY),
     _counter("draftwood.quota.outages", "{outage}", "Times that the quotas' store went away", "server.limiter.outages"),
     _counter(
         "draftwood.quota.admitted_alone", "{request}", "Requests admitted without it", "server.limiter.admitted_alone"

@@ -1,4 +1,7 @@
-"""OpenTelemetry's providers, exporters and the port for Prometheus."""
+"""OpenTelemetry's providers and exporters, by gRPC or HTTP as its own variables say, and the port for Prometheus.
+
+Log lines go over OTLP beside those on standard error. What OpenTelemetry itself logs is shown once a minute at most.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,16 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
 import structlog
+from opentelemetry._logs import Logger, LogRecord, SeverityNumber
+from opentelemetry.context import Context
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
@@ -24,23 +30,135 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-from opentelemetry.trace import Tracer
+from opentelemetry.trace import NonRecordingSpan, SpanContext, Tracer, set_span_in_context
 from prometheus_client import CollectorRegistry, start_http_server
 
-from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_service.settings import Settings
 from draftwood_service.telemetry.base import Telemetry, WatchedServer
-from draftwood_service.telemetry.exporters import exporter_of
-from draftwood_service.telemetry.logs import ExporterLogHandler, OtlpHandler
-from draftwood_service.telemetry.loop_lag import LoopLag
-from draftwood_service.telemetry.metrics import Metrics
+from draftwood_service.telemetry.metrics import Metrics, VllmNames
 from draftwood_service.telemetry.observed import Observed
 from draftwood_service.telemetry.traces import WatchedCall
-from draftwood_service.telemetry.vllm_names import VllmNames
+from draftwood_tenants.resources.follower import end
+
+_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+_EXPORTERS = {"grpc": "otlp_proto_grpc", "http/protobuf": "otlp_proto_http"}
+"""Names of entry points of OpenTelemetry, by protocol."""
 
 _log = structlog.get_logger(__name__)
-
+_OTEL_LOGGER = logging.getLogger("opentelemetry")
+_LOG_INTERVAL_SECONDS = 60.0
+_SEVERITIES = {
+    logging.DEBUG: SeverityNumber.DEBUG,
+    logging.INFO: SeverityNumber.INFO,
+    logging.WARNING: SeverityNumber.WARN,
+    logging.ERROR: SeverityNumber.ERROR,
+    logging.CRITICAL: SeverityNumber.FATAL,
+}
+_NOT_ATTRIBUTES = frozenset({"event", "level", "timestamp", "exc_info", "trace_id", "span_id", "_record"})
+_LAG_SAMPLE_SECONDS = 0.1
+"""Between two samples."""
+_LAG_WINDOW_SECONDS = 10.0
+"""Longer than most intervals of collection."""
 _CLOSE_SECONDS = 1.0
+
+
+def exporter_of(signal: str, collector: str) -> Any:
+    """An exporter; None for a signal that is switched off. Of `OTEL_TRACES_EXPORTER` and the like, "none" is heeded.
+
+    Args:
+        signal: "metrics", "traces" or "logs".
+        collector: URL of a collector; "" for none.
+
+    Raises:
+        InvalidValueError: the protocol does not exist.
+    """
+    protocol = os.environ.get(_PROTOCOL) or "grpc"
+    if protocol not in _EXPORTERS:
+        raise InvalidValueError(_PROTOCOL, protocol, f"it must be one of {', '.join(_EXPORTERS)}")
+    if not collector or os.environ.get(f"OTEL_{signal.upper()}_EXPORTER", "").lower() == "none":
+        return None
+    [entry_point] = entry_points(group=f"opentelemetry_{signal}_exporter", name=_EXPORTERS[protocol])
+    if protocol == "grpc":
+        return entry_point.load()(endpoint=collector, insecure=not collector.startswith("https://"))
+    return entry_point.load()(endpoint=f"{collector.rstrip('/')}/v1/{signal}")
+
+
+class OtlpHandler(logging.Handler):
+    """Sends log lines with their fields, trace and span."""
+
+    def __init__(self, logger: Logger) -> None:
+        super().__init__()
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields: dict[str, Any] = dict(record.msg) if isinstance(record.msg, dict) else {"event": record.getMessage()}
+        error = fields.get("exc_info") or (record.exc_info and record.exc_info[1])
+        trace, span = fields.get("trace_id"), fields.get("span_id")
+        attributes = {key: _plain(value) for key, value in fields.items() if key not in _NOT_ATTRIBUTES}
+        made = LogRecord(
+            timestamp=round(1e9 * record.created),
+            context=_context(int(trace, 16), int(span, 16)) if trace and span else None,
+            severity_text=record.levelname,
+            severity_number=_SEVERITIES.get(record.levelno, SeverityNumber.INFO),
+            body=str(fields["event"]),
+            attributes={"logger.name": record.name, **attributes},
+            exception=error if isinstance(error, BaseException) else None,
+        )
+        self._logger.emit(made)
+
+
+class ExporterLogHandler(logging.Handler):
+    """Logs at most one line a minute of the failed deliveries that OpenTelemetry reports, until it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        _OTEL_LOGGER.propagate = False
+        _OTEL_LOGGER.addHandler(self)
+        self._next = 0.0
+        self._unlogged = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if time.monotonic() < self._next:
+            self._unlogged += 1
+            return
+        self._next = time.monotonic() + _LOG_INTERVAL_SECONDS
+        _log.warning("telemetry is not delivered", why=record.getMessage(), unlogged_before=self._unlogged)
+        self._unlogged = 0
+
+    def close(self) -> None:
+        _OTEL_LOGGER.propagate = True
+        _OTEL_LOGGER.removeHandler(self)
+        super().close()
+
+
+def _context(trace: int, span: int) -> Context:
+    return set_span_in_context(NonRecordingSpan(SpanContext(trace, span, is_remote=False)))
+
+
+def _plain(value: object) -> str | bool | int | float:
+    return value if isinstance(value, str | bool | int | float) else str(value)
+
+
+class LoopLag:
+    """Wakes up at intervals and keeps by how much it was late. For the event loop, except `longest`."""
+
+    def __init__(self) -> None:
+        self._delays: deque[float] = deque(maxlen=round(_LAG_WINDOW_SECONDS / _LAG_SAMPLE_SECONDS))
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def longest(self) -> float:
+        """Seconds, over the last 10 s. From any thread."""
+        return max([*self._delays], default=0.0)
+
+    async def close(self) -> None:
+        await end([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            due = time.perf_counter() + _LAG_SAMPLE_SECONDS
+            await asyncio.sleep(_LAG_SAMPLE_SECONDS)
+            self._delays.append(max(time.perf_counter() - due, 0.0))
 
 
 class OpenTelemetry(Telemetry):

@@ -6,8 +6,7 @@ import os
 
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_service.settings import Settings
-from draftwood_service.starting.extras import needs_extra
-from draftwood_service.starting.listening import is_url
+from draftwood_service.starting import is_url, needs_extra
 from draftwood_service.telemetry.base import NO_TELEMETRY, Telemetry
 
 _VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"

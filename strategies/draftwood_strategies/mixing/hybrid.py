@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import numpy as np
 
+from draftwood_strategies.arrays import Int32Array, segment_indices
 from draftwood_strategies.base import (
     BacksOff,
     Drafter,
@@ -23,25 +24,26 @@ from draftwood_strategies.base import (
     PromptIndexer,
     SourceCounts,
     StepFeedback,
+    Strategy,
     SuccessorSource,
     SupportsReadOnly,
     SupportsRebuild,
 )
+from draftwood_strategies.built_in import HybridOptions
 from draftwood_strategies.dispatch import OnFailure, TimedCall, observe_all, propose_all
 from draftwood_strategies.draft import DraftTree, DraftTrees
-from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
-from draftwood_strategies.mixing.sources.parts import names_in, parts_of, table_of
-from draftwood_strategies.mixing.sources.schedule import SourceSchedule
-from draftwood_strategies.mixing.weights import SOURCES, TABLE
-from draftwood_strategies.native import Int32Array, segment_indices
-from draftwood_strategies.options import Option, OptionValue, read_options
-from draftwood_strategies.registry import options_of, register
+from draftwood_strategies.mixing.candidates import SOURCES, TABLE
+from draftwood_strategies.mixing.mixture import Mixture, MixtureDrafter
+from draftwood_strategies.registry import create, options_of
+from draftwood_strategies.successors import WIDTH, SuccessorTable
 
-_SOURCES = "trie,recycling"
 _log = logging.getLogger(__name__)
+_SUSPENDED, _LONGEST_SUSPENDED = 512, 1 << 16
+"""For how many drafts a part is suspended at first, and at most: twice as many each time that it soon is again."""
+_SMOOTHING = 1 / 8
+"""Weight of the latest call in the mean time of a part."""
 
 
-@register("hybrid")
 class HybridStrategy:
     """One tenant's instances of the parts, and the learned weights of their mixture.
 
@@ -61,15 +63,8 @@ class HybridStrategy:
         ValueError: the sources cannot be mixed, or an option's value is not allowed.
     """
 
-    @staticmethod
-    def options(given: Mapping[str, OptionValue]) -> dict[str, Option]:
-        """Its own, and those of the sources that are `given`, by name."""
-        own = read_options(HybridStrategy)
-        sources = str(own["sources"].checked(given.get("sources", _SOURCES)))
-        return {**own, **{name: option for source in names_in(sources) for name, option in options_of(source).items()}}
-
-    def __init__(self, *, sources: str = _SOURCES, **options: object) -> None:
-        made = parts_of(sources, options)
+    def __init__(self, *, sources: str = HybridOptions.sources, **options: object) -> None:
+        made = _parts(HybridOptions(sources=sources), options)
         tables = {name: part for name, part in made.items() if isinstance(part, SuccessorSource)}
         self.parts = {name: part for name, part in made.items() if name not in tables}
         if len(tables) > 1:
@@ -80,7 +75,7 @@ class HybridStrategy:
         for part in self.parts.values():
             if tables and isinstance(part, BacksOff):
                 part.backs_off = False
-        self.mixer = Mixer(table_of(self.table_name, tables[self.table_name]) if tables else None)
+        self.mixture = Mixture(_table_of(self.table_name, tables[self.table_name]) if tables else None)
         self.top_k = max(int(part.top_k) for part in made.values())
         self.failures: Counter[str] = Counter()
         self.schedule = SourceSchedule()
@@ -93,7 +88,7 @@ class HybridStrategy:
     @property
     def nbytes(self) -> int:
         """Bytes of the parts' memories, and of the weights."""
-        return self.mixer.nbytes + sum(int(getattr(part, "nbytes", 0)) for part in self.parts.values())
+        return self.mixture.nbytes + sum(int(getattr(part, "nbytes", 0)) for part in self.parts.values())
 
     def sequences(self) -> Iterator[Int32Array]:
         """The sequences in the parts' memories, int32[n] each, the oldest first; `learn` takes them again."""
@@ -108,14 +103,14 @@ class HybridStrategy:
                 part.learn(tokens)
 
     def keep_learned(self, earlier: HybridStrategy) -> None:
-        self.mixer, self.schedule, self.failures = earlier.mixer, earlier.schedule, earlier.failures
+        self.mixture, self.schedule, self.failures = earlier.mixture, earlier.schedule, earlier.failures
         for name, part in self.parts.items():
             if isinstance(part, SupportsRebuild):
                 part.keep_learned(earlier.parts[name])
 
     def set_model_table(self, rows: Int32Array) -> None:
         if self.table_name:
-            self.mixer.model_table = rows
+            self.mixture.model_table = rows
 
     def start(self, prompt: Int32Array) -> HybridDrafter:
         return HybridDrafter(self, prompt)
@@ -129,7 +124,7 @@ class HybridStrategy:
         for name in self.parts:
             asked = [i for i, drafter in enumerate(drafters) if name in drafter.parts] if name in names else []
             trees.append(self._trees(name, drafters, asked, budgets))
-        return self.mixer.draft_all([drafter.sequence for drafter in drafters], trees, budgets)
+        return self.mixture.draft_all([drafter.sequence for drafter in drafters], trees, budgets)
 
     def observe_all(
         self,
@@ -138,7 +133,7 @@ class HybridStrategy:
         offsets: Int32Array,
         feedback: StepFeedback | None,
     ) -> None:
-        self.mixer.observe_all([drafter.sequence for drafter in drafters], accepted, offsets, feedback)
+        self.mixture.observe_all([drafter.sequence for drafter in drafters], accepted, offsets, feedback)
         for name, part in self.parts.items():
             having = [i for i, drafter in enumerate(drafters) if name in drafter.parts]
             if not having:
@@ -148,7 +143,7 @@ class HybridStrategy:
                 entries, of_having = segment_indices(offsets, having)
                 step = accepted[entries], of_having, None if feedback is None else feedback.part(having)
             taking = [drafters[i] for i in having]
-            observe_all(part, [one.parts[name] for one in taking], *step, *self._calls(name, taking))
+            observe_all(part, [drafter.parts[name] for drafter in taking], *step, *self._calls(name, taking))
 
     def _trees(
         self, name: str, drafters: SequenceOf[HybridDrafter], asked: list[int], budgets: Int32Array
@@ -158,8 +153,10 @@ class HybridStrategy:
             return DraftTrees.empty(len(drafters))
         having = [drafters[i] for i in asked]
         vocab_size, calls = having[0].vocab_size, self._calls(name, having)
-        found = propose_all(self.parts[name], [one.parts[name] for one in having], budgets[asked], vocab_size, *calls)
-        return DraftTrees.scattered([(asked, found)], len(drafters))
+        proposed = propose_all(
+            self.parts[name], [drafter.parts[name] for drafter in having], budgets[asked], vocab_size, *calls
+        )
+        return DraftTrees.scattered([(asked, proposed)], len(drafters))
 
     def _calls(self, name: str, drafters: SequenceOf[HybridDrafter]) -> tuple[OnFailure, TimedCall]:
         """What becomes of the faults and the time of a part's calls for these drafters."""
@@ -188,7 +185,7 @@ class HybridDrafter:
 
     def __init__(self, strategy: HybridStrategy, prompt: Int32Array, learns: bool = True) -> None:
         self._strategy = strategy
-        self.sequence = SequenceMixer(strategy.mixer, prompt, learns)
+        self.sequence = MixtureDrafter(strategy.mixture, prompt, learns)
         self.vocab_size: int | None = None
         self.parts: dict[str, Drafter] = {}
         self._suspensions = strategy.schedule.suspensions.total()
@@ -222,11 +219,11 @@ class HybridDrafter:
 
     def suspend_slowest(self) -> bool:
         strategy, before = self._strategy, self._suspensions
-        schedule, has_table = strategy.schedule, strategy.mixer.table is not None
+        schedule, has_table = strategy.schedule, strategy.mixture.table is not None
         # What another sequence suspended meanwhile was too expensive for this one, too.
-        found = schedule.suspensions.total() > before or schedule.suspend_slowest([*strategy.parts], has_table)
+        suspended = schedule.suspensions.total() > before or schedule.suspend_slowest([*strategy.parts], has_table)
         self._suspensions = schedule.suspensions.total()
-        return found
+        return suspended
 
     def index_prompt(self, max_tokens: int) -> int:
         """See `PromptIndexer`: one part after the other."""
@@ -265,3 +262,73 @@ class HybridDrafter:
                 drafter.close()
             except Exception as error:
                 self.drop(name, "close", error)
+
+
+def _parts(hybrid: HybridOptions, options: Mapping[str, object]) -> dict[str, Strategy]:
+    """The sources of a hybrid, each made with those of the other options that it has.
+
+    Raises:
+        TypeError: no part has an option.
+    """
+    known = {name: options_of(name) for name in hybrid.names()}
+    unknown = set(options).difference(*known.values())
+    if unknown:
+        raise TypeError(f"none of the sources {', '.join(known)} has an option {min(unknown)!r}")
+    return {name: create(name, **{k: v for k, v in options.items() if k in of_part}) for name, of_part in known.items()}
+
+
+def _table_of(name: str, part: SuccessorSource) -> SuccessorTable:
+    """The successor table of a part.
+
+    Raises:
+        ValueError: the part's `top_k` does not fit, or it is another kind of table.
+    """
+    if part.top_k < WIDTH:
+        raise ValueError(f"sources: {name!r} has a successor table, so its top_k must be at least {WIDTH}")
+    if not isinstance(part.successors, SuccessorTable):
+        raise ValueError(f"sources: {name!r}: its successors must be a SuccessorTable")
+    return part.successors
+
+
+class SourceSchedule:
+    """The sources of one tenant's hybrid.
+
+    Attributes:
+        suspensions: how often each was suspended.
+    """
+
+    def __init__(self) -> None:
+        self.suspensions: Counter[str] = Counter()
+        self._suspended: dict[str, range] = {}
+        self._seconds = defaultdict[str, float](float)
+        self._drafts = 0
+
+    def next(self, names: Iterable[str], drafts: int) -> list[str]:
+        """Those of the sources that are asked for the next drafts, one for each sequence of a step. The others go on
+        learning."""
+        self._drafts += drafts
+        return self._active(names)
+
+    def charge(self, name: str, seconds: float) -> None:
+        """A call of a source took so long for each sequence."""
+        self._seconds[name] += _SMOOTHING * (seconds - self._seconds[name])
+
+    def suspend_slowest(self, names: SequenceOf[str], has_table: bool) -> bool:
+        """Suspends the source that takes longest, for the drafts of all sequences; false if it is the last one."""
+        active = self._active(names)
+        if not active or len(active) + has_table < 2:
+            return False
+        name, drafts = self.slowest_of(active), _SUSPENDED
+        before = self._suspended.get(name)
+        if before is not None and self._drafts - before.stop < len(before):
+            drafts = min(2 * len(before), _LONGEST_SUSPENDED)
+        self._suspended[name] = range(self._drafts, self._drafts + drafts)
+        self.suspensions[name] += 1
+        return True
+
+    def slowest_of(self, names: Iterable[str]) -> str:
+        """The one of these sources whose latest calls took longest."""
+        return max(names, key=self._seconds.__getitem__)
+
+    def _active(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if self._drafts not in self._suspended.get(name, ())]

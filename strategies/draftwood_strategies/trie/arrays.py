@@ -6,12 +6,12 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from draftwood_strategies.native import Float32Array, Int32Array, Int64Array
-from draftwood_strategies.structs import record_dtype
+from draftwood_strategies.arrays import Float32Array, Int32Array, Int64Array
+from draftwood_strategies.native import record_dtype
 from draftwood_strategies.tree_index import FRONTIER_ENTRY, Frontier
-from draftwood_strategies.trie.candidates import CANDIDATE, Candidates
 from draftwood_strategies.trie.phrase_index import WAYS_BEFORE, WRITER, IndexArrays
-from draftwood_strategies.trie.retrieval import CONTEXT, SEEN
+from draftwood_strategies.trie.retrieval import CANDIDATE, CONTEXT, SEEN, Candidates
+from draftwood_strategies.trie.weights import Weights
 
 STATE = record_dtype(
     weights=np.int64, remembered=np.int64, prompt_end=np.int64, written=np.int64, roots=np.int64, drafted=np.int64
@@ -26,7 +26,7 @@ class TrieDraft(NamedTuple):
 
     Attributes:
         tokens, parents, scores: int32[n], int32[n] and float32[n], as in `DraftTree`.
-        shares, supports: float32[n] and int32[n], what `odds.chance` took for each node.
+        shares, supports: float32[n] and int32[n], what `weights.chance` took for each node.
     """
 
     tokens: Int32Array
@@ -47,7 +47,7 @@ class SequenceArrays(NamedTuple):
     """The arrays of a live sequence.
 
     Attributes:
-        own, writer: its own index, and WRITER[1] there.
+        text, writer: the index of its own text, and WRITER[1] there.
         memory_writer: WRITER[1] in the tenant's memory.
         state: STATE[1].
         followed: int64[2], the positions that it follows in its own index and in the memory, `NOWHERE` for none.
@@ -55,7 +55,7 @@ class SequenceArrays(NamedTuple):
         draft: space for its drafts.
     """
 
-    own: IndexArrays
+    text: IndexArrays
     writer: Annotated[Any, WRITER]
     memory_writer: Annotated[Any, WRITER]
     state: Annotated[Any, STATE]
@@ -75,7 +75,8 @@ NODE = record_dtype(
     share=np.float32,
 )
 """A node of the frontier or the draft: its token, its parent in the draft, its first candidate, its depth, the bin of
-how recently the sequence had its token, what speaks for it (see `odds`), its score and its share of the votes."""
+how recently the sequence had its token, what speaks for it (see `weights.with_match`), its score and its share of the
+votes."""
 Nodes: TypeAlias = Annotated[Any, NODE]
 
 DEEPEST = 256
@@ -93,7 +94,7 @@ MOST_ROOTS = 256
 """Bounds the candidates at the root: more than the searches find."""
 
 
-class Workspace(NamedTuple):
+class TrieWorkspace(NamedTuple):
     """Scratch arrays of a draft. Nothing in them outlives it.
 
     Attributes:
@@ -121,10 +122,10 @@ class Workspace(NamedTuple):
     marked: Int32Array
 
 
-def workspace_for(budget: int) -> Workspace:
+def trie_workspace(budget: int) -> TrieWorkspace:
     """A workspace for trees of at most `budget` nodes."""
     candidates, nodes = MOST_ROOTS + 2 * WIDEN_BY * WIDEN_TIMES, 1024 + 32 * budget
-    return Workspace(
+    return TrieWorkspace(
         candidates=np.empty(candidates, CANDIDATE),
         trust=np.empty(candidates, np.float32),
         chain=np.empty(candidates, np.int32),
@@ -136,3 +137,19 @@ def workspace_for(budget: int) -> Workspace:
         path=np.empty(CONTEXT + DEEPEST, np.int32),
         marked=np.empty(CONTEXT, np.int32),
     )
+
+
+class Drafting(NamedTuple):
+    """What a sequence is drafted from.
+
+    Attributes:
+        sequence: its arrays.
+        memory: the index of its tenant.
+        weights: the weights that it drafts with.
+        workspace: this thread's.
+    """
+
+    sequence: SequenceArrays
+    memory: IndexArrays
+    weights: Weights
+    workspace: TrieWorkspace

@@ -18,8 +18,8 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from draftwood_strategies.native import Int32Array, Integer, compiled
-from draftwood_strategies.structs import Struct, address_of, arrays_at, record_at, record_dtype
+from draftwood_strategies.arrays import Int32Array, Integer
+from draftwood_strategies.native import Struct, address_of, arrays_at, compiled, record_at, record_dtype
 
 ORDERS = (1, 2, 4, 8)
 """Lengths of the phrases that are linked; each costs four bytes a token and a hash table. Without 8 acceptance lengths
@@ -42,8 +42,8 @@ NOWHERE = -1
 
 BLOCK = record_dtype(next=np.int32, previous=np.int32, owner=np.int32)
 """The blocks after and before a block in its sequence, and the number of that; `NOWHERE` for none."""
-RING = record_dtype(cursor=np.int64, used=np.int64, most=np.int64, tokens=np.int64)
-"""The block to claim next, how many blocks have ever been in use, the most that there may be, and how many tokens are
+RING = record_dtype(cursor=np.int64, used=np.int64, limit=np.int64, tokens=np.int64)
+"""The block to claim next, how many blocks have ever been in use, how many there may be, and how many tokens are
 stored."""
 WRITER = record_dtype(at=np.int64, owner=np.int64, marked=np.int64)
 """A sequence that is written: the position of its last token, its number, and 1 if it begins with a start mark."""
@@ -85,18 +85,18 @@ class PhraseIndex:
         """
         if capacity_tokens < LEAST_TOKENS:
             raise ValueError(f"capacity_tokens: {capacity_tokens} is not allowed; it must be at least {LEAST_TOKENS}")
-        most = capacity_tokens // TOKENS_PER_BLOCK
+        limit = capacity_tokens // TOKENS_PER_BLOCK
         blocks = 4
-        while blocks * TOKENS_PER_BLOCK < expected_tokens and blocks < most:
+        while blocks * TOKENS_PER_BLOCK < expected_tokens and blocks < limit:
             blocks *= 2
-        blocks = min(blocks, most)
+        blocks = min(blocks, limit)
         self.struct = Struct(
             IndexArrays(
                 log=np.full(blocks * TOKENS_PER_BLOCK, NOWHERE, np.int32),
                 links=np.empty((blocks * TOKENS_PER_BLOCK, len(ORDERS)), np.int32),
                 heads=np.full(WAYS_BEFORE[-1] * _buckets(blocks), NOWHERE, np.int32),
                 blocks=np.full(blocks, _NO_BLOCK, BLOCK),
-                ring=np.array([(0, 0, most, 0)], RING),
+                ring=np.array([(0, 0, limit, 0)], RING),
             )
         )
         self._owners = 0
@@ -160,7 +160,7 @@ class PhraseIndex:
         """Doubles the arrays. A bucket's chain goes on in both halves of the table, so nothing is linked anew."""
         log, links, heads, blocks, ring = self.arrays
         old = blocks.shape[0]
-        new = min(2 * old, int(ring["most"][0]))
+        new = min(2 * old, int(ring["limit"][0]))
         tables = np.split(heads, np.multiply(WAYS_BEFORE[1:-1], _buckets(old)))
         self.struct.set(
             IndexArrays(
@@ -193,7 +193,7 @@ def _extended(array: npt.NDArray[Any], length: int, fill: Any) -> npt.NDArray[An
 def lacks_space(index: IndexArrays, tokens: Integer, sequences: int) -> bool:
     """Whether an index must grow, and can, before so many sequences go on by that many tokens together."""
     ring, blocks = index.ring[0], index.blocks.shape[0]
-    return bool(ring.used + tokens // TOKENS_PER_BLOCK + sequences > blocks and blocks < ring.most)
+    return bool(ring.used + tokens // TOKENS_PER_BLOCK + sequences > blocks and blocks < ring.limit)
 
 
 @compiled

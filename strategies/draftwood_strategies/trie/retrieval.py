@@ -1,15 +1,16 @@
-"""Retrieval of candidates from phrase indexes, the longest matches and the newest occurrences first.
+"""Retrieval of candidates: earlier occurrences of something like the present context in a phrase index.
 
-Knows nothing of weights and trees.
+The token that follows there is the candidate's prediction. The longest matches come first, and of these the newest.
 """
 
 from __future__ import annotations
 
+from typing import Annotated, Any, TypeAlias
+
 import numpy as np
 
-from draftwood_strategies.native import Int32Array, Integer, compiled
-from draftwood_strategies.structs import prefetch
-from draftwood_strategies.trie.candidates import AGREEING_BINS, LONGEST, Candidates, source_of, write
+from draftwood_strategies.arrays import Int32Array, Integer
+from draftwood_strategies.native import compiled, prefetch, record_dtype
 from draftwood_strategies.trie.phrase_index import (
     NOWHERE,
     ORDERS,
@@ -19,9 +20,92 @@ from draftwood_strategies.trie.phrase_index import (
     WAYS_BEFORE,
     IndexArrays,
     bucket_at,
+    mixed,
     phrase_hash,
     preceding,
 )
+
+CANDIDATE = record_dtype(position=np.int32, length=np.int16, kind=np.int8, agreeing=np.int8, newer=np.int8)
+"""The position that corresponds to the last token of the context, and the features of the candidate's vote: how many
+tokens up to there are those of the context (at most `LONGEST`), its kind, and the bins of how many tokens further back
+agree and how many newer candidates there are."""
+Candidates: TypeAlias = Annotated[Any, CANDIDATE]
+
+PROMPT, OUTPUT, MEMORY = range(3)
+"""Kinds, by the source: the sequence's own prompt and output, and the tenant's memory."""
+KINDS = 3
+
+LONGEST = 16
+"""Matches are compared up to this length."""
+AGREEING_BINS, NEWER_BINS, RECENT_BINS = 13, 8, 7
+"""Bins of the features, and of how recently the sequence had a token."""
+
+OWN_SIDE, MEMORY_SIDE = range(2)
+"""The indexes that a sequence follows a position in: its own and the memory."""
+
+
+@compiled
+def log2_bin(n: Integer, bins: int) -> int:
+    """0 for 0, 1 for 1, 2 for 2 and 3, 3 for 4 to 7, and so on; at most `bins` - 1."""
+    b = 0
+    while n > 0 and b < bins - 1:
+        n >>= 1
+        b += 1
+    return b
+
+
+@compiled
+def recent_bin(index: IndexArrays, at: Integer, token: Integer) -> int:
+    """How long ago the sequence that ends at `at` in this index had `token`: 0 for never, 1 for the last 4 tokens, 2
+    for the last 16, and so on by fours."""
+    newest = bucket_at(index, mixed(np.int64(0), token), 0)
+    latest: Integer = index.heads[newest]
+    for way in range(newest + 1, newest + WAYS[0]):
+        if latest < 0 or index.log[latest] == token:
+            break
+        latest = index.heads[way]
+    if latest < 0 or index.log[latest] != token:
+        return 0
+    age = at - latest
+    b = 1
+    while age >= 4 and b < RECENT_BINS - 1:
+        age >>= 2
+        b += 1
+    return b
+
+
+@compiled
+def source_of(at: Integer, prompt: Integer) -> int:
+    """The source of position `at`, where the output begins at `prompt`; in the memory, where that is `NOWHERE`."""
+    if prompt < 0:
+        return MEMORY
+    return PROMPT if at < prompt else OUTPUT
+
+
+@compiled
+def write(
+    candidates: Candidates, j: int, at: Integer, length: Integer, kind: int, agreeing: Integer, newer: int
+) -> None:
+    """Sets the fields of candidate j."""
+    candidate = candidates[j]
+    candidate.position = at
+    candidate.length = length
+    candidate.kind = kind
+    candidate.agreeing = agreeing
+    candidate.newer = log2_bin(newer, NEWER_BINS)
+
+
+@compiled
+def in_memory(candidates: Candidates, j: Integer) -> bool:
+    """Whether candidate j is a position in the memory, not in the sequence's own index."""
+    return bool(candidates[j].kind == MEMORY)
+
+
+@compiled
+def side_of(candidates: Candidates, j: Integer) -> int:
+    """The index that candidate j is a position in."""
+    return MEMORY_SIDE if in_memory(candidates, j) else OWN_SIDE
+
 
 _MISSES = 8
 """Occurrences with other tokens (hash collisions) after which a search stops."""
@@ -49,11 +133,11 @@ def compare(index: IndexArrays, at: Integer, context: Int32Array, n: Integer) ->
     block = at // TOKENS_PER_BLOCK
     if block >= 2 and blocks[block].previous == block - 1 and blocks[block - 1].previous == block - 2:
         # The usual case: all of it lies in one piece. Unsigned indices need no check for negative ones.
-        here, there, one = np.uint64(at), np.uint64(n - 1), np.uint64(1)
+        here, there, unit = np.uint64(at), np.uint64(n - 1), np.uint64(1)
         while length < LONGEST and log[here] == context[there]:
             length += 1
-            here -= one
-            there -= one
+            here -= unit
+            there -= unit
         if length < LONGEST:
             here -= np.uint64(_BEHIND)
             there -= np.uint64(_BEHIND)
@@ -99,10 +183,10 @@ def fetch_occurrences(index: IndexArrays, context: Int32Array, n: Integer, lates
     for order in range(len(ORDERS)):
         newest = bucket_at(index, phrase_hash(context, n, ORDERS[order]), order)
         for way in range(WAYS[order]):
-            one = WAYS_BEFORE[order] + way
-            latest[one] = index.heads[newest + way]
-            if latest[one] >= 0:
-                fetch(index, latest[one])
+            slot = WAYS_BEFORE[order] + way
+            latest[slot] = index.heads[newest + way]
+            if latest[slot] >= 0:
+                fetch(index, latest[slot])
     for _ in range(_FETCHED):
         for order in range(len(ORDERS)):
             for way in range(WAYS_BEFORE[order], WAYS_BEFORE[order + 1]):
@@ -133,29 +217,38 @@ def search(
     context: Int32Array,
     n: Integer,
     orders: int,
-    least: int,
-    most: int,
-    own: Integer,
+    floor: int,
+    limit: int,
+    owner: Integer,
     prompt: Integer,
     latest: Int32Array,
     seen: Int32Array,
     candidates: Candidates,
     count: int,
 ) -> int:
-    """Adds the newest occurrences of the end of `context[:n]`, the longest first.
+    """Looks up the last tokens of `context[:n]`, and adds each earlier occurrence as a candidate.
+
+    The longest phrase is looked up first, then the shorter ones. The occurrences of a phrase come newest first. A
+    position is added once, by the longest phrase that finds it. What the hash table returns is compared with the
+    context, and left out if its tokens are other ones.
+
+    An order adds no more than longer phrases have left of `limit`, and no more than its share: a half for one or two
+    tokens, a quarter for four, an eighth for eight. But each order may always add `floor`.
 
     Args:
-        context: int32[CONTEXT or more].
+        context: int32[CONTEXT or more]; the phrases end with its token n - 1.
         orders: how many of `ORDERS` are looked up, the shortest ones.
-        least, most: candidates that each order may add however many longer ones were found, and all orders together
-            otherwise.
-        own: the owner number of the sequence itself, which is left out; `NOWHERE` in its own index.
+        floor: candidates that each order may add in any case.
+        limit: candidates of all orders together, but for those.
+        owner: the number of the sequence that is drafted for. Its blocks are left out, since it is in the memory too;
+            `NOWHERE` in the sequence's own index, where all blocks are its own.
         prompt: in the sequence's own index, the position where its output begins; `NOWHERE` in the memory.
-        latest, seen: int32[max(WAYS)] and int32[SEEN], workspace.
-        candidates: CANDIDATE[m], of which `count` are taken.
+        latest: int32[max(WAYS)], workspace: the next occurrence in each way of a bucket.
+        seen: int32[SEEN], workspace: the positions that were added.
+        candidates: CANDIDATE[m]. The first `count` are taken.
 
     Returns:
-        The new count.
+        How many candidates are taken now.
     """
     for slot in range(SEEN):
         seen[slot] = NOWHERE
@@ -168,16 +261,16 @@ def search(
             latest[way] = index.heads[newest + way]
             fetch(index, latest[way])
         misses = 0
-        found = 0
-        enough = max(least, min(most - (count - before), most >> max(order, 1)))
+        added = 0
+        enough = max(floor, min(limit - (count - before), limit >> max(order, 1)))
         for step in range(2 * enough):
             way = step & (WAYS[order] - 1)
             position: Integer = latest[way]
-            if position < 0 or found == enough or misses > _MISSES or count == candidates.shape[0]:
+            if position < 0 or added == enough or misses > _MISSES or count == candidates.shape[0]:
                 break
             latest[way] = index.links[position, order]
             fetch(index, latest[way])
-            if index.blocks[position // TOKENS_PER_BLOCK].owner == own:
+            if index.blocks[position // TOKENS_PER_BLOCK].owner == owner:
                 continue
             empty = free_slot(seen, position)
             if empty < 0:
@@ -187,9 +280,9 @@ def search(
                 misses += 1
                 continue
             seen[empty] = position
-            write(candidates, count, position, length, source_of(position, prompt), agreeing, found)
+            write(candidates, count, position, length, source_of(position, prompt), agreeing, added)
             count += 1
-            found += 1
+            added += 1
     return count
 
 

@@ -7,34 +7,31 @@ arXiv 2312.12728), but with all context lengths mixed instead of two.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from typing import Annotated, Literal
+from typing import Any
 
 import numpy as np
 
+from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import Feedback, StepFeedback
+from draftwood_strategies.built_in import TrieOptions
 from draftwood_strategies.draft import DraftTree, DraftTrees, tree_arrays
-from draftwood_strategies.native import Int32Array
-from draftwood_strategies.options import Range, check, read_options
-from draftwood_strategies.registry import register
-from draftwood_strategies.structs import Struct, addresses_of
-from draftwood_strategies.threads.row_threads import draft_in_threads
+from draftwood_strategies.native import Struct, Workspaces, addresses_of
+from draftwood_strategies.threads import draft_in_threads
 from draftwood_strategies.trie.arrays import (
-    DEEPEST,
     MOST_ROOTS,
     NOVEL_NODES,
     STATE,
     SequenceArrays,
-    Workspace,
     empty_draft,
-    workspace_for,
+    trie_workspace,
 )
-from draftwood_strategies.trie.batches import draft_all, learn_all
-from draftwood_strategies.trie.candidates import CANDIDATE
-from draftwood_strategies.trie.learned.weights import Weights, prior_weights
-from draftwood_strategies.trie.phrase_index import LEAST_TOKENS, NOWHERE, PhraseIndex
+from draftwood_strategies.trie.expansion import draft_all
+from draftwood_strategies.trie.learning import learn_all
+from draftwood_strategies.trie.phrase_index import NOWHERE, PhraseIndex
+from draftwood_strategies.trie.retrieval import CANDIDATE
+from draftwood_strategies.trie.weights import Weights, prior_weights
 
 _EVERYTHING = 1 << 40
 _NOTHING = np.empty(0, np.int32)
@@ -44,31 +41,17 @@ _EXPECTED = 256
 """Tokens of an answer that its own index has space for at first."""
 _LEAST_NODES = 16
 """Of a draft that there is space for."""
-_thread = threading.local()
+_workspaces = Workspaces(trie_workspace, 64)
 
 
-def _workspace(budget: int) -> Struct[Workspace]:
-    """This thread's workspace for drafts of up to `budget` nodes."""
-    if getattr(_thread, "budget", 0) < budget:
-        _thread.budget = max(budget, 64)
-        _thread.workspace = Struct(workspace_for(_thread.budget))
-    workspace: Struct[Workspace] = _thread.workspace
-    return workspace
-
-
-@register("trie")
 class TrieStrategy:
     """One tenant's memory of phrases and learned weights.
 
     Args:
-        branch_length: the deepest draft, in tokens, 1 to 256.
-        learn: the part of each sequence that the memory learns, "outputs", "prompts" or "both".
-        prompt_weight: multiplies the votes of the own prompt at first; online learning goes on from there. In
-            (0, 1000).
-        capacity_tokens: how many tokens the memory holds; the oldest leave first. At least 64.
+        options: those of `TrieOptions`, by name.
 
     Attributes:
-        guesses: draft novel tokens, see `novel`.
+        backs_off: draft novel tokens, see `weights.Novel`.
 
     Raises:
         ValueError: an option's value is not allowed.
@@ -76,21 +59,11 @@ class TrieStrategy:
 
     top_k = 0
 
-    def __init__(
-        self,
-        *,
-        branch_length: Annotated[int, Range(1, DEEPEST)] = 32,
-        learn: Literal["outputs", "prompts", "both"] = "outputs",
-        prompt_weight: Annotated[float, Range(0, 1000, open=True)] = 1.0,
-        capacity_tokens: Annotated[int, Range(minimum=LEAST_TOKENS)] = 1_000_000,
-    ) -> None:
-        given = {"branch_length": branch_length, "learn": learn, "prompt_weight": prompt_weight}
-        check(read_options(TrieStrategy), given | {"capacity_tokens": capacity_tokens})
-        self.branch_length = branch_length
+    def __init__(self, **options: Any) -> None:
+        self.options = TrieOptions(**options)
         self.backs_off = True
-        self.learns = learn
-        self.memory = PhraseIndex(capacity_tokens)
-        self.learned = Struct(prior_weights(prompt_weight))
+        self.memory = PhraseIndex(self.options.capacity_tokens)
+        self.learned = Struct(prior_weights(self.options.prompt_weight))
 
     @property
     def weights(self) -> Weights:
@@ -125,20 +98,20 @@ class TrieStrategy:
         return TrieDrafter(self, prompt, learns=False)
 
     def propose_all(self, drafters: SequenceOf[TrieDrafter], budgets: Int32Array) -> DraftTrees:
-        most = budgets.tolist()
-        largest = max(most)
+        sizes = budgets.tolist()
+        largest = max(sizes)
         for drafter in drafters:
             drafter.reserve_nodes(largest)
         addresses, memory = addresses_of([drafter.struct for drafter in drafters]), self.memory.struct.address
 
         def draft(rows: range) -> DraftTrees:
-            arrays = tree_arrays(len(rows), sum(most[rows.start : rows.stop]))
+            arrays = tree_arrays(len(rows), sum(sizes[rows.start : rows.stop]))
             draft_all(
                 addresses[rows.start : rows.stop],
                 budgets[rows.start : rows.stop],
                 memory,
-                _workspace(largest).address,
-                self.branch_length,
+                _workspaces.address(largest),
+                self.options.branch_length,
                 NOVEL_NODES if self.backs_off else 0,
                 *arrays,
             )
@@ -155,9 +128,9 @@ class TrieStrategy:
     ) -> None:
         """See `BatchStrategy`. The feedback is not needed."""
         addresses, done = addresses_of([drafter.struct for drafter in drafters]), 0
-        memory, workspace = self.memory.struct.address, _workspace(1).address
+        memory, workspace = self.memory.struct.address, _workspaces.address(1)
         while True:
-            done = learn_all(addresses, done, accepted, offsets, memory, workspace, self.branch_length)
+            done = learn_all(addresses, done, accepted, offsets, memory, workspace, self.options.branch_length)
             if done == len(drafters):
                 return
             drafter, written = drafters[done], accepted[offsets[done] : offsets[done + 1]]
@@ -186,43 +159,43 @@ class TrieDrafter:
         # What it learns without `learns` is forgotten with it.
         self._weights = strategy.learned if learns else Struct(Weights(*(table.copy() for table in strategy.weights)))
         self._memory_writer = strategy.memory.writer(marked=True)
-        self._to_learn = prompt if learns and strategy.learns != "outputs" else _NOTHING
-        written = {"outputs": 0, "prompts": _EVERYTHING, "both": prompt.shape[0]}[strategy.learns]
-        self.remembered = learns and strategy.learns != "prompts"
+        self._to_learn = prompt if learns and strategy.options.learn != "outputs" else _NOTHING
+        written = {"outputs": 0, "prompts": _EVERYTHING, "both": prompt.shape[0]}[strategy.options.learn]
+        self.remembered = learns and strategy.options.learn != "prompts"
         self._state = np.array([(self._weights.address, self.remembered, NOWHERE, written, 0, 0)], STATE)
         self._prompt, self._position = prompt, 0
         self._kept: list[Int32Array] = []
         self._index: PhraseIndex | None = None
         self.struct: Struct[SequenceArrays] | None = None
 
-    def index_prompt(self, most: int) -> int:
+    def index_prompt(self, max_tokens: int) -> int:
         """See `PromptIndexer`. The memory comes first if it learns prompts."""
-        learned = self._learn_prompt(most)
-        return learned + (self._index_prompt(most - learned) if learned < most else 0)
+        learned = self._learn_prompt(max_tokens)
+        return learned + (self._index_prompt(max_tokens - learned) if learned < max_tokens else 0)
 
-    def _learn_prompt(self, most: int) -> int:
-        piece, self._to_learn = self._to_learn[:most], self._to_learn[most:]
+    def _learn_prompt(self, max_tokens: int) -> int:
+        piece, self._to_learn = self._to_learn[:max_tokens], self._to_learn[max_tokens:]
         if piece.shape[0]:
             self._strategy.memory.append(self._memory_writer, piece)
         return int(piece.shape[0])
 
-    def _index_prompt(self, most: int) -> int:
+    def _index_prompt(self, max_tokens: int) -> int:
         if self.struct is not None:
             return 0
         if self._index is None:
             self._index = PhraseIndex(_OWN_CAPACITY, self._prompt.shape[0] + _EXPECTED)
             self._writer = self._index.writer(marked=False)
-        piece = self._prompt[self._position : self._position + most]
+        piece = self._prompt[self._position : self._position + max_tokens]
         self._index.append(self._writer, piece)
         self._position += piece.shape[0]
-        if piece.shape[0] < most:
+        if piece.shape[0] < max_tokens:
             self._state["prompt_end"] = self._writer["at"] + 1
             for written in self._kept:
                 self._index.append(self._writer, written)
             self._prompt, self._kept = _NOTHING, []
             self.struct = Struct(
                 SequenceArrays(
-                    own=self._index.arrays,
+                    text=self._index.arrays,
                     writer=self._writer,
                     memory_writer=self._memory_writer,
                     state=self._state,
@@ -246,7 +219,7 @@ class TrieDrafter:
         assert self._index is not None
         assert self.struct is not None
         self._index.reserve(tokens)
-        self.struct.set(self.struct.fields._replace(own=self._index.arrays))
+        self.struct.set(self.struct.fields._replace(text=self._index.arrays))
 
     def reserve_nodes(self, nodes: int) -> None:
         """Makes space for drafts of so many nodes; if there was less, the latest draft is lost."""

@@ -1,7 +1,7 @@
 """Which arm a request belongs to: a function of the salt, the tenant and the unit, the same on every replica.
 
 The first 24 bytes of SHA-256 make three independent numbers: one decides whether the unit takes part, one its arm, one
-its bucket (see `counters`). Nothing is stored, so an assignment survives restarts and needs no agreement of replicas.
+its bucket (see `counts`). Nothing is stored, so an assignment survives restarts and needs no agreement of replicas.
 """
 
 from __future__ import annotations
@@ -91,3 +91,25 @@ def require_allowed_change(running: Split, changed: Split) -> None:
         raise ExperimentError(
             f"coverage: {changed.coverage:g} is less than {running.coverage:g}; it can only grow in a running one"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an arm may do without being stopped.
+
+    Attributes:
+        alpha: probability that an arm within the limits is ever stopped, for each guardrail and arm.
+        slower_ttft: mean TTFT over the control's that is tolerated; 0.1 is 10% more.
+        differing: share of audited answers that may differ: ties of bfloat16 flip between kernels.
+    """
+
+    alpha: float = 0.01
+    slower_ttft: float = 0.1
+    differing: float = 0.001
+
+    def __post_init__(self) -> None:
+        for name, value in (("alpha", self.alpha), ("differing", self.differing)):
+            if not 0.0 < value < 1.0:
+                raise ValueError(f"{name}: {value} is not allowed; it must be between 0 and 1")
+        if not 0.0 <= self.slower_ttft < math.inf:
+            raise ValueError(f"slower_ttft: {self.slower_ttft} is not allowed; it must be at least 0")

@@ -9,9 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from draftwood_tenants.config import DraftConfig
-from draftwood_tenants.experiments.assignment import ExperimentError, Split, require_allowed_change
-from draftwood_tenants.experiments.limits import Limits
+from draftwood_strategies.drafting import DraftChoice
+from draftwood_tenants.experiments.assignment import ExperimentError, Limits, Split, require_allowed_change
 
 MAX_ARMS = 8
 _ID = re.compile(r"[a-z][a-z0-9-]{0,62}")
@@ -37,7 +36,7 @@ class Arm:
     """
 
     id: str
-    drafting: DraftConfig
+    drafting: DraftChoice
     weight: float = 1.0
     forked: bool = False
 

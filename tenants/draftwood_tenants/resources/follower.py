@@ -1,85 +1,41 @@
-"""A copy of all resources in this process, which follows the store."""
+"""A copy of all resources in this process, which follows the store.
+
+`ResourceFollower` looks at the store a few times a second. A store that has lost resources gets them again from the
+copy. Beside the copy, `PresenceNote` tells later processes whether there were any resources, for a start while the
+store does not answer, and `ClockWatch` notices that the clocks of store and server differ.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from draftwood_memory.errors import MemoryStoreError, StoreUnavailableError
-from draftwood_tenants.resources.base import ConflictError, Cursor, Page, Resource, ResourceStore, Write
-from draftwood_tenants.resources.clock import ClockWatch
-from draftwood_tenants.resources.ending import end
-from draftwood_tenants.resources.presence_note import PresenceNote
+from draftwood_tenants.resources.store import ConflictError, Cursor, Page, Resource, ResourceStore, Write
 
 _log = logging.getLogger(__name__)
 
-SECONDS = 0.3
+POLL_SECONDS = 0.3
 """Polling interval, so that every server follows a change within a second."""
 _TRIES = 8
 """To restore what a store has lost, while others write to it."""
-
-
-@dataclass(slots=True)
-class _Copy:
-    """What was read of a store.
-
-    Attributes:
-        of_kind: resources by kind and name.
-        names: kind and name by key.
-        unreadable: keys of resources that cannot be read here.
-        foreign: those of them that may be any tenant's.
-        deleted: keys that a reading of everything found deleted.
-    """
-
-    of_kind: dict[str, dict[str, Resource]] = field(default_factory=dict)
-    names: dict[str, tuple[str, str]] = field(default_factory=dict)
-    unreadable: set[str] = field(default_factory=set)
-    foreign: set[str] = field(default_factory=set)
-    deleted: set[str] = field(default_factory=set)
-
-    def apply(self, page: Page, before: _Copy) -> None:
-        """Takes a page over. What cannot be read stays as it was here or `before`."""
-        for key, resource in page.changes.items():
-            self.unreadable.discard(key)
-            self.foreign.discard(key)
-            if resource is not None:
-                self.put(key, resource)
-            elif key in self.names:
-                kind, name = self.names.pop(key)
-                del self.of_kind[kind][name]
-            elif self is not before:
-                self.deleted.add(key)
-        for key in page.unreadable:
-            self.unreadable.add(key)
-            if key not in self.names and (known := before.get(key)):
-                self.put(key, known)
-        self.foreign |= page.foreign
-
-    def put(self, key: str, resource: Resource) -> None:
-        self.names[key] = resource.kind, resource.name
-        self.of_kind.setdefault(resource.kind, {})[resource.name] = resource
-
-    def get(self, key: str) -> Resource | None:
-        name = self.names.get(key)
-        return None if name is None else self.of_kind[name[0]][name[1]]
-
-    def lost_in(self, other: _Copy) -> list[Write]:
-        """Writes of what `other`, a reading of another store, neither has nor knows as deleted."""
-        known = other.names.keys() | other.unreadable | other.deleted
-        return [Write(one.kind, one.name, one.value, 0) for key, one in self if key not in known]
-
-    def newer_than(self, other: _Copy, revision: int) -> list[Write]:
-        """Writes of what is newer than `other`, a reading of the store at an earlier revision."""
-        newer = [(key, one) for key, one in self if one.revision > revision and key not in other.unreadable]
-        there = [other.get(key) for key, _ in newer]
-        pairs = zip(newer, there, strict=True)
-        return [Write(one.kind, one.name, one.value, old.revision if old else 0) for (_, one), old in pairs]
-
-    def __iter__(self) -> Iterator[tuple[str, Resource]]:
-        return ((key, self.of_kind[kind][name]) for key, (kind, name) in self.names.items())
+TOLERATED_SECONDS = 2.0
+"""Difference of two clocks that is none; those that are kept by NTP differ by milliseconds."""
+_NONE, _SOME = "none", "some"
+_VALID_SECONDS = 86_400.0
+"""How long "none" is believed while the store does not answer. A restart takes minutes."""
+_REWRITE_SECONDS = 3_600.0
+"""Minimum interval between two writes of the same word."""
+_RETRY_SECONDS = 1.0
+"""Until `end` cancels a task again that did not end."""
 
 
 class ResourceFollower:
@@ -110,7 +66,7 @@ class ResourceFollower:
 
     @property
     def revision(self) -> int:
-        """Of the store at the latest look."""
+        """The store's revision at the latest look."""
         return self._cursor.revision
 
     def of_kind(self, kind: str) -> Mapping[str, Resource]:
@@ -214,7 +170,7 @@ class ResourceFollower:
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.sleep(SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             await self._look()
 
     async def _look(self) -> None:
@@ -231,3 +187,163 @@ class ResourceFollower:
         if self._problem and not problem:
             _log.info("the configuration of tenants is read again")
         self._problem = problem
+
+
+@dataclass(slots=True)
+class _Copy:
+    """What was read of a store.
+
+    Attributes:
+        of_kind: resources by kind and name.
+        names: kind and name by key.
+        unreadable: keys of resources that cannot be read here.
+        foreign: those of them that may be any tenant's.
+        deleted: keys that a reading of everything found deleted.
+    """
+
+    of_kind: dict[str, dict[str, Resource]] = field(default_factory=dict)
+    names: dict[str, tuple[str, str]] = field(default_factory=dict)
+    unreadable: set[str] = field(default_factory=set)
+    foreign: set[str] = field(default_factory=set)
+    deleted: set[str] = field(default_factory=set)
+
+    def apply(self, page: Page, before: _Copy) -> None:
+        """Takes a page over. What cannot be read stays as it was here or `before`."""
+        for key, resource in page.changes.items():
+            self.unreadable.discard(key)
+            self.foreign.discard(key)
+            if resource is not None:
+                self.put(key, resource)
+            elif key in self.names:
+                kind, name = self.names.pop(key)
+                del self.of_kind[kind][name]
+            elif self is not before:
+                self.deleted.add(key)
+        for key in page.unreadable:
+            self.unreadable.add(key)
+            if key not in self.names and (known := before.get(key)):
+                self.put(key, known)
+        self.foreign |= page.foreign
+
+    def put(self, key: str, resource: Resource) -> None:
+        self.names[key] = resource.kind, resource.name
+        self.of_kind.setdefault(resource.kind, {})[resource.name] = resource
+
+    def get(self, key: str) -> Resource | None:
+        name = self.names.get(key)
+        return None if name is None else self.of_kind[name[0]][name[1]]
+
+    def lost_in(self, other: _Copy) -> list[Write]:
+        """Writes of what `other`, a reading of another store, neither has nor knows as deleted."""
+        known = other.names.keys() | other.unreadable | other.deleted
+        missing = [resource for key, resource in self if key not in known]
+        return [Write(resource.kind, resource.name, resource.value, 0) for resource in missing]
+
+    def newer_than(self, other: _Copy, revision: int) -> list[Write]:
+        """Writes of what is newer than `other`, a reading of the store at an earlier revision."""
+        writes = []
+        for key, resource in self:
+            if resource.revision > revision and key not in other.unreadable:
+                old = other.get(key)
+                writes.append(Write(resource.kind, resource.name, resource.value, old.revision if old else 0))
+        return writes
+
+    def __iter__(self) -> Iterator[tuple[str, Resource]]:
+        return ((key, self.of_kind[kind][name]) for key, (kind, name) in self.names.items())
+
+
+class PresenceNote:
+    """A file of one word. A folder that cannot be used counts as one without the file.
+
+    Attributes:
+        path: of the file.
+
+    Args:
+        store: identifies it.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, folder: Path, store: str, clock: Callable[[], float] = time.time) -> None:
+        self.path = folder / f"tenants-{hashlib.sha256(store.encode()).hexdigest()[:16]}"
+        self._clock = clock
+        self._noted: tuple[str, float] = ("", 0.0)
+
+    async def none_lately(self) -> bool:
+        """Whether there were none within the last day."""
+        word, at = await asyncio.to_thread(self._read)
+        return word == _NONE and abs(self._clock() - at) < _VALID_SECONDS
+
+    async def had_some(self) -> bool:
+        """Whether there were some, however long ago."""
+        word = self._noted[0] or (await asyncio.to_thread(self._read))[0]
+        return word == _SOME
+
+    async def note(self, some: bool) -> None:
+        """Writes it for later processes."""
+        word, now = _SOME if some else _NONE, self._clock()
+        if self._noted[0] != word or now - self._noted[1] > _REWRITE_SECONDS:
+            self._noted = word, now
+            await asyncio.to_thread(self._write, word)
+
+    def _read(self) -> tuple[str, float]:
+        try:
+            return self.path.read_text(encoding="ascii"), self.path.stat().st_mtime
+        except (OSError, ValueError):
+            return "", 0.0
+
+    def _write(self, word: str) -> None:
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile("w", dir=self.path.parent, delete=False) as file:
+                file.write(word)
+            Path(file.name).replace(self.path)
+
+
+class ClockWatch:
+    """Compares the two clocks, and logs when they begin and cease to differ.
+
+    Attributes:
+        skew: seconds by which this process's clock is ahead of the store's at least; negative if it is behind; 0 while
+            the difference is tolerated.
+
+    Args:
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self.skew = 0.0
+        self._clock = clock
+
+    @contextmanager
+    def timing(self) -> Iterator[Callable[[float | None], None]]:
+        """Around a call that asks the store for its time, which goes to what this returns."""
+        began = self._clock()
+        yield lambda stored: None if stored is None else self._compare(began, stored, self._clock())
+
+    def _compare(self, began: float, stored: float, ended: float) -> None:
+        """The store read its clock at some moment of the call: only what is outside of it is a difference."""
+        skew = began - stored if stored < began else min(0.0, ended - stored)
+        if abs(skew) <= TOLERATED_SECONDS:
+            skew = 0.0
+        if skew and not self.skew:
+            affected = "expiry of credentials, times of experiments, ages of records"
+            _log.warning(
+                "the clock of this server differs from the store's; set it by NTP: %.1f s ahead; affected: %s",
+                skew,
+                affected,
+            )
+        if self.skew and not skew:
+            _log.info("the clock of this server agrees with the store's again")
+        self.skew = skew
+
+
+async def end(tasks: Iterable[asyncio.Task[None] | None]) -> None:
+    """Cancels tasks and waits until they have ended.
+
+    Tries again, since a task misses a cancellation that arrives while one of its connections fails.
+    """
+    pending = {task for task in tasks if task is not None}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_RETRY_SECONDS)

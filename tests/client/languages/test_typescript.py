@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from draftwood_benchmarks.harness.server_process import running_server
+from draftwood_benchmarks.harness.servers import running_server
 from tools import typescript_reference
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -32,7 +32,7 @@ def run(*command: str, environment: dict[str, str] | None = None) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from draftwood_memory import memory_thread
 from draftwood_memory.counters import MemoryCounters
 from draftwood_memory.engines import draft_metrics
 from draftwood_memory.engines.draft_metrics import ARM, STRATEGY, DataPoint, Kind
-from draftwood_memory.replication import memory_thread
 from draftwood_strategies import TrieStrategy
 from tests.memory.engines.test_drafts import TEXT, drafted, engine, rested
 from tests.memory.engines.toy_engine import ToyEngine
@@ -35,10 +35,10 @@ def values(made: ToyEngine, strategy: str, arm: str = "") -> dict[str, float]:
 
 def test_names_kinds_and_descriptions_are_the_servers() -> None:
     ours = {
-        (f"{one.name}_total", "counter", one.description)
-        if one.kind is Kind.COUNTER
-        else (one.name, "gauge", one.description)
-        for one in draft_metrics.ALL_METRICS
+        (f"{metric.name}_total", "counter", metric.description)
+        if metric.kind is Kind.COUNTER
+        else (metric.name, "gauge", metric.description)
+        for metric in draft_metrics.ALL_METRICS
     }
     assert len(ours) == len(draft_metrics.ALL_METRICS)
     assert {name for name, *_ in ours - set(DOCUMENTED)} == {"draftwood_drafting_up"}  # which no server needs

@@ -9,7 +9,7 @@ import pytest
 
 from draftwood_memory.engines.fingerprint import UnknownCheckpointError, fingerprint_of
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_model_runner.loading.fingerprint import fingerprint
+from draftwood_model_runner.loading.loaded import fingerprint
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 
 

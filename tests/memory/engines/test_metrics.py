@@ -111,7 +111,10 @@ class Server:
 def parsed(text: str) -> dict[str, float]:
     families = text_string_to_metric_families(text)
     return {
-        sample.name: sample.value for one in families for sample in one.samples if sample.name.startswith("draftwood")
+        sample.name: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name.startswith("draftwood")
     }
 
 

@@ -7,28 +7,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from draftwood_memory import Memory
-from draftwood_memory.engines.drafts import EngineDrafts
-from draftwood_memory.engines.forms.trees import RowTrees, TreeForm
+from draftwood_memory.engines.drafts import EngineDrafts, Host
 from draftwood_memory.engines.policy import SettingsPolicy
 from draftwood_memory.engines.session import Row
 from draftwood_memory.records import Int32Array
-from draftwood_memory.settings.memory_settings import MemorySettings
-from draftwood_strategies.budgeting.fixed_trees import FixedTrees, fixed_trees
+from draftwood_memory.settings import MemorySettings
+from draftwood_sglang.corpus import FixedTrees, fixed_trees
+from draftwood_strategies.draft import DraftTree, DraftTrees
+from draftwood_strategies.draft_engine.engine import Verifies
+from draftwood_strategies.draft_engine.step_times import LatestStepTime
 
 RNG = np.random.default_rng(7)
 TEXTS = RNG.integers(1, 900, (8, 400)).astype(np.int32)
 
 
 @contextmanager
-def tree_drafts(nodes: int, ended: dict[str, Int32Array] | None = None) -> Iterator[EngineDrafts[RowTrees]]:
+def tree_drafts(nodes: int, ended: dict[str, Int32Array] | None = None) -> Iterator[EngineDrafts]:
     ended = {} if ended is None else ended
     memory = Memory(None, "0123456789abcdef")
     settings = MemorySettings(strategy="trie")
     policy = SettingsPolicy(settings, "acme")
-    form = TreeForm(nodes - 1, ended.get)
-    made = EngineDrafts(memory, settings, policy, 1000, form, lambda key: key not in ended)
+    host = Host(Verifies.FIXED_TREES, nodes - 1, lambda key: key not in ended, LatestStepTime, ended.get)
+    made = EngineDrafts(memory, settings, policy, 1000, host)
     made.start()
     try:
         yield made
@@ -37,14 +41,14 @@ def tree_drafts(nodes: int, ended: dict[str, Int32Array] | None = None) -> Itera
 
 
 def row(name: str, text: Int32Array, size: int, **options: object) -> Row:
-    return Row(name, text[:size], 8, 0, options)
+    return Row(name, text[:size], 8, 1000, options)
 
 
-def trees(drafts: EngineDrafts[RowTrees], nodes: int, *rows: Row) -> FixedTrees:
-    return fixed_trees(np.array([one.tokens[-1] for one in rows], np.int64), nodes, *drafts.step(rows))
+def trees(drafts: EngineDrafts, nodes: int, *rows: Row) -> FixedTrees:
+    return fixed_trees(np.array([given.tokens[-1] for given in rows], np.int64), nodes, drafts.step(rows))
 
 
-def learned(drafts: EngineDrafts[RowTrees], *texts: Int32Array) -> None:
+def learned(drafts: EngineDrafts, *texts: Int32Array) -> None:
     drafts.memory.strategy("acme", "trie")
     for number, text in enumerate(texts):
         drafts.step([row(f"learned {number}", text, text.shape[0])])
@@ -97,7 +101,7 @@ def test_accepted_tokens_are_counted() -> None:
         trees(drafts, 8, row("1", TEXTS[3], 25))
         trees(drafts, 8, row("1", TEXTS[3], 26))
         stats = drafts.sessions["1"].stats
-        assert (stats.accepted, stats.drafted) == (4, 21)
+        assert (stats.accepted_tokens, stats.draft_tokens) == (4, 14)
 
 
 def test_a_batch_of_64_is_drafted_for_within_milliseconds() -> None:
@@ -112,3 +116,35 @@ def test_a_batch_of_64_is_drafted_for_within_milliseconds() -> None:
             seconds.append(time.thread_time() - began)
         print(sorted(seconds)[len(seconds) // 2])
         assert min(seconds) < 0.004
+
+
+@st.composite
+def random_drafts(draw: st.DrawFn) -> tuple[int, list[DraftTree]]:
+    nodes = draw(st.integers(2, 9))
+    trees = []
+    for size in draw(st.lists(st.integers(0, nodes - 1), min_size=1, max_size=5)):
+        parents = [draw(st.integers(-1, i - 1)) for i in range(size)]
+        trees.append(DraftTree.of(range(10, 10 + size), parents))
+    return nodes, trees
+
+
+@given(random_drafts())
+def test_nodes_are_those_of_the_drafts_below_the_last_token(drawn: tuple[int, list[DraftTree]]) -> None:
+    nodes, drafts = drawn
+    tokens, mask = fixed_trees(np.arange(1000, 1000 + len(drafts)), nodes, DraftTrees.of(drafts))
+    for row, tree in enumerate(drafts):
+        unused = nodes - 1 - len(tree)
+        assert tokens.reshape(-1, nodes)[row].tolist() == [1000 + row, *tree.tokens.tolist(), *[0] * unused]
+        above = [-1, *(parent + 1 for parent in tree.parents.tolist())]
+        above += [0] * (nodes - len(above))
+        for node in range(nodes):
+            path, at = set(), node
+            while at >= 0:
+                path.add(at)
+                at = above[at]
+            assert np.flatnonzero(mask.reshape(-1, nodes, nodes)[row, node]).tolist() == sorted(path)
+
+
+def test_there_may_be_no_sequence() -> None:
+    tokens, mask = fixed_trees(np.empty(0, np.int64), 8, DraftTrees.empty(0))
+    assert (tokens.shape, mask.shape) == ((0,), (0,))

@@ -11,8 +11,9 @@ import pytest
 
 from draftwood_memory.engines.drafts import EngineDrafts
 from draftwood_memory.engines.session import Row
-from draftwood_strategies.budgeting import draft_account
-from draftwood_strategies.budgeting.online_step_times import OnlineStepTimes
+from draftwood_strategies.draft_engine import controller as draft_account
+from draftwood_strategies.draft_engine.online_step_times import OnlineStepTimes
+from draftwood_strategies.draft_engine.step_times import StepSize
 
 Model = Callable[[list[int]], int]
 """The next token of a text."""
@@ -31,9 +32,9 @@ class CheapTokens(OnlineStepTimes):
     def __init__(self) -> None:
         super().__init__()
         for rows in (1, 2, 4, 8, 16, 32):
-            super().observe(rows, rows, 1.0)
+            super().observe(StepSize(rows, rows), 1.0)
 
-    def observe(self, tokens: int, sequences: int, seconds: float) -> None:
+    def observe(self, size: StepSize, seconds: float) -> None:
         """Steps of a rule, which say nothing."""
 
     def probes(self, sequences: int) -> bool:
@@ -88,7 +89,7 @@ class ToyEngine:
         self.tenant = tenant
         self.requests: dict[str, Running] = {}
         self.finished: dict[str, Running] = {}
-        self.drafts: EngineDrafts[list[list[int]]]
+        self.drafts: EngineDrafts
         self.order: Callable[[list[Running]], list[Running]] = lambda running: running
         self.steps = 0
 
@@ -99,12 +100,14 @@ class ToyEngine:
         self.requests.pop(request_id, None)
 
     def step(self) -> None:
-        running = self.order([one for one in self.requests.values() if not one.paused])
+        running = self.order([request for request in self.requests.values() if not request.paused])
         if not running:
             return
         self.steps += 1
         rows = [self._row(one) for one in running]
-        for one, chain in zip(running, self.drafts.step(rows), strict=True):
+        chains = self.drafts.step(rows)
+        for row, one in enumerate(running):
+            chain = chains[row].tokens.tolist()
             assert len(chain) <= 8
             one.draft = chain
             one.drafted += len(chain)
@@ -112,7 +115,7 @@ class ToyEngine:
                 self.finished[one.request_id] = self.requests.pop(one.request_id)
 
     def run(self) -> None:
-        while any(not one.paused for one in self.requests.values()):
+        while any(not request.paused for request in self.requests.values()):
             self.step()
 
     def _row(self, one: Running) -> Row:

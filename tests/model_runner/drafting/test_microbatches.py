@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwood_model_runner.drafting.microbatches import MicrobatchPolicy
+from draftwood_model_runner.draft_policy import MicrobatchPolicy
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_strategies.budgeting.step_time import StepTimeCurve, StepTimes
 from draftwood_strategies.draft import EMPTY_TREE
+from draftwood_strategies.draft_engine.step_times import MeasuredStepTimes, StepTimeCurve
 
 READING, PER_TOKEN = 4e-3, 30e-6
 """Seconds to read the weights, and to compute a token: from 133 tokens on, a step takes as long as its arithmetic."""
@@ -23,7 +23,7 @@ def step_of(rows: int, tokens: int) -> StepBatch:
 @pytest.fixture
 def policy() -> MicrobatchPolicy:
     sizes = [1, 8, 32, 64, 128, 133, 256, 512, 1024, 4096]
-    return MicrobatchPolicy(StepTimes(StepTimeCurve({n: max(READING, PER_TOKEN * n) for n in sizes})))
+    return MicrobatchPolicy(MeasuredStepTimes(StepTimeCurve({n: max(READING, PER_TOKEN * n) for n in sizes})))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwood_benchmarks.overhead.costless import CostlessRunner, costless_model
+from draftwood_benchmarks.costless import CostlessRunner, costless_model
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_strategies import create

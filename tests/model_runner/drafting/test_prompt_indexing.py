@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwood_benchmarks.overhead.costless import CostlessRunner, costless_model, make_texts
+from draftwood_benchmarks.costless import CostlessRunner, costless_model, make_texts
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.request import StopParams
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create
-from draftwood_strategies.budgeting.guarded_drafter import MAX_INDEXED_TOKENS
-from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.jacobi.ngram_pool import NgramPool
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.draft_engine.guard import MAX_INDEXED_TOKENS
+from draftwood_strategies.jacobi import NgramPool
 from draftwood_strategies.trie.phrase_index import PhraseIndex
 from tests.memory.engines.toy_engine import let_drafting_pay
 from tests.model_runner.sequences import engine_of, make_sequence
@@ -126,7 +126,7 @@ def test_what_is_written_before_the_prompt_is_indexed_is_learned(texts: Int32Arr
     drafter.index_prompt(100)
     drafter.observe(texts[1][5000:5010], None)
     drafter.close()
-    assert [one.tolist() for one in strategy.sequences()] == [texts[1][5000:5010].tolist()]
+    assert [sequence.tolist() for sequence in strategy.sequences()] == [texts[1][5000:5010].tolist()]
 
 
 @pytest.mark.parametrize("learn", ["outputs", "prompts", "both"])
@@ -144,7 +144,9 @@ def test_pieces_make_the_same_drafts(learn: str, size: int, texts: Int32Array) -
             assert getattr(tree, field).tolist() == getattr(same, field).tolist()
         one.observe(text[at : at + 4], None)
         other.observe(text[at : at + 4], None)
-    assert [one.tolist() for one in whole.sequences()] == [one.tolist() for one in pieces.sequences()]
+    assert [sequence.tolist() for sequence in whole.sequences()] == [
+        sequence.tolist() for sequence in pieces.sequences()
+    ]
 
 
 def test_one_that_writes_meanwhile_drafts_as_if_it_had_not_waited(texts: Int32Array) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwood_model_runner.drafting.step_measuring import known_step_times, measure_steps
 from draftwood_model_runner.runners.base import Predictions, StepBatch
+from draftwood_model_runner.step_measuring import known_step_times, measure_steps
 
 
 class _TimedRunner:

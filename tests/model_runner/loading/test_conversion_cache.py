@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwood_model_runner.loading.adoption import load_module
+from draftwood_model_runner.loading import checkpoint as file_digests
 from draftwood_model_runner.loading.conversion_cache import entry_of, save_entry
-from draftwood_model_runner.loading.loaded import LoadedModel
+from draftwood_model_runner.loading.loaded import LoadedModel, load_module
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
-from draftwood_model_runner.loading.sources import file_digests
-from draftwood_model_runner.runners.openvino import factory, serialization
-from draftwood_model_runner.runners.openvino.probe import trial_logits
+from draftwood_model_runner.runners.openvino import factory
+from draftwood_model_runner.runners.openvino import factory as serialization
+from draftwood_model_runner.runners.openvino.factory import trial_logits
 from tests.model_runner.runners.openvino.bfloat16 import needs_bfloat16
 
 HIT = """

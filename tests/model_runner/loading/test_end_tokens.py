@@ -16,7 +16,7 @@ from draftwood_model_runner.output import FinishReason
 from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams
 from draftwood_model_runner.sampling.grammar_compilation import Vocabulary
 from draftwood_model_runner.sequence import Sequence
-from draftwood_service.rpc.parsing.grammar_trial import GrammarTrials
+from draftwood_service.rpc.grammar_trial import GrammarTrials
 from tests.model_runner.sequences import GREEDY, engine_of, finish_of, make_sequence, run
 
 WARNING = "answers do not end at the tokenizer's end-of-sequence token, 3: the model's generation config names"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_model_runner.loading.fingerprint import fingerprint
+from draftwood_model_runner.loading.loaded import fingerprint
 from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
 
 

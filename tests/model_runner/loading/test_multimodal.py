@@ -13,7 +13,7 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 
 from draftwood_model_runner.errors import ModelNotFoundError
-from draftwood_model_runner.loading.adoption import load_module
+from draftwood_model_runner.loading.loaded import load_module
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
 from draftwood_model_runner.loading.text_part import text_part
 from draftwood_model_runner.request import StopParams
@@ -21,8 +21,7 @@ from draftwood_model_runner.runners.shrinking import randomized
 from tests.model_runner.families import generate
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import batch_of, engine_of, run
-from tests.model_runner.tiny import TINY
-from tools.model_sweep.hybrids import tiny_hybrid
+from tests.model_runner.small_models import TINY, tiny_hybrid
 
 VOCAB, NEW, DRAFT = 256, 24, 24
 _TEXT: dict[str, Any] = {
@@ -166,7 +165,7 @@ def runs(whole: Any) -> bool:
 
 
 def written(model: LoadedModel, prompts: list[Any], answers: list[list[int]]) -> list[list[int]]:
-    oracle = OracleStrategy(dict(zip([tuple(one.tolist()) for one in prompts], answers, strict=True)), VOCAB, 0)
+    oracle = OracleStrategy(dict(zip([tuple(prompt.tolist()) for prompt in prompts], answers, strict=True)), VOCAB, 0)
     sequences = batch_of(prompts, StopParams(NEW), strategy=oracle, max_draft_nodes=DRAFT)
     run(engine_of(model, DRAFT, max_running=4), *sequences)
     assert sum(sequence.stats.accepted_tokens for sequence in sequences) > NEW

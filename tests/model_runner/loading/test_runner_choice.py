@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerError
-from draftwood_model_runner.loading import runner_choice
+from draftwood_model_runner.loading import loaded as runner_choice
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
 from tests.model_runner.families import taken_over, tiny
 from tests.model_runner.runners.openvino.bfloat16 import needs_bfloat16
@@ -98,5 +98,5 @@ def test_where_the_package_is_missing_torch_computes(monkeypatch: pytest.MonkeyP
 def test_all_else_is_the_same_with_every_runner(family: str) -> None:
     by_torch, by_openvino = adopted(family, runner="torch"), adopted(family, runner="openvino")
     chosen = {"factory", "runner_reason", "tokenizer", "grammars"}
-    for name in {one.name for one in dataclasses.fields(LoadedModel)} - chosen:
+    for name in {field.name for field in dataclasses.fields(LoadedModel)} - chosen:
         assert getattr(by_torch, name) == getattr(by_openvino, name), name

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from draftwood_model_runner.loading.token_text import TokenBytes, TokenDecoder
+from draftwood_model_runner.loading.tokenizer import TokenBytes, TokenDecoder
 from tests.model_runner.families import served
 
 _PIECES = ["▁", "▁a", "a", "b", "▁world", "world", ".", "é", "▁€", "n't", "##ing"]

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.loading.model import BUNDLED_MODEL
 from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
-from draftwood_service.rpc.parsing.tool_format import NoToolFormatError, tool_format_of
+from draftwood_service.tools import NoToolFormatError, tool_format_of
 from tests.model_runner.loading.templates import HERMES, LLAMA
 
 

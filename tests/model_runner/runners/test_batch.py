@@ -1,21 +1,34 @@
+"""How a step is laid out, and where the keys and values of accepted draft tokens are once it is verified."""
+
 from __future__ import annotations
 
+import time
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_model_runner.runners.batch import BatchRow, Chains, lay_out, lay_out_trees
+from draftwood_model_runner.errors import DeviceMemoryError, ModelError
+from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.runners.base import HostStep, KVCompaction, StepBatch, compact
+from draftwood_model_runner.runners.batch import BatchRow, BatchRows, lay_out, lay_out_trees
+from draftwood_model_runner.sampling.token_sampler import TokenSampler
+from draftwood_model_runner.sampling.verification import AcceptedPath
 from draftwood_strategies import EMPTY_TREE, DraftTree
 from draftwood_strategies.draft import DraftTrees
+from tests.model_runner.sequences import make_sequence
 from tests.strategies.test_draft import paths, trees
 
 
 @given(trees(), st.integers(1, 5), st.floats(0.0, 1.0))
-def test_a_chain_goes_on_in_the_nodes_that_score_enough(tree: DraftTree, length: int, least: float) -> None:
+def test_a_chain_goes_on_in_the_nodes_that_score_enough(tree: DraftTree, length: int, min_score: float) -> None:
     chain = np.arange(100, 100 + length, dtype=np.int32)
     pages = np.arange(8, dtype=np.int32)
     before = BatchRow(pages[:3], 3, chain[:2], EMPTY_TREE, logits_from=2)
-    batch = lay_out([before, BatchRow(pages[3:], 50, chain, tree, logits_from=length - 1)], least)
+    batch = lay_out([before, BatchRow(pages[3:], 50, chain, tree, logits_from=length - 1)], min_score)
     first = min(length, 2)
     tokens, parents, depths = batch.tokens[first:], batch.parents[first:], batch.positions[first:] - 50
     assert batch.cu_seqlens.tolist() == [0, first, batch.size]
@@ -23,13 +36,13 @@ def test_a_chain_goes_on_in_the_nodes_that_score_enough(tree: DraftTree, length:
     assert batch.block_table.tolist() == list(range(8))
     assert batch.cu_blocks.tolist() == [0, 3, 8]
     assert batch.logit_rows.tolist() == list(range(first + length - 1, batch.size))
-    found: list[tuple[int, ...]] = []
+    actual: list[tuple[int, ...]] = []
     for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
+        actual.append((*(actual[parent] if parent >= 0 else ()), token))
     whole = tuple(chain.tolist())
-    expected = [(*whole, *path) for path, score in paths(tree).items() if score >= least]
-    assert found == [whole[: i + 1] for i in range(length)] + expected
-    assert depths.tolist() == [len(path) - 1 for path in found]
+    expected = [(*whole, *path) for path, score in paths(tree).items() if score >= min_score]
+    assert actual == [whole[: i + 1] for i in range(length)] + expected
+    assert depths.tolist() == [len(path) - 1 for path in actual]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), min_size=1, max_size=4), st.sampled_from([1, 4, 32]))
@@ -57,9 +70,122 @@ def test_every_token_has_the_slot_of_its_place_in_the_page_table(rows: list[tupl
 @given(st.lists(trees(12), min_size=1, max_size=4), st.integers(0, 5))
 def test_trees_keep_their_first_levels(drafts: list[DraftTree], levels: int) -> None:
     n, zeros = len(drafts), np.zeros(len(drafts), np.int32)
-    chains = Chains([np.arange(9, dtype=np.int32)] * n, zeros + 7, zeros + 99, np.arange(n + 1, dtype=np.int32), zeros)
+    chains = BatchRows(
+        [np.arange(9, dtype=np.int32)] * n, zeros + 7, zeros + 99, np.arange(n + 1, dtype=np.int32), zeros
+    )
     batch = lay_out_trees(chains, DraftTrees.of(drafts), zeros + levels, 0.0)
     for i, tree in enumerate(drafts):
-        own = slice(batch.cu_seqlens[i] + 1, batch.cu_seqlens[i + 1])
-        found = DraftTree(batch.tokens[own], batch.parents[own] - 1, np.zeros(own.stop - own.start, np.float32))
-        assert list(paths(found)) == [path for path in paths(tree) if len(path) <= levels]
+        of_tree = slice(batch.cu_seqlens[i] + 1, batch.cu_seqlens[i + 1])
+        actual = DraftTree(
+            batch.tokens[of_tree], batch.parents[of_tree] - 1, np.zeros(of_tree.stop - of_tree.start, np.float32)
+        )
+        assert list(paths(actual)) == [path for path in paths(tree) if len(path) <= levels]
+
+
+PAGE_SIZE = 4
+
+
+class Recorder:
+    """Instead of a runner: keeps what is to be moved."""
+
+    page_size = PAGE_SIZE
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.moves: list[KVCompaction] = []
+        self._error = error
+
+    def step(self, batch: StepBatch, top_k: int) -> tuple[Any, Any, None]:
+        """The next token is always 6."""
+        time.sleep(0.01)
+        rows = len(batch.logit_rows)
+        return np.zeros((rows, 10), np.float32), np.full(rows, 6, np.int32), None
+
+    def compact_kv(self, moves: KVCompaction) -> None:
+        if self._error is not None:
+            raise self._error
+        self.moves.append(moves)
+
+
+def path_to(tree: DraftTree, node: int) -> list[int]:
+    """The nodes from the first level down to this one; none for -1."""
+    return [*path_to(tree, int(tree.parents[node])), node] if node >= 0 else []
+
+
+@st.composite
+def verified_rows(draw: st.DrawFn) -> tuple[int, int, DraftTree, list[int] | None]:
+    """Committed tokens, tokens beside the draft, the draft, and what is accepted of it; None: the prompt goes on."""
+    context, chain = draw(st.integers(0, 9)), draw(st.integers(1, 4))
+    if draw(st.booleans()):
+        return context, chain, EMPTY_TREE, None
+    tree = draw(trees(12))
+    return context, chain, tree, path_to(tree, draw(st.integers(-1, len(tree) - 1)))
+
+
+@given(st.lists(verified_rows(), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_accepted_tokens_follow_committed_ones(
+    rows: list[tuple[int, int, DraftTree, list[int] | None]], random: Any
+) -> None:
+    pages, tables, batch_rows = random.sample(range(100), 100), [], []
+    for context, chain, tree, accepted in rows:
+        needed = -(-(context + chain + len(tree)) // PAGE_SIZE)
+        tables.append([pages.pop() for _ in range(needed)])
+        logits_from = chain if accepted is None else chain - 1
+        table = np.array(tables[-1], np.int32)
+        batch_rows.append(BatchRow(table, context, np.zeros(chain, np.int32), tree, logits_from))
+
+    def slot(row: int, place: int) -> int:
+        return int(tables[row][place // PAGE_SIZE] * PAGE_SIZE + place % PAGE_SIZE)
+
+    kv = {
+        slot(row, place): (row, place)
+        for row, (context, chain, tree, _) in enumerate(rows)
+        for place in range(context + chain + len(tree))
+    }
+    recorder: Any = Recorder()
+    paths = {row: AcceptedPath([], verified[3]) for row, verified in enumerate(rows) if verified[3] is not None}
+    compact(recorder, lay_out(batch_rows), paths)
+    for moves in recorder.moves:
+        sources, targets = moves.sources.tolist(), moves.targets.tolist()
+        for begin, end in pairwise(moves.offsets.tolist()):
+            assert len({kv[entry][0] for entry in sources[begin:end] + targets[begin:end]}) == 1  # of one sequence
+        assert (moves.offsets[0], moves.offsets[-1]) == (0, len(sources))
+        for source, target in zip(sources, targets, strict=True):
+            assert source != target
+            kv[target] = kv[source]
+    for row, (context, chain, _, accepted) in enumerate(rows):
+        kept = [*range(context + chain), *(context + chain + node for node in accepted or ())]
+        assert [kv[slot(row, place)] for place in range(len(kept))] == [(row, place) for place in kept]
+    moving = any(accepted and accepted != [*range(len(accepted))] for *_, accepted in rows)
+    assert len(recorder.moves) == moving
+
+
+def test_a_step_takes_the_time_of_its_forward_pass() -> None:
+    runner: Any = Recorder()
+    batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, np.zeros(1, np.int32), EMPTY_TREE, logits_from=0)])
+    began = time.perf_counter()
+    step = HostStep(runner, batch, 1, [None], threads=1)
+    elapsed = time.perf_counter() - began
+    time.sleep(0.01)
+    assert 0.01 <= step.wait()[1] <= elapsed
+
+
+def second_of_two(runner: Any) -> HostStep:
+    """A step of one committed token and two drafts of the next, the second of which is accepted."""
+    tree, last = DraftTree.of([5, 6], [-1, -1]), np.zeros(1, np.int32)
+    sequence = make_sequence("a", last, StopParams(9))
+    batch = lay_out([BatchRow(np.zeros(1, np.int32), 0, last, tree, logits_from=0)])
+    return HostStep(runner, batch, 1, [TokenSampler(sequence, frozenset(), 10)], threads=1)
+
+
+def test_verification_moves_what_is_accepted() -> None:
+    runner = Recorder()
+    [path] = second_of_two(runner).verify([0])
+    assert (path.token_ids, path.nodes) == ([6, 6], [1])
+    assert [(move.sources.tolist(), move.targets.tolist()) for move in runner.moves] == [([2], [1])]
+
+
+def test_a_device_without_memory_for_that_ends_the_step() -> None:
+    """As an error of the model, which no smaller step is tried after."""
+    with pytest.raises(ModelError, match="no memory left") as raised:
+        second_of_two(Recorder(DeviceMemoryError("no memory left"))).verify([0])
+    assert not isinstance(raised.value, DeviceMemoryError)

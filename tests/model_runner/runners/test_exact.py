@@ -15,7 +15,7 @@ from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
 from draftwood_model_runner.output import TokenLogprobs
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.runners.torch.exact_attention import SUM_BLOCK, draft_limits, pieces
+from draftwood_model_runner.runners.torch.exact_attention import SUM_BLOCK, draft_limits
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
@@ -158,12 +158,3 @@ def test_drafts_stay_within_their_block() -> None:
         assert (position + levels) // SUM_BLOCK == position // SUM_BLOCK
         assert (position + levels + 1) % SUM_BLOCK == 0
         assert nodes >= 64
-
-
-def test_pieces_cover_all_rows_and_share_a_block() -> None:
-    for context in (0, 5, SUM_BLOCK - 1, 3 * SUM_BLOCK):
-        for size in (1, 2, SUM_BLOCK, 300):
-            positions = np.arange(context, context + size, dtype=np.int32)
-            rows = pieces(positions)
-            assert np.concatenate([positions[piece] for piece in rows]).tolist() == positions.tolist()
-            assert all(len(set((positions[piece] // SUM_BLOCK).tolist())) == 1 for piece in rows)

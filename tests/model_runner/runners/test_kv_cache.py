@@ -1,20 +1,30 @@
-"""KV memory of the torch runner: what a step writes is what it and later ones read, wherever the pages are."""
+"""Keys, values and masks of the torch runner: what a step writes is what later ones read, wherever the pages are."""
 
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers as tf
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from draftwood_model_runner.runners.base import KVCompaction, KVShape, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.shrinking import randomized
+from draftwood_model_runner.runners.torch import attention as torch_batch
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout, StepEntries
-from draftwood_strategies import EMPTY_TREE
-from draftwood_strategies.draft import Int32Array
+from draftwood_model_runner.runners.torch.probe import probe
+from draftwood_model_runner.runners.torch.runner import forward
+from draftwood_model_runner.runners.trials import path_with_wrong_siblings
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.draft import EMPTY_TREE
+from tests.model_runner.small_models import TINY, build
 
 SHAPES = (KVShape(3, 4, 5), KVShape(1, 6, 2), KVShape(3, 4, 5))
 LAYOUT = KVLayout(SHAPES, torch.float32, torch.device("cpu"))
@@ -34,14 +44,14 @@ def write(kv: KVCache, batch: StepBatch, values: list[int]) -> StepEntries:
 
 
 def read(entries: StepEntries, row: int, count: int) -> list[float]:
-    found: list[float] = []
+    actual: list[float] = []
     for layer, (heads, key_dim, value_dim) in enumerate(SHAPES):
         keys, values = entries.read(layer, row)
-        found = keys[0, :count, 0].tolist()
-        column = torch.tensor(found)[None, :, None]
+        actual = keys[0, :count, 0].tolist()
+        column = torch.tensor(actual)[None, :, None]
         assert torch.equal(keys[:, :count], column.expand(heads, -1, key_dim))
         assert torch.equal(values[:, :count, :value_dim], -column.expand(heads, -1, value_dim))
-    return found
+    return actual
 
 
 @given(st.permutations(range(12)), st.booleans())
@@ -58,17 +68,6 @@ def test_a_step_reads_what_was_written_in_neighbouring_pages_or_not(order: list[
     assert read(entries, 1, 49) == [*range(49)]
     if exact:
         assert entries.read(1, 1)[1][..., 5:].eq(1.0)[:, :49].all()
-
-
-def test_neighbouring_pages_are_read_in_place() -> None:
-    kv = KVCache(LAYOUT, 12 * PAGE_SIZE)
-    in_place = StepEntries(kv, lay_out([chain(np.array([3, 4, 5, 9], np.int32), 0, 3 * PAGE_SIZE)]))
-    gathered = StepEntries(kv, lay_out([chain(np.array([3, 4, 5, 9], np.int32), 0, 3 * PAGE_SIZE + 1)]))
-    kv.keys[1].fill_(7.0)
-    for entries, base in ((in_place, True), (gathered, False)):
-        keys, _ = entries.read(1, 0)
-        assert (keys.untyped_storage().data_ptr() == kv.keys[1].untyped_storage().data_ptr()) == base
-        assert keys[:, : 3 * PAGE_SIZE].eq(7.0).all()
 
 
 @given(st.integers(0, 10), st.sets(st.integers(0, 19)).map(sorted), st.permutations(range(4)))
@@ -92,3 +91,128 @@ def test_a_token_costs_what_the_layout_says(exact: bool) -> None:
     kv = KVCache(layout, PAGE_SIZE + 1)
     assert kv.pages == 2
     assert layout.bytes_per_token * 2 * PAGE_SIZE == sum(layer.nbytes for layer in (*kv.keys, *kv.values))
+
+
+CONTEXT, CHUNK, PATH = 150, 90, 6
+_WINDOW: dict[str, Any] = {"sliding_window": 40}
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: tf.LlamaConfig(**TINY),
+    "mistral-sliding": lambda: tf.MistralConfig(**TINY, **_WINDOW, num_key_value_heads=2),
+    "gemma2": lambda: tf.Gemma2Config(**TINY, **_WINDOW, num_key_value_heads=2, head_dim=16),  # soft-capping
+    "gpt-oss": lambda: tf.GptOssConfig(  # sinks
+        **TINY, **_WINDOW, num_key_value_heads=2, head_dim=16, num_local_experts=4
+    ),
+}
+
+
+def served(family: str, exact: bool) -> tuple[Any, KVLayout]:
+    module = randomized(build(CONFIGS[family]()))
+    return module, probe(module, exact=exact, max_context=512)
+
+
+def prompt_and_path(vocab: int = 128) -> Int32Array:
+    return np.random.default_rng(3).integers(0, vocab, CONTEXT + CHUNK + PATH, np.int32)
+
+
+def table(kv: KVCache) -> Int32Array:
+    return np.arange(kv.pages, dtype=np.int32)
+
+
+@torch.inference_mode()
+def computed(module: Any, layout: KVLayout, pieces: list[int]) -> list[torch.Tensor]:
+    """Logits of the last chunk of a prompt, and over a tree behind it, beside another sequence."""
+    tokens, kv = prompt_and_path(), KVCache(layout, 2 * (CONTEXT + CHUNK + 4 * PATH))
+    mine, other = table(kv)[: kv.pages // 2], table(kv)[kv.pages // 2 :]
+    begin, actual = 0, []
+    for end in pieces:
+        chunk = BatchRow(mine, begin, tokens[begin:end], EMPTY_TREE, 0)
+        actual.append(forward(module, lay_out([chunk]), kv)[: end - begin])
+        begin = end
+    tree = path_with_wrong_siblings(tokens[begin + 1 :], 128)
+    beside = BatchRow(other, 0, tokens[:20], EMPTY_TREE, 19)
+    drafted = BatchRow(mine, begin, tokens[begin : begin + 1], tree, 0)
+    actual.append(forward(module, lay_out([beside, drafted]), kv)[1 : 2 + len(tree)])
+    return actual
+
+
+@pytest.mark.parametrize("numbers", [1, 3_000, 20_000])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_pieces_compute_the_same(family: str, exact: bool, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In exact mode to the last bit. Of 1 number, each token has a mask of its own; 20,000 are in between."""
+    if exact and family == "gpt-oss":
+        pytest.skip("its experts are computed with the others of a step: no exact mode")
+    module, layout = served(family, exact)
+    assert layout.exact == exact
+    ends = [CONTEXT, CONTEXT + CHUNK]
+    expected = computed(module, layout, ends)
+    monkeypatch.setattr(torch_batch, "MASK_NUMBERS", numbers)
+    for logits, plain in zip(computed(module, layout, ends), expected, strict=True):
+        if exact:
+            assert torch.equal(logits, plain)
+        torch.testing.assert_close(logits, plain, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_tree_in_pieces_computes_what_the_sequence_does(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_batch, "MASK_NUMBERS", 500)
+    module, layout = served(family, False)
+    tree = computed(module, layout, [CONTEXT, CONTEXT + CHUNK])[-1]
+    along = [0, *range(1, 2 * (PATH - 1), 2)]
+    monkeypatch.undo()
+    with torch.inference_mode():
+        module.set_attn_implementation("eager")
+        plain = module(input_ids=torch.from_numpy(prompt_and_path().astype(np.int64))[None], use_cache=False).logits[0]
+    torch.testing.assert_close(tree[along], plain[-PATH:], rtol=1e-3, atol=1e-3)
+
+
+class _Sizes(TorchDispatchMode):
+    """Notes the most numbers of a matrix that any operation makes, as masks are, but for views."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(tensor, torch.Tensor) and tensor.dim() == 2 and not tensor._is_view():
+                self.largest = max(self.largest, tensor.numel())
+        return made
+
+
+def long_step(layout: KVLayout, context: int, windowed: bool) -> tuple[StepBatch, KVCache]:
+    kv = KVCache(layout, context + 2 * PAGE_SIZE + 512)
+    for memory in (*kv.keys, *kv.values):
+        memory[:, ::997] = 0.5  # the rest stays as the system gives it: zeros
+    tokens = np.random.default_rng(0).integers(0, 128, 512 if not windowed else 128, np.int32)
+    return lay_out([BatchRow(table(kv), context, tokens, EMPTY_TREE, tokens.size - 1)]), kv
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-sliding"])
+def test_masks_of_a_long_context_are_bounded(family: str) -> None:
+    """A chunk of 512 tokens at 131,072: a mask of the whole would have 67 million numbers, 268 MB; one of a window of
+    40 tokens has none for what is behind it."""
+    module, layout = served(family, False)
+    batch, kv = long_step(layout, 131_072, windowed=family != "llama")
+    tracemalloc.start()
+    with torch.inference_mode(), _Sizes() as sizes:
+        forward(module, batch, kv)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    if family == "llama":
+        assert 0.9 * torch_batch.MASK_NUMBERS < sizes.largest <= torch_batch.MASK_NUMBERS
+    else:
+        assert sizes.largest <= 128 * (128 + 40 + PAGE_SIZE)
+    assert peak < 8 << 20, "arrays of NumPy"
+
+
+def test_masks_that_are_kept_are_bounded_over_all_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_batch, "MASK_NUMBERS", 10_000)
+    _, layout = served("llama", False)
+    kv = KVCache(layout, 64 * 80)
+    tree = path_with_wrong_siblings(np.arange(10, dtype=np.int32), 128)
+    rows = [BatchRow(table(kv)[i * 5 : (i + 1) * 5], 40, np.zeros(1, np.int32), tree, 0) for i in range(60)]
+    batch = torch_batch.TorchBatch(lay_out(rows), kv)
+    assert all(batch.mask(row, None, slice(0, 1 + len(tree))) is not None for row in range(60))
+    assert sum(mask.numel() for mask in batch._masks.values()) <= 10_000

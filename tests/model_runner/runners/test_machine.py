@@ -1,56 +1,246 @@
-"""What the machine gives, and how products are kept to few widths."""
+"""What the machine has for a runner, and what becomes of sequences when the device fails."""
 
 from __future__ import annotations
 
-import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.torch.attention import BATCH
-from draftwood_model_runner.runners.torch.kv_cache import KVCache
-from draftwood_model_runner.runners.torch.machine import bound_kernel_caches, kernel_width
-from draftwood_model_runner.runners.torch.torch_batch import TorchBatch
-from draftwood_strategies import EMPTY_TREE
-from tests.model_runner.families import served, torch_factory
+from draftwood_model_runner.engine import Engine
+from draftwood_model_runner.errors import (
+    DeviceLostError,
+    DeviceMemoryError,
+    InvalidValueError,
+    ModelError,
+    UnsupportedRunnerError,
+)
+from draftwood_model_runner.request import StopParams
+from draftwood_model_runner.runners import machine as kv_capacity
+from draftwood_model_runner.runners.base import KVCompaction
+from draftwood_model_runner.runners.machine import default_capacity, device_errors, gains_over_float32, state_capacity
+from draftwood_model_runner.sequence import Sequence
+from tests.model_runner.families import VOCAB, greedy, served, torch_factory
+from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.sequences import batch_of, engine_of, run
 
 
-def test_products_have_few_widths_and_little_is_added() -> None:
-    widths = [kernel_width(rows) for rows in range(1, 5000)]
-    assert all(width >= rows for rows, width in enumerate(widths, 1))
-    assert all(width == rows for rows, width in enumerate(widths[:32], 1))
-    assert all(width <= rows + rows // 8 for rows, width in enumerate(widths, 1))
-    assert widths == sorted(widths)
-    assert [kernel_width(width) for width in widths] == widths
-    assert len({width for width in widths if width <= 512}) == 72
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        ("fpu avx512f avx512_vnni avx512_bf16", ["--dtype bfloat16", "--weights int4"]),
+        ("fpu avx2 avx_vnni", ["--weights int4"]),
+        ("fpu amx_bf16", ["--dtype bfloat16"]),
+        ("fpu avx2", []),
+    ],
+)
+def test_options_that_the_instructions_make_faster(flags: str, options: list[str], tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor : 0\nflags\t\t: {flags}\nbugs : none\n")
+    gains = gains_over_float32(cpuinfo)
+    assert [*gains] == options
+    assert all(gain > 1 for gain in gains.values())
 
 
-@pytest.mark.parametrize("size", [1, 33, 70])
-def test_what_a_batch_is_filled_up_with_changes_nothing(size: int) -> None:
-    factory = torch_factory(served("llama"))
-    depths = np.arange(size, dtype=np.int32)
-    tokens = (7 * depths + 3).astype(np.int32) % 250
-
-    def logits(parts: list[slice]) -> torch.Tensor:
-        kv, rows = KVCache(factory.layout, 100), []
-        pages = np.arange(kv.pages, dtype=np.int32)
-        for part in parts:
-            n = len(tokens[part])
-            batch = lay_out([BatchRow(pages, part.start, tokens[part], EMPTY_TREE, logits_from=0)])
-            of_step = TorchBatch(batch, kv)
-            inputs = of_step.inputs()
-            assert inputs["input_ids"].shape == inputs["position_ids"].shape == (1, kernel_width(n))
-            with torch.inference_mode(), BATCH.during(of_step):
-                rows.append(factory.module(**inputs).logits[0, :n])
-        return torch.cat(rows)
-
-    together, one_by_one = logits([slice(0, size)]), logits([slice(i, i + 1) for i in range(size)])
-    torch.testing.assert_close(together, one_by_one, rtol=1e-4, atol=1e-4)  # rounding differs by width and machine
+def test_none_where_the_system_does_not_say(tmp_path: Path) -> None:
+    assert gains_over_float32(tmp_path / "absent") == {}
+    (tmp_path / "arm").write_text("Features : fp asimd bf16\n")
+    assert gains_over_float32(tmp_path / "arm") == {}
 
 
-def test_kernels_are_bounded_unless_the_user_bounds_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {"LRU_CACHE_CAPACITY": "7"})
-    bound_kernel_caches(shapes=4)
-    assert os.environ == {"LRU_CACHE_CAPACITY": "7", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "320"}
+CPU = torch.device("cpu")
+
+
+def test_the_default_capacity_is_what_sequences_can_use_and_memory_affords(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_capacity, "free_bytes", lambda _: 100_000)
+    assert default_capacity(100, CPU, 100, 3) == 300
+    assert default_capacity(100, CPU, 100, 30) == 500
+    assert default_capacity(100, CPU, 500, 30) == 500
+    with pytest.raises(InvalidValueError, match="at most 500 tokens") as caught:
+        default_capacity(100, CPU, 501, 1)
+    assert caught.value.field == "max_context"
+
+
+def test_free_memory_is_the_lesser_of_the_machines_and_the_containers(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal:  2000 kB\nMemAvailable:   1500 kB\nHugePages_Total:  0\n")
+    assert kv_capacity._machine_bytes(tmp_path / "meminfo") == 1500 * 1024
+    assert kv_capacity._machine_bytes(tmp_path / "absent") > 2**20
+    for name, text in (
+        ("memory.max", "9000\n"),
+        ("memory.current", "5000\n"),
+        ("memory.stat", "anon 1\ninactive_file 2000\n"),
+    ):
+        (tmp_path / name).write_text(text)
+    assert kv_capacity._container_bytes(tmp_path) == 9000 - 5000 + 2000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert kv_capacity._container_bytes(tmp_path) == kv_capacity._container_bytes(tmp_path / "absent") == 2**63
+    assert 0 < kv_capacity.free_bytes(CPU) < 2**63
+
+
+def test_states_of_recurrent_layers_are_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_capacity, "free_bytes", lambda _: 100_000)
+    assert default_capacity(100, CPU, 100, 30, bytes_per_sequence=0) == 500
+    with_states = default_capacity(100, CPU, 100, 30, bytes_per_sequence=400)
+    assert 100 <= with_states < 500
+    capacity = state_capacity(400, with_states * 100, CPU)
+    assert capacity.sequences >= 30
+    assert with_states * 100 + capacity.sequences * 400 + capacity.kept_bytes <= 90_000
+
+
+def test_one_sequence_runs_however_large_its_states_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_capacity, "free_bytes", lambda _: 100_000)
+    assert state_capacity(10**9, 50_000, CPU).sequences == 1
+
+
+PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3, 1, 2), (4, 4, 4), (5, 6), (7,))
+
+
+LOST = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later"
+
+
+def failing_with(errors: list[Exception | None]) -> Any:
+    """Raises one of these at each call, if it is not None."""
+
+    def fails(*arguments: Any) -> None:
+        if errors and (error := errors.pop(0)) is not None:
+            raise error
+
+    return fails
+
+
+@pytest.fixture
+def engine_with() -> Iterator[Any]:
+    """Engines of the torch runner whose model raises these errors in its first steps, computing those of None."""
+    handles = []
+
+    def made(*errors: Exception | None) -> Engine:
+        engine = engine_of(served("llama"), 8, max_running=4)
+        module = torch_factory(served("llama")).module
+        handles.append(module.register_forward_pre_hook(failing_with([*errors])))
+        return engine
+
+    yield made
+    for handle in handles:
+        handle.remove()
+
+
+def sequences_of(engine: Engine, count: int) -> list[Sequence]:
+    oracle = OracleStrategy({prompt: greedy("llama", prompt, 10) for prompt in PROMPTS}, VOCAB, seed=1)
+    actual = batch_of(PROMPTS[:count], StopParams(10), strategy=oracle, max_draft_nodes=8)
+    for sequence in actual:
+        engine.add(sequence)
+    return actual
+
+
+def test_out_of_memory_in_mid_stream_changes_no_token(engine_with: Any) -> None:
+    engine = engine_with(None, None, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    sequences = sequences_of(engine, 4)
+    running = []
+    while engine.has_work:
+        engine.step()
+        engine.check()
+        running.append(engine.running)
+    assert max(running[:2]) == 4
+    assert max(running[2:]) == 2
+    assert [sequence.output for sequence in sequences] == [greedy("llama", prompt, 10) for prompt in PROMPTS]
+    assert sum(sequence.stats.preemptions for sequence in sequences) == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+    ],
+)
+def test_a_sequence_that_fits_in_no_step_ends(engine_with: Any, error: Exception) -> None:
+    engine = engine_with(error)
+    sequences_of(engine, 1)
+    [output] = engine.step()
+    assert output.finish is not None
+    assert isinstance(output.finish.error, ModelError)
+    assert isinstance(output.finish.error.__cause__, DeviceMemoryError)
+    engine.check()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(LOST),
+        torch.AcceleratorError(LOST),
+        RuntimeError("CUDA driver error: unknown error"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    ],
+)
+def test_an_error_that_stays_leaves_the_engine(engine_with: Any, error: Exception) -> None:
+    engine = engine_with(None, error)
+    sequences_of(engine, 2)
+    engine.step()
+    first = str(error).partition("\n")[0]
+    with pytest.raises(DeviceLostError, match=rf"failed in a step of \d+ tokens: {re.escape(first)}$"):
+        engine.step()
+
+
+def keep_fails(engine: Engine, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory: Any = engine._runner
+    monkeypatch.setattr(memory._kv, "move", failing_with([error] * 100))
+
+
+def test_a_device_lost_while_accepted_tokens_move_ends_the_engine(
+    engine_with: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_with()
+    keep_fails(engine, torch.AcceleratorError(LOST), monkeypatch)
+    sequences_of(engine, 4)
+    with pytest.raises(DeviceLostError, match="failed in moving keys and values: CUDA error"):
+        run(engine)
+
+
+def test_without_memory_to_move_accepted_tokens_sequences_end(
+    engine_with: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they would have written is lost, so no smaller step can go on from there."""
+    engine = engine_with()
+    keep_fails(engine, torch.OutOfMemoryError("CUDA out of memory"), monkeypatch)
+    sequences = sequences_of(engine, 4)
+    errors = [output.finish.error for output in run(engine) if output.finish is not None]
+    assert any(isinstance(error, ModelError) for error in errors)
+    for sequence, error in zip(sequences, errors, strict=True):
+        answer = greedy("llama", tuple(sequence.request.prompt.tolist()), 10)
+        assert sequence.output == answer[: len(sequence.output)]
+        assert error is None or isinstance(error, ModelError)
+
+
+@pytest.mark.gpu_sim
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (torch.AcceleratorError(LOST), DeviceLostError),
+        (RuntimeError("Triton Error [CUDA]: device-side assert triggered"), DeviceLostError),
+        (torch.OutOfMemoryError("CUDA out of memory"), DeviceMemoryError),
+    ],
+)
+def test_the_cuda_runner_tells_of_errors_while_it_moves(
+    error: Exception, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from draftwood_model_runner.runners.cuda.device import require_triton
+
+    try:
+        require_triton(torch.device("cpu"))
+    except UnsupportedRunnerError as missing:
+        pytest.skip(str(missing))
+    runner: Any = served("llama", "cuda").factory.runner(64)
+    monkeypatch.setattr(runner._kv, "move", failing_with([error]))
+    slot = np.zeros(1, np.int32)
+    with pytest.raises(kind, match="moving keys and values"):
+        runner.compact_kv(KVCompaction(slot, slot, np.array([0, 1], np.int32)))
+
+
+def test_errors_of_no_device_stay_as_they_are() -> None:
+    with pytest.raises(RuntimeError, match=r"^shapes do not match$"), device_errors("a step"):
+        raise RuntimeError("shapes do not match")

@@ -1,7 +1,8 @@
-"""Linear layers of a CPU model: packed, and still the same function, row by row the same bits."""
+"""Linear layers of a CPU model: packed, in few widths, and still the same function, row by row the same bits."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 
 import pytest
@@ -9,7 +10,14 @@ import torch
 from torch import nn
 
 from draftwood_model_runner.runners.torch import packed_linear
-from draftwood_model_runner.runners.torch.packed_linear import PackedLinear, RowBounds, _tried_bounds, pack_linears
+from draftwood_model_runner.runners.torch.packed_linear import (
+    PackedLinear,
+    RowBounds,
+    _tried_bounds,
+    bound_kernel_caches,
+    kernel_width,
+    pack_linears,
+)
 from draftwood_model_runner.runners.torch.probe import probe
 from tests.model_runner.families import tiny
 
@@ -93,14 +101,14 @@ def test_bounds_are_those_of_the_number_of_threads(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(packed_linear, "_product", product)
     monkeypatch.setattr(packed_linear, "_bounds", {})
-    before, found = torch.get_num_threads(), []
+    before, actual = torch.get_num_threads(), []
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found.append(PackedLinear(_linear(torch.float32, ins=64, outs=40))._rows)
+            actual.append(PackedLinear(_linear(torch.float32, ins=64, outs=40))._rows)
     finally:
         torch.set_num_threads(before)
-    assert found == [RowBounds(False, 256), RowBounds(True, 256)]
+    assert actual == [RowBounds(False, 256), RowBounds(True, 256)]
 
 
 def test_a_model_is_packed_whole() -> None:
@@ -132,3 +140,19 @@ def test_a_cpu_without_products_in_the_models_dtype_is_told_and_serves(
     probe(module, exact=True, max_context=256)
     assert "torch.bfloat16" in caplog.text
     assert all(type(child) is nn.Linear for name, child in module.named_modules() if name.endswith("_proj"))
+
+
+def test_products_have_few_widths_and_little_is_added() -> None:
+    widths = [kernel_width(rows) for rows in range(1, 5000)]
+    assert all(width >= rows for rows, width in enumerate(widths, 1))
+    assert all(width == rows for rows, width in enumerate(widths[:32], 1))
+    assert all(width <= rows + rows // 8 for rows, width in enumerate(widths, 1))
+    assert widths == sorted(widths)
+    assert [kernel_width(width) for width in widths] == widths
+    assert len({width for width in widths if width <= 512}) == 72
+
+
+def test_kernels_are_bounded_unless_the_user_bounds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"LRU_CACHE_CAPACITY": "7"})
+    bound_kernel_caches(shapes=4)
+    assert os.environ == {"LRU_CACHE_CAPACITY": "7", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "320"}

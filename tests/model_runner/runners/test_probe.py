@@ -1,29 +1,44 @@
-"""Which models are refused, and that the reason is said."""
+"""Which models are refused with which reason, and on what a small copy is tried."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as tf
+from transformers import AutoConfig
 
 from draftwood_model_runner.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
+from draftwood_model_runner.runners import recurrent_layers as recurrent_layers
 from draftwood_model_runner.runners.base import KVShape
-from draftwood_model_runner.runners.shrinking import randomized, rotation_limit
-from draftwood_model_runner.runners.states import mixers
-from draftwood_model_runner.runners.torch import machine
+from draftwood_model_runner.runners.shrinking import (
+    THRESHOLD_FIELDS,
+    randomized,
+    rotation_limit,
+    shrunken_config,
+    thresholds,
+)
+from draftwood_model_runner.runners.torch import packed_linear as machine
 from draftwood_model_runner.runners.torch.kv_cache import KVLayout
 from draftwood_model_runner.runners.torch.probe import probe
 from tests.model_runner.families import RANDOM_FAMILIES, taken_over, tiny
-from tests.model_runner.tiny import TINY, build
+from tests.model_runner.small_models import FAMILIES, NO_TEXT, TINY, build
 
 _MAX_CONTEXT = 128
 _LLAMA4: dict[str, Any] = {**TINY, "num_local_experts": 2, "num_key_value_heads": 2, "head_dim": 16, "floor_scale": 64}
-_MLA = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+_MLA: dict[str, Any] = {
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
 _NO_CHUNKS: dict[str, Any] = {"layer_types": ["full_attention"] * 2, "no_rope_layers": [0, 0]}
 _MAMBA2: dict[str, Any] = {
     "layers_block_type": ["linear_attention", "hybrid"],
@@ -32,6 +47,7 @@ _MAMBA2: dict[str, Any] = {
     "chunk_size": 16,
     "num_key_value_heads": 4,
 }
+_SLIDING: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
 _EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
 
 
@@ -42,12 +58,12 @@ def probed(config: Any, max_context: int = _MAX_CONTEXT) -> KVLayout:
 @pytest.mark.parametrize("family", RANDOM_FAMILIES)
 def test_a_fault_of_ours_is_not_hidden_by_the_models_own_attention(family: str) -> None:
     """A model whose tree attention raises is served with its own attention: right, slow, and only a warning."""
-    assert probe(tiny(family), exact=False, max_context=_MAX_CONTEXT).own is None
+    assert probe(tiny(family), exact=False, max_context=_MAX_CONTEXT).model_cache is None
 
 
 def test_a_recurrence_that_cannot_follow_a_tree_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA: there transformers' own function is called, which computes several tokens otherwise than one."""
-    monkeypatch.setattr(mixers, "scanning", lambda *_: None)
+    monkeypatch.setattr(recurrent_layers, "scanning", lambda *_: None)
     with pytest.raises(UnsupportedModelError, match="raises time steps of its state-space layers"):
         probed(tf.Zamba2Config(**{**TINY, **_MAMBA2}))
 
@@ -60,58 +76,62 @@ def test_a_model_whose_logits_depend_on_more_than_attention_is_refused() -> None
         probe(module, exact=False, max_context=_MAX_CONTEXT)
 
 
-def test_a_model_with_a_hidden_sliding_window_keeps_its_own_attention() -> None:
-    """The window reaches the model's own mask, but not the attention function."""
-    sliding: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
-    module = build(tf.Qwen2Config(**TINY, num_key_value_heads=2, **sliding))
-    module.model.layers[1].self_attn.sliding_window = None
-    layout = probe(module, exact=False, max_context=_MAX_CONTEXT)
-    assert layout.own is not None
-    assert layout.own.tree_masks == "by kind"
-    assert probe(module, exact=False, max_context=64).own is None
-
-
 @pytest.mark.parametrize(
     ("config", "masks"),
     [
         (lambda: tf.PhimoeConfig(**TINY, **_EXPERTS, sliding_window=64), None),
         (lambda: tf.Llama4TextConfig(**_LLAMA4, **_NO_CHUNKS), None),
         (lambda: tf.Llama4TextConfig(**_LLAMA4, attention_chunk_size=64), "by kind"),
+        # The window reaches the model's own mask, but not the attention function.
+        (lambda: tf.Qwen2Config(**TINY, num_key_value_heads=2, **_SLIDING), "by kind"),
     ],
-    ids=["sliding_window", "floor_scale", "attention_chunk_size"],
+    ids=["sliding_window", "floor_scale", "attention_chunk_size", "hidden sliding_window"],
 )
 def test_what_differs_beyond_a_threshold_only_keeps_its_own_attention_there(config: Any, masks: str | None) -> None:
-    beyond, within = probed(config()), probed(config(), max_context=64)
-    assert beyond.own is not None
-    assert beyond.own.tree_masks == masks
-    assert within.own is None
+    modules = [randomized(build(config())) for _ in range(2)]
+    for module in modules:
+        if isinstance(module, tf.Qwen2ForCausalLM):
+            module.model.layers[1].self_attn.sliding_window = None
+    beyond, within = (probe(module, exact=False, max_context=n) for module, n in zip(modules, (128, 64), strict=True))
+    assert beyond.model_cache is not None
+    assert beyond.model_cache.tree_masks == masks
+    assert within.model_cache is None
     assert len(within.shapes) == 2
 
 
-def test_latent_attention_keeps_its_latents() -> None:
-    sizes: dict[str, Any] = {**TINY, **_MLA, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}
-    layout = probed(tf.DeepseekV3Config(**sizes, num_key_value_heads=4))
-    assert set(layout.shapes) == {KVShape(1, 32 + 8, 0)}
+_GEMMA4: dict[str, Any] = {**TINY, "head_dim": 16, "num_key_value_heads": 2}
+_WIDE, _SAME = ({**_GEMMA4, "global_head_dim": size} for size in (32, 16))
+_KINDS = ["sliding_attention", "full_attention"]
 
 
-@pytest.mark.system
-def test_keys_and_values_of_other_shapes_in_other_layers_are_served() -> None:
-    kinds = ["sliding_attention", "full_attention"]
-    sizes: dict[str, Any] = {**TINY, "head_dim": 16, "global_head_dim": 32, "num_key_value_heads": 2}
-    config = tf.Gemma4TextConfig(**sizes, layer_types=kinds, num_kv_shared_layers=0)
-    assert probed(config).shapes == (KVShape(2, 16, 16), KVShape(2, 32, 32))
-
-
-@pytest.mark.system
-def test_layers_that_use_the_keys_and_values_of_others_are_served() -> None:
-    kinds = ["sliding_attention", "full_attention"] * 2
-    sizes: dict[str, Any] = {**TINY, "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 16}
-    config = tf.Gemma4TextConfig(**sizes, layer_types=kinds, num_key_value_heads=2, num_kv_shared_layers=2)
-    assert len(probed(config).shapes) == 4
-
-
-def test_a_model_that_drops_extra_arguments_is_served() -> None:
-    assert len(probed(tf.StableLmConfig(**TINY, num_key_value_heads=4)).shapes) == 2
+@pytest.mark.parametrize(
+    ("config", "shapes"),
+    [
+        (  # latent attention keeps its latents
+            lambda: tf.DeepseekV3Config(
+                **TINY, **_MLA, n_routed_experts=4, n_group=1, topk_group=1, num_key_value_heads=4
+            ),
+            [KVShape(1, 32 + 8, 0)] * 2,
+        ),
+        pytest.param(  # other shapes in other layers
+            lambda: tf.Gemma4TextConfig(**_WIDE, layer_types=_KINDS, num_kv_shared_layers=0),
+            [KVShape(2, 16, 16), KVShape(2, 32, 32)],
+            marks=pytest.mark.system,
+        ),
+        pytest.param(  # layers that use the keys and values of others
+            lambda: tf.Gemma4TextConfig(
+                **_SAME | {"num_hidden_layers": 4}, layer_types=_KINDS * 2, num_kv_shared_layers=2
+            ),
+            [KVShape(2, 16, 16)] * 4,
+            marks=pytest.mark.system,
+        ),
+        # drops extra arguments of its forward
+        (lambda: tf.StableLmConfig(**TINY, num_key_value_heads=4), [KVShape(4, 16, 16)] * 2),
+    ],
+    ids=["latents", "other shapes", "shared", "extra arguments"],
+)
+def test_what_is_kept_of_a_token(config: Any, shapes: list[KVShape]) -> None:
+    assert [*probed(config()).shapes] == shapes
 
 
 def test_rotations_by_type_of_layer_cap_the_context() -> None:
@@ -128,12 +148,6 @@ def test_rotations_that_depend_on_the_longest_position_cap_the_context(caplog: p
     model = taken_over(module)
     assert model.max_context == 64
     assert "dynamic" in caplog.text
-
-
-@pytest.mark.parametrize("path", ["/no/such/folder", "./nor/this/one", ""])
-def test_a_missing_model_is_named(path: str) -> None:
-    with pytest.raises(ModelNotFoundError, match="no such folder"):
-        load_model(path)
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Any) -> None:
@@ -176,3 +190,43 @@ def test_kernel_caches_are_bounded_before_the_first_product(monkeypatch: pytest.
     assert all(seen)
     for name in machine.KERNEL_CACHES:
         monkeypatch.delenv(name)
+
+
+LIKE_A_THRESHOLD = re.compile(
+    r"window(_size)?$|index_topk$|block_size$|(attention|attn)_chunk_size$|floor(_scale)?$|original_max_position_embeddings$"
+)
+NO_THRESHOLDS = {"weight_block_size"}
+"""Of quantized weights."""
+
+
+def fields(values: dict[str, Any]) -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from fields(value)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield key
+
+
+@pytest.mark.parametrize("model_type", sorted({*FAMILIES} - {*NO_TEXT}))
+def test_each_field_that_looks_like_a_threshold_is_known(model_type: str) -> None:
+    """A newer version of transformers may bring others, which would not be tried."""
+    config = AutoConfig.for_model(model_type).get_text_config()
+    names = {name for name in fields(config.to_dict()) if LIKE_A_THRESHOLD.search(name)}
+    assert names <= THRESHOLD_FIELDS | NO_THRESHOLDS
+
+
+def test_thresholds_within_the_context_are_scaled_down() -> None:
+    config = AutoConfig.for_model("mistral", sliding_window=4096)
+    assert thresholds(config, 32_768) == {"sliding_window": 4096}
+    assert thresholds(config, 4096) == {}
+    assert shrunken_config(config, threshold=12).sliding_window == 12
+
+
+@pytest.mark.skipif("dory" not in FAMILIES, reason="this version of transformers has no looped layers")
+def test_layers_that_are_run_several_times_stay() -> None:
+    dory = shrunken_config(AutoConfig.for_model("dory"))
+    assert (dory.n_input_layers, dory.n_recurrent_layers, dory.n_output_layers, dory.n_recurrent_loops) == (1, 2, 1, 2)
+    assert {*dory.layer_types} == {"sliding_attention", "full_attention"}
+    inkling = shrunken_config(AutoConfig.for_model("inkling2_loop_text"))
+    assert (inkling.loop_layer_index_start, inkling.loop_layer_index_end) == (1, inkling.num_hidden_layers - 1)
+    assert inkling.loop_num_passes == 3

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from draftwood_model_runner.request import SamplingParams as Draw
-from draftwood_model_runner.sampling.draws.noise import gumbel_noise
-from draftwood_model_runner.sampling.draws.sample import BoolArray, draw_token, kept_tokens
-from draftwood_model_runner.sampling.token_weights import WEIGHT_BITS, dropped_share, least_weight, token_weights
-from draftwood_strategies.draft import Float32Array
+from draftwood_model_runner.sampling.draws import BoolArray, draw_token, gumbel_noise, kept_tokens
+from draftwood_model_runner.sampling.selection import WEIGHT_BITS, dropped_share, least_weight, token_weights
+from draftwood_strategies.arrays import Float32Array
 
 TOP_PS = [0.999, 0.95, 0.9, 0.8, 0.5, 0.1, 0.001, 1e-9]
 VOCABS = [1, 20, 63, 64, 65, 300, 5_000]

@@ -13,11 +13,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.normalizers import Prepend, Replace, Sequence
 from transformers import PreTrainedTokenizerFast
 
-from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.loading.model import LoadedModel, adopt
 from draftwood_model_runner.loading.tokenizer import Tokenizer
-from draftwood_model_runner.output import Finish, FinishReason
+from draftwood_model_runner.output import Answer, Finish, FinishReason
 from draftwood_model_runner.request import GrammarKind, StopParams
 from draftwood_strategies import create
 from tests.model_runner.families import tiny, with_runners

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_model_runner.sampling.host.most_probable import most_probable
+from draftwood_model_runner.sampling.most_probable import most_probable
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 

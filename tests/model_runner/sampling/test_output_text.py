@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedModelError
 from draftwood_model_runner.loading.tokenizer import Tokenizer
-from draftwood_model_runner.output import Finish, FinishReason
+from draftwood_model_runner.output import Finish, FinishReason, OutputText
 from draftwood_model_runner.request import StopParams
-from draftwood_model_runner.sampling.output_text import OutputText
 from tests.model_runner.families import served
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.sampling import metadata
-from draftwood_model_runner.sampling.host.token_masks import forbid
 from draftwood_model_runner.sampling.metadata import Adjustments, SamplingTensors, SequenceSampling, TokenMasks
+from draftwood_model_runner.sampling.token_sampler import forbid
 
 NONE = np.zeros(0, np.int32)
 

@@ -26,9 +26,9 @@ from transformers import (
 
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.sampling.draws.noise import gumbel_noise
+from draftwood_model_runner.sampling.draws import gumbel_noise
 from draftwood_model_runner.sampling.generation_defaults import Constraints
-from draftwood_model_runner.sampling.token_sampler import TokenSampler, greatest_needed
+from draftwood_model_runner.sampling.token_sampler import TokenSampler, exact_top_k
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy, create, strategy_names
 from tests.model_runner.families import VOCAB, generate, reference, served
@@ -248,14 +248,14 @@ def test_how_many_of_the_greatest_logits_decide(sampling: SamplingParams, stop: 
         TokenSampler(sequence(PROMPT, *wanted, None), frozenset(), VOCAB)
         for wanted in ((GREEDY, StopParams(9)), (sampling, stop))
     )
-    assert sampler.greatest_needed == greatest_needed([greedy, None, sampler]) == needed
+    assert sampler.exact_top_k == exact_top_k([greedy, None, sampler]) == needed
     for _ in range(stop.min_tokens):
         sampler.accept(END)
-    assert not stop.min_tokens or sampler.greatest_needed == 1
+    assert not stop.min_tokens or sampler.exact_top_k == 1
 
 
 def test_a_grammar_and_the_models_constraints_may_need_all_logits() -> None:
     bound = make_sequence("r", PROMPT, StopParams(9), grammar=RandomGrammar(VOCAB))
-    assert TokenSampler(bound, frozenset(), VOCAB).greatest_needed is None
+    assert TokenSampler(bound, frozenset(), VOCAB).exact_top_k is None
     plain, constraints = sequence(PROMPT, GREEDY, StopParams(9), None), Constraints(suppressed=(5,))
-    assert TokenSampler(plain, frozenset(), VOCAB, constraints).greatest_needed is None
+    assert TokenSampler(plain, frozenset(), VOCAB, constraints).exact_top_k is None

@@ -15,8 +15,8 @@ from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, predicted_paths, verify, walk_row
 from draftwood_strategies import EMPTY_TREE, DraftTree
-from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.threads.row_threads import LEAST_NUMBERS
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.threads import LEAST_NUMBERS
 from tests.model_runner.random_grammar import RandomGrammar
 from tests.model_runner.sequences import make_sequence
 from tests.strategies.test_draft import paths, trees
@@ -118,7 +118,7 @@ def test_an_error_comes_after_the_tokens_before_it_and_never_after_the_end(ends:
     assert feedback.parents.tolist() == [-1, -1, 0, 1, 2, 3]
     [path] = verify([None, sampler_of(Failing(), ends)], feedback, logits, [1], threads=1)
     assert (path.token_ids, path.nodes) == ([1, 2], [0, 1])
-    assert [one.top_token_ids for one in path.logprobs] == [[1], [2]]
+    assert [logprob.top_token_ids for logprob in path.logprobs] == [[1], [2]]
     assert (path.error is None) == bool(ends)
 
 

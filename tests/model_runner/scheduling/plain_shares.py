@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import attrgetter
 
-from draftwood_model_runner.scheduling.slot_shares import QUANTUM
+from draftwood_model_runner.scheduling.fair_queue import QUANTUM
 from draftwood_model_runner.sequence import Sequence
 
 MOST_CLAIM = 4096.0
@@ -13,8 +14,7 @@ MOST_CLAIM = 4096.0
 class PlainShares:
     """Tenants by weight and service; who holds slots, and who gives way to whom."""
 
-    def __init__(self, ranks: dict[Sequence, tuple[float, int]], slots: int) -> None:
-        self.ranks = ranks
+    def __init__(self, slots: int) -> None:
         self.slots = slots
         self.weights: dict[str, float] = {}
         self.raw: dict[str, float] = {}
@@ -51,12 +51,12 @@ class PlainShares:
         return self.slots * self.weights[tenant] / sum(self.weights[one] for one in self.live)
 
     def heads(self) -> list[Sequence]:
-        first = {one.request.tenant: one for one in sorted(self.waiting, key=self.ranks.__getitem__, reverse=True)}
+        first = {one.request.tenant: one for one in sorted(self.waiting, key=attrgetter("rank"), reverse=True)}
         by_service = sorted(first, key=lambda tenant: (self.served(tenant), self.raw[tenant]))
         return [first[tenant] for tenant in sorted(by_service, key=lambda tenant: not self.lacks(tenant))]
 
     def preemption_order(self) -> list[Sequence]:
-        left, order = sorted(self.running, key=self.ranks.__getitem__), list[Sequence]()
+        left, order = sorted(self.running, key=attrgetter("rank")), list[Sequence]()
         while left:
             held = Counter(one.request.tenant for one in left)
             tenant = max(held, key=lambda one: (held[one] / self.weights[one], self.served(one)))

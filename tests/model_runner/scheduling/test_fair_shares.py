@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from draftwood_model_runner.request import StopParams
-from draftwood_model_runner.scheduling.fair_queue import FairQueue
-from draftwood_model_runner.scheduling.least_served import LeastServed
-from draftwood_model_runner.scheduling.slot_limit import SlotLimit
-from draftwood_model_runner.scheduling.slot_shares import SlotShares
+from draftwood_model_runner.scheduling.fair_queue import FairQueue, LeastServed, SlotLimit, SlotShares
 from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.scheduling.plain_shares import PlainShares
 from tests.model_runner.sequences import make_sequence
@@ -29,15 +26,16 @@ class SharesMachine(RuleBasedStateMachine):
     @initialize(slots=st.integers(1, 12))
     def _make(self, slots: int) -> None:
         self.weights: dict[str, float] = {}
-        self.ranks: dict[Sequence, tuple[float, int]] = {}
-        self.queue = FairQueue(self.ranks.__getitem__, self.weights)
-        self.shares = SlotShares(self.queue, self.ranks.__getitem__, SlotLimit(slots))
-        self.plain = PlainShares(self.ranks, slots)
+        self.entered = 0
+        self.queue = FairQueue(self.weights)
+        self.shares = SlotShares(self.queue, SlotLimit(slots))
+        self.plain = PlainShares(slots)
 
     @rule(tenant=TENANTS, weight=WEIGHTS, rank=st.integers(0, 50))
     def enter(self, tenant: str, weight: float, rank: int) -> None:
         sequence = make_sequence("r", np.zeros(1, np.int32), StopParams(1), tenant=tenant)
-        self.ranks[sequence] = (float(rank), len(self.ranks))
+        sequence.rank = (float(rank), self.entered)
+        self.entered += 1
         self.weights[tenant] = weight
         self.queue.enter(sequence)
         self.plain.enter(sequence, weight)

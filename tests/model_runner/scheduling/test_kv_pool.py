@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_model_runner.request import StopParams
-from draftwood_model_runner.scheduling.kv_pool import KVPool
-from draftwood_model_runner.scheduling.page_table import GROWTH, AttentionWindow
-from draftwood_model_runner.scheduling.prefix_cache import common_prefix
+from draftwood_model_runner.scheduling.kv_pool import GROWTH, AttentionWindow, KVPool
+from draftwood_model_runner.scheduling.page_pool import common_prefix
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 from tests.model_runner.fake_kv import FakeMemory, held_alone
 from tests.model_runner.sequences import make_sequence
 
@@ -220,4 +219,4 @@ def test_what_is_known_of_a_waiting_sequence_follows_what_becomes_cached_and_wha
     assert memory.pool.cached(waiting) < 1100
     memory.pool.check([other])
     memory.pool.leave(waiting)
-    assert not memory.pool._cached_prefixes
+    assert waiting.cached_prefix is None

@@ -1,4 +1,7 @@
-"""Real models with too little memory: preemption, reuse of prefixes and late arrivals change no token."""
+"""Real models with too little memory: preemption and reuse of prefixes change no token, and pauses free what is held.
+
+`test_hybrids` has arrivals, pauses and cancellations at any time, with an oracle for drafts.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import draftwood_strategies
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.output import FinishReason
 from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE
-from draftwood_model_runner.sequence import Sequence
+from draftwood_model_runner.sequence import Sequence, SequenceState
 from tests.model_runner.families import VOCAB, greedy, served, torch_factory, with_runners
 from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.sampling.test_token_sampler import expected
 from tests.model_runner.sequences import engine_of, make_sequence, run
+
+PENALIZED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, seed=3)
 
 CONTEXT, NODES = 256, 24
 """The random families' context, and a cap on drafts: with both, the least memory that an engine takes."""
@@ -60,52 +64,6 @@ def test_preempted_sequences_write_what_they_would_have_written(family: str, run
     assert sum(s.stats.preemptions > 0 for s in sequences) >= 2
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@given(data=st.data())
-@settings(max_examples=50)
-def test_arrivals_and_cancellations_at_many_times(data: st.DataObject) -> None:
-    check_arrivals_and_cancellations("llama", "torch", data)
-
-
-@pytest.mark.parametrize(("family", "runner"), with_runners(["llama", "gemma2"], ["llama"]))
-@given(data=st.data())
-@settings(max_examples=2, derandomize=True)
-def test_arrivals_and_cancellations_at_any_time(family: str, runner: str, data: st.DataObject) -> None:
-    check_arrivals_and_cancellations(family, runner, data)
-
-
-def check_arrivals_and_cancellations(family: str, runner: str, data: st.DataObject) -> None:
-    kv_cache_tokens = CONTEXT + NODES + data.draw(st.integers(0, 200))
-    engine = engine_for(family, runner, kv_cache_tokens=kv_cache_tokens, prefill_chunk=40)
-    strategy = draftwood_strategies.create("trie")
-    added: list[Sequence] = []
-    cancelled: set[Sequence] = set()
-    for i in range(12):
-        # Few beginnings, so that many prompts share a prefix with an earlier one.
-        first, rest = data.draw(st.tuples(st.integers(1, 3), st.lists(st.integers(0, 9), min_size=1, max_size=30)))
-        prompt, stop = [first] * 33 + rest, StopParams(data.draw(st.integers(1, 90)))
-        tenant, priority = data.draw(st.sampled_from("ab")), data.draw(st.integers(-1, 1))
-        options: dict[str, Any] = {"max_draft_nodes": NODES, "tenant": tenant, "priority": priority}
-        added.append(make_sequence(str(i), prompt, stop, strategy=strategy, **options))
-        engine.add(added[-1])
-        for _ in range(data.draw(st.integers(0, 12))):
-            engine.step()
-            engine.check()
-        if data.draw(st.integers(0, 3)) == 0:
-            cancelled.add(added[data.draw(st.integers(0, i))])
-            for sequence in cancelled:
-                engine.cancel(sequence)
-            engine.check()
-    run(engine)
-    for sequence in added:
-        expected = greedy(family, tuple(sequence.request.prompt.tolist()), sequence.request.stop.max_tokens)
-        if sequence in cancelled:
-            assert sequence.output == expected[: len(sequence.output)]
-        else:
-            assert sequence.output == expected
-
-
 @pytest.mark.system
 def test_sampling_penalties_and_stop_strings_survive_a_preemption() -> None:
     sampling = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, logprobs=2)
@@ -120,7 +78,7 @@ def test_sampling_penalties_and_stop_strings_survive_a_preemption() -> None:
             for i, prompt in enumerate(prompts)
         ]
         outputs = run(engine_for("bundled", max_draft_nodes=8, **options), *sequences)
-        own = [[output for output in outputs if output.sequence is one] for one in sequences]
+        own = [[output for output in outputs if output.sequence is sequence] for sequence in sequences]
         texts = ["".join("".join(output.texts) for output in one) for one in own]
         logprobs = [[entry.logprob for output in one for entry in output.logprobs] for one in own]
         return sum(s.stats.preemptions for s in sequences), [s.output for s in sequences], texts, logprobs
@@ -204,3 +162,61 @@ def test_a_deadline_ends_a_sequence_with_its_error() -> None:
     assert type(ending.finish.error).__name__ == "DeadlineError"
     run(engine)
     assert timely.output == greedy("llama", (1, 2), 9)
+
+
+@pytest.mark.parametrize(("family", "runner"), with_runners(["llama", "gemma2"], ["llama"]))
+@pytest.mark.parametrize(
+    ("sampling", "kv_cache_tokens", "prefix_cache"), [(SamplingParams(), 264, True), (PENALIZED, 464, False)]
+)
+def test_pauses_change_no_token(
+    family: str, runner: str, sampling: SamplingParams, kv_cache_tokens: int, prefix_cache: bool
+) -> None:
+    options = {"prefill_chunk": 20, "kv_cache_tokens": kv_cache_tokens, "prefix_cache": prefix_cache}
+    engine = engine_of(served(family, runner), 8, max_running=2, **options)
+    random = np.random.default_rng(kv_cache_tokens)
+    strategy, stop = draftwood_strategies.create("trie"), StopParams(60)
+    prompts = [tuple(int(t) for t in np.random.default_rng(i).integers(0, 9, 5 + 15 * i)) for i in range(4)]
+    sequences = [
+        make_sequence(str(i), prompt, stop, sampling, strategy=strategy, max_draft_nodes=8, tenant="ab"[i % 2])
+        for i, prompt in enumerate(prompts)
+    ]
+    for sequence in sequences:
+        engine.add(sequence)
+    for _ in range(30):
+        (engine.pause if random.random() < 0.5 else engine.resume)(sequences[random.integers(4)])
+        for _ in range(random.integers(1, 5)):
+            engine.step()
+            engine.check()
+    for sequence in sequences:
+        engine.resume(sequence)
+    run(engine)
+    assert [sequence.output for sequence in sequences] == [
+        expected(family, prompt, sampling, stop) for prompt in prompts
+    ]
+    assert sum(sequence.stats.pauses for sequence in sequences) >= 3
+
+
+def test_paused_sequences_leave_slots_memory_and_shares_to_others() -> None:
+    engine = engine_of(served("llama"), 0, max_running=2, kv_cache_tokens=256)
+    stop = StopParams(100)
+    paused = [make_sequence(str(i), [i + 1] * 100, stop, tenant="a") for i in range(20)]
+    for sequence in paused:
+        engine.add(sequence)
+        while not sequence.output:
+            engine.step()
+        engine.pause(sequence)
+        engine.pause(sequence)
+        engine.check()
+    assert not engine.has_work
+    others = [make_sequence("r", [9] * 50, StopParams(3), tenant="b") for _ in range(2)]
+    for sequence in others:
+        engine.add(sequence)
+    for _ in range(4):
+        engine.step()
+        engine.check()
+    assert [other.state for other in others] == [SequenceState.FINISHED] * 2
+    engine.cancel(paused[0])
+    engine.check()
+    engine.close()
+    engine.check()
+    assert {one.state for one in paused} == {SequenceState.FINISHED}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -17,13 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, consumes, initialize, inv
 
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.request import StopParams
-from draftwood_model_runner.scheduling.fair_queue import FairQueue
-from draftwood_model_runner.scheduling.kv_pool import KVPool
-from draftwood_model_runner.scheduling.page_table import AttentionWindow
+from draftwood_model_runner.scheduling.fair_queue import QUANTUM, FairQueue
+from draftwood_model_runner.scheduling.kv_pool import AttentionWindow, KVPool
 from draftwood_model_runner.scheduling.scheduler import PRIORITY_SECONDS, ScheduledSequence, Scheduler
-from draftwood_model_runner.scheduling.slot_shares import QUANTUM
 from draftwood_model_runner.sequence import Sequence, SequenceState
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
+from tests.model_runner.counting import calls_of
 from tests.model_runner.fake_kv import FakeMemory, held_alone
 from tests.model_runner.sequences import make_sequence
 
@@ -57,6 +55,32 @@ class Bench:
         self.scheduler.add(sequence)
         return sequence
 
+    def crowd(self, count: int, tenant: str = "a", **options: Any) -> list[Sequence]:
+        return [self.add(tenant, **options) for _ in range(count)]
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def steps_until(self, done: Callable[[], object]) -> int:
+        """Steps; returns how many it took."""
+        for count in range(10_000):
+            if done():
+                return count
+            self.step()
+        raise AssertionError("the scheduler makes no progress")
+
+    def running(self) -> Counter[str]:
+        """Slots by tenant."""
+        return Counter(sequence.request.tenant for sequence in self.scheduler.running)
+
+    def service_order(self) -> list[Sequence]:
+        """Sequences, in the order of their first step."""
+        served: dict[Sequence, None] = {}
+        while self.scheduler.live:
+            served |= dict.fromkeys(work.sequence for work in self.step())
+        return [*served]
+
     def step(self, written: Callable[[Sequence], list[int]] = lambda _: [7]) -> list[ScheduledSequence]:
         plan = self.scheduler.schedule().scheduled
         self.scheduler.check()
@@ -67,203 +91,159 @@ class Bench:
         self.scheduler.check()
         return plan
 
-    def finishing_order(self, limit: int = 10_000) -> list[str]:
+    def finishing_order(self) -> list[str]:
         """Tenants, in the order in which their sequences end."""
         order = []
-        for _ in range(limit):
-            plan = self.step()
-            order += [w.sequence.request.tenant for w in plan if w.sequence.state is SequenceState.FINISHED]
+        for _ in range(10_000):
+            works = [work.sequence for work in self.step()]
+            order += [sequence.request.tenant for sequence in works if sequence.state is SequenceState.FINISHED]
             if not self.scheduler.live:
                 return order
         raise AssertionError("the scheduler makes no progress")
 
 
-def test_a_long_prompt_does_not_hold_up_those_who_decode() -> None:
+@pytest.mark.parametrize(("talkers", "chunk"), [(0, 512), (3, 128)])
+def test_a_long_prompt_takes_smaller_chunks_beside_those_who_decode_in_every_step(talkers: int, chunk: int) -> None:
     bench = Bench(max_running=6)
-    talkers = [bench.add("a", max_tokens=100) for _ in range(3)]
-    bench.step()
+    others = bench.crowd(talkers, max_tokens=100)
+    bench.steps(1)
     long = bench.add("b", prompt=4000)
-    steps = 0
-    while not long.output:
-        before = [len(s.output) for s in talkers]
+    for step in range(math.ceil(4000 / chunk)):
+        assert not long.output
         tokens = {work.sequence: work.tokens for work in bench.step()}
-        assert [len(s.output) for s in talkers] == [n + 1 for n in before]
-        assert tokens[long] <= 128
-        steps += 1
-    assert steps == math.ceil(4000 / 128)
-
-
-def test_a_prompt_alone_takes_larger_chunks() -> None:
-    bench = Bench()
-    long = bench.add(prompt=4000)
-    steps = 0
-    while not long.output:
-        bench.step()
-        steps += 1
-    assert steps == math.ceil(4000 / 512)
+        assert [len(s.output) for s in others] == [step + 2] * talkers
+        assert tokens[long] <= chunk
+    assert long.output
 
 
 def test_the_few_tokens_of_a_prompt_beyond_a_block_wait_for_the_next_step() -> None:
     bench = Bench(max_running=8, block=64)
-    for _ in range(7):
-        bench.add(max_tokens=100)
-    bench.step()
+    bench.crowd(7, max_tokens=100)
+    bench.steps(1)
     bench.add(prompt=100)  # 7 + 100 tokens are nearly two blocks
-    assert [one.tokens for one in bench.step()] == [*[1] * 7, 100]
+    assert [work.tokens for work in bench.step()] == [*[1] * 7, 100]
     bench.scheduler.finish(bench.scheduler.running[-1])
     bench.add(prompt=80)  # 23 more than a block
-    assert [one.tokens for one in bench.step()] == [*[1] * 7, 57]
-    assert [one.tokens for one in bench.step()] == [*[1] * 7, 23]
+    assert [work.tokens for work in bench.step()] == [*[1] * 7, 57]
+    assert [work.tokens for work in bench.step()] == [*[1] * 7, 23]
 
 
 def test_a_prompt_runs_however_many_decode_beyond_a_block() -> None:
     bench = Bench(max_running=70, block=64)
-    for _ in range(66):
-        bench.add(max_tokens=100)
-    bench.step()
+    bench.crowd(66, max_tokens=100)
+    bench.steps(1)
     short = bench.add(prompt=4)
-    bench.step()
+    bench.steps(1)
     assert len(short.output) == 1
 
 
 def test_a_short_prompt_is_not_held_up_by_another_tenants_long_one() -> None:
     bench = Bench()
     bench.add("a", prompt=4000)
-    bench.step()
+    bench.steps(1)
     short = bench.add("b", prompt=100)
-    bench.step()
+    bench.steps(1)
     assert len(short.output) == 1
 
 
 def test_within_a_tenant_first_come_is_first_served() -> None:
     bench = Bench(max_running=2)
     sequences = [bench.add(prompt=n, max_tokens=5) for n in (300, 20, 700, 1, 50)]
-    served: list[Sequence] = []
-    while bench.scheduler.live:
-        served += [work.sequence for work in bench.step() if work.sequence not in served]
-    assert served == sequences
+    assert bench.service_order() == sequences
 
 
 @pytest.mark.parametrize("weights", [{}, {"b": 3.0}])
 def test_tenants_share_admissions_by_weight(weights: dict[str, float]) -> None:
     bench = Bench(max_running=2, weights=weights)
-    for _ in range(40):
-        bench.add("a")
-    for _ in range(40):
-        bench.add("b")
+    for tenant in "ab":
+        bench.crowd(40, tenant)
     first = Counter(bench.finishing_order()[:40])
     assert abs(first["b"] / first["a"] - weights.get("b", 1.0)) < 0.5
 
 
 def test_a_tenant_that_writes_more_gets_fewer_turns() -> None:
     bench = Bench(max_running=1)
-    for _ in range(20):
-        bench.add("a", max_tokens=50)
-    for _ in range(20):
-        bench.add("b", max_tokens=5)
+    bench.crowd(20, "a", max_tokens=50)
+    bench.crowd(20, "b", max_tokens=5)
     first = Counter(bench.finishing_order()[:12])
     assert first["b"] >= 5 * first["a"]
 
 
 def test_a_tenant_that_comes_late_is_served_next_and_has_no_claim_from_before() -> None:
     bench = Bench(max_running=1)
-    for _ in range(20):
-        bench.add("a")
-    for _ in range(50):
-        bench.step()
-    for _ in range(3):
-        bench.add("b")
-    order = bench.finishing_order()
-    assert order[1:7] in (["b", "a", "b", "a", "b", "a"], ["a", "b", "a", "b", "a", "b"])
-
-
-def holding(bench: Bench) -> Counter[str]:
-    """Slots by tenant."""
-    return Counter(sequence.request.tenant for sequence in bench.scheduler.running)
+    bench.crowd(20)
+    bench.steps(50)
+    bench.crowd(3, "b")
+    assert "".join(bench.finishing_order()[1:7]) in ("bababa", "ababab")
 
 
 def test_a_tenant_alone_uses_all_slots_and_another_gets_its_own_in_the_next_step() -> None:
     bench = Bench(max_running=4, prefix_cache=True)
-    for _ in range(12):
-        bench.add("a", max_tokens=400)
-    for _ in range(50):
-        bench.step()
-    assert holding(bench) == {"a": 4}
+    bench.crowd(12, max_tokens=400)
+    bench.steps(50)
+    assert bench.running() == {"a": 4}
     urgent = bench.add("b", max_tokens=10)
     for written in range(1, 11):
-        bench.step()
+        bench.steps(1)
         assert len(urgent.output) == written
-    for _ in range(3):
-        bench.add("b", max_tokens=400)
-    bench.step()
-    assert holding(bench) == {"a": 2, "b": 2}
+    bench.crowd(3, "b", max_tokens=400)
+    bench.steps(1)
+    assert bench.running() == {"a": 2, "b": 2}
     bench.add("c", max_tokens=400)
-    bench.step()
-    assert holding(bench)["c"] == 1
+    bench.steps(1)
+    assert bench.running()["c"] == 1
 
 
 def test_slots_belong_to_tenants_by_weight() -> None:
     bench = Bench(max_running=8, weights={"b": 3.0})
     for tenant in "ab":
-        for _ in range(20):
-            bench.add(tenant, max_tokens=300)
-    for _ in range(5):
-        bench.step()
-    assert holding(bench) == {"a": 2, "b": 6}
+        bench.crowd(20, tenant, max_tokens=300)
+    bench.steps(5)
+    assert bench.running() == {"a": 2, "b": 6}
 
 
 def test_more_tenants_than_slots_take_turns() -> None:
     bench = Bench(max_running=1, prefix_cache=True)
     first, second = bench.add("a", max_tokens=2000), bench.add("b", max_tokens=2000)
-    for _ in range(1000):
-        bench.step()
+    bench.steps(1000)
     assert abs(len(first.output) - len(second.output)) <= QUANTUM
-    assert first.stats.preemptions >= 4
-    assert first.stats.preemptions <= 1000 / QUANTUM * 2
+    assert 4 <= first.stats.preemptions <= 1000 / QUANTUM * 2
     assert 900 < len(first.output) + len(second.output) <= 1000
 
 
 def test_scheduling_takes_no_longer_with_many_tenants_that_wait() -> None:
-    """The sums over all tenants that it once had took hundreds of times as long."""
+    """The sums over all tenants that it once had took hundreds of times as many calls."""
 
-    def seconds(waiting: int) -> float:
-        bench, found = Bench(max_running=16), []
+    def calls(waiting: int) -> int:
+        bench = Bench(max_running=16)
         for number in range(16 + waiting):
             bench.add(str(number), max_tokens=1000)
-        for _ in range(30):
-            began = time.perf_counter()
-            plan = bench.scheduler.schedule().scheduled
-            found.append(time.perf_counter() - began)
-            for work in plan:
-                bench.memory.run(work, [7])
-        return sorted(found)[15]
+        bench.steps(5)
+        return calls_of(bench.scheduler.schedule)
 
-    assert seconds(1000) < 20 * seconds(16)
+    assert calls(1000) < 2 * calls(16)
 
 
 def test_priority_orders_within_a_tenant_and_takes_nothing_from_another() -> None:
     bench = Bench(max_running=4)
-    for _ in range(6):
-        bench.add("b", max_tokens=300)
-    bench.step()
-    for _ in range(6):
-        bench.add("a", max_tokens=300, priority=10)
+    bench.crowd(6, "b", max_tokens=300)
+    bench.steps(1)
+    bench.crowd(6, "a", max_tokens=300, priority=10)
     low, high = bench.add("b", max_tokens=300, priority=-1), bench.add("b", max_tokens=300, priority=1)
     for _ in range(20):
-        bench.step()
-        assert holding(bench) == {"a": 2, "b": 2}
-    while not high.output:
-        bench.step()
+        bench.steps(1)
+        assert bench.running() == {"a": 2, "b": 2}
+    bench.steps_until(lambda: high.output)
     assert low.output == []
 
 
 def test_memory_that_a_tenant_holds_beyond_its_share_is_given_up_for_another() -> None:
     bench = Bench(max_running=4, pages=60)
-    hogs = [bench.add("a", prompt=200, max_tokens=50) for _ in range(4)]
-    bench.step()
+    hogs = bench.crowd(4, prompt=200, max_tokens=50)
+    bench.steps(1)
     assert len(bench.scheduler.running) > 2
     guest = bench.add("b", prompt=200, max_tokens=50)
-    bench.step()
+    bench.steps(1)
     assert guest.committed > 0
     bench.finishing_order()
     assert [len(s.output) for s in (*hogs, guest)] == [50] * 5
@@ -272,11 +252,10 @@ def test_memory_that_a_tenant_holds_beyond_its_share_is_given_up_for_another() -
 def test_going_idle_forgives_nothing() -> None:
     bench = Bench(max_running=1)
     steady = bench.add("b", max_tokens=3000)
-    bench.step()
+    bench.steps(1)
     for _ in range(5):
         burst = bench.add("a", max_tokens=100)
-        while burst.state is not SequenceState.FINISHED:
-            bench.step()
+        bench.steps_until(lambda burst=burst: burst.state is SequenceState.FINISHED)  # type: ignore[misc]
     assert len(steady.output) >= 5 * 100 - QUANTUM
 
 
@@ -284,11 +263,9 @@ def test_a_head_that_does_not_fit_is_not_overtaken_for_ever() -> None:
     bench = Bench(pages=53)
     bench.add("a", prompt=500, max_tokens=20)
     large = bench.add("b", prompt=800, max_tokens=20)
-    for _ in range(30):
-        bench.add("a", prompt=20, max_tokens=20)
-    order = bench.finishing_order()
+    bench.crowd(30, prompt=20, max_tokens=20)
+    assert bench.finishing_order().index("b") <= 1
     assert len(large.output) == 20
-    assert order.index("b") <= 1
 
 
 def test_priority_comes_first_but_not_for_ever() -> None:
@@ -297,28 +274,22 @@ def test_priority_comes_first_but_not_for_ever() -> None:
     high = bench.add(priority=2, arrived_at=2 * PRIORITY_SECONDS - 1)
     late = bench.add(priority=2, arrived_at=2 * PRIORITY_SECONDS + 1)
     low = bench.add(priority=-1, arrived_at=PRIORITY_SECONDS - 1)
-    served: list[Sequence] = []
-    while bench.scheduler.live:
-        served += [work.sequence for work in bench.step() if work.sequence not in served]
-    assert served == [high, old, late, low]
+    assert bench.service_order() == [high, old, late, low]
 
 
 def test_memory_is_taken_from_the_lowest_priority_and_then_from_the_newest() -> None:
     bench = Bench(pages=20)
     low = bench.add(priority=-1, max_tokens=300)
     old, newer, newest = bench.add(max_tokens=300), bench.add(max_tokens=10), bench.add(max_tokens=300)
-    while not low.stats.preemptions:
-        bench.step()
+    bench.steps_until(lambda: low.stats.preemptions)
     assert newer.state is SequenceState.FINISHED
     assert bench.scheduler.running == [old, newest]
-    while not newest.stats.preemptions:
-        bench.step()
+    bench.steps_until(lambda: newest.stats.preemptions)
     assert bench.scheduler.running == [old]
-    assert [*bench.scheduler._queue] == [newest, low]
     assert old.stats.preemptions == 0
     newcomer = bench.add()
     bench.scheduler.finish(old)
-    bench.step()
+    bench.steps(1)
     assert bench.scheduler.running == [newest, newcomer]  # both rank before the one of low priority
     bench.finishing_order()
     assert newcomer.stats.preemptions == 0
@@ -329,8 +300,7 @@ def test_a_sequence_that_the_others_give_up_too_little_for_makes_room_itself() -
     bench = Bench(pages=20)
     first = bench.add(prompt=150, max_tokens=100)
     second = bench.add(prompt=4, max_tokens=300)
-    while not second.stats.preemptions:
-        bench.step()
+    bench.steps_until(lambda: second.stats.preemptions)
     assert bench.scheduler.running == [first]
     bench.finishing_order()
     assert first.stats.preemptions == 0
@@ -342,13 +312,11 @@ def test_nobody_is_preempted_where_that_would_not_be_enough() -> None:
     bench = Bench(pages=40, prefix_cache=True)
     prompt = np.arange(300, dtype=np.int32)
     first = bench.add(prompt=prompt, max_tokens=5)
-    bench.step()
+    bench.steps(1)
     second, last = bench.add(prompt=4, max_tokens=310), bench.add(prompt=prompt, max_tokens=5)
     bench.scheduler.schedule()
     assert last.committed == 288
-    pool = bench.pool
-    assert held_alone(pool, [last]) < pool.pages(last).size - 288 // PAGE + 1
-    assert held_alone(pool, [first, last]) == held_alone(pool, [first]) + held_alone(pool, [last]) + 288 // PAGE
+    assert held_alone(bench.pool, [last]) < bench.pool.pages(last).size - 288 // PAGE + 1
     bench.finishing_order()
     assert [len(s.output) for s in (first, second, last)] == [5, 310, 5]
 
@@ -357,16 +325,13 @@ def test_deadlines_end_who_waits_and_who_runs() -> None:
     bench = Bench(max_running=1)
     running = bench.add(max_tokens=1000, deadline=110.0)
     waiting, patient = bench.add(deadline=105.0), bench.add()
-    bench.step()
-    overdue = bench.scheduler.overdue
-    assert overdue(104.9) == []
-    assert overdue(105.0) == [waiting]
-    bench.scheduler.finish(waiting)
-    assert overdue(109.9) == []
-    assert overdue(110.0) == [running]
-    bench.scheduler.finish(running)
-    assert overdue(1e9) == []
-    bench.step()
+    bench.steps(1)
+    for before, at, sequence in ((104.9, 105.0, waiting), (109.9, 110.0, running)):
+        assert bench.scheduler.overdue(before) == []
+        assert bench.scheduler.overdue(at) == [sequence]
+        bench.scheduler.finish(sequence)
+    assert bench.scheduler.overdue(1e9) == []
+    bench.steps(1)
     assert len(patient.output) == 1
 
 
@@ -374,7 +339,7 @@ def test_a_deadline_that_can_not_be_met_ends_the_wait() -> None:
     bench = Bench(max_running=1)
     bench.scheduler.step_seconds = 0.5
     bench.add(max_tokens=1000)
-    bench.step()
+    bench.steps(1)
     hopeless, possible = bench.add(prompt=4000, deadline=103.0), bench.add(prompt=500, deadline=103.0)
     assert bench.scheduler.overdue(98.9) == []
     assert bench.scheduler.overdue(99.1) == [hopeless]  # eight chunks take four seconds
@@ -390,12 +355,76 @@ def test_what_a_sequence_may_not_ask_for(field: str, value: float) -> None:
     assert caught.value.field == field
 
 
+def full(slots: int = 8) -> Bench:
+    """A bench on which tenant a decodes in all slots, and more of its requests wait."""
+    bench = Bench(max_running=slots, prefix_cache=True)
+    bench.crowd(3 * slots, prompt=20, max_tokens=1000)
+    bench.steps(30)
+    assert bench.running() == {"a": slots}
+    return bench
+
+
+def test_the_step_of_a_first_token_runs_that_prompt_alone() -> None:
+    bench = full()
+    newcomer = bench.add("b", prompt=10, max_tokens=3)
+    assert [(work.sequence, work.tokens) for work in bench.step()] == [(newcomer, 10)]
+    assert len(newcomer.output) == 1
+    assert len(bench.step()) == 8, "from the second token on, all take part"
+
+
+def test_a_tenant_within_its_share_takes_part_in_every_step() -> None:
+    bench = Bench(max_running=8)
+    fair = bench.crowd(4, max_tokens=100)
+    bench.steps(1)
+    for written in range(1, 50):
+        assert [len(s.output) for s in fair] == [written] * 4
+        if written % 5 == 0:
+            bench.add("b", prompt=10, max_tokens=3)
+        bench.steps(1)
+
+
+def test_slots_that_cannot_be_divided_evenly_are_not_held_against_anyone() -> None:
+    bench = Bench(max_running=8)
+    for tenant in "ab":
+        bench.crowd(3, tenant, max_tokens=100)
+    bench.steps(1)
+    bench.crowd(2, "c", prompt=10)
+    assert len(bench.step()) == 8
+
+
+def test_a_tenant_by_itself_skips_nothing() -> None:
+    bench = full()
+    assert all(len(bench.step()) == 8 for _ in range(50))
+
+
+@pytest.mark.parametrize("prompt", [10, 128])
+def test_others_prompts_take_no_more_than_three_steps_in_a_row(prompt: int) -> None:
+    """Tenant b asks anew in every step, with answers of one token."""
+    bench = full()
+    skipped = longest = 0
+    for _ in range(100):
+        bench.add("b", prompt=prompt, max_tokens=1)
+        tenants = {work.sequence.request.tenant for work in bench.step()}
+        skipped = 0 if "a" in tenants else skipped + 1
+        longest = max(longest, skipped)
+    assert longest == 3
+
+
+def test_a_prompt_of_several_steps_has_its_last_one_alone() -> None:
+    bench = full()
+    long = bench.add("b", prompt=300, max_tokens=3)
+    works = [{work.sequence.request.tenant: work.tokens for work in bench.step()} for _ in range(3)]
+    assert [work["b"] for work in works] == [128, 128, 44]
+    assert ["a" in work for work in works] == [True, True, False]
+    assert len(long.output) == 1
+
+
 @given(
     st.integers(1, 600), st.dictionaries(st.text(), st.tuples(st.integers(1, 900), st.floats(0.01, 100)), min_size=1)
 )
 def test_shares_are_fair_and_leave_nothing(tokens: int, tenants: dict[str, tuple[int, float]]) -> None:
     wanted = {tenant: want for tenant, (want, _) in tenants.items()}
-    queue = FairQueue(lambda _: (0.0, 0), {tenant: weight for tenant, (_, weight) in tenants.items()})
+    queue = FairQueue({tenant: weight for tenant, (_, weight) in tenants.items()})
     shares = queue.split(tokens, wanted)
     assert sum(shares.values()) == min(tokens, sum(wanted.values()))
     per_weight = {tenant: shares[tenant] / queue.weight(tenant) for tenant in tenants}
@@ -497,7 +526,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def write(self, accepted: int) -> list[ScheduledSequence]:
         def written(sequence: Sequence) -> list[int]:
             left = sequence.request.stop.max_tokens - len(sequence.output)
-            return [7] * min(accepted, left, sequence.request.max_draft_nodes + 1)
+            return [7] * min(accepted, left, sequence.request.drafting.max_nodes + 1)
 
         return self.bench.step(written)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from draftwood_model_runner.scheduling import slot_limit
-from draftwood_model_runner.scheduling.slot_limit import SlotLimit
+from draftwood_model_runner.scheduling import fair_queue as slot_limit
+from draftwood_model_runner.scheduling.fair_queue import SlotLimit
 
 PATIENCE = slot_limit._FIRST_PATIENCE
 

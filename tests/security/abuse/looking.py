@@ -11,10 +11,8 @@ import json
 import sys
 from collections import Counter
 
-from tests.security.abuse.attack import Attack, Statuses
-from tests.security.abuse.attacks import ATTACKS
-from tests.security.abuse.gateway_probes import probe_gateway
-from tests.security.abuse.probes import Seen, probe
+from tests.security.abuse.attacks import ATTACKS, Attack, Statuses
+from tests.security.abuse.probes import Seen, probe, probe_gateway
 
 
 async def look_during(target: str, attack: Attack, seconds: float) -> tuple[Seen, Statuses]:

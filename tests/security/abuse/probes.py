@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from draftwood_benchmarks.load.closed_loop import OWN_CONNECTION
+from draftwood_benchmarks.closed_loop import OWN_CONNECTION
 from draftwood_client import NO_RETRY, AsyncClient
 from tests.process_memory import resident_mib
 
@@ -95,3 +96,41 @@ async def settled_mib(pid: int, seconds: float) -> float:
         await asyncio.sleep(0.25)
         least = min(least, resident_mib(pid))
     return least
+
+
+async def probe_gateway(target: str, seconds: float) -> Seen:
+    """A gateway, on a connection of its own for each request."""
+
+    async def health(number: int) -> float:
+        started = time.monotonic()
+        await _until(target, b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", b"ok")
+        return time.monotonic() - started
+
+    async def ask(number: int) -> float:
+        fields = {"prompt": f"Neighbour's question {number}", "max_tokens": PROBE_TOKENS, "ignore_eos": True}
+        body = json.dumps({**fields, "stream": True, "draftwood": {"tenant": NEIGHBOUR}}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        head += f"content-length: {len(body)}\r\n\r\n"
+        started = time.monotonic()
+        return await _until(target, head.encode() + body, b"data: ") - started
+
+    return await probe_by(health, ask, seconds)
+
+
+async def _until(target: str, request: bytes, wanted: bytes) -> float:
+    """Sends a request and reads its answer to the end; returns when `wanted` had come."""
+    host, port = target.rsplit(":", 1)
+    async with asyncio.timeout(PROBE_LIMIT):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(request)
+            answer, seen = b"", 0.0
+            while part := await reader.read(65_536):
+                answer += part
+                if not seen and wanted in answer:
+                    seen = time.monotonic()
+        finally:
+            writer.transport.abort()
+    if not seen or not answer.startswith(b"HTTP/1.1 200"):
+        raise ConnectionError(f"the answer is {answer[:100]!r}")
+    return seen

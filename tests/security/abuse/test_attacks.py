@@ -13,12 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from draftwood_benchmarks.harness.gateway_process import GatewayProcess, running_gateway
 from draftwood_benchmarks.harness.report import percentile
-from draftwood_benchmarks.harness.server_process import ServerProcess, server_process
-from tests.security.abuse.attack import Attack, Statuses
-from tests.security.abuse.attacks import ATTACKS, FAIR_STREAMS, MAX_MESSAGE_BYTES
-from tests.security.abuse.gateway_attacks import MOST_FILES
+from draftwood_benchmarks.harness.servers import GatewayProcess, ServerProcess, running_gateway, server_process
+from tests.security.abuse.attacks import ATTACKS, FAIR_STREAMS, MAX_MESSAGE_BYTES, MOST_FILES, Attack, Statuses
 from tests.security.abuse.looking import look_during
 from tests.security.abuse.probes import settled_mib
 

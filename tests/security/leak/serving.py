@@ -10,13 +10,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from draftwood_benchmarks.closed_loop import fitting
 from draftwood_benchmarks.harness.prompts import read_prompts
-from draftwood_benchmarks.harness.server_process import server_process
-from draftwood_benchmarks.load.questions import fitting
+from draftwood_benchmarks.harness.servers import server_process
 from draftwood_client import AsyncClient, GenerateOptions, TlsConfig
 from tests.certificates import make_certificate
-from tests.security.leak.answers import Seen, ask_all
-from tests.security.leak.classifier import Features, Guessed, guess
+from tests.security.leak.classifier import Features, Guessed, Seen, ask_all, guess
 
 _CLIENTS = 2
 _FLAGS = ("--threads", "1", "--stream-interval", "0", "--max-running", str(_CLIENTS))
@@ -49,7 +48,7 @@ async def _eavesdrop(flags: Sequence[str], prompts: int, repetitions: int, optio
 
 def guessed(answers: Sequence[Seen], features: Callable[..., Features]) -> Guessed:
     """How well the prompts of half of the answers are guessed, with the other half to train with."""
-    halves = [[one for one in answers if one.repetition % 2 == half] for half in (0, 1)]
+    halves = [[answer for answer in answers if answer.repetition % 2 == half] for half in (0, 1)]
     vectors = [np.array([features(one.records, one.sent_at) for one in half]) for half in halves]
     known, others = ([one.prompt for one in half] for half in halves)
     return guess(vectors[0], known, vectors[1], others)

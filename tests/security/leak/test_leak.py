@@ -8,10 +8,8 @@ from statistics import median
 import pytest
 
 from draftwood_client import GenerateOptions
-from tests.security.leak.answers import Seen
-from tests.security.leak.classifier import all_features, size_features, time_features
+from tests.security.leak.classifier import Record, Seen, all_features, size_features, time_features
 from tests.security.leak.serving import eavesdrop, guessed, prices
-from tests.security.leak.wire import Record
 
 SERVED_PROMPTS, REPETITIONS = 6, 8
 ROUNDING, PADDED = 10, 1024
@@ -70,7 +68,7 @@ def test_each_defence_alone_and_together() -> None:
     for name, flags in defences.items():
         answers = eavesdrop(flags, 12, 10, sampled) if flags else base
         guesses = [guessed(answers, of) for of in (size_features, time_features, all_features)]
-        found[name] = max(guesses, key=lambda one: one.expected)
+        found[name] = max(guesses, key=lambda guess: guess.expected)
         print(name, found[name], prices(answers, base))
     assert found["none"].low > 1 / 12
     assert found["both"].low < 1 / 12

@@ -17,10 +17,10 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import memory_pb2, memory_pb2_grpc
 from draftwood_client.cli import build_app
 from draftwood_memory import MemoryName
-from draftwood_model_runner.answer import Difference
-from draftwood_service.audits import auditor
-from draftwood_service.audits.recorder import AuditCounts, tie_bound
-from draftwood_service.engine.reporting.report import WorkKey
+from draftwood_model_runner.output import Difference
+from draftwood_service.audit_counts import AuditCounts, tie_bound
+from draftwood_service.engine import audits as auditor
+from draftwood_service.engine.reports import WorkKey
 from tests.service.fakes import FakeEngine, FakeModel, Served, answer, serving, until
 
 TOKENS = 12
@@ -53,14 +53,14 @@ async def test_answers_are_counted() -> None:
         counts = await audited(served, 2)
         assert (counts.tokens, counts.differing, counts.dropped, counts.failed) == (2 * TOKENS, 0, 0, 0)
         assert [*served.server.audits.counts] == [WorkKey("hybrid", "")]
-        assert all(one.closed for one in served.engine.redecodings)
+        assert all(redecoding.closed for redecoding in served.engine.redecodings)
 
 
 async def test_samples_are_audited_one_by_one() -> None:
     async with serving(audit_share=1.0) as served:
         await answered(served, request(sampling=pb.SamplingOptions(n=3, temperature=1.0, seed=5)))
         await audited(served, 3)
-        assert sorted(one.answer.request.sampling.seed for one in served.engine.redecodings) == [5, 6, 7]
+        assert sorted(redecoding.answer.request.sampling.seed for redecoding in served.engine.redecodings) == [5, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ async def test_a_share_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
         await answered(served, *(request(request_id=str(i)) for i in range(4)))
         await audited(served, 2)
         await served.assert_idle()
-        assert [one.answer.request.request_id for one in served.engine.redecodings] == ["0", "3"]
+        assert [redecoding.answer.request.request_id for redecoding in served.engine.redecodings] == ["0", "3"]
 
 
 async def test_cancelled_requests_are_not_audited() -> None:
@@ -98,7 +98,7 @@ async def test_cancelled_requests_are_not_audited() -> None:
         await served.assert_idle()
         await answered(served, request(request_id="s"))
         await audited(served, 1)
-        assert [one.answer.request.request_id for one in engine.redecodings] == ["s"]
+        assert [redecoding.answer.request.request_id for redecoding in engine.redecodings] == ["s"]
 
 
 async def test_a_live_request_waits_for_one_step_and_the_audit_goes_on() -> None:
@@ -218,7 +218,7 @@ async def test_what_takes_audits_and_reports_of_the_engine_cannot_end_it() -> No
         bridge.on_audited = bridge.reports.add = broken
         with capture_logs() as logs:
             await answered(served, request())
-            await until(lambda: {"AuditResult", "EngineReport"} <= {one.get("message") for one in logs})
+            await until(lambda: {"AuditResult", "EngineReport"} <= {log.get("message") for log in logs})
             await answered(served, request(request_id="s"))
         assert not bridge.stopped
         assert served.server.recovery.restarts == 0
@@ -237,7 +237,7 @@ async def test_differences_are_reported(margin: float, exact: bool, tie: bool) -
         with capture_logs() as logs:
             await answered(served, request())
             await audited(served, 1)
-        [line] = [one for one in logs if "margin" in one]
+        [line] = [log for log in logs if "margin" in log]
         assert line["log_level"] == ("warning" if tie else "error")
         assert (line["tenant"], line["request_id"], line["position"], line["margin"]) == ("acme", "r", 7, margin)
         assert (line["model"], line["dtype"], line["runner"]) == ("fake", "float32", "torch")

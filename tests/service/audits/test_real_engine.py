@@ -55,7 +55,7 @@ async def test_answers_of_a_broken_verification_are_found(broken: bool, monkeypa
                 await check_idle(server.bridge, engines[0])  # an audit holds pages
         for _ in range(10):  # a slow machine takes longer than `until` waits
             with suppress(AssertionError):
-                await until(lambda: sum(one.audited for one in server.audits.counts.values()) >= len(QUESTIONS) - 1)
+                await until(lambda: sum(count.audited for count in server.audits.counts.values()) >= len(QUESTIONS) - 1)
                 break
         [counts] = server.audits.counts.values()
         assert (counts.failed, counts.dropped) == (0, 0)

@@ -15,10 +15,9 @@ from structlog.testing import capture_logs
 
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_service.auth import IssuerUnavailableError, PermissionDeniedError, Principal, Role, UnauthenticatedError
-from draftwood_service.auth.api_keys import ApiKeys, new_key
-from draftwood_service.auth.auth_file import KeyEntry
+from draftwood_service.auth.auth_file import ApiKeys, KeyEntry, new_key
 from draftwood_service.auth.authenticator import Authenticator, CertificateNames
-from draftwood_service.settings.network import AuthSettings
+from draftwood_service.settings.groups import AuthSettings
 from tests.service.auth.issuer import AUDIENCE, EC_KEY, ISSUER, public_keys, token, write_keys
 
 EXPIRES = datetime(2030, 1, 1, tzinfo=UTC)

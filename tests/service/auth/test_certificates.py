@@ -13,7 +13,7 @@ from draftwood.v1.generation_pb2 import GetModelInfoRequest
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
 from draftwood_client import NO_RETRY, AsyncClient, PermissionDeniedError, TlsConfig, UnauthenticatedError
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.auth.api_keys import new_key
+from draftwood_service.auth.auth_file import new_key
 from tests.certificates import make_certificate
 from tests.service.fakes import serving
 

@@ -144,14 +144,6 @@ def test_refused(capsys: pytest.CaptureFixture[str], file: Path, arguments: list
     assert not file.exists()
 
 
-def test_certificates_survive_a_change_of_keys(capsys: pytest.CaptureFixture[str], file: Path) -> None:
-    file.write_text("certificates:\n- {name: spiffe://acme/billing, tenant: acme}\n")
-    run(capsys, "create", "--file", str(file), "--json", "--tenant", "acme")
-    content = read(file)
-    assert [one.name for one in content.certificates] == ["spiffe://acme/billing"]
-    assert len(content.keys) == 1
-
-
 KEY = f"{{id: aaaaaaaaaaaa, tenant: a, sha256: '{HASH}', created: 2026-01-01}}"
 BAD = {
     "keys: [": "not valid YAML: while parsing a flow node expected the node content",

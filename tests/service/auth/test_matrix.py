@@ -23,9 +23,8 @@ import draftwood
 from draftwood.admin.v1 import tenants_pb2, tenants_pb2_grpc
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_service.auth import Role, UnauthenticatedError, required_role
-from draftwood_service.auth.api_keys import new_key
-from draftwood_service.auth.auth_file import KeyEntry, updated
-from draftwood_service.rpc.reflection import V1
+from draftwood_service.auth.auth_file import KeyEntry, new_key, updated
+from draftwood_service.rpc.health import V1
 from tests.service.auth.issuer import SETTINGS, forged_tokens, public_keys, token, write_keys
 from tests.service.fakes import Served, serving
 from tests.service.rpc.test_endings import reason
@@ -354,7 +353,7 @@ async def test_refusals_and_what_is_done_are_in_the_audit_log(
             await refused(served, METHODS["GetModelInfo"], keys.bad["wrong secret"])
         gate = served.server._bound.gate
         assert (gate.unauthenticated.total, gate.denied.total) == (100, 1)
-    lines: list[Any] = [one.msg for one in caplog.records if one.name == "draftwood.audit"]
+    lines: list[Any] = [record.msg for record in caplog.records if record.name == "draftwood.audit"]
     done, denied, *failed = lines
     assert (done["action"], done["tenant"], done["role"], done["result"]) == ("purge", OWN, "tenant-admin", "ok")
     assert done["principal"] == f"key:{admin[10:22]}"

@@ -13,8 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from draftwood_memory.learning import StrategyUse
-from draftwood_memory.memory import Memory
+from draftwood_memory.memory import Memory, StrategyUse
 from draftwood_model_runner.errors import EngineStoppedError, InvalidValueError
 from draftwood_model_runner.output import Finish, FinishReason
 from draftwood_model_runner.request import Format, GrammarKind, Request, StopParams
@@ -22,11 +21,11 @@ from draftwood_model_runner.sequence import Grammar
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.link import Add, framed
 from draftwood_service.engine.loaded import LoadedEngine
-from draftwood_service.engine.output import MAX_PART_TOKENS, Output
-from draftwood_service.engine.stream import Sample, Stream
+from draftwood_service.engine.stream import MAX_PART_TOKENS, Output, Sample, Stream
 from draftwood_service.errors import QueueFullError, ReaderStalledError, ShuttingDownError
 from draftwood_service.settings import Settings
 from draftwood_strategies import Strategy, create
+from draftwood_strategies.drafting import Drafting
 from tests.service.engine_thread import EngineThread
 from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, check_idle, loaded_engine, on_engine_thread, until
 
@@ -34,7 +33,7 @@ from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, check_idle,
 def sample(max_tokens: int = 1000, strategy_name: str = "trie", tenant: str = "") -> Sample:
     prompt, stop = np.array([1, 2], np.int32), StopParams(max_tokens)
     request = Request(
-        request_id="r", prompt=prompt, stop=stop, strategy_name=strategy_name, max_draft_nodes=8, tenant=tenant
+        request_id="r", prompt=prompt, stop=stop, drafting=Drafting(strategy_name, max_nodes=8), tenant=tenant
     )
     return Sample(request)
 

@@ -41,7 +41,7 @@ def test_strategies_draft_from_the_text_that_the_model_wrote(tmp_path: Path) -> 
         engine.add(make_sequence("q", prompt, StopParams(8), strategy=strategy, max_draft_nodes=8))
         while engine.has_work:
             engine.step()
-        assert strategy.mixer.model_table.shape[0] > 0
+        assert strategy.mixture.model_table.shape[0] > 0
         engine.close()
     assert [file.name for file in tmp_path.glob("own-text-*")] == [f"own-text-{found.info.fingerprint}-{TOKENS}.npy"]
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # else the engine's watchdog has it for all tests of this process
@@ -54,7 +54,7 @@ def test_the_log_tells_of_a_compilation_that_takes_long(monkeypatch: pytest.Monk
     monkeypatch.setattr(registry, "warm_up", lambda name: time.sleep(seconds))
     with capture_logs() as logs:
         loading._warm_up_strategies()
-    assert ["being compiled" in one["event"] for one in logs] == [True] * (seconds > 0)
+    assert ["being compiled" in log["event"] for log in logs] == [True] * (seconds > 0)
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from draftwood.v1 import generation_pb2 as pb
 from draftwood_memory.errors import StoreFullError
 from draftwood_memory.memory import Memory
 from draftwood_model_runner.errors import EngineStoppedError
+from draftwood_service.engine import host
 from draftwood_service.errors import ShuttingDownError
 from tests.service.engine.test_bridge import running, sample
-from tests.service.fakes import FakeEngine
+from tests.service.fakes import FakeEngine, FakeOwnText, Served, answer, serving, until
 
 
 @dataclass(frozen=True)
@@ -74,3 +78,90 @@ async def test_operations_end_with_the_engine_or_the_bridge(dies: bool, error: t
             await waiting
         if dies:
             stream.close()
+
+
+async def learned(served: Served, *requests: dict[str, Any]) -> int:
+    """How many records the memory has learned after the requests, sent one after another."""
+    for fields in requests:
+        stop = pb.StopOptions(max_tokens=3)
+        assert (await answer(served.stub.Generate(pb.GenerateRequest(stop=stop, **fields)))).finished
+    await served.assert_idle()
+    return served.memory.counters().learned
+
+
+FIRST: dict[str, Any] = {"text": "hi", "tenant": "acme", "request_id": "r"}
+CASES: dict[str, tuple[list[dict[str, Any]], int]] = {
+    "one request": ([FIRST], 1),
+    "the same again": ([FIRST, FIRST, FIRST], 1),
+    "no id": ([{"text": "hi"}] * 3, 3),
+    "another id": ([FIRST, {**FIRST, "request_id": "s"}], 2),
+    "another prompt": ([FIRST, {**FIRST, "text": "ho"}], 2),
+    "another tenant": ([FIRST, {**FIRST, "tenant": "other"}], 2),
+    "not to be learned": ([{**FIRST, "drafting": pb.DraftOptions(learn=False)}], 0),
+    "to be learned the second time": ([{**FIRST, "drafting": pb.DraftOptions(learn=False)}, FIRST], 1),
+    "to be learned": ([{**FIRST, "drafting": pb.DraftOptions(learn=True)}], 1),
+    "drafting off": ([{**FIRST, "drafting": pb.DraftOptions(enabled=False)}], 0),
+    "several samples": ([{**FIRST, "sampling": pb.SamplingOptions(n=3, temperature=1.0)}] * 2, 3),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_what_is_learned(case: str) -> None:
+    requests, expected = CASES[case]
+    async with serving() as served:
+        assert await learned(served, *requests) == expected
+
+
+TOKENS = 50
+REQUEST = pb.GenerateRequest(text="x", tenant="acme", stop=pb.StopOptions(max_tokens=12))
+
+
+def idle_engine(tokens: int = TOKENS) -> tuple[FakeEngine, FakeOwnText]:
+    engine = FakeEngine()
+    engine.own_text = FakeOwnText(engine, tokens)
+    return engine, engine.own_text
+
+
+async def test_it_is_written_before_audits_and_after_requests() -> None:
+    engine, own_text = idle_engine()
+    engine.gate.clear()
+    async with serving(engine, audit_share=1.0) as served:
+        call = served.stub.Generate(REQUEST)
+        engine.gate.set()
+        assert (await answer(call)).finished
+        await until(lambda: bool(engine.redecodings))
+        assert own_text.done
+        assert own_text.steps == TOKENS
+
+
+async def test_requests_are_served_while_it_is_written() -> None:
+    engine, own_text = idle_engine(tokens=1 << 40)
+    async with serving(engine) as served:
+        for _ in range(3):
+            await until(lambda steps=own_text.steps: own_text.steps > steps + 5)  # type: ignore[misc]
+            assert (await answer(served.stub.Generate(REQUEST))).finished
+        assert not own_text.done
+
+
+async def test_it_pauses_for_a_while_after_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_QUIET_SECONDS", 600.0)
+    engine, own_text = idle_engine(tokens=1 << 40)
+    async with serving(engine) as served:
+        await until(lambda: own_text.steps > 5)
+        assert (await answer(served.stub.Generate(REQUEST))).finished
+        steps = own_text.steps
+        assert (await answer(served.stub.Generate(REQUEST))).finished
+        assert own_text.steps == steps
+
+
+@pytest.mark.parametrize("steps", [0, 7])
+async def test_its_failure_costs_it_alone(steps: int) -> None:
+    engine, own_text = idle_engine(tokens=1 << 40)
+    with capture_logs() as logs:
+        async with serving(engine) as served:
+            await until(lambda: own_text.steps >= steps)
+            own_text.error = RuntimeError("out of memory")
+            await until(lambda: own_text.done)
+            await until(lambda: served.server.bridge.reports.latest.own_text_failed)
+            assert (await answer(served.stub.Generate(REQUEST))).finished
+    assert ["own text" in log["event"] for log in logs].count(True) == 1

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
 from draftwood_model_runner.request import Request, StopParams
-from draftwood_model_runner.runners.base import StateUse
-from draftwood_model_runner.scheduling.kv_pool import KVUse
-from draftwood_model_runner.sequence import Sequence, SequenceState
-from draftwood_model_runner.statistics import EngineCounts
-from draftwood_service.engine.reporting import report, reporter
-from draftwood_service.engine.reporting.report import (
+from draftwood_model_runner.sequence import EngineCounts, KVUse, Sequence, SequenceState, StateUse
+from draftwood_service.engine import reports as report
+from draftwood_service.engine import reports as reporter
+from draftwood_service.engine.reports import (
     EngineReport,
     Load,
     ReportHistory,
     TenantReport,
     WorkCounts,
     WorkKey,
+    WorkRecorder,
 )
-from draftwood_service.engine.reporting.reporter import WorkRecorder
 from draftwood_strategies.base import SourceCounts
+from draftwood_strategies.drafting import Drafting
 from tests.service.fakes import FakeEngine
 
 
@@ -30,8 +31,7 @@ def sequence(tenant: str, written: int, state: SequenceState = SequenceState.RUN
         request_id="r",
         prompt=np.arange(10, dtype=np.int32),
         stop=StopParams(100),
-        strategy_name="trie",
-        max_draft_nodes=8,
+        drafting=Drafting("trie", max_nodes=8),
         tenant=tenant,
     )
     one = Sequence(request)
@@ -40,8 +40,8 @@ def sequence(tenant: str, written: int, state: SequenceState = SequenceState.RUN
     one.stats.first_scheduled_at = 1.0
     one.stats.cached_prompt_tokens = 4
     one.stats.proposed_tokens = 6
-    one.stats.record_step(2, 1)
-    one.stats.record_step(3, 2)
+    one.stats.record_step(2, 1, time.perf_counter())
+    one.stats.record_step(3, 2, time.perf_counter())
     return one
 
 
@@ -79,7 +79,7 @@ def test_a_tenant_is_reported_while_it_is_active_and_once_more() -> None:
 
 
 def test_tenants_that_were_active_long_ago_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "_MAX_TENANTS", 3)
+    monkeypatch.setattr(reporter, "_MAX_COUNTED", 3)
     recorder = WorkRecorder()
     for tenant in "abcad":
         recorder.ended(sequence(tenant, 1))

@@ -8,14 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwood_model_runner.answer import ENDING_DIFFERS, Answer
 from draftwood_model_runner.errors import EngineStoppedError, ModelError
-from draftwood_model_runner.output import Finish, FinishReason, StepOutput, TokenLogprobs
+from draftwood_model_runner.output import (
+    ENDING_DIFFERS,
+    Answer,
+    Finish,
+    FinishReason,
+    OutputText,
+    StepOutput,
+    TokenLogprobs,
+)
 from draftwood_model_runner.request import Request, StopParams
-from draftwood_model_runner.sampling.output_text import OutputText
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_service.engine.vllm.engine import VllmEngine
-from draftwood_service.engine.vllm.outputs import CoreOutput, CoreStep
+from draftwood_service.engine.vllm.requests import CoreOutput, CoreStep
 
 EOS = 0
 

@@ -28,16 +28,15 @@ from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.sequence import Sequence
 from draftwood_service.experiments import watch
 from draftwood_service.experiments.live import LiveExperiments
-from draftwood_service.rpc.admin.resources import Resources
-from draftwood_tenants.experiments import counting
-from draftwood_tenants.experiments.arm_assignment import target_of
+from draftwood_service.rpc.tenants import Resources
+from draftwood_strategies.drafting import Drafting
+from draftwood_tenants.experiments import arms as counting
+from draftwood_tenants.experiments.arms import target_of
 from draftwood_tenants.experiments.assignment import Split
-from draftwood_tenants.experiments.counters import total
-from draftwood_tenants.experiments.store.base import EncodedSnapshot
-from draftwood_tenants.experiments.store.encoding import decode
-from draftwood_tenants.experiments.store.redis_counts import RedisCounts
+from draftwood_tenants.experiments.counts import total
+from draftwood_tenants.experiments.store import EncodedSnapshot, RedisCounts, decode
 from draftwood_tenants.resources import follower
-from draftwood_tenants.resources.encryption import ResourceCipher
+from draftwood_tenants.resources.redis import ResourceCipher
 from tests.memory.helpers import log_of
 from tests.memory.servers import Valkey
 from tests.service.fakes import FakeEngine, Served, serving, until
@@ -52,15 +51,15 @@ T = TypeVar("T")
 def fix_salts(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a random salt, an arm may have none of a few units."""
     monkeypatch.setattr(
-        "draftwood_service.rpc.admin.experiments.secrets", SimpleNamespace(token_hex=lambda count: "5a" * count)
+        "draftwood_service.rpc.experiments.secrets", SimpleNamespace(token_hex=lambda count: "5a" * count)
     )
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     fix_salts(monkeypatch)
-    monkeypatch.setattr(counting, "SECONDS", 0.05)
-    monkeypatch.setattr(watch, "SECONDS", 0.05)
+    monkeypatch.setattr(counting, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "POLL_SECONDS", 0.05)
 
 
 class FailingEngine(FakeEngine):
@@ -85,7 +84,7 @@ async def started(served: Served, arms: list[dict[str, Any]] | None = None, **fi
 
 async def knows(served: Served) -> None:
     """Waits until a server has read of the running experiment; 5 s at most."""
-    await until(lambda: any(one.started_at for one in catalog(served).experiments()))
+    await until(lambda: any(experiment.started_at for experiment in catalog(served).experiments()))
 
 
 def catalog(served: Served) -> Any:
@@ -169,8 +168,8 @@ async def test_two_servers_assign_alike_and_count_together(server: Valkey) -> No
 async def test_a_stop_keeps_what_was_counted_last_in_the_embedded_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(counting, "SECONDS", 60.0)  # the stop alone writes
-    monkeypatch.setattr(follower, "SECONDS", 0.01)  # a look at a store that has gone is a warning
+    monkeypatch.setattr(counting, "POLL_SECONDS", 60.0)  # the stop alone writes
+    monkeypatch.setattr(follower, "POLL_SECONDS", 0.01)  # a look at a store that has gone is a warning
     settings: dict[str, Any] = {"store": "embedded", "store_folder": tmp_path / "s"}
     async with serving(**settings) as one:
         await started(one)
@@ -224,14 +223,11 @@ async def test_an_arms_drafting_replaces_the_tenants() -> None:
         await started(served, arms)
         await all_asked(served, [str(number) for number in range(16)])
         await asked(served, "own", drafting=pb.DraftOptions(max_nodes=2))
-    found = {
-        (one.arm, one.strategy_name, one.strategy_options, one.max_draft_nodes, one.memory.forked)
-        for one in (sequence.request for sequence in served.engine.added)
-    }
-    assert found == {
-        ("x/off", "hybrid", (), 0, False),
-        ("x/short", "trie", (("branch_length", 7),), 9, True),
-        ("", "jacobi", (), 2, False),
+    requests = [sequence.request for sequence in served.engine.added]
+    assert {(request.arm, request.drafting, request.memory.forked) for request in requests} == {
+        ("x/off", Drafting("hybrid", (), 0), False),
+        ("x/short", Drafting("trie", (("branch_length", 7),), 9), True),
+        ("", Drafting("jacobi", (), 2), False),
     }
 
 
@@ -298,13 +294,13 @@ async def test_an_experiment_without_another_arm_stops_and_one_that_only_reports
         experiment = await started(served, THREE[:2], guardrails={"reportOnly": True})
         stub = experiments(served)
         await provoke(served, experiment, ("trie", "bad"))
-        assert [one.guardrail for one in (await read(served)).violations] == ["errors"]
+        assert [violation.guardrail for violation in (await read(served)).violations] == ["errors"]
         change = ParseDict({"name": NAME, "guardrails": {"reportOnly": False}}, xp.Experiment())
         await stub.UpdateExperiment(xp.UpdateExperimentRequest(experiment=change))
         found = await stopped(served)
         assert found.state == xp.EXPERIMENT_STATE_STOPPED
         assert found.HasField("end_time")
-        assert [one.arm for one in found.stopped_arms] == ["bad"]
+        assert [arm.arm for arm in found.stopped_arms] == ["bad"]
         assert not (await asked(served, "later")).experiment
 
 

@@ -68,7 +68,7 @@ async def test_answers_in_every_arm_are_those_of_plain_decoding() -> None:
             assert accepted["trie"] > 0 < accepted["hybrid"]
             assert accepted["off"] == 0
             drafted = sum(one.drafting.draft_tokens > 0 for arm in seen.values() for one in arm)
-            await until(lambda: sum(one.audited for one in server.audits.counts.values()) >= drafted)
+            await until(lambda: sum(count.audited for count in server.audits.counts.values()) >= drafted)
             report = await admin.GetExperimentReport(xp.GetExperimentReportRequest(name="experiments/x"))
             assert [row.requests for row in report.arms] == [len(seen[arm["id"]]) for arm in ARMS]  # type: ignore[index]
             assert sum(row.audited for row in report.arms) == drafted

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
+import time
 
 import numpy as np
 import pytest
 
 from draftwood.admin.v1 import experiments_pb2 as pb
-from draftwood_service.experiments import report as report_module
+from draftwood_model_runner.request import Request, StopParams
+from draftwood_model_runner.sequence import SequenceStats
+from draftwood_service.engine.stream import Sample
+from draftwood_service.experiments.live import outcome_of
 from draftwood_service.experiments.report import INTERFERENCE, KEYS, report
-from draftwood_service.experiments.statistics.guardrails import violations
-from draftwood_tenants.experiments.assignment import BUCKETS, Split
-from draftwood_tenants.experiments.counters import Counts, Origin, Recorder
-from draftwood_tenants.experiments.limits import Limits
-from draftwood_tenants.experiments.outcomes import Outcome, column
+from draftwood_service.experiments.statistics import violations
+from draftwood_tenants.experiments.assignment import BUCKETS, Limits, Split
+from draftwood_tenants.experiments.counts import Counts, Origin, Outcome, Recorder, column
 
 SPLIT = Split(b"a salt of ours", ("trie", "hybrid"), (1.0, 1.0))
 
@@ -34,7 +34,6 @@ def run(units: float = 3000, timed: float = 100, **treatment: float) -> Counts:
         tokens = int(random.integers(40, 160))
         outcome = Outcome(
             arrived_at=60.0 * unit,
-            prompt_tokens=int(20 * math.exp(0.5 * normal[0])),
             erred=bool(random.random() < change.get("errors", 0.02)),
             tokens=tokens,
             steps=tokens // 2,
@@ -50,17 +49,17 @@ def run(units: float = 3000, timed: float = 100, **treatment: float) -> Counts:
 
 
 def kinds(found: pb.ExperimentReport) -> list[str]:
-    return [pb.ConclusionKind.Name(one.kind).removeprefix("CONCLUSION_KIND_") for one in found.findings]
+    return [pb.ConclusionKind.Name(finding.kind).removeprefix("CONCLUSION_KIND_") for finding in found.findings]
 
 
 def test_a_faster_arm_is_named_with_its_bounds() -> None:
     found = report(SPLIT, run(4000, tpot=0.8))
-    (time,) = [one for one in found.comparisons if one.metric == "decode time per token"]
+    (time,) = [comparison for comparison in found.comparisons if comparison.metric == "decode time per token"]
     assert time.verdict == pb.VERDICT_BETTER
     assert time.low < -0.2 < time.high < -0.1
     assert not found.sample_ratio_mismatch
     assert not found.violations
-    (named,) = [one for one in found.findings if one.kind == pb.CONCLUSION_KIND_FASTER]
+    (named,) = [finding for finding in found.findings if finding.kind == pb.CONCLUSION_KIND_FASTER]
     assert (named.arm, named.metric_key, found.better_arm) == ("hybrid", "decode_seconds_per_token", "hybrid")
     text = " ".join(found.conclusions)
     assert "hybrid is faster than trie: decode time per token -" in text
@@ -73,7 +72,7 @@ def test_a_faster_arm_is_named_with_its_bounds() -> None:
 
 def test_equal_arms_give_no_difference_and_a_slower_one_is_worse() -> None:
     found = report(SPLIT, run())
-    assert all(one.verdict == pb.VERDICT_OPEN for one in found.comparisons)
+    assert all(comparison.verdict == pb.VERDICT_OPEN for comparison in found.comparisons)
     assert "no difference is shown" in " ".join(found.conclusions)
     assert "may stop now" not in " ".join(found.conclusions)
     slower = report(SPLIT, run(4000, tpot=1.3))
@@ -85,7 +84,9 @@ def test_equal_arms_give_no_difference_and_a_slower_one_is_worse() -> None:
 def test_too_few_units_say_nothing() -> None:
     found = report(SPLIT, run(120, tpot=0.2))
     assert found.conclusions[0].startswith("Too early: every arm needs 100 units")
-    assert not any(one.HasField("low") for one in found.comparisons if one.metric == "decode time per token")
+    assert not any(
+        comparison.HasField("low") for comparison in found.comparisons if comparison.metric == "decode time per token"
+    )
     empty = report(SPLIT, Counts.zero(2))
     assert empty.conclusions[0].startswith("Too early")
     assert kinds(empty) == ["TOO_EARLY"]
@@ -115,7 +116,7 @@ def test_an_arm_beyond_a_limit_is_stopped(treatment: dict[str, float], guardrail
     (found,) = violations(SPLIT, counts)
     assert (found.arm, found.guardrail) == ("hybrid", guardrail)
     assert reason in found.reason
-    (stop,) = [one for one in report(SPLIT, counts).findings if one.kind == pb.CONCLUSION_KIND_GUARDRAIL]
+    (stop,) = [finding for finding in report(SPLIT, counts).findings if finding.kind == pb.CONCLUSION_KIND_GUARDRAIL]
     assert stop.arm == "hybrid"
     assert stop.text.startswith(f"Stop hybrid ({guardrail}): ")
 
@@ -138,7 +139,7 @@ def test_guardrails_looked_at_often_stop_few_equal_arms() -> None:
             units = np.bincount(arm, minlength=2)
             counts.sums[:, 0, column("units")] += units
             counts.sums[:, 0, column("erred_units")] += random.binomial(units, 0.05)
-            raised |= any(one.guardrail == "errors" for one in violations(SPLIT, counts))
+            raised |= any(violation.guardrail == "errors" for violation in violations(SPLIT, counts))
         stopped += raised
     assert stopped <= 7  # P(Binomial(200, 0.01) > 7) is below 0.001
 
@@ -151,8 +152,10 @@ def test_limits_out_of_range_are_refused(values: dict[str, float]) -> None:
 
 def test_answers_without_a_ttft_neither_move_it_nor_make_it_too_sure() -> None:
     """Some engines do not know when a request arrived: its mean is that of the others."""
-    times = [[one for one in report(SPLIT, run(4000, timed=timed)).comparisons if "first token" in one.metric]
-             for timed in (100, 50, 3)]  # fmt: skip
+    times = [
+        [row for row in report(SPLIT, run(4000, timed=timed)).comparisons if "first token" in row.metric]
+        for timed in (100, 50, 3)
+    ]
     (everything,), (half,), (few,) = times
     assert abs(half.change - everything.change) < 0.03
     assert half.high - half.low > 1.2 * (everything.high - everything.low) > 0
@@ -176,10 +179,50 @@ def test_what_programs_read_says_the_same() -> None:
         "ttft_seconds_p90",
     ]
     message = report(SPLIT, run(4000, tpot=0.8), unreadable=2)
-    assert [one.text for one in message.findings] == [*message.conclusions]
+    assert [finding.text for finding in message.findings] == [*message.conclusions]
     assert kinds(message)[:2] == ["COUNTS_MISSING", "FASTER"]
     for row in message.arms:
         assert dict(row.values) == {KEYS[title]: value for title, value in row.metrics.items()}
-    assert {one.metric_key for one in message.comparisons} == {*KEYS.values()}
-    for kind in re.findall(r'_conclusion\(\s*"(\w+)"', Path(report_module.__file__).read_text(encoding="utf-8")):
-        assert f"CONCLUSION_KIND_{kind.upper()}" in [*pb.ConclusionKind.keys()]
+    assert {comparison.metric_key for comparison in message.comparisons} == {*KEYS.values()}
+
+
+ARRIVED = time.perf_counter() - 100
+
+
+def sample(tokens: int, steps: int, first: float, last: float) -> Sample:
+    request = Request(request_id="r", prompt=np.arange(7, dtype=np.int32), stop=StopParams(99), arrived_at=ARRIVED)
+    stats = SequenceStats(
+        arrived_at=ARRIVED,
+        first_token_at=ARRIVED + first,
+        finished_at=ARRIVED + last,
+        decode_steps=steps,
+        draft_tokens=12,
+        accepted_tokens=5,
+    )
+    return Sample(request, tokens, stats)
+
+
+def test_times_and_tokens_are_those_after_the_first_of_each_sample() -> None:
+    found = outcome_of("stop", [sample(21, 11, 0.5, 2.5), sample(11, 6, 0.25, 1.25)], ARRIVED)
+    assert found is not None
+    assert (found.tokens, found.steps) == (30, 15)
+    assert (found.decode_seconds, found.ttft_seconds) == pytest.approx((3.0, 0.25))
+    assert (found.draft_nodes, found.accepted_tokens, found.erred) == (24, 10, False)
+    assert found.arrived_at == pytest.approx(time.time() - (time.perf_counter() - ARRIVED), abs=0.5)
+
+
+@pytest.mark.parametrize("result", ["internal", "model_failed", "engine_stopped", "deadline_exceeded"])
+def test_errors_that_an_arm_may_cause(result: str) -> None:
+    found = outcome_of(result, [sample(3, 2, 0.5, 0.0)], ARRIVED)
+    assert found is not None
+    assert found.erred
+    assert (found.tokens, found.decode_seconds) == (0, 0.0)
+    assert outcome_of(result, [], ARRIVED) is None  # it was not read
+
+
+OF_OTHERS = ("cancelled", "invalid_value", "queue_full", "reader_stalled", "shutting_down", "permission_denied")
+
+
+@pytest.mark.parametrize("result", [*OF_OTHERS, "quota_exceeded"])
+def test_what_the_caller_or_the_server_ended_counts_for_nothing(result: str) -> None:
+    assert outcome_of(result, [sample(3, 2, 0.5, 0.0)], ARRIVED) is None

@@ -11,26 +11,28 @@ import pytest
 
 from draftwood_memory.store.encryption import read_keys
 from draftwood_memory.store.redis_client import RedisClient
-from draftwood_service.experiments.reading import CountReader
-from draftwood_tenants.config import DraftConfig
-from draftwood_tenants.experiments.arm_assignment import ArmAssignment, Running
-from draftwood_tenants.experiments.counters import Counts, Origin, Snapshot, total
-from draftwood_tenants.experiments.counting import Counting
+from draftwood_service.experiments.report import CountReader
+from draftwood_strategies.drafting import DraftChoice
+from draftwood_tenants.experiments import store as redis_counts
+from draftwood_tenants.experiments.arms import ArmAssignment, Counting, Running
+from draftwood_tenants.experiments.counts import Counts, Origin, Outcome, Snapshot, total
 from draftwood_tenants.experiments.definition import Arm, ExperimentConfig
-from draftwood_tenants.experiments.outcomes import Outcome
-from draftwood_tenants.experiments.store import redis_counts
-from draftwood_tenants.experiments.store.base import CountStore, EncodedSnapshot, Target
-from draftwood_tenants.experiments.store.encoding import encode
-from draftwood_tenants.experiments.store.in_process import InProcessCounts
-from draftwood_tenants.experiments.store.redis_counts import RedisCounts
-from draftwood_tenants.resources.encryption import ResourceCipher
+from draftwood_tenants.experiments.store import (
+    CountStore,
+    EncodedSnapshot,
+    InProcessCounts,
+    RedisCounts,
+    Target,
+    encode,
+)
+from draftwood_tenants.resources.redis import ResourceCipher
 from tests.memory.servers import Valkey, wait_for
 
 KEYS = read_keys(f"k={'A' * 43}=,names={'C' * 42}A=", "store_keys")
 A, B = Origin("host:1", "b/1"), Origin("host:2", "b2")
 TARGET = Target("x", "ab12")
 EXPERIMENT = Running.of(
-    ExperimentConfig("x", b"a salt of ours", (Arm("trie", DraftConfig("trie")), Arm("hybrid", DraftConfig("hybrid"))))
+    ExperimentConfig("x", b"a salt of ours", (Arm("trie", DraftChoice("trie")), Arm("hybrid", DraftChoice("hybrid"))))
 )
 
 
@@ -113,7 +115,7 @@ def request(number: int, **values: float) -> tuple[ArmAssignment, Outcome]:
         EXPERIMENT, EXPERIMENT.config.arms[unit_assignment.arm], unit_assignment, "acme", str(number), True
     )
     times = {"tokens": 30, "steps": 10, "decode_seconds": 0.1 + number / 1e4, "ttft_seconds": 0.02, **values}
-    return assignment, Outcome(arrived_at=100.0 + number, prompt_tokens=9 + number, **times)  # type: ignore[arg-type]
+    return assignment, Outcome(arrived_at=100.0 + number, **times)  # type: ignore[arg-type]
 
 
 def process(store: CountStore, boot: str) -> Counting:
@@ -189,7 +191,7 @@ async def test_counts_that_cannot_be_read_are_left_out_and_said_so(store: CountS
 
 
 async def test_what_was_read_of_many_experiments_is_dropped_and_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_service.experiments.reading._MAX_EXPERIMENTS", 2)
+    monkeypatch.setattr("draftwood_service.experiments.report._MAX_EXPERIMENTS", 2)
     store = InProcessCounts()
     x, y, z = (Running.of(replace(EXPERIMENT.config, name=name)) for name in "xyz")
     for number, one in enumerate((x, y, z), 1):

@@ -13,11 +13,11 @@ from structlog.testing import capture_logs
 from draftwood.admin.v1 import experiments_pb2 as pb
 from draftwood_memory.errors import StoreUnavailableError
 from draftwood_service.experiments import watch as watch_module
-from draftwood_service.experiments.reading import CountReader
+from draftwood_service.experiments.report import CountReader
 from draftwood_service.experiments.watch import Watch
-from draftwood_tenants.experiments.arm_assignment import Running
+from draftwood_tenants.experiments.arms import Running
 from draftwood_tenants.experiments.definition import ExperimentConfig, ExperimentState
-from draftwood_tenants.experiments.store.in_process import InProcessCounts
+from draftwood_tenants.experiments.store import InProcessCounts
 from tests.service.experiments.test_store import EXPERIMENT, process
 
 RUNNING = replace(EXPERIMENT.config, state=ExperimentState.RUNNING)
@@ -117,5 +117,5 @@ async def test_of_many_looks_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch
     for _ in range(4):
         await watch.look()
         looks.append([point.time.ToNanoseconds() for point in await watch.points(Running.of(RUNNING))])
-    assert [len(one) for one in looks] == [1, 2, 2, 2]
+    assert [len(look) for look in looks] == [1, 2, 2, 2]
     assert (looks[2][0], looks[3][0]) == (looks[1][1], looks[2][1])

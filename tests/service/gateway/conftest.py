@@ -9,8 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from draftwood_benchmarks.harness.gateway_process import running_gateway
-from draftwood_benchmarks.harness.server_process import running_server
+from draftwood_benchmarks.harness.servers import running_gateway, running_server
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from tests.model_runner.loading.templates import HERMES
 

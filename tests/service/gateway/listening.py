@@ -18,8 +18,7 @@ from typing import Any
 import uvicorn
 
 from draftwood_service.gateway.app import Gateway, ServiceClient
-from draftwood_service.gateway.http.connections import Connections
-from draftwood_service.gateway.http.protocol import protocol
+from draftwood_service.gateway.connections import Connections, protocol
 from tests.service.fakes import until
 
 
@@ -89,8 +88,8 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def listening(
     target: str,
-    most: int = 100,
-    most_bytes: int = 8 << 20,
+    limit: int = 100,
+    byte_limit: int = 8 << 20,
     tls: ssl.SSLContext | None = None,
     strict: bool = False,
     hosts: Collection[str] | None = None,
@@ -99,7 +98,7 @@ async def listening(
 ) -> AsyncIterator[Listening]:
     """Args:
     target: the service.
-    most, most_bytes: of `Connections`.
+    limit, byte_limit: of `Connections`.
     tls: makes it HTTPS.
     strict: see `Gateway`.
     hosts, origins: of `Gateway.app`.
@@ -111,7 +110,7 @@ async def listening(
         return ServiceClient(target, token=credential, **arguments)
 
     made = Gateway(open_client, page=True, max_body_bytes=1 << 20, strict=strict)
-    connections = Connections(most, most_bytes, ended.append)
+    connections = Connections(limit, byte_limit, ended.append)
     config = uvicorn.Config(
         made.app([*origins], hosts),
         port=0,

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from draftwood_service.gateway.http import connections, protocol, requests
+from draftwood_service.gateway import connections
+from draftwood_service.gateway import connections as protocol
+from draftwood_service.gateway import http as requests
 from draftwood_service.gateway.reading import ParsedRequest
 from tests.certificates import make_certificate
 from tests.service.fakes import FakeEngine, serving, until
@@ -122,7 +124,7 @@ async def test_the_second_request_of_a_connection_has_the_same_time(gateway: Lis
 async def test_half_open_connections_make_place_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HEADER_SECONDS", "BODY_SECONDS"):
         monkeypatch.setattr(protocol, name, 60.0)  # none of them is late
-    async with serving() as served, listening(served.server.address, most=20) as gateway:
+    async with serving() as served, listening(served.server.address, limit=20) as gateway:
         held = [await gateway.open(part) for part in (HALF_HEAD, HALF_BODY, b"") for _ in range(20)]
         for _ in range(5):
             assert read_answer(await gateway_answer(gateway)) == (200, {"status": "ok"})
@@ -134,7 +136,7 @@ async def test_half_open_connections_make_place_for_others(monkeypatch: pytest.M
 async def test_a_connection_that_is_answered_keeps_its_place() -> None:
     engine = FakeEngine()
     engine.step_seconds = 0.01
-    async with serving(engine) as served, listening(served.server.address, most=3) as gateway:
+    async with serving(engine) as served, listening(served.server.address, limit=3) as gateway:
         fields = {"prompt": "Hi", "max_tokens": 200, "stream": True}
         streams = [await gateway.open(post("/v1/completions", fields)) for _ in range(2)]
         for reader, _ in streams:
@@ -196,7 +198,7 @@ async def test_a_refused_request_leaves_nothing_to_the_collector(fields: dict[st
 
 
 async def test_half_a_request_behind_a_whole_one_makes_place() -> None:
-    async with serving() as served, listening(served.server.address, most=10) as gateway:
+    async with serving() as served, listening(served.server.address, limit=10) as gateway:
         for _ in range(30):
             reader, _ = await gateway.open(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" + HALF_HEAD)
             assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
@@ -204,7 +206,7 @@ async def test_half_a_request_behind_a_whole_one_makes_place() -> None:
 
 
 async def test_clients_that_read_nothing_make_place() -> None:
-    async with serving() as served, listening(served.server.address, most=5) as gateway:
+    async with serving() as served, listening(served.server.address, limit=5) as gateway:
         for _ in range(15):
             reader, writer = await gateway.open()
             reader._transport.pause_reading()
@@ -222,7 +224,7 @@ async def test_clients_that_read_nothing_make_place() -> None:
 async def test_no_place_is_a_503() -> None:
     engine = FakeEngine()
     engine.step_seconds = 0.01
-    async with serving(engine) as served, listening(served.server.address, most=1) as gateway:
+    async with serving(engine) as served, listening(served.server.address, limit=1) as gateway:
         fields = {"prompt": "Hi", "max_tokens": 200, "stream": True}
         reader, _ = await gateway.open(post("/v1/completions", fields))
         await reader.readuntil(b"data: ")
@@ -232,7 +234,7 @@ async def test_no_place_is_a_503() -> None:
 
 
 async def test_incomplete_bodies_are_bounded_together() -> None:
-    async with serving() as served, listening(served.server.address, most_bytes=300_000) as gateway:
+    async with serving() as served, listening(served.server.address, byte_limit=300_000) as gateway:
         head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\n\r\n"
         held = [await gateway.open(head + b" " * 90_000) for _ in range(10)]
         for reader, _ in held[:6]:
@@ -285,7 +287,7 @@ async def test_https(tmp_path: Path) -> None:
     context.load_cert_chain(certificate, key)
     trusting = ssl.create_default_context(cafile=str(certificate))
     trusting.check_hostname = False
-    async with serving() as served, listening(served.server.address, most=5, tls=context) as gateway:
+    async with serving() as served, listening(served.server.address, limit=5, tls=context) as gateway:
         for _ in range(3):
             status, answer = await gateway.answered(
                 post("/v1/completions", {"prompt": "Hi", "max_tokens": 2}), trusting

@@ -46,13 +46,6 @@ def test_whole_streamed_and_in_a_batch_are_the_same(model: Any) -> None:
     assert len({answer.content for answer in batch}) == 1
 
 
-def test_structured_output(model: Any) -> None:
-    order = model.with_structured_output(ORDER, method="json_schema").invoke("Say whether it is late.")
-    assert set(order) == {"late", "days"}
-    assert isinstance(order["late"], bool)
-    assert 0 <= order["days"] <= 99
-
-
 def test_tools(gateway_with_tools: str) -> None:
     """A call, its result, and an answer, whole and streamed."""
     tool = {"type": "function", "function": {"name": "track", "description": "", "parameters": ORDER}}

@@ -18,16 +18,16 @@ def details() -> tuple[TokenDetail, ...]:
     """Each token is the second best, and the alternatives differ in nothing but their ids or their bytes."""
     return tuple(
         TokenDetail(
-            text,
-            False,
-            -0.5,
-            (
-                TokenLogprob(1, -0.4, b"\xe2"),
-                TokenLogprob(2, -0.5, token),
-                TokenLogprob(3, -0.6, b"\xe3"),
-                TokenLogprob(4, -0.7, token),
-            ),
-            token,
+            text=text,
+            logprob=-0.5,
+            top_logprobs=[
+                TokenLogprob(token_id=token_id, logprob=logprob, token_bytes=token_bytes)
+                for token_id, logprob, token_bytes in (
+                    *((1, -0.25, b"\xe2"), (2, -0.5, token)),
+                    *((3, -0.625, b"\xe3"), (4, -0.75, token)),
+                )
+            ],
+            token_bytes=token,
             left_out=token == b"<end>",
         )
         for text, token in zip(_SENT, _TOKENS, strict=True)
@@ -56,14 +56,15 @@ def test_a_completion_has_the_offset_of_each_token_in_its_text() -> None:
 
 def test_alternatives_with_the_same_text_do_not_hide_each_other() -> None:
     [found] = choices(read_completion({"prompt": "x", "logprobs": 4, "stream": True}), 1)
-    assert found["top_logprobs"][0] == {r"bytes:\xe2": -0.4, "that": -0.5, r"bytes:\xe3": -0.6, "token_id:4": -0.7}
+    assert found["top_logprobs"][0] == {r"bytes:\xe2": -0.25, "that": -0.5, r"bytes:\xe3": -0.625, "token_id:4": -0.75}
 
 
 def test_the_token_itself_is_among_the_alternatives_of_a_completion() -> None:
     parsed = read_completion({"prompt": "x", "logprobs": 1, "stream": True})
-    detail = TokenDetail("b", False, -3.0, (TokenLogprob(1, -0.1, b"a"),), b"b")
+    other = TokenLogprob(token_id=1, logprob=-0.125, token_bytes=b"a")
+    detail = TokenDetail(text="b", logprob=-3.0, top_logprobs=[other], token_bytes=b"b")
     [chunk] = Answers(parsed, "m").delta(0, Delta(text="b", token_ids=(2,), details=(detail,)))
-    assert chunk["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -0.1, "b": -3.0}]
+    assert chunk["choices"][0]["logprobs"]["top_logprobs"] == [{"a": -0.125, "b": -3.0}]
 
 
 def test_a_chat_has_the_bytes_of_each_token() -> None:

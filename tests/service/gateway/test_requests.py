@@ -25,8 +25,8 @@ from draftwood_service.gateway.command import _arguments, _check_service, _opene
 from draftwood_service.gateway.command import gateway as run_gateway
 from draftwood_service.gateway.errors import body_of, status_of
 from draftwood_service.rpc.bound import BoundServer
-from draftwood_service.rpc.parsing.tool_format import NoToolFormatError
 from draftwood_service.settings import Settings
+from draftwood_service.tools import NoToolFormatError
 from tests.service.fakes import ByteTokenizer, FakeEngine, FakeModel, serving, until
 from tests.service.gateway.listening import Listening, get, listening, post
 
@@ -424,13 +424,6 @@ async def test_a_deadline_is_a_number_above_0(shared_gateway: Listening, seconds
     assert answer["error"]["message"].startswith("x-draftwood-timeout: must be a number of seconds above 0")
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_an_answer_may_be_asked_for_as_text(shared_gateway: Listening) -> None:
-    fields = {"prompt": "ab", "max_tokens": 4, "response_format": {"type": "text"}}
-    status, answer = await shared_gateway.posted(COMPLETIONS, fields)
-    assert (status, answer["choices"][0]["finish_reason"]) == (200, "length")
-
-
 async def test_a_model_without_a_chat_template_names_the_other_route() -> None:
     model = FakeModel(tokenizer=ByteTokenizer(has_chat_template=False))
     async with serving(model=model) as served, listening(served.server.address) as gateway:
@@ -479,7 +472,7 @@ def test_a_wrong_option_of_the_command_is_one_line(
     (tmp_path / "file").write_text("x")
     with socket.create_server(("127.0.0.1", 0)) as listening:
         words = {"taken": listening.getsockname()[1], "file": tmp_path / "file"}
-        assert run_gateway(["--port", "0", *(one.format(**words) for one in arguments)]) in (1, 2)
+        assert run_gateway(["--port", "0", *(argument.format(**words) for argument in arguments)]) in (1, 2)
     error = capsys.readouterr().err
     assert error.startswith(said.format(**words))
     assert error.count("\n") == 1
@@ -498,7 +491,7 @@ def test_a_wrong_option_of_the_command_is_one_line(
 async def test_a_credential_that_is_no_bearer_is_refused(
     shared_gateway: Listening, path: str, headers: list[str], said: str
 ) -> None:
-    lines = "".join(f"\r\nauthorization: {one}" for one in headers)
+    lines = "".join(f"\r\nauthorization: {header}" for header in headers)
     sent = get(path) if path == "/v1/models" else post(path, {"prompt": "x", "max_tokens": 2})
     status, answer = await shared_gateway.answered(sent.replace(b"host: x", f"host: x{lines}".encode()))
     assert (status, answer["error"]["type"]) == (401, "authentication_error")

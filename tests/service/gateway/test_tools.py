@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import httpx2
@@ -21,19 +21,22 @@ from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sampling.grammar import GrammarState
 from draftwood_model_runner.sampling.grammar_compilation import compiled
 from draftwood_model_runner.sequence import Grammar
+from draftwood_service import tools as tool_format
 from draftwood_service.gateway.answers import Answers
 from draftwood_service.gateway.app import Gateway, ServiceClient
 from draftwood_service.gateway.errors import InvalidRequestError
 from draftwood_service.gateway.reading import read_chat, with_tools
 from draftwood_service.gateway.tools import grammar, read_tools
-from draftwood_service.rpc.parsing import tool_format
 from tests.service.fakes import ByteTokenizer, FakeEngine, FakeGrammars, FakeModel, serving
 
 QUESTION: Any = [{"role": "user", "content": "Where is my parcel?"}]
 MODEL = "draftwood-demo"
-HERMES = ToolFormat("<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "name", "arguments")
-LIST = ToolFormat("[", "]", ", ", "name", "arguments")
-BARE = ToolFormat("", "", None, "name", "parameters")
+OF_SERVICE = tool_format.ToolFormat(
+    "<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n", "name", "arguments"
+)
+HERMES = ToolFormat(**asdict(OF_SERVICE))
+LIST = ToolFormat(begin="[", end="]", between=", ", name_key="name", arguments_key="arguments")
+BARE = ToolFormat(name_key="name", arguments_key="parameters")
 
 
 def tool(name: str, strict: bool | None = None, **properties: Any) -> Any:
@@ -96,7 +99,7 @@ async def test_drafts_change_no_call(client: AsyncOpenAI) -> None:
     for own in ({"drafting": False}, {"strategy": "trie"}, {"strategy": "hybrid"}, {"strategy": "trie"}):
         options: dict[str, Any] = {**OPTIONS, "tool_choice": "required", "seed": 4, "temperature": 1.0}
         answer = await client.chat.completions.create(**options, extra_body={"draftwood": own})
-        answers.append([(one.function.name, one.function.arguments) for one in answer.choices[0].message.tool_calls])
+        answers.append([(call.function.name, call.function.arguments) for call in answer.choices[0].message.tool_calls])
     assert answers[0]
     assert all(one == answers[0] for one in answers)
 
@@ -226,7 +229,7 @@ def test_the_grammar_of_calls_or_an_answer_in_a_format(form: ToolFormat) -> None
     call = json.dumps({"name": "track", form.arguments_key: {"order": 7}})
     assert matches(lark, '{"late": true}')
     assert matches(lark, f"{form.begin}{call}{form.end}".lstrip())
-    assert matches(lark, f"{form.begin}{call}{form.between}{call}{form.end}".lstrip()) is (form.between is not None)
+    assert matches(lark, f"{form.begin}{call}{form.between}{call}{form.end}".lstrip()) is form.HasField("between")
     for wrong in ("Sure.", '{"late": 1}', call.replace("7", "0"), f'{{"late": true}}{form.begin}{call}{form.end}'):
         assert not matches(lark, wrong)
 
@@ -262,7 +265,7 @@ def test_the_grammar_of_a_model_that_writes_bare_json() -> None:
     call = '{"name": "track", "parameters": {"order": 12}}'
     assert matches(grammar(asked, BARE), call)
     assert not matches(grammar(asked, BARE), call + call)
-    assert matches(grammar(asked, replace(BARE, between="")), call + call)
+    assert matches(grammar(asked, ToolFormat(between="", name_key="name", arguments_key="parameters")), call + call)
     strict = read_chat({**OPTIONS, "tools": [tool("track", strict=True)]})
     with pytest.raises(InvalidRequestError, match="strict cannot be kept for track"):
         with_tools(strict, BARE)
@@ -274,7 +277,7 @@ async def test_calls_that_a_model_writes_by_itself(cut: bool) -> None:
     engine, tokenizer = FakeEngine(), ByteTokenizer()
     engine.script, tokenizer.tool_format = (
         f"Sure.\n{ONE}\n{ONE.replace('7', '8')}",
-        tool_format.ToolFormat(**asdict(HERMES)),
+        OF_SERVICE,
     )
     async with serving(engine, FakeModel(tokenizer=tokenizer)) as served:
         gateway = Gateway(lambda _: ServiceClient(served.server.address), page=False, max_body_bytes=10_000)
@@ -296,11 +299,11 @@ async def test_calls_that_a_model_writes_by_itself(cut: bool) -> None:
     for sample in whole:
         assert [call["order"] for _, call in checked(sample.message)] == orders
         assert (sample.message.content, sample.finish_reason) == (text, "length" if cut else "tool_calls")
-        deltas = [one.delta for chunk in chunks for one in chunk.choices if one.index == sample.index]
+        deltas = [choice.delta for chunk in chunks for choice in chunk.choices if choice.index == sample.index]
         assert "".join(one.content or "" for one in deltas) == text
         calls = [call for one in deltas for call in one.tool_calls or ()]
         assert [(call.index, json.loads(call.function.arguments)["order"]) for call in calls] == [*enumerate(orders)]
-    assert {one.finish_reason for chunk in chunks for one in chunk.choices} == {None, whole[0].finish_reason}
+    assert {choice.finish_reason for chunk in chunks for choice in chunk.choices} == {None, whole[0].finish_reason}
 
 
 class ByteGrammars(FakeGrammars):
@@ -312,7 +315,7 @@ class ByteGrammars(FakeGrammars):
 async def test_a_grammar_that_fails_within_an_answer_is_that_of_the_tools(stream: bool) -> None:
     """Of a caller who sent no response_format."""
     engine, tokenizer = FakeEngine(), ByteTokenizer()
-    tokenizer.tool_format = tool_format.ToolFormat(**asdict(HERMES))
+    tokenizer.tool_format = OF_SERVICE
     engine.sequence_error = InvalidInputError("format", None, "is too complex: too many items")
     async with serving(engine, FakeModel(tokenizer=tokenizer, grammars=ByteGrammars())) as served:
         gateway = Gateway(lambda _: ServiceClient(served.server.address), page=False, max_body_bytes=10_000)

@@ -15,7 +15,7 @@ from draftwood_service.quotas import NO_LIMITS, QuotaExceededError, RateLimits
 from draftwood_service.quotas.local import Reservation
 from draftwood_service.quotas.shared import SharedLimiter
 from draftwood_service.quotas.store import LEASE_SECONDS, REFRESH_SECONDS
-from draftwood_tenants.resources.ending import end
+from draftwood_tenants.resources.follower import end
 from tests.memory.servers import Valkey, cluster
 from tests.service.fakes import until
 
@@ -144,7 +144,7 @@ async def test_each_replica_holds_the_whole_limit_while_the_store_is_away(server
         # What was admitted without the server is added once. One that was killed has forgotten the first four; one that
         # was stopped may also run the scripts that nobody waits for any more, up to the limit.
         [key] = server.client.keys("dw:*:used")
-        requests, tokens = (sum(int(one.split()[i]) for one in server.client.hvals(key)) for i in range(2))
+        requests, tokens = (sum(int(hval.split()[i]) for hval in server.client.hvals(key)) for i in range(2))
         assert requests in ([16] if fault == "killed" else range(4, 11))
         assert tokens == 10 or fault != "killed"  # six of the sixteen used none
 
@@ -226,7 +226,7 @@ async def test_a_request_that_is_not_admitted_in_the_end_is_not_counted(server: 
     await until(lambda: not limiter._releasing)
     await limiter.refresh()
     [key] = server.client.keys("dw:*:used")
-    assert sum(int(one.split()[0]) for one in server.client.hvals(key)) == 0
+    assert sum(int(hval.split()[0]) for hval in server.client.hvals(key)) == 0
     await limiter.close()
 
 

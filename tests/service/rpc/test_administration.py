@@ -17,10 +17,9 @@ from draftwood.admin.v1 import tenants_pb2 as pb
 from draftwood.v1 import generation_pb2
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.request import MemoryOptions
-from draftwood_tenants.config import TenantConfig
+from draftwood_tenants.config import DeltaShaping, TenantConfig
 from draftwood_tenants.file import read_file
 from draftwood_tenants.reading import ServerLimits
-from draftwood_tenants.shaping import DeltaShaping
 from tests.memory.servers import Valkey
 from tests.service.fakes import Served, serving, until
 from tests.service.rpc.test_endings import reason
@@ -176,7 +175,7 @@ async def test_two_servers_share_tenants_and_one_of_two_updates_wins(server: Val
             for number, served in enumerate((one, two) * 4)
         ]
         results = await asyncio.gather(*calls, return_exceptions=True)
-        codes = [one.code() for one in results if isinstance(one, grpc.aio.AioRpcError)]
+        codes = [result.code() for result in results if isinstance(result, grpc.aio.AioRpcError)]
         assert codes == [CODE.ABORTED] * 7
 
 
@@ -301,8 +300,8 @@ async def test_requests_carry_options_and_learning_of_their_tenant(served: Serve
         [_ async for _ in served.stub.Generate(message)]
         found[name] = served.engine.added[-1].request
     usual, other = found["usual"], found["another strategy"]
-    assert usual.strategy_options == (("branch_length", 3), ("learn", "both"))
+    assert usual.drafting.options == (("branch_length", 3), ("learn", "both"))
     assert usual.memory == MemoryOptions(with_prompts=True, max_tokens=2048, idle_ttl=60.0)
-    assert (other.strategy_name, other.strategy_options) == ("recycling", ())  # the options are another strategy's
+    assert (other.drafting.strategy, other.drafting.options) == ("recycling", ())  # the options are another strategy's
     assert [request.learns for request in found.values()] == [True, True, False, True]
-    assert (found["unknown tenant"].strategy_options, found["unknown tenant"].memory) == ((), MemoryOptions())
+    assert (found["unknown tenant"].drafting.options, found["unknown tenant"].memory) == ((), MemoryOptions())

@@ -14,7 +14,7 @@ import pytest
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_client import AsyncClient, QuotaExceededError
 from draftwood_model_runner.request import GrammarKind
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 from tests.memory.servers import Valkey
 from tests.service.fakes import FakeEngine, FakeGrammars, FakeModel, Served, answer, serving, until
 from tests.service.rpc.test_endings import reason

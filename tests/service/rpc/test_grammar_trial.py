@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from draftwood_model_runner.errors import FormatsUnavailableError, InvalidInputError, InvalidValueError
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sampling.grammar_compilation import Vocabulary
-from draftwood_service.rpc.parsing import grammar_trial
-from draftwood_service.rpc.parsing.grammar_trial import GrammarTrials
+from draftwood_service.rpc import grammar_trial
+from draftwood_service.rpc.grammar_trial import GrammarTrials
 from tests.model_runner.families import served
 
 

@@ -24,14 +24,13 @@ from typer.testing import CliRunner, Result
 from draftwood.v1 import generation_pb2 as generation
 from draftwood.v1 import memory_pb2 as pb
 from draftwood.v1 import memory_pb2_grpc as pb_grpc
-from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, NotFoundError, Purge, UnavailableError
+from draftwood_client import InvalidRequestError, MemoryClient, MemoryRecord, NotFoundError, UnavailableError
 from draftwood_client.cli import build_app
 from draftwood_memory import MemoryOverrides
-from draftwood_memory.learning import StrategyUse
-from draftwood_memory.local.resident import StrategyKey
-from draftwood_memory.memory import Memory
+from draftwood_memory.memory import Memory, StrategyUse
 from draftwood_memory.operations import GetStatistics
-from draftwood_memory.store import processes
+from draftwood_memory.resident import StrategyKey
+from draftwood_memory.store import purges
 from draftwood_memory.store.naming import MemoryName
 from draftwood_service.rpc.memory import MemoryTurn
 from draftwood_strategies import Strategy
@@ -153,7 +152,6 @@ async def test_from_warming_to_purging(server: Valkey, with_redis: bool) -> None
         [memory] = found.tenants
         assert (memory.tenant, memory.arm, memory.tokens, memory.epoch) == ("a", "", tokens, 0)
         assert memory.stored_bytes > 0
-        assert found.store is not None
         assert found.store.healthy
         assert found.fingerprint == "f" * 16
         calls: list[Callable[[], object]] = [
@@ -164,7 +162,7 @@ async def test_from_warming_to_purging(server: Valkey, with_redis: bool) -> None
         for call in calls:
             with pytest.raises(NotFoundError, match="tenants/unknown: has no memory"):
                 await asyncio.to_thread(call)
-        assert (await asyncio.to_thread(client.statistics, "default")).tenants == ()
+        assert (await asyncio.to_thread(client.statistics, "default")).tenants == []
 
         with pytest.raises(NotFoundError, match="tenants/a/arms/x/y: does not exist"):
             await export_of(client, tenant="a", arm="x/y")
@@ -178,8 +176,8 @@ async def test_from_warming_to_purging(server: Valkey, with_redis: bool) -> None
         again, _ = await export_of(client, tenant="b", text=False)
         assert [one.token_ids for one in again] == [one.token_ids for one in records]
 
-        assert await asyncio.to_thread(client.purge, "a") == Purge(1, tokens)
-        assert [one.tenant for one in (await asyncio.to_thread(client.statistics)).tenants] == ["b"]
+        assert await asyncio.to_thread(client.purge, "a") == pb.PurgeMemoryResponse(memories=1, tokens=tokens)
+        assert [tenant.tenant for tenant in (await asyncio.to_thread(client.statistics)).tenants] == ["b"]
         assert (await export_of(client, tenant="a"))[0] == []
 
 
@@ -192,14 +190,15 @@ async def test_a_purge_is_final_on_the_other_server_when_the_call_returns(
             await ask(first, "t")
             await until(lambda: len(log_of(second.memory, "t")) == 2 == len(log_of(first.memory, "t")))
             purged = await asyncio.to_thread(client.purge, "t")
-            assert (purged.tokens, purged.final_at) == (24, None)
+            assert (purged.tokens, purged.HasField("final_time")) == (24, False)
             assert [learned_by(one.memory, "t") for one in (first, second)] == [[], []]
-        process = processes.Processes(second.memory.memories.client, second.memory.clock, "0" * 16)  # type: ignore[union-attr]
-        await asyncio.wrap_future(second.memory.thread.submit(process.apply(b"0-0")))  # and is killed
-        monkeypatch.setattr(processes, "_SILENT_SECONDS", 2.5)
+        process = purges.Purges(second.memory.memories.client, "0" * 16)  # type: ignore[union-attr]
+        for _ in range(2):
+            seen, _tenants = await asyncio.wrap_future(second.memory.thread.submit(process.missed()))
+            process.applied(seen)  # and is killed once the store has noted it
+        monkeypatch.setattr(purges, "_SILENT_SECONDS", 2.5)
         purged = await asyncio.to_thread(client.purge, "t")
-        assert purged.final_at is not None
-        assert 0 < purged.final_at.timestamp() - time.time() < processes.LEASE_SECONDS
+        assert 0 < purged.final_time.ToNanoseconds() / 1e9 - time.time() < purges.LEASE_SECONDS
 
 
 async def test_an_import_from_another_model_learns_the_texts() -> None:
@@ -232,7 +231,6 @@ async def test_without_a_store_operators_get_an_error_and_requests_are_served() 
             await ask(served, "t")
             assert served.memory.outbox.pending >= 1
             statistics = await asyncio.to_thread(client.statistics)
-            assert statistics.store is not None
             assert (statistics.store.healthy, statistics.store.outbox_records) == (False, served.memory.outbox.pending)
             assert [shown.tenant for shown in statistics.tenants] == ["t"]
 
@@ -479,7 +477,7 @@ async def test_statistics_come_in_pages() -> None:
         token = ""
         while not pages or token:
             page = await read(pb.GetMemoryStatisticsRequest(page_size=2, page_token=token))
-            pages.append([one.tenant for one in page.tenants])
+            pages.append([tenant.tenant for tenant in page.tenants])
             token = page.next_page_token
         assert pages == [["t4", "t3"], ["t2", "t1"], ["t0"]]
         assert not (await read(pb.GetMemoryStatisticsRequest(tenant=""))).tenants
@@ -548,7 +546,7 @@ async def test_what_is_done_to_a_memory_leaves_an_audit_line(caplog: pytest.LogC
 
 
 async def test_orphans_through_the_client(server: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood_memory.operations.orphans.ORPHANED_SECONDS", 0.0)
+    monkeypatch.setattr("draftwood_memory.operations.ORPHANED_SECONDS", 0.0)
     async with replicas(1, server.url, fingerprint="e" * 16) as [old]:
         await learn_output(old, "acme", numbers(11))
         await agreed([old], "acme")

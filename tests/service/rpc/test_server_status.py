@@ -14,8 +14,8 @@ from draftwood.admin.v1 import status_pb2 as pb
 from draftwood.admin.v1.status_pb2_grpc import StatusServiceStub
 from draftwood.v1 import generation_pb2
 from draftwood_service.auth import Role
-from draftwood_service.engine.reporting import reporter
-from draftwood_service.rpc.admin import status
+from draftwood_service.engine import reports as reporter
+from draftwood_service.rpc import status
 from tests.service.auth.test_matrix import OTHER, OWN, Keys
 from tests.service.fakes import FakeEngine, FakeOwnText, Served, answer, serving, until
 from tests.service.rpc.test_endings import reason
@@ -108,10 +108,10 @@ async def test_an_admin_sees_its_tenant_and_no_figures_of_others(tmp_path: Path)
         after = await status_of(served, admin)
         everything = await status_of(served, operator)
     assert (len(before.tenants), before.HasField("load")) == (0, False)
-    assert [(one.tenant, one.tokens) for one in after.tenants] == [(OWN, TOKENS)]
+    assert [(tenant.tenant, tenant.tokens) for tenant in after.tenants] == [(OWN, TOKENS)]
     assert not after.HasField("load")
     assert OTHER.encode() not in after.SerializeToString()
-    assert {one.tenant for one in everything.tenants} == {OWN, OTHER}
+    assert {tenant.tenant for tenant in everything.tenants} == {OWN, OTHER}
 
 
 async def test_running_and_waiting_are_shown_while_they_last() -> None:
@@ -128,7 +128,7 @@ async def test_running_and_waiting_are_shown_while_they_last() -> None:
             call.cancel()
         while (seen := (await stream.read()).status).load.running + seen.load.waiting:
             pass
-        assert [(one.tenant, one.running, one.waiting) for one in seen.tenants] == [(OWN, 0, 0)]
+        assert [(tenant.tenant, tenant.running, tenant.waiting) for tenant in seen.tenants] == [(OWN, 0, 0)]
         stream.cancel()
 
 

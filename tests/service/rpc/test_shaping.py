@@ -14,8 +14,8 @@ from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1 import generation_pb2_grpc as pb_grpc
 from draftwood_client import AsyncClient
 from draftwood_model_runner.errors import InvalidValueError, ModelError
-from draftwood_service.rpc.streaming.writer import pad
-from draftwood_tenants.shaping import DeltaShaping
+from draftwood_service.rpc.answers import pad
+from draftwood_tenants.config import DeltaShaping
 from tests.service.fakes import Answer, FakeEngine, answer, serving, until
 from tests.service.rpc.test_endings import ask, reason
 

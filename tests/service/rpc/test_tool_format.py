@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from draftwood_model_runner.loading.model import BUNDLED_MODEL
 from draftwood_model_runner.loading.tokenizer import Tokenizer
-from draftwood_service.rpc.parsing.tool_format import NoToolFormatError, ToolFormat, tool_format_of
+from draftwood_service.tools import NoToolFormatError, ToolFormat, tool_format_of
 from tests.model_runner.loading import templates
 
 

@@ -27,7 +27,7 @@ from draftwood_service.errors import ReaderStalledError
 from draftwood_service.rpc import bound, health
 from draftwood_service.rpc.bound import OTHER_STREAMS
 from draftwood_service.rpc.calls import MessageReader
-from draftwood_service.rpc.reflection import V1
+from draftwood_service.rpc.health import V1
 from tests.process_memory import resident_mib
 from tests.service.fakes import Served, answer, serving, until
 from tests.service.gateway.listening import get, listening
@@ -348,7 +348,7 @@ async def test_a_thousand_messages_without_an_end_hold_little(tmp_path: Path, pa
 @pytest.mark.system
 async def test_a_message_is_decompressed_up_to_the_limit(tmp_path: Path) -> None:
     """gRPC 1.83.0 decompresses all of it, and refuses it then."""
-    [required] = [one for one in map(Requirement, requires("draftwood") or ()) if one.name == "grpcio"]
+    [required] = [require for require in map(Requirement, requires("draftwood") or ()) if require.name == "grpcio"]
     assert not required.specifier.contains("1.83.0")
     with guarded_process(tmp_path) as (pid, port):
         peak = before = resident_mib(pid)

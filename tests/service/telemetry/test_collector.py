@@ -89,7 +89,7 @@ async def test_metrics_and_log_lines_arrive(collector: Collector, logged: io.Str
     async with serving(otlp_endpoint=collector.endpoint, log_level="info") as served:
         await answer(served.stub.Generate(ask("hello", 4, request_id="mine"), metadata=SAMPLED))
     assert {names.REQUEST_DURATION.name, "draftwood.requests.running", "draftwood.store.up"} <= collector.metrics
-    [line] = [one for one in collector.logs if one.body.string_value == "request"]
+    [line] = [log for log in collector.logs if log.body.string_value == "request"]
     assert line.trace_id.hex() == TRACE
     assert attributes(line)["request_id"] == "mine"
     assert f'"trace_id": "{TRACE}"' in logged.getvalue()

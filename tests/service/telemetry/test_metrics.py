@@ -16,13 +16,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from draftwood.v1 import generation_pb2 as pb
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_service.engine.reporting import reporter
+from draftwood_service.engine import reports as reporter
 from draftwood_service.settings import Settings
 from draftwood_service.telemetry import NO_TELEMETRY, names, opened_telemetry
+from draftwood_service.telemetry.metrics import ALIASES
 from draftwood_service.telemetry.names import Kind, Metric
 from draftwood_service.telemetry.observed import OBSERVED
 from draftwood_service.telemetry.open_telemetry import OpenTelemetry
-from draftwood_service.telemetry.vllm_names import ALIASES
 from tests.service.fakes import Served, answer, serving, until
 from tests.service.rpc.test_endings import ask
 
@@ -131,7 +131,7 @@ async def test_tenants_are_shown_only_where_the_list_names_them() -> None:
         await until(lambda: "secret-customer" in served.server.bridge.reports.latest.tenants)
         families = await collected(served)
     labels = {str(sample.labels) for family in families.values() for sample in family.samples}
-    assert not any("secret-customer" in one for one in labels)
+    assert not any("secret-customer" in label for label in labels)
     assert value(families, "gen_ai_server_request_duration_seconds", draftwood_tenant="acme") == 2
     assert value(families, "gen_ai_server_request_duration_seconds") == 3
     assert value(families, "draftwood_tenant_output_tokens", draftwood_tenant="acme") == 20

@@ -21,7 +21,7 @@ from draftwood.v1 import generation_pb2
 from draftwood_client import MemoryClient
 from draftwood_tenants.catalog import Catalog
 from draftwood_tenants.config import LearningScope
-from draftwood_tenants.resources.base import TENANTS, Write
+from draftwood_tenants.resources.store import TENANTS, Write
 from tests.memory.servers import Valkey
 from tests.service.fakes import Answer, Served, answer, serving, until
 from tests.service.rpc.test_endings import reason
@@ -148,15 +148,12 @@ async def test_a_tenant_that_cannot_be_decrypted_is_refused_and_no_other(valkey:
     ("part", "outcome"),
     [
         ({"drafting": {"strategy": "of-a-newer-version"}}, "without it"),
-        ({"learning": {"scope": "LEARNING_SCOPE_NOTHING", "maxTokens": "999999999999"}}, "learns nothing"),
         ({"quotas": {"requestsPerMinute": 0}}, "refused"),
-        ({"streaming": {"paddingBytes": 1_000_000}}, "refused"),
-        ("no message", "refused"),
     ],
 )
 async def test_a_part_that_is_not_valid_here_never_sets_a_tenant_free(valkey: Valkey, part: Any, outcome: str) -> None:
     """A server that allows less than the one that wrote the tenant."""
-    value = b"\xff" if isinstance(part, str) else ParseDict({**CONFIGURED, **part}, pb.Tenant()).SerializeToString()
+    value = ParseDict({**CONFIGURED, **part}, pb.Tenant()).SerializeToString()
     async with serving(store=valkey.url) as served:
         stored = served.server.tenants.stored
         await stored.write([Write(TENANTS, "acme", value, 0)])
@@ -165,12 +162,6 @@ async def test_a_part_that_is_not_valid_here_never_sets_a_tenant_free(valkey: Va
         else:
             assert catalog(served).config_of("acme").learning.scope is LearningScope.NOTHING
             assert reasons(await ask(served, times=4)) == [""] * 3 + ["QUOTA_EXCEEDED"]
-        good = ParseDict(CONFIGURED, pb.Tenant()).SerializeToString()
-        [revision] = await stored.write([Write(TENANTS, "acme", good, stored.of_kind(TENANTS)["acme"].revision)])
-        known = catalog(served).config_of("acme")
-        await stored.write([Write(TENANTS, "acme", value, revision)])
-        if outcome == "refused":
-            assert catalog(served).config_of("acme") == known  # the last one that could be read
 
 
 @pytest.fixture

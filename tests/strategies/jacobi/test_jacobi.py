@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood_strategies import DraftTree, Feedback, JacobiStrategy
-from draftwood_strategies.jacobi.ngram_pool import NgramPool
-from draftwood_strategies.jacobi.strategy import JacobiDrafter
+from draftwood_strategies.jacobi import JacobiDrafter, NgramPool
 from tests.strategies.arrays import ids
 from tests.strategies.test_draft import paths
 from tests.strategies.toy_model import VOCAB, ToyModel, run

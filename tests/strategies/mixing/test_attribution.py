@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_strategies.draft import DraftTree, Int32Array
-from draftwood_strategies.mixing.expansion import MixedDraft
-from draftwood_strategies.mixing.sources.attribution import attribute
-from draftwood_strategies.mixing.weights import SOURCES
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.draft import DraftTree
+from draftwood_strategies.mixing.candidates import SOURCES
+from draftwood_strategies.mixing.drafting import MixedDraft
+from draftwood_strategies.mixing.learning import attribute
 from tests.strategies.arrays import ids
 from tests.strategies.test_draft import trees
 

@@ -18,8 +18,8 @@ from draftwood_strategies import (
     TrieStrategy,
     registry,
 )
+from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import Drafter, SuccessorSource
-from draftwood_strategies.draft import Int32Array
 from draftwood_strategies.registry import register
 from draftwood_strategies.successors import STEADY, WIDTH, SuccessorTable
 from tests.strategies.arrays import ids
@@ -247,7 +247,7 @@ def test_options_go_to_the_parts_that_have_them() -> None:
     trie, jacobi = strategy.parts["trie"], strategy.parts["jacobi"]
     assert isinstance(trie, TrieStrategy)
     assert isinstance(jacobi, JacobiStrategy)
-    assert (trie.branch_length, jacobi.window) == (5, 3)
+    assert (trie.options.branch_length, jacobi.options.window) == (5, 3)
     with pytest.raises(TypeError, match="none of the sources trie, recycling has an option 'window'"):
         HybridStrategy(window=3)
 

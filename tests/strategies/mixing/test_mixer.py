@@ -8,10 +8,16 @@ import numpy as np
 import pytest
 
 from draftwood_strategies import DraftTree, Feedback
-from draftwood_strategies.mixing.candidates import to_probabilities
-from draftwood_strategies.mixing.mixer import Mixer, SequenceMixer
-from draftwood_strategies.mixing.sources.attribution import ACCEPTED
-from draftwood_strategies.mixing.weights import SOURCES, Weights, chance_bin, level_of, prior_weights
+from draftwood_strategies.mixing.candidates import (
+    SOURCES,
+    Weights,
+    chance_bin,
+    level_of,
+    prior_weights,
+    to_probabilities,
+)
+from draftwood_strategies.mixing.learning import ACCEPTED
+from draftwood_strategies.mixing.mixture import Mixture, MixtureDrafter
 from draftwood_strategies.successors import SuccessorTable
 from tests.strategies.arrays import ids
 from tests.strategies.toy_model import ToyModel
@@ -30,9 +36,9 @@ def some_tree(random: np.random.Generator) -> DraftTree:
     return DraftTree.of(tokens, np.full(6, -1), shares)
 
 
-def with_table(mixer: Mixer) -> SequenceMixer:
+def with_table(mixture: Mixture) -> MixtureDrafter:
     """A sequence with a table that has rows for its end."""
-    sequence, model, text = SequenceMixer(mixer, ids(1)), ToyModel(3, vocab=10), [1]
+    sequence, model, text = MixtureDrafter(mixture, ids(1)), ToyModel(3, vocab=10), [1]
     for _ in range(12):
         sequence.propose(BUDGET)
         accepted, feedback = model.verify(text, DraftTree.of([]))
@@ -44,24 +50,24 @@ def with_table(mixer: Mixer) -> SequenceMixer:
 def test_one_step_of_learning_goes_up_the_gradient_of_the_log_probability() -> None:
     """Each weight that moved, against a finite difference of the logarithm of the probability."""
     random = np.random.default_rng(5)
-    mixer = Mixer(SuccessorTable(4096))
-    sequence = with_table(mixer)
-    mixer.weights.seen[:] = 1e9
+    mixture = Mixture(SuccessorTable(4096))
+    sequence = with_table(mixture)
+    mixture.weights.seen[:] = 1e9
     trees = [some_tree(random), some_tree(random)]
     draft = sequence.draft(trees, BUDGET)
     target = int(draft.tokens[(draft.parents == -1)][1])
     tail = sequence.tail.copy()
-    before = Weights(*(weights.copy() for weights in mixer.weights))
+    before = Weights(*(weights.copy() for weights in mixture.weights))
     sequence.observe(ids(target), None)
-    moved = Weights(*(weights.copy() for weights in mixer.weights))
+    moved = Weights(*(weights.copy() for weights in mixture.weights))
 
     def log_probability() -> float:
         return float(np.log(chance_of(sequence.draft(trees, BUDGET), target)))
 
     sequence.tail[:] = tail
     for name, rate in (("ranks", 0.03), ("escapes", 0.03), ("trust", 0.003), ("bias", 0.03)):
-        old, new, live = getattr(before, name), getattr(moved, name), getattr(mixer.weights, name)
-        for weights, source in zip(mixer.weights, before, strict=True):
+        old, new, live = getattr(before, name), getattr(moved, name), getattr(mixture.weights, name)
+        for weights, source in zip(mixture.weights, before, strict=True):
             weights[...] = source
         changed = np.argwhere(old != new)
         assert len(changed) > 0
@@ -84,8 +90,8 @@ def test_probabilities_are_a_softmax() -> None:
 
 @pytest.mark.parametrize(("score", "rate"), [(0.95, 0.2), (0.1, 0.7), (0.5, 0.5)])
 def test_scores_become_acceptance_rates(score: float, rate: float) -> None:
-    random, mixer = np.random.default_rng(2), Mixer(None)
-    sequence = SequenceMixer(mixer, ids(1))
+    random, mixture = np.random.default_rng(2), Mixture(None)
+    sequence = MixtureDrafter(mixture, ids(1))
     late = []
     for step in range(3000):
         tree = sequence.draft([DraftTree.of([7], scores=[score])], 4)
@@ -96,8 +102,8 @@ def test_scores_become_acceptance_rates(score: float, rate: float) -> None:
 
 
 def test_nodes_count_for_a_source_that_has_the_token() -> None:
-    mixer = Mixer(SuccessorTable(4096))
-    sequence = SequenceMixer(mixer, ids(1))
+    mixture = Mixture(SuccessorTable(4096))
+    sequence = MixtureDrafter(mixture, ids(1))
     sequence.draft([DraftTree.of([5, 6], [-1, 0], [0.9, 0.8]), DraftTree.of([9], scores=[0.9])], 8)
     sequence.observe(ids(5, 6, 7), None)
     assert sequence.counts[ACCEPTED].tolist()[:2] == [2, 0]
@@ -110,12 +116,12 @@ def test_nodes_count_for_a_source_that_has_the_token() -> None:
 
 
 def test_weights_stay_bounded_however_long_the_traffic() -> None:
-    mixer = Mixer(None)
-    sequence = SequenceMixer(mixer, ids(1))
+    mixture = Mixture(None)
+    sequence = MixtureDrafter(mixture, ids(1))
     for _ in range(4000):
         sequence.draft([DraftTree.of([7], scores=[0.99])], 4)
         sequence.observe(ids(8), None)
-    for name, weights in mixer.weights._asdict().items():
+    for name, weights in mixture.weights._asdict().items():
         assert np.isfinite(weights).all()
         assert name == "seen" or np.abs(weights).max() <= 8.0
 
@@ -124,13 +130,13 @@ def test_the_first_tokens_count_more_than_later_ones() -> None:
     """So the weights adapt soon to text that the prior was not fitted to."""
 
     def step(seen: float) -> float:
-        mixer = Mixer(None)
-        mixer.weights.seen[:] = seen
-        sequence, before = SequenceMixer(mixer, ids(1)), mixer.weights.escapes.copy()
+        mixture = Mixture(None)
+        mixture.weights.seen[:] = seen
+        sequence, before = MixtureDrafter(mixture, ids(1)), mixture.weights.escapes.copy()
         sequence.draft([DraftTree.of([7], scores=[0.9])], 4)
         sequence.observe(ids(8), None)
-        assert mixer.weights.seen.sum() == pytest.approx(seen * mixer.weights.seen.size + 1)
-        return float((mixer.weights.escapes - before).max())
+        assert mixture.weights.seen.sum() == pytest.approx(seen * mixture.weights.seen.size + 1)
+        return float((mixture.weights.escapes - before).max())
 
     later = step(1e6)
     assert later > 0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_strategies import Feedback, RecyclingStrategy
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.successors import NOWHERE, ORDERS, WIDTH, SuccessorTable, extended, find
 from tests.strategies.arrays import ids
 from tests.strategies.test_draft import paths

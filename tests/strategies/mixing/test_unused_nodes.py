@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_strategies import DraftTree, Feedback, HybridStrategy, RecyclingStrategy
-from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.mixing.expansion import MixedDraft
-from draftwood_strategies.mixing.unused_nodes import fill
-from draftwood_strategies.mixing.weights import TABLE
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.mixing.candidates import TABLE
+from draftwood_strategies.mixing.drafting import MixedDraft, fill
 from tests.strategies.arrays import ids
 from tests.strategies.toy_model import ToyModel, run
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood_model_runner.sampling.host.most_probable import most_probable
-from draftwood_strategies.threads import row_threads
-from draftwood_strategies.threads.row_threads import LEAST_NUMBERS, draft_in_threads, in_threads, parts
+from draftwood_model_runner.sampling.most_probable import most_probable
+from draftwood_strategies import threads as row_threads
+from draftwood_strategies.threads import LEAST_NUMBERS, draft_in_threads, in_threads, parts
 
 
 @pytest.mark.parametrize(("count", "threads", "sizes"), [(7, 3, [2, 2, 3]), (2, 8, [1, 1]), (0, 4, [0]), (5, 1, [5])])

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_strategies import TrieStrategy, create
-from draftwood_strategies.draft import Int32Array
-from draftwood_strategies.trie.learned.novel import COUNTED, count_miss, no_novel, novel_chance
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.trie.weights import COUNTED, count_miss, no_novel, novel_chance
 
 
 def ids(*tokens: int) -> Int32Array:

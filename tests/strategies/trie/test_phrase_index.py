@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.trie.phrase_index import TOKENS_PER_BLOCK, PhraseIndex
 
 WRITES = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 70)), min_size=1, max_size=30)

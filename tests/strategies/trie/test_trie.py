@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftwood_strategies import DraftTree, TrieStrategy
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.trie.phrase_index import START, PhraseIndex
 from draftwood_strategies.trie.strategy import TrieDrafter
 from tests.strategies.test_draft import paths
@@ -223,9 +223,7 @@ def test_scores_learn_which_source_is_right() -> None:
     for _ in range(200):
         drafter = written(strategy, prompt, ids(1, 2, 3))
         drafter.propose(8)
-        strategy.learns = "prompts"  # not what comes true here
         drafter.observe(ids(77), None)
-        strategy.learns = "outputs"
     after = written(strategy, prompt, ids(1, 2, 3)).propose(8)
     score = {name: float(tree.scores[tree.tokens == 77][0]) for name, tree in (("before", before), ("after", after))}
     assert score["after"] > score["before"] + 0.02
@@ -291,7 +289,7 @@ def test_what_a_tenant_learns_of_tokens_stays_with_it() -> None:
 )
 def test_bad_options_name_field_value_and_what_is_allowed(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TrieStrategy(**options)  # type: ignore[arg-type]
+        TrieStrategy(**options)
 
 
 def test_the_prompt_weight_moves_trust_towards_the_prompt() -> None:

@@ -96,11 +96,11 @@ def _begun(error: str) -> bool:
 
 def acceptance(results: Sequence[Result]) -> float:
     """Tokens per decoding step over all answers; 0.0 without any."""
-    steps = sum(one.steps for one in results)
-    return sum(one.tokens for one in results) / steps if steps else 0.0
+    steps = sum(result.steps for result in results)
+    return sum(result.tokens for result in results) / steps if steps else 0.0
 
 
 def different(results: Sequence[Result]) -> int:
     """Answers that are not the first one to the same question."""
     first: dict[str, str] = {}
-    return sum(first.setdefault(one.question, one.text) != one.text for one in results if not one.error)
+    return sum(first.setdefault(result.question, result.text) != result.text for result in results if not result.error)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from draftwood_benchmarks.harness.server_process import wait_for_address
+from draftwood_benchmarks.harness.servers import wait_for_address
 
 _END_SECONDS = 60.0
 """For a replica that was told to end. Its grace is half of it."""

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from draftwood_benchmarks.harness.engines import EngineName, server_on
-from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions
+from draftwood_benchmarks.harness.models import ChosenModel, EngineName, ModelOptions, server_on
 from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_client import AsyncClient
 from draftwood_memory.store.embedded import EmbeddedServer
@@ -103,14 +102,14 @@ def _replicas(plan: Plan, folder: Path, store: str) -> Iterator[list[Replica]]:
     flags = (*on_engine, *_FLAGS, "--store", store)
     running = [Replica(host, port, folder, flags, **process) for host in hosts[: plan.replicas]]
     try:
-        for one in running:
-            one.launch()
-        for one in running:
-            one.wait()
+        for replica in running:
+            replica.launch()
+        for replica in running:
+            replica.wait()
         yield running
     finally:
-        for one in running:
-            one.kill()
+        for replica in running:
+            replica.kill()
 
 
 async def _measure(plan: Plan, running: list[Replica]) -> Report:
@@ -156,11 +155,11 @@ async def _replace(plan: Plan, number: int, running: list[Replica], names: NameS
 
 def _summary(report: Report, results: list[Result], phase: int, before: int, after: int) -> Report:
     report.requests = len(results)
-    failed = [one for one in results if one.error]
+    failed = [result for result in results if result.error]
     cut = [one for one in failed if one.cut and one.began < report.killed_at < one.ended]
     report.cut, report.errors = len(cut), [one.error for one in failed if one not in cut]
     report.different = different(results)
     report.acceptance_cold = acceptance(results[:phase])
     report.acceptance_before = acceptance(results[before - phase : before])
-    report.acceptance_after = acceptance([one for one in results if one.began >= results[after].ended])
+    report.acceptance_after = acceptance([result for result in results if result.began >= results[after].ended])
     return report

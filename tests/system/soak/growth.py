@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 from operator import attrgetter
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The resources that the service's process and its children hold at one time.
-
-    Attributes:
-        seconds: since the traffic began.
-        rss_mib: resident memory in MiB, without file-backed pages.
-        threads: number of threads.
-        fds: open file descriptors.
-        requests: requests under way.
-    """
+class Sample(NamedTuple):
+    """What the service's process and its children hold after some seconds of traffic, and the requests under way."""
 
     seconds: float
-    rss_mib: float
+    rss_mib: float  # resident memory without file-backed pages
     threads: int
     fds: int
     requests: int
@@ -36,14 +27,11 @@ _BINS = 12
 """Parts that the fitted samples are cut into; any number works that leaves several samples in each part."""
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """The growth of one resource over the fitted samples.
+class Growth(NamedTuple):
+    """The line fitted to one resource, a field of `Sample`.
 
     Attributes:
-        name: a field of `Sample`.
-        start, end: the fitted line at the first and at the last sample.
-        per_hour: its slope.
+        start, end: its values at the first and at the last sample.
         bound: the largest `end - start` that is accepted.
     """
 

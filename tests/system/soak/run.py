@@ -19,15 +19,13 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from draftwood_benchmarks.harness.engines import EngineName, server_on
-from draftwood_benchmarks.harness.models import ChosenModel, ModelOptions
+from draftwood_benchmarks.closed_loop import OWN_CONNECTION, fitting
+from draftwood_benchmarks.harness.models import ChosenModel, EngineName, ModelOptions, server_on
 from draftwood_benchmarks.harness.prompts import read_prompts
-from draftwood_benchmarks.harness.server_process import ServerProcess, server_process
-from draftwood_benchmarks.load.closed_loop import OWN_CONNECTION
-from draftwood_benchmarks.load.questions import fitting
+from draftwood_benchmarks.harness.servers import ServerProcess, server_process
 from draftwood_client import NO_RETRY, AsyncClient, DraftwoodError, ModelInfo, UnavailableError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_model_runner.runners.torch.machine import KERNEL_CACHES
+from draftwood_model_runner.runners.torch.packed_linear import KERNEL_CACHES
 from tests.process_memory import MIB, own_bytes
 from tests.system.soak.growth import WARM_UP, Growth, Sample, growth_of
 from tests.system.soak.traffic import MAX_TOKENS, NotRefusedError, Traffic

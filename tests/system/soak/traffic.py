@@ -72,10 +72,8 @@ async def _question(traffic: Traffic, client: AsyncClient, draw: random.Random) 
 
 
 async def _strategy(traffic: Traffic, client: AsyncClient, draw: random.Random) -> None:
-    options = traffic.options(
-        draw, strategy=draw.choice(traffic.info.strategies), max_draft_nodes=draw.randrange(0, 65), token_details=True
-    )
-    await client.generate(draw.choice(traffic.prompts), **options)
+    chosen = {"strategy": draw.choice(traffic.info.strategies), "max_draft_nodes": draw.randrange(0, 65)}
+    await client.generate(draw.choice(traffic.prompts), **traffic.options(draw, **chosen, token_details=True))
 
 
 async def _sampled(traffic: Traffic, client: AsyncClient, draw: random.Random) -> None:
@@ -91,10 +89,9 @@ async def _sampled(traffic: Traffic, client: AsyncClient, draw: random.Random) -
         "stop": ["\n\n", "thank"],
         "top_logprobs": draw.randrange(0, 5),
     }
-    if not traffic.info.abilities.min_p:
-        del settings["min_p"]
-    if not traffic.info.abilities.logit_bias:
-        del settings["logit_bias"]
+    for name in ("min_p", "logit_bias"):
+        if not getattr(traffic.info.abilities, name):
+            del settings[name]
     chosen = dict(draw.sample(sorted(settings.items()), draw.randrange(1, len(settings))))
     options = traffic.options(draw, seed=draw.randrange(2**32), **{"temperature": 1.0, **chosen})
     await client.generate(draw.choice(traffic.prompts), **options)

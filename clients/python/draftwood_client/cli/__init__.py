@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from draftwood_client.cli import audit_command, chat, commands, memory_commands, plugins
+from draftwood_client.cli import chat, commands, memory_commands, plugins, top
 from draftwood_client.cli.admin import experiment_commands, tenant_commands
 from draftwood_client.cli.apps import new_app
-from draftwood_client.cli.top import command as top_command
 from draftwood_client.connection import package_version
 
 
@@ -25,8 +24,8 @@ def build_app() -> typer.Typer:
     for function in (chat.chat, commands.complete, commands.info, commands.tokenize, commands.detokenize):
         app.command()(function)
     app.add_typer(memory_commands.app, name="memory")
-    app.command()(audit_command.audit)
-    app.command()(top_command.top)
+    app.command()(commands.audit)
+    app.command()(top.top)
     app.add_typer(tenant_commands.app, name="tenant")
     experiment = experiment_commands.group()
     app.add_typer(experiment, name="experiment")

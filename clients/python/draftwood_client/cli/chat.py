@@ -9,15 +9,14 @@ from typing import Annotated
 
 import typer
 
-from draftwood_client.cli.answering import AsJson, ShowDrafts, Stats, write_answer
+from draftwood.v1.generation_pb2 import GetModelInfoResponse as ModelInfo
+from draftwood_client.cli.answering import AsJson, Calls, ShowDrafts, Stats, read_tools, write_answer
 from draftwood_client.cli.options import ConnectionOptions, GenerationFlags, command, or_content, print_error
 from draftwood_client.cli.output import AnswerWriter, decode, print_stats, read_text
-from draftwood_client.cli.tools import Calls, read_tools
 from draftwood_client.client import Client
 from draftwood_client.errors import ArgumentValueError, DraftwoodError
 from draftwood_client.options import GenerateOptions
-from draftwood_client.protocol.request import ChatMessage
-from draftwood_client.results import ModelInfo
+from draftwood_client.request import ChatMessage
 
 HELP = "/reset clears the conversation, /exit or Ctrl-D exits, Ctrl-C stops an answer."
 

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
@@ -16,15 +15,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from draftwood.v1 import memory_pb2 as pb
+from draftwood_client.cli.admin.tables import cell, console, plain_table
 from draftwood_client.cli.answering import AsJson
 from draftwood_client.cli.apps import new_app
-from draftwood_client.cli.memory_tables import statistics_tables
 from draftwood_client.cli.options import ConnectionOptions, command
 from draftwood_client.cli.output import print_json
+from draftwood_client.convert import plain
 from draftwood_client.errors import ArgumentError, ArgumentValueError
 from draftwood_client.memory import MemoryRecord
-from draftwood_client.protocol.request import text as checked_text
-from draftwood_client.protocol.request import token_ids as checked_token_ids
+from draftwood_client.request import text as checked_text
+from draftwood_client.request import token_ids as checked_token_ids
 
 FORMAT = 1
 """Version of the export format: the value of `draftwood_memory` in the first line of a file."""
@@ -48,11 +49,13 @@ class FileFormat(StrEnum):
 def stats(connection: ConnectionOptions, as_json: AsJson = False) -> None:
     """Show statistics of the store and of all memories, or of one with --tenant."""
     with connection.memory_client() as client:
-        found = client.statistics()
+        statistics = client.statistics()
     if as_json:
-        print_json(asdict(found))
+        values = plain(statistics)
+        del values["next_page_token"]
+        print_json(values)
     else:
-        statistics_tables(found)
+        _print_statistics(statistics)
 
 
 @app.command("warm")
@@ -129,8 +132,8 @@ def purge(
     with connection.memory_client() as client:
         purged = client.purge(tenant)
     typer.echo(f"{purged.tokens:,} tokens forgotten")
-    if purged.final_at is not None:
-        at = f"{purged.final_at:%Y-%m-%d %H:%M:%S} UTC"
+    if purged.HasField("final_time"):
+        at = f"{purged.final_time.ToDatetime():%Y-%m-%d %H:%M:%S} UTC"
         typer.echo(f"servers without the store, or killed, were not asked; any that still runs has forgotten by {at}")
 
 
@@ -150,16 +153,17 @@ def orphans(
                 typer.confirm(f"Delete all memories that no server uses {fingerprint}?", abort=True)
             typer.echo(f"{client.purge_orphans(fingerprint):,} tokens forgotten")
             return
-        found = client.orphans()
+        memories = [plain(memory) for memory in client.orphans()]
     if as_json:
-        print_json({"memories": [asdict(one) for one in found]})
+        print_json({"memories": memories})
         return
     row = "{:<24} {:<18} {:>12} {:>12} {:>14}"
     typer.echo(row.format("tenant", "fingerprint", "tokens", "stored KiB", "unserved h"))
-    for one in found:
-        name = "(hidden)" if one.tenant is None else f"{one.tenant}/{one.arm}" if one.arm else one.tenant
-        sizes = f"{one.tokens:,}", f"{one.stored_bytes / 1024:,.0f}", f"{one.unserved / 3600:,.1f}"
-        typer.echo(row.format(name, one.fingerprint, *sizes))
+    for memory in memories:
+        tenant, arm = memory["tenant"], memory["arm"]
+        name = "(hidden)" if tenant is None else f"{tenant}/{arm}" if arm else tenant
+        sizes = f"{memory['stored_bytes'] / 1024:,.0f}", f"{memory['unserved'] / 3600:,.1f}"
+        typer.echo(row.format(name, memory["fingerprint"], f"{memory['tokens']:,}", *sizes))
 
 
 def _named_tenant(connection: ConnectionOptions) -> str:
@@ -305,3 +309,45 @@ def _progress(unit: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         yield lambda count, tokens: bar.update(task, description=f"{count:,} {unit}, {tokens:,} tokens")
+
+
+def _print_statistics(statistics: pb.GetMemoryStatisticsResponse) -> None:
+    """A table of the memories and, for operators, one of the store."""
+    right = ("tokens", "stored", "entries", "index in RAM")
+    table = plain_table("tenant", "arm", *right, "", right=right)
+    for memory in statistics.tenants:
+        index = _size(memory.index_bytes) if memory.resident else "not loaded"
+        counts = f"{memory.tokens:,}", _size(memory.stored_bytes), f"{memory.log_records:,}", index
+        note = "read-only" if memory.read_only else ""
+        table.add_row(*map(cell, [memory.tenant, memory.arm or "-", *counts, note]))
+    to = console()
+    to.print(table)
+    count = len(statistics.tenants)
+    noun = "memory" if count == 1 else "memories"
+    to.print(f"{count:,} {noun} of the model with fingerprint {statistics.fingerprint}")
+    if statistics.HasField("store"):
+        to.print()
+        store = plain_table("store", "", right=("",))
+        for name, value in plain(statistics.store).items():
+            store.add_row(*map(cell, _quantity(name, value)))
+        to.print(store)
+
+
+def _size(count: int) -> str:
+    """Bytes in the largest binary unit that leaves at least 1."""
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if count >= 1024**power:
+            return f"{count / 1024**power:,.1f} {unit}"
+    return f"{count} B"
+
+
+def _quantity(name: str, value: Any) -> tuple[str, str]:
+    """A field of the store's statistics: its name without the unit, and the value with it."""
+    words = name.replace("_", " ")
+    if isinstance(value, bool):
+        return words, "yes" if value else "NO"
+    if name.endswith("_bytes"):
+        return words.removesuffix(" bytes"), _size(value)
+    if name == "last_lag":
+        return words, f"{1000 * (value or 0.0):,.0f} ms"
+    return words, f"{value:,}" if isinstance(value, int) else str(value)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast, get_type_hints
 import typer
 
 from draftwood_client import environment
-from draftwood_client.admin.client import AdminClient
+from draftwood_client.admin import AdminClient
 from draftwood_client.client import Client
 from draftwood_client.connection import DEFAULT_TIMEOUT
 from draftwood_client.errors import (
@@ -23,9 +23,8 @@ from draftwood_client.errors import (
     UnauthenticatedError,
 )
 from draftwood_client.memory import MemoryClient
-from draftwood_client.options import UNSET, GenerateOptions
-from draftwood_client.protocol.target import DEFAULT_TARGET
-from draftwood_client.tls import TlsConfig
+from draftwood_client.options import UNSET, GenerateOptions, TlsConfig
+from draftwood_client.target import DEFAULT_TARGET
 
 USAGE_ERROR = 2
 FAILURE = 1
@@ -321,8 +320,8 @@ def error_line(error: DraftwoodError) -> str:
     """The error's text with the problems of all fields that the server reported, without line ends."""
     text = str(error)
     if isinstance(error, StatusError):
-        unnamed = [one for one in error.violations if one.description not in text]
-        text = "; ".join([text, *(f"{one.field}: {one.description}" for one in unnamed)])
+        unnamed = [violation for violation in error.violations if violation.description not in text]
+        text = "; ".join([text, *(f"{violation.field}: {violation.description}" for violation in unnamed)])
     if isinstance(error, UnauthenticatedError):
         text += f"; a key is given by --api-key or {environment.API_KEY}, a token by --token or {environment.TOKEN}"
     return " ".join(text.split())

@@ -11,8 +11,10 @@ from typing import Any, TextIO
 
 import typer
 
+from draftwood.v1.generation_pb2 import Delta, TokenDetail
+from draftwood_client.convert import plain
 from draftwood_client.errors import ArgumentValueError
-from draftwood_client.results import Completion, Delta, Sample
+from draftwood_client.results import Completion, Sample
 
 _DRAFTED, _PLAIN = "\x1b[32m", "\x1b[0m"
 
@@ -106,17 +108,25 @@ def print_json(value: object) -> None:
 
 def completion_as_json(completion: Completion) -> dict[str, Any]:
     """All fields; samples, details and log-probabilities only if the request had the options."""
-    values = asdict(completion)
+    values = asdict(completion) | {"usage": plain(completion.usage)}
+    sources = completion.drafting.by_source.items()
+    values["drafting"]["by_source"] = {source: plain(counts) for source, counts in sources}
     if not completion.samples:
         del values["samples"]
     for part in (values, *values.get("samples", ())):
         if not part["details"]:
             del part["details"]
-        for detail in part.get("details", ()):
-            for token in (detail, *detail["top_logprobs"]):
-                token["token_bytes"] = [*token["token_bytes"]]
-            if detail["logprob"] is None:
-                del detail["logprob"], detail["top_logprobs"]
+        else:
+            part["details"] = [*map(_detail_as_json, part["details"])]
+    return values
+
+
+def _detail_as_json(detail: TokenDetail) -> dict[str, Any]:
+    values = plain(detail)
+    for token in (values, *values["top_logprobs"]):
+        token["token_bytes"] = [*token["token_bytes"]]
+    if values["logprob"] is None:
+        del values["logprob"], values["top_logprobs"]
     return values
 
 

@@ -40,7 +40,7 @@ KNOWN = {
     "serve": KnownCommand("Serve a model.", _SERVER),
     "gateway": KnownCommand("Serve the API of OpenAI over HTTP, in front of a service.", "'draftwood[gateway]'"),
     "key": KnownCommand("Create, list and revoke API keys of a server's file.", _SERVER),
-    "models": KnownCommand("List models by name, what is kept of them, and families.", _SERVER),
+    "models": KnownCommand("List, describe and download models by name.", _SERVER),
     "demo": KnownCommand(
         "Compare drafting off, with an empty and with a warm memory, on the bundled model.", _BENCHMARKS
     ),
@@ -66,8 +66,9 @@ def mount(app: typer.Typer, groups: Mapping[str, typer.Typer]) -> None:
     that name what to install for those of Draftwood that are missing.
     """
     taken = _names(app)
-    found = sorted((one for one in entry_points(group=GROUP) if one.name not in taken), key=lambda one: one.name)
-    for entry_point in found:
+    installed = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    installed = [entry for entry in installed if entry.name not in taken]
+    for entry_point in installed:
         owner = _distribution(entry_point)
         known = KNOWN.get(entry_point.name) if owner in _OURS else None
         parent, name = _place(app, groups, entry_point.name)
@@ -79,7 +80,7 @@ def mount(app: typer.Typer, groups: Mapping[str, typer.Typer]) -> None:
             help=known.help if known else f"From the package {owner}.",
             rich_help_panel="Server" if known else "Plugins",
         )(_runner(entry_point))
-    for full_name in KNOWN.keys() - {one.name for one in found}:
+    for full_name in KNOWN.keys() - {entry.name for entry in installed}:
         parent, name = _place(app, groups, full_name)
         parent.command(name, cls=PassThrough, hidden=True)(_absent(full_name))
 
@@ -92,8 +93,8 @@ def _place(app: typer.Typer, groups: Mapping[str, typer.Typer], name: str) -> tu
 
 def _names(app: typer.Typer) -> set[str]:
     """Of the commands and groups of `app`."""
-    commands = {one.name or getattr(one.callback, "__name__", "") for one in app.registered_commands}
-    return commands | {str(one.name) for one in app.registered_groups}
+    commands = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    return commands | {str(group.name) for group in app.registered_groups}
 
 
 def _spoken(name: str) -> str:
@@ -139,8 +140,8 @@ def _other_package(entry_point: EntryPoint, error: ImportError | AttributeError)
     lacks_module = isinstance(error, ImportError) and (error.name or "").startswith(f"{package}.{module}")
     if not module or not (lacks_module or isinstance(error, AttributeError)):
         return ""
-    found = sys.modules.get(package)
-    return ", ".join(getattr(found, "__path__", [])) or str(getattr(found, "__file__", None) or "")
+    other = sys.modules.get(package)
+    return ", ".join(getattr(other, "__path__", [])) or str(getattr(other, "__file__", None) or "")
 
 
 def _fail(problem: str) -> NoReturn:

@@ -1,33 +1,56 @@
-"""The runner for GPUs: tree attention in Triton over paged keys and values, whole steps replayed as CUDA graphs."""
+"""The runner for GPUs: tree attention in Triton over paged keys and values, whole steps replayed as CUDA graphs.
+
+Triton compiles a kernel for each value of its constants when it is first launched, which takes up to seconds. The
+kernels of the model are compiled when steps are captured. Those that choose tokens and accept paths depend on the
+requests, so the runner takes some first steps with them, and no request waits for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, KVShape, Predictions, StepBatch
-from draftwood_model_runner.runners.capacity.kv_arrays import bytes_per_token
-from draftwood_model_runner.runners.capacity.kv_capacity import state_capacity
-from draftwood_model_runner.runners.cuda.device.buffer import to_device
-from draftwood_model_runner.runners.cuda.first_steps import compile_sampling
-from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE, KVPages
-from draftwood_model_runner.runners.cuda.states.memory import MixerStates, allocated
-from draftwood_model_runner.runners.cuda.states.rows import SPARE_SEQUENCES, StateRows
-from draftwood_model_runner.runners.cuda.states.shapes import STATE_NODES, MixerShape
-from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS
-from draftwood_model_runner.runners.cuda.steps.forward import Forward
-from draftwood_model_runner.runners.cuda.steps.graphs import CAPTURES, Graphs
-from draftwood_model_runner.runners.cuda.steps.results import Clock, LaunchedStep
-from draftwood_model_runner.runners.cuda.steps.sampling import move
-from draftwood_model_runner.runners.cuda.steps.verifying import CudaStep, sampling_of
-from draftwood_model_runner.runners.device_errors import device_errors
-from draftwood_model_runner.sampling.metadata import SamplingMetadata
+from draftwood_model_runner.request import SamplingParams
+from draftwood_model_runner.runners.base import (
+    NO_LIMITS,
+    DraftLimits,
+    KVCompaction,
+    KVShape,
+    Predictions,
+    Runner,
+    StepBatch,
+)
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.cuda.device import to_device
+from draftwood_model_runner.runners.cuda.forward import CAPTURES, Forward, Graphs
+from draftwood_model_runner.runners.cuda.memory import PAGE_SIZE, KVPages
+from draftwood_model_runner.runners.cuda.recurrent_layers import STATE_NODES, LayerShape, LayerStates, allocated
+from draftwood_model_runner.runners.cuda.sampling import Clock, CudaStep, LaunchedStep, sampling_of
+from draftwood_model_runner.runners.cuda.state_rows import SPARE_SEQUENCES, StateRows
+from draftwood_model_runner.runners.cuda.tiling import LEVELS
+from draftwood_model_runner.runners.machine import bytes_per_token, device_errors, state_capacity
+from draftwood_model_runner.sampling.metadata import (
+    MOST_PROBABLE,
+    NO_MASK,
+    Adjustments,
+    SamplingMetadata,
+    SequenceSampling,
+    TokenMasks,
+)
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
+from draftwood_strategies.draft import DraftTree
+
+_SEQUENCES = 16
+"""Sequences with recurrent layers that are live at once, where nobody says how many."""
+_MOST_KEPT = 256
+"""States that are kept for sequences with the same prefix, at most."""
+_TREES = (1, 31, 63, 127, 255)
+"""Nodes, of which each has another block size of `accept_paths`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +62,7 @@ class CudaLayout:
         group: heads that share a key, at most.
         exact: outputs are bit-identical with and without drafts, in any batch.
         layers: numbers of those that attend; None if all do.
-        mixers: what each layer with a state keeps.
+        recurrent layers: what each layer with a state keeps.
     """
 
     shapes: tuple[KVShape, ...]
@@ -48,23 +71,17 @@ class CudaLayout:
     device: torch.device
     exact: bool = False
     layers: tuple[int, ...] | None = None
-    mixers: tuple[MixerShape, ...] = ()
+    recurrent_layers: tuple[LayerShape, ...] = ()
 
     @property
     def state_bytes(self) -> int:
-        """Of the states of a sequence after a token."""
-        return sum(shape.state_bytes for shape in self.mixers)
+        """Bytes of the states of a sequence after a token."""
+        return sum(shape.state_bytes for shape in self.recurrent_layers)
 
     @property
     def bytes_per_sequence(self) -> int:
-        """Of states and inputs of nodes: a step has those before it and those after it."""
-        return 2 * (self.state_bytes + sum(shape.node_bytes for shape in self.mixers))
-
-
-_SEQUENCES = 16
-"""With recurrent layers that are live at once, where nobody says how many."""
-_MOST_KEPT = 256
-"""States that are kept for sequences with the same prefix, at most."""
+        """Bytes of states and inputs of nodes: a step has those before it and those after it."""
+        return 2 * (self.state_bytes + sum(shape.node_bytes for shape in self.recurrent_layers))
 
 
 class CudaRunner:
@@ -88,8 +105,8 @@ class CudaRunner:
         self, module: Any, layout: CudaLayout, kv_tokens: int, graphs: bool = True, sequences: int | None = None
     ) -> None:
         self.states: StateRows | None = None
-        memory: tuple[MixerStates, ...] = ()
-        if layout.mixers:
+        memory: tuple[LayerStates, ...] = ()
+        if layout.recurrent_layers:
             self.states, memory = _state_memory(layout, kv_tokens, sequences)
         self._kv = KVPages(layout.shapes, layout.dtype, layout.device, kv_tokens, layout.layers)
         self.pages = self._kv.pages
@@ -150,15 +167,50 @@ class CudaRunner:
             arrays = to_device(
                 {"slots": slots, "offsets": moves.offsets, "counts": np.diff(moves.offsets)}, self._device
             )
-            move(self._kv, arrays["slots"], arrays["offsets"], arrays["counts"])
+            self._kv.move(arrays["slots"], arrays["offsets"], arrays["counts"])
 
 
 def _state_memory(
     layout: CudaLayout, kv_tokens: int, sequences: int | None
-) -> tuple[StateRows, tuple[MixerStates, ...]]:
+) -> tuple[StateRows, tuple[LayerStates, ...]]:
     kv_bytes = kv_tokens * bytes_per_token(layout.shapes, layout.dtype.itemsize)
     each, state = layout.bytes_per_sequence, layout.state_bytes
     affordable, kept_bytes = state_capacity(each, kv_bytes, layout.device)
     live = max(1, min(sequences or _SEQUENCES, affordable - SPARE_SEQUENCES))
     rows = StateRows(PAGE_SIZE, live, max(1, min(_MOST_KEPT, kept_bytes // state)), state, each)
-    return rows, allocated(layout.mixers, rows.live_rows, rows.rows, layout.device)
+    return rows, allocated(layout.recurrent_layers, rows.live_rows, rows.rows, layout.device)
+
+
+class Launcher(Runner, Protocol):
+    """`runner.CudaRunner`."""
+
+    def launch(self, batch: StepBatch, top_k: int, sampling: SamplingMetadata | None = None) -> LaunchedStep: ...
+
+
+def compile_sampling(runner: Launcher) -> None:
+    """Greedy steps with draft trees of all sizes that fit its memory, then sampled ones with masks and
+    log-probabilities. Overwrites the first KV pages.
+
+    Raises:
+        DeviceMemoryError, DeviceLostError: as `step` of the runner.
+    """
+    predictions = _step(runner, 0, MOST_PROBABLE)
+    for nodes in _TREES:
+        if nodes < runner.pages * runner.page_size:
+            _step(runner, nodes, MOST_PROBABLE)
+    vocab = int(predictions.logits.shape[1])
+    for masks in (None, TokenMasks(np.full(2, NO_MASK, np.int32), np.zeros((1, -(-vocab // 32)), np.int32))):
+        _step(runner, 1, _sampled(masks), logprobs=1)
+
+
+def _step(runner: Launcher, nodes: int, sampling: SequenceSampling | int, logprobs: int | None = None) -> Predictions:
+    tree = DraftTree.of([i % 2 for i in range(nodes)], [(i + 1) // 2 - 1 for i in range(nodes)])
+    row = BatchRow(np.arange(runner.pages, dtype=np.int32), 0, np.zeros(1, np.int32), tree, logits_from=0)
+    return runner.launch(lay_out([row]), 0, SamplingMetadata.of([sampling], [logprobs])).wait()[0].predictions
+
+
+def _sampled(masks: TokenMasks | None) -> SequenceSampling:
+    """Sampling of every kind, with one adjusted token."""
+    zero = np.zeros(1, np.int32)
+    adjustments = Adjustments(zero, zero, zero.astype(np.float32), zero)
+    return SequenceSampling(SamplingParams(1.0, 2, 0.9, 0.1, 1.1, 0.1, 0.1), 0, adjustments, masks)

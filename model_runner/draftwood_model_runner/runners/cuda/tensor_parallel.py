@@ -29,9 +29,8 @@ from draftwood_model_runner.runners.base import (
     RunnerFactory,
     StepBatch,
 )
-from draftwood_model_runner.runners.cuda.first_steps import Launcher
-from draftwood_model_runner.runners.cuda.steps.results import HostResults
-from draftwood_model_runner.runners.cuda.steps.verifying import CudaStep, Launched, sampling_of
+from draftwood_model_runner.runners.cuda.runner import Launcher
+from draftwood_model_runner.runners.cuda.sampling import CudaStep, HostResults, Launched, sampling_of
 from draftwood_model_runner.sampling.metadata import SamplingMetadata
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 
@@ -96,7 +95,7 @@ def _all_or_none() -> Iterator[None]:
 
 
 class DriverStep:
-    """Implements `steps.verifying.Launched` on all ranks."""
+    """Implements `sampling.Launched` on all ranks."""
 
     def __init__(self, launched: Launched) -> None:
         self._launched = launched
@@ -126,12 +125,13 @@ class DriverRunner:
         return self.launch(batch, top_k).wait()[0].predictions
 
     def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> CudaStep:
-        """As `Runner.begin`. Raises DeviceLostError if a device has no memory for it, and so does `wait`."""
+        """Begins a step, see `Runner.begin`. Raises DeviceLostError if a device has no memory for it; so does
+        `wait`."""
         sampling = sampling_of(batch, samplers).with_masks()
         return CudaStep(self, batch, samplers, sampling, self.launch(batch, top_k, sampling))
 
     def launch(self, batch: StepBatch, top_k: int, sampling: SamplingMetadata | None = None) -> DriverStep:
-        """As `CudaRunner.launch`, on all ranks."""
+        """Launches a step on all ranks, see `CudaRunner.launch`."""
         self._ranks.send((self._number, "launch", batch, top_k, sampling))
         with _all_or_none():
             return DriverStep(self._runner.launch(batch, top_k, sampling))
@@ -152,11 +152,11 @@ class DriverFactory:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of one rank."""
+        """Bytes on one rank."""
         return self._factory.kv_bytes_per_token
 
     def default_kv_tokens(self, context: int, sequences: int) -> int:
-        """By the memory of this rank: devices are alike."""
+        """What fits the memory of this rank: devices are alike."""
         return self._factory.default_kv_tokens(context, sequences)
 
     def runner(self, kv_tokens: int, threads: int | None = None, sequences: int | None = None) -> DriverRunner:
@@ -211,7 +211,7 @@ def _join(rank: int, size: int, port: int) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
     return port

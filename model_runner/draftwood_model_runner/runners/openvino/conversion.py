@@ -24,18 +24,16 @@ from torch.overrides import TorchFunctionMode
 from transformers.utils import logging as transformers_logging
 
 from draftwood_model_runner.errors import UnsupportedModelError, UnsupportedRunnerError
-from draftwood_model_runner.runners.attention_hook import AttentionHook
-from draftwood_model_runner.runners.attention_shapes import attention_calls
-from draftwood_model_runner.runners.model_inputs import follow_positions, positions_of_step
-from draftwood_model_runner.runners.openvino.graph.joining import join_products
-from draftwood_model_runner.runners.openvino.graph.paged_attention import (
+from draftwood_model_runner.runners.model_calls import AttentionHook, follow_positions, positions_of_step
+from draftwood_model_runner.runners.openvino.graph import (
     OPERATOR,
     ConvertedModel,
     add_parameters,
-    paged_attention,
+    convert_attention,
+    join_products,
 )
-from draftwood_model_runner.runners.openvino.kv_pages import PageLayout
-from draftwood_model_runner.runners.probing import unsupported_layers
+from draftwood_model_runner.runners.openvino.pages import PageLayout
+from draftwood_model_runner.runners.trials import attention_calls, unsupported_layers
 
 _EXPERTS = "batched_mm"
 """The implementation of mixtures of experts that can be traced."""
@@ -213,7 +211,7 @@ def _to_openvino(model: torch.nn.Module) -> ov.Model:
             traced = torch.jit.trace(model, example, strict=False, check_trace=False)
         decoder = TorchScriptPythonDecoder(traced, example_input=example)
         front_end = FrontEndManager().load_by_framework("pytorch")
-        front_end.add_extension(ConversionExtension(OPERATOR, paged_attention))
+        front_end.add_extension(ConversionExtension(OPERATOR, convert_attention))
         converted: ov.Model = front_end.convert(front_end.load(decoder))
     converted.reshape({name: ov.PartialShape([-1, 1]) for name in ("input_ids", "position_ids")})
     return converted

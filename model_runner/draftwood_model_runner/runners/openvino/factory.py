@@ -1,30 +1,47 @@
-"""Takes a transformers model over for OpenVINO: converts it, checks what it computes, compiles it."""
+"""Takes a transformers model over for OpenVINO: converts it, checks what it computes, compiles it, keeps it in
+files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import openvino as ov
 import torch
 
 from draftwood_model_runner.errors import UnsupportedRunnerError
-from draftwood_model_runner.runners.capacity.host import default_threads
-from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
-from draftwood_model_runner.runners.openvino.graph.bfloat16 import keep_bfloat16
-from draftwood_model_runner.runners.openvino.graph.output_head import cut_at_head
-from draftwood_model_runner.runners.openvino.graph.paged_attention import ConvertedModel
-from draftwood_model_runner.runners.openvino.graph.pairing import pair_single_tokens
-from draftwood_model_runner.runners.openvino.graph.weights import BITS, GROUP, quantize_weights
-from draftwood_model_runner.runners.openvino.output_head import OutputHead
-from draftwood_model_runner.runners.openvino.probe import probe
+from draftwood_model_runner.runners.base import Runner
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.machine import default_capacity, default_threads
+from draftwood_model_runner.runners.openvino.graph import ConvertedModel, pair_single_tokens, restore_heads
+from draftwood_model_runner.runners.openvino.output_head import OutputHead, cut_at_head
+from draftwood_model_runner.runners.openvino.pages import PAGE_SIZE, PageLayout
 from draftwood_model_runner.runners.openvino.runner import OpenVinoRunner
+from draftwood_model_runner.runners.openvino.weights import BITS, GROUP, keep_bfloat16, quantize_weights, restore_marks
+from draftwood_model_runner.runners.trials import PATH, TOLERANCE, Stepper, Trial, difference
+from draftwood_strategies.draft import EMPTY_TREE
 
 _PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 _ACTIVATION_GROUPS = {"float32": 0, "bfloat16": GROUP}
 """Activations that share a scale where a product with quantized weights rounds them to 8 bits; 0: they are not rounded.
 docs/decisions, "8-bit weights", has the measurements: groups of 32 make a step of 32 tokens 1.2 times as long."""
 _CPU = torch.device("cpu")
+
+Float32Array = npt.NDArray[np.float32]
+_CONTEXTS = (PAGE_SIZE + 9, PAGE_SIZE - 2 * PATH + 3)
+"""Tokens of the two prompts: one is longer than a page, the tree of the other crosses the end of one."""
+_KV_TOKENS = 4 * PAGE_SIZE
+"""More than each needs."""
+QUANTIZED_TOLERANCE = {"int8": 0.4, "int4": 0.4}
+"""Largest `difference` that quantized weights explain: with int8 it is 0.02 to 0.13 on tiny random models and the
+bundled one, 0.5 to 3.6 with scales or zero points of the next row or levels read as signed."""
+_GRAPH, _WEIGHTS, _TRIAL = "model.xml", "model.bin", "trial.npy"
+_GRAPH_BYTES = 16 << 20
+"""The most bytes of graph and trial. They are 5 MB with 49,152 tokens and 11 MB with 151,936."""
 
 
 @cache
@@ -132,3 +149,109 @@ def _compile(model: ov.Model, dtype: str, threads: int, activation_group: int | 
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(activation_group),
     }
     return core().compile_model(model, "CPU", options)
+
+
+@torch.inference_mode()
+def probe(module: Any, make_runner: Callable[[int], Runner], max_context: int, weights: str = "as-is") -> None:
+    """Compares logits along drafted paths, see `Trial.continued`, with those that the module computes as in `generate`.
+    With quantized weights, they are compared with the converted model's own logits over the plain sequences, and these
+    with the module's.
+
+    Args:
+        make_runner: a runner of the converted model, for a number of KV tokens.
+        weights: "as-is", or what the converted model's are quantized to.
+
+    Raises:
+        UnsupportedRunnerError: they differ by more than rounding, or than quantized weights explain.
+    """
+    name, vocab = type(module).__name__, int(module.config.get_text_config().vocab_size)
+    for trial in _trials(vocab, max_context):
+        try:
+            runner = make_runner(_KV_TOKENS)
+            logits = _drafted(runner, trial)
+            plain = _plain(runner, trial) if weights in QUANTIZED_TOLERANCE else None
+        except Exception as error:
+            raise UnsupportedRunnerError(f"OpenVINO: {name}: {type(error).__name__}: {error}") from error
+        expected = trial.generated(module)
+        if plain is not None:
+            tolerance = QUANTIZED_TOLERANCE[weights]
+            _compare(name, plain, expected, tolerance, f"with {weights} weights", "quantization")
+            expected = plain
+        _compare(name, logits, expected, TOLERANCE[module.dtype], "over a draft tree", "rounding")
+
+
+def trial_logits(make_runner: Callable[[int], Runner], vocab: int, max_context: int) -> Float32Array:
+    """The logits [trial, 2 + PATH, vocab] that `probe` compares, of a converted model alone."""
+    runner = make_runner(_KV_TOKENS)
+    logits: Float32Array = torch.stack([_drafted(runner, trial) for trial in _trials(vocab, max_context)]).numpy()
+    return logits
+
+
+def _trials(vocab: int, max_context: int) -> list[Trial]:
+    longest = max(max_context - PATH, 3)
+    return [Trial.random(vocab, min(context, longest)) for context in _CONTEXTS]
+
+
+def _compare(
+    name: str, logits: torch.Tensor, expected: torch.Tensor, tolerance: float, where: str, explained_by: str
+) -> None:
+    """Raises UnsupportedRunnerError if logits differ by more than `tolerance`."""
+    differing = difference(logits, expected)
+    if differing > tolerance:
+        raise UnsupportedRunnerError(
+            f"OpenVINO: {name}: logits {where} differ from the model's own by {differing:.1e} (at most"
+            f" {tolerance:.0e} is {explained_by})"
+        )
+
+
+def _drafted(runner: Runner, trial: Trial) -> torch.Tensor:
+    model = Stepper(runner.pages, lambda batch: torch.from_numpy(runner.step(batch, 0).logits))
+    draft = trial.tree() if runner.draft_limits(trial.context - 1).branches else trial.chain()
+    return trial.continued(model, draft, PAGE_SIZE, lambda moves, _: runner.compact_kv(moves))
+
+
+def _plain(runner: Runner, trial: Trial) -> torch.Tensor:
+    """The same logits, by one pass over the sequence."""
+    pages = np.arange(runner.pages, dtype=np.int32)
+    row = BatchRow(pages, 0, trial.tokens, EMPTY_TREE, logits_from=trial.context - 1)
+    logits = torch.from_numpy(runner.step(lay_out([row]), 0).logits)
+    return torch.cat([logits, logits[-1:]])
+
+
+def save(factory: OpenVinoRunnerFactory, folder: Path, vocab: int, max_context: int) -> None:
+    """Writes a model that has passed the comparison, without its layout and window, and logits that it computes."""
+    ov.serialize(factory.converted.model, folder / _GRAPH, folder / _WEIGHTS)
+    np.save(folder / _TRIAL, trial_logits(factory.runner, vocab, max_context), allow_pickle=False)
+
+
+def file_bytes(factory: OpenVinoRunnerFactory) -> int:
+    """The most bytes that the files of a model take; they take about as many."""
+    nodes = (node for node in factory.converted.model.get_ordered_ops() if node.get_type_name() == "Constant")
+    return _GRAPH_BYTES + sum(int(node.get_byte_size()) for node in nodes)
+
+
+def load(
+    folder: Path,
+    layout: PageLayout,
+    window: tuple[int | None, bool],
+    vocab: int,
+    max_context: int,
+    threads: int | None,
+) -> OpenVinoRunnerFactory:
+    """A model that `save` wrote.
+
+    Args:
+        window: of the `ConvertedModel`, and whether it is in every layer.
+
+    Raises:
+        Exception: it cannot be read, or does not compute the logits that it did, bit by bit.
+    """
+    core().get_property("CPU", "FULL_DEVICE_NAME")  # the plugin of the CPU brings the operator PagedAttention
+    model = core().read_model(folder / _GRAPH, folder / _WEIGHTS)
+    restore_heads(model, layout)
+    restore_marks(model)
+    factory = OpenVinoRunnerFactory(ConvertedModel(model, layout, *window), threads)
+    expected = np.load(folder / _TRIAL, allow_pickle=False)
+    if not np.array_equal(trial_logits(factory.runner, vocab, max_context), expected):
+        raise ValueError("it does not compute what it did when it was saved")
+    return factory

@@ -1,11 +1,13 @@
-"""The logits of a large vocabulary, where a step reads the output head for longer than many of its layers.
+"""The output head: the logits of a large vocabulary.
 
-A step that needs the greatest logits alone, as for greedy answers and for top-k sampling, screens the vocabulary: it
-multiplies by a copy of the head in 8 bits, whose errors have a bound, and then computes by the head itself the logits
-of the tokens that may be among the greatest. These are exact, as if all had been computed. With w' and h' for a row of
-the head and a hidden state in 8 bits, wh - w'h' = (w - w')h + w'(h - h'), which by the Cauchy-Schwarz inequality is at
-most |w - w'| |h| + |w'| |h - h'|. LEMP (Teflioudi and others, SIGMOD 2015) prunes an exact search for the greatest
-products by the same inequality.
+A step of a small model may read its output head for longer than many of its layers. Greedy decoding and top-k sampling
+need the greatest logits only. For them the vocabulary is screened in two passes. The first multiplies by a copy of the
+head in 8 bits, whose error has a bound. The second computes those logits again, by the head itself, that may be among
+the greatest within this bound. So the greatest logits are the same as without screening.
+
+The bound: let w be a row of the head and h a hidden state, and w' and h' the same in 8 bits. Then
+wh - w'h' = (w - w')h + w'(h - h'). By the Cauchy-Schwarz inequality this is at most |w - w'| |h| + |w'| |h - h'|. LEMP
+(Teflioudi and others, SIGMOD 2015) prunes an exact search for the greatest products by the same inequality.
 """
 
 from __future__ import annotations
@@ -21,33 +23,77 @@ import numpy.typing as npt
 import openvino as ov
 from openvino import opset13 as ops
 
-from draftwood_model_runner.runners.openvino.graph.weights import GROUP
-from draftwood_model_runner.sampling.draws.selection import BLOCK, find_greatest, float_of_bits, score_of
-from draftwood_strategies.draft import Float32Array, Int32Array
-from draftwood_strategies.native import Real, compiled
-from draftwood_strategies.threads.row_threads import LEAST_NUMBERS, in_threads, parts
+from draftwood_model_runner.runners.openvino.weights import GROUP
+from draftwood_model_runner.sampling.selection import BLOCK, find_greatest, float_of_bits, score_of
+from draftwood_strategies.arrays import Float32Array, Int32Array, Real
+from draftwood_strategies.native import compiled
+from draftwood_strategies.threads import LEAST_NUMBERS, in_threads, parts
 
 _log = logging.getLogger(__name__)
 
 _LEVELS = 127
 _ROUNDING = np.float32(2.0**-7)
-"""Relative error, at most, of a product, since it and the scale of its row are rounded to bfloat16: 2^-9 each. What is
-multiplied is rounded before."""
+"""The largest relative error of a product. The product and the scale of its row are rounded to bfloat16, by 2^-9
+each."""
 _SLACK = 1.1
-"""For the rounding of the scales of hidden values, which may be another one."""
+"""Factor of the bound, as OpenVINO may round the scales of hidden values in another way."""
 _CHUNK = 4096
 """Rows of the head that are rounded at once."""
 _LANES = 16
 _MOST_NEEDED = 64
-"""More of the greatest logits than this are all of them."""
+"""A step that needs more of the greatest logits computes all exactly."""
 _MOST_CORRECTED = 4096
-"""Logits of a step that are computed twice, at most, some milliseconds: with more of them all are computed exactly."""
+"""The most logits of a step that are computed twice, in some milliseconds. With more of them all are computed
+exactly."""
 _SMOOTHING = 0.125
 """Share of the latest time in the mean time of a way to compute logits."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 1024
-"""Steps after which the slower way is tried again: twice as many each time that it stays the slower one."""
+"""Steps after which the slower way is tried again. The pause doubles each time that it is still slower."""
 _TRIED_ROWS, _TRIED_TIMES, _LEAST_GAIN = (1, 16), 5, 1.1
-"""Rows and repetitions of the trial, and by how much screening has to be faster in it."""
+"""Rows and repetitions of the trial, and how many times as fast screening must be in it."""
+_LEAST_ELEMENTS = 1 << 24
+"""The smallest matrix that is cut off. A smaller one is read in a millisecond."""
+_KINDS = {"float32": (ov.Type.f32, np.int32), "bfloat16": (ov.Type.bf16, np.uint16)}
+
+
+class CutModel(NamedTuple):
+    """A model in two parts, which share its constants.
+
+    Attributes:
+        body: the inputs of the model; its output is what the head multiplies, float32[R, 1, d].
+        head: from float32[R, d] to logits float32[R, vocab].
+        weights: the matrix [vocab, d], the bits of bfloat16 as uint16 or of float32 as int32; memory of the model.
+    """
+
+    body: ov.Model
+    head: ov.Model
+    weights: npt.NDArray[Any]
+
+
+def cut_at_head(model: ov.Model, dtype: str) -> CutModel | None:
+    """Divides a model before its output head, a product with a matrix that has a row for each token.
+
+    Returns None if the head is small, if its matrix is not of `dtype` ("float32" or "bfloat16"), or if logits are more
+    than this product. The model is left as it was.
+    """
+    node = model.get_results()[0].input_value(0).get_node()
+    while node.get_type_name() == "Reshape":
+        node = node.input_value(0).get_node()
+    if node.get_type_name() != "MatMul":
+        return None
+    attributes, matrix = node.get_attributes(), node.input_value(1)
+    source = matrix.get_node()
+    constant = source.input_value(0).get_node() if source.get_type_name() == "Convert" else source
+    transposed = attributes["transpose_b"] and not attributes["transpose_a"]
+    if not transposed or constant.get_type_name() != "Constant" or np.prod(list(constant.shape)) < _LEAST_ELEMENTS:
+        return None
+    kind, bits = _KINDS[dtype]
+    if constant.get_element_type() != kind:
+        return None
+    weights = constant.data.view(bits)
+    hidden = ops.parameter([-1, weights.shape[1]], np.float32)
+    head = ov.Model([ops.matmul(hidden, matrix, False, True)], [hidden])
+    return CutModel(ov.Model([node.input_value(0)], model.get_parameters()), head, weights)
 
 
 class _Rounded(NamedTuple):
@@ -56,8 +102,8 @@ class _Rounded(NamedTuple):
     Attributes:
         levels: int8[vocab, d]; row t of the head is about `levels[t] * scales[t]`.
         scales: float32[vocab, 1].
-        errors: float32[blocks], the greatest length of a row's error among `BLOCK` tokens.
-        lengths: float32[blocks], the greatest length of a row among these, as it is in 8 bits.
+        errors: float32[blocks], the largest |w - w'| in each block of `BLOCK` tokens.
+        lengths: float32[blocks], the largest |w'| in each block.
     """
 
     levels: npt.NDArray[np.int8]
@@ -67,8 +113,10 @@ class _Rounded(NamedTuple):
 
 
 class FasterWay:
-    """Which of two ways to do the same takes less time, by the mean time that each took lately. The slower one is tried
-    again after a while."""
+    """Chooses the faster of two ways to do the same, by the mean time that each took lately.
+
+    It tries the slower way again after a while.
+    """
 
     def __init__(self) -> None:
         self._seconds = [0.0, 0.0]
@@ -92,7 +140,7 @@ class FasterWay:
 
 
 class OutputHead:
-    """Implements a model's output head.
+    """The last product of a model, from hidden states to logits.
 
     Args:
         head: from float32[R, d] to logits float32[R, vocab].
@@ -118,38 +166,38 @@ class OutputHead:
         self._errors, self._lengths = rounded.errors, rounded.lengths
         self._rough: _Product | None = _Product(compile_model(_rough_head(rounded)))
         self._ways: dict[tuple[int, int], FasterWay] = {}
-        """Whether to screen, by the bits of the number of rows, and by how many of the greatest are needed."""
+        """Whether to screen: way 1. The key is the bit length of the number of rows, and `exact_top_k`."""
         if not self._trial(self._rough):
             self._rough = None
         else:
             _log.info("output head: its copy in 8 bits takes %.2f GB", rounded.levels.nbytes / 1e9)
 
-    def logits(self, hidden: Float32Array, greatest: int | None) -> Float32Array:
+    def logits(self, hidden: Float32Array, exact_top_k: int | None) -> Float32Array:
         """Logits float32[R, vocab], which the next call overwrites.
 
         Args:
             hidden: float32[R, d]; R may be 0, as in a step that ends no prompt.
-            greatest: of each row, how many of its greatest logits have to be exact, those that equal the last of them
-                included. The others may be off, by less than it takes to be among them. None for all.
+            exact_top_k: how many of the greatest logits of each row must be exact. Logits that equal the last of these
+                are exact too. The others may be off, by less than it takes to be among them. None: all are exact.
         """
         rows = hidden.shape[0]
         if not rows:
             return np.empty((0, self._weights.shape[0]), np.float32)
-        if greatest is None or greatest > _MOST_NEEDED or self._rough is None:
+        if exact_top_k is None or exact_top_k > _MOST_NEEDED or self._rough is None:
             return self._exact(hidden)
-        ways = self._ways.setdefault((rows.bit_length(), greatest), FasterWay())
+        ways = self._ways.setdefault((rows.bit_length(), exact_top_k), FasterWay())
         way, started = ways.choose(), time.perf_counter()
-        logits = self._screened(self._rough, hidden, greatest) if way else self._exact(hidden)
+        logits = self._screened(self._rough, hidden, exact_top_k) if way else self._exact(hidden)
         ways.took(way, time.perf_counter() - started)
         return logits
 
-    def _screened(self, rough: _Product, hidden: Float32Array, greatest: int) -> Float32Array:
+    def _screened(self, rough: _Product, hidden: Float32Array, exact_top_k: int) -> Float32Array:
         inputs = _to_bfloat16(hidden) if self._shift else hidden
         logits = rough(inputs)
-        return logits if self._correct(logits, inputs, greatest) else self._exact(hidden)
+        return logits if self._correct(logits, inputs, exact_top_k) else self._exact(hidden)
 
-    def _correct(self, logits: Float32Array, inputs: Float32Array, greatest: int) -> bool:
-        """Makes the greatest logits exact; False if there are too many of them for that."""
+    def _correct(self, logits: Float32Array, inputs: Float32Array, exact_top_k: int) -> bool:
+        """Makes the greatest logits exact. Returns False if more logits than `_MOST_CORRECTED` may be among them."""
         rows, vocab = logits.shape
         lengths, deviations = np.linalg.norm(inputs, axis=1), _rounding_error(inputs)
         divided = parts(rows, self._threads if rows * vocab >= LEAST_NUMBERS else 1)
@@ -160,7 +208,7 @@ class OutputHead:
             within = _correct_rows(
                 logits[at], logits.view(np.int32)[at], self._weights, self._shift, inputs[at], self._errors,
                 self._lengths, lengths[at], deviations[at], np.empty(self._errors.shape[0], np.int32),
-                np.empty(greatest, np.float32), np.empty(_LANES, np.float32), _MOST_CORRECTED // len(divided),
+                np.empty(exact_top_k, np.float32), np.empty(_LANES, np.float32), _MOST_CORRECTED // len(divided),
             )  # fmt: skip
             corrected.append(within)
 
@@ -168,8 +216,11 @@ class OutputHead:
         return all(corrected)
 
     def _trial(self, rough: _Product) -> bool:
-        """Whether screening may be worth it: products in 8 bits are faster, and the errors are within their bounds, as
-        they are if OpenVINO rounds as is assumed. What it gains also depends on how many logits are computed twice."""
+        """Whether products in 8 bits are faster here, and their errors within the bound.
+
+        They are within it if OpenVINO rounds as this module assumes. How many logits a step computes twice is not
+        known here; `FasterWay` sees it in the steps.
+        """
         random, worth = np.random.default_rng(0), True
         tried = [random.standard_normal((rows, self.width), np.float32) for rows in _TRIED_ROWS]
         for hidden in map(_to_bfloat16, [*tried, self._with_outliers()]):
@@ -189,16 +240,18 @@ class OutputHead:
         return worth
 
     def _with_outliers(self) -> Float32Array:
-        """Hidden states, float32[R, d], with one large number each. Beside it the others are below half a level, so
-        that a product that rounds them by the row, not by the group, loses them all; and their signs are those of a
-        row of the head, so that this token's logit shows it."""
+        """Hidden states, float32[R, d], that show whether a product rounds them by the group, as it should.
+
+        Each has one large number. The others are below half a level of it. A product that rounds by the row would lose
+        them all. Their signs are those of a row of the head, so the logit of this row's token is far off then.
+        """
         rows = _to_float32(self._weights[:: -(-self._weights.shape[0] // _TRIED_ROWS[-1])])
         hidden = np.where(rows < 0, np.float32(-0.49), np.float32(0.49))
         hidden[np.arange(rows.shape[0]), np.abs(rows).argmin(1)] = _LEVELS
         return hidden
 
     def _bounds(self, inputs: Float32Array, logits: Float32Array) -> Float32Array:
-        """float32[R, vocab], how much the logits may be off, as `_correct_rows` has it."""
+        """How much the logits may be off, float32[R, vocab], by the bound of `_correct_rows`."""
         lengths = np.linalg.norm(inputs, axis=1)
         of_blocks = np.outer(lengths, self._errors) + np.outer(_rounding_error(inputs), self._lengths)
         of_tokens = np.repeat(of_blocks, BLOCK, axis=1)[:, : logits.shape[1]]
@@ -223,12 +276,14 @@ class _Product:
 
 
 def _rounding_error(hidden: Float32Array) -> Float32Array:
-    """float32[R], a bound of the length by which rows of float32[R, d] change where they are rounded to 8 bits: by half
-    a level each, where a level is a part of the greatest in the group."""
+    """A bound of |h - h'| for rows of float32[R, d]; float32[R].
+
+    Each number changes by half a level at most. A level is 1 / `_LEVELS` of the largest number in the group.
+    """
     size = hidden.shape[1]
     group = GROUP if size % GROUP == 0 else size
-    greatest = np.abs(hidden.reshape(hidden.shape[0], -1, group)).max(2)
-    error: Float32Array = np.linalg.norm(greatest, axis=1) * np.float32(_SLACK * group**0.5 / (2 * _LEVELS))
+    largest = np.abs(hidden.reshape(hidden.shape[0], -1, group)).max(2)
+    error: Float32Array = np.linalg.norm(largest, axis=1) * np.float32(_SLACK * group**0.5 / (2 * _LEVELS))
     return error
 
 
@@ -259,7 +314,7 @@ def _rough_head(rounded: _Rounded) -> ov.Model:
 
 
 def _shift(weights: npt.NDArray[Any]) -> np.int32:
-    """By how much the bits of a weight are shifted to be those of a float32."""
+    """How far the bits of a weight are shifted to be the bits of a float32."""
     return np.int32(16 if weights.dtype == np.uint16 else 0)
 
 
@@ -268,7 +323,7 @@ def _to_float32(weights: npt.NDArray[Any]) -> Float32Array:
 
 
 def _to_bfloat16(values: Float32Array) -> Float32Array:
-    """Rounded as a product in bfloat16 rounds what it gets, to the nearest, ties to even; still float32."""
+    """The values as a product in bfloat16 rounds its inputs: to the nearest, ties to even. They stay float32."""
     bits = values.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
 
@@ -285,40 +340,44 @@ def _correct_rows(
     lengths: Float32Array,
     deviations: Float32Array,
     greatest: Int32Array,
-    least: Float32Array,
+    highest_bounds: Float32Array,
     lanes: Float32Array,
-    most: int,
+    limit: int,
 ) -> bool:
-    """Replaces in each row the logits that may be among the k greatest; gives up and returns False at more than `most`.
+    """Replaces the logits of each row that may be among its k greatest by exact ones. Returns False if there are more
+    than `limit`.
+
+    A first pass over the blocks finds the k highest lower bounds of their greatest logits. A logit whose upper bound is
+    below the last of these cannot be among the k greatest.
 
     Args:
         logits, bits: float32[R, vocab] and the same memory as int32.
         weights, shift: as in `OutputHead`, see `_shift`.
         inputs: float32[R, d].
         errors, weight_lengths: as in `_Rounded`.
-        lengths, deviations: float32[R], of the inputs, and of their error in 8 bits.
-        greatest, least, lanes: workspace, int32[blocks], float32[k] and float32[_LANES].
-        most: logits of all rows together.
+        lengths, deviations: float32[R], |h| and the bound of |h - h'|.
+        greatest, highest_bounds, lanes: workspace, int32[blocks], float32[k] and float32[_LANES].
+        limit: of all rows together.
     """
-    vocab, needed, left = logits.shape[1], least.shape[0], most
+    vocab, needed, left = logits.shape[1], highest_bounds.shape[0], limit
     for row in range(logits.shape[0]):
         find_greatest(bits[row], greatest)
         length, deviation = lengths[row], deviations[row]
-        for i in range(least.shape[0]):
-            least[i] = -np.inf
+        for i in range(highest_bounds.shape[0]):
+            highest_bounds[i] = -np.inf
         for block in range(greatest.shape[0]):
             score = score_of(greatest[block])
             low = score - errors[block] * length - weight_lengths[block] * deviation - _ROUNDING * abs(score)
             place = needed
-            while place > 0 and low > least[place - 1]:
+            while place > 0 and low > highest_bounds[place - 1]:
                 if place < needed:
-                    least[place] = least[place - 1]
+                    highest_bounds[place] = highest_bounds[place - 1]
                 place -= 1
             if place < needed:
-                least[place] = low
+                highest_bounds[place] = low
         for block in range(greatest.shape[0]):
             off = errors[block] * length + weight_lengths[block] * deviation
-            threshold, score = least[needed - 1] - off, score_of(greatest[block])
+            threshold, score = highest_bounds[needed - 1] - off, score_of(greatest[block])
             if score + _ROUNDING * abs(score) < threshold:
                 continue
             for token in range(block * BLOCK, min(vocab, (block + 1) * BLOCK)):
@@ -335,7 +394,7 @@ def _correct_rows(
 def _product(
     weights: npt.NDArray[Any], shift: np.int32, token: int, inputs: Float32Array, row: int, lanes: Float32Array
 ) -> Real:
-    """A row of the head times a row of the inputs, in float32. Several sums at once are faster than one."""
+    """A row of the head times a row of the inputs, in float32, by several sums at once, which is faster."""
     size = inputs.shape[1]
     for lane in range(_LANES):
         lanes[lane] = 0.0

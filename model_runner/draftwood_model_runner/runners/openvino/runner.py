@@ -6,23 +6,26 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import openvino as ov
 
-from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, Predictions, StepBatch
-from draftwood_model_runner.runners.host_step import HostStep
-from draftwood_model_runner.runners.logit_rows import check_rows
-from draftwood_model_runner.runners.openvino.graph.pairing import ATTENTION_ROWS, paired
-from draftwood_model_runner.runners.openvino.kv_pages import PAGE_SIZE, KVPages, PageLayout
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, HostStep, KVCompaction, Predictions, StepBatch
+from draftwood_model_runner.runners.model_calls import check_rows
 from draftwood_model_runner.runners.openvino.output_head import OutputHead
-from draftwood_model_runner.runners.openvino.short_chains import split_short_chains
-from draftwood_model_runner.sampling.host.most_probable import most_probable
-from draftwood_model_runner.sampling.token_sampler import TokenSampler, greatest_needed
-from draftwood_strategies.draft import Int32Array
+from draftwood_model_runner.runners.openvino.pages import (
+    ATTENTION_ROWS,
+    PAGE_SIZE,
+    KVPages,
+    PageLayout,
+    paired,
+    split_short_chains,
+    step_inputs,
+    with_own_pages,
+)
+from draftwood_model_runner.sampling.most_probable import most_probable
+from draftwood_model_runner.sampling.token_sampler import TokenSampler, exact_top_k
 
-UInt8Array = npt.NDArray[np.uint8]
 _LEAST_INPUT = 64
 """Elements that an input has memory for at least."""
 _LEAST_TREE = 8
@@ -54,7 +57,7 @@ class OpenVinoRunner:
         head: OutputHead | None = None,
     ) -> None:
         self._kv = KVPages(layout, kv_tokens + PAGE_SIZE)
-        self.pages, self.page_size = self._kv.pages - 1, PAGE_SIZE  # the last one is spare, see `pairing.paired`
+        self.pages, self.page_size = self._kv.pages - 1, PAGE_SIZE  # the last one is spare, see `pages.paired`
         self._paired = any(ATTENTION_ROWS in port.get_names() for port in compiled.inputs)
         self._window = window
         self._threads = threads
@@ -86,13 +89,13 @@ class OpenVinoRunner:
         self._request.infer(share_outputs=True)  # otherwise it copies all outputs
         logits = self._request.get_output_tensor(0).data
         if self._head is not None:
-            logits = self._head.logits(logits.reshape(-1, self._head.width), batch.greatest)
+            logits = self._head.logits(logits.reshape(-1, self._head.width), batch.exact_top_k)
         check_rows(logits.shape, batch.logit_rows.size)
         return Predictions(logits, *most_probable(logits, top_k, self._threads))
 
     def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> HostStep:
         if self._head is not None:
-            batch = replace(batch, greatest=greatest_needed(samplers))
+            batch = replace(batch, exact_top_k=exact_top_k(samplers))
         return HostStep(self, batch, top_k, samplers, self._threads)
 
     def compact_kv(self, moves: KVCompaction) -> None:
@@ -120,70 +123,3 @@ class _Input:
         elif array.shape != self._shape:
             self._tensor.shape = self._shape = array.shape
         self._memory[: array.size] = array.ravel()
-
-
-def with_own_pages(batch: StepBatch) -> StepBatch:
-    """The batch with a page that a sequence holds in place of each that it gave up: PagedAttention reads all pages, and
-    masks what is behind the window."""
-    freed = batch.block_table < 0
-    if not freed.any():
-        return batch
-    held = np.flatnonzero(~freed)
-    next_held = held[np.searchsorted(held, np.arange(freed.size))]
-    return replace(batch, block_table=batch.block_table[next_held])
-
-
-def step_inputs(batch: StepBatch) -> dict[str, npt.NDArray[Any]]:
-    """The inputs of a converted model for one step, see `conversion.convert`; of integers of any size."""
-    ends = batch.context_lens + batch.cu_seqlens[1:] - batch.cu_seqlens[:-1]
-    mask, mask_offsets = tree_mask(batch.parents, batch.cu_seqlens)
-    return {
-        "input_ids": batch.tokens[:, None],
-        "position_ids": batch.positions[:, None],
-        "logit_rows": batch.logit_rows,
-        "past_lens": batch.context_lens,
-        "subsequence_begins": batch.cu_seqlens,
-        "block_indices": batch.block_table,
-        "block_indices_begins": batch.cu_blocks,
-        "max_context_len": ends.max(),
-        "qq_bias": mask,
-        "qq_bias_begins": mask_offsets,
-    }
-
-
-def tree_mask(parents: Int32Array, cu_seqlens: Int32Array) -> tuple[UInt8Array, Int32Array]:
-    """`qq_bias` and `qq_bias_begins` of PagedAttention for the trees of a `StepBatch`.
-
-    A chain has no bytes in the mask: attention is causal then.
-    """
-    mask_offsets = np.zeros(cu_seqlens.shape[0], np.int32)
-    _size_masks(parents, cu_seqlens, mask_offsets)
-    mask = np.zeros(mask_offsets[-1], np.uint8)
-    _fill_masks(parents, cu_seqlens, mask_offsets, mask)
-    return mask, mask_offsets
-
-
-@numba.njit(cache=True, nogil=True)
-def _size_masks(parents: Int32Array, cu_seqlens: Int32Array, mask_offsets: Int32Array) -> None:
-    for row in range(cu_seqlens.shape[0] - 1):
-        n = cu_seqlens[row + 1] - cu_seqlens[row]
-        chain = True
-        for i in range(n):
-            chain = chain and parents[cu_seqlens[row] + i] == i - 1
-        mask_offsets[row + 1] = mask_offsets[row] + (0 if chain else n * n)
-
-
-@numba.njit(cache=True, nogil=True)
-def _fill_masks(parents: Int32Array, cu_seqlens: Int32Array, mask_offsets: Int32Array, mask: UInt8Array) -> None:
-    for row in range(cu_seqlens.shape[0] - 1):
-        if mask_offsets[row + 1] == mask_offsets[row]:
-            continue
-        n = cu_seqlens[row + 1] - cu_seqlens[row]
-        for i in range(n):
-            of_token = mask_offsets[row] + i * n
-            parent = parents[cu_seqlens[row] + i]
-            if parent >= 0:
-                of_parent = mask_offsets[row] + parent * n
-                for j in range(parent + 1):
-                    mask[of_token + j] = mask[of_parent + j]
-            mask[of_token + i] = 1

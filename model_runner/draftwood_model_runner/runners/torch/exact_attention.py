@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import pad
 
 from draftwood_model_runner.runners.base import DraftLimits
-from draftwood_strategies.draft import Int32Array
+from draftwood_strategies.arrays import Int32Array
 
 SUM_BLOCK = 128
 """Positions of a block; a multiple of the number of floats in any vector register."""
@@ -38,7 +38,7 @@ _SHARED_ROWS = 16
 
 
 def draft_limits(position: int) -> DraftLimits:
-    """Of the draft tree under the token at `position`."""
+    """What draft tree exact attention computes under the token at `position`."""
     into_block = position % SUM_BLOCK
     return DraftLimits(max_depth=SUM_BLOCK - 1 - into_block, max_nodes=_LONGEST_TAIL - 1 - into_block)
 
@@ -126,8 +126,8 @@ def _padded(count: int, group: int, columns: int, alone: bool) -> int:
     Args:
         alone: each product has a thread of its own.
     """
-    least = max(_LEAST_ROWS, -(-_LEAST_SIZE // columns))
-    rows = max(count, -(-least // group))
+    needed = max(_LEAST_ROWS, -(-_LEAST_SIZE // columns))
+    rows = max(count, -(-needed // group))
     if alone:
         return rows
     step = _SHARED_ROWS // math.gcd(group, _SHARED_ROWS)

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from draftwood_model_runner.runners.base import KVCompaction, KVShape, StepBatch
-from draftwood_model_runner.runners.capacity.kv_arrays import allocated, by_layer, bytes_per_token
-from draftwood_model_runner.runners.capacity.kv_capacity import state_capacity
-from draftwood_model_runner.runners.states.mixers import Mixer
+from draftwood_model_runner.runners.machine import allocated, by_layer, bytes_per_token, state_capacity
+from draftwood_model_runner.runners.recurrent_layers import RecurrentLayer
 from draftwood_model_runner.runners.torch.exact_attention import ONES
-from draftwood_model_runner.runners.torch.states.memory import StateMemory
-from draftwood_strategies.draft import Int32Array
+from draftwood_model_runner.runners.torch.states import StateMemory
+from draftwood_strategies.arrays import Int32Array
 
 PAGE_SIZE = 16
 """Tokens of a page, vLLM's default: small, so that most of a short common prefix is in full pages."""
@@ -38,7 +37,7 @@ class LayerParts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class OwnCache:
+class ModelCache:
     """How a model that attends in code of its own is computed: one batch row at a time, with its own attention.
 
     Attributes:
@@ -61,7 +60,7 @@ class KVLayout:
         exact: attention sums in the order that `exact_attention` describes.
         own: the model attends in code of its own, over this cache; None if it calls `attention.tree_attention`.
         window: entries that any token attends to at most: the last ones, its own included; None for all.
-        mixers: the layers that carry a state from token to token instead, or besides.
+        recurrent layers: the layers that carry a state from token to token instead, or besides.
         branches: drafts may be trees; if not, chains only.
         state_bytes: of the states of a sequence after a token.
     """
@@ -70,15 +69,15 @@ class KVLayout:
     dtype: torch.dtype
     device: torch.device
     exact: bool = False
-    own: OwnCache | None = None
+    model_cache: ModelCache | None = None
     window: int | None = None
-    mixers: tuple[Mixer, ...] = ()
+    recurrent_layers: tuple[RecurrentLayer, ...] = ()
     branches: bool = True
     state_bytes: int = 0
 
     @property
     def bytes_per_sequence(self) -> int:
-        """Of states: a step has those before it and those after it."""
+        """Bytes of states: a step has those before it and those after it."""
         return 2 * self.state_bytes
 
     @property
@@ -96,7 +95,7 @@ class KVCache:
     Attributes:
         keys: for each layer [kv_head, page * PAGE_SIZE, key_dim].
         values: for each layer [kv_head, page * PAGE_SIZE, value_width].
-        states: those of the layout's mixers; None without mixers.
+        states: those of the layout's recurrent layers; None without recurrent layers.
 
     Args:
         layout: what a token costs.
@@ -119,7 +118,7 @@ class KVCache:
         self._arrays = [_plain(array) for pair in arrays.values() for array in pair if array.numel()]
         self.keys = by_layer(layout.shapes, {shape: keys for shape, (keys, _) in arrays.items()})
         self.values = by_layer(layout.shapes, {shape: values for shape, (_, values) in arrays.items()})
-        self.states = _state_memory(layout, tokens * layout.bytes_per_token) if layout.mixers else None
+        self.states = _state_memory(layout, tokens * layout.bytes_per_token) if layout.recurrent_layers else None
 
     def move(self, moves: KVCompaction) -> None:
         """Moves entries from slots to slots, in every layer."""

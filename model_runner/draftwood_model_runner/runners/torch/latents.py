@@ -120,8 +120,8 @@ class LatentProjection:
         keys, values = self.expanded(entries[None])
         latents, rotated = entries[None, :, : self._rank], entries[None, :, self._rank :]
         projected = torch.cat([latents @ self._to_latent.transpose(1, 2), rotated.expand(len(keys), -1, -1)], -1)
-        for found, expected in ((projected, keys), (latents @ self._to_value, values)):
-            differing = (found - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
+        for projected_part, expected in ((projected, keys), (latents @ self._to_value, values)):
+            differing = (projected_part - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
             if not float(differing) <= _TOLERANCE[expected.dtype]:
                 raise ValueError(f"{type(self._module).__name__}.{_METHOD} is no projection of the latents alone")
 
@@ -134,11 +134,11 @@ def keep_latents(module: Any) -> dict[int, KVShape]:
     Raises:
         ValueError: one computes something else than a projection.
     """
-    found = [part for part in module.modules() if _has_latents(part)]
-    projections = [LatentProjection(part) for part in found]
-    for part, projection in zip(found, projections, strict=True):
+    attentions = [part for part in module.modules() if _has_latents(part)]
+    projections = [LatentProjection(part) for part in attentions]
+    for part, projection in zip(attentions, projections, strict=True):
         setattr(part, _METHOD, projection)
-    return {part.layer_idx: projection.shape for part, projection in zip(found, projections, strict=True)}
+    return {part.layer_idx: projection.shape for part, projection in zip(attentions, projections, strict=True)}
 
 
 def keep_expanded(module: Any) -> None:
@@ -149,8 +149,8 @@ def keep_expanded(module: Any) -> None:
 
 def latent_projection(attention: nn.Module) -> LatentProjection | None:
     """What projects the latents of a module that `keep_latents` found."""
-    found = vars(attention).get(_METHOD)
-    return found if isinstance(found, LatentProjection) else None
+    projection = vars(attention).get(_METHOD)
+    return projection if isinstance(projection, LatentProjection) else None
 
 
 def _has_latents(part: nn.Module) -> bool:

@@ -1,14 +1,16 @@
-"""Linear layers on CPUs whose weights are laid out once for oneDNN, instead of by every call.
+"""Linear layers on CPUs whose weights are laid out once for oneDNN, instead of by every call; and for which widths.
 
 A plain `nn.Linear` reorders its weight in each call with more than one row, which costs more than the arithmetic of a
 draft tree. The packed kernel also computes a row the same way however many rows share the call, within bounds that a
-trial finds: for some shapes only from two rows on, so a single row is computed as two equal rows; with AMX only up to
-32 rows, so more rows are split over several calls.
+trial finds. For some shapes that holds only from two rows on, so a single row is computed as two equal rows. With AMX
+it holds only up to 32 rows, so more rows are split over several calls.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, TypeGuard
@@ -26,18 +28,21 @@ _TRIED = (*range(1, 34), 40, 48, 63, 64, 65, 96, 127, 128, 129, 192, 255, _MOST)
 _TRIAL_OUTPUTS = 1024
 """Different rows of the trial's weight; it repeats them."""
 
+_bounds: dict[tuple[int, int, torch.dtype, int], RowBounds] = {}
+"""Bounds by in_features, out_features, dtype and number of threads: oneDNN divides some products among threads so that
+a single row is summed in another order."""
+KERNEL_CACHES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+"""Environment variables that torch and oneDNN read at their first product: how many kernels each keeps."""
+_WIDTHS = (*range(1, 33), *range(34, 65, 2), *range(72, 129, 8), *range(144, 257, 16), *range(288, 513, 32))
+_BEYOND = 64
+
 
 class RowBounds(NamedTuple):
     """A row gets the same bits in all products of up to `most` rows. If `pairs_single`, that holds from two rows on,
     and a single row is computed as two equal ones."""
 
     pairs_single: bool
-    most: int
-
-
-_bounds: dict[tuple[int, int, torch.dtype, int], RowBounds] = {}
-"""By in_features, out_features, dtype and number of threads: oneDNN divides some products among threads so that a
-single row is summed in another order."""
+    max_rows: int
 
 
 class PackedLinear(nn.Module):
@@ -64,10 +69,10 @@ class PackedLinear(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """[..., in] to [..., out]. A row's bits do not depend on the others."""
         rows = inputs.reshape(-1, self.in_features)
-        if rows.shape[0] <= self._rows.most:
+        if rows.shape[0] <= self._rows.max_rows:
             outputs = self._product(rows)
         else:
-            outputs = torch.cat([self._product(part) for part in rows.split(self._rows.most)])
+            outputs = torch.cat([self._product(part) for part in rows.split(self._rows.max_rows)])
         return outputs.view(*inputs.shape[:-1], self.out_features)
 
     def _product(self, rows: torch.Tensor) -> torch.Tensor:
@@ -106,10 +111,10 @@ def _tried_bounds(ins: int, outs: int, dtype: torch.dtype) -> RowBounds:
     rows = paired(_MOST, 1)
     expected = torch.cat([_product(part, packed) for part in rows.split(_FEW)])
     differing = [n for n in _TRIED if not torch.equal(_product(rows[-n:], packed), expected[-n:])]
-    most = min((n for n in differing if n > 1), default=_MOST + 1) - 1
-    if most < _FEW:
+    max_rows = min((n for n in differing if n > 1), default=_MOST + 1) - 1
+    if max_rows < _FEW:
         return RowBounds(False, 1)
-    return RowBounds(1 in differing, 1 << most.bit_length() - 1)
+    return RowBounds(1 in differing, 1 << max_rows.bit_length() - 1)
 
 
 @contextmanager
@@ -132,17 +137,17 @@ def pack_linears(module: nn.Module, called: set[nn.Module] | None = None) -> int
     Args:
         called: what a forward pass of the model called, see `noted_calls`; None if that is not known.
     """
-    found = {name: child for name, child in module.named_modules(remove_duplicate=False) if _is_linear(child)}
-    dtypes = {linear.weight.dtype for linear in found.values()}
+    linears = {name: child for name, child in module.named_modules(remove_duplicate=False) if _is_linear(child)}
+    dtypes = {linear.weight.dtype for linear in linears.values()}
     for dtype in sorted(str(dtype) for dtype in dtypes if not _multiplies_in(dtype)):
         _log.warning("oneDNN does not multiply in %s on this machine: drafts cost more there", dtype)
     packable = [
         name
-        for name, linear in found.items()
+        for name, linear in linears.items()
         if _multiplies_in(linear.weight.dtype) and not _is_read(module, name, called or set())
     ]
     for name in packable:
-        module.set_submodule(name, PackedLinear(found.pop(name)))  # the weight goes when its packed copy is there
+        module.set_submodule(name, PackedLinear(linears.pop(name)))  # the weight goes when its packed copy is there
     return len(packable)
 
 
@@ -158,8 +163,8 @@ def linear_shapes(module: nn.Module) -> int:
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     plain = type(module) is nn.Linear and {type(parameter) for parameter in module.parameters()} == {nn.Parameter}
-    own = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
-    return plain and not own and module.weight.device.type == "cpu"
+    replaced = "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks
+    return plain and not replaced and module.weight.device.type == "cpu"
 
 
 def _multiplies_in(dtype: torch.dtype) -> bool:
@@ -167,3 +172,23 @@ def _multiplies_in(dtype: torch.dtype) -> bool:
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")):
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def kernel_width(rows: int) -> int:
+    """The number of rows that a product of `rows` rows is best filled up to.
+
+    oneDNN compiles a kernel for each, in 0.3 ms, and keeps it: 0.55 MiB. Up to 32 rows each has its own, above it is up
+    to an eighth more.
+    """
+    if rows > _WIDTHS[-1]:
+        return -(-rows // _BEYOND) * _BEYOND
+    return int(_WIDTHS[bisect_left(_WIDTHS, rows)])
+
+
+def bound_kernel_caches(shapes: int) -> None:
+    """Lets torch and oneDNN keep kernels for weights of `shapes` shapes and all usual widths, unless the environment
+    already sets a number: the default of 1,024 takes half a gigabyte. Has no effect after the first product of the
+    process, when both libraries have read their limits.
+    """
+    for name in KERNEL_CACHES:
+        os.environ.setdefault(name, str(shapes * (len(_WIDTHS) + 8)))

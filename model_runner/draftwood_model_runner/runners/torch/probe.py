@@ -12,32 +12,39 @@ from typing import Any
 import torch
 
 from draftwood_model_runner.errors import UnsupportedModelError
-from draftwood_model_runner.runners.attention_shapes import attention_calls, attention_window
-from draftwood_model_runner.runners.model_inputs import follow_positions
-from draftwood_model_runner.runners.probing import (
+from draftwood_model_runner.runners.model_calls import follow_positions
+from draftwood_model_runner.runners.recurrent_layers import RecurrentLayer, find_recurrent_layers
+from draftwood_model_runner.runners.shrinking import CONTEXT
+from draftwood_model_runner.runners.torch.attention import BATCH
+from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
+from draftwood_model_runner.runners.torch.latents import keep_expanded, keep_latents
+from draftwood_model_runner.runners.torch.model_cache import find_model_cache
+from draftwood_model_runner.runners.torch.packed_linear import (
+    bound_kernel_caches,
+    linear_shapes,
+    noted_calls,
+    pack_linears,
+)
+from draftwood_model_runner.runners.torch.runner import forward
+from draftwood_model_runner.runners.torch.states import least_time_step, ways_to_call
+from draftwood_model_runner.runners.trials import (
+    PATH,
+    Stepper,
+    Trial,
+    attention_calls,
+    attention_window,
     difference,
+    different,
     does_not_run,
     tolerance_of,
     try_beyond_thresholds,
     unsupported_layers,
 )
-from draftwood_model_runner.runners.shrinking import CONTEXT
-from draftwood_model_runner.runners.states.finding import find_mixers
-from draftwood_model_runner.runners.states.mixers import Mixer
-from draftwood_model_runner.runners.torch.attention import BATCH
-from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
-from draftwood_model_runner.runners.torch.latents import keep_expanded, keep_latents
-from draftwood_model_runner.runners.torch.machine import bound_kernel_caches
-from draftwood_model_runner.runners.torch.own.cache import own_cache
-from draftwood_model_runner.runners.torch.packed_linear import linear_shapes, noted_calls, pack_linears
-from draftwood_model_runner.runners.torch.runner import forward
-from draftwood_model_runner.runners.torch.states.call_modes import call_modes, least_time_step
-from draftwood_model_runner.runners.trials import PATH, Stepper, Trial, different
 
 _log = logging.getLogger(__name__)
 _TREE_ATTENTION = "tree attention"
 _FORMS = (_TREE_ATTENTION, "by kind", "one", None)
-"""How a model attends, best first: by our function, or by its own with these `OwnCache.tree_masks`."""
+"""How a model attends, best first: by our function, or by its own with these `ModelCache.tree_masks`."""
 _CONTEXT = PAGE_SIZE - 3
 """Tokens of the prompt. The path behind it crosses the end of a page."""
 _LONG_CONTEXT = 6 * PAGE_SIZE - 3
@@ -53,7 +60,7 @@ def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
 
     It gets packed linear layers and tree attention. One that computes something else then, as it attends in code of its
     own, keeps its own attention over a cache of ours, over trees or else over chains, if that computes the same; see
-    `own`.
+    `model_cache`.
 
     A prompt in two steps, a draft, and a step after some of it was accepted must give the logits that the unmodified
     model computes as in `generate`. A model with windows or other thresholds is tried beyond them as well, on a small
@@ -71,7 +78,7 @@ def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
     recurrent, refusals = False, list[UnsupportedModelError]()
     if reason := unsupported_layers(config, max_context):
         try:
-            recurrent = bool(_mixers(module))
+            recurrent = bool(_recurrent_layers(module))
         except UnsupportedModelError as error:
             reason = str(error)
         if not recurrent:
@@ -85,7 +92,7 @@ def probe(module: Any, exact: bool, max_context: int) -> KVLayout:
         except UnsupportedModelError as error:
             refusals.append(error)
             continue
-        if layout.own is not None:
+        if layout.model_cache is not None:
             _log.warning(
                 "%s: computed one sequence after the other, with its own attention; outputs may differ in rounding. %s",
                 name,
@@ -105,15 +112,15 @@ def _tried(module: Any, form: str | None, recurrent: bool, max_context: int = CO
     """
     name, tolerance = type(module).__name__, tolerance_of(module)
     trial = Trial.of(module, _LONG_CONTEXT if recurrent or max_context == CONTEXT else _CONTEXT)
-    least, failed = math.inf, None
+    smallest, failed = math.inf, None
     try:
-        layout = _layout(module, form, _mixers(module) if recurrent else (), max_context)
+        layout = _layout(module, form, _recurrent_layers(module) if recurrent else (), max_context)
         module.set_attn_implementation("eager")
         follow_positions(module)
         with noted_calls(module) as called:
             expected = trial.generated(module)
         pack_linears(module, called)
-        if layout.own is None:
+        if layout.model_cache is None:
             BATCH.install(module)
         for candidate in _candidates(module, layout, form, exact):
             model = KVCache(candidate, trial.context + 2 * PATH)
@@ -124,46 +131,54 @@ def _tried(module: Any, form: str | None, recurrent: bool, max_context: int = CO
                 continue
             if differing <= tolerance:
                 return candidate if model.states is None else replace(candidate, state_bytes=model.states.state_bytes)
-            least = min(least, differing)
+            smallest = min(smallest, differing)
     except UnsupportedModelError:
         raise
     except Exception as error:
         raise UnsupportedModelError(does_not_run(name, error)) from error
-    if reason := least_time_step(layout.mixers):
+    if reason := least_time_step(layout.recurrent_layers):
         raise UnsupportedModelError(f"{name}: {reason}")
-    if failed is not None and least == math.inf:
+    if failed is not None and smallest == math.inf:
         raise UnsupportedModelError(does_not_run(name, failed)) from failed
-    raise UnsupportedModelError(different(module, least))
+    raise UnsupportedModelError(different(module, smallest))
 
 
-def _mixers(module: Any) -> tuple[Mixer, ...]:
+def _recurrent_layers(module: Any) -> tuple[RecurrentLayer, ...]:
     module.set_attn_implementation("eager")
     try:
-        return tuple(find_mixers(module))
+        return tuple(find_recurrent_layers(module))
     except Exception as error:
         raise UnsupportedModelError(does_not_run(type(module).__name__, error)) from error
 
 
-def _layout(module: Any, form: str | None, mixers: tuple[Mixer, ...], max_context: int) -> KVLayout:
+def _layout(module: Any, form: str | None, recurrent_layers: tuple[RecurrentLayer, ...], max_context: int) -> KVLayout:
     if form == _TREE_ATTENTION:
-        calls = attention_calls(module, max_context, every_layer=not mixers)
-        window = None if mixers else attention_window(calls, max_context)
+        calls = attention_calls(module, max_context, every_layer=not recurrent_layers)
+        window = None if recurrent_layers else attention_window(calls, max_context)
         dtype = calls[0].dtype if calls else module.dtype
-        return KVLayout(tuple(call.shape for call in calls), dtype, module.device, window=window, mixers=mixers)
+        return KVLayout(
+            tuple(call.shape for call in calls), dtype, module.device, window=window, recurrent_layers=recurrent_layers
+        )
     module.set_attn_implementation("eager")
     ids = torch.arange(5, device=module.device)[None]
-    own, shapes, dtype = own_cache(module, ids, stateful=bool(mixers))
-    return KVLayout(shapes, dtype, module.device, own=replace(own, tree_masks=form), mixers=mixers)
+    model_cache, shapes, dtype = find_model_cache(module, ids, stateful=bool(recurrent_layers))
+    return KVLayout(
+        shapes,
+        dtype,
+        module.device,
+        model_cache=replace(model_cache, tree_masks=form),
+        recurrent_layers=recurrent_layers,
+    )
 
 
 def _candidates(module: Any, layout: KVLayout, form: str | None, exact: bool) -> Iterator[KVLayout]:
     """Layouts to try, the best first; the model is prepared for each when it is asked for."""
-    if layout.mixers:
+    if layout.recurrent_layers:
         for branches in (True, False) if form is not None else (False,):
-            for _ in call_modes(layout.mixers):
+            for _ in ways_to_call(layout.recurrent_layers):
                 yield replace(layout, branches=branches)
         return
-    if layout.own is not None:
+    if layout.model_cache is not None:
         yield replace(layout, branches=form is not None)
         return
     if exact and module.device.type == "cpu":
@@ -188,13 +203,13 @@ def _candidates(module: Any, layout: KVLayout, form: str | None, exact: bool) ->
 
 
 def _differing(module: Any, kv: KVCache, trial: Trial, expected: torch.Tensor) -> float:
-    """By how much logits along the path of a draft differ from those of `Trial.generated`."""
+    """How much logits along the path of a draft differ from those of `Trial.generated`."""
     model, layout = Stepper(kv.pages, lambda batch: forward(module, batch, kv)), kv.layout
     drafts = [trial.tree()] if layout.branches else [trial.chain()]
-    if layout.own is not None and layout.branches:
+    if layout.model_cache is not None and layout.branches:
         drafts.append(trial.chain())  # for which it makes its masks itself
     logits = [trial.continued(model, draft, PAGE_SIZE, lambda moves, _: kv.move(moves)) for draft in drafts]
-    return max(difference(found, expected) for found in logits)
+    return max(difference(drafted, expected) for drafted in logits)
 
 
 def _is_exact(module: Any, layout: KVLayout) -> bool:

@@ -8,20 +8,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, Predictions, StepBatch
-from draftwood_model_runner.runners.capacity.host import default_threads
-from draftwood_model_runner.runners.capacity.kv_capacity import default_capacity
-from draftwood_model_runner.runners.device_errors import device_errors
-from draftwood_model_runner.runners.host_step import HostStep
-from draftwood_model_runner.runners.logit_rows import logits_of_rows
-from draftwood_model_runner.runners.model_inputs import positions_of_step, takes_positions
-from draftwood_model_runner.runners.torch.attention import BATCH
+from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, HostStep, KVCompaction, Predictions, StepBatch
+from draftwood_model_runner.runners.machine import default_capacity, default_threads, device_errors
+from draftwood_model_runner.runners.model_calls import logits_of_rows, positions_of_step, takes_positions
+from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
 from draftwood_model_runner.runners.torch.exact_attention import SUM_BLOCK, draft_limits
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
-from draftwood_model_runner.runners.torch.own.forward import own_forward
-from draftwood_model_runner.runners.torch.states.step import states_of_step
-from draftwood_model_runner.runners.torch.torch_batch import TorchBatch
-from draftwood_model_runner.sampling.host.most_probable import most_probable
+from draftwood_model_runner.runners.torch.model_cache import forward_by_row
+from draftwood_model_runner.runners.torch.states import states_of_step
+from draftwood_model_runner.sampling.most_probable import most_probable
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 
 
@@ -104,8 +99,8 @@ class TorchRunnerFactory:
 
 def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
     """Logits [R, vocab], R rounded up on a CPU; writes the keys, values and states of the batch."""
-    if kv.layout.own is not None:
-        return own_forward(module, batch, kv, kv.layout.own)
+    if kv.layout.model_cache is not None:
+        return forward_by_row(module, batch, kv, kv.layout.model_cache)
     of_step = TorchBatch(batch, kv)
     inputs = of_step.inputs()
     positions = inputs["position_ids"]

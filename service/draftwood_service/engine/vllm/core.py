@@ -21,8 +21,8 @@ import structlog
 
 from draftwood_model_runner.errors import EngineStoppedError, InvalidInputError
 from draftwood_model_runner.output import TokenLogprobs
-from draftwood_service.engine.vllm.outputs import CoreOutput, CoreStep
-from draftwood_strategies.threads.cpus import usable_cpus
+from draftwood_service.engine.vllm.requests import CoreOutput, CoreStep
+from draftwood_strategies.threads import usable_cpus
 
 _log = structlog.get_logger(__name__)
 
@@ -189,7 +189,7 @@ def _config(arguments: Mapping[str, Any]) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    known = {one.name for one in fields(EngineArgs)}
+    known = {field.name for field in fields(EngineArgs)}
     for name in arguments:
         if name not in known:
             raise InvalidInputError(f"engine_args[{name}]", None, "vLLM has no such engine argument")
@@ -245,26 +245,28 @@ def _facts(config: Any) -> dict[str, Any]:
 
 def _step(outputs: Any) -> CoreStep:
     stats = outputs.scheduler_stats
-    return CoreStep([_output(one) for one in outputs.outputs], None if stats is None else float(stats.kv_cache_usage))
+    return CoreStep(
+        [_output(output) for output in outputs.outputs], None if stats is None else float(stats.kv_cache_usage)
+    )
 
 
-def _output(one: Any) -> CoreOutput:
+def _output(made: Any) -> CoreOutput:
     from vllm.v1.engine import EngineCoreEventType
 
     began, preemptions = 0.0, 0
-    for event in one.events or ():
+    for event in made.events or ():
         if event.type is EngineCoreEventType.SCHEDULED:
             began = began or event.timestamp  # of `time.monotonic`, which is the same clock in CPython on Linux
         preemptions += event.type is EngineCoreEventType.PREEMPTED
-    drafts = one.spec_decode_metrics
+    drafts = made.spec_decode_metrics
     return CoreOutput(
-        one.request_id,
-        one.new_token_ids,
-        [] if one.new_logprobs is None else _logprobs(one.new_logprobs),
-        "" if one.finish_reason is None else str(one.finish_reason),
+        made.request_id,
+        made.new_token_ids,
+        [] if made.new_logprobs is None else _logprobs(made.new_logprobs),
+        "" if made.finish_reason is None else str(made.finish_reason),
         began,
         preemptions,
-        None if one.prefill_stats is None else int(one.prefill_stats.num_cached_tokens),
+        None if made.prefill_stats is None else int(made.prefill_stats.num_cached_tokens),
         None if drafts is None else int(drafts.num_draft_tokens),
     )
 

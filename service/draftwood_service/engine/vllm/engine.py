@@ -12,21 +12,13 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.errors import EngineStoppedError, InvalidInputError, ModelError
-from draftwood_model_runner.output import Finish, FinishReason, StepOutput
+from draftwood_model_runner.output import Answer, Finish, FinishReason, OutputText, StepOutput
 from draftwood_model_runner.request import Request
-from draftwood_model_runner.runners.base import StateUse
-from draftwood_model_runner.sampling.output_text import OutputText
-from draftwood_model_runner.scheduling.fair_queue import FairQueue, Rank
-from draftwood_model_runner.scheduling.kv_pool import KVUse
+from draftwood_model_runner.scheduling.fair_queue import FairQueue, SlotLimit, SlotShares
 from draftwood_model_runner.scheduling.scheduler import PRIORITY_SECONDS
-from draftwood_model_runner.scheduling.slot_limit import SlotLimit
-from draftwood_model_runner.scheduling.slot_shares import SlotShares
-from draftwood_model_runner.sequence import Sequence, SequenceState
-from draftwood_model_runner.statistics import EngineCounts
-from draftwood_service.engine.vllm.outputs import CoreOutput
-from draftwood_service.engine.vllm.redecoding import VllmRedecoding
+from draftwood_model_runner.sequence import EngineCounts, KVUse, Sequence, SequenceState, StateUse
+from draftwood_service.engine.vllm.requests import CoreOutput, VllmRedecoding
 
 if TYPE_CHECKING:
     from draftwood_service.engine.vllm.core import VllmCore
@@ -62,9 +54,9 @@ class VllmEngine:
         self._params = params
         self._text = text
         self._records = records
-        self._ranks: dict[Sequence, Rank] = {}
-        self._queue = FairQueue(self._ranks.__getitem__, weights)
-        self._shares = SlotShares(self._queue, self._ranks.__getitem__, SlotLimit(slots))
+        self._live: dict[Sequence, None] = {}  # an ordered set
+        self._queue = FairQueue(weights)
+        self._shares = SlotShares(self._queue, SlotLimit(slots))
         self._serial = itertools.count()
         self._running: dict[str, tuple[Sequence, OutputText]] = {}
         self._ids: dict[Sequence, str] = {}
@@ -81,7 +73,7 @@ class VllmEngine:
     @property
     def idle(self) -> bool:
         """No sequence runs or waits."""
-        return not self._ranks
+        return not self._live
 
     @property
     def counts(self) -> EngineCounts:
@@ -105,7 +97,8 @@ class VllmEngine:
         if self._closed:
             raise EngineStoppedError("the engine is closed")
         request = sequence.request
-        self._ranks[sequence] = (request.arrived_at - PRIORITY_SECONDS * request.priority, next(self._serial))
+        sequence.rank = (request.arrived_at - PRIORITY_SECONDS * request.priority, next(self._serial))
+        self._live[sequence] = None
         self._queue.enter(sequence)
         if self._redecoding is not None:
             self._redecoding.pause()
@@ -126,7 +119,9 @@ class VllmEngine:
         """Decodes an answer again without drafts while no sequence runs. One at a time."""
         if self._redecoding is not None:
             self._redecoding.close()
-        self._redecoding = VllmRedecoding(answer, self._begin, lambda one: self._core.abort([one]), self._text)
+        self._redecoding = VllmRedecoding(
+            answer, self._begin, lambda request_id: self._core.abort([request_id]), self._text
+        )
         return self._redecoding
 
     def step(self) -> list[StepOutput]:
@@ -140,12 +135,12 @@ class VllmEngine:
         if step.kv_use is not None:
             self._held = step.kv_use
         outputs = []
-        for one in step.outputs:
-            if (found := self._running.get(one.id)) is not None:
-                found[0].stats.step_seconds += seconds
-                outputs.append(self._written(*found, one))
-            elif self._redecoding is not None and one.id == self._redecoding.id:
-                self._redecoding.take(one.token_ids, one.logprobs, one.ended)
+        for output in step.outputs:
+            if (running := self._running.get(output.id)) is not None:
+                running[0].stats.step_seconds += seconds
+                outputs.append(self._written(*running, output))
+            elif self._redecoding is not None and output.id == self._redecoding.id:
+                self._redecoding.take(output.token_ids, output.logprobs, output.ended)
         self._admit()
         return outputs
 
@@ -153,7 +148,7 @@ class VllmEngine:
         """Ends all sequences, and vLLM."""
         self._closed = True
         self._redecoding = None
-        for sequence in [*self._ranks]:
+        for sequence in [*self._live]:
             self._finish(sequence)
         self._core.close()
 
@@ -196,41 +191,41 @@ class VllmEngine:
         sequence.state = SequenceState.FINISHED
         sequence.stats.finished_at = time.perf_counter()
         self._queue.leave(sequence.request.tenant)
-        del self._ranks[sequence]
+        del self._live[sequence]
 
-    def _written(self, sequence: Sequence, text: OutputText, one: CoreOutput) -> StepOutput:
+    def _written(self, sequence: Sequence, text: OutputText, output: CoreOutput) -> StepOutput:
         """A step's output for a sequence, up to where its answer ends."""
         stats = sequence.stats
-        stats.first_scheduled_at = stats.first_scheduled_at or one.began_at or time.perf_counter()
-        stats.preemptions += one.preemptions
-        if one.cached_prompt_tokens is not None:
-            stats.cached_prompt_tokens = one.cached_prompt_tokens
-        texts, finish = text.write(one.token_ids)
-        tokens = one.token_ids[: len(texts)]
+        stats.first_scheduled_at = stats.first_scheduled_at or output.began_at or time.perf_counter()
+        stats.preemptions += output.preemptions
+        if output.cached_prompt_tokens is not None:
+            stats.cached_prompt_tokens = output.cached_prompt_tokens
+        texts, finish = text.write(output.token_ids)
+        tokens = output.token_ids[: len(texts)]
         if tokens:
             # The last token of a step is the model's own; tokens behind the answer's end are dropped.
-            accepted = min(len(one.token_ids) - 1, len(tokens))
-            stats.record_step(self._records.drafted(one.id, sequence), accepted)
+            accepted = min(len(output.token_ids) - 1, len(tokens))
+            stats.record_step(self._records.drafted(output.id, sequence), accepted, time.perf_counter())
             sequence.output += tokens
             self._queue.charge(sequence.request.tenant, len(tokens))
-        if one.draft_tokens is not None:
-            stats.draft_tokens = one.draft_tokens
-        if finish is None and one.ended:
-            finish = _unexpected(sequence.request, one, texts, text)
+        if output.draft_tokens is not None:
+            stats.draft_tokens = output.draft_tokens
+        if finish is None and output.ended:
+            finish = _unexpected(sequence.request, output, texts, text)
         if finish is not None:
-            self._finish(sequence, abort=not one.ended)
-        drafted = [number < len(one.token_ids) - 1 for number in range(len(tokens))]
-        return StepOutput(sequence, tokens, texts, drafted, finish, one.logprobs[: len(tokens)])
+            self._finish(sequence, abort=not output.ended)
+        drafted = [number < len(output.token_ids) - 1 for number in range(len(tokens))]
+        return StepOutput(sequence, tokens, texts, drafted, finish, output.logprobs[: len(tokens)])
 
 
-def _unexpected(request: Request, one: CoreOutput, texts: list[str], text: OutputText) -> Finish:
+def _unexpected(request: Request, output: CoreOutput, texts: list[str], text: OutputText) -> Finish:
     """vLLM ended an answer where Draftwood's rules do not."""
-    if one.ended == "error" and request.format is not None:
+    if output.ended == "error" and request.format is not None:
         # Its compiler or its matcher gave up, which has smaller bounds than ours.
         problem = "vLLM cannot follow this format; a smaller or simpler one may do"
         return Finish(FinishReason.ERROR, error=InvalidInputError("format", None, problem))
-    if one.ended not in ("stop", "length"):
-        return Finish(FinishReason.ERROR, error=ModelError(f"vLLM ended the request: {one.ended}"))
+    if output.ended not in ("stop", "length"):
+        return Finish(FinishReason.ERROR, error=ModelError(f"vLLM ended the request: {output.ended}"))
     if texts:
         texts[-1] += text.rest()
-    return Finish(FinishReason.STOP if one.ended == "stop" else FinishReason.LENGTH)
+    return Finish(FinishReason.STOP if output.ended == "stop" else FinishReason.LENGTH)

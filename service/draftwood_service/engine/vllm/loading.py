@@ -4,36 +4,44 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import structlog
 
-from draftwood_memory.settings.memory_settings import ENV_PREFIX, MemorySettings
-from draftwood_memory.settings.opening import opened_memory
+from draftwood_memory.memory import opened_memory
+from draftwood_memory.settings import ENV_PREFIX, MemorySettings
+from draftwood_memory.store.embedded import EmbeddedServer, default_folder, socket_url
 from draftwood_model_runner.engine_config import Abilities
 from draftwood_model_runner.errors import UnsupportedModelError
 from draftwood_model_runner.loading.checkpoint import CheckpointFacts, name_of, read_checkpoint
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
-from draftwood_model_runner.request import Request
-from draftwood_model_runner.sampling.output_text import OutputText
+from draftwood_model_runner.output import OutputText
+from draftwood_model_runner.request import MAX_LOGPROBS, Request, SamplingParams, StopParams
+from draftwood_model_runner.sequence import Sequence
+from draftwood_service.engine.link import service_has_ended
 from draftwood_service.engine.loaded import LoadedEngine
+from draftwood_service.engine.process import temporary_store
 from draftwood_service.engine.vllm.core import VllmCore, process_variables
 from draftwood_service.engine.vllm.engine import VllmEngine
-from draftwood_service.engine.vllm.params import params_of
 from draftwood_service.engine.vllm.records import draft_records
-from draftwood_service.engine.vllm.store import with_store
-from draftwood_service.engine.vllm.warm_up import warm_up
+from draftwood_service.engine.vllm.requests import params_of
 from draftwood_service.serving import ModelInfo
 from draftwood_service.settings import Settings
-from draftwood_tenants.engines.opening import TENANT_VARIABLE, checkpoint_of, fingerprint
+from draftwood_strategies.drafting import UNDRAFTED, Drafting
+from draftwood_tenants.engines import TENANT_VARIABLE, checkpoint_of, fingerprint
 
 _log = structlog.get_logger("draftwood")
 
 LONGEST_CHAIN = 16
 """Draft tokens of a step and request at most: vLLM reserves room for them. `docs/vllm.md` has figures with it."""
+_TOKENS = 12
+_LOOK_SECONDS = 0.002
 
 
 @contextmanager
@@ -155,8 +163,8 @@ def require_served(name: str, facts: CheckpointFacts, *, drafts: bool) -> None:
 def _set_variables(settings: Settings) -> None:
     """The environment of vLLM's processes: the plug-in reads the settings of its memory there."""
     process_variables(settings.log_level)
-    for one in fields(MemorySettings):
-        name, value = ENV_PREFIX + one.name.upper(), getattr(settings, one.name)
+    for field in fields(MemorySettings):
+        name, value = ENV_PREFIX + field.name.upper(), getattr(settings, field.name)
         if value is None:
             os.environ.pop(name, None)
         else:
@@ -192,3 +200,55 @@ def _info(name: str, facts: CheckpointFacts, core: VllmCore, identity: str, sett
             audits_samples=False,
         ),
     )
+
+
+@contextmanager
+def with_store(settings: Settings, name: str) -> Iterator[Settings]:
+    """The settings with the address of a store that both processes reach.
+
+    An embedded store is run by this process. With none (`store` is "memory") there is one as well, on a temporary
+    folder: drafts and operations on memories work as if they were in one process; what was learned outlives an engine
+    that dies, and is gone with the service.
+
+    Args:
+        name: of the service.
+    """
+    if settings.store not in ("memory", "embedded"):
+        yield settings
+        return
+    temporary = settings.store == "memory"
+    folder = temporary_store(name) if temporary else settings.store_folder or default_folder()
+    try:
+        with EmbeddedServer(folder, settings.store_bytes) as server:
+            server.wait()
+            yield settings.model_copy(update={"store": socket_url(folder)})
+    except BaseException as error:
+        if temporary and (isinstance(error, EOFError) or service_has_ended(error)):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def warm_up(engine: VllmEngine, vocab_size: int, *, drafts: bool) -> None:
+    """Runs a greedy request, a sampled one and one with log-probabilities, as audits have; nothing is learned.
+
+    Raises:
+        EngineStoppedError: vLLM has died.
+    """
+    prompt = (np.arange(24) % min(3, vocab_size)).astype(np.int32)
+    sampled = SamplingParams(temperature=1.0, top_p=0.9, top_k=10)
+    for sampling in (SamplingParams(), sampled, SamplingParams(logprobs=MAX_LOGPROBS)):
+        request = Request(
+            request_id="warm-up",
+            prompt=prompt,
+            stop=StopParams(max_tokens=_TOKENS, ignore_eos=True),
+            sampling=sampling,
+            drafting=Drafting("trie", max_nodes=8) if drafts else UNDRAFTED,
+            learns=False,
+        )
+        engine.add(Sequence(request))
+    while not engine.idle:
+        if engine.has_work:
+            engine.step()
+        else:
+            time.sleep(_LOOK_SECONDS)
+    engine.forget_counts()

@@ -17,18 +17,17 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from draftwood_model_runner.errors import ModelNotFoundError, UnsupportedModelError
-from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from draftwood_model_runner.loading import gguf as gguf_conversion
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, KNOWN_DIGESTS
+from draftwood_model_runner.loading.gguf import DENSE, UNREADABLE
 from draftwood_model_runner.loading.model import load_model
-from draftwood_model_runner.loading.sources import gguf_conversion
-from draftwood_model_runner.loading.sources.dense_weights import DENSE, UNREADABLE
-from draftwood_model_runner.loading.sources.file_digests import KNOWN_DIGESTS
-from draftwood_model_runner.loading.sources.resolution import resolve
+from draftwood_model_runner.loading.sources import resolve
 from tests.model_runner.loading.sources.gguf_files import write_gguf
 
 RESOLVE = """
 import os, sys
 from pathlib import Path
-from draftwood_model_runner.loading.sources.resolution import resolve
+from draftwood_model_runner.loading.sources import resolve
 print(resolve(sys.argv[1], Path(sys.argv[2]), os.environ))
 large = {"torch", "transformers", "numpy", "gguf"} & sys.modules.keys()
 assert not large, large

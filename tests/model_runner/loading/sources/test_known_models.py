@@ -15,10 +15,10 @@ from types import MappingProxyType
 import pytest
 
 from draftwood_model_runner.errors import ModelNotFoundError
-from draftwood_model_runner.loading.sources import known_models, resolution
-from draftwood_model_runner.loading.sources.dense_weights import dense_place
-from draftwood_model_runner.loading.sources.known_models import KNOWN_MODELS, KnownModel
-from draftwood_model_runner.loading.sources.resolution import resolve
+from draftwood_model_runner.loading import sources as known_models
+from draftwood_model_runner.loading import sources as resolution
+from draftwood_model_runner.loading.gguf import dense_place
+from draftwood_model_runner.loading.sources import KNOWN_MODELS, KnownModel, resolve
 from tests.model_runner.loading.sources.gguf_files import write_gguf
 
 UNREACHABLE = "http://127.0.0.1:9"

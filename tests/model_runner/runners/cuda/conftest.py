@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftwood_model_runner.errors import UnsupportedRunnerError
-from tests.model_runner.runners.cuda.interpreted import interpret
+from tests.model_runner.runners.cuda.interpreting import interpret
 
 try:
     interpret()

@@ -1,13 +1,15 @@
-"""Makes Triton's interpreter faster and its matrix products right, for trials on CPUs.
+"""Makes the CUDA runner ready for a CPU: Triton interprets kernels, and steps are recorded in place of CUDA graphs.
 
-It replaces the functions of Triton's language at each call of a device function, `tl.sum` among them, which takes 8 ms;
-once for each launch is enough. It multiplies raw bits of bfloat16 and rounds to it towards zero; in products of other
-types a row's bits depend on the other rows with some versions of BLAS.
+Triton's interpreter replaces the functions of its language at each call of a device function, `tl.sum` among them,
+which takes 8 ms; once for each launch is enough. It multiplies raw bits of bfloat16 and rounds to it towards zero. In
+products of other types a row's bits depend on the other rows with some versions of BLAS. So parts of it are replaced
+here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import triton.language as tl
 from triton.runtime import interpreter
+
+from draftwood_model_runner.runners.cuda.device import require_triton
+from tests.model_runner.runners.cuda.device import DEVICE
 
 
 class _Patched:
@@ -101,3 +106,19 @@ def patch_interpreter() -> None:
     interpreter._patch_lang = patch
     interpreter.InterpreterBuilder.create_dot = _dot
     interpreter._convert_float = _conversion(interpreter._convert_float)
+
+
+def interpret() -> None:
+    """For this process; may be called again.
+
+    Raises:
+        UnsupportedRunnerError: Triton is missing, or was imported to compile.
+    """
+    require_triton(DEVICE)
+    if DEVICE.type == "cpu":
+        # Kernels, which Triton must have been told to interpret.
+        from draftwood_model_runner.runners.cuda.forward import CAPTURES
+        from tests.model_runner.runners.cuda.recording import Recording
+
+        patch_interpreter()
+        CAPTURES["cpu"] = lambda forward: partial(Recording, forward)

@@ -13,9 +13,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from draftwood_model_runner.runners.attention_hook import setting
-from draftwood_model_runner.runners.cuda.device.launching import LAUNCHER, Launch
-from draftwood_model_runner.runners.cuda.steps.forward import Forward, PreparedStep
+from draftwood_model_runner.runners.cuda.device import LAUNCHER, Launch
+from draftwood_model_runner.runners.cuda.forward import Forward, PreparedStep
+from draftwood_model_runner.runners.model_calls import setting
 
 _WAITING = frozenset(
     {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::unique_dim", "aten::_unique2"}
@@ -28,7 +28,7 @@ class CaptureError(RuntimeError):
 
 
 class Recording:
-    """Implements `graphs.Replayable`.
+    """Implements `forward.Replayable`.
 
     Raises:
         CaptureError: the step waits for the device.
@@ -76,13 +76,13 @@ class _Notes(TorchDispatchMode):
         self.noted.append(f"{name} {self._shapes((args, kwargs))} -> {self._shapes(result)}")
         return result
 
-    def launch(self, one: Launch) -> None:
+    def launch(self, launch: Launch) -> None:
         """A kernel, whose interpreter copies tensors in ways of its own."""
-        shapes = self._shapes((one.arguments, one.constants))
-        self.noted.append(f"{one.kernel.__name__}{one.grid} {shapes}")
+        shapes = self._shapes((launch.arguments, launch.constants))
+        self.noted.append(f"{launch.kernel.__name__}{launch.grid} {shapes}")
         self._launching = True
         try:
-            one.run()
+            launch.run()
         finally:
             self._launching = False
 

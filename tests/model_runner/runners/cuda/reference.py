@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftwood_benchmarks.gpu.trees import random_tree
+from draftwood_benchmarks.gpu_attention import random_tree
 from draftwood_model_runner.runners.base import KVShape, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
+from draftwood_model_runner.runners.cuda.memory import PAGE_SIZE
 
 CPU = torch.device("cpu")
 
@@ -114,12 +114,10 @@ def attended(
 ) -> tuple[torch.Tensor, torch.Tensor, Any]:
     """What the kernels compute, what is right, and the KV memory afterwards. All memory that no kernel has written, or
     no token may see, holds NaN."""
-    from draftwood_model_runner.runners.cuda.device.launching import Machine
-    from draftwood_model_runner.runners.cuda.kv_cache import KVPages
-    from draftwood_model_runner.runners.cuda.steps.attention import STEP, AttentionStep, Scratch, paged_attention
-    from draftwood_model_runner.runners.cuda.steps.exact_tiling import LEVELS, divide_exactly
-    from draftwood_model_runner.runners.cuda.steps.step_arrays import StepArrays
-    from draftwood_model_runner.runners.cuda.steps.tiling import Division, divide
+    from draftwood_model_runner.runners.cuda.attention import STEP, AttentionStep, Scratch, paged_attention
+    from draftwood_model_runner.runners.cuda.device import Machine
+    from draftwood_model_runner.runners.cuda.memory import KVPages, StepArrays
+    from draftwood_model_runner.runners.cuda.tiling import LEVELS, Division, divide, divide_exactly
 
     def numbers(*size: int) -> torch.Tensor:
         return torch.from_numpy(random.standard_normal(size)).to(device=device, dtype=dtype)

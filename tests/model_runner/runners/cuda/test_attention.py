@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,34 +58,24 @@ def test_ragged_batches(
     check(output, expected)
 
 
-@pytest.mark.parametrize("size", [64, 80, 96, 128, 192, 256])
-def test_head_sizes(size: int) -> None:
-    random = np.random.default_rng(size)
-    step, pages = random_batch(random, [(33, 1, 5), (0, 3, 0)], 0.5)
-    output, expected, _ = attended(step, pages, KVShape(1, size, size), 2, torch.float32, random)
-    check(output, expected)
-
-
-def test_values_of_another_size_than_keys() -> None:
-    """As with latent attention (DeepSeek)."""
+@pytest.mark.parametrize(
+    ("rows", "shape", "group", "options"),
+    [
+        *(([(33, 1, 5), (0, 3, 0)], KVShape(1, size, size), 2, {}) for size in (64, 80, 96, 128, 192, 256)),
+        ([(20, 2, 9)], KVShape(2, 48, 32), 1, {}),  # values of another size than keys, as with latent attention
+        *(([(70, 1, n), (5, 1, 0)], KVShape(1, 16, 16), 2, {"many_rows": True}) for n in (1, 64, 65, 256)),
+        ([(40, 1, 12), (0, 1, 0), (3, 17, 4)], KVShape(2, 16, 16), 2, {"softcap": 2.0}),
+        ([(40, 1, 12), (0, 1, 0), (3, 17, 4)], KVShape(2, 16, 16), 2, {"window": 9, "sinks": [0.5, -1.0, 3.0, 0.0]}),
+    ],
+)
+def test_shapes_trees_of_several_words_softcap_and_sinks(
+    rows: list[tuple[int, int, int]], shape: KVShape, group: int, options: dict[str, Any]
+) -> None:
     random = np.random.default_rng(0)
-    step, pages = random_batch(random, [(20, 2, 9)], 0.7)
-    check(*attended(step, pages, KVShape(2, 48, 32), 1, torch.float32, random)[:2])
-
-
-@pytest.mark.parametrize("nodes", [1, 64, 65, 256])
-def test_trees_of_several_words(nodes: int) -> None:
-    random = np.random.default_rng(nodes)
-    step, pages = random_batch(random, [(70, 1, nodes), (5, 1, 0)], 0.8)
-    check(*attended(step, pages, KVShape(1, 16, 16), 2, torch.float32, random, many_rows=True)[:2])
-
-
-def test_softcap_and_sinks() -> None:
-    random = np.random.default_rng(0)
-    step, pages = random_batch(random, [(40, 1, 12), (0, 1, 0), (3, 17, 4)], 0.5)
-    sinks = torch.tensor([0.5, -1.0, 3.0, 0.0], device=DEVICE)
-    check(*attended(step, pages, KVShape(2, 16, 16), 2, torch.float32, random, softcap=2.0)[:2])
-    check(*attended(step, pages, KVShape(2, 16, 16), 2, torch.float32, random, sinks=sinks, window=9)[:2])
+    step, pages = random_batch(random, rows, 0.6)
+    if "sinks" in options:
+        options = options | {"sinks": torch.tensor(options["sinks"], device=DEVICE)}
+    check(*attended(step, pages, shape, group, torch.float32, random, **options)[:2])
 
 
 def test_the_number_of_parts_changes_nothing_but_rounding() -> None:

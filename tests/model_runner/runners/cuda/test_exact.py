@@ -17,12 +17,12 @@ from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.runners.base import KVShape, StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
-from draftwood_model_runner.runners.cuda import constants, probe
-from draftwood_model_runner.runners.cuda.exact_linear import exact_linear, make_exact
-from draftwood_model_runner.runners.cuda.kv_cache import PAGE_SIZE
+from draftwood_model_runner.runners.cuda import factory, tiling
+from draftwood_model_runner.runners.cuda.layers import exact_linear, make_exact
+from draftwood_model_runner.runners.cuda.memory import PAGE_SIZE
 from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
-from draftwood_model_runner.runners.cuda.steps import exact_tiling
-from draftwood_strategies.draft import EMPTY_TREE, DraftTree, Int32Array
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 from tests.model_runner.families import VOCAB, taken_over
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.runners.cuda.device import DEVICE
@@ -35,7 +35,7 @@ RUN = 64
 
 @pytest.fixture(autouse=True)
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "EXACT_RUN", RUN)
+    monkeypatch.setattr(tiling, "EXACT_RUN", RUN)
 
 
 rows = st.tuples(st.sampled_from([0, 1, 15, 62, 63, 64, 130]), st.integers(1, 40), st.integers(0, 40))
@@ -86,7 +86,7 @@ def exact_model(family: str, dtype: torch.dtype) -> Any:
 
 
 @pytest.mark.parametrize(
-    "dtype", [*(pytest.param(one, marks=pytest.mark.slow) for one in (torch.float32, torch.float16)), torch.bfloat16]
+    "dtype", [*(pytest.param(each, marks=pytest.mark.slow) for each in (torch.float32, torch.float16)), torch.bfloat16]
 )
 def test_bits_of_a_path_in_a_random_tree(dtype: torch.dtype) -> None:
     """A deep tree over the end of a run, beside another sequence, against one token after the other."""
@@ -106,8 +106,8 @@ def test_bits_of_a_path_in_a_random_tree(dtype: torch.dtype) -> None:
     steps.logits(BatchRow(tables[1], 0, context[:20], EMPTY_TREE, logits_from=19))
     steps.logits(BatchRow(tables[1], 20, context[20:-1], EMPTY_TREE, logits_from=context.size - 22))
     for at, (row, token) in enumerate([(0, int(context[-1])), *((1 + node, int(tree.tokens[node])) for node in path)]):
-        one = BatchRow(tables[1], context.size - 1 + at, np.array([token], np.int32), EMPTY_TREE, logits_from=0)
-        assert torch.equal(steps.logits(one)[0], drafted[row]), at
+        row_alone = BatchRow(tables[1], context.size - 1 + at, np.array([token], np.int32), EMPTY_TREE, logits_from=0)
+        assert torch.equal(steps.logits(row_alone)[0], drafted[row]), at
 
 
 @pytest.mark.parametrize(
@@ -120,29 +120,31 @@ def test_bits_of_a_path_in_a_random_tree(dtype: torch.dtype) -> None:
 def test_answers_in_bfloat16_do_not_depend_on_drafts_and_batch(sampling: SamplingParams) -> None:
     model = exact_model("llama", torch.bfloat16)
     plain = run(model, None, sampling)
-    oracle = OracleStrategy({prompt: one.output for prompt, one in zip(PROMPTS, plain, strict=True)}, VOCAB, seed=3)
+    oracle = OracleStrategy(
+        {prompt: sequence.output for prompt, sequence in zip(PROMPTS, plain, strict=True)}, VOCAB, seed=3
+    )
     drafted = run(model, oracle, sampling)
-    assert [one.output for one in drafted] == [one.output for one in plain]
-    assert sum(one.stats.accepted_tokens for one in drafted) > 0
+    assert [sequence.output for sequence in drafted] == [sequence.output for sequence in plain]
+    assert sum(sequence.stats.accepted_tokens for sequence in drafted) > 0
     assert run(model, oracle, sampling, prompts=PROMPTS[:1])[0].output == plain[0].output
 
 
 def test_a_tree_that_is_too_deep_is_an_error() -> None:
-    deepest = exact_tiling.LEVELS
+    deepest = tiling.LEVELS
     for levels in (deepest, deepest + 1):
         tree = DraftTree.of([*range(levels + 1)], [-1, -1, *range(1, levels)])
         batch = lay_out([BatchRow(np.arange(9, dtype=np.int32), 3, np.zeros(1, np.int32), tree, logits_from=0)])
         if levels == deepest:
-            assert exact_tiling.divide_exactly(batch, 16).token_parts[-1, 4] > 0
+            assert tiling.divide_exactly(batch, 16).token_parts[-1, 4] > 0
             continue
         with pytest.raises(ValueError, match="more levels than exact mode has room for"):
-            exact_tiling.divide_exactly(batch, 16)
+            tiling.divide_exactly(batch, 16)
 
 
 @pytest.mark.slow
 def test_answers_are_those_of_transformers() -> None:
     sequences = run(exact_model("llama", torch.float32), None)
-    assert [one.output for one in sequences] == [written("llama", prompt) for prompt in PROMPTS]
+    assert [sequence.output for sequence in sequences] == [written("llama", prompt) for prompt in PROMPTS]
 
 
 def test_a_linear_layer_is_right_for_any_number_of_rows() -> None:
@@ -166,7 +168,7 @@ def test_the_trial_finds_what_depends_on_the_batch(monkeypatch: pytest.MonkeyPat
                 part.forward = _halves(part)  # type: ignore[method-assign]
         return count
 
-    monkeypatch.setattr(probe, "make_exact", divided)
+    monkeypatch.setattr(factory, "make_exact", divided)
     with pytest.raises(UnsupportedRunnerError, match="in exact mode the bits of its logits still depend on the batch"):
         taken_over(small("llama").to(DEVICE), exact=True, runner="cuda")
 

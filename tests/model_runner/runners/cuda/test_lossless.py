@@ -1,7 +1,7 @@
 """The whole runner with interpreted kernels: its tokens are those of transformers' own `generate`, whatever is drafted.
 
-Each step of a usual size is recorded when it first occurs, and every further one must repeat what was recorded, as a
-CUDA graph would: see `recording`.
+Each step of a usual size is recorded when it first occurs. Every further one must repeat what was recorded, as a CUDA
+graph would, see `recording`. What steps launch beside the model is compiled before the first request.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import draftwood_strategies
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.runners.cuda.runner import CudaRunner
+from draftwood_model_runner.runners.cuda.memory import PAGE_SIZE
+from draftwood_model_runner.runners.cuda.runner import CudaRunner, compile_sampling
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sequence import Sequence
 from tests.model_runner.families import VOCAB, generate, taken_over, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.random_grammar import RandomGrammar
-from tests.model_runner.runners.cuda.device import DEVICE
+from tests.model_runner.runners.cuda.device import DEVICE, launched
 from tests.model_runner.sequences import GREEDY, batch_of, engine_of
 from tests.model_runner.sequences import run as run_all
 
@@ -69,9 +70,9 @@ def run(
     stop = StopParams(NEW_TOKENS, min_tokens=3)
     sequences = batch_of(prompts, stop, sampling, strategy=strategy, max_draft_nodes=12)
     sequences[-1].grammar = grammar
-    found = run_all(engine, *sequences)
+    actual = run_all(engine, *sequences)
     if outputs is not None:
-        outputs += found
+        outputs += actual
     if isinstance(engine._runner, CudaRunner):
         graphs = engine._runner._graphs
         assert graphs is not None
@@ -84,16 +85,16 @@ def run(
 def test_trees_of_any_shape(family: str) -> None:
     answers = {prompt: written(family, prompt) for prompt in PROMPTS}
     sequences = run(served(family), OracleStrategy(answers, VOCAB, seed=3))
-    assert [one.output for one in sequences] == list(answers.values())
-    assert sum(one.stats.accepted_tokens for one in sequences) > NEW_TOKENS
+    assert [sequence.output for sequence in sequences] == list(answers.values())
+    assert sum(sequence.stats.accepted_tokens for sequence in sequences) > NEW_TOKENS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["none", "jacobi", "trie", "hybrid"])
 def test_strategies(name: str) -> None:
     sequences = run(served("llama"), draftwood_strategies.create(name))
-    assert [one.output for one in sequences] == [written("llama", prompt) for prompt in PROMPTS]
-    assert [one.stats.drafting_disabled_reason for one in sequences] == [""] * 3
+    assert [sequence.output for sequence in sequences] == [written("llama", prompt) for prompt in PROMPTS]
+    assert [sequence.stats.drafting_disabled_reason for sequence in sequences] == [""] * 3
 
 
 def test_penalties_on_the_device() -> None:
@@ -102,9 +103,9 @@ def test_penalties_on_the_device() -> None:
     answers = dict(zip(PROMPTS, expected, strict=True))
     params = SamplingParams(repetition_penalty=1.4)
     sequences = run(served("llama"), OracleStrategy(answers, VOCAB, seed=1), params, halves=True)
-    assert [one.output for one in sequences] == expected
+    assert [sequence.output for sequence in sequences] == expected
     assert expected != [written("llama", prompt) for prompt in PROMPTS]
-    assert sum(one.stats.accepted_tokens for one in sequences) > 0
+    assert sum(sequence.stats.accepted_tokens for sequence in sequences) > 0
 
 
 @pytest.mark.slow
@@ -117,13 +118,13 @@ def test_penalties_on_the_device() -> None:
 )
 def test_sampled(params: SamplingParams) -> None:
     """With drafts and without, and by the torch runner, whose tokens the host chooses."""
-    plain = [one.output for one in run(served("llama", "torch"), None, params)]
-    assert [one.output for one in run(served("llama"), None, params)] == plain
+    plain = [sequence.output for sequence in run(served("llama", "torch"), None, params)]
+    assert [sequence.output for sequence in run(served("llama"), None, params)] == plain
     oracle = OracleStrategy(dict(zip(PROMPTS, plain, strict=True)), VOCAB, seed=4)
     for halves in (False, True):
         sequences = run(served("llama"), oracle, params, halves=halves)
-        assert [one.output for one in sequences] == plain
-        assert sum(one.stats.accepted_tokens for one in sequences) > 0
+        assert [sequence.output for sequence in sequences] == plain
+        assert sum(sequence.stats.accepted_tokens for sequence in sequences) > 0
 
 
 def test_grammars_and_log_probabilities_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +132,7 @@ def test_grammars_and_log_probabilities_on_the_device(monkeypatch: pytest.Monkey
     params = SamplingParams(temperature=1.3, top_p=0.9, seed=11, logprobs=3)
     theirs, ours = list[StepOutput](), list[StepOutput]()
     plain = run(served("llama", "torch"), None, params, grammar=RandomGrammar(VOCAB), outputs=theirs)
-    answers = dict(zip(PROMPTS, (one.output for one in plain), strict=True))
+    answers = dict(zip(PROMPTS, (sequence.output for sequence in plain), strict=True))
     on_host = Counter[str]()
     for name in ("sample", "logprobs"):
         original = getattr(TokenSampler, name)
@@ -143,16 +144,18 @@ def test_grammars_and_log_probabilities_on_the_device(monkeypatch: pytest.Monkey
         monkeypatch.setattr(TokenSampler, name, counted)
     oracle, some = OracleStrategy(answers, VOCAB, seed=7), RandomGrammar(VOCAB, known=4)
     sequences = run(served("llama"), oracle, params, grammar=some, outputs=ours)
-    assert [one.output for one in sequences] == list(answers.values())
+    assert [sequence.output for sequence in sequences] == list(answers.values())
     assert sequences[-1].stats.accepted_tokens > 0
     assert 0 < on_host["sample"] == on_host["logprobs"] < len(sequences[-1].output)
-    for expected, found in zip(plain, sequences, strict=True):
+    for expected, actual in zip(plain, sequences, strict=True):
         of_theirs, of_ours = (
-            [logprob for one in steps if one.sequence is sequence for logprob in one.logprobs]
-            for steps, sequence in ((theirs, expected), (ours, found))
+            [logprob for step in steps if step.sequence is sequence for logprob in step.logprobs]
+            for steps, sequence in ((theirs, expected), (ours, actual))
         )
-        assert [one.top_token_ids for one in of_ours] == [one.top_token_ids for one in of_theirs]
-        assert [one.logprob for one in of_ours] == pytest.approx([one.logprob for one in of_theirs], abs=1e-4)
+        assert [logprob.top_token_ids for logprob in of_ours] == [logprob.top_token_ids for logprob in of_theirs]
+        assert [logprob.logprob for logprob in of_ours] == pytest.approx(
+            [logprob.logprob for logprob in of_theirs], abs=1e-4
+        )
 
 
 def test_constraints_that_only_the_host_knows() -> None:
@@ -164,8 +167,8 @@ def test_constraints_that_only_the_host_knows() -> None:
     expected = [written("llama", prompt, suppress_tokens=(free[2], free[5])) for prompt in PROMPTS]
     oracle = OracleStrategy(dict(zip(PROMPTS, expected, strict=True)), VOCAB, seed=5)
     sequences = run(model, oracle)
-    assert [one.output for one in sequences] == expected
-    assert sum(one.stats.accepted_tokens for one in sequences) > 0
+    assert [sequence.output for sequence in sequences] == expected
+    assert sum(sequence.stats.accepted_tokens for sequence in sequences) > 0
 
 
 def test_preemption_and_large_steps() -> None:
@@ -173,4 +176,44 @@ def test_preemption_and_large_steps() -> None:
     prompts = (*PROMPTS, tuple(i % 11 + 1 for i in range(60)))
     answers = {prompt: written("llama", prompt) for prompt in prompts}
     sequences = run(served("llama"), OracleStrategy(answers, VOCAB, seed=6), prompts=prompts, kv_cache_tokens=256 + 12)
-    assert [one.output for one in sequences] == list(answers.values())
+    assert [sequence.output for sequence in sequences] == list(answers.values())
+
+
+ROOM = 2 * PAGE_SIZE if DEVICE.type == "cpu" else 256
+"""Tokens; on a GPU, where a runner takes its first steps by itself, enough for trees of all sizes."""
+BESIDE_THE_MODEL = {"adjust_scores", "sample_tokens", "accept_paths", "move_kv"}
+
+
+def kernels_of(action: Any) -> set[tuple[str, tuple[tuple[str, Any], ...]]]:
+    """Kernels beside the model that are launched, each with its constants."""
+    with launched() as launches:
+        action()
+    names = ((launch.kernel.__name__, tuple(sorted(launch.constants.items()))) for launch in launches)
+    return {(name, constants) for name, constants in names if name in BESIDE_THE_MODEL}
+
+
+def runner_of(kv_tokens: int) -> CudaRunner:
+    runner = served("llama").factory.runner(kv_tokens)
+    assert isinstance(runner, CudaRunner)
+    return runner
+
+
+def test_no_request_needs_another_kernel() -> None:
+    model = served("llama")
+    compiled = kernels_of(lambda: compile_sampling(runner_of(ROOM)))
+    answers = {prompt: [*range(1, 10)] for prompt in PROMPTS}
+    sampled = SamplingParams(temperature=1.3, top_p=0.9, repetition_penalty=1.2, seed=11, logprobs=3)
+    for params, grammar in ((SamplingParams(temperature=0.0), None), (sampled, RandomGrammar(VOCAB))):
+        oracle = OracleStrategy(answers, VOCAB, seed=7)
+        needed = kernels_of(lambda: run(model, oracle, params, PROMPTS[:1], grammar))  # noqa: B023
+        assert needed <= compiled
+        assert {name for name, _ in needed} >= {"accept_paths", "move_kv"}
+    assert {name for name, _ in compiled} == BESIDE_THE_MODEL
+    sizes = {16, 32} if DEVICE.type == "cpu" else {16, 32, 64, 128, 256}
+    assert {dict(constants)["NODES"] for name, constants in compiled if name == "accept_paths"} == sizes
+
+
+def test_a_small_memory_holds_the_first_steps() -> None:
+    compiled = kernels_of(lambda: compile_sampling(runner_of(PAGE_SIZE)))
+    assert {name for name, _ in compiled} == BESIDE_THE_MODEL
+    assert {dict(constants)["NODES"] for name, constants in compiled if name == "accept_paths"} == {16}

@@ -137,8 +137,8 @@ def test_a_quantized_checkpoint(checkpoint: tuple[Path, str], runner: str) -> No
     reference: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map={"": DEVICE})
     answers = {prompt: generate(reference, prompt, NEW_TOKENS) for prompt in PROMPTS}
     sequences = run(model, OracleStrategy(answers, VOCAB, seed=3))
-    assert [one.output for one in sequences] == list(answers.values())
-    assert sum(one.stats.accepted_tokens for one in sequences) > 0
+    assert [sequence.output for sequence in sequences] == list(answers.values())
+    assert sum(sequence.stats.accepted_tokens for sequence in sequences) > 0
 
 
 @pytest.mark.parametrize("runner", ["cuda", "torch"])

@@ -11,13 +11,13 @@ import pytest
 from transformers import AutoTokenizer
 
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.loading import sharded
+from draftwood_model_runner.loading import model as sharded
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
 from draftwood_model_runner.request import SamplingParams, StopParams
 from tests.model_runner.families import VOCAB, greedy, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.runners.cuda.device import DEVICE
-from tests.model_runner.runners.cuda.interpreted import interpret
+from tests.model_runner.runners.cuda.interpreting import interpret
 from tests.model_runner.sequences import batch_of, engine_of, run
 
 pytest.importorskip("accelerate", reason="sharded loading needs it")

@@ -1,23 +1,30 @@
-"""Which models OpenVINO computes, and that conversion leaves no trace on them."""
+"""Converted models compute what their modules do, in fewer products; and importing OpenVINO sends nothing."""
 
 from __future__ import annotations
 
 import gc
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import pytest
 import torch
 import transformers as tf
 
 from draftwood_model_runner.errors import UnsupportedRunnerError
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits
-from draftwood_model_runner.runners.openvino import runner
+from draftwood_model_runner.runners.openvino import pages
+from draftwood_model_runner.runners.openvino.conversion import convert
 from draftwood_model_runner.runners.openvino.factory import take_over
+from draftwood_model_runner.runners.openvino.weights import keep_bfloat16
 from tests.model_runner.families import OPENVINO_FAMILIES, RANDOM_FAMILIES, tiny
 from tests.model_runner.runners.openvino.bfloat16 import needs_bfloat16
-from tests.model_runner.tiny import TINY, build
+from tests.model_runner.small_models import TINY, build
 
 _EXPERTS: dict[str, Any] = {"num_key_value_heads": 2, "num_experts_per_tok": 2}
 
@@ -75,7 +82,7 @@ def test_float16_is_refused() -> None:
 
 def test_a_graph_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the mask of a tree, nodes see their siblings."""
-    monkeypatch.setattr(runner, "tree_mask", lambda parents, offsets: (np.zeros(0, np.uint8), np.zeros_like(offsets)))
+    monkeypatch.setattr(pages, "tree_mask", lambda parents, offsets: (np.zeros(0, np.uint8), np.zeros_like(offsets)))
     with pytest.raises(UnsupportedRunnerError, match=r"differ from the model's own by .*e.*\(at most 1e-03"):
         take_over(tiny("llama"), max_context=128)
 
@@ -129,3 +136,37 @@ def test_models_that_come_and_go_leave_the_signal_stack_alone() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert received == [signal.SIGUSR1]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_layer_has_four_products(family: str) -> None:
+    """With biases (Qwen2) and without; nothing is transposed on the way to attention."""
+    module = tiny(family)
+    model = convert(module, max_context=128).model
+    products = [node for node in model.get_ops() if node.get_type_name() == "MatMul"]
+    weights = [node for node in products if node.input_value(1).get_node().get_type_name() == "Constant"]
+    assert len(weights) == 4 * module.config.num_hidden_layers + 1
+    for node in model.get_ops():
+        if node.get_type_name() == "PagedAttentionExtension":
+            flat = [node.input_value(i).get_node() for i in range(3)]
+            assert [node.get_type_name() for node in flat] == ["Reshape"] * 3
+            assert all(node.input_value(0).get_node().get_type_name() != "Transpose" for node in flat[:2])
+
+
+def test_the_weights_of_a_bfloat16_model_are_all_found() -> None:
+    model = convert(tiny("llama").to(torch.bfloat16), max_context=128).model
+    keep_bfloat16(model)
+    for node in model.get_ops():
+        if node.get_type_name() in ("MatMul", "Gather") and len(node.inputs()) > 1:
+            port = 1 if node.get_type_name() == "MatMul" else 0
+            weight = node.input_value(port).get_node()
+            assert weight.get_type_name() != "Constant" or weight.get_element_type() != ov.Type.f32
+
+
+@pytest.mark.system
+def test_importing_the_runner_sends_and_keeps_nothing(tmp_path: Path) -> None:
+    code = "import sys, draftwood_model_runner.runners.openvino.factory; print(sys.modules['openvino_telemetry'])"
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    actual = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert actual.stdout == "None\n"
+    assert not (tmp_path / "intel").exists()

@@ -14,17 +14,16 @@ import torch
 from openvino import opset13 as ops
 
 import draftwood_strategies
-from draftwood_model_runner import own_text
-from draftwood_model_runner.answer import Answer
-from draftwood_model_runner.redecoding import PREFILL_TOKENS
+from draftwood_model_runner import plain_decoding as own_text
+from draftwood_model_runner.output import Answer
+from draftwood_model_runner.plain_decoding import PREFILL_TOKENS
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.openvino import output_head
+from draftwood_model_runner.runners.openvino import output_head as cutting
 from draftwood_model_runner.runners.openvino.factory import OpenVinoRunnerFactory, _compile
-from draftwood_model_runner.runners.openvino.graph import output_head as cutting
-from draftwood_model_runner.runners.openvino.graph.bfloat16 import keep_bfloat16
-from draftwood_model_runner.runners.openvino.graph.weights import GROUP, quantize_weights
 from draftwood_model_runner.runners.openvino.output_head import FasterWay, OutputHead
-from draftwood_strategies.draft import Float32Array
+from draftwood_model_runner.runners.openvino.weights import GROUP, keep_bfloat16, quantize_weights
+from draftwood_strategies.arrays import Float32Array
 from draftwood_strategies.successors import WRITTEN
 from tests.model_runner.families import generate, taken_over, tiny
 from tests.model_runner.oracle import OracleStrategy
@@ -83,10 +82,10 @@ def test_the_greatest_logits_are_exact(dtype: str, size: int) -> None:
         assert head._rough is not None
         misled += int((head._rough(hidden).argmax(1) != order[:, 0]).sum())
         for needed in (1, 7, 64):
-            found = head.logits(hidden, needed).copy()
-            best = np.argsort(-found, axis=1, kind="stable")[:, :needed]
+            actual = head.logits(hidden, needed).copy()
+            best = np.argsort(-actual, axis=1, kind="stable")[:, :needed]
             np.testing.assert_allclose(
-                np.take_along_axis(found, best, 1), np.take_along_axis(wanted, order[:, :needed], 1), rtol=1e-5
+                np.take_along_axis(actual, best, 1), np.take_along_axis(wanted, order[:, :needed], 1), rtol=1e-5
             )
             np.testing.assert_allclose(
                 np.take_along_axis(wanted, best, 1), np.take_along_axis(wanted, order[:, :needed], 1), rtol=1e-5
@@ -205,13 +204,13 @@ def test_answers_are_those_of_the_model(sampling: SamplingParams) -> None:
     run(engine_of(plain, 16), *expected)
     if sampling is GREEDY:
         module = tiny("llama", vocab_size=VOCAB)
-        assert [one.output for one in expected] == [generate(module, prompt, 30) for prompt in PROMPTS]
-    answers = {prompt: one.output for prompt, one in zip(PROMPTS, expected, strict=True)}
+        assert [sequence.output for sequence in expected] == [generate(module, prompt, 30) for prompt in PROMPTS]
+    answers = {prompt: sequence.output for prompt, sequence in zip(PROMPTS, expected, strict=True)}
     for strategy in (None, OracleStrategy(answers, VOCAB, seed=1), draftwood_strategies.create("hybrid")):
-        found = batch_of(PROMPTS, stop, sampling, strategy=strategy, max_draft_nodes=0 if strategy is None else 16)
-        run(engine_of(screened, 16), *found)
-        assert [one.output for one in found] == [one.output for one in expected]
-        assert strategy is None or sum(one.stats.accepted_tokens for one in found) > 0
+        actual = batch_of(PROMPTS, stop, sampling, strategy=strategy, max_draft_nodes=0 if strategy is None else 16)
+        run(engine_of(screened, 16), *actual)
+        assert [sequence.output for sequence in actual] == [sequence.output for sequence in expected]
+        assert strategy is None or sum(sequence.stats.accepted_tokens for sequence in actual) > 0
 
 
 def test_answers_do_not_depend_on_which_steps_are_screened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,11 +223,11 @@ def test_answers_do_not_depend_on_which_steps_are_screened(monkeypatch: pytest.M
 
     monkeypatch.setattr(FasterWay, "choose", choose)
     module = tiny("llama", vocab_size=VOCAB)
-    found = batch_of(
+    actual = batch_of(
         PROMPTS, StopParams(30), GREEDY, strategy=draftwood_strategies.create("hybrid"), max_draft_nodes=16
     )
-    run(engine_of(taken_over(module, runner="openvino"), 16), *found)
-    assert [one.output for one in found] == [generate(module, prompt, 30) for prompt in PROMPTS]
+    run(engine_of(taken_over(module, runner="openvino"), 16), *actual)
+    assert [sequence.output for sequence in actual] == [generate(module, prompt, 30) for prompt in PROMPTS]
     assert {*ways} == {0, 1}
 
 
@@ -242,7 +241,7 @@ def test_requests_that_need_other_logits_share_steps() -> None:
             for i, sampling in enumerate(SAMPLINGS)
         ]
         run(engine_of(model, 0, max_running=len(asked)), *asked)
-        answers.append([one.output for one in asked])
+        answers.append([sequence.output for sequence in asked])
     assert answers[0] == answers[1]
 
 

@@ -14,22 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openvino import opset13 as ops
 
-from draftwood_model_runner.answer import Answer
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.errors import UnsupportedRunnerError
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, LoadedModel, load_model
-from draftwood_model_runner.output import Finish, FinishReason
+from draftwood_model_runner.output import Answer, Finish, FinishReason
 from draftwood_model_runner.request import SamplingParams, StopParams
-from draftwood_model_runner.runners.openvino import probe
+from draftwood_model_runner.runners.openvino import factory as probe
+from draftwood_model_runner.runners.openvino import pages, weights
 from draftwood_model_runner.runners.openvino.conversion import convert
 from draftwood_model_runner.runners.openvino.factory import core, take_over
-from draftwood_model_runner.runners.openvino.graph import weights
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
 from tests.model_runner.families import HAS_AMX, VOCAB, tiny
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import batch_of, engine_of, run
-from tests.model_runner.tiny import TINY, build
+from tests.model_runner.small_models import TINY, build
 
 QUESTIONS = ("where is my order", "i want a refund!!", "how do I change my adress")
 SAMPLED = SamplingParams(temperature=0.8, seed=3)
@@ -70,7 +69,7 @@ def answers(
     engine = engine_of(model, 24, prefix_cache=False, **config)
     nodes, stop = 0 if strategy is None else 24, StopParams(NEW_TOKENS, ignore_eos=True)
     sequences = batch_of(questions(model), stop, sampling, strategy=strategy, max_draft_nodes=nodes)
-    for some in [sequences] if together else [[one] for one in sequences]:
+    for some in [sequences] if together else [[sequence] for sequence in sequences]:
         run(engine, *some)
     return sequences
 
@@ -78,11 +77,11 @@ def answers(
 def check_same(sequences: list[Sequence], kind: Kind, expected: list[list[int]]) -> None:
     """The same tokens; with AMX the same but for ties, as products of up to four tokens take another kernel there."""
     if kind.dtype == "float32" or not HAS_AMX:
-        assert [one.output for one in sequences] == expected
+        assert [sequence.output for sequence in sequences] == expected
         return
     engine = Engine(bundled(kind), EngineConfig())
-    for one in sequences:
-        redecoding = engine.redecode(Answer(one.request, tuple(one.output), Finish(FinishReason.LENGTH)))
+    for sequence in sequences:
+        redecoding = engine.redecode(Answer(sequence.request, tuple(sequence.output), Finish(FinishReason.LENGTH)))
         while not redecoding.done:
             redecoding.step()
         assert redecoding.difference is None or redecoding.difference.margin < 2.0**-6  # as audits judge
@@ -94,12 +93,12 @@ def check_same(sequences: list[Sequence], kind: Kind, expected: list[list[int]])
 @pytest.mark.parametrize("kind", KINDS)
 def test_trees_of_any_shape_and_preemption_change_no_token(kind: Kind, sampling: SamplingParams) -> None:
     model = bundled(kind)
-    expected = [list(one.output) for one in answers(model, sampling, None, together=False)]
+    expected = [list(sequence.output) for sequence in answers(model, sampling, None, together=False)]
     oracle = OracleStrategy(dict(zip(questions(model), expected, strict=True)), VOCAB, 1)
     sequences = answers(model, sampling, oracle, together=True, kv_cache_tokens=192)
     check_same(sequences, kind, expected)
-    assert sum(one.stats.preemptions for one in sequences) > 0
-    assert sum(one.stats.accepted_tokens for one in sequences) > 0
+    assert sum(sequence.stats.preemptions for sequence in sequences) > 0
+    assert sum(sequence.stats.accepted_tokens for sequence in sequences) > 0
 
 
 WEIGHTS = st.floats(-100, 100, width=32).map(lambda weight: weight if abs(weight) > 1e-30 else 0.0)
@@ -215,9 +214,7 @@ def test_a_broken_quantization_is_refused(kept: str, family: str, monkeypatch: p
 
 def test_trees_are_compared_with_the_quantized_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a mask, nodes see their siblings; the bound of quantization is too wide to notice."""
-    from draftwood_model_runner.runners.openvino import runner
-
     monkeypatch.setitem(probe.QUANTIZED_TOLERANCE, "int8", 10.0)
-    monkeypatch.setattr(runner, "tree_mask", lambda parents, offsets: (np.zeros(0, np.uint8), np.zeros_like(offsets)))
+    monkeypatch.setattr(pages, "tree_mask", lambda parents, offsets: (np.zeros(0, np.uint8), np.zeros_like(offsets)))
     with pytest.raises(UnsupportedRunnerError, match="logits over a draft tree differ"):
         take_over(tiny("llama"), max_context=128, weights="int8")

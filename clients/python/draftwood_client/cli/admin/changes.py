@@ -4,15 +4,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Generic
+from typing import Annotated, Any
 
 import typer
 
-from draftwood_client.admin.client import AdminClient
 from draftwood_client.cli.admin.documents import (
     Kind,
-    Resources,
-    ResourceT,
     definition_of,
     entries,
     print_differences,
@@ -20,7 +17,7 @@ from draftwood_client.cli.admin.documents import (
     read_file,
 )
 from draftwood_client.cli.admin.editing import edit
-from draftwood_client.cli.admin.fields import Data, apply_setting, changed_paths, mask_of
+from draftwood_client.cli.admin.fields import Data, apply_setting, as_data, changed_paths, mask_of
 from draftwood_client.cli.answering import AsJson
 from draftwood_client.cli.options import ServerOptions, command
 from draftwood_client.cli.output import print_json
@@ -39,11 +36,10 @@ _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Group(Generic[ResourceT]):
+class Group:
     """The commands of one kind.
 
     Attributes:
-        of: the kind's resources of a client.
         table: prints a list of them.
         name, setting: the help of the arguments NAME and FIELD=VALUE.
         about_list, about_set, about_apply, about_delete: the help of these commands.
@@ -51,9 +47,8 @@ class Group(Generic[ResourceT]):
         set_creates: `set` makes a resource that is not there.
     """
 
-    kind: Kind[ResourceT]
-    of: Callable[[AdminClient], Resources[ResourceT]]
-    table: Callable[[list[ResourceT]], None]
+    kind: Kind
+    table: Callable[[list[Any]], None]
     name: str
     setting: str
     about_list: str
@@ -65,44 +60,45 @@ class Group(Generic[ResourceT]):
 
     def add_to(self, app: typer.Typer, create: Callable[..., None]) -> None:
         """Adds the commands that all kinds have; `create` is the kind's own."""
-        kind, of = self.kind, self.of
+        kind = self.kind
         a_noun = f"a{'n' if kind.noun[0] in 'aeiou' else ''} {kind.noun}"
         Name = Annotated[str, typer.Argument(metavar=kind.noun.upper(), help=self.name)]
         Settings = Annotated[list[str], typer.Argument(metavar="FIELD=VALUE...", help=self.setting)]
 
         def list_all(server: ServerOptions, as_json: AsJson = False) -> None:
             with server.admin_client() as admin:
-                found = [*of(admin).list()]
+                resources = [*kind.of(admin).list()]
             if as_json:
-                print_json({kind.plural: [kind.data(one) for one in found]})
-            elif found:
-                self.table(found)
+                print_json({kind.plural: [as_data(resource) for resource in resources]})
+            elif resources:
+                self.table(resources)
             else:
                 typer.echo(f"no {kind.plural}")
 
         def show(server: ServerOptions, name: Name, as_json: AsJson = False) -> None:
             with server.admin_client() as admin:
-                found = of(admin).get(name)
+                resource = kind.of(admin).get(name)
             if as_json:
-                print_json(kind.data(found))
+                print_json(as_data(resource))
             else:
-                print_resource(kind, found)
+                print_resource(kind, resource)
 
         def set_some(
             server: ServerOptions, name: Name, settings: Settings, dry_run: DryRun = False, as_json: AsJson = False
         ) -> None:
             with server.admin_client() as admin:
-                set_fields(kind, of(admin), name, settings, dry_run, as_json, create_missing=self.set_creates)
+                change = Change(kind, kind.of(admin), dry_run, as_json)
+                change.set_fields(name, settings, create_missing=self.set_creates)
 
         def apply_file(
             server: ServerOptions, file: RequiredFile, dry_run: DryRun = False, as_json: AsJson = False
         ) -> None:
             with server.admin_client() as admin:
-                apply(kind, of(admin), file, dry_run, as_json)
+                Change(kind, kind.of(admin), dry_run, as_json).apply(file)
 
         def edit_one(server: ServerOptions, name: Name) -> None:
             with server.admin_client() as admin:
-                saved = edit(kind, of(admin), name)
+                saved = edit(kind, kind.of(admin), name)
             typer.echo("nothing changed" if saved is None else f"{kind.noun} {name} changed")
 
         def delete(
@@ -115,7 +111,7 @@ class Group(Generic[ResourceT]):
             with server.admin_client() as admin:
                 if not (yes or dry_run):
                     typer.confirm(self.question.format(name=name), abort=True)
-                of(admin).delete(name, allow_missing=allow_missing, validate_only=dry_run)
+                kind.of(admin).delete(name, allow_missing=allow_missing, validate_only=dry_run)
             typer.echo(f"{kind.noun} {name} {'would be ' if dry_run else ''}deleted")
 
         app.command("list", help=self.about_list)(command(list_all))
@@ -127,106 +123,100 @@ class Group(Generic[ResourceT]):
         app.command("delete", help=self.about_delete)(command(delete))
 
 
-def file_entry(kind: Kind[ResourceT], file: Path | None, name: str | None) -> tuple[str, Data]:
+def file_entry(kind: Kind, file: Path | None, name: str | None) -> tuple[str, Data]:
     """Id and definition of the one resource in a file; an empty definition without a file.
 
     Raises:
         ArgumentValueError: the file is wrong, has several, or no name is given.
     """
-    found, data = "", Data()
+    of_file, data = "", Data()
     if file is not None:
         several = entries(read_file(file), kind, file)
         if len(several) != 1:
             raise ArgumentValueError(str(file), f"has {len(several)} {kind.plural}; use `apply` for several")
         place, entry = several[0]
-        found, data = definition_of(entry, kind, place)
-    if name and found and name != found:
-        raise ArgumentValueError("NAME", f"is {name}, and the file is of {found}")
-    if not (name or found):
+        of_file, data = definition_of(entry, kind, place)
+    if name and of_file and name != of_file:
+        raise ArgumentValueError("NAME", f"is {name}, and the file is of {of_file}")
+    if not (name or of_file):
         raise ArgumentValueError("NAME", "must be given, as an argument or in the file")
-    return name or found, data
+    return name or of_file, data
 
 
-def create(
-    kind: Kind[ResourceT], resources: Resources[ResourceT], name: str, definition: Data, dry_run: bool, as_json: bool
-) -> None:
-    made = resources.create(name, kind.resource(definition, name), validate_only=dry_run)
-    _tell(kind, name, "created", {}, made, dry_run, as_json)
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How a command writes resources of a kind, and tells it.
 
+    Attributes:
+        resources: the calls for the kind.
+        dry_run: the server checks, and changes nothing.
+    """
 
-def set_fields(
-    kind: Kind[ResourceT],
-    resources: Resources[ResourceT],
-    name: str,
-    settings: list[str],
-    dry_run: bool,
-    as_json: bool,
-    *,
-    create_missing: bool = False,
-) -> None:
-    """Reads the resource, since masks name no parts of options, and writes it unless it was changed meanwhile."""
-    for left in reversed(range(_TRIES)):
-        try:
-            current = resources.get(name)
-        except NotFoundError:
-            if not create_missing:
-                raise
-            current = None
-        definition = Data() if current is None else kind.definition(current)
-        paths = [apply_setting(definition, kind.descriptor, one, kind.hidden) for one in settings]
-        if current is None:
-            create(kind, resources, name, definition, dry_run, as_json)
+    kind: Kind
+    resources: Any
+    dry_run: bool
+    as_json: bool
+
+    def create(self, name: str, definition: Data) -> None:
+        made = self.resources.create(name, self.kind.resource(definition, name), validate_only=self.dry_run)
+        self._tell(name, "created", {}, made)
+
+    def set_fields(self, name: str, settings: list[str], *, create_missing: bool) -> None:
+        """Reads the resource, since masks name no parts of options, and writes it unless it was changed meanwhile."""
+        kind = self.kind
+        for left in reversed(range(_TRIES)):
+            try:
+                current = self.resources.get(name)
+            except NotFoundError:
+                if not create_missing:
+                    raise
+                current = None
+            definition = Data() if current is None else kind.definition(current)
+            paths = [apply_setting(definition, kind.descriptor, setting, kind.hidden) for setting in settings]
+            if current is None:
+                self.create(name, definition)
+                return
+            masks = [*dict.fromkeys(mask_of(path) for path in paths)]
+            try:
+                changed = self._update(kind.resource(definition, name, current.etag), masks)
+            except AbortedError:
+                if not left:
+                    raise
+                continue
+            self._tell(name, "changed", kind.definition(current), changed)
             return
-        masks = [*dict.fromkeys(mask_of(path) for path in paths)]
-        change = kind.resource(definition, name, current.etag)
+
+    def apply(self, file: Path) -> None:
+        """Makes the resources of a file what the file says; others stay. The file is read before the first change."""
+        wanted = []
+        for place, entry in entries(read_file(file), self.kind, file):
+            name, definition = definition_of(entry, self.kind, place)
+            if not name:
+                problem = f"must be set, such as {self.kind.prefix}NAME"
+                raise ArgumentValueError(f"{place}.name" if place else "name", problem)
+            wanted.append((name, definition))
+        for name, definition in wanted:
+            self._apply_to(name, definition)
+
+    def _apply_to(self, name: str, definition: Data) -> None:
+        kind = self.kind
         try:
-            changed = resources.update(change, masks, validate_only=dry_run)
-        except AbortedError:
-            if not left:
-                raise
-            continue
-        _tell(kind, name, "changed", kind.definition(current), changed, dry_run, as_json)
-        return
+            current = self.resources.get(name)
+        except NotFoundError:
+            self.create(name, definition)
+            return
+        before, change = kind.definition(current), kind.resource(definition, name, current.etag)
+        masks = [mask_of(path) for path in changed_paths(before, kind.definition(change), kind.descriptor)]
+        self._tell(name, "changed" if masks else "", before, self._update(change, masks) if masks else current)
 
+    def _update(self, change: Any, masks: list[str]) -> Any:
+        return self.resources.update(change, masks, validate_only=self.dry_run)
 
-def apply(kind: Kind[ResourceT], resources: Resources[ResourceT], file: Path, dry_run: bool, as_json: bool) -> None:
-    """Makes the resources of a file what the file says; others stay. All entries are read before the first change."""
-    wanted = []
-    for place, entry in entries(read_file(file), kind, file):
-        name, definition = definition_of(entry, kind, place)
-        if not name:
-            raise ArgumentValueError(f"{place}.name" if place else "name", f"must be set, such as {kind.prefix}NAME")
-        wanted.append((name, definition))
-    for name, definition in wanted:
-        _apply_one(kind, resources, name, definition, dry_run, as_json)
-
-
-def _apply_one(
-    kind: Kind[ResourceT],
-    resources: Resources[ResourceT],
-    name: str,
-    definition: Data,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
-    try:
-        current = resources.get(name)
-    except NotFoundError:
-        create(kind, resources, name, definition, dry_run, as_json)
-        return
-    before = kind.definition(current)
-    change = kind.resource(definition, name, current.etag)
-    masks = [mask_of(path) for path in changed_paths(before, kind.definition(change), kind.descriptor)]
-    changed = resources.update(change, masks, validate_only=dry_run) if masks else current
-    _tell(kind, name, "changed" if masks else "", before, changed, dry_run, as_json)
-
-
-def _tell(
-    kind: Kind[ResourceT], name: str, done: str, before: Data, after: ResourceT, dry_run: bool, as_json: bool
-) -> None:
-    if as_json:
-        print_json(kind.data(after))
-        return
-    typer.echo(f"{kind.noun} {name} {'would be ' if dry_run and done else ''}{done or 'is as in the file'}")
-    if done:
-        print_differences(before, kind.definition(after))
+    def _tell(self, name: str, done: str, before: Data, after: Any) -> None:
+        if self.as_json:
+            print_json(as_data(after))
+            return
+        would = "would be " if self.dry_run and done else ""
+        typer.echo(f"{self.kind.noun} {name} {would}{done or 'is as in the file'}")
+        if done:
+            print_differences(before, self.kind.definition(after))

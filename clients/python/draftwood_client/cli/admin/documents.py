@@ -4,45 +4,40 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, TypeAlias, cast
 
 import typer
 import yaml
 from google.protobuf.descriptor import Descriptor
-from google.protobuf.message import Message
 
-from draftwood_client.admin.resources import Experiment, Tenant
+from draftwood.admin.v1 import experiments_pb2, tenants_pb2
+from draftwood_client.admin import AdminClient
 from draftwood_client.cli.admin.fields import Data, as_data, checked, parsed
 from draftwood_client.errors import ArgumentValueError
-from draftwood_client.protocol.convert import from_message, to_message
 
-ResourceT = TypeVar("ResourceT", bound=Tenant | Experiment)
-
+Resource: TypeAlias = experiments_pb2.Experiment | tenants_pb2.Tenant
 _OF_THE_SERVER = frozenset({"create_time", "update_time", "origin"})
 
 
 @dataclass(frozen=True, slots=True)
-class Kind(Generic[ResourceT]):
+class Kind:
     """A kind of resource.
 
     Attributes:
         noun: "tenant" or "experiment"; the plural is the key of a list of them in a file.
-        plain: its class.
-        message: its class in the protocol.
+        message: its class.
         output_only: further fields that cannot be set.
     """
 
     noun: str
-    plain: type[ResourceT]
-    message: type[Message]
+    message: type[Resource]
     output_only: frozenset[str] = frozenset()
 
     @property
     def descriptor(self) -> Descriptor:
-        """Of its class."""
         return cast(Descriptor, self.message.DESCRIPTOR)
 
     @property
@@ -58,42 +53,27 @@ class Kind(Generic[ResourceT]):
         """Fields, in snake case, that are no part of the definition."""
         return self.output_only | _OF_THE_SERVER | {"name", "etag"}
 
-    def id_of(self, resource: ResourceT) -> str:
-        """As the commands name it."""
-        return resource.name.removeprefix(self.prefix)
+    @property
+    def fixed(self) -> frozenset[str]:
+        """The `hidden` fields in camel case."""
+        return frozenset(field.json_name for field in self.descriptor.fields if field.name in self.hidden)
 
-    def data(self, resource: ResourceT) -> Data:
-        """All fields that are set."""
-        return as_data(to_message(resource, self.message))
+    def of(self, client: AdminClient) -> Any:
+        """The calls for this kind: `Tenants` or `Experiments`."""
+        return getattr(client, self.plural)
 
-    def definition(self, resource: ResourceT) -> Data:
+    def definition(self, resource: Resource) -> Data:
         """The fields that can be set."""
-        names = {field.json_name for field in self.descriptor.fields if field.name not in self.hidden}
-        return {name: value for name, value in self.data(resource).items() if name in names}
+        return {name: value for name, value in as_data(resource).items() if name not in self.fixed}
 
-    def resource(self, definition: Data, name: str = "", etag: str = "") -> ResourceT:
+    def resource(self, definition: Data, name: str = "", etag: str = "") -> Resource:
         """Of a definition, which is checked. Raises ArgumentValueError."""
         message = self.message()
         parsed(checked(definition, self.descriptor), message)
         for field in self.hidden:
             message.ClearField(field)
-        return replace(from_message(self.plain, message), name=self.prefix + name if name else "", etag=etag)
-
-
-class Resources(Protocol[ResourceT]):
-    """What `Tenants` and `Experiments` have in common."""
-
-    def get(self, _id: str, /) -> ResourceT: ...
-
-    def list(self) -> Iterator[ResourceT]: ...
-
-    def create(self, _id: str, _config: ResourceT, /, *, validate_only: bool = False) -> ResourceT: ...
-
-    def update(self, _config: ResourceT, _mask: Iterable[str], /, *, validate_only: bool = False) -> ResourceT: ...
-
-    def delete(
-        self, _id: str, /, *, etag: str = "", allow_missing: bool = False, validate_only: bool = False
-    ) -> None: ...
+        message.name, message.etag = self.prefix + name if name else "", etag
+        return message
 
 
 class _Loader(yaml.SafeLoader):
@@ -142,28 +122,27 @@ def read_file(file: Path) -> Any:
     return from_yaml(text, str(file))
 
 
-def entries(document: Any, kind: Kind[ResourceT], file: Path) -> list[tuple[str, Data]]:
+def entries(document: Any, kind: Kind, file: Path) -> list[tuple[str, Data]]:
     """(place, definition) of the resources in a file: one, or a list of them under the plural, as in a tenants file."""
     if isinstance(document, dict) and kind.plural in document:
-        found = document[kind.plural] or []
-        if not isinstance(found, list):
+        listed = document[kind.plural] or []
+        if not isinstance(listed, list):
             raise ArgumentValueError(str(file), f"{kind.plural} must be a list")
-        return [(f"{kind.plural}[{index}]", one) for index, one in enumerate(found)]
+        return [(f"{kind.plural}[{index}]", entry) for index, entry in enumerate(listed)]
     if not isinstance(document, dict):
         raise ArgumentValueError(str(file), f"must have the fields of a {kind.noun}, or a list under {kind.plural}:")
     return [("", document)]
 
 
-def definition_of(entry: Any, kind: Kind[ResourceT], place: str) -> tuple[str, Data]:
+def definition_of(entry: Any, kind: Kind, place: str) -> tuple[str, Data]:
     """Id, or "" without one, and definition of an entry. What only the server sets is dropped.
 
     Raises:
         ArgumentValueError: a field is wrong.
     """
     data = checked(entry, kind.descriptor, place)
-    fixed = {field.json_name for field in kind.descriptor.fields if field.name in kind.hidden}
     name = data.get("name", "").removeprefix(kind.prefix)
-    return name, {key: value for key, value in data.items() if key not in fixed}
+    return name, {key: value for key, value in data.items() if key not in kind.fixed}
 
 
 def differences(before: Data, after: Data) -> list[str]:
@@ -182,12 +161,11 @@ def print_differences(before: Data, after: Data) -> None:
         typer.echo(f"  {line}")
 
 
-def print_resource(kind: Kind[ResourceT], resource: ResourceT) -> None:
+def print_resource(kind: Kind, resource: Resource) -> None:
     """YAML that `apply -f` takes; what only the server sets is in comments."""
-    data = kind.data(resource)
-    fixed = {field.json_name for field in kind.descriptor.fields if field.name in kind.hidden}
+    data = as_data(resource)
     for name, value in data.items():
-        if name in fixed and name != "name":
+        if name in kind.fixed and name != "name":
             typer.echo(f"# {name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
     typer.echo(to_yaml({"name": data.get("name", ""), **kind.definition(resource)}), nl=False)
 
@@ -196,8 +174,16 @@ def _leaves(data: Any, place: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(data, dict) and (data or not place):
         for name, value in data.items():
             yield from _leaves(value, f"{place}.{name}" if place else name)
-    elif isinstance(data, list) and any(isinstance(one, dict) for one in data):
+    elif isinstance(data, list) and any(isinstance(item, dict) for item in data):
         for index, value in enumerate(data):
             yield from _leaves(value, f"{place}[{index}]")
     else:
         yield place, data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+
+
+TENANT = Kind("tenant", tenants_pb2.Tenant)
+EXPERIMENT = Kind(
+    "experiment",
+    experiments_pb2.Experiment,
+    frozenset({"state", "start_time", "end_time", "salt", "winner", "stopped_arms"}),
+)

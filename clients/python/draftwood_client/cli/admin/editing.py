@@ -9,13 +9,12 @@ import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from draftwood_client.cli.admin.documents import (
     Kind,
-    Resources,
-    ResourceT,
     definition_of,
     differences,
     from_yaml,
@@ -39,7 +38,7 @@ _HEADER = """\
 """
 
 
-def edit(kind: Kind[ResourceT], resources: Resources[ResourceT], name: str) -> ResourceT | None:
+def edit(kind: Kind, resources: Any, name: str) -> Any:
     """The changed resource; None if nothing was changed.
 
     Raises:
@@ -88,7 +87,7 @@ class _Draft:
     wanted: Data
 
 
-def _newer(kind: Kind[ResourceT], resources: Resources[ResourceT], name: str, draft: _Draft) -> tuple[ResourceT, str]:
+def _newer(kind: Kind, resources: Any, name: str, draft: _Draft) -> tuple[Any, str]:
     """The resource as it is now, and what to tell; the person's changes are carried over to it.
 
     Raises:
@@ -111,8 +110,8 @@ def _editor() -> list[str]:
     given = os.environ.get("VISUAL") or os.environ.get("EDITOR")
     if given:
         return shlex.split(given)
-    if found := next(filter(shutil.which, _EDITORS), None):
-        return [found]
+    if editor := next(filter(shutil.which, _EDITORS), None):
+        return [editor]
     raise ArgumentValueError("EDITOR", "is not set, and there is neither vi nor nano")
 
 

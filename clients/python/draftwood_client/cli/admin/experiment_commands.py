@@ -2,27 +2,83 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import typer
 
-from draftwood_client.admin.resources import Experiment
-from draftwood_client.cli.admin import changes, report_command
-from draftwood_client.cli.admin.arms import arms_of
-from draftwood_client.cli.admin.changes import DryRun, FileOption, Group
-from draftwood_client.cli.admin.fields import Data
-from draftwood_client.cli.admin.kinds import EXPERIMENT
-from draftwood_client.cli.admin.tables import experiments_table
+from draftwood.admin.v1.experiments_pb2 import Experiment
+from draftwood_client.cli.admin.changes import Change, DryRun, FileOption, Group, file_entry
+from draftwood_client.cli.admin.documents import EXPERIMENT
+from draftwood_client.cli.admin.fields import Data, as_data
+from draftwood_client.cli.admin.tables import experiments_table, show_report
 from draftwood_client.cli.answering import AsJson
 from draftwood_client.cli.apps import new_app
 from draftwood_client.cli.options import ServerOptions, command
 from draftwood_client.cli.output import print_json
+from draftwood_client.convert import word
 from draftwood_client.errors import ArgumentValueError
+
+_FORM = "must be NAME=STRATEGY[,OPTION=VALUE]...; max_nodes is the draft limit"
+
+
+def arms_of(arms: Iterable[str], weights: Iterable[str], forks: Iterable[str]) -> list[Data]:
+    """The arms, the control first. Raises ArgumentValueError."""
+    made: dict[str, Data] = {}
+    for text in arms:
+        name, arm = _arm(text)
+        if name in made:
+            raise ArgumentValueError("--arm", f"two arms are named {name}")
+        made[name] = arm
+    for text in weights:
+        name, _, number = text.partition("=")
+        try:
+            _named(made, name, "--weight")["weight"] = float(number)
+        except ValueError as error:
+            if isinstance(error, ArgumentValueError):
+                raise
+            raise ArgumentValueError("--weight", f"{text!r} must be NAME=NUMBER") from None
+    for name in forks:
+        _named(made, name, "--fork")["memory"] = "ARM_MEMORY_FORKED"
+    return [*made.values()]
+
+
+def _arm(text: str) -> tuple[str, Data]:
+    name, equals, rest = text.partition("=")
+    strategy, *settings = rest.split(",")
+    options: dict[str, Any] = {}
+    for setting in settings:
+        option, sign, value = setting.partition("=")
+        if not (option and sign) or option in options:
+            raise ArgumentValueError("--arm", f"{text!r} {_FORM}, each option once")
+        options[option] = _value(value)
+    if not (name and equals):
+        raise ArgumentValueError("--arm", f"{text!r} {_FORM}")
+    drafting: Data = {"strategy": strategy} if strategy else {}
+    if "max_nodes" in options:
+        drafting["maxNodes"] = options.pop("max_nodes")
+    if options:
+        drafting["options"] = options
+    return name, {"id": name, "drafting": drafting} if drafting else {"id": name}
+
+
+def _named(arms: dict[str, Data], name: str, option: str) -> Data:
+    if name not in arms:
+        raise ArgumentValueError(option, f"there is no arm {name!r}; there are: {', '.join(arms) or 'none'}")
+    return arms[name]
+
+
+def _value(text: str) -> Any:
+    """A number, true or false, as in JSON; anything else is text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
 
 GROUP = Group(
     EXPERIMENT,
-    lambda admin: admin.experiments,
     experiments_table,
     name="Its name.",
     setting="Such as coverage=1 or burnIn=5m; null clears a field.",
@@ -48,8 +104,8 @@ def group() -> typer.Typer:
 
 
 def _arms(help: str, name: str, metavar: str) -> typer.models.OptionInfo:
-    found: typer.models.OptionInfo = typer.Option(name, help=help, metavar=metavar, rich_help_panel="Experiment")
-    return found
+    option: typer.models.OptionInfo = typer.Option(name, help=help, metavar=metavar, rich_help_panel="Experiment")
+    return option
 
 
 @command
@@ -77,7 +133,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a draft of an experiment, from a file, from options, or both; `start` it then."""
-    experiment, definition = changes.file_entry(EXPERIMENT, file, name)
+    experiment, definition = file_entry(EXPERIMENT, file, name)
     if arm:
         definition["arms"] = arms_of(arm, weight or [], fork or [])
     elif weight or fork:
@@ -92,7 +148,7 @@ def create(
     }
     definition.update({field: value for field, value in given.items() if value is not None})
     with server.admin_client() as admin:
-        changes.create(EXPERIMENT, admin.experiments, experiment, definition, dry_run, as_json)
+        Change(EXPERIMENT, admin.experiments, dry_run, as_json).create(experiment, definition)
 
 
 @command
@@ -124,8 +180,8 @@ def conclude(
 ) -> None:
     """Stop an experiment if it runs, and make an arm's drafting that of the tenants in scope."""
     with server.admin_client() as admin:
-        found = admin.experiments.conclude(name, winner, keep_tenants=keep_tenants, validate_only=dry_run)
-    _tell(found, dry_run, as_json)
+        concluded = admin.experiments.conclude(name, winner, keep_tenants=keep_tenants, validate_only=dry_run)
+    _tell(concluded, dry_run, as_json)
 
 
 @command
@@ -134,27 +190,17 @@ def report(
     name: Name,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every few seconds, until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds in between.")] = 3.0,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", help="Write the plot over time to this .svg, .png or .pdf file; needs matplotlib."),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what was counted of each arm, and what may be concluded from it."""
     with server.admin_client() as admin:
-        report_command.show(
-            lambda: admin.experiments.report(name), watch=interval if watch else None, plot=plot, as_json=as_json
-        )
+        show_report(lambda: admin.experiments.report(name), watch=interval if watch else None, as_json=as_json)
 
 
 def _tell(experiment: Experiment, dry_run: bool, as_json: bool) -> None:
     if as_json:
-        print_json(EXPERIMENT.data(experiment))
+        print_json(as_data(experiment))
         return
-    words = [
-        EXPERIMENT.noun,
-        EXPERIMENT.id_of(experiment),
-        "would be" if dry_run else "is",
-        experiment.state,
-    ]
-    typer.echo(" ".join(words) + (f", winner {experiment.winner}" if experiment.winner else ""))
+    name = experiment.name.removeprefix(EXPERIMENT.prefix)
+    done = f"experiment {name} {'would be' if dry_run else 'is'} {word(experiment, 'state')}"
+    typer.echo(done + (f", winner {experiment.winner}" if experiment.winner else ""))

@@ -17,8 +17,8 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
+from draftwood_client.convert import whole
 from draftwood_client.errors import ArgumentValueError
-from draftwood_client.protocol.convert import whole
 
 Data = dict[str, Any]
 Path = tuple[FieldDescriptor, ...]
@@ -49,15 +49,15 @@ def checked(data: object, kind: Descriptor, place: str = "") -> Data:
     """
     if not isinstance(data, Mapping):
         raise ArgumentValueError(place or kind.name, f"must be a mapping of fields, not {_shown(data)}")
-    found: Data = {}
+    fields: Data = {}
     for name, value in data.items():
         field = field_named(kind, str(name), place)
         where = _join(place, field.json_name)
-        if field.json_name in found:
+        if field.json_name in fields:
             raise ArgumentValueError(where, "is given twice")
         if value is not None:
-            found[field.json_name] = _checked_field(field, value, where)
-    return found
+            fields[field.json_name] = _checked_field(field, value, where)
+    return fields
 
 
 def parsed(data: Data, message: Message) -> None:
@@ -101,17 +101,17 @@ def apply_setting(data: Data, kind: Descriptor, setting: str, hidden: frozenset[
     if not (path and equals):
         raise ArgumentValueError(setting, "must be FIELD=VALUE, such as drafting.strategy=trie; null clears a field")
     names = path.split(".")
-    found: list[FieldDescriptor] = []
+    path_fields: list[FieldDescriptor] = []
     inner: Descriptor | None = kind
     while names and inner is not None:
-        field = field_named(inner, names.pop(0), _join(*(one.json_name for one in found)), hidden)
-        found.append(field)
+        field = field_named(inner, names.pop(0), _join(*(field.json_name for field in path_fields)), hidden)
+        path_fields.append(field)
         hidden = frozenset()
         inner = parts_of(field)
-    *above, last = found
+    *above, last = path_fields
     if names and not _is(last, STRUCT):
         what = "a list: set it as a whole, as JSON, or use `edit`" if last.is_repeated else "a single value"
-        raise ArgumentValueError(path, f"{'.'.join(one.json_name for one in found)} is {what}")
+        raise ArgumentValueError(path, f"{'.'.join(field.json_name for field in path_fields)} is {what}")
     node = data
     for field in above:
         node = node.setdefault(field.json_name, {})
@@ -123,7 +123,7 @@ def apply_setting(data: Data, kind: Descriptor, setting: str, hidden: frozenset[
         node.pop(key, None)
     else:
         node[key] = value
-    return tuple(found)
+    return tuple(path_fields)
 
 
 def changed_paths(before: Data, after: Data, kind: Descriptor, above: Path = ()) -> Iterator[Path]:
@@ -165,11 +165,11 @@ def _checked_field(field: FieldDescriptor, value: object, place: str) -> Any:
     if _is(field, STRUCT):
         if not isinstance(value, Mapping):
             raise ArgumentValueError(place, f"must be a mapping, not {_shown(value)}")
-        return {str(name): one for name, one in value.items()}
+        return {str(name): item for name, item in value.items()}
     if field.is_repeated and not _is_map(field):
         if not isinstance(value, list):
             raise ArgumentValueError(place, f"must be a list, not {_shown(value)}")
-        return [_checked_one(field, one, f"{place}[{index}]") for index, one in enumerate(value)]
+        return [_checked_one(field, item, f"{place}[{index}]") for index, item in enumerate(value)]
     return _checked_one(field, value, place)
 
 
@@ -198,11 +198,11 @@ def _checked_one(field: FieldDescriptor, value: Any, place: str) -> Any:
 
 def _enum(kind: EnumDescriptor, value: object, place: str) -> str:
     """The name of a value, which may be given without its prefix and in small letters."""
-    names = [one.name for one in kind.values]
+    names = [known.name for known in kind.values]
     prefix = names[0].removesuffix("UNSPECIFIED")
     word = str(value).upper().replace("-", "_")
-    if found := next((name for name in names[1:] if word in (name, name.removeprefix(prefix))), None):
-        return found
+    if full := next((name for name in names[1:] if word in (name, name.removeprefix(prefix))), None):
+        return full
     short = [name.removeprefix(prefix).lower() for name in names[1:]]
     raise ArgumentValueError(place, f"{_shown(value)} is unknown{_nearest(str(value).lower(), short)}")
 
@@ -220,10 +220,10 @@ def _value(field: FieldDescriptor, text: str, place: str) -> Any:
 
 def _plain(field: FieldDescriptor, value: Any) -> Any:
     if isinstance(value, list):
-        return [_plain(field, one) for one in value]
+        return [_plain(field, item) for item in value]
     kind = field.message_type
     if isinstance(value, dict) and kind is not None and not _is(field, STRUCT) and not _is_map(field):
-        return {name: _plain(field_named(kind, name), one) for name, one in value.items()}
+        return {name: _plain(field_named(kind, name), item) for name, item in value.items()}
     if isinstance(value, str) and field.cpp_type in (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64):
         return int(value)
     return whole(value)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from draftwood_client.cli.admin import changes
-from draftwood_client.cli.admin.changes import DryRun, FileOption, Group
-from draftwood_client.cli.admin.documents import Kind, Resources, ResourceT, definition_of, entries, read_file
+from draftwood_client.cli.admin.changes import Change, DryRun, FileOption, Group, file_entry
+from draftwood_client.cli.admin.documents import (
+    EXPERIMENT,
+    TENANT,
+    Kind,
+    definition_of,
+    entries,
+    read_file,
+)
 from draftwood_client.cli.admin.fields import apply_setting
-from draftwood_client.cli.admin.kinds import EXPERIMENT, TENANT
 from draftwood_client.cli.admin.tables import tenants_table
 from draftwood_client.cli.answering import AsJson
 from draftwood_client.cli.apps import new_app
@@ -21,7 +26,6 @@ from draftwood_client.errors import ArgumentValueError, FailedPreconditionError,
 
 GROUP = Group(
     TENANT,
-    lambda admin: admin.tenants,
     tenants_table,
     name="The tenant, as in requests.",
     setting="FIELD=VALUE, such as drafting.options.branch_length=8 or weight=2; null clears a field.",
@@ -49,11 +53,11 @@ def create(
     fields = settings or []
     if file is not None and name and "=" in name:
         fields, name = [name, *fields], None
-    tenant, definition = changes.file_entry(TENANT, file, name)
+    tenant, definition = file_entry(TENANT, file, name)
     for setting in fields:
         apply_setting(definition, TENANT.descriptor, setting, TENANT.hidden)
     with server.admin_client() as admin:
-        changes.create(TENANT, admin.tenants, tenant, definition, dry_run, as_json)
+        Change(TENANT, admin.tenants, dry_run, as_json).create(tenant, definition)
 
 
 GROUP.add_to(app, create)
@@ -77,7 +81,7 @@ def check(
         raise typer.Exit(FAILURE)
 
 
-def _check(kind: Kind[ResourceT], resources: Resources[ResourceT], document: object, file: Path) -> int:
+def _check(kind: Kind, resources: Any, document: object, file: Path) -> int:
     """The number of entries with a problem. Each is created under a name that is free, with `validate_only`."""
     seen: set[str] = set()
     problems = 0

@@ -150,8 +150,8 @@ def recurrence(
     NODES: tl.constexpr,
     DELTA: tl.constexpr,
 ):
-    """With DELTA the gated delta rule (Yang et al., 2024, arXiv 2412.06464) with normalized queries and keys, else the
-    recurrence of Mamba 2 (Dao and Gu, 2024, arXiv 2405.21060).
+    """Computes a recurrence: with DELTA the gated delta rule (Yang et al., 2024, arXiv 2412.06464) with normalized
+    queries and keys, else that of Mamba 2 (Dao and Gu, 2024, arXiv 2405.21060).
 
     A program takes one batch row, head and VALUE_BLOCK of its columns after the other, so that the grid depends on the
     device and not on the batch.

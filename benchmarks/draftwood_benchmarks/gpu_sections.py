@@ -1,0 +1,363 @@
+"""The parts of `bench gpu`: each measures one thing, and raises BenchmarkError at the first that is wrong."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftwood_benchmarks.gpu_attention import random_tree
+from draftwood_benchmarks.harness.answers import Task, finish, generate, sequences, step
+from draftwood_benchmarks.harness.prompts import encode
+from draftwood_benchmarks.harness.report import BenchmarkError, Rows
+from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.loading.model import LoadedModel
+from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.runners.cuda.runner import CudaRunner
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import create
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.draft import DraftTree
+from draftwood_strategies.drafting import Drafting
+
+_LEARNED_AT_ONCE = 64
+"""Answers that a memory learns from, so that few streams need not write them one after another."""
+_REPEATS = 10
+"""Of attention in a CUDA graph, so that its launches take no time of the host."""
+_MOST_KERNELS = 25
+"""Listed; the timeline has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        nodes, contexts: of the steps whose time is taken.
+        streams: sequences that decode at once.
+        tokens: new tokens of an answer.
+        prompts: questions at least, in each pass.
+        others: questions that a memory learned from before the warm pass.
+        answer_context: tokens of a question and its answer, at most.
+        rounds: of each measurement, of which the median counts.
+        adaptive: measure step times first, which decide how much is drafted.
+    """
+
+    nodes: tuple[int, ...] = (0, 1, 3, 7, 15, 31, 63, 127, 255)
+    contexts: tuple[int, ...] = (512, 2048, 8192, 32_768, 131_072)
+    streams: tuple[int, ...] = (1, 8, 32, 64, 256)
+    strategies: tuple[str, ...] = ("trie", "recycling", "hybrid")
+    tokens: int = 128
+    prompts: int = 8
+    others: int = 0
+    answer_context: int = 256
+    rounds: int = 10
+    adaptive: bool = True
+
+    @property
+    def step_tokens(self) -> int:
+        """Room for a step's tokens after its context."""
+        return max(self.nodes) + 64
+
+
+SMOKE = Plan((0, 3), (32,), (2,), ("hybrid",), tokens=4, prompts=1, rounds=1, adaptive=False)
+"""The least of everything: shows that the program runs, on any machine."""
+
+
+def correctness(model: LoadedModel, module: Any, questions: list[str], plan: Plan) -> Rows:
+    """Greedy answers with drafts against transformers' own `generate`, in float32.
+
+    Args:
+        module: the model as transformers runs it.
+    """
+    rows = []
+    prompts = [encode(model.tokenizer, question) for question in questions[: plan.prompts]]
+    answers = [_generated(module, prompt, plan.tokens) for prompt in prompts]
+    for name in ("none", *plan.strategies):
+        engine = _engine(model, 1, plan, adaptive=False)
+        strategy, accepted = create(name), 0
+        for question, prompt, expected in zip(questions[: plan.prompts], prompts, answers, strict=True):
+            [sequence] = _run(engine, [prompt], strategy, plan.tokens)
+            if sequence.output != expected:
+                at = _in_common(sequence.output, expected)
+                raise BenchmarkError(f"{name}: token {at} of the answer to {question!r} is not that of transformers")
+            accepted += sequence.stats.accepted_tokens
+        rows.append({"strategy": name, "answers": len(prompts), "accepted": accepted})
+    return rows
+
+
+def step_times(model: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: float) -> Rows:
+    """The time of a step by the size of its draft tree and its context, beside the floor of the bytes that it reads; of
+    the plan's contexts those that memory and the model hold."""
+    more = plan.step_tokens
+    affordable = min(model.factory.default_kv_tokens(more, 2**20), model.max_context)
+    contexts = [context for context in plan.contexts if context + more <= affordable]
+    if not contexts:
+        raise BenchmarkError(f"a context of {min(plan.contexts)} tokens does not fit; at most {affordable - more} do")
+    runner = model.factory.runner(max(contexts) + more)
+    random, rows = np.random.default_rng(0), []
+    for context in contexts:
+        for nodes in plan.nodes:
+            batch = _tree_after(context, nodes, model, runner, random)
+            seconds = _median(lambda: runner.step(batch, 0), plan.rounds)  # noqa: B023
+            floor = (weight_bytes + context * model.factory.kv_bytes_per_token) / bandwidth
+            rows.append({"context": context, "tokens": 1 + nodes, "ms": 1e3 * seconds, "floor_ms": 1e3 * floor})
+    if isinstance(runner, CudaRunner) and (reason := runner.capture_problem):
+        raise BenchmarkError(f"steps are not replayed as CUDA graphs: {reason}")
+    return rows
+
+
+def _tree_after(context: int, nodes: int, model: LoadedModel, runner: Any, random: np.random.Generator) -> StepBatch:
+    """A step of one token and a draft tree under it, after so many tokens."""
+    tree = random_tree(random, nodes, deep=0.6)
+    tree = DraftTree.of(tree.tokens % model.vocab_size, tree.parents)
+    pages = np.arange(runner.pages, dtype=np.int32)
+    return lay_out([BatchRow(pages, context, np.zeros(1, np.int32), tree, 0)])
+
+
+def exact_cost(steps: Rows, exact: LoadedModel, plan: Plan, weight_bytes: int, bandwidth: float) -> Rows:
+    """Step times in exact mode over the first contexts, beside those of `step_times` where these were measured."""
+    few = replace(plan, contexts=plan.contexts[:2], nodes=plan.nodes[::2])
+    rows = step_times(exact, few, weight_bytes, bandwidth)
+    usual = {(row["context"], row["tokens"]): row["ms"] for row in steps}
+    for row in rows:
+        if (ms := usual.get((row["context"], row["tokens"]))) is not None:
+            row["over_usual"] = row["ms"] / ms
+    return rows
+
+
+def attention_times(device: torch.device, dtype: torch.dtype, plan: Plan, bandwidth: float) -> Rows:
+    """The attention of a layer of 32 heads of 128, 8 of keys, beside its floor and causal attention by torch."""
+    from draftwood_benchmarks.gpu_attention import AttentionCase
+
+    rows = []
+    for context in plan.contexts:
+        for nodes in plan.nodes:
+            case = AttentionCase(context, nodes, device, dtype)
+            error = case.error()
+            if not error <= case.tolerance:
+                raise BenchmarkError(f"attention over {context} entries and {nodes} nodes errs by {error:.1e}")
+            rows.append(
+                {
+                    "context": context,
+                    "tokens": 1 + nodes,
+                    "us": 1e6 * _median(_replayed(case.run, device), plan.rounds, device) / _REPEATS,
+                    "causal_us": 1e6 * _median(_replayed(case.run_causal, device), plan.rounds, device) / _REPEATS,
+                    "floor_us": 1e6 * case.bytes / bandwidth,
+                    "error": error,
+                }
+            )
+    return rows
+
+
+def _replayed(run: Callable[[], object], device: torch.device) -> Callable[[], None]:
+    """Runs it `_REPEATS` times: on a GPU as one graph."""
+
+    def repeated() -> None:
+        for _ in range(_REPEATS):
+            run()
+
+    if device.type == "cpu":
+        return repeated
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        repeated()
+    return graph.replay
+
+
+def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
+    """Tokens a second, acceptance length, the share of a step that the device waits for the host, and the share of
+    steps in halves: by strategy and by the number of sequences that decode at once.
+
+    Each strategy answers questions with an empty memory (cold), learns from others, answers further ones (warm), and
+    answers these once more (again). The ratio is over drafting off on the same questions. If there are too few
+    questions, they come again within a pass, and the warm pass is left out.
+    """
+    prompts, rows = [encode(model.tokenizer, question) for question in questions], []
+    teacher = _engine(model, _LEARNED_AT_ONCE, plan, plan.adaptive) if plan.others else None
+    for count in plan.streams:
+        asked, others, further = parts_of(prompts, max(2 * count, plan.prompts), plan.others)
+        engine = None  # gives its memory back before the next one takes its own
+        engine = _engine(model, count, plan, plan.adaptive)
+        off: dict[str, float] = {}
+        for name in ("none", *plan.strategies):
+            strategy = create(name)
+            _run(engine, asked[:1], create(name), plan.tokens)  # compiles what it calls
+            for memory, passed in (("cold", asked), ("warm", further), ("again", further or asked)):
+                if not passed or (name == "none" and memory == "again"):
+                    continue
+                if memory == "warm" and teacher is not None:
+                    _run(teacher, others, strategy, plan.tokens)
+                row = _while_full(engine, count, _asked(passed, strategy, plan.tokens))
+                if name == "none":
+                    off[memory] = off["again"] = row["tokens_per_s"]
+                over_off = row["tokens_per_s"] / off[memory]
+                rows.append({"streams": count, "strategy": name, "memory": memory, "over_off": over_off} | row)
+    return rows
+
+
+def parts_of(
+    prompts: list[Int32Array], size: int, others: int
+) -> tuple[list[Int32Array], list[Int32Array], list[Int32Array]]:
+    """Questions of the first pass, those that are learned, and those of the second pass; the last two are empty where
+    there are too few questions, and those of the first pass may then be repeated."""
+    if not others or len(prompts) < 2 * size + others:
+        return [prompts[i % len(prompts)] for i in range(size)], [], []
+    return prompts[:size], prompts[size : size + others], prompts[size + others : 2 * size + others]
+
+
+def _while_full(engine: Engine, count: int, running: list[Sequence]) -> dict[str, float]:
+    """Runs sequences to their ends. What they did as long as `count` of them ran, or others waited: the slowest answers
+    would be left alone at the end."""
+    for sequence in running:
+        engine.add(sequence)
+    before, began = engine.counts, time.perf_counter()
+    while engine.waiting or engine.running == count:
+        step(engine)
+    seconds, after = time.perf_counter() - began, engine.counts
+    tokens = sum(len(sequence.output) for sequence in running)
+    decode_steps = sum(sequence.stats.decode_steps for sequence in running)
+    drafted = sum(sequence.stats.draft_tokens for sequence in running)
+    finish(engine, [])
+    steps, step_seconds = after.steps - before.steps, after.step_seconds - before.step_seconds
+    host_seconds = step_seconds - (after.model_seconds - before.model_seconds)
+    return {
+        "tokens_per_s": tokens / seconds,
+        "tokens_per_step": tokens / decode_steps,
+        "drafted_per_step": drafted / steps,
+        "ms_per_step": 1e3 * step_seconds / steps,
+        "host_us_per_step": 1e6 * host_seconds / steps,
+        "host_share": host_seconds / step_seconds,
+        "microbatches": (after.microbatches - before.microbatches) / steps,
+    }
+
+
+def flips(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
+    """How often drafts change a greedy answer: where two tokens are closer than the rounding of the model's dtype."""
+    prompts = [encode(model.tokenizer, question) for question in questions[: plan.prompts]]
+
+    def answers(name: str) -> list[list[int]]:
+        running = _run(_engine(model, 1, plan, False), prompts, create(name), plan.tokens)
+        return [sequence.output for sequence in running]
+
+    plain, rows = answers("none"), []
+    for name in plan.strategies:
+        drafted = answers(name)
+        same = [_in_common(*pair) for pair in zip(plain, drafted, strict=True)]
+        changed = sum(count < len(answer) for count, answer in zip(same, plain, strict=True))
+        per_token = 1e3 * changed / max(1, sum(same))
+        rows.append({"dtype": model.dtype, "strategy": name, "answers": len(plain), "changed": changed})
+        rows[-1]["per_1000_tokens"] = per_token
+    return rows
+
+
+def _in_common(first: list[int], second: list[int]) -> int:
+    """Tokens before the first that differs."""
+    pairs = enumerate(zip(first, second, strict=True))
+    return next((at for at, pair in pairs if pair[0] != pair[1]), len(first))
+
+
+def kernels(model: LoadedModel, plan: Plan, trace: Path | None) -> Rows:
+    """What steps of one token and of the plan's largest trees but one spend their time on, by the profiler of torch.
+
+    Args:
+        trace: where the timeline goes, for chrome://tracing or Perfetto.
+    """
+    context = plan.contexts[min(1, len(plan.contexts) - 1)]
+    largest = max(plan.nodes[:-1] or plan.nodes)
+    runner = model.factory.runner(context + largest + 64)
+    random = np.random.default_rng(0)
+    batches = [_tree_after(context, nodes, model, runner, random) for nodes in (0, largest)]
+    for batch in batches:
+        runner.step(batch, 0)  # captures its graph
+    on_gpu = model.device != "cpu"
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities += [torch.profiler.ProfilerActivity.CUDA] * on_gpu
+    with torch.profiler.profile(activities=activities) as profile:
+        for batch in batches:
+            for _ in range(plan.rounds):
+                runner.step(batch, 0)
+    if trace is not None:
+        profile.export_chrome_trace(str(trace))
+
+    def microseconds(event: Any) -> float:
+        return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+
+    events = sorted(profile.key_averages(), key=microseconds, reverse=True)
+    total = sum(map(microseconds, events)) or 1.0
+    return [
+        {
+            "kernel": event.key[:60],
+            "calls_per_step": event.count / (2 * plan.rounds),
+            "us_per_step": microseconds(event) / (2 * plan.rounds),
+            "share": microseconds(event) / total,
+        }
+        for event in events[:_MOST_KERNELS]
+        if microseconds(event)
+    ]
+
+
+def transformers_speed(module: Any, model: LoadedModel, questions: list[str], plan: Plan, **options: Any) -> Rows:
+    """Tokens a second of transformers' own `generate`, one answer at a time.
+
+    Args:
+        module: the model as transformers runs it.
+        options: of `generate`.
+    """
+    prompts = [encode(model.tokenizer, question) for question in questions[: plan.prompts]]
+    _generated(module, prompts[0], plan.tokens, **options)
+    began = time.perf_counter()
+    tokens = sum(len(_generated(module, prompt, plan.tokens, **options)) for prompt in prompts)
+    return [{"tokens_per_s": tokens / (time.perf_counter() - began)}]
+
+
+def _generated(module: Any, prompt: Int32Array, tokens: int, **options: Any) -> list[int]:
+    """Exactly so many tokens that transformers writes after a prompt."""
+    return generate(module, [prompt], tokens, min_new_tokens=tokens, eos_token_id=None, **options)[0]
+
+
+def _engine(model: LoadedModel, count: int, plan: Plan, adaptive: bool) -> Engine:
+    """For `count` questions and their answers, however long the contexts of the model are."""
+    context = min(model.max_context, plan.answer_context)
+    model = replace(model, max_context=context)
+    config = EngineConfig(
+        max_running=count,
+        max_draft_nodes=64,
+        adaptive_budget=adaptive,
+        kv_cache_tokens=(count + 1) * (context + 64),
+    )
+    return Engine(model, config)
+
+
+def _asked(prompts: list[Int32Array], strategy: Any, tokens: int) -> list[Sequence]:
+    return sequences(prompts, Task(tokens, ignore_eos=True), strategy, drafting=Drafting(max_nodes=64))
+
+
+def _run(engine: Engine, prompts: list[Int32Array], strategy: Any, tokens: int) -> list[Sequence]:
+    running = _asked(prompts, strategy, tokens)
+    finish(engine, running)
+    return running
+
+
+def _median(run: Callable[[], object], rounds: int, device: torch.device | None = None) -> float:
+    """Seconds; of a function that only launches, with the device to wait for."""
+    seconds = []
+    for _ in range(rounds + 1):
+        began = time.perf_counter()
+        run()
+        if device is not None and device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])

@@ -1,0 +1,226 @@
+"""A Draftwood service in a process of its own, for benchmarks that measure as a client."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import grpc
+
+
+class ServerError(Exception):
+    """The service did not start, or did not stop with status 0. The message ends with the last lines of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProcess:
+    """A running service.
+
+    Attributes:
+        target: "host:port".
+        pid: process id.
+        log: file with its output; deleted when the service has ended.
+    """
+
+    target: str
+    pid: int
+    log: Path
+
+
+@contextmanager
+def running_server(*arguments: str, timeout: float = 300.0) -> Iterator[str]:
+    """Like `server_process`, but yields "host:port"."""
+    with server_process(*arguments, timeout=timeout) as server:
+        yield server.target
+
+
+@contextmanager
+def server_process(
+    *arguments: str,
+    timeout: float = 300.0,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    python: str = sys.executable,
+) -> Iterator[ServerProcess]:
+    """Runs `draftwood serve` on a free local port while the context lasts.
+
+    Args:
+        arguments: further flags of `draftwood serve`.
+        timeout: seconds until it must be ready.
+        environment: variables added to those of this process.
+        python: the interpreter that runs it.
+
+    Raises:
+        ServerError: the service ended by itself, was not ready in time, or did not stop with status 0.
+    """
+    with tempfile.TemporaryDirectory(prefix="draftwood-") as folder:
+        ready, log = Path(folder, "address"), Path(folder, "log")
+        flags = ["--port", "0", "--ready-file", str(ready), "--log-level", "warning"]
+        flags += ["--own-text-tokens", "0"]  # an idle engine would write beside what is measured
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [python, "-m", "draftwood_service", *flags, *arguments],
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environment},
+            )
+        try:
+            yield ServerProcess(wait_for_address(process, ready, log, timeout), process.pid, log)
+        except BaseException:
+            _end(process)
+            raise
+        if status := _end(process):
+            raise ServerError(f"the service stopped with status {status}\n{log_tail(log)}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """Sends SIGTERM, and SIGKILL after 60 seconds; returns the exit status."""
+    process.terminate()
+    try:
+        return process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def wait_for_address(process: subprocess.Popen[bytes], ready: Path, log: Path, timeout: float) -> str:
+    """The address that a starting service writes to the file `ready`. Raises ServerError."""
+    deadline = time.monotonic() + timeout
+    while not ready.exists():
+        if process.poll() is not None:
+            raise ServerError(f"the service ended with status {process.returncode}\n{log_tail(log)}")
+        if time.monotonic() > deadline:
+            raise ServerError(f"the service was not ready within {timeout:g} s\n{log_tail(log)}")
+        time.sleep(0.05)
+    return ready.read_text(encoding="utf-8").strip()
+
+
+def log_tail(log: Path, lines: int = 20) -> str:
+    """The last lines of a log."""
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+
+_START_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayProcess:
+    """A running gateway on 127.0.0.1."""
+
+    port: int
+    pid: int
+
+    @property
+    def target(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+@contextmanager
+def running_gateway(target: str, *arguments: str, most_files: int | None = None) -> Iterator[GatewayProcess]:
+    """Runs `draftwood gateway` on a free port while the context lasts.
+
+    Args:
+        target: of the service.
+        arguments: further flags.
+        most_files: that it may open.
+
+    Raises:
+        ServerError: it ended by itself, did not answer in time, or did not stop with status 0.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    command = [sys.executable, "-m", "draftwood_client", "gateway", "--port", str(port), "--target", target]
+
+    process = subprocess.Popen([*command, *arguments], stderr=subprocess.DEVNULL)
+    if most_files is not None:  # by no function of `Popen` before the program runs: gRPC's threads may abort the fork
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most_files, most_files))
+    try:
+        _wait(f"http://127.0.0.1:{port}/health", process)
+        yield GatewayProcess(port, process.pid)
+    except BaseException:
+        _end(process)
+        raise
+    if status := _end(process):
+        raise ServerError(f"the gateway stopped with status {status}")
+
+
+def _wait(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise ServerError("the gateway does not start") from None
+            time.sleep(0.05)
+
+
+_SCRAPE_SECONDS = 5.0
+_FIRST_SECONDS = 0.5
+"""Between attempts until the service listens."""
+
+
+@contextmanager
+def observed() -> Iterator[tuple[str, ...]]:
+    """Runs an OTLP collector that takes everything, and scrapes metrics every few seconds.
+
+    Yields the flags of `draftwood serve` with which a service is watched by both.
+
+    Raises:
+        ServerError: at the end, if metrics were never collected.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    stopping, sizes = threading.Event(), list[int]()
+    scraper = threading.Thread(target=_scrape, args=(f"http://127.0.0.1:{port}/metrics", stopping, sizes), daemon=True)
+    with _collector() as endpoint:
+        scraper.start()
+        flags = ("--metrics-port", str(port), "--otlp-endpoint", endpoint, "--trace-share", "1")
+        try:
+            yield (*flags, "--log-level", "info", "--log-format", "json")
+        finally:
+            stopping.set()
+            scraper.join()
+    if not sizes:
+        raise ServerError("metrics were never collected")
+
+
+def _scrape(url: str, stopping: threading.Event, sizes: list[int]) -> None:
+    while not stopping.wait(_SCRAPE_SECONDS if sizes else _FIRST_SECONDS):
+        try:
+            with urllib.request.urlopen(url, timeout=10) as page:
+                sizes.append(len(page.read()))
+        except OSError:  # before the service listens, and when it has ended
+            continue
+
+
+class _Everything(grpc.GenericRpcHandler):
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: b"")
+
+
+@contextmanager
+def _collector() -> Iterator[str]:
+    """Yields its URL."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers((_Everything(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()

@@ -1,1 +1,0 @@
-"""`draftwood bench load`: many clients of one service."""

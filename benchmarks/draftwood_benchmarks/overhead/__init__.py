@@ -1,1 +1,0 @@
-"""`draftwood bench overhead`: what the host works in a decoding step, measured with a runner that costs nothing."""

@@ -1,1 +1,0 @@
-"""`draftwood bench speed`: one stream, against transformers."""

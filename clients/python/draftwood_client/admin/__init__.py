@@ -1,1 +1,0 @@
-"""Clients of the operators' services, `draftwood.admin.v1`."""

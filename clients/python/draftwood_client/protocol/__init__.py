@@ -1,1 +1,0 @@
-"""Values of this client to messages of the protocol, and back. No I/O."""

@@ -1,2 +1,0 @@
-/** The client's version, as in package.json. */
-export const VERSION = "0.1.0";

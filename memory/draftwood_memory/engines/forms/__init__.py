@@ -1,1 +1,0 @@
-"""The forms in which engines verify drafts: chains, or trees of one size."""

@@ -1,1 +1,0 @@
-"""What a server and plug-ins of engines are set up with: their settings, and the memory that these name."""

@@ -1,0 +1,169 @@
+"""How models of transformers are called: with our attention, the positions of a tree, and for some rows of logits only.
+
+Attention is replaced by name, so no modelling file is touched. A model whose forward takes no positions is given those
+of the tree in its position embeddings.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+Step = TypeVar("Step")
+
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""Since transformers 5.24; before that, and that of models without attention."""
+_LENGTHS = frozenset({"cache_length", "past_key_values_length"})
+"""How position embeddings name the length of the cache, since transformers 5.24 and before."""
+_POSITIONS: ContextVar[torch.Tensor | None] = ContextVar("draftwood_positions", default=None)
+"""int64[batch, T] of the step that the model of this thread computes; None outside steps."""
+
+
+@contextmanager
+def setting(variable: ContextVar[Step], step: Step) -> Iterator[None]:
+    """While it lasts, the variable has this value."""
+    token = variable.set(step)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+class AttentionHook(Generic[Step]):
+    """An attention function by its name, and the step that the model of this thread computes.
+
+    The step is in a context variable, as some models do not hand on extra arguments of their forward. So no modelling
+    file is touched.
+
+    Args:
+        name: by which transformers knows the function.
+        function: takes module, query [1, head, T, key_dim], key [1, kv_head, T, key_dim], value [1, kv_head, T,
+            value_dim], a mask, and keywords such as `scaling` and `sliding_window`; returns [1, T, head, value_dim] and
+            no weights.
+    """
+
+    def __init__(self, name: str, function: Callable[..., tuple[Any, None]]) -> None:
+        self._name, self._function = name, function
+        self._step: ContextVar[Step] = ContextVar(name)
+
+    def install(self, module: Any) -> None:
+        """Lets a model call the function in place of its own attention."""
+        from transformers import AttentionInterface  # imports modelling code, which most loading does without
+
+        AttentionInterface.register(self._name, self._function)
+        module.set_attn_implementation(self._name)
+
+    def during(self, step: Step) -> AbstractContextManager[None]:
+        """While it lasts, `step` is what `get` returns."""
+        return setting(self._step, step)
+
+    def get(self) -> Step:
+        """The step, within `during`."""
+        return self._step.get()
+
+
+def cache_argument(forward: Callable[..., Any]) -> str | None:
+    """The name by which a forward takes transformers' cache, and its output has it; None if it takes none."""
+    names = inspect.signature(forward).parameters
+    return next((name for name in _CACHE_NAMES if name in names), None)
+
+
+@cache
+def cache_argument_of(model_class: Any) -> str:
+    """The name for a model; the usual name if its forward takes whatever it is given."""
+    from transformers.masking_utils import create_causal_mask  # imports what most loading does without
+
+    return cache_argument(model_class.forward) or cache_argument(create_causal_mask) or _CACHE_NAMES[0]
+
+
+@cache
+def takes_positions(model_class: Any) -> bool:
+    """Whether the forward of a model takes `position_ids`."""
+    return "position_ids" in inspect.signature(model_class.forward).parameters
+
+
+def plain_positions(module: Any, tokens: int, past: int = 0) -> dict[str, torch.Tensor]:
+    """The argument `position_ids` as `generate` gives it for `tokens` tokens after `past` others; none where it gives
+    none."""
+    if not takes_positions(module.__class__):
+        return {}
+    return {"position_ids": torch.arange(past, past + tokens, device=module.device)[None]}
+
+
+def positions_of_step(positions: torch.Tensor) -> AbstractContextManager[None]:
+    """While it lasts, position embeddings that `follow_positions` found are given these positions, int64[batch, T]."""
+    return setting(_POSITIONS, positions)
+
+
+def follow_positions(module: Any) -> int:
+    """Lets the position embeddings of a model whose forward takes no positions, such as BART's decoder, follow those of
+    the step, see `positions_of_step`. Outside steps they compute what they did. Returns how many were found."""
+    if takes_positions(module.__class__):
+        return 0
+    embeddings = [part for part in module.modules() if _is_position_embedding(part)]
+    for part in embeddings:
+        if _given not in part._forward_pre_hooks.values():
+            part.register_forward_pre_hook(_given, with_kwargs=True)
+            part.register_forward_hook(_in_shape)
+    return len(embeddings)
+
+
+def _is_position_embedding(part: nn.Module) -> bool:
+    names = inspect.signature(type(part).forward).parameters
+    return not list(part.children()) and "position_ids" in names and not _LENGTHS.isdisjoint(names)
+
+
+def _given(
+    part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    positions = _POSITIONS.get()
+    return None if positions is None else (args, {**kwargs, "position_ids": positions.flatten()})
+
+
+def _in_shape(part: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
+    """The embeddings of a batch of several rows, which were looked up as one."""
+    positions = _POSITIONS.get()
+    if positions is None or positions.shape[0] == 1:
+        return None
+    return output.reshape(*positions.shape, output.shape[-1])
+
+
+def logits_of_rows(module: Any, rows: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    """Logits [R, vocab] of one forward pass.
+
+    A model without the parameter `logits_to_keep`, such as Whisper's decoder, computes the logits of all tokens, of
+    which R are taken.
+
+    Args:
+        module: a transformers model.
+        rows: int64[R], the tokens that need logits.
+        inputs: other keyword arguments of its forward; a batch of one.
+
+    Raises:
+        RuntimeError: the model gave another number of rows.
+    """
+    if _selects(module.__class__):
+        logits: torch.Tensor = module(**inputs, logits_to_keep=rows).logits[0]
+    else:
+        logits = module(**inputs).logits[0].index_select(0, rows)
+    check_rows(logits.shape, int(rows.shape[0]))
+    return logits
+
+
+def check_rows(shape: tuple[int, ...], wanted: int) -> None:
+    """Raises RuntimeError if logits of this shape are not those of `wanted` tokens."""
+    if shape[0] != wanted:
+        raise RuntimeError(f"the model gave {shape[0]} rows of logits, {wanted} were asked for")
+
+
+@cache
+def _selects(model_class: Any) -> bool:
+    """Whether forward has the parameter: many take any keyword and ignore those that they do not know."""
+    return "logits_to_keep" in inspect.signature(model_class.forward).parameters

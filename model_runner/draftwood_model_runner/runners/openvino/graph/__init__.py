@@ -1,1 +1,0 @@
-"""Changes of a converted model before it is compiled."""

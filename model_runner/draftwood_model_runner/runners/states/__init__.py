@@ -1,1 +1,0 @@
-"""Recurrent layers, as all runners that compute them take them over."""

@@ -1,1 +1,0 @@
-"""What the host does with rows of logits."""

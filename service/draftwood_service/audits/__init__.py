@@ -1,1 +1,0 @@
-"""The losslessness audit: answers decoded again without drafting in idle time, and compared."""

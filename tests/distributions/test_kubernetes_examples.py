@@ -1,0 +1,70 @@
+"""What the examples for Kubernetes install in the pods of SGLang and vLLM, and how these are started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.distributions.workspace import FOLDERS
+
+
+def check_installed(command: str, *names: str) -> None:
+    """The distributions are named in the version that they have, and redis as the memory requires it."""
+    for name in names:
+        assert f" draftwood-{name}==0.1.0" in command
+        assert 'version = "0.1.0"' in (FOLDERS[f"draftwood-{name}"] / "pyproject.toml").read_text()
+    assert "'redis>=8.1,<9'" in command
+    assert '"redis>=8.1,<9"' in (FOLDERS["draftwood-memory"] / "pyproject.toml").read_text()
+
+
+def test_sglangs_deployment_installs_these_versions_in_the_image_that_it_runs() -> None:
+    deployment = yaml.safe_load(Path("examples/sglang/kubernetes.yaml").read_text(encoding="utf-8"))
+    pod = deployment["spec"]["template"]["spec"]
+    [init], [server] = pod["initContainers"], pod["containers"]
+    assert init["image"] == server["image"] == "lmsysorg/sglang:v0.5.23"
+    check_installed(init["args"][0], "sglang", "tenants", "client", "memory", "strategies")
+    assert {"name": "PYTHONPATH", "value": "/plugins"} in server["env"]
+
+
+@pytest.fixture
+def model_spec() -> dict[str, Any]:
+    """What the values for vLLM's chart say of the model."""
+    values = yaml.safe_load(Path("examples/vllm/values.yaml").read_text(encoding="utf-8"))
+    [model] = values["servingEngineSpec"]["modelSpec"]
+    found: dict[str, Any] = model
+    return found
+
+
+def test_what_vllms_values_say_of_a_pod_is_valid(model_spec: dict[str, Any]) -> None:
+    """As the chart's template takes it over. The chart itself is not there."""
+    first, image = model_spec["initContainer"], f"{model_spec['repository']}:{model_spec['tag']}"
+    installing = {name: first[name] for name in ("name", "image", "command", "args")}
+    serving = {"name": "vllm", "image": image, "env": model_spec["env"], "args": model_spec["vllmConfig"]["extraArgs"]}
+    spec = {
+        "volumes": model_spec["extraVolumes"],
+        "initContainers": [{**installing, "volumeMounts": first["extraVolumeMounts"]}],
+        "containers": [{**serving, "volumeMounts": model_spec["extraVolumeMounts"]}],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "vllm"}, "spec": spec}
+    kubernetes_validate.validate(pod, "1.31", strict=True)
+    check_installed(first["args"][0], "vllm", "memory", "strategies")
+    assert first["image"] == image
+    [volume], [mount] = spec["volumes"], model_spec["extraVolumeMounts"]
+    assert volume["name"] == mount["name"] == first["extraVolumeMounts"][0]["name"]
+    variables = {one["name"]: one.get("value") for one in model_spec["env"]}
+    assert variables["PYTHONPATH"] == mount["mountPath"] == first["extraVolumeMounts"][0]["mountPath"]
+    assert f"--target {mount['mountPath']} " in first["args"][0]
+
+
+def test_vllms_values_switch_drafts_on_and_nothing_off(model_spec: dict[str, Any]) -> None:
+    arguments = model_spec["vllmConfig"]["extraArgs"]
+    flags = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    speculation = json.loads(flags["--speculative-config"])
+    assert {"method": "custom_class", "model": "draftwood_vllm.Proposer"}.items() <= speculation.items()
+    assert flags["--middleware"] == "draftwood_vllm.TenantHeader"
+    assert model_spec["vllmConfig"]["enablePrefixCaching"] is True  # this chart passes a flag for off otherwise

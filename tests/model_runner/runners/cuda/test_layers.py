@@ -1,0 +1,260 @@
+"""Kernels and joined products that replace parts of a model compute the same."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from draftwood_model_runner.errors import UnsupportedModelError
+from draftwood_model_runner.loading.loaded import fingerprint
+from draftwood_model_runner.runners.base import KVShape
+from draftwood_model_runner.runners.cuda import layers as fusing
+from draftwood_model_runner.runners.cuda.attention import STEP
+from draftwood_model_runner.runners.cuda.factory import probe
+from draftwood_model_runner.runners.cuda.forward import StepBuffers, find_top
+from draftwood_model_runner.runners.cuda.layers import (
+    FAMILIES,
+    FusedAttention,
+    FusedDecoder,
+    FusedMLP,
+    FusedNorm,
+    Fusions,
+    ParallelLinears,
+    fuse,
+    fused_rotation,
+    fused_silu,
+)
+from draftwood_model_runner.runners.cuda.runner import CudaLayout, CudaRunner
+from draftwood_model_runner.runners.cuda.sampling import TOP
+from draftwood_model_runner.runners.trials import attention_calls
+from tests.model_runner.families import bundled_tokenizer, tiny
+from tests.model_runner.runners.cuda.device import DEVICE, launched
+from tests.model_runner.runners.cuda.recording import Recording
+from tests.model_runner.small_models import small_model
+
+VIEWS = {"_unsafe_view", "detach", "empty", "empty_like", "expand", "new_empty", "select", "slice", "split_with_sizes"}
+VIEWS |= {"t", "transpose", "unsqueeze", "view"}
+"""Operations that launch nothing."""
+LAYER_KERNELS = 11
+"""Of a Llama layer."""
+
+
+def fused_parts(module: Any) -> dict[str, int]:
+    """How many parts of a model have a forward of ours, by its class."""
+    counts = dict.fromkeys((kind.__name__ for kind in (FusedNorm, FusedMLP, FusedAttention, FusedDecoder)), 0)
+    for part in module.modules():
+        if (name := type(vars(part).get("forward")).__name__) in counts:
+            counts[name] += 1
+    return counts
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("family", "norms", "mlps", "decoders"),
+    [("llama", 3, 1, 1), ("qwen3", 5, 1, 1), ("gemma2", 5, 1, 0), ("gpt-neox", 0, 0, 0), ("phi", 0, 0, 0)],
+)
+def test_the_logits_of_the_model(
+    family: str, norms: int, mlps: int, decoders: int, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gemma 2 adds 1 to the weights of its norms, and its MLP has another activation."""
+    module = tiny(family, num_hidden_layers=1).to(DEVICE, dtype)
+    with caplog.at_level(logging.WARNING), launched() as kernels:
+        probe(module, 64, exact=False)
+    assert caplog.messages == []
+    actual = fused_parts(module)
+    assert actual == {"FusedNorm": norms, "FusedMLP": mlps, "FusedAttention": int(norms > 0), "FusedDecoder": decoders}
+    assert any(kernel.kernel.__name__ == "rotate" for kernel in kernels) == (norms > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_family_of_the_table(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    module = small_model(family).to(DEVICE)
+    with caplog.at_level(logging.WARNING):
+        try:
+            probe(module, 256, exact=False)
+        except UnsupportedModelError as error:  # the runner computes none of the family
+            pytest.skip(str(error))
+    assert [record for record in caplog.records if record.name.startswith("draftwood")] == []
+    actual, wanted = fused_parts(module), FAMILIES[family]
+    assert actual["FusedNorm"] > 0
+    assert bool(actual["FusedAttention"]) == wanted.attention
+    assert bool(actual["FusedDecoder"]) == wanted.decoder
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong"),
+    [
+        ("gemma2", FAMILIES["gemma2"]._replace(decoder=True)),
+        ("llama", FAMILIES["llama"]._replace(norms_add_one=True)),
+        ("phi", FAMILIES["llama"]),
+        ("gpt-neox", Fusions(("input_layernorm",), mlp=False)),
+    ],
+)
+def test_a_family_that_is_not_what_the_table_says_runs_with_its_own_modules(
+    family: str, wrong: Fusions, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers have other residuals, its norms other weights, its modules other names."""
+    module = tiny(family, num_hidden_layers=1).to(DEVICE)
+    monkeypatch.setattr(fusing, "FAMILIES", {module.config.model_type: wrong})
+    with caplog.at_level(logging.WARNING):
+        probe(module, 64, exact=False)
+    assert sum(fused_parts(module).values()) == 0
+    assert "runs without fused operations" in caplog.messages[-1]
+
+
+def test_a_model_can_be_taken_over_again() -> None:
+    module = tiny("llama", num_hidden_layers=1).to(DEVICE)
+    for _ in range(2):
+        probe(module, 64, exact=False)
+        assert fused_parts(module)["FusedDecoder"] == 1
+
+
+def test_angles_of_other_heads_are_refused() -> None:
+    query, angles = torch.zeros(1, 2, 3, 16, device=DEVICE), torch.zeros(1, 3, 8, device=DEVICE)
+    with pytest.raises(ValueError, match="cosines for"):
+        fused_rotation(query, query, angles, angles)
+
+
+def test_fused_operations_are_right_to_rounding() -> None:
+    """In float64, of parts of wider rows, as joined products leave them."""
+    torch.manual_seed(0)
+    wide = torch.randn(1, 5, 320, device=DEVICE)
+    (gate, up), residual = wide.split(160, -1), torch.randn(1, 5, 160, device=DEVICE)
+    query, key = wide[..., :96].view(1, 5, 3, 32), wide[..., 96:160].view(1, 5, 2, 32)
+    weight, of_heads = torch.randn(160, device=DEVICE), torch.randn(32, device=DEVICE)
+    cos, sin = torch.randn(2, 1, 5, 32, device=DEVICE)
+    norm = FusedNorm(weight, 1e-6, add_one=False)
+    total, normed = norm.of_sum(residual, up)
+
+    def norm_of(rows: torch.Tensor, weight: torch.Tensor) -> Any:
+        return torch.nn.functional.rms_norm(rows.double(), rows.shape[-1:], weight.double(), 1e-6)
+
+    def rotated(heads: torch.Tensor) -> Any:
+        exact = heads.double().transpose(1, 2)
+        return exact * cos.double() + torch.cat([-exact[..., 16:], exact[..., :16]], -1) * sin.double()
+
+    turned = fused_rotation(query.transpose(1, 2), key.transpose(1, 2), cos, sin)
+    for actual, right in (
+        (norm(gate), norm_of(gate, weight)),
+        (FusedNorm(of_heads, 1e-6, add_one=False)(query), norm_of(query, of_heads)),
+        (total, up.double() + residual.double()),
+        (normed, norm_of(up.double() + residual.double(), weight)),
+        (fused_silu(gate, up), torch.nn.functional.silu(gate.double()) * up.double()),
+        (turned[0], rotated(query)),
+        (turned[1], rotated(key)),
+    ):
+        assert (actual.double() - right).abs().max() < 1e-5
+
+
+def test_the_most_probable_tokens_of_a_large_vocabulary() -> None:
+    """More than one block of it."""
+    torch.manual_seed(0)
+    space = StepBuffers((KVShape(1, 16, 16),), 3, 1, 1, 16, 1, DEVICE)
+    space.arrays.row_count.fill_(3)
+    logits = torch.randn(3, 9000, device=DEVICE)
+    find_top(logits, space)
+    assert torch.equal(space.top[:, :TOP].long(), logits.topk(TOP).indices)
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"), [("llama", LAYER_KERNELS), ("qwen3", LAYER_KERNELS + 2), ("gemma2", 16)]
+)
+def test_kernels_of_a_layer(family: str, expected: int) -> None:
+    """Qwen 3 norms heads of queries and keys; the layers of Gemma 2 have other residuals and another activation."""
+    of_one_layer, of_two_layers = (kernels_of_a_step(family, layers) for layers in (1, 2))
+    assert len(of_two_layers) - len(of_one_layer) == expected, (of_one_layer, of_two_layers)
+    if family == "llama":
+        assert len(of_one_layer) - expected == 16, of_one_layer
+        assert f"{expected} kernels a Llama layer" in Path("docs/gpu.md").read_text()
+
+
+@torch.no_grad()  # in inference mode torch hides what operations such as `linear` and `reshape` consist of
+def kernels_of_a_step(family: str, layers: int) -> list[str]:
+    """What a step of a model launches."""
+    module = tiny(family, num_hidden_layers=layers).to(DEVICE)
+    calls = attention_calls(module, 64)
+    STEP.install(module)
+    fuse(module, [call.options for call in calls])
+    layout = CudaLayout(tuple(call.shape for call in calls), calls[0].group, calls[0].dtype, DEVICE)
+    forward = CudaRunner(module, layout, 64, graphs=False)._forward
+    step = forward.prepare_padding(1, forward.row_choices[0])
+    notes = Recording(forward, step)._noted
+    names = [re.split(r"[(. ]", note.removeprefix("aten::"))[0] for note in notes]
+    return [name for name in names if name not in VIEWS]
+
+
+def layers(bias: bool = True, kind: type[nn.Linear] = nn.Linear) -> list[nn.Linear]:
+    return [kind(32, width, bias, device=DEVICE) for width in (32, 16, 16)]
+
+
+def storages(module: nn.Module) -> dict[int, int]:
+    """Bytes of the memory of a module's parameters, by where it is."""
+    memory = (parameter.untyped_storage() for parameter in module.parameters())
+    return {tensor.data_ptr(): tensor.nbytes() for tensor in memory}
+
+
+def test_weights_stay_what_they_were_in_no_more_memory() -> None:
+    module = tiny("qwen2", num_hidden_layers=2)  # whose queries, keys and values have biases
+    tokenizer = bundled_tokenizer()
+    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    parameters, size, identity = dict(module.named_parameters()), storages(module), fingerprint(module, tokenizer)
+    assert fuse(module, [{}, {}])
+    assert {name: id(parameter) for name, parameter in module.named_parameters()} == {
+        name: id(parameter) for name, parameter in parameters.items()
+    }
+    after = module.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    assert fingerprint(module, tokenizer) == identity
+    assert sum(storages(module).values()) == sum(size.values())
+    assert len(storages(module)) == len(size) - 2 * (2 + 2 + 1)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@torch.inference_mode()
+def test_one_product(bias: bool) -> None:
+    alone = layers(bias)
+    x = torch.randn(1, 3, 32, device=DEVICE)
+    expected = [layer(x) for layer in alone]
+    products = ParallelLinears(alone, join=True)
+    assert products.joined
+    parts = products(x)
+    assert len({part.untyped_storage().data_ptr() for part in parts}) == 1
+    for layer, part, right in zip(alone, parts, expected, strict=True):
+        assert torch.allclose(part, right, atol=1e-6)
+        assert torch.equal(layer(x), right)
+
+
+class Adapted(nn.Linear):
+    """What an adapter of low rank or a quantized layer is."""
+
+
+class Packed(torch.Tensor):
+    """What a quantized weight is in a plain layer, such as torchao's."""
+
+
+CHANGES: dict[str, Callable[[list[Any]], object]] = {
+    "quantized": lambda parts: setattr(
+        parts[1], "weight", nn.Parameter(parts[1].weight.detach().as_subclass(Packed), requires_grad=False)
+    ),
+    "without a bias": lambda parts: setattr(parts[1], "bias", None),
+    "of another dtype": lambda parts: parts[2].half(),
+    "hooked": lambda parts: parts[0].register_forward_pre_hook(lambda layer, inputs: None),
+    "replaced": lambda parts: setattr(parts[0], "forward", parts[0].forward),
+    "derived": lambda parts: parts.__setitem__(slice(None), layers(kind=Adapted)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_layers_that_are_not_alike_or_not_plain_stay(change: Callable[[list[Any]], object]) -> None:
+    parts = layers()
+    change(parts)
+    assert not ParallelLinears(parts, join=True).joined

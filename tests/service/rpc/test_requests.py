@@ -1,0 +1,254 @@
+"""Sizes are bounded before any work is done: what is too large reaches neither parser, tokenizer nor template."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftwood.v1 import generation_pb2 as pb
+from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
+from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.sampling.generation_defaults import Constraints, GenerationDefaults
+from draftwood_service.errors import TooMuchTextError
+from draftwood_service.rpc import prompts as text_executor
+from draftwood_service.rpc.model_info import model_info
+from draftwood_service.rpc.parsing import MAX_FIELDS, FieldCounter, Parser
+from draftwood_service.rpc.prompts import Prompt, TextExecutor
+from draftwood_service.rpc.requests import Terms, read_terms
+from draftwood_service.rpc.statuses import to_status
+from draftwood_service.serving import Serving
+from draftwood_service.settings import Settings
+from draftwood_strategies.arrays import Int32Array
+from draftwood_tenants.config import TenantConfig
+from tests.service.fakes import ByteTokenizer, FakeModel, serving
+from tests.service.rpc.test_bad_input import reason_of, violation
+
+
+class WatchedTokenizer(ByteTokenizer):
+    """Counts what it was asked to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+
+    def encode(self, text: str) -> Int32Array:
+        self.read.append(len(text))
+        return super().encode(text)
+
+    def encode_chat(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> Int32Array:
+        self.read.append(len(messages))
+        return super().encode_chat(messages, tools)
+
+
+def chat(*messages: tuple[str, str]) -> pb.Chat:
+    return pb.Chat(messages=[pb.ChatMessage(role=role, content=content) for role, content in messages])
+
+
+async def ask(stub: Any, method: str, fields: Any) -> None:
+    if method == "Generate":
+        [_ async for _ in stub.Generate(pb.GenerateRequest(**fields))]
+    else:
+        await stub.Tokenize(pb.TokenizeRequest(**fields))
+
+
+TOO_LARGE: dict[str, tuple[Any, str, str]] = {
+    "text": ({"text": "x" * 2001}, "text", "at most 2000 characters; it has 2001"),
+    "messages": ({"chat": chat(*[("user", "")] * 6)}, "chat.messages", "6 messages; at most 5"),
+    "content": ({"chat": chat(("user", "x" * 1000), ("user", "x" * 1000))}, "chat.messages", "at most 2000 characters"),
+    "role": ({"chat": chat(("user", "a"), ("u" * 65, "b"))}, "chat.messages[1].role", "1 to 64 characters; it has 65"),
+}
+
+
+@pytest.mark.parametrize("method", ["Generate", "Tokenize"])
+@pytest.mark.parametrize("case", TOO_LARGE)
+async def test_a_prompt_that_is_too_large_is_not_read(method: str, case: str) -> None:
+    fields, field, problem = TOO_LARGE[case]
+    tokenizer = WatchedTokenizer()
+    model = FakeModel(tokenizer=tokenizer)
+    async with serving(model=model, max_prompt_characters=2000, max_chat_messages=5) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await ask(served.stub, method, fields)
+        found = violation(caught.value, reason_of(case in ("text", "content")))
+        assert found.field == field
+        assert problem in found.description
+        assert tokenizer.read == []
+        info = await served.stub.GetModelInfo(pb.GetModelInfoRequest())
+        assert (info.limits.prompt_characters, info.limits.chat_messages) == (2000, 5)
+
+
+async def test_tokens_are_bounded_and_so_are_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood_service.rpc.generation._MAX_ANSWER_BYTES", 1000)
+    async with serving(max_prompt_characters=300) as served:
+        await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[65] * 300))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.stub.Detokenize(pb.DetokenizeRequest(token_ids=[65] * 301))
+        assert "301 items; at most 300 are allowed" in violation(caught.value).description
+        await served.stub.Tokenize(pb.TokenizeRequest(text="x" * 200))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.stub.Tokenize(pb.TokenizeRequest(text="x" * 300))
+        assert "its 300 tokens make an answer of" in violation(caught.value).description
+
+
+def test_a_message_of_very_many_fields_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    deserialize = Parser(pb.GenerateRequest)
+    monkeypatch.setattr(deserialize, "_type", None)
+    request = pb.GenerateRequest(chat=chat(*[("", "")] * (MAX_FIELDS + 1)))
+    with pytest.raises(InvalidInputError, match=f"^request: has more than {MAX_FIELDS} fields"):
+        deserialize(request.SerializeToString())
+
+
+def test_packed_numbers_are_one_field() -> None:
+    request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=range(2 * MAX_FIELDS)))
+    assert Parser(pb.GenerateRequest)(request.SerializeToString()) == request
+
+
+messages = st.builds(
+    pb.GenerateRequest,
+    tenant=st.text(max_size=3),
+    chat=st.none() | st.builds(pb.Chat, messages=st.lists(st.builds(pb.ChatMessage, role=st.text(max_size=2)))),
+    stop=st.none() | st.builds(pb.StopOptions, strings=st.lists(st.text(max_size=3)), max_tokens=st.integers(0, 999)),
+    sampling=st.builds(
+        pb.SamplingOptions, logit_bias=st.dictionaries(st.integers(0, 9), st.just(1.0)), seed=st.just(2**60)
+    ),
+)
+COUNT = FieldCounter(pb.GenerateRequest.DESCRIPTOR)
+
+
+@given(messages)
+def test_fields_are_counted_like_a_parser_finds_them(request: pb.GenerateRequest) -> None:
+    expected = (
+        bool(request.tenant) + request.HasField("chat") + request.HasField("stop") + request.HasField("sampling")
+        + sum(1 + bool(message.role) for message in request.chat.messages)
+        + len(request.stop.strings) + request.stop.HasField("max_tokens")
+        + 3 * len(request.sampling.logit_bias) + request.sampling.HasField("seed")
+    )  # fmt: skip
+    data = request.SerializeToString()
+    assert COUNT(data, 10_000) == expected
+    if expected > 3:
+        assert COUNT(data, 3) == 4
+
+
+@given(st.binary(max_size=200))
+def test_counting_ends_on_any_bytes(data: bytes) -> None:
+    assert 0 <= COUNT(data, 1000) <= 200
+
+
+async def test_few_long_texts_of_a_tenant_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_executor, "_WAITING_OF_TENANT", 3)
+    monkeypatch.setattr(text_executor, "_WAITING", 4)
+    work, gate = TextExecutor(), threading.Event()
+    waiting = [asyncio.create_task(work.run("a", gate.wait)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(TooMuchTextError):
+        await work.run("a", gate.wait)
+    waiting.append(asyncio.create_task(work.run("b", gate.wait)))
+    await asyncio.sleep(0)
+    with pytest.raises(TooMuchTextError):
+        await work.run("c", gate.wait)
+    waiting[0].cancel()
+    gate.set()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    for _ in range(1000):
+        if work._pending:
+            await asyncio.sleep(0.001)
+    assert await work.run("a", lambda x: x + 1, 4) == 5
+    work.close()
+
+
+async def test_one_call_of_a_tenant_runs_at_once() -> None:
+    work, gate = TextExecutor(), threading.Event()
+    slow = [asyncio.create_task(work.run("a", gate.wait)) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(work.run("b", lambda: "done"), 10) == "done"
+    slow[1].cancel()
+    gate.set()
+    await asyncio.gather(*slow, return_exceptions=True)
+    assert await work.run("a", lambda: "done") == "done"
+    await asyncio.sleep(0.01)
+    assert not work._one_at_a_time
+    work.close()
+
+
+async def test_a_caller_whose_texts_wait_is_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_executor, "_WAITING_OF_TENANT", 0)
+    async with serving(model=FakeModel(max_context=20_000)) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            [_ async for _ in served.stub.Generate(pb.GenerateRequest(text="x" * 10_000))]
+        short = pb.GenerateRequest(text="x", stop=pb.StopOptions(max_tokens=2))
+        assert [response async for response in served.stub.Generate(short)]
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    status, retry = rpc_status.from_call(caught.value), error_details_pb2.RetryInfo()
+    assert any(detail.Unpack(retry) for detail in status.details)
+    assert retry.retry_delay.seconds == 1
+
+
+@pytest.mark.parametrize("value", ["x" * 10**6, "😀" * 10**6, ["y" * 1000] * 1000, np.zeros(10**6, np.int32), 10**300])
+def test_no_value_is_shown_whole(value: object) -> None:
+    error = InvalidValueError("field", value, "it must be small" + "!" * 10_000)
+    assert len(str(InvalidValueError("field", value, "it must be small"))) < 2000
+    _, text, trailing = to_status(error, "id")
+    assert 490 < len(text.encode()) <= 500
+    assert sum(len(key) + len(value) for key, value in trailing) < 3000
+
+
+DEFAULTS = GenerationDefaults(
+    SamplingParams(temperature=0.7, top_k=20, top_p=0.8, repetition_penalty=1.05),
+    min_tokens=3,
+    max_tokens=300,
+    constraints=Constraints(2, ((1, 2),), (3,), (4, 5), (6,)),
+)
+MODEL = FakeModel(defaults=DEFAULTS)
+PROMPT = Prompt("text", np.zeros(10, np.int32))
+
+
+def terms(model: FakeModel = MODEL, **message: Any) -> Terms:
+    serving = Serving(model, Settings(max_running=8))
+    return read_terms(pb.GenerateRequest(**message), serving, "acme", TenantConfig(), None, "anyone")
+
+
+def test_what_is_set_counts_and_the_rest_is_the_models() -> None:
+    nothing = terms().sampling
+    assert (nothing.temperature, nothing.top_k, nothing.top_p, nothing.repetition_penalty) == (0.7, 20, 0.8, 1.05)
+    assert nothing.seed != terms().sampling.seed
+    some = terms(sampling=pb.SamplingOptions(temperature=0, top_k=0, seed=9)).sampling
+    assert (some.temperature, some.top_k, some.top_p, some.seed) == (0.0, 0, 0.8, 9)
+
+
+def test_stop_conditions_have_defaults_within_the_context() -> None:
+    def stop(model: FakeModel = MODEL, output_format: pb.OutputFormat | None = None, **options: Any) -> StopParams:
+        read = terms(model, stop=pb.StopOptions(**options), format=output_format)
+        call: Any = SimpleNamespace(request_id="1", arrived_at=0.0)
+        return read.requests(PROMPT, None, call, 1.0)[0].stop
+
+    assert (stop().max_tokens, stop().min_tokens) == (300, 3)
+    assert (stop(max_tokens=2).max_tokens, stop(max_tokens=2).min_tokens) == (2, 2)
+    assert stop(FakeModel(defaults=DEFAULTS, max_context=100), min_tokens=0).max_tokens == 90
+    assert stop(FakeModel()).max_tokens == FakeModel().max_context - 10
+    assert stop(output_format=pb.OutputFormat(regex="a")).min_tokens == 0  # the format says when the answer ends
+
+
+def test_there_may_be_as_many_samples_as_slots() -> None:
+    assert [terms(sampling=options).samples for options in (pb.SamplingOptions(n=8), pb.SamplingOptions())] == [8, 1]
+    for number in (0, 9):
+        with pytest.raises(InvalidValueError, match=r"sampling\.n"):
+            terms(sampling=pb.SamplingOptions(n=number))
+
+
+def test_model_info_tells_them() -> None:
+    told = model_info(Serving(MODEL, Settings())).generation_defaults
+    assert told.sampling.temperature == pytest.approx(0.7)
+    assert (told.sampling.top_k, told.stop.max_tokens, told.stop.min_tokens) == (20, 300, 3)
+    assert [list(words.ids) for words in told.constraints.bad_words] == [[1, 2]]
+    constraints = told.constraints
+    assert (constraints.no_repeat_ngram_size, list(constraints.suppressed_first)) == (2, [4, 5])
+    assert not model_info(Serving(FakeModel(), Settings())).generation_defaults.stop.HasField("max_tokens")
