@@ -146,7 +146,7 @@ def test_the_server_serves(server: Path, tmp_path: Path) -> None:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ))
     try:
         with Client(f"127.0.0.1:{port}") as client:
-            client.wait_until_ready(100)
+            client.wait_until_ready(240)  # a fresh installation compiles the strategies
             assert client.generate("Dear", max_tokens=4).text
     finally:
         process.terminate()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import time
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -29,7 +32,15 @@ class Watched(CostlessRunner):
 
 @functools.cache
 def quiet_steps(name: str) -> tuple[list[int], float]:
-    """Calls of each late step without a draft, in random text, and the drafts of a sequence in a step."""
+    """Calls of each late step without a draft, in random text, and the drafts of a sequence in a step.
+
+    The clock moves by being read: what a draft costs beside a model that costs nothing is this machine's noise.
+    """
+    with mock.patch.object(time, "perf_counter", itertools.count(0.0, 1e-5).__next__):
+        return _quiet_steps(name)
+
+
+def _quiet_steps(name: str) -> tuple[list[int], float]:
     texts = np.random.default_rng(0).integers(10, 4096, (STREAMS, 2 * STEPS + 2 * PROMPT)).astype(np.int32)
     texts[:, 0] = np.arange(STREAMS) + 100
     runner = Watched(texts)
@@ -59,5 +70,5 @@ def test_in_random_text_drafting_stands_still(name: str) -> None:
     (plain, _), (paused, drafts) = quiet_steps("none"), quiet_steps(name)
     # A paused sequence is asked whether it is, and keeps what it wrote.
     assert np.median(paused) - np.median(plain) <= 12 * STREAMS
-    assert len(paused) > 10
+    assert len(paused) >= MEASURED // 2
     assert drafts <= 1 / 8  # one in 16 steps at most is tried once drafts do not pay
