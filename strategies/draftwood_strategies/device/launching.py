@@ -1,0 +1,164 @@
+"""Runs kernels: compiled by Triton on a GPU, by NumPy on a CPU.
+
+Triton's own interpreter takes 0.1 ms for each operation, too long to replay recorded texts. On a CPU the source of a
+kernel runs as it is, with the few functions of Triton's language that kernels here use in NumPy, one program after the
+other; a test compares the bits with those of Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+from functools import cache
+from itertools import product
+from types import CodeType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+_KERNELS = "draftwood_strategies.device.kernels."
+
+
+def launch(module: str, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Runs a kernel on the current stream.
+
+    Args:
+        module: of `kernels`, by its name there.
+        arguments: tensors of torch, of which the first is on the device, and numbers.
+        constants: those that the kernel takes as `tl.constexpr`, and on GPUs `num_warps`.
+    """
+    if arguments[0].device.type != "cpu":
+        compiled = getattr(importlib.import_module(_KERNELS + module), kernel)
+        compiled[grid](*arguments, **constants)
+        return
+    constants.pop("num_warps", None)
+    function = _by_numpy(_KERNELS + module)[kernel]
+    taken = [_Pointer(_flat(each), 0) if hasattr(each, "data_ptr") else each for each in arguments]
+    with np.errstate(all="ignore"):
+        for program in product(*map(range, reversed(grid))):
+            _Language.program = program[::-1]
+            function(*taken, **constants)
+
+
+def _flat(tensor: Any) -> np.ndarray[Any, Any]:
+    assert tensor.is_contiguous()
+    array: np.ndarray[Any, Any] = tensor.detach().numpy().reshape(-1)
+    return array
+
+
+@cache
+def _by_numpy(module: str) -> dict[str, Any]:
+    """The names in a module of kernels, whose imports of Triton and of other such modules are of their like here."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None
+    assert spec.loader is not None
+    code: CodeType | None = spec.loader.get_code(module)  # type: ignore[attr-defined]
+    assert code is not None
+    names: dict[str, Any] = {"__name__": module, "__builtins__": {**vars(builtins), "__import__": _imported}}
+    exec(code, names)
+    return names
+
+
+def _imported(name: str, *arguments: Any) -> Any:
+    """In the place of `__import__`, see `_by_numpy`. A circle is not possible."""
+    if name == "triton":
+        return SimpleNamespace(jit=lambda function: function, language=_Language)
+    if name == "triton.language":
+        return SimpleNamespace(language=_Language)
+    if name.startswith(_KERNELS):
+        return SimpleNamespace(**_by_numpy(name))
+    return builtins.__import__(name, *arguments)
+
+
+class _Pointer:
+    """Into a flat array."""
+
+    def __init__(self, array: np.ndarray[Any, Any], at: Any) -> None:
+        self.array, self.at = array, at
+
+    def __add__(self, by: Any) -> _Pointer:
+        return _Pointer(self.array, self.at + by)
+
+
+class _Language:
+    """The functions of `triton.language` that kernels here use; see there."""
+
+    int1, int32, int64, uint64, float32 = np.bool_, np.int32, np.int64, np.uint64, np.float32
+    program: tuple[int, ...] = (0,)
+
+    @staticmethod
+    def constexpr(value: Any) -> Any:
+        return value
+
+    @classmethod
+    def program_id(cls, axis: int) -> Any:
+        return np.int32(cls.program[axis])
+
+    static_range = staticmethod(range)
+    range = staticmethod(range)
+    exp, log = staticmethod(np.exp), staticmethod(np.log)
+    floor = staticmethod(np.floor)
+    minimum, maximum = staticmethod(np.minimum), staticmethod(np.maximum)
+    where = staticmethod(np.where)
+
+    @staticmethod
+    def arange(begin: int, end: int) -> Any:
+        return np.arange(begin, end, dtype=np.int32)
+
+    @staticmethod
+    def zeros(shape: Any, dtype: Any) -> Any:
+        return np.zeros(shape, dtype)
+
+    @staticmethod
+    def full(shape: Any, value: Any, dtype: Any) -> Any:
+        return np.full(shape, value, dtype)
+
+    @staticmethod
+    def cast(value: Any, dtype: Any, bitcast: bool = False) -> Any:
+        array = np.asarray(value)
+        return array.view(dtype)[()] if bitcast else array.astype(dtype)[()]
+
+    @staticmethod
+    def load(pointer: _Pointer, mask: Any = None, other: Any = 0) -> Any:
+        if mask is None:
+            return pointer.array[pointer.at]
+        at, mask = np.broadcast_arrays(pointer.at, mask)
+        if mask.ndim == 0:
+            return pointer.array[at] if mask else pointer.array.dtype.type(other)
+        loaded = np.broadcast_to(np.asarray(other, pointer.array.dtype), at.shape).copy()
+        loaded[mask] = pointer.array[at[mask]]
+        return loaded
+
+    @staticmethod
+    def store(pointer: _Pointer, value: Any, mask: Any = None) -> None:
+        if mask is None:
+            pointer.array[pointer.at] = value
+            return
+        at, given, taken = np.broadcast_arrays(pointer.at, value, mask)
+        pointer.array[at[taken]] = given[taken]
+
+    @staticmethod
+    def atomic_add(pointer: _Pointer, value: Any, mask: Any = True) -> None:
+        at, given, taken = np.broadcast_arrays(pointer.at, value, mask)
+        np.add.at(pointer.array, at[taken], given[taken])
+
+    @staticmethod
+    def sum(value: Any, axis: int) -> Any:
+        """In float32, as on a GPU; in the order of the lanes."""
+        return np.sum(value, axis=axis, dtype=np.int32 if value.dtype == np.bool_ else value.dtype)
+
+    @staticmethod
+    def max(value: Any, axis: int) -> Any:
+        return np.max(value, axis=axis)
+
+    @staticmethod
+    def min(value: Any, axis: int) -> Any:
+        return np.min(value, axis=axis)
+
+    @staticmethod
+    def cumsum(value: Any, axis: int) -> Any:
+        return np.cumsum(value, axis=axis, dtype=value.dtype)
+
+    @staticmethod
+    def debug_barrier() -> None:
+        """One program after the other, and one lane after the other: nothing is to be waited for."""
