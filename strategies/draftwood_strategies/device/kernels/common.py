@@ -1,34 +1,36 @@
 """What kernels share: phrase indexes in the arena, and the weights of votes, as those of `trie` on the host.
 
-`base` is where a region begins in the arena, `BLOCKS` how many blocks it has. Both may be of one region or, as lanes,
-of several. Positions count from the beginning of the region's log.
+`base` is where a region begins in the arena, one number or a lane each; `BLOCKS` and `BUCKETS` are those of its
+`arena.Region`. Positions count from the beginning of the region's log.
 """
+
+from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-BLOCK: tl.constexpr = tl.constexpr(16)
-"""`phrase_index.TOKENS_PER_BLOCK`."""
-ORDERS: tl.constexpr = tl.constexpr(4)
-"""How many orders there are: phrases of 1, 2, 4 and 8 tokens."""
-LINKED: tl.constexpr = tl.constexpr(8)
-NOWHERE: tl.constexpr = tl.constexpr(-1)
-UNKNOWN: tl.constexpr = tl.constexpr(-2)
-START: tl.constexpr = tl.constexpr(2147483647)
-UNIT: tl.constexpr = tl.constexpr(1048576.0)
-"""1 / 2 ** -UNIT_BITS of `arena`."""
-LONGEST: tl.constexpr = tl.constexpr(16)
-COLUMNS: tl.constexpr = tl.constexpr(45)
-AGREEING_AT: tl.constexpr = tl.constexpr(17)
-NEWER_AT: tl.constexpr = tl.constexpr(30)
-RECENT_AT: tl.constexpr = tl.constexpr(38)
-ESCAPES_AT: tl.constexpr = tl.constexpr(135)
-ODDS_AT: tl.constexpr = tl.constexpr(152)
-LENGTHS: tl.constexpr = tl.constexpr(18)
-SLOTS: tl.constexpr = tl.constexpr(16384)
-LENGTHS_AT: tl.constexpr = tl.constexpr(2)
-TOKENS_AT: tl.constexpr = tl.constexpr(56)
-"""Columns of the weights, see `arena` and `trie.weights`: `test_constants` compares all of these."""
+from draftwood_strategies.device import arena as numbers
+from draftwood_strategies.trie import phrase_index, retrieval
+from draftwood_strategies.trie import weights as host
+
+BLOCK: tl.constexpr = tl.constexpr(phrase_index.TOKENS_PER_BLOCK)
+ORDERS: tl.constexpr = tl.constexpr(len(phrase_index.ORDERS))
+LINKED: tl.constexpr = tl.constexpr(numbers.LINKED)
+NOWHERE: tl.constexpr = tl.constexpr(phrase_index.NOWHERE)
+UNKNOWN: tl.constexpr = tl.constexpr(retrieval.UNKNOWN)
+START: tl.constexpr = tl.constexpr(phrase_index.START)
+UNIT: tl.constexpr = tl.constexpr(float(1 << numbers.UNIT_BITS))
+LONGEST: tl.constexpr = tl.constexpr(retrieval.LONGEST)
+COLUMNS: tl.constexpr = tl.constexpr(host.FEATURES)
+AGREEING_AT: tl.constexpr = tl.constexpr(host.AGREEING_AT)
+NEWER_AT: tl.constexpr = tl.constexpr(host.NEWER_AT)
+RECENT_AT: tl.constexpr = tl.constexpr(host.RECENT_AT)
+ESCAPES_AT: tl.constexpr = tl.constexpr(numbers.ESCAPES_AT)
+ODDS_AT: tl.constexpr = tl.constexpr(numbers.ODDS_AT)
+LENGTHS: tl.constexpr = tl.constexpr(host.LENGTHS)
+SLOTS: tl.constexpr = tl.constexpr(host.SLOTS)
+LENGTHS_AT: tl.constexpr = tl.constexpr(host.LENGTH_AT)
+TOKENS_AT: tl.constexpr = tl.constexpr(host.TOKENS_AT)
 
 
 @triton.jit
