@@ -44,10 +44,10 @@ AGREEING: tl.constexpr = tl.constexpr(retrieval.AGREEING_BINS - 1)
 NEWER_BINS: tl.constexpr = tl.constexpr(retrieval.NEWER_BINS)
 MISSES: tl.constexpr = tl.constexpr(retrieval._MISSES)
 FLOOR: tl.constexpr = tl.constexpr(expansion._LEAST)
-MOST_OWN: tl.constexpr = tl.constexpr(expansion._MOST_OWN)
-MOST_MEMORY: tl.constexpr = tl.constexpr(expansion._MOST_MEMORY)
-MOST_GAINED: tl.constexpr = tl.constexpr(expansion._MOST_GAINED)
-LEAST_SCORE: tl.constexpr = tl.constexpr(expansion.LEAST_SCORE)
+MOST_OWN: tl.constexpr = tl.constexpr(arrays.MOST_OWN)
+MOST_MEMORY: tl.constexpr = tl.constexpr(arrays.MOST_MEMORY)
+MOST_GAINED: tl.constexpr = tl.constexpr(float(expansion._MOST_GAINED))
+LEAST_SCORE: tl.constexpr = tl.constexpr(arrays.LEAST_SCORE)
 WIDEN_BY: tl.constexpr = tl.constexpr(arrays.WIDEN_BY)
 WIDEN_SCORE: tl.constexpr = tl.constexpr(arrays.WIDEN_SCORE)
 NODES_PER_WIDENING: tl.constexpr = tl.constexpr(arrays.NODES_PER_WIDENING)
@@ -55,60 +55,62 @@ NOVEL: tl.constexpr = tl.constexpr(arrays.NOVEL_NODES)
 UNSEEN: tl.constexpr = tl.constexpr(host._UNSEEN)
 COUNTED: tl.constexpr = tl.constexpr(host.COUNTED)
 NOVEL_AT: tl.constexpr = tl.constexpr(numbers.NOVEL_AT)
-WIDENED: tl.constexpr = tl.constexpr(arrays.WIDENED)
+WIDENED: tl.constexpr = tl.constexpr(sum(nodes << (3 * depth) for depth, nodes in enumerate(arrays.WIDENED)))
+"""Three bits for each depth."""
 WIDENED_DEPTHS: tl.constexpr = tl.constexpr(len(arrays.WIDENED))
 
 LANES: tl.constexpr = tl.constexpr(numbers.CANDIDATES)
 NODES: tl.constexpr = tl.constexpr(numbers.MOST_NODES)
 DEEPEST: tl.constexpr = tl.constexpr(numbers.DEEPEST)
-POOL: tl.constexpr = tl.constexpr(512)
+CONTEXT: tl.constexpr = tl.constexpr(numbers.CONTEXT)
+_POOL, _STEPS, _GROUPS = 512, 128, 8
+POOL: tl.constexpr = tl.constexpr(_POOL)
 """Children of a level among which the best are chosen, at most."""
+STEPS: tl.constexpr = tl.constexpr(_STEPS)
+"""Occurrences of a phrase that a search looks at, at most."""
+CHAIN: tl.constexpr = tl.constexpr(1 + _STEPS)
+GROUPS: tl.constexpr = tl.constexpr(_GROUPS)
+"""Searches side by side: those of both indexes for each of `GROUPS / 2` nodes of a level, or of both for each order."""
 CHUNK: tl.constexpr = tl.constexpr(32)
 """Lanes that all lanes are compared with at a time."""
-STEPS: tl.constexpr = tl.constexpr(128)
-"""Occurrences of a phrase that a search looks at, at most."""
-CHAIN: tl.constexpr = tl.constexpr(1 + STEPS.value)
-CONTEXT: tl.constexpr = tl.constexpr(numbers.CONTEXT)
-RESUMED_LANE: tl.constexpr = tl.constexpr(MOST_OWN.value + MOST_MEMORY.value)
-WIDENED_LANE: tl.constexpr = tl.constexpr(RESUMED_LANE.value + 2)
-GROUPS: tl.constexpr = tl.constexpr(8)
-"""Searches side by side: those of both indexes for each of `GROUPS / 2` nodes of a level, or of both for each order."""
+RESUMED_LANE: tl.constexpr = tl.constexpr(arrays.MOST_OWN + arrays.MOST_MEMORY)
+WIDENED_LANE: tl.constexpr = tl.constexpr(arrays.MOST_ROOTS)
 
 # Parts of the scratch space.
 _SIZES = {
-    "CONTEXTS": 2 * CONTEXT.value,
-    "NODE_CONTEXTS": 4 * CONTEXT.value,
-    "CHAINS": GROUPS.value * CHAIN.value,
-    "POSITIONS": LANES.value,
-    "FEATURES": LANES.value,
-    "OF_NODES": LANES.value,
-    "KEY_NODES": LANES.value,
-    "KEY_TOKENS": LANES.value,
-    "KEY_WEIGHTS": LANES.value,
-    "KEY_LENGTHS": LANES.value,
-    "KEY_RATES": LANES.value,
-    "CHILDREN": LANES.value,
-    "BEAM_IDS": NODES.value,
-    "BEAM_TOKENS": NODES.value,
-    "BEAM_LAST": NODES.value,
-    "BEAM_SCORES": NODES.value,
-    "HAS_VOTES": NODES.value,
-    "TOTALS": NODES.value,
-    "KNOWN": NODES.value * NOVEL.value,
-    "POOL_SCORES": POOL.value,
-    "POOL_TOKENS": POOL.value,
-    "POOL_PARENTS": POOL.value,
-    "POOL_SHARES": POOL.value,
-    "POOL_SUPPORTS": POOL.value,
-    "POOL_GROUPS": POOL.value,
-    "BEST_SCORES": NODES.value,
-    "BEST_IDS": NODES.value,
-    "PATHS": 2 * NODES.value * DEEPEST.value,
-    "MADE_TOKENS": NODES.value * DEEPEST.value,
-    "MADE_PARENTS": NODES.value * DEEPEST.value,
-    "MADE_SHARES": NODES.value * DEEPEST.value,
-    "MADE_SUPPORTS": NODES.value * DEEPEST.value,
-    "RANKS": NODES.value * DEEPEST.value,
+    "CONTEXTS": 2 * numbers.CONTEXT,
+    "NODE_CONTEXTS": 4 * numbers.CONTEXT,
+    "CHAINS": _GROUPS * (1 + _STEPS),
+    "POSITIONS": numbers.CANDIDATES,
+    "FEATURES": numbers.CANDIDATES,
+    "OF_NODES": numbers.CANDIDATES,
+    "KEY_NODES": numbers.CANDIDATES,
+    "KEY_TOKENS": numbers.CANDIDATES,
+    "KEY_WEIGHTS": numbers.CANDIDATES,
+    "KEY_LENGTHS": numbers.CANDIDATES,
+    "KEY_RATES": numbers.CANDIDATES,
+    "CHILDREN": numbers.CANDIDATES,
+    "BEAM_IDS": numbers.MOST_NODES,
+    "BEAM_TOKENS": numbers.MOST_NODES,
+    "BEAM_LAST": numbers.MOST_NODES,
+    "BEAM_SCORES": numbers.MOST_NODES,
+    "HAS_VOTES": numbers.MOST_NODES,
+    "TOTALS": numbers.MOST_NODES,
+    "KNOWN": numbers.MOST_NODES * arrays.NOVEL_NODES,
+    "POOL_SCORES": _POOL,
+    "POOL_TOKENS": _POOL,
+    "POOL_PARENTS": _POOL,
+    "POOL_SHARES": _POOL,
+    "POOL_SUPPORTS": _POOL,
+    "POOL_GROUPS": _POOL,
+    "BEST_SCORES": numbers.MOST_NODES,
+    "BEST_IDS": numbers.MOST_NODES,
+    "PATHS": 2 * numbers.MOST_NODES * numbers.DEEPEST,
+    "MADE_TOKENS": numbers.MOST_NODES * numbers.DEEPEST,
+    "MADE_PARENTS": numbers.MOST_NODES * numbers.DEEPEST,
+    "MADE_SHARES": numbers.MOST_NODES * numbers.DEEPEST,
+    "MADE_SUPPORTS": numbers.MOST_NODES * numbers.DEEPEST,
+    "RANKS": numbers.MOST_NODES * numbers.DEEPEST,
 }
 _AT = dict(zip(_SIZES, [sum([*_SIZES.values()][:i]) for i in range(len(_SIZES))], strict=True))
 CONTEXTS: tl.constexpr = tl.constexpr(_AT["CONTEXTS"])
@@ -226,7 +228,7 @@ def walk(arena, scratch, base, head, order, steps, BLOCKS, BUCKETS):
 
 @triton.jit
 def search_roots(
-    arena, scratch, text, memory, text_key, prompt_end, owner, order, counts, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
+    arena, scratch, text, memory, prompt_end, owner, order, counts, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
 ):
     """Adds the occurrences of the phrases of one order to the candidates, see `retrieval.search`.
 
@@ -242,7 +244,7 @@ def search_roots(
     step = lane % STEPS
     both = tl.arange(0, 2)
     most = tl.where(both == 0, MOST_OWN, MOST_MEMORY)
-    share = tl.maximum(FLOOR, tl.minimum(most - counts, most >> max(order, 1)))
+    share = tl.maximum(FLOOR, tl.minimum(most - counts, most >> tl.maximum(order, 1)))
     enough = tl.where(side == 0, at_index(share, 0), at_index(share, 1))
     count = tl.where(side == 0, at_index(counts, 0), at_index(counts, 1))
     base = tl.where(side == 0, text, memory)
@@ -334,7 +336,7 @@ def retrieve(
     base = tl.where(side == 0, text, memory)
     blocks = tl.where(side == 0, TEXT_BLOCKS, MEMORY_BLOCKS)
     buckets = tl.where(side == 0, TEXT_BUCKETS, MEMORY_BUCKETS)
-    known = (tl.load(arena + context + (1 << order) - 1) != UNKNOWN) & ((side == 0) | has_memory)
+    known = (tl.load(arena + (context + (1 << order) - 1)) != UNKNOWN) & ((side == 0) | has_memory)
     head = tl.load(arena + head_at(base, key, order, blocks, buckets), mask=known, other=-1)
     most = tl.where(side == 0, MOST_OWN, MOST_MEMORY)
     steps = 2 * tl.maximum(FLOOR, most >> tl.maximum(order, 1))
@@ -342,7 +344,7 @@ def retrieve(
     counts = tl.arange(0, 2) * 0
     for shorter in tl.static_range(ORDERS):
         counts = search_roots(
-            arena, scratch, text, memory, 0, prompt_end, owner, ORDERS - 1 - shorter, counts, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
+            arena, scratch, text, memory, prompt_end, owner, ORDERS - 1 - shorter, counts, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
         )
     resume(arena, scratch, text, memory, followed, prompt_end, has_memory, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS)
 
@@ -626,11 +628,11 @@ def choose(arena, scratch, pool_size, budget, best_size, made, depth, paths, new
 @triton.jit
 def quota_of(depth, budget):
     """How many nodes of a level are widened, and how many of all levels above."""
-    left = tl.minimum(6, budget // NODES_PER_WIDENING)
+    left = budget // NODES_PER_WIDENING
     quota = depth * 0
     above = depth * 0
     for level in tl.static_range(WIDENED_DEPTHS):
-        here = tl.minimum(WIDENED[level], left)
+        here = tl.minimum((WIDENED >> (3 * level)) & 7, left)
         quota = tl.where(depth == level + 1, here, quota)
         above += tl.where(depth > level + 1, here, 0)
         left -= here
