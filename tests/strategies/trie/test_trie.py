@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from draftwood_strategies import DraftTree, TrieStrategy
 from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.built_in import TrieOptions
 from draftwood_strategies.trie.arrays import (
     MOST_MEMORY,
     MOST_OWN,
@@ -21,7 +22,7 @@ from draftwood_strategies.trie.arrays import (
 )
 from draftwood_strategies.trie.expansion import allow_widenings
 from draftwood_strategies.trie.phrase_index import START, PhraseIndex
-from draftwood_strategies.trie.strategy import TrieDrafter, TrieOptions
+from draftwood_strategies.trie.strategy import TrieDrafter
 from tests.strategies.test_draft import paths
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=60), min_size=1, max_size=6)
