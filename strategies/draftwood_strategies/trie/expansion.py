@@ -1,4 +1,8 @@
-"""The drafts of the trie strategy: candidates are retrieved and vote, and the most probable nodes are taken first."""
+"""The drafts of the trie strategy: candidates are retrieved and vote, and the most probable nodes are taken first.
+
+A node's score depends on its path alone, not on the order in which nodes are taken. So a draft is the nodes that score
+most, and one that is made level by level is the same.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +51,8 @@ from draftwood_strategies.trie.weights import (
 )
 
 _LEAST = 8
-"""Candidates that each order may add to a search however many others there are. 16 change nothing (docs/decisions, "What
-the trie can do without")."""
+"""Candidates that each order may add to a search however many others there are. 16 change nothing (docs/decisions,
+"What the trie can do without")."""
 _MOST_GAINED = np.float32(3.0)
 """How many times its share a node's probability is at most taken to be: a node that would score less than the draft's
 least score even so is not looked up in the odds, and not drafted if it is a novel token."""
@@ -93,8 +97,8 @@ def draft_all(
 @compiled
 def expand(drafting: Drafting, branch_length: int, novel_nodes: int, budget: int) -> int:
     """Writes a sequence's draft, which has space for `budget` nodes, and the candidates at its root; returns how many
-    nodes it has. The most probable nodes come first; at promising ones other occurrences of the node's token join as
-    further candidates.
+    nodes it has. The most probable nodes come first; at the most probable ones of each depth other occurrences of the
+    node's token join as further candidates.
 
     Args:
         novel_nodes: how many novel tokens are drafted below a node at most, or the budget if that is less.
