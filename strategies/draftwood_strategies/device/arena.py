@@ -38,6 +38,9 @@ candidates and nodes its latest draft has."""
 TAIL = 8
 """The last tokens of a sequence, the newest first, `UNKNOWN` where there is none: what the phrases are hashed from."""
 
+TEXT, MEMORY, RECORDED = range(3)
+"""What is appended to: the rows' own texts; the tenants' memories, by rows; a memory, whole recorded sequences."""
+
 CURSOR, USED, TOKENS = range(3)
 RING = 32
 """Numbers of a region's ring, at these offsets: the block to claim next, blocks ever in use, and tokens stored."""

@@ -62,12 +62,17 @@ def _by_numpy(module: str) -> dict[str, Any]:
 def _imported(name: str, *arguments: Any) -> Any:
     """In the place of `__import__`, see `_by_numpy`. A circle is not possible."""
     if name == "triton":
-        return SimpleNamespace(jit=lambda function: function, language=_Language)
+        return SimpleNamespace(jit=_jit, language=_Language)
     if name == "triton.language":
         return SimpleNamespace(language=_Language)
     if name.startswith(_KERNELS):
         return SimpleNamespace(**_by_numpy(name))
     return builtins.__import__(name, *arguments)
+
+
+def _jit(function: Any = None, **_options: Any) -> Any:
+    """In the place of `triton.jit`."""
+    return _jit if function is None else function
 
 
 class _Pointer:
