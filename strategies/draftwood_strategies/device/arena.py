@@ -30,7 +30,8 @@ CONTEXT = 64
 """Space for a context, of which the last 33 tokens are compared; the newest token is the first."""
 STATE = 16
 """Numbers of a row's state, at the offsets below."""
-REGION, LEARNS, PROMPT_END, WRITTEN, TEXT_AT, MEMORY_AT, OWNER, FOLLOWED_TEXT, FOLLOWED_MEMORY, ROOTS, DRAFTED = range(11)
+REGION, LEARNS, PROMPT_END, WRITTEN, TEXT_AT, MEMORY_AT, OWNER = range(7)
+FOLLOWED_TEXT, FOLLOWED_MEMORY, ROOTS, DRAFTED = range(7, 11)
 """Of a row: its tenant's region, -1 for a row that is not in use; 1 if that learns from it; the position in its text
 where its output begins, `NOWHERE` before; how many of its last tokens the memory has; its last positions in text and
 memory, `NOWHERE` for none; the number of its blocks in the memory; the positions that it follows; and how many
@@ -141,7 +142,7 @@ ADDED = ODDS_AT + ODDS
 `ADDED` is their number, and as many are what a step adds to them. Behind both come `NOVEL_AT` tokens and counts."""
 NOVEL_AT = 2 * ADDED
 WEIGHTS = NOVEL_AT + 2 * COUNTED + 1
-"""Numbers of a tenant's weights: the novel tokens int32[COUNTED], their counts float32[COUNTED] and the sum of these."""
+"""Numbers of a tenant's weights: the novel tokens int32[COUNTED], their counts float32[COUNTED] and the sum of all."""
 
 
 class Layout:

@@ -9,35 +9,64 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache
 from itertools import product
 from types import CodeType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 _KERNELS = "draftwood_strategies.device.kernels."
 
 
+class Launch(NamedTuple):
+    """A kernel, by its name and its module in `kernels`, and what it is called with."""
+
+    module: str
+    kernel: str
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+    def compiled(self) -> Any:
+        """The kernel in Triton's form: compiled, or interpreted if Triton was told so."""
+        return getattr(importlib.import_module(_KERNELS + self.module), self.kernel)
+
+    def run(self) -> None:
+        """By Triton on a GPU, by NumPy on a CPU."""
+        if self.arguments[0].device.type != "cpu":
+            self.run_by_triton()
+        else:
+            self.run_by_numpy()
+
+    def run_by_triton(self) -> None:
+        self.compiled()[self.grid](*self.arguments, **self.constants)
+
+    def run_by_numpy(self) -> None:
+        function = _by_numpy(_KERNELS + self.module)[self.kernel]
+        constants = {name: value for name, value in self.constants.items() if name != "num_warps"}
+        taken = [_Pointer(_flat(each), 0) if hasattr(each, "data_ptr") else each for each in self.arguments]
+        with np.errstate(all="ignore"):
+            for program in product(*map(range, reversed(self.grid))):
+                _Language.program = program[::-1]
+                function(*taken, **constants)
+
+
+LAUNCHER: ContextVar[Callable[[Launch], None]] = ContextVar("draftwood_device_launcher", default=Launch.run)
+"""Called for each kernel."""
+
+
 def launch(module: str, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Runs a kernel on the current stream.
+    """Runs a kernel on the current stream, or does what `LAUNCHER` says.
 
     Args:
         module: of `kernels`, by its name there.
         arguments: tensors of torch, of which the first is on the device, and numbers.
-        constants: those that the kernel takes as `tl.constexpr`, and on GPUs `num_warps`.
+        constants: those that the kernel takes as `tl.constexpr`, and `num_warps`.
     """
-    if arguments[0].device.type != "cpu":
-        compiled = getattr(importlib.import_module(_KERNELS + module), kernel)
-        compiled[grid](*arguments, **constants)
-        return
-    constants.pop("num_warps", None)
-    function = _by_numpy(_KERNELS + module)[kernel]
-    taken = [_Pointer(_flat(each), 0) if hasattr(each, "data_ptr") else each for each in arguments]
-    with np.errstate(all="ignore"):
-        for program in product(*map(range, reversed(grid))):
-            _Language.program = program[::-1]
-            function(*taken, **constants)
+    LAUNCHER.get()(Launch(module, kernel, grid, arguments, constants))
 
 
 def _flat(tensor: Any) -> np.ndarray[Any, Any]:

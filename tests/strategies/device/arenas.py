@@ -133,7 +133,7 @@ def host_chain(index: IndexArrays, order: int, bucket: int) -> list[int]:
 
 def buckets_of(index: IndexArrays) -> int:
     """Of each order's hash table."""
-    return index.heads.shape[0] // WAYS_BEFORE[-1]
+    return len(index.heads) // WAYS_BEFORE[-1]
 
 
 def _tensor(numbers: Sequence[int] | Int32Array) -> torch.Tensor:

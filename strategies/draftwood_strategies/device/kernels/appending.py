@@ -311,9 +311,7 @@ def _tile(
 
 
 @triton.jit
-def _link(
-    arena, base, order, key, at, known, real, BLOCKS: tl.constexpr, BUCKETS: tl.constexpr, TILE: tl.constexpr
-):
+def _link(arena, base, order, key, at, known, real, BLOCKS: tl.constexpr, BUCKETS: tl.constexpr, TILE: tl.constexpr):
     """Links each position to the occurrences before it of the phrases of one order.
 
     Of earlier lanes with the same bucket, only the nearest is linked to, and then what the bucket had before them.
