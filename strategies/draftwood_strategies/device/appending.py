@@ -22,6 +22,7 @@ def append(
     begins: Any,
     counts: Any,
     *,
+    stride: int = 1,
     region: int = 0,
     counted: bool = False,
 ) -> None:
@@ -31,10 +32,10 @@ def append(
         arena: int32[layout.size].
         kind: `TEXT`, `MEMORY` or `RECORDED`.
         rows: int32[n], the row of each run, negative for none; for `RECORDED` the numbers of the new sequences.
-        tokens: int32[...]; run r has `tokens[begins[r] : begins[r] + counts[r]]`.
+        tokens: int32[...]; run r has the `counts[r]` from number `begins[r] * stride` on.
         begins, counts: int32[n].
         region: that of the tenant, for `RECORDED`.
-        counted: the memory has the tokens that are added to the text.
+        counted: the memory has the tokens that are added to the texts; for `TEXT`.
     """
     n = rows.shape[0]
     if n == 0:
@@ -51,6 +52,7 @@ def append(
         begins,
         counts,
         n,
+        stride,
         region,
         REGIONS=0 if kind == TEXT else layout.memories,
         REGION_SIZE=into.size,
@@ -60,7 +62,7 @@ def append(
         SCRATCH=layout.scratch,
         SCRATCH_SIZE=layout.scratch_size,
         KIND=kind,
-        COUNTED=int(counted),
+        COUNTED=int(counted and kind == TEXT),
         RUNS=runs,
         PIECE=into.blocks // 2 // runs * TOKENS_PER_BLOCK,
         TILE=_TILE,

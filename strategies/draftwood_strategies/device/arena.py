@@ -32,13 +32,10 @@ STATE = 16
 """Numbers of a row's state, at the offsets below."""
 REGION, LEARNS, PROMPT_END, WRITTEN, TEXT_AT, MEMORY_AT, OWNER = range(7)
 FOLLOWED_TEXT, FOLLOWED_MEMORY, ROOTS, DRAFTED = range(7, 11)
-"""Of a row: its tenant's region, -1 for a row that is not in use; 1 if that learns from it; the position in its text
+"""Of a row: its tenant's region, -1 for none; 1 if that learns from it; the position in its text
 where its output begins, `NOWHERE` before; how many of its last tokens the memory has; its last positions in text and
 memory, `NOWHERE` for none; the number of its blocks in the memory; the positions that it follows; and how many
 candidates and nodes its latest draft has."""
-TAIL = 8
-"""The last tokens of a sequence, the newest first, `UNKNOWN` where there is none: what the phrases are hashed from."""
-
 TEXT, MEMORY, RECORDED = range(3)
 """What is appended to: the rows' own texts; the tenants' memories, by rows; a memory, whole recorded sequences."""
 
@@ -169,23 +166,18 @@ class Layout:
 
     @cached_property
     def weights(self) -> int:
-        """int32[tenants, weights_size]."""
+        """int32[tenants + 1, weights_size], the last of which are those of rows whose tenant has no region."""
         return self.memories + self.sizes.tenants * self.memory.size
 
     @cached_property
     def states(self) -> int:
         """int32[rows, STATE]."""
-        return self.weights + self.sizes.tenants * self.weights_size
-
-    @cached_property
-    def tails(self) -> int:
-        """int32[rows, 2, TAIL]: of the text, and of what the memory has of it."""
-        return _padded(self.states + self.sizes.rows * STATE)
+        return self.weights + (self.sizes.tenants + 1) * self.weights_size
 
     @cached_property
     def roots(self) -> int:
         """int32[rows, 2, CANDIDATES]: positions and features of the candidates at the root of the latest draft."""
-        return _padded(self.tails + self.sizes.rows * 2 * TAIL)
+        return _padded(self.states + self.sizes.rows * STATE)
 
     @cached_property
     def drafts(self) -> int:

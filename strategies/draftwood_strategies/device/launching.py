@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from draftwood_errors import DraftwoodError
+
 _KERNELS = "draftwood_strategies.device.kernels."
 
 
@@ -67,6 +69,29 @@ def launch(module: str, kernel: str, grid: tuple[int, ...], *arguments: Any, **c
         constants: those that the kernel takes as `tl.constexpr`, and `num_warps`.
     """
     LAUNCHER.get()(Launch(module, kernel, grid, arguments, constants))
+
+
+class DeviceUnsupportedError(DraftwoodError):
+    """Kernels cannot be compiled for a device; the message gives the reason."""
+
+
+def require_triton(device: Any) -> None:
+    """Checks that kernels can run on a device of torch.
+
+    Raises:
+        DeviceUnsupportedError: Triton is missing on a GPU, or was imported to interpret kernels.
+    """
+    if device.type == "cpu":
+        return
+    try:
+        from triton.runtime.jit import JITFunction
+    except ImportError as error:
+        raise DeviceUnsupportedError(
+            "device drafts: the package triton is not installed; torch for CUDA brings it"
+        ) from error
+    common = importlib.import_module(_KERNELS + "common")
+    if not isinstance(common.mixed, JITFunction):
+        raise DeviceUnsupportedError(f"device drafts: on {device} kernels run only without TRITON_INTERPRET=1")
 
 
 def _flat(tensor: Any) -> np.ndarray[Any, Any]:

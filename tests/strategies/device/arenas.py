@@ -44,9 +44,9 @@ class PlainArena:
         self.layout = Layout(sizes)
         self.numbers = torch.zeros(self.layout.size, dtype=torch.int32)
         self.numbers[: self.layout.weights] = NOWHERE
-        texts = [RegionView(self, r * self.layout.text.size, self.layout.text) for r in range(sizes.rows)]
+        texts = [RegionView(self.numbers, r * self.layout.text.size, self.layout.text) for r in range(sizes.rows)]
         memories = [
-            RegionView(self, self.layout.memories + t * self.layout.memory.size, self.layout.memory)
+            RegionView(self.numbers, self.layout.memories + t * self.layout.memory.size, self.layout.memory)
             for t in range(sizes.tenants)
         ]
         self.texts, self.memories = texts, memories
@@ -83,8 +83,8 @@ class PlainArena:
 class RegionView:
     """The parts of a region, see `arena.Region`."""
 
-    def __init__(self, arena: PlainArena, begin: int, region: Region) -> None:
-        numbers = arena.numbers.numpy()[begin : begin + region.size]
+    def __init__(self, arena: torch.Tensor, begin: int, region: Region) -> None:
+        numbers = arena.numpy()[begin : begin + region.size]
         self.all = numbers
         self.log = numbers[: region.slots]
         self.links = numbers[region.links : region.heads].reshape(region.slots, len(ORDERS), LINKED)

@@ -44,7 +44,7 @@ CLEARED: tl.constexpr = tl.constexpr(16)
 """Blocks that are cleared at a time."""
 
 
-@triton.jit(do_not_specialize=["n", "region"])
+@triton.jit(do_not_specialize=["n", "stride", "region"])
 def append(
     arena,
     rows,
@@ -52,6 +52,7 @@ def append(
     begins,
     counts,
     n,
+    stride,
     region,
     REGIONS: tl.constexpr,
     REGION_SIZE: tl.constexpr,
@@ -70,7 +71,7 @@ def append(
 
     Args:
         rows: int32[n], the row of each run, negative for none; for `RECORDED` the numbers of the new sequences.
-        tokens: int32[...]; run r has `tokens[begins[r] : begins[r] + counts[r]]`.
+        tokens: int32[...]; run r has the `counts[r]` from number `begins[r] * stride` on.
         region: the tenant's region, for `RECORDED` only.
         REGIONS, STATES, SCRATCH: where regions of this kind, the states and the scratch space begin in the arena.
         KIND: `TEXT`, a program for each row, `MEMORY`, a program for each row, of which the first of a tenant writes
@@ -100,7 +101,7 @@ def append(
         lanes = chunk + tl.arange(0, RUNS)
         row = tl.load(rows + lanes, mask=lanes < last, other=-1)
         count = tl.load(counts + lanes, mask=row >= 0, other=0)
-        begin = tl.load(begins + lanes, mask=row >= 0, other=0)
+        begin = tl.load(begins + lanes, mask=row >= 0, other=0) * stride
         state = states + tl.maximum(row, 0) * STATE
         if KIND == TEXT:
             at = tl.load(state + TEXT_AT, mask=row >= 0, other=-1)
