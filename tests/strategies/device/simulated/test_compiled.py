@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from draftwood_model_runner.runners.cuda import device
 from draftwood_model_runner.runners.model_calls import setting
 from draftwood_strategies.device.appending import append
 from draftwood_strategies.device.arena import MEMORY, RECORDED, TEXT, DeviceSizes, Layout
@@ -37,7 +38,7 @@ def launches() -> list[Launch]:
 def compiled(capability: int) -> Iterator[dict[str, Any]]:
     for launch in launches():
         kernel = launch.compiled()
-        called = runner.Launch(kernel, launch.grid, launch.arguments, launch.constants)
+        called = device.Launch(kernel, launch.grid, launch.arguments, launch.constants)
         yield {"variant": launch.constants.get("KIND"), **runner.compiled_launch(called, capability)}
 
 
