@@ -9,8 +9,7 @@ from draftwood_strategies.device.launching import launch
 from draftwood_strategies.trie.phrase_index import TOKENS_PER_BLOCK
 
 _MOST_RUNS = {TEXT: 1, MEMORY: 256, RECORDED: 16}
-_TILE = 32
-"""Runs and tokens that a program takes at a time. With few runs, each is written in few pieces. Not tuned."""
+"""Runs that a program takes at a time. With few runs, each is written in few pieces. Not tuned."""
 
 
 def append(
@@ -65,7 +64,6 @@ def append(
         COUNTED=int(counted and kind == TEXT),
         RUNS=runs,
         PIECE=into.blocks // 2 // runs * TOKENS_PER_BLOCK,
-        TILE=_TILE,
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftwood_strategies.device.arena import TEXT, DeviceSizes
-from draftwood_strategies.trie.phrase_index import ORDERS, TOKENS_PER_BLOCK, PhraseIndex
+from draftwood_strategies.device.arena import LINKED, TEXT, DeviceSizes
+from draftwood_strategies.trie.phrase_index import NOWHERE, ORDERS, TOKENS_PER_BLOCK, PhraseIndex
 from tests.strategies.device.arenas import PlainArena, RegionView, buckets_of, host_chain
 
 Runs = list[list[int]]
@@ -39,7 +39,11 @@ def assert_same_chains(view: RegionView, index: PhraseIndex) -> None:
     assert view.heads.shape[1] == buckets_of(arrays)
     for order in range(len(ORDERS)):
         for bucket in range(buckets_of(arrays)):
-            assert view.chain(order, bucket) == host_chain(arrays, order, bucket), (order, bucket)
+            chain = view.chain(order, bucket)
+            assert chain == host_chain(arrays, order, bucket), (order, bucket)
+            for i, at in enumerate(chain):
+                before = chain[i + 1 : i + 1 + LINKED]
+                assert view.links[at, order].tolist() == before + [NOWHERE] * (LINKED - len(before))
 
 
 @pytest.mark.parametrize("seed", range(6))

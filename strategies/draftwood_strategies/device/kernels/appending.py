@@ -42,6 +42,8 @@ FIELDS: tl.constexpr = tl.constexpr(8)
 """Numbers of a run in the scratch space."""
 CLEARED: tl.constexpr = tl.constexpr(16)
 """Blocks that are cleared at a time."""
+TILE: tl.constexpr = tl.constexpr(32)
+"""Tokens that are written side by side: a lane has a bit for each of the others, see `_link`."""
 
 
 @triton.jit(do_not_specialize=["n", "stride", "region"])
@@ -65,7 +67,6 @@ def append(
     COUNTED: tl.constexpr,
     RUNS: tl.constexpr,
     PIECE: tl.constexpr,
-    TILE: tl.constexpr,
 ):
     """Appends n runs of tokens, each to a sequence of its own.
 
@@ -79,7 +80,6 @@ def append(
         COUNTED: 1 if the memory has the tokens that are added to the text.
         RUNS: so many runs are written at a time, a power of two, 1 for `TEXT`.
         PIECE: and so many tokens of each, so that at most half of the blocks are claimed at a time.
-        TILE: and so many tokens of these side by side, a power of two.
     """
     program = tl.program_id(0)
     states = arena + STATES
@@ -131,7 +131,7 @@ def append(
             # The start mark is where the source is before the run's beginning.
             mark = tl.where((marked > 0) & (done == 0), 1, 0)
             at = _piece(
-                arena, base, scratch, tokens, source, length, mark, at, owner, BLOCKS, BUCKETS, RUNS, TILE
+                arena, base, scratch, tokens, source, length, mark, at, owner, BLOCKS, BUCKETS, RUNS
             )  # fmt: skip
         if KIND == TEXT:
             tl.store(state + TEXT_AT, at, mask=count > 0)
@@ -167,7 +167,6 @@ def _piece(
     BLOCKS: tl.constexpr,
     BUCKETS: tl.constexpr,
     RUNS: tl.constexpr,
-    TILE: tl.constexpr,
 ):
     """Appends `length` tokens, from `source` on, in each of the lanes, and returns where their last ones are then.
 
@@ -219,7 +218,7 @@ def _piece(
 
     added = total * 0
     for tile in range(0, total, TILE):
-        added += _tile(arena, base, scratch, tokens, starts, total, tile, BLOCKS, BUCKETS, RUNS, TILE)
+        added += _tile(arena, base, scratch, tokens, starts, total, tile, BLOCKS, BUCKETS, RUNS)
     tl.store(ring + CURSOR, (cursor + claimed) % BLOCKS)
     tl.store(ring + USED, tl.minimum(used + claimed, BLOCKS))
     tl.store(ring + TOKENS, stored + added - lost)
@@ -263,7 +262,6 @@ def _tile(
     BLOCKS: tl.constexpr,
     BUCKETS: tl.constexpr,
     RUNS: tl.constexpr,
-    TILE: tl.constexpr,
 ):
     """Writes and links the tokens from number `tile` on of all runs; returns how many, start marks not counted.
 
@@ -288,6 +286,8 @@ def _tile(
     real = real & (within >= 0)
     at = tl.where(real, within * BLOCK + rank % BLOCK, 0)
     tl.store(arena + base + at, token, mask=real)
+    positions = scratch + RUNS * FIELDS
+    tl.store(positions + tl.arange(0, TILE), at)
     begins = real & (number > 0) & (rank % BLOCK == 0)
     fields = arena + next_at(base, tl.where(begins, within, 0), BLOCKS, BUCKETS)
     before = tl.where(number > 1, (claim + number - 1) % BLOCKS, block)
@@ -307,17 +307,16 @@ def _tile(
             known = known & (there >= 0)
             place = tl.where(known, there * BLOCK + earlier % BLOCK, 0)
             key = mixed(key, tl.load(arena + base + place, mask=known, other=0))
-        _link(arena, base, order, key, at, known, real, BLOCKS, BUCKETS, TILE)
+        _link(arena, base, positions, order, key, at, known, real, BLOCKS, BUCKETS)
     return tl.sum(tl.where(real & (token != START), 1, 0), axis=0)
 
 
 @triton.jit
-def _link(arena, base, order, key, at, known, real, BLOCKS: tl.constexpr, BUCKETS: tl.constexpr, TILE: tl.constexpr):
+def _link(arena, base, positions, order, key, at, known, real, BLOCKS: tl.constexpr, BUCKETS: tl.constexpr):
     """Links each position to the occurrences before it of the phrases of one order.
 
-    Of earlier lanes with the same bucket, only the nearest is linked to, and then what the bucket had before them.
-
     Args:
+        positions: where the scratch space has the positions of the lanes.
         key: the hashes of the phrases that end in the lanes.
         at: the lanes' positions.
         known: whether the phrase lies within the sequence.
@@ -325,20 +324,33 @@ def _link(arena, base, order, key, at, known, real, BLOCKS: tl.constexpr, BUCKET
     """
     lane = tl.arange(0, TILE)
     bucket = tl.where(known, tl.cast(key & (BUCKETS - 1), tl.int32), -1)
-    same = bucket[:, None] == bucket[None, :]
+    same = known[:, None] & (bucket[:, None] == bucket[None, :])
     last = tl.max(tl.where(same, lane[None, :], -1), axis=1)
-    nearest = tl.max(tl.where(same & (lane[None, :] < lane[:, None]), lane[None, :], -1), axis=1)
-    near = tl.sum(tl.where(nearest[:, None] == lane[None, :], at[None, :], 0), axis=1)
-    has_near = known & (nearest >= 0)
+    # Bit 30 - j stands for lane j, which has the same bucket and comes before: the lowest bit for the nearest.
+    ahead = tl.sum(tl.where(same & (lane[None, :] < lane[:, None]), 0x40000000 >> lane[None, :], 0), axis=1)
+    way = tl.arange(0, LINKED)[None, :]
+    older = way - 1 - ones(ahead)[:, None]
+    ahead = ahead[:, None] + way * 0
+    for i in tl.static_range(LINKED - 1):
+        ahead = tl.where(way > i, ahead & (ahead - 1), ahead)
+    near = tl.load(positions + (30 - ones((ahead & -ahead) - 1)), mask=ahead != 0, other=NOWHERE)
 
     heads = arena + head_at(base, key, order, BLOCKS, BUCKETS)
     head = tl.load(heads, mask=known, other=NOWHERE)
     head = tl.where(head != at, head, NOWHERE)
-    way = tl.arange(0, LINKED)[None, :]
-    older = way - tl.where(has_near, 2, 1)[:, None]
     links = arena + links_at(base, tl.maximum(head, 0), order, BLOCKS)[:, None] + older
     linked = tl.load(links, mask=(head[:, None] >= 0) & (older >= 0), other=NOWHERE)
-    linked = tl.where(older == -1, head[:, None], tl.where(older == -2, near[:, None], linked))
+    linked = tl.where(older < -1, near, tl.where(older == -1, head[:, None], linked))
     tl.debug_barrier()
     tl.store(arena + links_at(base, at, order, BLOCKS)[:, None] + way, linked, mask=real[:, None])
     tl.store(heads, at, mask=known & (last == lane))
+
+
+@triton.jit
+def ones(bits):
+    """How many of the lowest 31 bits are set, for lanes of int32 that are not negative."""
+    bits = (bits & 0x55555555) + ((bits >> 1) & 0x55555555)
+    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+    bits = (bits & 0x0F0F0F0F) + ((bits >> 4) & 0x0F0F0F0F)
+    bits = bits + (bits >> 8)
+    return (bits + (bits >> 16)) & 31
