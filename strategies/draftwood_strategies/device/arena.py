@@ -30,13 +30,14 @@ CONTEXT = 64
 """Space for a context, of which the last 33 tokens are compared; the newest token is the first."""
 STATE = 16
 """Numbers of a row's state, at the offsets below."""
-REGION, LEARNS, PROMPT_END, WRITTEN, TEXT_AT, MEMORY_AT, OWNER, FOLLOWED_TEXT, FOLLOWED_MEMORY, ROOTS, DRAFTED = range(11)
-"""Of a row: its tenant's region, -1 for a row that is not in use; 1 if that learns from it; the position in its text
+REGION, LEARNS, PROMPT_END, WRITTEN, TEXT_AT, MEMORY_AT, OWNER = range(7)
+FOLLOWED_TEXT, FOLLOWED_MEMORY, ROOTS, DRAFTED = range(7, 11)
+"""Of a row: its tenant's region, -1 for none; 1 if that learns from it; the position in its text
 where its output begins, `NOWHERE` before; how many of its last tokens the memory has; its last positions in text and
 memory, `NOWHERE` for none; the number of its blocks in the memory; the positions that it follows; and how many
 candidates and nodes its latest draft has."""
-TAIL = 8
-"""The last tokens of a sequence, the newest first, `UNKNOWN` where there is none: what the phrases are hashed from."""
+TEXT, MEMORY, RECORDED = range(3)
+"""What is appended to: the rows' own texts; the tenants' memories, by rows; a memory, whole recorded sequences."""
 
 CURSOR, USED, TOKENS = range(3)
 RING = 32
@@ -138,7 +139,7 @@ ADDED = ODDS_AT + ODDS
 `ADDED` is their number, and as many are what a step adds to them. Behind both come `NOVEL_AT` tokens and counts."""
 NOVEL_AT = 2 * ADDED
 WEIGHTS = NOVEL_AT + 2 * COUNTED + 1
-"""Numbers of a tenant's weights: the novel tokens int32[COUNTED], their counts float32[COUNTED] and the sum of these."""
+"""Numbers of a tenant's weights: the novel tokens int32[COUNTED], their counts float32[COUNTED] and the sum of all."""
 
 
 class Layout:
@@ -165,23 +166,18 @@ class Layout:
 
     @cached_property
     def weights(self) -> int:
-        """int32[tenants, weights_size]."""
+        """int32[tenants + 1, weights_size], the last of which are those of rows whose tenant has no region."""
         return self.memories + self.sizes.tenants * self.memory.size
 
     @cached_property
     def states(self) -> int:
         """int32[rows, STATE]."""
-        return self.weights + self.sizes.tenants * self.weights_size
-
-    @cached_property
-    def tails(self) -> int:
-        """int32[rows, 2, TAIL]: of the text, and of what the memory has of it."""
-        return _padded(self.states + self.sizes.rows * STATE)
+        return self.weights + (self.sizes.tenants + 1) * self.weights_size
 
     @cached_property
     def roots(self) -> int:
         """int32[rows, 2, CANDIDATES]: positions and features of the candidates at the root of the latest draft."""
-        return _padded(self.tails + self.sizes.rows * 2 * TAIL)
+        return _padded(self.states + self.sizes.rows * STATE)
 
     @cached_property
     def drafts(self) -> int:

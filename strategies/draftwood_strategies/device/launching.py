@@ -11,35 +11,89 @@ import ast
 import builtins
 import importlib
 import importlib.util
+from collections.abc import Callable
+from contextvars import ContextVar
 from functools import cache
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from draftwood_errors import DraftwoodError
 
 _KERNELS = "draftwood_strategies.device.kernels."
 
 
+class Launch(NamedTuple):
+    """A kernel, by its name and its module in `kernels`, and what it is called with."""
+
+    module: str
+    kernel: str
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+    def compiled(self) -> Any:
+        """The kernel in Triton's form: compiled, or interpreted if Triton was told so."""
+        return getattr(importlib.import_module(_KERNELS + self.module), self.kernel)
+
+    def run(self) -> None:
+        """By Triton on a GPU, by NumPy on a CPU."""
+        if self.arguments[0].device.type != "cpu":
+            self.run_by_triton()
+        else:
+            self.run_by_numpy()
+
+    def run_by_triton(self) -> None:
+        self.compiled()[self.grid](*self.arguments, **self.constants)
+
+    def run_by_numpy(self) -> None:
+        function = _by_numpy(_KERNELS + self.module)[self.kernel]
+        constants = {name: value for name, value in self.constants.items() if name != "num_warps"}
+        taken = [_Pointer(_flat(each), 0) if hasattr(each, "data_ptr") else each for each in self.arguments]
+        with np.errstate(all="ignore"):
+            for program in product(*map(range, reversed(self.grid))):
+                _Language.program = program[::-1]
+                function(*taken, **constants)
+
+
+LAUNCHER: ContextVar[Callable[[Launch], None]] = ContextVar("draftwood_device_launcher", default=Launch.run)
+"""Called for each kernel."""
+
+
 def launch(module: str, kernel: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-    """Runs a kernel on the current stream.
+    """Runs a kernel on the current stream, or does what `LAUNCHER` says.
 
     Args:
         module: of `kernels`, by its name there.
         arguments: tensors of torch, of which the first is on the device, and numbers.
-        constants: those that the kernel takes as `tl.constexpr`, and on GPUs `num_warps`.
+        constants: those that the kernel takes as `tl.constexpr`, and `num_warps`.
     """
-    if arguments[0].device.type != "cpu":
-        compiled = getattr(importlib.import_module(_KERNELS + module), kernel)
-        compiled[grid](*arguments, **constants)
+    LAUNCHER.get()(Launch(module, kernel, grid, arguments, constants))
+
+
+class DeviceUnsupportedError(DraftwoodError):
+    """Kernels cannot be compiled for a device; the message gives the reason."""
+
+
+def require_triton(device: Any) -> None:
+    """Checks that kernels can run on a device of torch.
+
+    Raises:
+        DeviceUnsupportedError: Triton is missing on a GPU, or was imported to interpret kernels.
+    """
+    if device.type == "cpu":
         return
-    constants.pop("num_warps", None)
-    function = _by_numpy(_KERNELS + module)[kernel]
-    taken = [_Pointer(_flat(each), 0) if hasattr(each, "data_ptr") else each for each in arguments]
-    with np.errstate(all="ignore"):
-        for program in product(*map(range, reversed(grid))):
-            _Language.program = program[::-1]
-            function(*taken, **constants)
+    try:
+        from triton.runtime.jit import JITFunction
+    except ImportError as error:
+        raise DeviceUnsupportedError(
+            "device drafts: the package triton is not installed; torch for CUDA brings it"
+        ) from error
+    common = importlib.import_module(_KERNELS + "common")
+    if not isinstance(common.mixed, JITFunction):
+        raise DeviceUnsupportedError(f"device drafts: on {device} kernels run only without TRITON_INTERPRET=1")
 
 
 def _flat(tensor: Any) -> np.ndarray[Any, Any]:
@@ -75,12 +129,17 @@ class _Assigned(ast.NodeTransformer):
 def _imported(name: str, *arguments: Any) -> Any:
     """In the place of `__import__`, see `_by_numpy`. A circle is not possible."""
     if name == "triton":
-        return SimpleNamespace(jit=lambda function: function, language=_Language)
+        return SimpleNamespace(jit=_jit, language=_Language)
     if name == "triton.language":
         return SimpleNamespace(language=_Language)
     if name.startswith(_KERNELS):
         return SimpleNamespace(**_by_numpy(name))
     return builtins.__import__(name, *arguments)
+
+
+def _jit(function: Any = None, **_options: Any) -> Any:
+    """In the place of `triton.jit`."""
+    return _jit if function is None else function
 
 
 class _Pointer:
