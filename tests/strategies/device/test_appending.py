@@ -75,6 +75,9 @@ def test_a_full_ring_forgets_what_the_host_forgets(seed: int, longest: int) -> N
     rows, slots = 5, 16 * TOKENS_PER_BLOCK
     arena, index = PlainArena(DeviceSizes(rows, 64, 1, slots), regions=(0,) * rows), host_index(slots)
     writers = [index.writer(marked=True) for _ in range(rows)]
+    text = host_index(64)
+    own = text.writer(marked=False)
+    own["owner"] = 0
     for runs in random_steps(seed, rows, steps=60, longest=longest):
         if longest > 15:
             runs = [[] if row else run for row, run in enumerate(runs)]
@@ -82,6 +85,9 @@ def test_a_full_ring_forgets_what_the_host_forgets(seed: int, longest: int) -> N
         for writer, run in zip(writers, runs, strict=True):
             index.append(writer, np.array(run, np.int32))
         assert_equal(arena.memories[0], index)
+        if longest <= 15:
+            text.append(own, np.array(runs[0], np.int32))
+            assert_equal(arena.texts[0], text)
 
 
 def test_recorded_sequences_begin_with_their_marks() -> None:
