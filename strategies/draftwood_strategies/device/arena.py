@@ -9,6 +9,7 @@ are the bits of a float32.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,6 +21,13 @@ LINKED = 8
 """Earlier occurrences that a position links to, of the phrase of each order."""
 UNIT_BITS = 20
 """A weight is a multiple of 2 ** -20."""
+
+
+def whole_log(factor: float) -> int:
+    """The weight of a vote's factor."""
+    return round(math.log(factor) * (1 << UNIT_BITS))
+
+
 MOST_NODES = 64
 DEEPEST = 32
 """Bounds of drafts on the device: kernels hold a level of a draft in registers."""
@@ -138,6 +146,8 @@ ADDED = ODDS_AT + ODDS
 """A tenant's weights: logarithms of the factors of votes, int32[KINDS, FEATURES], and of the escapes; then the odds.
 `ADDED` is their number, and as many are what a step adds to them. Behind both come `NOVEL_AT` tokens and counts."""
 NOVEL_AT = 2 * ADDED
+SETTLED = 1024
+"""Weights that a program of `settle` adds to."""
 WEIGHTS = NOVEL_AT + 2 * COUNTED + 1
 """Numbers of a tenant's weights: the novel tokens int32[COUNTED], their counts float32[COUNTED] and the sum of all."""
 

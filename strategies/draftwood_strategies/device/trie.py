@@ -30,6 +30,7 @@ from draftwood_strategies.device.arena import (
     RECORDED,
     REGION,
     ROOTS,
+    SETTLED,
     STATE,
     TEXT,
     TEXT_AT,
@@ -93,6 +94,9 @@ class DeviceTrie:
         self._memories = self.arena[parts[0] : parts[1]].view(sizes.tenants, -1)
         self._weights = self.arena[parts[1] : parts[2]].view(sizes.tenants + 1, -1)
         self._states = self.arena[parts[2] : parts[2] + sizes.rows * STATE].view(sizes.rows, STATE)
+        self._branch_length = min(self.options.branch_length, sizes.depth)
+        self._constants = _constants(self.layout)
+        self.arena[self.layout.misses : self.layout.misses + sizes.rows] = NOWHERE
         self._numbers = torch.arange(sizes.rows, dtype=torch.int32, device=device)
         self._prior = self._uploaded(_whole_numbers(prior_weights(self.options.prompt_weight), self.layout))
         self._nothing_followed = self._uploaded(np.array([NOWHERE, 0, 0], np.int32))
@@ -166,7 +170,7 @@ class DeviceTrie:
             rows, budgets: int32[b], each row once, negative for none, and the most nodes of its draft.
             out: for b rows.
         """
-        self._draft("draft", rows, budgets, *out)
+        self._draft(False, rows, budgets, out)
 
     def propose_chains(
         self,
@@ -182,7 +186,7 @@ class DeviceTrie:
             rows, lengths: int32[b], each row once, negative for none, and the most tokens of its draft.
             out_tokens, out_scores, out_counts: int32[b, n], float32[b, n] and int32[b].
         """
-        self._draft("draft_chains", rows, lengths, out_tokens, out_scores, out_counts)
+        self._draft(True, rows, lengths, DeviceDrafts(out_tokens, out_tokens, out_scores, out_counts))
 
     def import_runs(self, tenant: str, runs: Sequence[Int32Array]) -> None:
         """Adds whole recorded sequences, int32[n] each, to a tenant's memory; to none if every region has live rows."""
@@ -243,38 +247,38 @@ class DeviceTrie:
         self._weights[region].copy_(self._prior)
 
     def _learn_weights(self, rows: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor) -> None:
-        launch("learning", "learn", tuple(rows.shape), self.arena, rows, tokens, counts)
+        layout, (b, k) = self.layout, tokens.shape
+        launch(
+            "learning",
+            "learn",
+            (b,),
+            *(self.arena, rows, tokens, counts, k, self._branch_length),
+            MISSED=layout.misses,
+            **self._constants,
+        )
+        launch(
+            "learning",
+            "settle",
+            (b, 1 - (-ADDED // SETTLED)),
+            *(self.arena, rows, b),
+            WEIGHTS=layout.weights,
+            STATES=layout.states,
+            MISSED=layout.misses,
+            WEIGHTS_SIZE=layout.weights_size,
+            RUNS=64,
+        )
 
-    def _draft(self, kernel: str, rows: torch.Tensor, sizes: torch.Tensor, *out: torch.Tensor) -> None:
-        """Launches a kernel of `drafting`, a program for each row."""
-        layout = self.layout
+    def _draft(self, chains: bool, rows: torch.Tensor, budgets: torch.Tensor, out: DeviceDrafts) -> None:
+        stride = out.tokens.shape[1]
         launch(
             "drafting",
-            kernel,
+            "draft",
             tuple(rows.shape),
-            self.arena,
-            rows,
-            sizes,
-            *out,
-            out[0].shape[1],
-            min(self.options.branch_length, layout.sizes.depth),
-            layout.memories,
-            layout.weights,
-            layout.states,
-            layout.roots,
-            layout.drafts,
-            layout.scratch,
-            ROWS=layout.sizes.rows,
-            TEXT_BLOCKS=layout.text.blocks,
-            TEXT_BUCKETS=layout.text.buckets,
-            TEXT_SIZE=layout.text.size,
-            MEMORY_BLOCKS=layout.memory.blocks,
-            MEMORY_BUCKETS=layout.memory.buckets,
-            MEMORY_SIZE=layout.memory.size,
-            WEIGHTS_SIZE=layout.weights_size,
-            SCRATCH_SIZE=layout.scratch_size,
-            MOST=layout.sizes.nodes,
-            TENANTS=layout.sizes.tenants,
+            *(self.arena, rows, budgets, *out, stride, self._branch_length),
+            SCRATCH=self.layout.scratch,
+            SCRATCH_SIZE=self.layout.scratch_size,
+            CHAINS_ONLY=int(chains),
+            **self._constants,
         )
 
     def _uploaded(self, numbers: Int32Array) -> torch.Tensor:
@@ -283,6 +287,26 @@ class DeviceTrie:
         if self.device.type == "cpu":
             return host
         return host.pin_memory().to(self.device, non_blocking=True)
+
+
+def _constants(layout: Layout) -> dict[str, int]:
+    """Those of the kernels that draft and learn."""
+    return {
+        "MEMORIES": layout.memories,
+        "WEIGHTS": layout.weights,
+        "STATES": layout.states,
+        "ROOTS": layout.roots,
+        "DRAFTS": layout.drafts,
+        "TEXT_BLOCKS": layout.text.blocks,
+        "TEXT_BUCKETS": layout.text.buckets,
+        "TEXT_SIZE": layout.text.size,
+        "MEMORY_BLOCKS": layout.memory.blocks,
+        "MEMORY_BUCKETS": layout.memory.buckets,
+        "MEMORY_SIZE": layout.memory.size,
+        "WEIGHTS_SIZE": layout.weights_size,
+        "MOST": layout.sizes.nodes,
+        "TENANTS": layout.sizes.tenants,
+    }
 
 
 def _allocated(layout: Layout, device: torch.device) -> torch.Tensor:

@@ -59,7 +59,16 @@ WIDENED: tl.constexpr = tl.constexpr(sum(nodes << (3 * depth) for depth, nodes i
 """Three bits for each depth."""
 WIDENED_DEPTHS: tl.constexpr = tl.constexpr(len(arrays.WIDENED))
 
+STATE: tl.constexpr = tl.constexpr(numbers.STATE)
+REGION: tl.constexpr = tl.constexpr(numbers.REGION)
+PROMPT_END: tl.constexpr = tl.constexpr(numbers.PROMPT_END)
+WRITTEN: tl.constexpr = tl.constexpr(numbers.WRITTEN)
+TEXT_AT: tl.constexpr = tl.constexpr(numbers.TEXT_AT)
+OWNER: tl.constexpr = tl.constexpr(numbers.OWNER)
+FOLLOWED_TEXT: tl.constexpr = tl.constexpr(numbers.FOLLOWED_TEXT)
+DRAFTED: tl.constexpr = tl.constexpr(numbers.DRAFTED)
 LANES: tl.constexpr = tl.constexpr(numbers.CANDIDATES)
+LEVELS_LOG2: tl.constexpr = tl.constexpr((numbers.DEEPEST - 1).bit_length())
 NODES: tl.constexpr = tl.constexpr(numbers.MOST_NODES)
 DEEPEST: tl.constexpr = tl.constexpr(numbers.DEEPEST)
 CONTEXT: tl.constexpr = tl.constexpr(numbers.CONTEXT)
@@ -640,6 +649,29 @@ def quota_of(depth, budget):
 
 
 @triton.jit
+def best_path(arena, scratch, parent, score, size):
+    """Of the best nodes, parents first, the one whose path has the largest sum of scores, -1 for none, and for each
+    node how deep it lies."""
+    best = tl.arange(0, NODES)
+    inside = best < size
+    sums = tl.where(inside, score, -1.0)
+    depth = tl.where(inside, 1, 0)
+    above = parent
+    for _ in tl.static_range(LEVELS_LOG2):
+        tl.store(arena + scratch + POOL_SCORES + best, as_bits(sums))
+        tl.store(arena + scratch + POOL_PARENTS + best, above)
+        tl.store(arena + scratch + POOL_GROUPS + best, depth)
+        tl.debug_barrier()
+        there = scratch + tl.maximum(above, 0)
+        sums += as_float(tl.load(arena + there + POOL_SCORES, mask=above >= 0, other=0))
+        depth += tl.load(arena + there + POOL_GROUPS, mask=above >= 0, other=0)
+        above = tl.load(arena + there + POOL_PARENTS, mask=above >= 0, other=-1)
+        tl.debug_barrier()
+    largest = tl.max(sums, axis=0)
+    return tl.max(tl.where(inside & (sums == largest), best, -1), axis=0), depth
+
+
+@triton.jit(do_not_specialize=["stride", "branch_length"])
 def draft(
     arena,
     rows,
@@ -650,13 +682,12 @@ def draft(
     sizes,
     stride,
     branch_length,
-    memories,
-    weights_at,
-    states,
-    roots,
-    drafts,
-    scratches,
-    ROWS: tl.constexpr,
+    MEMORIES: tl.constexpr,
+    WEIGHTS: tl.constexpr,
+    STATES: tl.constexpr,
+    ROOTS: tl.constexpr,
+    DRAFTS: tl.constexpr,
+    SCRATCH: tl.constexpr,
     TEXT_BLOCKS: tl.constexpr,
     TEXT_BUCKETS: tl.constexpr,
     TEXT_SIZE: tl.constexpr,
@@ -667,18 +698,20 @@ def draft(
     SCRATCH_SIZE: tl.constexpr,
     MOST: tl.constexpr,
     TENANTS: tl.constexpr,
+    CHAINS_ONLY: tl.constexpr,
 ):
     """Writes the drafts of the rows of a step.
 
     Args:
-        arena: int32, see `arena.Layout`, of which the offsets are: memories, weights_at, states, roots, drafts and
-            scratches.
+        arena: int32, see `arena.Layout`, of which `MEMORIES` to `SCRATCH` are offsets.
         rows, budgets: int32[b], the row of each program, negative for none, and the most nodes of its draft.
         tokens, parents: int32[b, stride], out.
         scores: float32[b, stride], out.
         sizes: int32[b], out: how many nodes each draft has.
         branch_length: the deepest node.
         MOST: nodes of a draft that the arena has space for.
+        CHAINS_ONLY: 1 to write of each draft the path with the largest sum of scores, and no parents. The budget is the
+            length of the path then, and the draft has as many nodes as there is space for.
     """
     program = tl.program_id(0)
     row = tl.load(rows + program)
@@ -686,24 +719,27 @@ def draft(
     if (row < 0) | (budget < 1):
         tl.store(sizes + program, 0)
         return
-    state = states + row * 16
-    region = tl.load(arena + state)
+    if CHAINS_ONLY:
+        branch_length = tl.minimum(branch_length, budget)
+        budget = budget * 0 + MOST
+    state = STATES + row * STATE
+    region = tl.load(arena + state + REGION)
     has_memory = region >= 0
     text = tl.cast(row, tl.int64) * TEXT_SIZE
-    memory = memories + tl.cast(tl.maximum(region, 0), tl.int64) * MEMORY_SIZE
-    weights = weights_at + tl.cast(tl.where(has_memory, region, TENANTS), tl.int64) * WEIGHTS_SIZE
-    scratch = scratches + tl.cast(row, tl.int64) * SCRATCH_SIZE
-    prompt_end = tl.load(arena + state + 2)
-    written = tl.load(arena + state + 3)
-    end = tl.load(arena + state + 4)
-    owner = tl.load(arena + state + 6)
-    followed = tl.load(arena + state + 7 + tl.arange(0, 2))
+    memory = MEMORIES + tl.cast(tl.maximum(region, 0), tl.int64) * MEMORY_SIZE
+    weights = WEIGHTS + tl.cast(tl.where(has_memory, region, TENANTS), tl.int64) * WEIGHTS_SIZE
+    scratch = SCRATCH + tl.cast(row, tl.int64) * SCRATCH_SIZE
+    prompt_end = tl.load(arena + state + PROMPT_END)
+    written = tl.load(arena + state + WRITTEN)
+    end = tl.load(arena + state + TEXT_AT)
+    owner = tl.load(arena + state + OWNER)
+    followed = tl.load(arena + state + FOLLOWED_TEXT + tl.arange(0, 2))
     retrieve(
         arena, scratch, text, memory, end, prompt_end, written, owner, followed, has_memory, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
     )
     lane = tl.arange(0, LANES)
     at = tl.load(arena + scratch + POSITIONS + lane)
-    kept = roots + tl.cast(row, tl.int64) * (2 * LANES) + lane
+    kept = ROOTS + tl.cast(row, tl.int64) * (2 * LANES) + lane
     tl.store(arena + kept, at)
     tl.store(arena + kept + LANES, tl.load(arena + scratch + FEATURES + lane))
     tl.store(arena + scratch + OF_NODES + lane, tl.where(at >= 0, 0, -1))
@@ -747,14 +783,27 @@ def draft(
     parent = tl.load(arena + scratch + RANKS + tl.maximum(parent, 0), mask=parent >= 0, other=-1)
     found = tl.load(arena + scratch + MADE_TOKENS + identity, mask=inside, other=-1)
     score = tl.load(arena + scratch + BEST_SCORES + best, mask=inside, other=0)
-    tl.store(tokens + program * stride + best, found, mask=inside)
-    tl.store(parents + program * stride + best, parent, mask=inside)
-    tl.store(scores + program * stride + best, as_float(score), mask=inside)
-    tl.store(sizes + program, best_size)
-    kept = drafts + tl.cast(row, tl.int64) * (5 * MOST) + best
+    if CHAINS_ONLY:
+        last, deep = best_path(arena, scratch, parent, as_float(score), best_size)
+        tl.store(arena + scratch + RANKS + best, parent)
+        tl.debug_barrier()
+        on_path = best < 0
+        node = last
+        while node >= 0:
+            on_path = on_path | (best == node)
+            node = tl.load(arena + scratch + RANKS + node)
+        tl.store(tokens + program * stride + deep - 1, found, mask=on_path)
+        tl.store(scores + program * stride + deep - 1, as_float(score), mask=on_path)
+        tl.store(sizes + program, tl.sum(tl.cast(on_path, tl.int32), axis=0))
+    else:
+        tl.store(tokens + program * stride + best, found, mask=inside)
+        tl.store(parents + program * stride + best, parent, mask=inside)
+        tl.store(scores + program * stride + best, as_float(score), mask=inside)
+        tl.store(sizes + program, best_size)
+    kept = DRAFTS + tl.cast(row, tl.int64) * (5 * MOST) + best
     tl.store(arena + kept, found, mask=inside)
     tl.store(arena + kept + MOST, parent, mask=inside)
     tl.store(arena + kept + 2 * MOST, tl.load(arena + scratch + MADE_SUPPORTS + identity, mask=inside, other=0), mask=inside)
     tl.store(arena + kept + 3 * MOST, tl.load(arena + scratch + MADE_SHARES + identity, mask=inside, other=0), mask=inside)
     tl.store(arena + kept + 4 * MOST, score, mask=inside)
-    tl.store(arena + state + 10, best_size)
+    tl.store(arena + state + DRAFTED, best_size)
