@@ -156,7 +156,7 @@ class Layout:
         self.memory = Region(_even(-(-sizes.tenant_tokens // TOKENS_PER_BLOCK)))
         self.weights_size = _padded(WEIGHTS)
         self.roots_size = 2 * CANDIDATES
-        self.draft_size = _padded(5 * sizes.nodes)
+        self.draft_size = 5 * sizes.nodes
         self.scratch_size = _padded(SCRATCH)
 
     @cached_property
@@ -199,7 +199,7 @@ class Layout:
         return self.scratch + self.sizes.rows * self.scratch_size
 
 
-SCRATCH = 16384
+SCRATCH = 24576
 """Numbers of a program's scratch space."""
 
 

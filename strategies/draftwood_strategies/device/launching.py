@@ -7,13 +7,15 @@ other; a test compares the bits with those of Triton's interpreter.
 
 from __future__ import annotations
 
+import ast
 import builtins
+import importlib
 import importlib.util
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache
 from itertools import product
-from types import CodeType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,11 +108,22 @@ def _by_numpy(module: str) -> dict[str, Any]:
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.loader is not None
-    code: CodeType | None = spec.loader.get_code(module)  # type: ignore[attr-defined]
-    assert code is not None
+    source: str = spec.loader.get_source(module)  # type: ignore[attr-defined]
+    code = compile(_Assigned().visit(ast.parse(source)), str(spec.origin), "exec")
     names: dict[str, Any] = {"__name__": module, "__builtins__": {**vars(builtins), "__import__": _imported}}
     exec(code, names)
     return names
+
+
+class _Assigned(ast.NodeTransformer):
+    """Writes `a += b` as `a = a + b`: NumPy's changes all that share the array, Triton's `a` alone."""
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        assert isinstance(node.target, ast.Name)
+        before = ast.Name(node.target.id, ast.Load())
+        return ast.fix_missing_locations(
+            ast.copy_location(ast.Assign([node.target], ast.BinOp(before, node.op, node.value)), node)
+        )
 
 
 def _imported(name: str, *arguments: Any) -> Any:
@@ -165,6 +178,10 @@ class _Language:
         return np.arange(begin, end, dtype=np.int32)
 
     @staticmethod
+    def reshape(value: Any, shape: Any) -> Any:
+        return np.reshape(value, shape)
+
+    @staticmethod
     def zeros(shape: Any, dtype: Any) -> Any:
         return np.zeros(shape, dtype)
 
@@ -174,7 +191,7 @@ class _Language:
 
     @staticmethod
     def cast(value: Any, dtype: Any, bitcast: bool = False) -> Any:
-        array = np.asarray(value)
+        array = np.asarray(value, np.float32 if isinstance(value, float) else None)
         return array.view(dtype)[()] if bitcast else array.astype(dtype)[()]
 
     @staticmethod

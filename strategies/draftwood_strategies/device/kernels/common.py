@@ -45,7 +45,7 @@ def mixed(key, token):
 @triton.jit
 def head_at(base, key, order, BLOCKS: tl.constexpr, BUCKETS: tl.constexpr):
     """Where the newest occurrence of the phrases of this hash and order is."""
-    bucket = tl.cast(key & (BUCKETS - 1), tl.int64)
+    bucket = tl.cast(key & tl.cast(BUCKETS - 1, tl.uint64), tl.int64)
     return base + BLOCKS * BLOCK * (1 + ORDERS * LINKED) + order * BUCKETS + bucket
 
 
