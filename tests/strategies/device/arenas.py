@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from draftwood_strategies.arrays import Int32Array
-from draftwood_strategies.device.appending import append
+from draftwood_strategies.device.calls import append
 from draftwood_strategies.device.arena import (
     LEARNS,
     LINKED,

@@ -17,7 +17,7 @@ import torch
 
 from draftwood_model_runner.runners.cuda import device
 from draftwood_model_runner.runners.model_calls import setting
-from draftwood_strategies.device.appending import append
+from draftwood_strategies.device.calls import append, draft, learn
 from draftwood_strategies.device.arena import MEMORY, RECORDED, TEXT, DeviceSizes, Layout
 from draftwood_strategies.device.launching import LAUNCHER, Launch
 from tests.model_runner.runners.cuda import test_compiled as runner
@@ -32,6 +32,10 @@ def launches() -> list[Launch]:
     with setting(LAUNCHER, found.append):
         for kind in (TEXT, MEMORY, RECORDED):
             append(numbers, layout, kind, numbers, numbers, numbers, numbers)
+        several, scores = numbers.view(4, 64), numbers.view(4, 64).float()
+        for chains in (False, True):
+            draft(numbers, layout, numbers, numbers, 32, (several, several, scores, numbers), chains)
+        learn(numbers, layout, numbers[:4], several, numbers, 32)
     return found
 
 
@@ -39,7 +43,8 @@ def compiled(capability: int) -> Iterator[dict[str, Any]]:
     for launch in launches():
         kernel = launch.compiled()
         called = device.Launch(kernel, launch.grid, launch.arguments, launch.constants)
-        yield {"variant": launch.constants.get("KIND"), **runner.compiled_launch(called, capability)}
+        variant = {name: launch.constants[name] for name in ("KIND", "CHAINS_ONLY") if name in launch.constants}
+        yield {"variant": variant, **runner.compiled_launch(called, capability)}
 
 
 @pytest.mark.timeout(300)
@@ -53,7 +58,7 @@ def test_every_kernel_compiles_without_spilling(capability: str) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)
-    assert {row["kernel"] for row in rows} >= {"append"}
+    assert {row["kernel"] for row in rows} == {"append", "draft", "learn", "settle"}
     assert [row for row in rows if row["spills"] > runner.MOST_SPILLS] == []
     assert [row for row in rows if row["shared_bytes"] > runner.SHARED_BYTES[capability]] == []
 
