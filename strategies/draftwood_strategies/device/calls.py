@@ -12,7 +12,7 @@ _MOST_RUNS = {TEXT: 1, MEMORY: 256, RECORDED: 16}
 """Runs that a program takes at a time. With few runs, each is written in few pieces. Not tuned."""
 
 
-DRAFT_WARPS = 4
+DRAFT_WARPS = 8
 """Of a program that drafts."""
 
 

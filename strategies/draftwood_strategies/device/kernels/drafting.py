@@ -80,7 +80,7 @@ STEPS: tl.constexpr = tl.constexpr(_STEPS)
 CHAIN: tl.constexpr = tl.constexpr(1 + _STEPS)
 GROUPS: tl.constexpr = tl.constexpr(_GROUPS)
 """Searches side by side: those of both indexes for each of `GROUPS / 2` nodes of a level, or of both for each order."""
-CHUNK: tl.constexpr = tl.constexpr(32)
+CHUNK: tl.constexpr = tl.constexpr(16)
 """Lanes that all lanes are compared with at a time."""
 RESUMED_LANE: tl.constexpr = tl.constexpr(arrays.MOST_OWN + arrays.MOST_MEMORY)
 WIDENED_LANE: tl.constexpr = tl.constexpr(arrays.MOST_ROOTS)
@@ -351,7 +351,7 @@ def retrieve(
     steps = 2 * tl.maximum(FLOOR, most >> tl.maximum(order, 1))
     walk(arena, scratch, base, head, order, steps, blocks, buckets)
     counts = tl.arange(0, 2) * 0
-    for shorter in tl.static_range(ORDERS):
+    for shorter in range(0, ORDERS):
         counts = search_roots(
             arena, scratch, text, memory, prompt_end, owner, ORDERS - 1 - shorter, counts, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
         )
@@ -722,7 +722,7 @@ def draft(
     if CHAINS_ONLY:
         branch_length = tl.minimum(branch_length, budget)
         budget = budget * 0 + MOST
-    state = STATES + row * STATE
+    state = STATES + tl.cast(row, tl.int64) * STATE
     region = tl.load(arena + state + REGION)
     has_memory = region >= 0
     text = tl.cast(row, tl.int64) * TEXT_SIZE

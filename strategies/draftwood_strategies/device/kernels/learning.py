@@ -251,7 +251,7 @@ def learn(
     count = tl.load(counts + program)
     if (row < 0) | (count < 1):
         return
-    state = STATES + row * STATE
+    state = STATES + tl.cast(row, tl.int64) * STATE
     region = tl.load(arena + state + REGION)
     learns = tl.where(region >= 0, tl.load(arena + state + LEARNS), 0)
     text = tl.cast(row, tl.int64) * TEXT_SIZE
@@ -267,7 +267,7 @@ def learn(
         weights,
         state,
         roots,
-        MISSED + row,
+        MISSED + tl.cast(row, tl.int64),
         accepted,
         count,
         learns,
@@ -306,7 +306,7 @@ def settle(
     row = tl.load(rows + program)
     if row < 0:
         return
-    region = tl.load(arena + STATES + row * STATE + REGION)
+    region = tl.load(arena + STATES + tl.cast(row, tl.int64) * STATE + REGION)
     if region < 0:
         return
     earlier = program * 0
@@ -314,7 +314,7 @@ def settle(
     for first in range(0, n, RUNS):
         lanes = first + tl.arange(0, RUNS)
         others = tl.load(rows + lanes, mask=lanes < n, other=-1)
-        theirs = tl.load(arena + STATES + tl.maximum(others, 0) * STATE + REGION, mask=others >= 0, other=-1)
+        theirs = tl.load(arena + STATES + tl.cast(tl.maximum(others, 0), tl.int64) * STATE + REGION, mask=others >= 0, other=-1)
         same += tl.sum(tl.cast(theirs == region, tl.int32), axis=0)
         earlier += tl.sum(tl.cast((theirs == region) & (lanes < program), tl.int32), axis=0)
     if earlier > 0:
@@ -347,9 +347,9 @@ def count_misses(arena, rows, n, weights, region, STATES: tl.constexpr, MISSED: 
     for first in range(0, n, RUNS):
         lanes = first + tl.arange(0, RUNS)
         row = tl.load(rows + lanes, mask=lanes < n, other=-1)
-        theirs = tl.load(arena + STATES + tl.maximum(row, 0) * STATE + REGION, mask=row >= 0, other=-1)
-        missed = tl.load(arena + MISSED + tl.maximum(row, 0), mask=theirs == region, other=-1)
-        tl.store(arena + MISSED + tl.maximum(row, 0), lanes * 0 - 1, mask=theirs == region)
+        theirs = tl.load(arena + STATES + tl.cast(tl.maximum(row, 0), tl.int64) * STATE + REGION, mask=row >= 0, other=-1)
+        missed = tl.load(arena + MISSED + tl.cast(tl.maximum(row, 0), tl.int64), mask=theirs == region, other=-1)
+        tl.store(arena + MISSED + tl.cast(tl.maximum(row, 0), tl.int64), lanes * 0 - 1, mask=theirs == region)
         misses += tl.sum(tl.cast(missed >= 0, tl.int32), axis=0)
         matches = (missed[None, :] == token[:, None]) & (missed >= 0)[None, :]
         times += tl.sum(tl.cast(matches, tl.int32), axis=1)
