@@ -72,7 +72,13 @@ def append(
 
 
 def draft(
-    arena: Any, layout: Layout, rows: Any, budgets: Any, branch_length: int, out: tuple[Any, Any, Any, Any], chains: bool
+    arena: Any,
+    layout: Layout,
+    rows: Any,
+    budgets: Any,
+    branch_length: int,
+    out: tuple[Any, Any, Any, Any],
+    chains: bool,
 ) -> None:
     """Drafts for rows whose outputs have begun.
 

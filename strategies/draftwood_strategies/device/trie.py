@@ -15,7 +15,6 @@ import torch
 
 from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.built_in import TrieOptions
-from draftwood_strategies.device.calls import append, draft, learn
 from draftwood_strategies.device.arena import (
     ADDED,
     FOLLOWED_MEMORY,
@@ -41,6 +40,7 @@ from draftwood_strategies.device.arena import (
     Layout,
     Region,
 )
+from draftwood_strategies.device.calls import append, draft, learn
 from draftwood_strategies.device.launching import launch, require_triton
 from draftwood_strategies.trie.phrase_index import NOWHERE, START
 from draftwood_strategies.trie.weights import COUNTED, Weights, prior_weights

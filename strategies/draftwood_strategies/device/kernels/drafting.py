@@ -185,7 +185,9 @@ def compare(arena, base, at, mask, context, BLOCKS, BUCKETS):
         open = (block >= 0)[:, None] & (back >= 0) & (back < COMPARED)
         token = tl.load(arena + (base + tl.maximum(block, 0) * BLOCK)[:, None] + within, mask=open, other=NOWHERE)
         wanted = tl.load(arena + context[:, None] + tl.where(open, back, 0), mask=open, other=UNKNOWN)
-        equal = tl.where(open & (token == wanted), tl.cast(1, tl.int64) << tl.cast(tl.where(open, back, 0), tl.int64), 0)
+        equal = tl.where(
+            open & (token == wanted), tl.cast(1, tl.int64) << tl.cast(tl.where(open, back, 0), tl.int64), 0
+        )
         bits += tl.sum(equal, axis=1)
         if piece < 2:
             previous = next_at(base, tl.maximum(block, 0), BLOCKS, BUCKETS) + BLOCKS
@@ -237,7 +239,18 @@ def walk(arena, scratch, base, head, order, steps, BLOCKS, BUCKETS):
 
 @triton.jit
 def search_roots(
-    arena, scratch, text, memory, prompt_end, owner, order, counts, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
+    arena,
+    scratch,
+    text,
+    memory,
+    prompt_end,
+    owner,
+    order,
+    counts,
+    TEXT_BLOCKS,
+    TEXT_BUCKETS,
+    MEMORY_BLOCKS,
+    MEMORY_BUCKETS,
 ):
     """Adds the occurrences of the phrases of one order to the candidates, see `retrieval.search`.
 
@@ -275,7 +288,9 @@ def search_roots(
         )
         known |= tl.max(tl.cast(earlier == at[:, None], tl.int32), axis=1) > 0
     reached &= ~known
-    length, agreeing = compare(arena, base, tl.maximum(at, 0), reached, scratch + CONTEXTS + side * CONTEXT, blocks, buckets)
+    length, agreeing = compare(
+        arena, base, tl.maximum(at, 0), reached, scratch + CONTEXTS + side * CONTEXT, blocks, buckets
+    )
     hit = tl.cast(reached & (length >= (1 << order)), tl.int32)
     miss = tl.cast(reached & (length < (1 << order)), tl.int32)
     hits = tl.reshape(tl.cumsum(tl.reshape(hit, (2, STEPS)), axis=1), (2 * STEPS,)) - hit
@@ -303,7 +318,19 @@ def features(kind, length, agreeing, newer):
 
 
 @triton.jit
-def resume(arena, scratch, text, memory, followed, prompt_end, has_memory, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS):
+def resume(
+    arena,
+    scratch,
+    text,
+    memory,
+    followed,
+    prompt_end,
+    has_memory,
+    TEXT_BLOCKS,
+    TEXT_BUCKETS,
+    MEMORY_BLOCKS,
+    MEMORY_BUCKETS,
+):
     """Adds the positions that the row follows in both indexes, if its last token is another one there; see
     `retrieval.resume`.
 
@@ -327,7 +354,20 @@ def resume(arena, scratch, text, memory, followed, prompt_end, has_memory, TEXT_
 
 @triton.jit
 def retrieve(
-    arena, scratch, text, memory, at, prompt_end, written, owner, followed, has_memory, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
+    arena,
+    scratch,
+    text,
+    memory,
+    at,
+    prompt_end,
+    written,
+    owner,
+    followed,
+    has_memory,
+    TEXT_BLOCKS,
+    TEXT_BUCKETS,
+    MEMORY_BLOCKS,
+    MEMORY_BUCKETS,
 ):
     """Writes the candidates at the root into `POSITIONS` and `FEATURES`: first those in the text, at most `MOST_OWN`,
     then those in the memory, at most `MOST_MEMORY`, and the resumed ones; positions are `NOWHERE` between them."""
@@ -353,14 +393,52 @@ def retrieve(
     counts = tl.arange(0, 2) * 0
     for shorter in range(0, ORDERS):
         counts = search_roots(
-            arena, scratch, text, memory, prompt_end, owner, ORDERS - 1 - shorter, counts, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
+            arena,
+            scratch,
+            text,
+            memory,
+            prompt_end,
+            owner,
+            ORDERS - 1 - shorter,
+            counts,
+            TEXT_BLOCKS,
+            TEXT_BUCKETS,
+            MEMORY_BLOCKS,
+            MEMORY_BUCKETS,
         )
-    resume(arena, scratch, text, memory, followed, prompt_end, has_memory, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS)
+    resume(
+        arena,
+        scratch,
+        text,
+        memory,
+        followed,
+        prompt_end,
+        has_memory,
+        TEXT_BLOCKS,
+        TEXT_BUCKETS,
+        MEMORY_BLOCKS,
+        MEMORY_BUCKETS,
+    )
 
 
 @triton.jit
 def widen(
-    arena, scratch, text, memory, prompt_end, owner, has_memory, paths, depth, quota, first_lane, beam, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
+    arena,
+    scratch,
+    text,
+    memory,
+    prompt_end,
+    owner,
+    has_memory,
+    paths,
+    depth,
+    quota,
+    first_lane,
+    beam,
+    TEXT_BLOCKS,
+    TEXT_BUCKETS,
+    MEMORY_BLOCKS,
+    MEMORY_BUCKETS,
 ):
     """Adds to the candidates of the best nodes of a level the occurrences of their tokens after something else.
 
@@ -498,7 +576,24 @@ def vote(arena, scratch, text, memory, end, weights, depth, TEXT_BLOCKS, TEXT_BU
 
 
 @triton.jit
-def expand(arena, scratch, weights, depth, beam_size, budget, best_size, votes, place, node, token, first, share, support, count, escape):
+def expand(
+    arena,
+    scratch,
+    weights,
+    depth,
+    beam_size,
+    budget,
+    best_size,
+    votes,
+    place,
+    node,
+    token,
+    first,
+    share,
+    support,
+    count,
+    escape,
+):
     """Scores the children of a level's nodes, and writes those that may be drafted into the pool; returns how many."""
     beam = tl.arange(0, NODES)
     rank = tl.arange(0, NOVEL)[None, :]
@@ -735,7 +830,20 @@ def draft(
     owner = tl.load(arena + state + OWNER)
     followed = tl.load(arena + state + FOLLOWED_TEXT + tl.arange(0, 2))
     retrieve(
-        arena, scratch, text, memory, end, prompt_end, written, owner, followed, has_memory, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
+        arena,
+        scratch,
+        text,
+        memory,
+        end,
+        prompt_end,
+        written,
+        owner,
+        followed,
+        has_memory,
+        TEXT_BLOCKS,
+        TEXT_BUCKETS,
+        MEMORY_BLOCKS,
+        MEMORY_BUCKETS,
     )
     lane = tl.arange(0, LANES)
     at = tl.load(arena + scratch + POSITIONS + lane)
@@ -755,7 +863,22 @@ def draft(
             arena, scratch, text, memory, end, weights, depth, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
         )
         pool_size = expand(
-            arena, scratch, weights, depth, beam_size, budget, best_size, votes, place, node, token, first, share, support, count, escape
+            arena,
+            scratch,
+            weights,
+            depth,
+            beam_size,
+            budget,
+            best_size,
+            votes,
+            place,
+            node,
+            token,
+            first,
+            share,
+            support,
+            count,
+            escape,
         )
         paths = scratch + PATHS + (depth % 2) * (NODES * DEEPEST)
         new_paths = scratch + PATHS + (1 - depth % 2) * (NODES * DEEPEST)
@@ -770,7 +893,22 @@ def draft(
             quota, above = quota_of(depth, budget)
             if quota > 0:
                 widen(
-                    arena, scratch, text, memory, prompt_end, owner, has_memory, new_paths, depth, quota, WIDENED_LANE + 2 * WIDEN_BY * above, beam_size, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
+                    arena,
+                    scratch,
+                    text,
+                    memory,
+                    prompt_end,
+                    owner,
+                    has_memory,
+                    new_paths,
+                    depth,
+                    quota,
+                    WIDENED_LANE + 2 * WIDEN_BY * above,
+                    beam_size,
+                    TEXT_BLOCKS,
+                    TEXT_BUCKETS,
+                    MEMORY_BLOCKS,
+                    MEMORY_BUCKETS,
                 )
             going = tl.max(tl.load(arena + scratch + OF_NODES + lane), axis=0) >= 0
 
@@ -792,8 +930,8 @@ def draft(
         while node >= 0:
             on_path = on_path | (best == node)
             node = tl.load(arena + scratch + RANKS + node)
-        tl.store(tokens + program * stride + deep - 1, found, mask=on_path)
-        tl.store(scores + program * stride + deep - 1, as_float(score), mask=on_path)
+        tl.store(tokens + (program * stride + deep - 1), found, mask=on_path)
+        tl.store(scores + (program * stride + deep - 1), as_float(score), mask=on_path)
         tl.store(sizes + program, tl.sum(tl.cast(on_path, tl.int32), axis=0))
     else:
         tl.store(tokens + program * stride + best, found, mask=inside)
@@ -803,7 +941,11 @@ def draft(
     kept = DRAFTS + tl.cast(row, tl.int64) * (5 * MOST) + best
     tl.store(arena + kept, found, mask=inside)
     tl.store(arena + kept + MOST, parent, mask=inside)
-    tl.store(arena + kept + 2 * MOST, tl.load(arena + scratch + MADE_SUPPORTS + identity, mask=inside, other=0), mask=inside)
-    tl.store(arena + kept + 3 * MOST, tl.load(arena + scratch + MADE_SHARES + identity, mask=inside, other=0), mask=inside)
+    tl.store(
+        arena + kept + 2 * MOST, tl.load(arena + scratch + MADE_SUPPORTS + identity, mask=inside, other=0), mask=inside
+    )
+    tl.store(
+        arena + kept + 3 * MOST, tl.load(arena + scratch + MADE_SHARES + identity, mask=inside, other=0), mask=inside
+    )
     tl.store(arena + kept + 4 * MOST, score, mask=inside)
     tl.store(arena + state + DRAFTED, best_size)

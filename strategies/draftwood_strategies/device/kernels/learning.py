@@ -314,7 +314,9 @@ def settle(
     for first in range(0, n, RUNS):
         lanes = first + tl.arange(0, RUNS)
         others = tl.load(rows + lanes, mask=lanes < n, other=-1)
-        theirs = tl.load(arena + STATES + tl.cast(tl.maximum(others, 0), tl.int64) * STATE + REGION, mask=others >= 0, other=-1)
+        theirs = tl.load(
+            arena + STATES + tl.cast(tl.maximum(others, 0), tl.int64) * STATE + REGION, mask=others >= 0, other=-1
+        )
         same += tl.sum(tl.cast(theirs == region, tl.int32), axis=0)
         earlier += tl.sum(tl.cast((theirs == region) & (lanes < program), tl.int32), axis=0)
     if earlier > 0:
@@ -347,7 +349,9 @@ def count_misses(arena, rows, n, weights, region, STATES: tl.constexpr, MISSED: 
     for first in range(0, n, RUNS):
         lanes = first + tl.arange(0, RUNS)
         row = tl.load(rows + lanes, mask=lanes < n, other=-1)
-        theirs = tl.load(arena + STATES + tl.cast(tl.maximum(row, 0), tl.int64) * STATE + REGION, mask=row >= 0, other=-1)
+        theirs = tl.load(
+            arena + STATES + tl.cast(tl.maximum(row, 0), tl.int64) * STATE + REGION, mask=row >= 0, other=-1
+        )
         missed = tl.load(arena + MISSED + tl.cast(tl.maximum(row, 0), tl.int64), mask=theirs == region, other=-1)
         tl.store(arena + MISSED + tl.cast(tl.maximum(row, 0), tl.int64), lanes * 0 - 1, mask=theirs == region)
         misses += tl.sum(tl.cast(missed >= 0, tl.int32), axis=0)
