@@ -34,9 +34,10 @@ from draftwood_strategies.device.kernels.common import (
     recent_bin,
     weight_of,
 )
-from draftwood_strategies.trie import arrays, expansion, retrieval
+from draftwood_strategies.trie import arrays, expansion, phrase_index, retrieval
 from draftwood_strategies.trie import weights as host
 
+LONGEST_PHRASE: tl.constexpr = tl.constexpr(phrase_index.ORDERS[-1])
 OUTPUT: tl.constexpr = tl.constexpr(retrieval.OUTPUT)
 MEMORY: tl.constexpr = tl.constexpr(retrieval.MEMORY)
 COMPARED: tl.constexpr = tl.constexpr(retrieval.CONTEXT)
@@ -291,8 +292,9 @@ def search_roots(
     length, agreeing = compare(
         arena, base, tl.maximum(at, 0), reached, scratch + CONTEXTS + side * CONTEXT, blocks, buckets
     )
-    hit = tl.cast(reached & (length >= (1 << order)), tl.int32)
-    miss = tl.cast(reached & (length < (1 << order)), tl.int32)
+    phrase = tl.cast(1, tl.int32) << order
+    hit = tl.cast(reached & (length >= phrase), tl.int32)
+    miss = tl.cast(reached & (length < phrase), tl.int32)
     hits = tl.reshape(tl.cumsum(tl.reshape(hit, (2, STEPS)), axis=1), (2 * STEPS,)) - hit
     misses = tl.reshape(tl.cumsum(tl.reshape(miss, (2, STEPS)), axis=1), (2 * STEPS,)) - miss
     taken = (hit > 0) & (hits < enough) & (misses <= MISSES)
@@ -341,7 +343,7 @@ def resume(
     base = tl.where(side == 0, text, memory)
     blocks = tl.where(side == 0, TEXT_BLOCKS, MEMORY_BLOCKS)
     buckets = tl.where(side == 0, TEXT_BUCKETS, MEMORY_BUCKETS)
-    open = (followed >= 0) & ((side == 0) | has_memory)
+    open = (followed >= 0) & (side <= has_memory)
     token = tl.load(arena + base + tl.maximum(followed, 0), mask=open, other=-1)
     context = scratch + CONTEXTS + side * CONTEXT
     open &= (token >= 0) & (token != tl.load(arena + context))
@@ -379,13 +381,13 @@ def retrieve(
     order = group % ORDERS
     key = tl.cast(group * 0, tl.uint64)
     context = scratch + CONTEXTS + side * CONTEXT
-    for back in tl.static_range(1 << (ORDERS - 1)):
+    for back in tl.static_range(LONGEST_PHRASE):
         longer = mixed(key, tl.load(arena + context + back))
         key = tl.where(back < (1 << order), longer, key)
     base = tl.where(side == 0, text, memory)
     blocks = tl.where(side == 0, TEXT_BLOCKS, MEMORY_BLOCKS)
     buckets = tl.where(side == 0, TEXT_BUCKETS, MEMORY_BUCKETS)
-    known = (tl.load(arena + (context + (1 << order) - 1)) != UNKNOWN) & ((side == 0) | has_memory)
+    known = (tl.load(arena + (context + (1 << order) - 1)) != UNKNOWN) & (side <= has_memory)
     head = tl.load(arena + head_at(base, key, order, blocks, buckets), mask=known, other=-1)
     most = tl.where(side == 0, MOST_OWN, MOST_MEMORY)
     steps = 2 * tl.maximum(FLOOR, most >> tl.maximum(order, 1))
@@ -459,7 +461,7 @@ def widen(
     tl.debug_barrier()
     group = tl.arange(0, GROUPS)
     score = as_float(tl.load(arena + scratch + BEAM_SCORES + group // 2))
-    asked = (group // 2 < quota) & (group // 2 < beam) & (score > WIDEN_SCORE) & ((group % 2 == 0) | has_memory)
+    asked = (group // 2 < quota) & (group // 2 < beam) & (score > WIDEN_SCORE) & (group % 2 <= has_memory)
     token = tl.load(arena + scratch + NODE_CONTEXTS + (group // 2) * CONTEXT)
     base = tl.where(group % 2 == 0, text, memory)
     blocks = tl.where(group % 2 == 0, TEXT_BLOCKS, MEMORY_BLOCKS)
@@ -819,10 +821,10 @@ def draft(
         budget = budget * 0 + MOST
     state = STATES + tl.cast(row, tl.int64) * STATE
     region = tl.load(arena + state + REGION)
-    has_memory = region >= 0
+    has_memory = tl.where(region >= 0, 1, 0)
     text = tl.cast(row, tl.int64) * TEXT_SIZE
     memory = MEMORIES + tl.cast(tl.maximum(region, 0), tl.int64) * MEMORY_SIZE
-    weights = WEIGHTS + tl.cast(tl.where(has_memory, region, TENANTS), tl.int64) * WEIGHTS_SIZE
+    weights = WEIGHTS + tl.cast(tl.where(region >= 0, region, TENANTS), tl.int64) * WEIGHTS_SIZE
     scratch = SCRATCH + tl.cast(row, tl.int64) * SCRATCH_SIZE
     prompt_end = tl.load(arena + state + PROMPT_END)
     written = tl.load(arena + state + WRITTEN)

@@ -124,11 +124,11 @@ def learn_votes(
     end = tl.load(arena + state + TEXT_AT)
     alive = at >= 0
     missed = end * 0 - 1
-    voting = (end * 0 + learns) >= 0
+    deepest = end * 0 + branch_length
     for depth in range(0, count):
         followed = following(arena, side_base, followed, followed >= 0, side_blocks, side_buckets)
         token = tl.load(tokens + depth)
-        alive &= voting & (depth < branch_length)
+        alive &= lane * 0 + depth < deepest
         at = following(arena, base, at, alive, blocks, buckets)
         found = tl.load(arena + base + tl.maximum(at, 0), mask=at >= 0, other=-1)
         alive &= found >= 0
@@ -158,9 +158,8 @@ def learn_votes(
         leading = tl.where(side == 0, first, first_there)
         position = tl.sum(tl.where(lane[None, :] == leading[:, None], at[None, :], 0), axis=1)
         followed = tl.where(leading < LANES, position, followed)
-        ends = voting & (depth < branch_length) & (right == 0.0)
-        missed = tl.where(ends, token, missed)
-        voting = voting & (right > 0.0)
+        missed = tl.where((depth < deepest) & (right == 0.0), token, missed)
+        deepest = tl.where(right > 0.0, deepest, 0)
         alive = hit
     tl.store(arena + state + FOLLOWED_TEXT + side, followed)
     tl.store(arena + miss, tl.where(learns > 0, missed, -1))
