@@ -171,7 +171,14 @@ class _Language:
     exp, log = staticmethod(np.exp), staticmethod(np.log)
     floor = staticmethod(np.floor)
     minimum, maximum = staticmethod(np.minimum), staticmethod(np.maximum)
-    where = staticmethod(np.where)
+
+    @staticmethod
+    def where(condition: Any, value: Any, other: Any) -> Any:
+        """Numbers of Python take the type of the other value, or 32 bits."""
+        kind = np.float32 if float in (type(value), type(other)) else np.int32
+        kinds = [each.dtype for each in (value, other) if hasattr(each, "dtype")]
+        values = (each if hasattr(each, "dtype") else np.asarray(each, (*kinds, kind)[0]) for each in (value, other))
+        return np.where(condition, *values)
 
     @staticmethod
     def arange(begin: int, end: int) -> Any:

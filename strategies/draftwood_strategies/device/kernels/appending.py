@@ -89,12 +89,7 @@ def append(
         region = tl.load(rows + program)
         first, last = program, program + 1
     if KIND == MEMORY:
-        region = _region(states, tl.load(rows + program))
-        for q in range(0, program, RUNS):
-            lanes = q + tl.arange(0, RUNS)
-            others = tl.load(rows + lanes, mask=lanes < program, other=-1)
-            same = tl.sum(tl.where(_region(states, others) == region, 1, 0), axis=0)
-            region = tl.where(same > 0, -1, region)
+        region = _led_region(states, rows, program, RUNS)
     last = tl.where(region >= 0, last, first)
     base = REGIONS + tl.cast(tl.maximum(region, 0), tl.int64) * REGION_SIZE
     for chunk in range(first, last, RUNS):
@@ -128,11 +123,8 @@ def append(
         for done in range(0, longest, PIECE):
             length = tl.minimum(tl.maximum(count - done, 0), PIECE)
             source = begin + done - marked
-            # The start mark is where the source is before the run's beginning.
             mark = tl.where((marked > 0) & (done == 0), 1, 0)
-            at = _piece(
-                arena, base, scratch, tokens, source, length, mark, at, owner, BLOCKS, BUCKETS, RUNS
-            )  # fmt: skip
+            at = _piece(arena, base, scratch, tokens, source, length, mark, at, owner, BLOCKS, BUCKETS, RUNS)
         if KIND == TEXT:
             tl.store(state + TEXT_AT, at, mask=count > 0)
         if KIND == MEMORY:
@@ -151,6 +143,18 @@ def begin_outputs(arena, rows, STATES: tl.constexpr):
 def _region(states, rows):
     """The tenants' regions of rows; -1 where a row is negative."""
     return tl.load(states + tl.maximum(rows, 0) * STATE + REGION, mask=rows >= 0, other=-1)
+
+
+@triton.jit
+def _led_region(states, rows, program, RUNS: tl.constexpr):
+    """The region of a program's row, if that is the first row of its tenant; else -1."""
+    region = _region(states, tl.load(rows + program))
+    for q in range(0, program, RUNS):
+        lanes = q + tl.arange(0, RUNS)
+        others = tl.load(rows + lanes, mask=lanes < program, other=-1)
+        same = tl.sum(tl.where(_region(states, others) == region, 1, 0), axis=0)
+        region = tl.where(same > 0, -1, region)
+    return region
 
 
 @triton.jit

@@ -6,6 +6,8 @@ and `settle` adds the sums to the weights. So the result does not depend on the 
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 
@@ -52,7 +54,7 @@ RATE: tl.constexpr = tl.constexpr(learning._RATE)
 BIAS_RATE: tl.constexpr = tl.constexpr(host._RATE)
 SCALE_RATE: tl.constexpr = tl.constexpr(host._SCALE_RATE)
 TOKEN_RATE: tl.constexpr = tl.constexpr(host._TOKEN_RATE)
-DECAY: tl.constexpr = tl.constexpr(host._DECAY)
+LOG_DECAY: tl.constexpr = tl.constexpr(math.log(host._DECAY))
 LEAST_LOG: tl.constexpr = tl.constexpr(numbers.whole_log(learning._LEAST))
 GREATEST_LOG: tl.constexpr = tl.constexpr(numbers.whole_log(learning._GREATEST))
 GREATEST_ODDS: tl.constexpr = tl.constexpr(int(host._GREATEST) << numbers.UNIT_BITS)
@@ -366,7 +368,7 @@ def count_misses(arena, rows, n, weights, region, STATES: tl.constexpr, MISSED: 
             pending = tl.max(tl.cast(new, tl.int32), axis=0)
             replaced += 1
     if misses > 0:
-        decay = tl.exp(tl.cast(misses, tl.float32) * tl.log(DECAY))
+        decay = tl.exp(tl.cast(misses, tl.float32) * LOG_DECAY)
         count = count * decay + tl.cast(times, tl.float32)
         tl.store(arena + novel + lane, token)
         tl.store(arena + novel + COUNTED + lane, as_bits(count))
