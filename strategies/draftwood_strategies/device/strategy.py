@@ -110,8 +110,7 @@ class DraftDevice:
         tokens = np.zeros((len(rows), -(-int(counts.max()) // _WIDTH) * _WIDTH), np.int32)
         for of_row, run in zip(tokens, runs, strict=True):
             of_row[: run.shape[0]] = run
-        on_device = self._uploaded(_int32(rows), tokens, counts)
-        self.trie.learn(*on_device)
+        self.trie.learn(*self._uploaded(_int32(rows), tokens, counts))
 
     def propose(self, rows: SequenceOf[int], budgets: Int32Array) -> DraftTrees:
         """A draft for each row, whose prompt is complete; of more than `sizes.nodes` nodes for none. Waits for the
@@ -126,7 +125,8 @@ class DraftDevice:
         numbers = self._drafted[: b * (3 * n + 1)]
         tokens, parents, scores = numbers[: 3 * b * n].view(3, b, n)
         out = DeviceDrafts(tokens, parents, scores.view(torch.float32), numbers[3 * b * n :])
-        self.trie.propose(*self._uploaded(_int32(rows), np.minimum(budgets, n)), out)
+        on_device, most = self._uploaded(_int32(rows), np.minimum(budgets, n))
+        self.trie.propose(on_device, most, out)
         copied = self._copied[: numbers.shape[0]].copy_(numbers, non_blocking=True)
         if self.trie.device.type == "cuda":
             torch.cuda.current_stream(self.trie.device).synchronize()
@@ -200,7 +200,7 @@ class DeviceTrieStrategy:
     def tokens(self) -> int:
         """How many tokens the memory holds. Waits for the device, on the thread that drafts."""
         self.catch_up(_EVERYTHING)
-        return self.device.trie.tokens(self._tenant) + sum(run.shape[0] for run in self._to_import)
+        return self.device.trie.tokens(self._tenant) + sum(map(len, self._to_import))
 
     @property
     def nbytes(self) -> int:
