@@ -12,6 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,7 @@ _WIDTH = 16
 
 
 class DraftDevice:
-    """The arena of a process, and its rows.
+    """The arena of a process, and its rows. What it computes waits for nothing that the model computes.
 
     Args:
         sizes, device, options: as of `DeviceTrie`.
@@ -51,12 +52,20 @@ class DraftDevice:
         self.trie = DeviceTrie(sizes, device, options)
         self.trie.leaving = self._leaving
         self.sizes = sizes
+        self._stream = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)
+            self._stream.wait_stream(torch.cuda.current_stream(device))
         numbers = sizes.rows * (3 * sizes.nodes + 1)
         self._drafted = torch.empty(numbers, dtype=torch.int32, device=device)
         self._copied = torch.empty(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._tenants = map(str, itertools.count())
         self._strategies: weakref.WeakValueDictionary[str, DeviceTrieStrategy] = weakref.WeakValueDictionary()
         self._dropped: deque[str] = deque()
+
+    def queue(self) -> AbstractContextManager[object]:
+        """In it, calls of `trie` are queued behind one another, and not behind what the model computes."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def takes(self, options: TrieOptions) -> bool:
         """Whether a memory with these options can be in the arena."""
@@ -128,8 +137,8 @@ class DraftDevice:
         on_device, most = self._uploaded(_int32(rows), np.minimum(budgets, n))
         self.trie.propose(on_device, most, out)
         copied = self._copied[: numbers.shape[0]].copy_(numbers, non_blocking=True)
-        if self.trie.device.type == "cuda":
-            torch.cuda.current_stream(self.trie.device).synchronize()
+        if self._stream is not None:
+            self._stream.synchronize()
         return _trees(copied.numpy(), b, n)
 
     def _uploaded(self, *arrays: Int32Array) -> list[torch.Tensor]:

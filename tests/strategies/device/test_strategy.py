@@ -84,7 +84,7 @@ def test_it_drafts_what_the_host_s_trie_drafts_from_the_same_history(part: str, 
     for _ in range(4):
         recorded, written = text(5), text(8)
         for strategy in (device, host):
-            strategy.learn(recorded)  # type: ignore[attr-defined]
+            strategy.learn(recorded)
             write(strategy, written, prompt=10)
     assert stored(device) == stored(host)
     for _ in range(3):
@@ -219,7 +219,7 @@ def test_a_tenant_that_loses_its_region_gets_its_memory_and_weights_back() -> No
 def test_recorded_sequences_of_any_thread_are_learned_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceTrieStrategy.catch_up, "__defaults__", (50,))
     strategy = DeviceTrieStrategy(arena())
-    thread = threading.Thread(target=lambda: [strategy.learn(TEXT[k : k + 30]) for k in range(5)])
+    thread = threading.Thread(target=lambda: [*map(strategy.learn, [TEXT[:30]] * 5)])
     thread.start()
     thread.join()
     tenant, trie = "0", strategy.device.trie
