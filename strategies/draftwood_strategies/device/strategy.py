@@ -10,10 +10,11 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ from draftwood_strategies.device.arena import DeviceSizes
 from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
 from draftwood_strategies.draft import DraftTree, DraftTrees
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _EVERYTHING = 1 << 40
 _NOTHING = np.empty(0, np.int32)
 _IMPORTED = 8192
@@ -174,6 +177,17 @@ def _int32(numbers: SequenceOf[int]) -> Int32Array:
     return np.array(numbers, np.int32)
 
 
+def _queued(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A method that calls the arena, see `DraftDevice.queue`."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
+        with self.device.queue():
+            return method(self, *args, **options)
+
+    return call
+
+
 class DeviceTrieStrategy:
     """One tenant's memory of phrases and learned weights, in an arena on a device.
 
@@ -206,6 +220,7 @@ class DeviceTrieStrategy:
         self.written = 0
 
     @property
+    @_queued
     def tokens(self) -> int:
         """How many tokens the memory holds. Waits for the device, on the thread that drafts."""
         self.catch_up(_EVERYTHING)
@@ -217,12 +232,12 @@ class DeviceTrieStrategy:
         region = self.device.trie.layout.memory
         return 4 * region.size * min(self.written, region.slots) // region.slots
 
+    @_queued
     def sequences(self) -> Iterator[Int32Array]:
         """The sequences in the memory, int32[n] each, the oldest first; `learn` takes them again. Waits for the device,
         on the thread that drafts."""
         self.catch_up(_EVERYTHING)
-        yield from self.device.trie.sequences(self._tenant)
-        yield from self._to_import
+        return iter([*self.device.trie.sequences(self._tenant), *self._to_import])
 
     def learn(self, tokens: Int32Array) -> None:
         """Adds a whole recorded sequence, int32[n], to the memory: with the next drafts, some thousand tokens each. On
@@ -236,8 +251,9 @@ class DeviceTrieStrategy:
         """The weights of `earlier` at the first draft; from then on each learns for itself."""
         self._earlier = earlier
 
-    def catch_up(self, tokens: int = _IMPORTED) -> bool:
-        """Learns more of the recorded sequences, of so many tokens about, if there is a region for them. On the thread
+    @_queued
+    def catch_up(self, tokens: int | None = None) -> bool:
+        """Learns more of the recorded sequences, of `_IMPORTED` or so many tokens about, if there is a region for them. On the thread
         that drafts.
 
         Returns:
@@ -252,15 +268,16 @@ class DeviceTrieStrategy:
         if self._weights is not None:
             trie.set_learned(self._tenant, self._weights)
             self._weights = None
-        runs = []
+        runs, left = [], _IMPORTED if tokens is None else tokens
         with self._lock:
-            while self._to_import and tokens > 0:
+            while self._to_import and left > 0:
                 runs.append(self._to_import.popleft())
-                tokens -= runs[-1].shape[0]
+                left -= runs[-1].shape[0]
         if runs:
             trie.import_runs(self._tenant, runs)
         return True
 
+    @_queued
     def learned(self) -> torch.Tensor | None:
         """Its weights, as `DeviceTrie.learned`; None for those from before any traffic."""
         if self._weights is None and self._earlier is not None:
@@ -280,11 +297,13 @@ class DeviceTrieStrategy:
     def start_read_only(self, prompt: Int32Array) -> DeviceTrieDrafter:
         return DeviceTrieDrafter(self, prompt, learns=False)
 
+    @_queued
     def begin(self, learns: bool) -> tuple[int | None, bool]:
         """A row for a new sequence, None if all are taken, and whether its memory is on the device."""
         resident = self.catch_up()
         return self.device.begin(self._tenant, learns), resident
 
+    @_queued
     def propose_all(self, drafters: SequenceOf[DeviceTrieDrafter], budgets: Int32Array) -> DraftTrees:
         """See `BatchStrategy`. A draft has `DeviceSizes.nodes` nodes at most, and none without a row."""
         if self._to_import:
@@ -295,6 +314,7 @@ class DeviceTrieStrategy:
         rows = [drafter.row for drafter in drafters if drafter.row is not None]
         return DraftTrees.scattered([(asked, self.device.propose(rows, budgets[asked]))], len(drafters))
 
+    @_queued
     def observe_all(
         self,
         drafters: SequenceOf[DeviceTrieDrafter],
@@ -328,7 +348,7 @@ class DeviceTrieDrafter:
     """
 
     def __init__(self, strategy: DeviceTrieStrategy, prompt: Int32Array, learns: bool) -> None:
-        self._strategy, self._device = strategy, strategy.device
+        self._strategy, self.device = strategy, strategy.device
         self.row, resident = strategy.begin(learns)
         self._learns_prompt = learns and strategy.options.learn != "outputs"
         self._learns_output = learns and strategy.options.learn != "prompts"
@@ -340,6 +360,7 @@ class DeviceTrieDrafter:
         if self.row is None or not resident:
             self._recorded = [prompt] if self._learns_prompt else []
 
+    @_queued
     def index_prompt(self, max_tokens: int) -> int:
         """See `PromptIndexer`. The memory comes first if it learns prompts."""
         learned = self._learn_prompt(max_tokens)
@@ -349,7 +370,7 @@ class DeviceTrieDrafter:
         if self.row is None or not self._learns_prompt:
             return 0
         piece = self._prompt[self._in_memory : self._in_memory + max_tokens]
-        self._device.append(self.row, piece, memory=True)
+        self.device.append(self.row, piece, memory=True)
         self._in_memory += piece.shape[0]
         self._strategy.written += piece.shape[0]
         return int(piece.shape[0])
@@ -358,13 +379,13 @@ class DeviceTrieDrafter:
         if self.row is None or self._complete:
             return 0
         piece = self._prompt[self._in_text : self._in_text + max_tokens]
-        self._device.append(self.row, piece, memory=False, counted=self._strategy.options.learn == "both")
+        self.device.append(self.row, piece, memory=False, counted=self._strategy.options.learn == "both")
         self._in_text += piece.shape[0]
         if piece.shape[0] < max_tokens:
             self._complete = True
-            self._device.begin_output(self.row)
+            self.device.begin_output(self.row)
             for written in self._kept:
-                self._device.append(self.row, written, memory=False, counted=True)
+                self.device.append(self.row, written, memory=False, counted=True)
             self._prompt, self._kept = _NOTHING, []
             self._in_memory = self._in_text = 0
         return int(piece.shape[0])
@@ -380,7 +401,7 @@ class DeviceTrieDrafter:
             return self.row is not None
         self._learn_prompt(_EVERYTHING)  # comes before the answer in the memory
         if self._learns_output:
-            self._device.append(self.row, written, memory=True)
+            self.device.append(self.row, written, memory=True)
         self._kept.append(written.copy())
         return False
 
@@ -390,10 +411,11 @@ class DeviceTrieDrafter:
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
         self._strategy.observe_all([self], accepted, np.array([0, accepted.shape[0]], np.int32))
 
+    @_queued
     def close(self) -> None:
         """The memory keeps what was learned. The row is free."""
         row, self.row = self.row, None
         if row is not None:
-            self._device.trie.end(row)
+            self.device.trie.end(row)
         if self._recorded:
             self._strategy.learn(np.concatenate(self._recorded))

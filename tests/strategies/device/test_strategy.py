@@ -217,7 +217,7 @@ def test_a_tenant_that_loses_its_region_gets_its_memory_and_weights_back() -> No
 
 
 def test_recorded_sequences_of_any_thread_are_learned_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DeviceTrieStrategy.catch_up, "__defaults__", (50,))
+    monkeypatch.setattr(device_strategy, "_IMPORTED", 50)
     strategy = DeviceTrieStrategy(arena())
     thread = threading.Thread(target=lambda: [*map(strategy.learn, [TEXT[:30]] * 5)])
     thread.start()
