@@ -253,8 +253,10 @@ class DeviceTrieStrategy:
 
     @_queued
     def catch_up(self, tokens: int | None = None) -> bool:
-        """Learns more of the recorded sequences, of `_IMPORTED` or so many tokens about, if there is a region for them. On the thread
-        that drafts.
+        """Learns more of the recorded sequences, if there is a region for them. On the thread that drafts.
+
+        Args:
+            tokens: of about so many; None for `_IMPORTED`.
 
         Returns:
             Whether it has a region.
