@@ -248,7 +248,10 @@ class DeviceTrieStrategy:
             self._drop_oldest()
 
     def keep_learned(self, earlier: DeviceTrieStrategy) -> None:
-        """The weights of `earlier` at the first draft; from then on each learns for itself."""
+        """The weights of `earlier` at the first draft; from then on each learns for itself. Raises TypeError for a
+        strategy of the host, which it has nothing in common with."""
+        if not isinstance(earlier, DeviceTrieStrategy):
+            raise TypeError(f"its weights are on a device, those of {type(earlier).__name__} are not")
         self._earlier = earlier
 
     @_queued
@@ -266,7 +269,7 @@ class DeviceTrieStrategy:
         if not trie.claim(self._tenant):
             return False
         if self._earlier is not None:
-            self._weights, self._earlier = self._earlier.learned(), None
+            self._weights, self._earlier = self._earlier.weights_on_device(), None
         if self._weights is not None:
             trie.set_learned(self._tenant, self._weights)
             self._weights = None
@@ -280,15 +283,15 @@ class DeviceTrieStrategy:
         return True
 
     @_queued
-    def learned(self) -> torch.Tensor | None:
+    def weights_on_device(self) -> torch.Tensor | None:
         """Its weights, as `DeviceTrie.learned`; None for those from before any traffic."""
         if self._weights is None and self._earlier is not None:
-            return self._earlier.learned()
+            return self._earlier.weights_on_device()
         return self.device.trie.learned(self._tenant) if self._weights is None else self._weights
 
     def leave_device(self) -> None:
         """Takes what its region has to the host. Waits for the device."""
-        self._weights = self.learned()
+        self._weights = self.weights_on_device()
         with self._lock:
             self._to_import.extendleft(reversed([run.copy() for run in self.device.trie.sequences(self._tenant)]))
             self._drop_oldest()

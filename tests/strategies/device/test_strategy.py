@@ -202,14 +202,14 @@ def test_a_tenant_that_loses_its_region_gets_its_memory_and_weights_back() -> No
     device = arena(tenants=1)
     one, other = DeviceTrieStrategy(device), DeviceTrieStrategy(device)
     run(ToyModel(vocab=12), one.start(ids(1, 2)), [1, 2], count=8, budget=8)
-    before, weights = stored(one), one.learned()
+    before, weights = stored(one), one.weights_on_device()
     write(other, OTHER)  # while the other has a live sequence
     assert stored(other) == [OTHER[4:].tolist()]
     device.trie.end(0)
     other.start(ids(1)).close()
     assert (device.trie.tokens("0"), device.trie.tokens("1")) == (0, 36)
     assert stored(one) == before
-    restored = one.learned()
+    restored = one.weights_on_device()
     assert weights is not None
     assert restored is not None
     assert torch.equal(restored, weights)
@@ -239,16 +239,18 @@ def test_a_rebuilt_memory_goes_on_with_the_weights_of_the_earlier_one() -> None:
     earlier, rebuilt = DeviceTrieStrategy(device), DeviceTrieStrategy(device)
     rebuilt.keep_learned(earlier)
     drafter = earlier.start(ids(1, 2))
-    fresh = earlier.learned()
+    fresh = earlier.weights_on_device()
     run(ToyModel(vocab=12), drafter, [1, 2], count=12, budget=8)
     rebuilt.start(ids(1))
-    weights = earlier.learned()
-    found = rebuilt.learned()
+    weights = earlier.weights_on_device()
+    found = rebuilt.weights_on_device()
     assert fresh is not None
     assert weights is not None
     assert found is not None
     assert not torch.equal(weights, fresh)
     assert torch.equal(found, weights)
+    with pytest.raises(TypeError, match="those of TrieStrategy are not"):
+        rebuilt.keep_learned(TrieStrategy())  # type: ignore[arg-type]
 
 
 def test_options_that_differ_from_the_arena_s_are_refused() -> None:
