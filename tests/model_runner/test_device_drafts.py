@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
+import pytest
+
 from draftwood_memory.config import Capacity
 from draftwood_memory.resident import StrategyKey, make
 from draftwood_model_runner.request import SamplingParams, StopParams
@@ -15,7 +17,7 @@ from tests.model_runner.sequences import GREEDY, engine_of, make_sequence, run
 
 SIZES = DeviceSizes(rows=3, row_tokens=128, tenants=2, tenant_tokens=512, nodes=16)
 PROMPTS = ((1, 2, 3, 1, 2, 3), (4, 5), (1, 2, 3), (6, 7, 6, 7))
-NEW_TOKENS = 16
+NEW_TOKENS = 12
 
 
 def written(strategies: SequenceOf[DeviceTrieStrategy | None], sampling: SamplingParams = GREEDY) -> list[list[int]]:
@@ -35,6 +37,7 @@ def written(strategies: SequenceOf[DeviceTrieStrategy | None], sampling: Samplin
     return [sequence.output for sequence in sequences]
 
 
+@pytest.mark.system
 def test_the_tokens_are_those_of_generate_and_of_no_drafts() -> None:
     expected = [greedy("llama", prompt, NEW_TOKENS) for prompt in PROMPTS]
     sampling = SamplingParams(temperature=0.8, seed=3)

@@ -10,10 +10,10 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -53,7 +53,6 @@ class DraftDevice:
 
     def __init__(self, sizes: DeviceSizes, device: torch.device, options: TrieOptions | None = None) -> None:
         self.trie = DeviceTrie(sizes, device, options)
-        self.trie.leaving = self._leaving
         self.sizes = sizes
         self._stream = None
         if device.type == "cuda":
@@ -64,6 +63,7 @@ class DraftDevice:
         self._copied = torch.empty(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._tenants = map(str, itertools.count())
         self._strategies: weakref.WeakValueDictionary[str, DeviceTrieStrategy] = weakref.WeakValueDictionary()
+        self.trie.leaving = partial(_take_to_host, self._strategies)
         self._dropped: deque[str] = deque()
 
     def queue(self) -> AbstractContextManager[object]:
@@ -156,10 +156,11 @@ class DraftDevice:
             for begin, array in zip(begins, arrays, strict=False)
         ]
 
-    def _leaving(self, tenant: str) -> None:
-        strategy = self._strategies.get(tenant)
-        if strategy is not None:
-            strategy.leave_device()
+
+def _take_to_host(strategies: Mapping[str, DeviceTrieStrategy], tenant: str) -> None:
+    strategy = strategies.get(tenant)
+    if strategy is not None:
+        strategy.leave_device()
 
 
 def _trees(numbers: Int32Array, rows: int, nodes: int) -> DraftTrees:
@@ -215,6 +216,7 @@ class DeviceTrieStrategy:
         self._tenant = device.register(self)
         self._lock = threading.Lock()
         self._to_import: deque[Int32Array] = deque()
+        self._waiting = 0
         self._weights: torch.Tensor | None = None
         self._earlier: DeviceTrieStrategy | None = None
         self.written = 0
@@ -224,7 +226,7 @@ class DeviceTrieStrategy:
     def tokens(self) -> int:
         """How many tokens the memory holds. Waits for the device, on the thread that drafts."""
         self.catch_up(_EVERYTHING)
-        return self.device.trie.tokens(self._tenant) + sum(map(len, self._to_import))
+        return self.device.trie.tokens(self._tenant) + self._waiting
 
     @property
     def nbytes(self) -> int:
@@ -245,6 +247,7 @@ class DeviceTrieStrategy:
         with self._lock:
             self._to_import.append(np.array(tokens, np.int32))
             self.written += tokens.shape[0]
+            self._waiting += tokens.shape[0]
             self._drop_oldest()
 
     def keep_learned(self, earlier: DeviceTrieStrategy) -> None:
@@ -278,6 +281,7 @@ class DeviceTrieStrategy:
             while self._to_import and left > 0:
                 runs.append(self._to_import.popleft())
                 left -= runs[-1].shape[0]
+                self._waiting -= runs[-1].shape[0]
         if runs:
             trie.import_runs(self._tenant, runs)
         return True
@@ -292,8 +296,10 @@ class DeviceTrieStrategy:
     def leave_device(self) -> None:
         """Takes what its region has to the host. Waits for the device."""
         self._weights = self.weights_on_device()
+        held = [*self.device.trie.sequences(self._tenant)]
         with self._lock:
-            self._to_import.extendleft(reversed([run.copy() for run in self.device.trie.sequences(self._tenant)]))
+            self._to_import.extendleft(reversed(held))
+            self._waiting += sum(map(len, held))
             self._drop_oldest()
 
     def start(self, prompt: Int32Array) -> DeviceTrieDrafter:
@@ -337,9 +343,8 @@ class DeviceTrieStrategy:
 
     def _drop_oldest(self) -> None:
         """Of what is to be imported, all that one region cannot hold. With the lock."""
-        held = sum(run.shape[0] for run in self._to_import)
-        while held > self.device.sizes.tenant_tokens and len(self._to_import) > 1:
-            held -= self._to_import.popleft().shape[0]
+        while self._waiting > self.device.sizes.tenant_tokens and len(self._to_import) > 1:
+            self._waiting -= self._to_import.popleft().shape[0]
 
 
 class DeviceTrieDrafter:

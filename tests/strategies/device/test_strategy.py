@@ -112,6 +112,21 @@ def test_tenants_never_see_what_others_wrote() -> None:
         assert stored(strategy) == [text[4:].tolist()]
 
 
+def test_after_a_purge_nothing_is_known_and_live_sequences_go_on() -> None:
+    """A purge makes a new instance."""
+    device = arena()
+    purged = DeviceTrieStrategy(device)
+    write(purged, TEXT)
+    live = purged.start(TEXT[:20])
+    following = DeviceTrieStrategy(device)
+    assert following.start(ids(5, 6)).propose(16).tokens.size == 0
+    assert (following.tokens, stored(following)) == (0, [])
+    assert live.propose(16).tokens[0] == TEXT[20]
+    live.observe(TEXT[20:22], None)
+    live.close()
+    assert following.tokens == 0
+
+
 def test_a_batch_is_drafted_and_learned_in_one_call_each() -> None:
     strategy, model, random = DeviceTrieStrategy(arena()), ToyModel(vocab=12), np.random.default_rng(0)
     texts = [[1, 2], [3, 4, 5], [6]]
