@@ -1,13 +1,13 @@
 """The trie strategy on a device: the memories of several tenants, and the texts of live rows, in one arena there.
 
-Everything is queued on the current stream, and nothing waits for the device or is read from it but by `tokens`. The
-calls of a step take tensors of the device alone, so that a CUDA graph can have them.
+Everything is queued on the current stream, and nothing waits for the device or is read from it but by `tokens` and
+`sequences`. The calls of a step take tensors of the device alone, so that a CUDA graph can have them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.built_in import TrieOptions
 from draftwood_strategies.device.arena import (
     ADDED,
+    CURSOR,
     FOLLOWED_MEMORY,
     FOLLOWED_TEXT,
     LEARNS,
@@ -34,6 +35,7 @@ from draftwood_strategies.device.arena import (
     TEXT_AT,
     TOKENS,
     UNIT_BITS,
+    USED,
     WRITTEN,
     DeviceMemoryRefused,
     DeviceSizes,
@@ -42,7 +44,7 @@ from draftwood_strategies.device.arena import (
 )
 from draftwood_strategies.device.calls import append, draft, learn
 from draftwood_strategies.device.launching import launch, require_triton
-from draftwood_strategies.trie.phrase_index import NOWHERE, START
+from draftwood_strategies.trie.phrase_index import NOWHERE, START, stored_sequences
 from draftwood_strategies.trie.weights import COUNTED, Weights, prior_weights
 
 _EVERYTHING = 1 << 29
@@ -76,6 +78,7 @@ class DeviceTrie:
 
     Attributes:
         arena: int32[layout.size].
+        leaving: called with a tenant before another one gets its region.
 
     Raises:
         DeviceMemoryRefused: the arena does not fit the memory that is free.
@@ -96,8 +99,8 @@ class DeviceTrie:
         self._branch_length = min(self.options.branch_length, sizes.depth)
         self.arena[self.layout.misses : self.layout.misses + sizes.rows] = NOWHERE
         self._numbers = torch.arange(sizes.rows, dtype=torch.int32, device=device)
-        self._prior = self._uploaded(_whole_numbers(prior_weights(self.options.prompt_weight), self.layout))
-        self._nothing_followed = self._uploaded(np.array([NOWHERE, 0, 0], np.int32))
+        self._prior = self.uploaded(_whole_numbers(prior_weights(self.options.prompt_weight), self.layout))
+        self._nothing_followed = self.uploaded(np.array([NOWHERE, 0, 0], np.int32))
         self._weights.copy_(self._prior)
         self._states[:, REGION] = _NO_REGION
         _empty(self._texts, self.layout.text)
@@ -106,6 +109,7 @@ class DeviceTrie:
         self._free = [*reversed(range(sizes.tenants))]
         self._tenants: dict[int, str] = {}
         self._owners = itertools.cycle(range(1, START))
+        self.leaving: Callable[[str], None] = lambda tenant: None
 
     def begin(self, row: int, tenant: str, learns: bool = True) -> None:
         """Begins a sequence of a tenant in a row, whose last one has ended.
@@ -121,12 +125,16 @@ class DeviceTrie:
         state[[PROMPT_END, TEXT_AT, MEMORY_AT, FOLLOWED_TEXT, FOLLOWED_MEMORY]] = NOWHERE
         state[REGION], state[LEARNS] = region, learns and region != _NO_REGION
         state[WRITTEN], state[OWNER] = self._written_before, next(self._owners)
-        self._states[row].copy_(self._uploaded(state))
+        self._states[row].copy_(self.uploaded(state))
 
     def end(self, row: int) -> None:
         """The memory keeps what was learned. A row that has no sequence stays as it is."""
         if self._tenants.pop(row, None) is not None:
             self._states[row, REGION].fill_(_NO_REGION)
+
+    def free_row(self) -> int | None:
+        """A row without a sequence; None if there is none."""
+        return next((row for row in range(self.layout.sizes.rows) if row not in self._tenants), None)
 
     def append_prompts(self, rows: torch.Tensor, tokens: torch.Tensor, offsets: torch.Tensor) -> None:
         """Adds pieces of prompts to rows: of row `rows[r]` the tokens `tokens[offsets[r] : offsets[r + 1]]`.
@@ -135,11 +143,22 @@ class DeviceTrie:
             rows: int32[r], negative for none.
             tokens, offsets: int32[n] and int32[r + 1].
         """
+        if self.options.learn != "outputs":
+            self.append_to_memories(rows, tokens, offsets)
+        self.append_to_texts(rows, tokens, offsets, counted=self.options.learn == "both")
+
+    def append_to_memories(self, rows: torch.Tensor, tokens: torch.Tensor, offsets: torch.Tensor) -> None:
+        """Goes on with what the tenants' memories have of rows that they learn from; see `append_prompts`."""
+        append(self.arena, self.layout, MEMORY, rows, tokens, offsets, offsets[1:] - offsets[:-1])
+
+    def append_to_texts(self, rows: torch.Tensor, tokens: torch.Tensor, offsets: torch.Tensor, counted: bool) -> None:
+        """Goes on with the rows' own texts; see `append_prompts`.
+
+        Args:
+            counted: the memories of rows that they learn from have these tokens.
+        """
         counts = offsets[1:] - offsets[:-1]
-        learned = self.options.learn != "outputs"
-        for kind in (MEMORY, TEXT) if learned else (TEXT,):
-            counted = self.options.learn == "both"
-            append(self.arena, self.layout, kind, rows, tokens, offsets, counts, counted=counted)
+        append(self.arena, self.layout, TEXT, rows, tokens, offsets, counts, counted=counted)
 
     def begin_outputs(self, rows: torch.Tensor) -> None:
         """The prompts of these rows, int32[r], negative for none, are complete."""
@@ -196,13 +215,35 @@ class DeviceTrie:
         counts = np.array([run.shape[0] for run in runs], np.int32)
         numbers = np.fromiter(self._owners, np.int32, counts.shape[0])
         arrays = (numbers, np.concatenate(runs).astype(np.int32), np.cumsum(counts, dtype=np.int32) - counts, counts)
-        append(self.arena, self.layout, RECORDED, *map(self._uploaded, arrays), region=region)
+        append(self.arena, self.layout, RECORDED, *map(self.uploaded, arrays), region=region)
 
     def set_weights(self, tenant: str, weights: Weights) -> None:
         """A tenant's weights are these from now on, if it has a region or can have one."""
         region = self._region_of(tenant)
         if region != _NO_REGION:
-            self._weights[region].copy_(self._uploaded(_whole_numbers(weights, self.layout)))
+            self._weights[region].copy_(self.uploaded(_whole_numbers(weights, self.layout)))
+
+    def claim(self, tenant: str) -> bool:
+        """Gives a tenant a region, if it has none and there is one; returns whether it has one now."""
+        return self._region_of(tenant) != _NO_REGION
+
+    def forget(self, tenant: str) -> None:
+        """Ends a tenant's rows, and frees its region if it has one."""
+        for row in [row for row, owner in self._tenants.items() if owner == tenant]:
+            self.end(row)
+        region = self._regions.pop(tenant, None)
+        if region is not None:
+            self._reset(region)
+            self._free.append(region)
+
+    def learned(self, tenant: str) -> torch.Tensor | None:
+        """A copy of a tenant's weights on the device for `set_learned`, int32[weights_size]; None without a region."""
+        region = self._regions.get(tenant)
+        return None if region is None else self._weights[region].clone()
+
+    def set_learned(self, tenant: str, weights: torch.Tensor) -> None:
+        """The weights of a tenant, which has a region, are these from now on: what `learned` returned."""
+        self._weights[self._regions[tenant]].copy_(weights)
 
     def purge(self, tenant: str) -> None:
         """Forgets a tenant's memory and weights. Its live rows keep their own texts, and go on to be learned."""
@@ -221,6 +262,18 @@ class DeviceTrie:
         region = self._regions.get(tenant)
         return 0 if region is None else int(self._memories[region, self.layout.memory.ring + TOKENS].item())
 
+    def sequences(self, tenant: str) -> Iterator[Int32Array]:
+        """The sequences in a tenant's memory, as `PhraseIndex.sequences`. Waits for the device."""
+        region = self._regions.get(tenant)
+        if region is None:
+            return iter(())
+        parts, numbers = self.layout.memory, self._memories[region]
+        log: Int32Array = numbers[: parts.slots].cpu().numpy()
+        table: Int32Array = numbers[parts.next :].cpu().numpy()
+        following, previous, owners = table[: 3 * parts.blocks].reshape(3, -1)
+        cursor, used = table[parts.ring - parts.next :][[CURSOR, USED]].tolist()
+        return stored_sequences(log, following, previous, owners, cursor if used == parts.blocks else 0)
+
     @property
     def _written_before(self) -> int:
         """How many tokens of a sequence the memory is taken to have before its prompt, see `retrieval.mark_start`."""
@@ -236,6 +289,7 @@ class DeviceTrie:
             unused = next((other for other in self._regions if other not in live), None)
             if unused is None:
                 return _NO_REGION
+            self.leaving(unused)
             region = self._regions.pop(unused)
             self._reset(region)
         self._regions[tenant] = region
@@ -245,7 +299,7 @@ class DeviceTrie:
         _empty(self._memories[region], self.layout.memory)
         self._weights[region].copy_(self._prior)
 
-    def _uploaded(self, numbers: Int32Array) -> torch.Tensor:
+    def uploaded(self, numbers: Int32Array) -> torch.Tensor:
         """A copy on the device, which the host does not wait for."""
         host = torch.from_numpy(numbers)
         if self.device.type == "cpu":
