@@ -25,7 +25,13 @@ def written(strategies: SequenceOf[DeviceTrieStrategy | None], sampling: Samplin
     engine = engine_of(served("llama"), 16, max_running=4)
     sequences = [
         make_sequence(
-            str(i), prompt, StopParams(NEW_TOKENS), sampling, strategy=strategies[i % 2], strategy_name="trie", max_draft_nodes=12,
+            str(i),
+            prompt,
+            StopParams(NEW_TOKENS),
+            sampling,
+            strategy=strategies[i % 2],
+            strategy_name="trie",
+            max_draft_nodes=12,
             tenant="ab"[i % 2],
         )
         for i, prompt in enumerate(PROMPTS)

@@ -604,7 +604,7 @@ def expand(
     parent_score = as_float(tl.load(arena + above + BEAM_SCORES))
     last = tl.load(arena + above + BEAM_TOKENS)
     before = tl.load(arena + above + BEAM_LAST)
-    least = LEAST_SCORE / tl.cast(budget, tl.float32)
+    least = tl.cast(LEAST_SCORE, tl.float32) / tl.cast(budget, tl.float32)
     looked_up = leads & (parent_score * share * MOST_GAINED >= least)
     probability, _, _, _ = chance(arena + weights + ODDS_AT, share, support, token, last, before, looked_up)
     rate = tl.where(looked_up, probability, share)

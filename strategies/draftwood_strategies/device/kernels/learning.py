@@ -143,9 +143,9 @@ def learn_votes(
         right = tl.sum(tl.where(hit, weight, 0.0), axis=0)
         if (learns > 0) & (voters > 0):
             share = tl.where(right == 0.0, 1.0, 0.0) - escape / total
-            tl.atomic_add(arena + weights + ADDED + ESCAPES_AT + longest, whole(tl.log(1.0 + RATE * share)))
+            tl.atomic_add(arena + weights + ADDED + ESCAPES_AT + longest, whole(tl.log(share * RATE + 1.0)))
             gradient = tl.where(hit, weight / tl.maximum(right, 1e-30), 0.0) - weight / total
-            amount = tl.where(alive, whole(tl.log(1.0 + RATE * gradient)), 0)
+            amount = tl.where(alive, whole(tl.log(gradient * RATE + 1.0)), 0)
             for source in tl.static_range(3):
                 row = weights + ADDED + source * COLUMNS
                 mine = alive & (kind == source)
@@ -193,15 +193,15 @@ def learn_odds(arena, text, weights, state, draft, tokens, count, TEXT_BLOCKS, T
         mask = sibling & (support >= 0)
         probability, slot_1, slot_2, slot_3 = chance(arena + odds, share, support, token, last, before, mask)
         error = tl.where(mask, tl.where(hit, 1.0, 0.0) - probability, 0.0)
-        tl.atomic_add(arena + added, tl.sum(whole(SCALE_RATE * error * stretched(share)), axis=0))
-        by = whole(BIAS_RATE * error)
+        tl.atomic_add(arena + added, tl.sum(whole(error * stretched(share) * SCALE_RATE), axis=0))
+        by = whole(error * BIAS_RATE)
         tl.atomic_add(arena + added + 1, tl.sum(by, axis=0))
         known = tl.where(mask, support, 0)
         lengths = added + LENGTHS_AT
         add_by_column(arena, lengths, tl.where(mask, known & 31, -1), by, 32)
         add_by_column(arena, lengths + LENGTHS, tl.where(mask, (known >> 5) & 31, -1), by, 32)
         add_by_column(arena, lengths + 2 * LENGTHS, tl.where(mask, known >> 10, -1), by, 32)
-        by = whole(TOKEN_RATE * error)
+        by = whole(error * TOKEN_RATE)
         tl.atomic_add(arena + added + slot_1, by, mask=mask)
         tl.atomic_add(arena + added + slot_2, by, mask=mask)
         tl.atomic_add(arena + added + slot_3, by, mask=mask)
