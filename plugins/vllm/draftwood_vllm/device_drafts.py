@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -238,7 +238,7 @@ class DeviceDrafts:
             self._rows_on_device = self._on_device(self._rows)
         return self._rows_on_device
 
-    def _on_device(self, values: Int32Array) -> torch.Tensor:
+    def _on_device(self, values: np.ndarray[Any, np.dtype[np.int32]]) -> torch.Tensor:
         """A copy on the device. The host does not wait for it, so it is made of memory that nobody changes."""
         copied = torch.from_numpy(values.copy())
         if self._device.type != "cuda":

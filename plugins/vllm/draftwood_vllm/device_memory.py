@@ -162,7 +162,8 @@ class DeviceMemory:
         self._closed = threading.Event()
         self._published_at = 0.0
         self._resting = threading.Thread(target=self._rest, name="draftwood", daemon=True)
-        _REGIONS.changes = self._changes = SimpleQueue()
+        self._changes: SimpleQueue[tuple[str, Int32Array | None]] = SimpleQueue()
+        _REGIONS.changes = self._changes
 
     def __len__(self) -> int:
         return len(self._live)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from draftwood_memory.settings import MemorySettings, read_environment
-from draftwood_tenants.engines import DEFAULT_STRATEGY
+if TYPE_CHECKING:
+    from draftwood_memory.settings import MemorySettings
 
 DEVICE_MODULE = "draftwood_strategies.device.trie"
+STRATEGY = "trie"
+"""What is drafted with."""
 _ROW_TOKENS = 8192
 """Of each running request: the text that it drafts from besides its tenant's memory. Not tuned."""
 _TENANTS = 16
@@ -70,16 +72,20 @@ def refusal(config: Any, environ: Mapping[str, str]) -> str:
         device = load()
     except ImportError as error:
         return f"there are no drafts for devices: {error}"
-    settings = read_environment(environ, strategy=DEFAULT_STRATEGY)
+    from draftwood_memory.settings import read_environment
+
+    settings = read_environment(environ, strategy=STRATEGY)
     return _unfit(config, settings) or _too_large(device.sizes(**sizes_of(config, settings)).nbytes, config, settings)
 
 
 def _unfit(config: Any, settings: MemorySettings) -> str:
     parallel, model, speculative = config.parallel_config, config.model_config, config.speculative_config
-    if settings.strategy != DEFAULT_STRATEGY:
-        return f"DRAFTWOOD_STRATEGY={settings.strategy}: only {DEFAULT_STRATEGY} drafts on devices"
+    if settings.strategy != STRATEGY:
+        return f"DRAFTWOOD_STRATEGY={settings.strategy}: only {STRATEGY} drafts on devices"
     if parallel.pipeline_parallel_size > 1:
         return f"pipeline_parallel_size={parallel.pipeline_parallel_size}: tried with 1 only"
+    if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
+        return f"prefill_context_parallel_size={parallel.prefill_context_parallel_size}: tried with 1 only"
     if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
         return "distributed_executor_backend=external_launcher: each rank would learn by itself"
     if getattr(model, "enable_sleep_mode", False):

@@ -35,4 +35,5 @@ class Ranks:
         """Whether it is true on each rank. Waits as `shared` does."""
         if self._group is None:
             return value
-        return all([bool(self._group.broadcast_object(value, src=rank)) for rank in range(self._group.world_size)])
+        votes = [self._group.broadcast_object(value, src=rank) for rank in range(self._group.world_size)]
+        return all(votes)

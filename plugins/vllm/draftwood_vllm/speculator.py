@@ -22,7 +22,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from draftwood_memory.settings import read_environment
-from draftwood_tenants.engines import DEFAULT_STRATEGY, show_failure
+from draftwood_tenants.engines import show_failure
 from draftwood_vllm import device_support
 from draftwood_vllm.device_drafts import Decision, DeviceDrafts, Joined, Load, Purge, RowStates, StepDrafts, warm_up
 from draftwood_vllm.device_memory import Arrival, DeviceMemory
@@ -126,7 +126,7 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
         """int64[b, k], draft tokens for each row, all of which vLLM verifies.
 
         Args:
-            input_batch: has `num_reqs`, b; `req_ids`, of each row; `idx_mapping`, int[b], of each in the runner's state.
+            input_batch: has `num_reqs`, b; `req_ids` of the rows; `idx_mapping`, int[b], their places in the state.
             num_sampled: int32[b], tokens that each row wrote; 0 while its prompt is not read to its end.
             last_sampled: int64[states, 1], the last token of each.
             num_speculative_tokens: places that vLLM verifies next; None for all.
@@ -169,7 +169,7 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
 
     def _arena(self) -> DeviceDrafts:
         """Raises ImportError, ValueError: there are no drafts for this device, or not enough of its memory."""
-        settings = read_environment(os.environ, strategy=DEFAULT_STRATEGY)
+        settings = read_environment(os.environ, strategy=device_support.STRATEGY)
         device, fields = device_support.load(), device_support.sizes_of(self._config, settings)
         sizes = device.sizes(**fields)
         try:
