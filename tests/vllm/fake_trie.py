@@ -1,5 +1,5 @@
-"""In the place of `draftwood_strategies.device.trie`, on CPU tensors and in Python: a draft goes on as the text did after
-the latest earlier occurrence of the last token, in the row's own text or else in its tenant's."""
+"""In the place of `draftwood_strategies.device.trie`, on CPU tensors and in Python: a draft goes on as the text did
+after the latest earlier occurrence of the last token, in the row's own text or else in its tenant's."""
 
 from __future__ import annotations
 

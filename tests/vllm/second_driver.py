@@ -1,4 +1,4 @@
-"""As `driver`, with vLLM's second model runner on the CPU: its kernels are interpreted, and drafts come from `fake_trie`.
+"""As `driver`, with vLLM's second model runner on the CPU: kernels are interpreted, drafts are those of `fake_trie`.
 
 The build for CPUs has this runner, and no Triton for it. So Triton is told that it has a CPU, before vLLM looks.
 """
@@ -51,8 +51,23 @@ class SecondDriver(driver.Driver):
             "learned": counters.learned,
             "waiting": counters.outbox_records,
             "off": speculator._drafts is None,
+            "asynchronous": bool(self.scheduler.vllm_config.scheduler_config.async_scheduling),
             "runner": type(self.runner).__mro__[1].__module__,
         }
+
+
+def _schedule_asynchronously() -> None:
+    """As vLLM does with this runner on devices, and not on the CPU."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config.__func__
+
+    def asynchronous(cls: Any, vllm_config: Any) -> None:
+        wanted = vllm_config.scheduler_config.async_scheduling
+        check(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = wanted
+
+    CpuPlatform.check_and_update_config = classmethod(asynchronous)
 
 
 def main() -> None:
@@ -64,6 +79,7 @@ def main() -> None:
 
     device_support.on_cuda = lambda: True
     device_support.load = lambda: device_support.DeviceModule(fake_trie.DeviceSizes, fake_trie.DeviceTrie)
+    _schedule_asynchronously()
     driver.main(SecondDriver)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from torch import distributed
+
 ValueT = TypeVar("ValueT")
 
 
@@ -35,5 +37,6 @@ class Ranks:
         """Whether it is true on each rank. Waits as `shared` does."""
         if self._group is None:
             return value
-        votes = [self._group.broadcast_object(value, src=rank) for rank in range(self._group.world_size)]
+        votes = [False] * self._group.world_size
+        distributed.all_gather_object(votes, value, group=self._group.cpu_group)
         return all(votes)
