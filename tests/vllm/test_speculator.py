@@ -146,8 +146,7 @@ def speculator(monkeypatch: pytest.MonkeyPatch, groups: list[Any]) -> Iterator[A
     ours = import_module("draftwood_vllm.speculator")
     made = device_support.DeviceModule(DeviceSizes, DeviceTrie)
     monkeypatch.setattr(device_support, "load", lambda: made)
-    gather = lambda votes, value, group: group.gather(votes, value)
-    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", lambda votes, value, group: group.gather(votes, value))
     monkeypatch.setattr(ours, "served_model", lambda config: ServedModel(None, "model", {}, 1000))
     monkeypatch.setenv("DRAFTWOOD_MEMORY_TOKENS", "1024")
     yield ours.Speculator

@@ -21,6 +21,7 @@ import torch
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
+from draftwood_memory.records import Int32Array
 from draftwood_memory.settings import read_environment
 from draftwood_tenants.engines import show_failure
 from draftwood_vllm import device_support
@@ -202,23 +203,15 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
             drafts.join(Joined(one.req_id, state, known, limit, decision))
 
     def _decided(self, new: list[Any]) -> tuple[list[Load | Purge], list[Decision]]:
+        """What the rank that leads has to tell. Never raises: the others wait for it."""
         if self._opened is None:
             return [], []
-        memory = self._opened.drafts
-        changes, decisions = memory.changes(), []
-        for one in new:
-            params, known = one.sampling_params, np.array(one.prefill_token_ids, np.int32)
-            prompt = len(one.prompt_token_ids or ())
-            only_tokens = prompt > 0 and one.prompt_embeds is None
-            arrival = Arrival(
-                one.req_id,
-                known[:prompt] if only_tokens else None,
-                params.extra_args,
-                params.all_stop_token_ids,
-                params.max_tokens,
-            )
-            decisions.append(memory.join(arrival, known[prompt:]))
-        return changes, decisions
+        try:
+            memory = self._opened.drafts
+            return memory.changes(), [memory.join(*_arrived(one)) for one in new]
+        except Exception:
+            _log.exception("requests are not drafted for")
+            return [], [Decision()] * len(new)
 
     def _finished(self, drafts: DeviceDrafts, output: Any) -> None:
         preempted = set(output.preempted_req_ids or ()) - set(output.finished_req_ids)
@@ -266,3 +259,13 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
 def _is_drafted(request: Any) -> bool:
     """Whether it is a caller's request for text."""
     return request.sampling_params is not None and not request.req_id.startswith(_WARM_UP)
+
+
+def _arrived(request: Any) -> tuple[Arrival, Int32Array]:
+    """A request, and what it has written before."""
+    params, known = request.sampling_params, np.array(request.prefill_token_ids, np.int32)
+    prompt = len(request.prompt_token_ids or ())
+    only_tokens = prompt > 0 and request.prompt_embeds is None
+    stops = params.all_stop_token_ids
+    read = known[:prompt] if only_tokens else None
+    return Arrival(request.req_id, read, params.extra_args, stops, params.max_tokens), known[prompt:]
