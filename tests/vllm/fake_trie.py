@@ -1,5 +1,5 @@
 """In the place of `draftwood_strategies.device.trie`, on CPU tensors and in Python: a draft goes on as the text did
-after the latest earlier occurrence of the last token, in the row's own text or else in its tenant's."""
+after the latest earlier occurrence of the last tokens, in the row's own text or else in its tenant's."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 
 SURVIVAL = 0.9
 """Of each further token of a draft."""
+_CONTEXT = 3
+"""Tokens that are looked for, then one less."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +95,11 @@ class DeviceTrie:
         self.calls.append("purge")
 
     def _chain(self, row: _Row) -> list[int]:
-        """What follows the row's last token elsewhere."""
-        if not row.text:
-            return []
-        last, own = row.text[-1], row.text
-        for text, before in (
-            (own, len(own) - 1),
-            *((text, len(text) - 1) for text in self.tenants.get(row.tenant, ())),
-        ):
-            for at in range(before - 1, -1, -1):
-                if text[at] == last:
-                    return text[at + 1 :]
+        """What follows the row's last tokens elsewhere."""
+        for count in range(min(_CONTEXT, len(row.text)), 0, -1):
+            end = row.text[-count:]
+            for text in (row.text, *self.tenants.get(row.tenant, ())):
+                for at in range(len(text) - 1, count - 1, -1):
+                    if text[at - count : at] == end:
+                        return text[at:]
         return []

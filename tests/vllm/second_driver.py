@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-os.environ.update(VLLM_USE_V2_MODEL_RUNNER="1", TRITON_INTERPRET="1", VLLM_CPU_CI_ENV="1")
+os.environ.update(TRITON_INTERPRET="1", VLLM_CPU_CI_ENV="1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.vllm import driver, fake_trie
