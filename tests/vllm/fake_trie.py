@@ -35,6 +35,8 @@ class _Row:
     tenant: str
     learns: bool
     text: list[int]
+    run: list[int] | None = None
+    """Its part of the tenant's texts."""
 
 
 class DeviceTrie:
@@ -73,7 +75,10 @@ class DeviceTrie:
             live = self.rows[row]
             live.text += wrote[:count]
             if live.learns and live.tenant:
-                self.tenants.setdefault(live.tenant, [[]])[0] += wrote[:count]
+                if live.run is None:
+                    live.run = []
+                    self.tenants.setdefault(live.tenant, []).append(live.run)
+                live.run += wrote[:count]
         self.calls.append("learn")
 
     def propose_chains(self, rows: Any, lengths: Any, out_tokens: Any, out_scores: Any, out_counts: Any) -> None:
@@ -87,18 +92,21 @@ class DeviceTrie:
         self.calls.append("propose_chains")
 
     def import_runs(self, tenant: str, runs: Sequence[np.ndarray[Any, Any]]) -> None:
-        self.tenants.setdefault(tenant, [[]]).extend(run.tolist() for run in runs)
+        self.tenants.setdefault(tenant, []).extend(run.tolist() for run in runs)
         self.calls.append("import_runs")
 
     def purge(self, tenant: str) -> None:
         self.tenants.pop(tenant, None)
+        for row in self.rows.values():
+            row.run = None if row.tenant == tenant else row.run
         self.calls.append("purge")
 
     def _chain(self, row: _Row) -> list[int]:
         """What follows the row's last tokens elsewhere."""
+        texts = [row.text, *self.tenants.get(row.tenant, [])]
         for count in range(min(_CONTEXT, len(row.text)), 0, -1):
             end = row.text[-count:]
-            for text in (row.text, *self.tenants.get(row.tenant, ())):
+            for text in texts:
                 for at in range(len(text) - 1, count - 1, -1):
                     if text[at - count : at] == end:
                         return text[at:]

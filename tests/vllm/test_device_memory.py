@@ -30,9 +30,11 @@ ANSWER = [11, 12, 13, 14, 15]
 
 
 @contextmanager
-def opened(store: str | None = None, policy: RequestPolicy | None = None, **others: Any) -> Iterator[DeviceMemory]:
+def opened(
+    store: str | None = None, policy: RequestPolicy | None = None, regions: int = 4, **others: Any
+) -> Iterator[DeviceMemory]:
     memory = Memory(None if store is None else RedisClient(store), FINGERPRINT)
-    made = DeviceMemory(memory, policy or SettingsPolicy(SETTINGS, "default"), torch.device("cpu"), **others)
+    made = DeviceMemory(memory, policy or SettingsPolicy(SETTINGS, "default"), torch.device("cpu"), regions, **others)
     made.start()
     try:
         yield made
@@ -228,6 +230,50 @@ def test_a_purge_empties_the_region_and_mutes_its_requests() -> None:
         memory.end("running")
         memory.take_in()
         assert learned(memory, "default") == []
+
+
+def test_a_region_makes_room_for_another_one_and_is_loaded_again() -> None:
+    with opened(regions=1) as memory:
+        first = memory.join(arrival("a", draftwood_tenant="first")).region
+        assert memory.join(arrival("b", draftwood_tenant="second")) == Decision(
+            "", False, 48
+        )  # the other one is in use
+        write(memory, {"a": ANSWER, "b": ANSWER[::-1]})
+        memory.end("a")
+        memory.end("b")
+        memory.take_in()
+        assert (learned(memory, "first"), learned(memory, "second")) == ([ANSWER], [ANSWER[::-1]])
+        second = memory.join(arrival("c", draftwood_tenant="second")).region
+        assert second != first
+        changes = applied(memory, Load)
+        assert Purge(first, []) in changes
+        [load] = [one for one in changes if isinstance(one, Load)]
+        assert (load.region, [run.tolist() for run in load.runs]) == (second, [ANSWER[::-1]])
+        memory.end("c")
+        assert memory.join(arrival("d", draftwood_tenant="first")).region == first
+        [load] = [one for one in applied(memory, Load) if isinstance(one, Load)]
+        assert (load.region, [run.tolist() for run in load.runs]) == (first, [ANSWER])
+
+
+def test_a_memory_that_is_loaded_while_its_first_request_runs_keeps_its_text() -> None:
+    """The region is not emptied for it, and the answer is not loaded a second time."""
+    with Valkey() as store:
+        with opened(store.url) as memory:
+            memory.join(arrival("a"))
+            write(memory, {"a": ANSWER})
+            memory.end("a")
+            memory.take_in()
+            wait_for(lambda: memory.memory.counters().outbox_records == 0, "the outbox")
+        with opened(store.url) as memory:
+            region = memory.join(arrival("b")).region
+            write(memory, {"b": [21, 22, 23]})
+            [load] = applied(memory, Load)
+            assert isinstance(load, Load)
+            assert [run.tolist() for run in load.runs] == [ANSWER]
+            memory.end("b")
+            memory.take_in()
+            assert learned(memory, "default") == [ANSWER, [21, 22, 23]]
+            assert (region, memory.changes()) == (load.region, [])
 
 
 def test_large_memories_are_loaded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,10 +6,12 @@ The runner is made without a model: what it samples is said here, and goes throu
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +46,7 @@ def prepared() -> None:
 
     CpuPlatform.check_and_update_config = classmethod(lambda cls, vllm_config: None)
     platforms._current_platform = CpuPlatform()
-    import vllm.v1.worker.cpu.shm
+    import_module("vllm.v1.worker.cpu.shm")  # in the place of torch's functions for devices
 
     from draftwood_vllm import device_support, proposer
     from tests.vllm import fake_trie
@@ -64,13 +66,10 @@ def configured(model: str) -> Any:
 
 def runner_of(config: Any) -> Any:
     """vLLM's model runner without a model, with its own state and our speculator."""
-    import inspect
-
     from vllm.v1.worker.gpu import model_runner
     from vllm.v1.worker.gpu.states import RequestState
 
-    from draftwood_vllm import speculator
-
+    speculator: Any = import_module("draftwood_vllm.speculator")
     speculator.get_tp_group = lambda: SimpleNamespace(world_size=1)
     made = model_runner.GPUModelRunner.__new__(model_runner.GPUModelRunner)
     for name in ("model_state", "block_tables", "lora_state", "sampler", "prompt_logprobs_worker"):
@@ -147,8 +146,6 @@ class Steps:
 
     @staticmethod
     def _drafts_of(post_update: Any, states: Any) -> list[Any]:
-        import inspect
-
         return [None, states.draft_tokens] if "draft_tokens" in inspect.signature(post_update).parameters else []
 
     @staticmethod
@@ -171,9 +168,10 @@ class Steps:
 
 
 def main(model: str) -> None:
-    lines = Lines()
-    logging.getLogger("vllm").addHandler(lines)
     prepared()
+    lines = Lines()
+    for name in ("vllm", "draftwood"):
+        logging.getLogger(name).addHandler(lines)
     config = configured(model)
     answer: dict[str, Any] = {
         "runner": config.use_v2_model_runner,

@@ -97,8 +97,8 @@ class _Live:
     """A request from its first token to its end.
 
     Attributes:
-        use: of its tenant's memory; None for its own text alone, and without drafts.
-        rebuilt: its region was emptied since it began, and it still learns.
+        use: of its tenant's memory on the device; None for its own text alone, and without drafts.
+        rebuilt: its region was emptied since it began.
     """
 
     arrival: Arrival
@@ -137,6 +137,8 @@ class DeviceMemory:
 
     Args:
         device: of the tensors of `written`.
+        regions: that the device holds at once. Those used longest ago make room; while all are in use, further tenants'
+            requests draft from their own text alone.
         publish, on_drafts: as in `EngineDrafts`.
     """
 
@@ -145,6 +147,7 @@ class DeviceMemory:
         memory: Memory,
         policy: RequestPolicy,
         device: torch.device,
+        regions: int,
         publish: Publish | None = None,
         on_drafts: DraftListener = lambda sessions: None,
     ) -> None:
@@ -157,6 +160,9 @@ class DeviceMemory:
         self._live: dict[str, _Live] = {}
         self._preempted: set[str] = set()
         self._loading: dict[str, _Loading] = {}
+        self._most_regions = regions
+        self._regions: dict[str, StrategyUse] = {}  # those used last at the end
+        self._settled: set[str] = set()  # with more than the text of requests that run
         self._refused: set[str] = set()
         self._lock = threading.RLock()
         self._closed = threading.Event()
@@ -224,7 +230,7 @@ class DeviceMemory:
                     if tokens is None:
                         loading.purged = True
                         loading.runs.clear()
-                    else:
+                    elif region in self._regions:
                         loading.runs.append(tokens)
             return [*self._due()] if self._loading else []
 
@@ -260,25 +266,28 @@ class DeviceMemory:
         for region, loading in [*self._loading.items()]:
             if loading.purged:
                 loading.purged = False
-                yield Purge(region, [*self._muted(region)])
+                yield from self._purge(region)
             runs = list[Int32Array]()
             while loading.runs and left > 0:
                 left -= int(loading.runs[0].shape[0])
                 runs.append(loading.runs.pop(0))
             if runs:
+                self._settled.add(region)
                 yield Load(region, runs)
             if not loading.runs:
                 del self._loading[region]
 
-    def _muted(self, region: str) -> Iterator[str]:
-        """Requests that draft from a region that is emptied, and whose text it is not to get any more: a purge."""
-        for request_id, live in self._live.items():
-            if not region or live.region != region:
-                continue
-            learning = live.session.learning
-            live.rebuilt = learning is not None and learning.resident.is_current(learning.epoch, learning.since)
-            if not live.rebuilt:
-                yield request_id
+    def _purge(self, region: str) -> Iterator[Purge]:
+        """A region is to have what its memory has; the texts that this is follow. Unless the memory was purged, what
+        its requests wrote so far is learned again when they end."""
+        drafting = [live for live in self._live.values() if live.region == region]
+        muted = [live for live in drafting if not _is_current(live)]
+        if not muted and region not in self._settled:
+            return
+        self._settled.discard(region)
+        for live in drafting:
+            live.rebuilt = True
+        yield Purge(region, [live.arrival.request_id for live in muted])
 
     def _began(self, arrival: Arrival) -> _Live:
         try:
@@ -304,13 +313,35 @@ class DeviceMemory:
         """Lets the tenant's memory be loaded, for this request and later ones."""
         session, options = live.session, live.session.options
         name = MemoryName(options.tenant, options.arm)
-        live.region = self.memory.naming.tag(name)
-        live.use = StrategyUse(name, StrategyKey(STRATEGY, (("region", live.region),)), options.overrides)
-        self.memory.fetch(live.use, lambda loaded: None)
+        region = self.memory.naming.tag(name)
+        if self._has_room_for(region):
+            live.region = region
+            live.use = StrategyUse(name, StrategyKey(STRATEGY, (("region", region),)), options.overrides)
+            self.memory.fetch(live.use, lambda loaded: None)
+            self._regions[region] = self._regions.pop(region, live.use)
         if session.request.learns:
             session.learning = self.memory.learning(name, request=options.key)
             if session.learning.repeated:  # what is new of its answer is learned when it ends
                 session.request = replace(session.request, learns=False)
+
+    def _has_room_for(self, region: str) -> bool:
+        """Whether the device has, or can have, this region; another one makes room."""
+        if region in self._regions or len(self._regions) < self._most_regions:
+            return True
+        used = {live.region for live in self._live.values()}
+        unused = next((one for one in self._regions if one not in used), None)
+        if unused is None:
+            return False
+        use = self._regions.pop(unused)
+        resident = self.memory.residents.get(use.memory)
+        if resident is not None:  # which builds it again when it is asked for
+            with resident.lock:
+                resident.strategies.pop(use.key, None)
+                building = resident.unbuilt.pop(use.key, None)
+            if building is not None:
+                building.set_result(None)
+        self._changes.put((unused, None))
+        return True
 
     def _take_step(self, rows: list[_Live | None], written: np.ndarray[Any, Any]) -> None:
         now, stepped = time.perf_counter(), list[Session]()
@@ -332,6 +363,7 @@ class DeviceMemory:
         if learning is not None and live.use is not None and session.request.learns and not live.rebuilt:
             # The region has its text. Other replicas, and other arms' strategies, get it.
             learning.strategy = learning.resident.strategies.get(live.use.key)
+        self._settled.add(live.region)
         try:
             session.close()
         except Exception:
@@ -372,6 +404,13 @@ class DeviceMemory:
         except Exception:
             self._publish = None
             _log.exception("metrics of drafts are not published any more")
+
+
+def _is_current(live: _Live) -> bool:
+    """Whether its memory was not purged since it began; of one that learns nothing that is not known, and plays no
+    part."""
+    learning = live.session.learning
+    return learning is None or learning.resident.is_current(learning.epoch, learning.since)
 
 
 def _until_its_end(output: list[Int32Array], arrival: Arrival) -> list[Int32Array]:

@@ -33,12 +33,14 @@ def open_drafts(
     return OpenedDrafts("vLLM", environ, model, host, DecidedPolicy(), lambda memory: Recorder(path, memory))
 
 
-def open_device_memory(environ: Mapping[str, str], model: ServedModel, device: torch.device) -> Opened[DeviceMemory]:
-    """As `open_drafts`, for drafts that are made on a device."""
+def open_device_memory(
+    environ: Mapping[str, str], model: ServedModel, device: torch.device, regions: int
+) -> Opened[DeviceMemory]:
+    """As `open_drafts`, for drafts that are made on a device with so many regions."""
     from draftwood_vllm.device_memory import DeviceMemory
 
     def make(parts: Parts) -> DeviceMemory:
-        return DeviceMemory(parts.memory, parts.policy, device, parts.publish, parts.on_drafts)
+        return DeviceMemory(parts.memory, parts.policy, device, regions, parts.publish, parts.on_drafts)
 
     path = environ.get(SOCKET_VARIABLE)
     if not path:

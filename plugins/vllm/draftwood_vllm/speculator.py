@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ from draftwood_tenants.engines import show_failure
 from draftwood_vllm import device_support
 from draftwood_vllm.device_drafts import Decision, DeviceDrafts, Joined, Load, Purge, RowStates, StepDrafts, warm_up
 from draftwood_vllm.device_memory import Arrival, DeviceMemory
+from draftwood_vllm.device_support import STRATEGY
 from draftwood_vllm.hosts import Binding, served_model, share_log, vllm_version
 from draftwood_vllm.opening import open_device_memory
 from draftwood_vllm.ranks import Ranks
@@ -158,9 +159,11 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
         self._ranks = Ranks(get_tp_group())
         problem, drafts = "", None
         try:
-            drafts = self._arena()
+            fields = device_support.sizes_of(self._config, read_environment(os.environ, strategy=STRATEGY))
+            drafts = self._arena(fields)
             if self._ranks.leads:
-                self._opened = open_device_memory(os.environ, served_model(self._config), self._device)
+                model = served_model(self._config)
+                self._opened = open_device_memory(os.environ, model, self._device, fields["tenants"])
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         if not self._ranks.all(not problem):
@@ -168,10 +171,9 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
             return
         self._drafts = drafts
 
-    def _arena(self) -> DeviceDrafts:
+    def _arena(self, fields: Mapping[str, int]) -> DeviceDrafts:
         """Raises ImportError, ValueError: there are no drafts for this device, or not enough of its memory."""
-        settings = read_environment(os.environ, strategy=device_support.STRATEGY)
-        device, fields = device_support.load(), device_support.sizes_of(self._config, settings)
+        device = device_support.load()
         sizes = device.sizes(**fields)
         try:
             trie = device.trie(sizes, self._device)
@@ -208,7 +210,8 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
             return [], []
         try:
             memory = self._opened.drafts
-            return memory.changes(), [memory.join(*_arrived(one)) for one in new]
+            decisions = [memory.join(*_arrived(one)) for one in new]
+            return memory.changes(), decisions
         except Exception:
             _log.exception("requests are not drafted for")
             return [], [Decision()] * len(new)
