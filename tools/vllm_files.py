@@ -1,4 +1,4 @@
-"""Unpacks the Python files of a version of vLLM, without what they are compiled with: for `tests/vllm/test_versions.py`.
+"""Unpacks the Python files of a version of vLLM, and nothing compiled: for `tests/vllm/test_versions.py`.
 
 `python -m tools.vllm_files VERSION FOLDER` downloads 300 MB and keeps 30 MB.
 """

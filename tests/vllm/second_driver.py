@@ -75,9 +75,9 @@ def main() -> None:
 
     backend: Any = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
     triton.backends.backends["cpu"] = backend
-    from draftwood_vllm import device_support
+    from draftwood_vllm import device_support, hosts
 
-    device_support.on_cuda = lambda: True
+    hosts.on_cuda, hosts.device_bytes = (lambda: True), (lambda: 1 << 36)
     device_support.load = lambda: device_support.DeviceModule(fake_trie.DeviceSizes, fake_trie.DeviceTrie)
     _schedule_asynchronously()
     driver.main(SecondDriver)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from draftwood_vllm import hosts
+
 if TYPE_CHECKING:
     from draftwood_memory.settings import MemorySettings
 
@@ -66,7 +68,7 @@ def refusal(config: Any, environ: Mapping[str, str]) -> str:
     Raises:
         InvalidSettingError: a variable has a value that is not allowed.
     """
-    if not on_cuda():
+    if not hosts.on_cuda():
         return "there is no CUDA device"
     try:
         device = load()
@@ -103,19 +105,10 @@ def _unfit(config: Any, settings: MemorySettings) -> str:
 
 
 def _too_large(nbytes: int, config: Any, settings: MemorySettings) -> str:
-    from vllm.platforms import current_platform
-
-    total = int(current_platform.get_device_total_memory())
+    total = hosts.device_bytes()
     if nbytes <= total * _SHARE:
         return ""
     return (
         f"drafts for {shown(sizes_of(config, settings))} take {nbytes / 2**20:.0f} MiB of the device, more than"
         f" {_SHARE:.0%} of its {total / 2**20:.0f} MiB"
     )
-
-
-def on_cuda() -> bool:
-    """Whether vLLM runs on NVIDIA's devices."""
-    from vllm.platforms import current_platform
-
-    return bool(current_platform.is_cuda())

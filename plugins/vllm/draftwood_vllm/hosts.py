@@ -1,4 +1,4 @@
-"""What both of vLLM's model runners have in common for us: how drafts find their runner, and what the model is.
+"""What both of vLLM's model runners have in common for us: how drafts find their runner, its model and its device.
 
 Imports nothing but the standard library, as `proposer` does.
 """
@@ -70,6 +70,20 @@ def _vocabulary(model: Any) -> dict[str, int]:
     from vllm.tokenizers.registry import cached_tokenizer_from_config
 
     return dict(cached_tokenizer_from_config(model).get_vocab())
+
+
+def on_cuda() -> bool:
+    """Whether vLLM runs on NVIDIA's devices."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cuda())
+
+
+def device_bytes() -> int:
+    """Memory of a device. Does not begin to use it."""
+    from vllm.platforms import current_platform
+
+    return int(current_platform.get_device_total_memory())
 
 
 def share_log() -> None:

@@ -21,7 +21,8 @@ from typing import Any, Literal
 
 _log = logging.getLogger("draftwood")
 
-METHOD, MODEL = "custom_class", "draftwood_vllm.Proposer"
+METHOD = "custom_class"
+MODELS = ("draftwood_vllm.Proposer", "draftwood_vllm.proposer.Proposer")
 _CONFIG = "vllm.config.vllm"
 _FACTORY = "vllm.v1.worker.gpu.spec_decode"
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
@@ -148,7 +149,7 @@ def _functions(tree: ast.Module, name: str) -> Iterator[ast.FunctionDef]:
 def is_ours(config: Any) -> bool:
     """Whether a `VllmConfig` asks for our drafts."""
     speculative = config.speculative_config
-    return speculative is not None and speculative.method == METHOD and speculative.model == MODEL
+    return speculative is not None and speculative.method == METHOD and speculative.model in MODELS
 
 
 def say_first_runner(reason: str) -> None:
