@@ -37,6 +37,7 @@ class _Row:
     text: list[int]
     run: list[int] | None = None
     """Its part of the tenant's texts."""
+    writes: bool = False
 
 
 class DeviceTrie:
@@ -67,12 +68,18 @@ class DeviceTrie:
             self.rows[row].text += tokens[ends[i] : ends[i + 1]].tolist()
         self.calls.append("append_prompts")
 
+    def begin_outputs(self, rows: torch.Tensor) -> None:
+        assert rows.dtype == torch.int32
+        for row in rows.tolist():
+            self.rows[row].writes = True
+
     def learn(self, rows: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor) -> None:
         assert rows.dtype == tokens.dtype == counts.dtype == torch.int32
         for row, wrote, count in zip(rows.tolist(), tokens.tolist(), counts.tolist(), strict=True):
             if row < 0 or count == 0:
                 continue
             live = self.rows[row]
+            assert live.writes
             live.text += wrote[:count]
             if live.learns and live.tenant:
                 if live.run is None:

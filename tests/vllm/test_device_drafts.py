@@ -26,7 +26,7 @@ class Host:
             torch.zeros((ROWS, 1), dtype=torch.int64),
         )
         self.trie = DeviceTrie(DeviceSizes(ROWS, LENGTH, 4, 1000, LONGEST, LONGEST), "cpu")
-        self.drafts = DeviceDrafts(self.trie, self.states, LONGEST, VOCABULARY, 16)
+        self.drafts = DeviceDrafts(self.trie, self.states, LONGEST, VOCABULARY, 16, LONGEST)
 
     def join(self, name: str, state: int, prompt: Sequence[int], decision: Decision = DRAFTS, limit: int = 40) -> None:
         self.states.tokens[state, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)

@@ -174,7 +174,7 @@ def test_what_else_the_runner_cannot_do_stays_listed(caplog: pytest.LogCaptureFi
         ({"model_is_hybrid": True, "speculative_enable_adaptive_verification": True}, "a recurrent model"),
         (
             {"scheduler_max_num_seqs": 1 << 20},
-            "drafts for 1048576 rows of 256 tokens and 16 tenants of 1024 tokens (max_num_seqs, DRAFTWOOD_MAX_TENANTS,"
+            "drafts for 1048576 rows of 256 tokens and 17 tenants of 1024 tokens (max_num_seqs, DRAFTWOOD_MAX_TENANTS,"
             " DRAFTWOOD_MEMORY_TOKENS) take 1024 MiB of the device, more than 10% of its 1024 MiB",
         ),
     ],

@@ -21,7 +21,7 @@ from draftwood_vllm import device_support
 from tests.vllm.fake_trie import DeviceSizes, DeviceTrie
 
 RUNNER = "vllm.v1.worker.gpu.model_runner"
-LONGEST, LENGTH, ROWS = 4, 64, 4
+LONGEST, LENGTH, ROWS = 4, 256, 4
 PROMPT = [5, 6, 7, 8, 9]
 
 
@@ -224,7 +224,7 @@ def test_a_preempted_request_goes_on_in_another_row(speculator: Any) -> None:
 
 def test_the_arena_is_left_free_of_the_cache(speculator: Any) -> None:
     runner = loaded(speculator)
-    sizes = DeviceSizes(ROWS, LENGTH, 16, 1024, LONGEST, LONGEST)
+    sizes = DeviceSizes(ROWS, LENGTH, 17, 1024, LONGEST, LONGEST)
     assert runner.model_memory_usage == sizes.nbytes
     runner.speculator._opened.close()
 
@@ -234,9 +234,9 @@ def test_an_arena_that_does_not_fit_costs_the_drafts_and_one_line(
 ) -> None:
     runner = loaded(speculator, rows=2000)
     assert runner.step([new("a")]).tolist() == [[5] * 4]
-    sizes = "drafts for 2000 rows of 64 tokens and 16 tenants of 1024 tokens"
+    sizes = "drafts for 2000 rows of 256 tokens and 17 tenants of 1024 tokens"
     settings = "(max_num_seqs, DRAFTWOOD_MAX_TENANTS, DRAFTWOOD_MEMORY_TOKENS)"
-    needed = DeviceSizes(2000, LENGTH, 16, 1024, LONGEST, LONGEST).nbytes
+    needed = DeviceSizes(2000, LENGTH, 17, 1024, LONGEST, LONGEST).nbytes
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
         "vLLM of an unknown version goes on without drafts of Draftwood:"
         f" ValueError: {sizes} {settings} do not fit the device: rows=2000 need {needed} bytes"

@@ -29,6 +29,9 @@ class Trie(Protocol):
     def append_prompts(self, rows: torch.Tensor, tokens: torch.Tensor, offsets: torch.Tensor) -> None:
         """rows int32[r], tokens int32[n], offsets int32[r + 1]."""
 
+    def begin_outputs(self, rows: torch.Tensor) -> None:
+        """rows int32[r], whose prompts are complete."""
+
     def learn(self, rows: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor) -> None:
         """rows int32[b], tokens int32[b, k], counts int32[b]: what each row wrote, 0 for nothing."""
 
@@ -46,7 +49,7 @@ class Trie(Protocol):
         """Adds texts to a tenant's region."""
 
     def purge(self, tenant: str) -> None:
-        """Empties a tenant's region. Rows that draft from it stay."""
+        """Empties a tenant's region. Rows that draft from it stay, and go on to be learned."""
 
 
 class Decision(NamedTuple):
@@ -130,11 +133,15 @@ class DeviceDrafts:
         longest: k, places for draft tokens in each row.
         vocab_size: draft tokens are below it.
         row_tokens: of a prompt, its last so many are kept.
+        depth: of the trie's drafts, at most.
     """
 
-    def __init__(self, trie: Trie, states: RowStates, longest: int, vocab_size: int, row_tokens: int) -> None:
+    def __init__(
+        self, trie: Trie, states: RowStates, longest: int, vocab_size: int, row_tokens: int, depth: int
+    ) -> None:
         self._trie = trie
         self._states = states
+        self._depth = depth
         self._longest, self._vocab_size, self._row_tokens = longest, vocab_size, row_tokens
         count, device = states.tokens.shape[0], states.tokens.device
         self._device = device
@@ -204,7 +211,7 @@ class DeviceDrafts:
         self._trie.learn(rows, wrote, counts.int())
 
         drafting = torch.where(num_sampled > 0, rows, -1)
-        room = torch.minimum(nodes, limits - lengths - 1).clamp_(min=0, max=longest)
+        room = torch.minimum(nodes, limits - lengths - 1).clamp_(min=0, max=min(longest, self._depth))
         room = torch.where(drafting >= 0, room, 0).int()
         tokens, scores = self._out_tokens[:count], self._out_scores[:count]
         drafted = self._out_counts[:count].zero_()
@@ -221,7 +228,7 @@ class DeviceDrafts:
 
     def _read_prompts(self) -> None:
         """Gives the trie what new rows have read."""
-        joined, self._unread = [one for one in self._unread if one.known], []
+        joined, self._unread = self._unread, []
         if not joined:
             return
         kept = [min(one.known, self._row_tokens) for one in joined]
@@ -231,6 +238,7 @@ class DeviceDrafts:
         rows = self._on_device(np.array([one.state for one in joined], np.int32))
         offsets = self._on_device(np.cumsum([0, *kept], dtype=np.int32))
         self._trie.append_prompts(rows, torch.cat(pieces), offsets)
+        self._trie.begin_outputs(rows)
 
     def _of_rows(self) -> torch.Tensor:
         """int32[3, states]: `_rows`, copied when it has changed."""
@@ -251,6 +259,7 @@ def warm_up(trie: Trie, longest: int, device: torch.device) -> None:
     text = torch.arange(24, dtype=torch.int32, device=device) % 3
     trie.begin(0, "", False)
     trie.append_prompts(text[:1], text, torch.tensor([0, 24], dtype=torch.int32, device=device))
+    trie.begin_outputs(text[:1])
     for count in (1, 2, 16):
         rows = torch.full((count,), -1, dtype=torch.int32, device=device)
         rows[0] = 0

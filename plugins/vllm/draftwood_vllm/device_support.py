@@ -16,6 +16,7 @@ STRATEGY = "trie"
 """What is drafted with."""
 _ROW_TOKENS = 8192
 """Of each running request: the text that it drafts from besides its tenant's memory. Not tuned."""
+_LEAST_ROW_TOKENS = 256
 _TENANTS = 16
 """With memories on the device at once; another one takes the place of that used longest ago. Not tuned."""
 _MAX_NODES, _MAX_DEPTH = 64, 32
@@ -46,8 +47,8 @@ def sizes_of(config: Any, settings: MemorySettings) -> dict[str, int]:
     longest = int(config.speculative_config.num_speculative_tokens)
     return {
         "rows": int(config.scheduler_config.max_num_seqs),
-        "row_tokens": min(int(config.model_config.max_model_len), _ROW_TOKENS),
-        "tenants": min(settings.max_tenants, _TENANTS),
+        "row_tokens": max(min(int(config.model_config.max_model_len), _ROW_TOKENS), _LEAST_ROW_TOKENS),
+        "tenants": 1 + min(settings.max_tenants, _TENANTS),  # one of them for requests without a tenant
         "tenant_tokens": settings.memory_tokens,
         "nodes": min(longest, _MAX_NODES),
         "depth": min(longest, _MAX_DEPTH),

@@ -163,7 +163,7 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
             drafts = self._arena(fields)
             if self._ranks.leads:
                 model = served_model(self._config)
-                self._opened = open_device_memory(os.environ, model, self._device, fields["tenants"])
+                self._opened = open_device_memory(os.environ, model, self._device, fields["tenants"] - 1)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         if not self._ranks.all(not problem):
@@ -186,7 +186,7 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
         of_runner = self._runner.req_states
         states = RowStates(of_runner.all_token_ids.gpu, of_runner.total_len.gpu, of_runner.last_sampled_tokens)
         vocab_size = int(self._config.model_config.get_vocab_size())
-        return DeviceDrafts(trie, states, self._longest, vocab_size, fields["row_tokens"])
+        return DeviceDrafts(trie, states, self._longest, vocab_size, fields["row_tokens"], fields["depth"])
 
     def _added(self, drafts: DeviceDrafts, output: Any) -> None:
         """Requests that join in this step, and what has come from outside."""
