@@ -226,6 +226,9 @@ def test_a_purge_empties_the_region_and_mutes_its_requests() -> None:
         memory.changes()
         memory.memory.submit(PurgeMemory("default")).result(10)
         assert Purge(region, ["running"]) in applied(memory, Purge)
+        memory.preempt("running")
+        assert memory.join(arrival("running")).learns is False
+        assert memory.join(arrival("new")).learns is True
         write(memory, {"running": [21, 22]})
         memory.end("running")
         memory.take_in()

@@ -196,7 +196,7 @@ class DeviceMemory:
                 live = self._live[arrival.request_id] = self._began(arrival)
             request = live.session.request
             drafts = arrival.prompt is not None and request.drafting.strategy != NO_DRAFTS
-            learns = request.learns and live.use is not None
+            learns = request.learns and live.use is not None and _is_current(live)
             return Decision(live.region, learns, request.drafting.max_nodes if drafts else 0)
 
     def preempt(self, request_id: str) -> None:
