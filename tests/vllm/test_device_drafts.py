@@ -176,6 +176,6 @@ def test_ranks_with_the_same_inputs_have_the_same_drafts() -> None:
 
 
 def test_the_warm_up_leaves_no_row(host: Host) -> None:
-    warm_up(host.trie, LONGEST, torch.device("cpu"))
+    warm_up(host.trie, LONGEST, LONGEST, torch.device("cpu"))
     assert (host.trie.rows, host.trie.tenants) == ({}, {})
     assert {"append_prompts", "learn", "propose_chains"} <= {*host.trie.calls}

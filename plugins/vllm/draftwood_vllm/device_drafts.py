@@ -254,7 +254,7 @@ class DeviceDrafts:
         return copied.pin_memory().to(self._device, non_blocking=True)
 
 
-def warm_up(trie: Trie, longest: int, device: torch.device) -> None:
+def warm_up(trie: Trie, longest: int, depth: int, device: torch.device) -> None:
     """Compiles what a step needs, in a row that no request has yet."""
     text = torch.arange(24, dtype=torch.int32, device=device) % 3
     trie.begin(0, "", False)
@@ -264,7 +264,7 @@ def warm_up(trie: Trie, longest: int, device: torch.device) -> None:
         rows = torch.full((count,), -1, dtype=torch.int32, device=device)
         rows[0] = 0
         wrote = torch.zeros((count, longest + 1), dtype=torch.int32, device=device)
-        lengths = torch.full((count,), longest, dtype=torch.int32, device=device)
+        lengths = torch.full((count,), min(longest, depth), dtype=torch.int32, device=device)
         trie.learn(rows, wrote, torch.ones_like(rows))
         scores = torch.zeros((count, longest), device=device)
         trie.propose_chains(rows, lengths, torch.zeros_like(scores, dtype=torch.int32), scores, torch.zeros_like(rows))

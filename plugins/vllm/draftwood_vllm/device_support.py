@@ -55,6 +55,11 @@ def sizes_of(config: Any, settings: MemorySettings) -> dict[str, int]:
     }
 
 
+def nbytes_of(fields: Mapping[str, int]) -> int:
+    """Bytes of drafts on the device with sizes of these fields."""
+    return int(load().sizes(**fields).nbytes)
+
+
 def shown(sizes: Mapping[str, int]) -> str:
     """Sizes for the log."""
     return (
@@ -72,13 +77,13 @@ def refusal(config: Any, environ: Mapping[str, str]) -> str:
     if not hosts.on_cuda():
         return "there is no CUDA device"
     try:
-        device = load()
+        load()
     except ImportError as error:
         return f"there are no drafts for devices: {error}"
     from draftwood_memory.settings import read_environment
 
     settings = read_environment(environ, strategy=STRATEGY)
-    return _unfit(config, settings) or _too_large(device.sizes(**sizes_of(config, settings)).nbytes, config, settings)
+    return _unfit(config, settings) or _too_large(sizes_of(config, settings))
 
 
 def _unfit(config: Any, settings: MemorySettings) -> str:
@@ -105,11 +110,11 @@ def _unfit(config: Any, settings: MemorySettings) -> str:
     return ""
 
 
-def _too_large(nbytes: int, config: Any, settings: MemorySettings) -> str:
-    total = hosts.device_bytes()
-    if nbytes <= total * _SHARE:
+def _too_large(sizes: Mapping[str, int]) -> str:
+    needed, total = nbytes_of(sizes), hosts.device_bytes()
+    if needed <= total * _SHARE:
         return ""
     return (
-        f"drafts for {shown(sizes_of(config, settings))} take {nbytes / 2**20:.0f} MiB of the device, more than"
+        f"drafts for {shown(sizes)} take {needed / 2**20:.0f} MiB of the device, more than"
         f" {_SHARE:.0%} of its {total / 2**20:.0f} MiB"
     )

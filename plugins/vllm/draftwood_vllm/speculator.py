@@ -78,6 +78,7 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
         self._opened: Opened[DeviceMemory] | None = None
         self._ranks = Ranks()
         self._steps = 0
+        self._untold = False
         try:
             Binding.expect(_RUNNER, "speculator", self)
         except Exception as error:
@@ -170,6 +171,10 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
             self._switch_off(problem or "another rank cannot draft")
             return
         self._drafts = drafts
+        nbytes = device_support.nbytes_of(fields)
+        if hasattr(self._runner, "model_memory_usage"):  # that vLLM leaves free of the KV cache
+            self._runner.model_memory_usage += nbytes
+        _log.info("drafts on the device take %.0f MiB: %s", nbytes / 2**20, device_support.shown(fields))
 
     def _arena(self, fields: Mapping[str, int]) -> DeviceDrafts:
         """Raises ImportError, ValueError: there are no drafts for this device, or not enough of its memory."""
@@ -179,10 +184,7 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
             trie = device.trie(sizes, self._device)
         except (ValueError, torch.OutOfMemoryError) as error:
             raise ValueError(f"drafts for {device_support.shown(fields)} do not fit the device: {error}") from error
-        warm_up(trie, self._longest, self._device)
-        if hasattr(self._runner, "model_memory_usage"):  # that vLLM leaves free of the KV cache
-            self._runner.model_memory_usage += int(sizes.nbytes)
-        _log.info("drafts on the device take %.0f MiB: %s", sizes.nbytes / 2**20, device_support.shown(fields))
+        warm_up(trie, self._longest, fields["depth"], self._device)
         of_runner = self._runner.req_states
         states = RowStates(of_runner.all_token_ids.gpu, of_runner.total_len.gpu, of_runner.last_sampled_tokens)
         vocab_size = int(self._config.model_config.get_vocab_size())
@@ -232,7 +234,9 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
         try:
             memory.written(request_ids, written)
         except Exception:
-            _log.exception("what was written in a step is not learned by memories of other processes")
+            if not self._untold:
+                _log.exception("from now on, what is written in some steps is learned by this process alone")
+            self._untold = True
 
     def _attempt(self, work: Callable[[DeviceDrafts], ResultT]) -> ResultT | None:
         """What `work` returns; None without drafts. Whatever it raises switches them off.
