@@ -2,7 +2,7 @@
 
 What a request writes reaches the host steps later (`HostCopies`), and its tenant's memory when it has ended, as with
 drafts on the host. What a memory learns from the store goes to the device as changes, which the engine applies between
-two steps. The memory knows the device as a strategy that only learns: a new instance of it is an empty region.
+two steps; see `device_regions`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from draftwood_memory.memory import Memory, StrategyUse
 from draftwood_memory.records import Int32Array
 from draftwood_memory.resident import StrategyKey
 from draftwood_memory.store.naming import MemoryName
-from draftwood_strategies.base import Drafter, DraftStats
+from draftwood_strategies.base import DraftStats
 from draftwood_strategies.drafting import NO_DRAFTS
-from draftwood_strategies.registry import register
 from draftwood_vllm.device_drafts import Decision, Load, Purge
+from draftwood_vllm.device_regions import REGIONS, STRATEGY, Changes
 from draftwood_vllm.host_copies import HostCopies
 
 _log = logging.getLogger("draftwood")
 
-STRATEGY = "device"
 _REST_SECONDS = 0.05
 """As `draftwood_memory.engines.drafts` rests."""
 _PUBLISH_SECONDS = 1.0
@@ -61,35 +60,6 @@ class Arrival(NamedTuple):
     extra_args: Mapping[str, Any] | None
     stop_token_ids: Collection[int] = ()
     max_tokens: int | None = None
-
-
-class _Region:
-    """The strategy by which a memory knows a region of the device. Any thread."""
-
-    top_k = 0
-
-    def __init__(self, changes: SimpleQueue[tuple[str, Int32Array | None]], region: str) -> None:
-        self._changes, self._region = changes, region
-        changes.put((region, None))
-
-    def start(self, prompt: Int32Array) -> Drafter:
-        raise RuntimeError(f"strategy {STRATEGY!r} drafts on the device alone")
-
-    def learn(self, tokens: Int32Array) -> None:
-        self._changes.put((self._region, tokens))
-
-
-class _Regions:
-    """Makes the strategy. There is one engine in a process, whose changes these are."""
-
-    def __init__(self) -> None:
-        self.changes: SimpleQueue[tuple[str, Int32Array | None]] = SimpleQueue()
-
-    def __call__(self, region: str = "") -> _Region:
-        return _Region(self.changes, region)
-
-
-_REGIONS = register(STRATEGY)(_Regions())
 
 
 @dataclass(eq=False)
@@ -168,8 +138,8 @@ class DeviceMemory:
         self._closed = threading.Event()
         self._published_at = 0.0
         self._resting = threading.Thread(target=self._rest, name="draftwood", daemon=True)
-        self._changes: SimpleQueue[tuple[str, Int32Array | None]] = SimpleQueue()
-        _REGIONS.changes = self._changes
+        self._changes: Changes = SimpleQueue()
+        REGIONS.changes = self._changes
 
     def __len__(self) -> int:
         return len(self._live)
