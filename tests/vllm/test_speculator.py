@@ -189,6 +189,7 @@ def test_a_tenants_answers_are_drafted_for_its_requests_alone(speculator: Any) -
 
 def test_the_confidences_are_there_for_adaptive_verification(speculator: Any) -> None:
     runner = loaded(speculator)
+    runner.speculator.enable_adaptive_verification = True
     runner.step([new("a", tokens=4), new("b", draftwood="off")])
     confidences = runner.speculator.draft_token_confidence_probs[:2]
     assert confidences[0].tolist() == pytest.approx([0.9, 0.9, 0, 0])

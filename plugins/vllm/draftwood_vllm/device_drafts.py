@@ -116,13 +116,22 @@ class StepDrafts(NamedTuple):
 
     Attributes:
         tokens: int64[b, k]; behind the end of a draft its row's last token, since each place is verified.
-        confidences: float32[b, k], the probability that a place is accepted if the one before is; 0 behind the end.
+        used: bool[b, k], the places of drafts.
+        scores: float32[b, k], of used places, the probability that a place and all before it are accepted. The next
+            step overwrites them.
         written: int32[b, k + 3]: what each row wrote, how many tokens that are, and how many are drafted for it.
     """
 
     tokens: torch.Tensor
-    confidences: torch.Tensor
+    used: torch.Tensor
+    scores: torch.Tensor
     written: torch.Tensor
+
+    @property
+    def confidences(self) -> torch.Tensor:
+        """float32[b, k], the probability that a place is accepted if the one before is; 0 behind the end."""
+        before = torch.cat([torch.ones_like(self.scores[:, :1]), self.scores[:, :-1]], 1)
+        return torch.where(self.used, (self.scores / before.clamp(min=1e-6)).clamp_(0.0, 1.0), 0.0)
 
 
 class DeviceDrafts:
@@ -218,11 +227,11 @@ class DeviceDrafts:
         self._trie.propose_chains(drafting, room, tokens, scores, drafted)
         drafted = torch.minimum(drafted, room)
         used = self._places[:-1] < drafted[:, None]
-        valid = used & (tokens >= 0) & (tokens < self._vocab_size)
-        before = torch.cat([torch.ones_like(scores[:, :1]), scores[:, :-1]], 1)
+        used &= tokens < self._vocab_size
         return StepDrafts(
-            torch.where(valid, tokens.long(), states.last[index]),
-            torch.where(valid, (scores / before.clamp(min=1e-6)).clamp_(0.0, 1.0), 0.0),
+            torch.where(used, tokens.long(), states.last[index]),
+            used,
+            scores,
             torch.cat([wrote, counts[:, None].int(), drafted[:, None]], 1),
         )
 

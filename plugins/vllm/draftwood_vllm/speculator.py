@@ -56,7 +56,7 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
     Attributes:
         model, supports_mm_inputs, draft_logits: as vLLM reads them of each speculator.
         enable_adaptive_verification: vLLM verifies those drafts of a batch that are worth their time.
-        draft_token_confidence_probs: float32[b, k], as `StepDrafts.confidences`, of the latest step.
+        draft_token_confidence_probs: float32[b, k], `StepDrafts.confidences` of the latest step, if vLLM does that.
     """
 
     supports_mm_inputs = False
@@ -147,7 +147,8 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
             self.draft_token_confidence_probs[:count].zero_()
             self._tokens[:count] = last_sampled.view(-1, 1)[input_batch.idx_mapping[:count].long()]
         else:
-            self.draft_token_confidence_probs[:count] = proposed.confidences
+            if self.enable_adaptive_verification:
+                self.draft_token_confidence_probs[:count] = proposed.confidences
             self._tokens[:count] = proposed.tokens
             if self._opened is not None:
                 self._tell(self._opened.drafts, input_batch.req_ids[:count], proposed.written)
