@@ -23,8 +23,8 @@ def _regions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def space(rows: int, nodes: int = 64) -> DeviceDrafts:
-    numbers = [torch.full((rows, nodes), -9, dtype=torch.int32) for _ in range(2)]
-    return DeviceDrafts(*numbers, torch.zeros(rows, nodes), torch.zeros(rows, dtype=torch.int32))
+    tokens, parents = (torch.full((rows, nodes), -9, dtype=torch.int32) for _ in range(2))
+    return DeviceDrafts(tokens, parents, torch.zeros(rows, nodes), torch.zeros(rows, dtype=torch.int32))
 
 
 def drafted(trie: DeviceTrie, budgets: list[int]) -> list[DraftTree]:

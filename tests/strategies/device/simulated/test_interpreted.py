@@ -45,6 +45,7 @@ def drafted_arena() -> list[torch.Tensor]:
     return [trie.arena[: layout.roots], trie.arena[layout.misses : layout.scratch], *out, *chain]
 
 
+@pytest.mark.timeout(400)
 def test_numpy_and_triton_draft_and_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     fixed_sizes(monkeypatch)
     with setting(LAUNCHER, Launch.run_by_triton):
