@@ -174,9 +174,9 @@ def _dummy_feedback(tree: DraftTree, top_k: int) -> Feedback:
 
 
 def strategy_names() -> list[str]:
-    """All registered names, sorted."""
+    """All registered names, sorted, but those that begin with an underscore: no request can choose them."""
     _load_entry_points()
-    return sorted(_factories)
+    return sorted(name for name in _factories if not name.startswith("_"))
 
 
 def _load_entry_points() -> None:

@@ -15,7 +15,6 @@ import torch
 
 from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.built_in import TrieOptions
-from draftwood_strategies.device.appending import append
 from draftwood_strategies.device.arena import (
     ADDED,
     CURSOR,
@@ -31,7 +30,6 @@ from draftwood_strategies.device.arena import (
     RECORDED,
     REGION,
     ROOTS,
-    SETTLED,
     STATE,
     TEXT,
     TEXT_AT,
@@ -44,6 +42,7 @@ from draftwood_strategies.device.arena import (
     Layout,
     Region,
 )
+from draftwood_strategies.device.calls import append, draft, learn
 from draftwood_strategies.device.launching import launch, require_triton
 from draftwood_strategies.trie.phrase_index import NOWHERE, START, stored_sequences
 from draftwood_strategies.trie.weights import COUNTED, Weights, prior_weights
@@ -98,7 +97,6 @@ class DeviceTrie:
         self._weights = self.arena[parts[1] : parts[2]].view(sizes.tenants + 1, -1)
         self._states = self.arena[parts[2] : parts[2] + sizes.rows * STATE].view(sizes.rows, STATE)
         self._branch_length = min(self.options.branch_length, sizes.depth)
-        self._constants = _constants(self.layout)
         self.arena[self.layout.misses : self.layout.misses + sizes.rows] = NOWHERE
         self._numbers = torch.arange(sizes.rows, dtype=torch.int32, device=device)
         self._prior = self.uploaded(_whole_numbers(prior_weights(self.options.prompt_weight), self.layout))
@@ -176,7 +174,7 @@ class DeviceTrie:
             counts: int32[b]; 0 leaves a row as it is.
         """
         b, k = tokens.shape
-        self._learn_weights(rows, tokens, counts)
+        learn(self.arena, self.layout, rows, tokens, counts, self._branch_length)
         begins = self._numbers[:b]
         append(self.arena, self.layout, TEXT, rows, tokens, begins, counts, stride=k, counted=True)
         if self.options.learn != "prompts":
@@ -189,7 +187,7 @@ class DeviceTrie:
             rows, budgets: int32[b], each row once, negative for none, and the most nodes of its draft.
             out: for b rows.
         """
-        self._draft(False, rows, budgets, out)
+        draft(self.arena, self.layout, rows, budgets, self._branch_length, out, chains=False)
 
     def propose_chains(
         self,
@@ -205,7 +203,8 @@ class DeviceTrie:
             rows, lengths: int32[b], each row once, negative for none, and the most tokens of its draft.
             out_tokens, out_scores, out_counts: int32[b, n], float32[b, n] and int32[b].
         """
-        self._draft(True, rows, lengths, DeviceDrafts(out_tokens, out_tokens, out_scores, out_counts))
+        out = out_tokens, out_tokens, out_scores, out_counts
+        draft(self.arena, self.layout, rows, lengths, self._branch_length, out, chains=True)
 
     def import_runs(self, tenant: str, runs: Sequence[Int32Array]) -> None:
         """Adds whole recorded sequences, int32[n] each, to a tenant's memory; to none if every region has live rows."""
@@ -300,67 +299,12 @@ class DeviceTrie:
         _empty(self._memories[region], self.layout.memory)
         self._weights[region].copy_(self._prior)
 
-    def _learn_weights(self, rows: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor) -> None:
-        layout, (b, k) = self.layout, tokens.shape
-        launch(
-            "learning",
-            "learn",
-            (b,),
-            *(self.arena, rows, tokens, counts, k, self._branch_length),
-            MISSED=layout.misses,
-            **self._constants,
-        )
-        launch(
-            "learning",
-            "settle",
-            (b, 1 - (-ADDED // SETTLED)),
-            *(self.arena, rows, b),
-            WEIGHTS=layout.weights,
-            STATES=layout.states,
-            MISSED=layout.misses,
-            WEIGHTS_SIZE=layout.weights_size,
-            RUNS=64,
-        )
-
-    def _draft(self, chains: bool, rows: torch.Tensor, budgets: torch.Tensor, out: DeviceDrafts) -> None:
-        stride = out.tokens.shape[1]
-        launch(
-            "drafting",
-            "draft",
-            tuple(rows.shape),
-            *(self.arena, rows, budgets, *out, stride, self._branch_length),
-            SCRATCH=self.layout.scratch,
-            SCRATCH_SIZE=self.layout.scratch_size,
-            CHAINS_ONLY=int(chains),
-            **self._constants,
-        )
-
     def uploaded(self, numbers: Int32Array) -> torch.Tensor:
         """A copy on the device, which the host does not wait for."""
         host = torch.from_numpy(numbers)
         if self.device.type == "cpu":
             return host
         return host.pin_memory().to(self.device, non_blocking=True)
-
-
-def _constants(layout: Layout) -> dict[str, int]:
-    """Those of the kernels that draft and learn."""
-    return {
-        "MEMORIES": layout.memories,
-        "WEIGHTS": layout.weights,
-        "STATES": layout.states,
-        "ROOTS": layout.roots,
-        "DRAFTS": layout.drafts,
-        "TEXT_BLOCKS": layout.text.blocks,
-        "TEXT_BUCKETS": layout.text.buckets,
-        "TEXT_SIZE": layout.text.size,
-        "MEMORY_BLOCKS": layout.memory.blocks,
-        "MEMORY_BUCKETS": layout.memory.buckets,
-        "MEMORY_SIZE": layout.memory.size,
-        "WEIGHTS_SIZE": layout.weights_size,
-        "MOST": layout.sizes.nodes,
-        "TENANTS": layout.sizes.tenants,
-    }
 
 
 def _allocated(layout: Layout, device: torch.device) -> torch.Tensor:

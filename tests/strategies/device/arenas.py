@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from draftwood_strategies.arrays import Int32Array
-from draftwood_strategies.device.appending import append
 from draftwood_strategies.device.arena import (
     LEARNS,
     LINKED,
@@ -26,6 +25,7 @@ from draftwood_strategies.device.arena import (
     Layout,
     Region,
 )
+from draftwood_strategies.device.calls import append
 from draftwood_strategies.trie.phrase_index import (
     NOWHERE,
     ORDERS,

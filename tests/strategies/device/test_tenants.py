@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -21,7 +22,7 @@ from draftwood_strategies.device.arena import (
     DeviceMemoryRefused,
     DeviceSizes,
 )
-from draftwood_strategies.device.launching import LAUNCHER, Launch
+from draftwood_strategies.device.launching import LAUNCHER, DeviceUnsupportedError, Launch
 from draftwood_strategies.device.trie import DeviceTrie
 from draftwood_strategies.trie.strategy import TrieStrategy
 from draftwood_strategies.trie.weights import COUNTED
@@ -234,3 +235,9 @@ def test_an_arena_that_does_not_fit_is_refused_with_both_sizes(monkeypatch: pyte
     monkeypatch.setattr(device_trie, "_free_bytes", lambda device: 500_000_000)
     with pytest.raises(DeviceMemoryRefused, match=r"the arena takes 2\.\d+ GB, and cpu has 0\.5 GB free"):
         DeviceTrie(DeviceSizes(1, 64, 1, 1 << 24), CPU)
+
+
+def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton.runtime.jit", None)
+    with pytest.raises(DeviceUnsupportedError, match="the package triton is not installed; torch for CUDA brings it"):
+        DeviceTrie(SIZES, torch.device("cuda"))

@@ -34,9 +34,10 @@ from draftwood_strategies.device.kernels.common import (
     recent_bin,
     weight_of,
 )
-from draftwood_strategies.trie import arrays, expansion, retrieval
+from draftwood_strategies.trie import arrays, expansion, phrase_index, retrieval
 from draftwood_strategies.trie import weights as host
 
+LONGEST_PHRASE: tl.constexpr = tl.constexpr(phrase_index.ORDERS[-1])
 OUTPUT: tl.constexpr = tl.constexpr(retrieval.OUTPUT)
 MEMORY: tl.constexpr = tl.constexpr(retrieval.MEMORY)
 COMPARED: tl.constexpr = tl.constexpr(retrieval.CONTEXT)
@@ -80,7 +81,7 @@ STEPS: tl.constexpr = tl.constexpr(_STEPS)
 CHAIN: tl.constexpr = tl.constexpr(1 + _STEPS)
 GROUPS: tl.constexpr = tl.constexpr(_GROUPS)
 """Searches side by side: those of both indexes for each of `GROUPS / 2` nodes of a level, or of both for each order."""
-CHUNK: tl.constexpr = tl.constexpr(32)
+CHUNK: tl.constexpr = tl.constexpr(16)
 """Lanes that all lanes are compared with at a time."""
 RESUMED_LANE: tl.constexpr = tl.constexpr(arrays.MOST_OWN + arrays.MOST_MEMORY)
 WIDENED_LANE: tl.constexpr = tl.constexpr(arrays.MOST_ROOTS)
@@ -185,7 +186,9 @@ def compare(arena, base, at, mask, context, BLOCKS, BUCKETS):
         open = (block >= 0)[:, None] & (back >= 0) & (back < COMPARED)
         token = tl.load(arena + (base + tl.maximum(block, 0) * BLOCK)[:, None] + within, mask=open, other=NOWHERE)
         wanted = tl.load(arena + context[:, None] + tl.where(open, back, 0), mask=open, other=UNKNOWN)
-        equal = tl.where(open & (token == wanted), tl.cast(1, tl.int64) << tl.cast(tl.where(open, back, 0), tl.int64), 0)
+        equal = tl.where(
+            open & (token == wanted), tl.cast(1, tl.int64) << tl.cast(tl.where(open, back, 0), tl.int64), 0
+        )
         bits += tl.sum(equal, axis=1)
         if piece < 2:
             previous = next_at(base, tl.maximum(block, 0), BLOCKS, BUCKETS) + BLOCKS
@@ -237,7 +240,18 @@ def walk(arena, scratch, base, head, order, steps, BLOCKS, BUCKETS):
 
 @triton.jit
 def search_roots(
-    arena, scratch, text, memory, prompt_end, owner, order, counts, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
+    arena,
+    scratch,
+    text,
+    memory,
+    prompt_end,
+    owner,
+    order,
+    counts,
+    TEXT_BLOCKS,
+    TEXT_BUCKETS,
+    MEMORY_BLOCKS,
+    MEMORY_BUCKETS,
 ):
     """Adds the occurrences of the phrases of one order to the candidates, see `retrieval.search`.
 
@@ -275,9 +289,12 @@ def search_roots(
         )
         known |= tl.max(tl.cast(earlier == at[:, None], tl.int32), axis=1) > 0
     reached &= ~known
-    length, agreeing = compare(arena, base, tl.maximum(at, 0), reached, scratch + CONTEXTS + side * CONTEXT, blocks, buckets)
-    hit = tl.cast(reached & (length >= (1 << order)), tl.int32)
-    miss = tl.cast(reached & (length < (1 << order)), tl.int32)
+    length, agreeing = compare(
+        arena, base, tl.maximum(at, 0), reached, scratch + CONTEXTS + side * CONTEXT, blocks, buckets
+    )
+    phrase = tl.cast(1, tl.int32) << order
+    hit = tl.cast(reached & (length >= phrase), tl.int32)
+    miss = tl.cast(reached & (length < phrase), tl.int32)
     hits = tl.reshape(tl.cumsum(tl.reshape(hit, (2, STEPS)), axis=1), (2 * STEPS,)) - hit
     misses = tl.reshape(tl.cumsum(tl.reshape(miss, (2, STEPS)), axis=1), (2 * STEPS,)) - miss
     taken = (hit > 0) & (hits < enough) & (misses <= MISSES)
@@ -303,7 +320,19 @@ def features(kind, length, agreeing, newer):
 
 
 @triton.jit
-def resume(arena, scratch, text, memory, followed, prompt_end, has_memory, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS):
+def resume(
+    arena,
+    scratch,
+    text,
+    memory,
+    followed,
+    prompt_end,
+    has_memory,
+    TEXT_BLOCKS,
+    TEXT_BUCKETS,
+    MEMORY_BLOCKS,
+    MEMORY_BUCKETS,
+):
     """Adds the positions that the row follows in both indexes, if its last token is another one there; see
     `retrieval.resume`.
 
@@ -314,7 +343,7 @@ def resume(arena, scratch, text, memory, followed, prompt_end, has_memory, TEXT_
     base = tl.where(side == 0, text, memory)
     blocks = tl.where(side == 0, TEXT_BLOCKS, MEMORY_BLOCKS)
     buckets = tl.where(side == 0, TEXT_BUCKETS, MEMORY_BUCKETS)
-    open = (followed >= 0) & ((side == 0) | has_memory)
+    open = (followed >= 0) & (side <= has_memory)
     token = tl.load(arena + base + tl.maximum(followed, 0), mask=open, other=-1)
     context = scratch + CONTEXTS + side * CONTEXT
     open &= (token >= 0) & (token != tl.load(arena + context))
@@ -327,7 +356,20 @@ def resume(arena, scratch, text, memory, followed, prompt_end, has_memory, TEXT_
 
 @triton.jit
 def retrieve(
-    arena, scratch, text, memory, at, prompt_end, written, owner, followed, has_memory, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
+    arena,
+    scratch,
+    text,
+    memory,
+    at,
+    prompt_end,
+    written,
+    owner,
+    followed,
+    has_memory,
+    TEXT_BLOCKS,
+    TEXT_BUCKETS,
+    MEMORY_BLOCKS,
+    MEMORY_BUCKETS,
 ):
     """Writes the candidates at the root into `POSITIONS` and `FEATURES`: first those in the text, at most `MOST_OWN`,
     then those in the memory, at most `MOST_MEMORY`, and the resumed ones; positions are `NOWHERE` between them."""
@@ -339,28 +381,66 @@ def retrieve(
     order = group % ORDERS
     key = tl.cast(group * 0, tl.uint64)
     context = scratch + CONTEXTS + side * CONTEXT
-    for back in tl.static_range(1 << (ORDERS - 1)):
+    for back in tl.static_range(LONGEST_PHRASE):
         longer = mixed(key, tl.load(arena + context + back))
         key = tl.where(back < (1 << order), longer, key)
     base = tl.where(side == 0, text, memory)
     blocks = tl.where(side == 0, TEXT_BLOCKS, MEMORY_BLOCKS)
     buckets = tl.where(side == 0, TEXT_BUCKETS, MEMORY_BUCKETS)
-    known = (tl.load(arena + (context + (1 << order) - 1)) != UNKNOWN) & ((side == 0) | has_memory)
+    known = (tl.load(arena + (context + (1 << order) - 1)) != UNKNOWN) & (side <= has_memory)
     head = tl.load(arena + head_at(base, key, order, blocks, buckets), mask=known, other=-1)
     most = tl.where(side == 0, MOST_OWN, MOST_MEMORY)
     steps = 2 * tl.maximum(FLOOR, most >> tl.maximum(order, 1))
     walk(arena, scratch, base, head, order, steps, blocks, buckets)
     counts = tl.arange(0, 2) * 0
-    for shorter in tl.static_range(ORDERS):
+    for shorter in range(0, ORDERS):
         counts = search_roots(
-            arena, scratch, text, memory, prompt_end, owner, ORDERS - 1 - shorter, counts, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
+            arena,
+            scratch,
+            text,
+            memory,
+            prompt_end,
+            owner,
+            ORDERS - 1 - shorter,
+            counts,
+            TEXT_BLOCKS,
+            TEXT_BUCKETS,
+            MEMORY_BLOCKS,
+            MEMORY_BUCKETS,
         )
-    resume(arena, scratch, text, memory, followed, prompt_end, has_memory, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS)
+    resume(
+        arena,
+        scratch,
+        text,
+        memory,
+        followed,
+        prompt_end,
+        has_memory,
+        TEXT_BLOCKS,
+        TEXT_BUCKETS,
+        MEMORY_BLOCKS,
+        MEMORY_BUCKETS,
+    )
 
 
 @triton.jit
 def widen(
-    arena, scratch, text, memory, prompt_end, owner, has_memory, paths, depth, quota, first_lane, beam, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
+    arena,
+    scratch,
+    text,
+    memory,
+    prompt_end,
+    owner,
+    has_memory,
+    paths,
+    depth,
+    quota,
+    first_lane,
+    beam,
+    TEXT_BLOCKS,
+    TEXT_BUCKETS,
+    MEMORY_BLOCKS,
+    MEMORY_BUCKETS,
 ):
     """Adds to the candidates of the best nodes of a level the occurrences of their tokens after something else.
 
@@ -381,7 +461,7 @@ def widen(
     tl.debug_barrier()
     group = tl.arange(0, GROUPS)
     score = as_float(tl.load(arena + scratch + BEAM_SCORES + group // 2))
-    asked = (group // 2 < quota) & (group // 2 < beam) & (score > WIDEN_SCORE) & ((group % 2 == 0) | has_memory)
+    asked = (group // 2 < quota) & (group // 2 < beam) & (score > WIDEN_SCORE) & (group % 2 <= has_memory)
     token = tl.load(arena + scratch + NODE_CONTEXTS + (group // 2) * CONTEXT)
     base = tl.where(group % 2 == 0, text, memory)
     blocks = tl.where(group % 2 == 0, TEXT_BLOCKS, MEMORY_BLOCKS)
@@ -498,7 +578,24 @@ def vote(arena, scratch, text, memory, end, weights, depth, TEXT_BLOCKS, TEXT_BU
 
 
 @triton.jit
-def expand(arena, scratch, weights, depth, beam_size, budget, best_size, votes, place, node, token, first, share, support, count, escape):
+def expand(
+    arena,
+    scratch,
+    weights,
+    depth,
+    beam_size,
+    budget,
+    best_size,
+    votes,
+    place,
+    node,
+    token,
+    first,
+    share,
+    support,
+    count,
+    escape,
+):
     """Scores the children of a level's nodes, and writes those that may be drafted into the pool; returns how many."""
     beam = tl.arange(0, NODES)
     rank = tl.arange(0, NOVEL)[None, :]
@@ -507,7 +604,7 @@ def expand(arena, scratch, weights, depth, beam_size, budget, best_size, votes, 
     parent_score = as_float(tl.load(arena + above + BEAM_SCORES))
     last = tl.load(arena + above + BEAM_TOKENS)
     before = tl.load(arena + above + BEAM_LAST)
-    least = LEAST_SCORE / tl.cast(budget, tl.float32)
+    least = tl.cast(LEAST_SCORE, tl.float32) / tl.cast(budget, tl.float32)
     looked_up = leads & (parent_score * share * MOST_GAINED >= least)
     probability, _, _, _ = chance(arena + weights + ODDS_AT, share, support, token, last, before, looked_up)
     rate = tl.where(looked_up, probability, share)
@@ -722,12 +819,12 @@ def draft(
     if CHAINS_ONLY:
         branch_length = tl.minimum(branch_length, budget)
         budget = budget * 0 + MOST
-    state = STATES + row * STATE
+    state = STATES + tl.cast(row, tl.int64) * STATE
     region = tl.load(arena + state + REGION)
-    has_memory = region >= 0
+    has_memory = tl.where(region >= 0, 1, 0)
     text = tl.cast(row, tl.int64) * TEXT_SIZE
     memory = MEMORIES + tl.cast(tl.maximum(region, 0), tl.int64) * MEMORY_SIZE
-    weights = WEIGHTS + tl.cast(tl.where(has_memory, region, TENANTS), tl.int64) * WEIGHTS_SIZE
+    weights = WEIGHTS + tl.cast(tl.where(region >= 0, region, TENANTS), tl.int64) * WEIGHTS_SIZE
     scratch = SCRATCH + tl.cast(row, tl.int64) * SCRATCH_SIZE
     prompt_end = tl.load(arena + state + PROMPT_END)
     written = tl.load(arena + state + WRITTEN)
@@ -735,7 +832,20 @@ def draft(
     owner = tl.load(arena + state + OWNER)
     followed = tl.load(arena + state + FOLLOWED_TEXT + tl.arange(0, 2))
     retrieve(
-        arena, scratch, text, memory, end, prompt_end, written, owner, followed, has_memory, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
+        arena,
+        scratch,
+        text,
+        memory,
+        end,
+        prompt_end,
+        written,
+        owner,
+        followed,
+        has_memory,
+        TEXT_BLOCKS,
+        TEXT_BUCKETS,
+        MEMORY_BLOCKS,
+        MEMORY_BUCKETS,
     )
     lane = tl.arange(0, LANES)
     at = tl.load(arena + scratch + POSITIONS + lane)
@@ -755,7 +865,22 @@ def draft(
             arena, scratch, text, memory, end, weights, depth, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
         )
         pool_size = expand(
-            arena, scratch, weights, depth, beam_size, budget, best_size, votes, place, node, token, first, share, support, count, escape
+            arena,
+            scratch,
+            weights,
+            depth,
+            beam_size,
+            budget,
+            best_size,
+            votes,
+            place,
+            node,
+            token,
+            first,
+            share,
+            support,
+            count,
+            escape,
         )
         paths = scratch + PATHS + (depth % 2) * (NODES * DEEPEST)
         new_paths = scratch + PATHS + (1 - depth % 2) * (NODES * DEEPEST)
@@ -770,7 +895,22 @@ def draft(
             quota, above = quota_of(depth, budget)
             if quota > 0:
                 widen(
-                    arena, scratch, text, memory, prompt_end, owner, has_memory, new_paths, depth, quota, WIDENED_LANE + 2 * WIDEN_BY * above, beam_size, TEXT_BLOCKS, TEXT_BUCKETS, MEMORY_BLOCKS, MEMORY_BUCKETS
+                    arena,
+                    scratch,
+                    text,
+                    memory,
+                    prompt_end,
+                    owner,
+                    has_memory,
+                    new_paths,
+                    depth,
+                    quota,
+                    WIDENED_LANE + 2 * WIDEN_BY * above,
+                    beam_size,
+                    TEXT_BLOCKS,
+                    TEXT_BUCKETS,
+                    MEMORY_BLOCKS,
+                    MEMORY_BUCKETS,
                 )
             going = tl.max(tl.load(arena + scratch + OF_NODES + lane), axis=0) >= 0
 
@@ -792,8 +932,8 @@ def draft(
         while node >= 0:
             on_path = on_path | (best == node)
             node = tl.load(arena + scratch + RANKS + node)
-        tl.store(tokens + program * stride + deep - 1, found, mask=on_path)
-        tl.store(scores + program * stride + deep - 1, as_float(score), mask=on_path)
+        tl.store(tokens + (program * stride + deep - 1), found, mask=on_path)
+        tl.store(scores + (program * stride + deep - 1), as_float(score), mask=on_path)
         tl.store(sizes + program, tl.sum(tl.cast(on_path, tl.int32), axis=0))
     else:
         tl.store(tokens + program * stride + best, found, mask=inside)
@@ -803,7 +943,11 @@ def draft(
     kept = DRAFTS + tl.cast(row, tl.int64) * (5 * MOST) + best
     tl.store(arena + kept, found, mask=inside)
     tl.store(arena + kept + MOST, parent, mask=inside)
-    tl.store(arena + kept + 2 * MOST, tl.load(arena + scratch + MADE_SUPPORTS + identity, mask=inside, other=0), mask=inside)
-    tl.store(arena + kept + 3 * MOST, tl.load(arena + scratch + MADE_SHARES + identity, mask=inside, other=0), mask=inside)
+    tl.store(
+        arena + kept + 2 * MOST, tl.load(arena + scratch + MADE_SUPPORTS + identity, mask=inside, other=0), mask=inside
+    )
+    tl.store(
+        arena + kept + 3 * MOST, tl.load(arena + scratch + MADE_SHARES + identity, mask=inside, other=0), mask=inside
+    )
     tl.store(arena + kept + 4 * MOST, score, mask=inside)
     tl.store(arena + state + DRAFTED, best_size)

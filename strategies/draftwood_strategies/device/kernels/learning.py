@@ -124,11 +124,11 @@ def learn_votes(
     end = tl.load(arena + state + TEXT_AT)
     alive = at >= 0
     missed = end * 0 - 1
-    voting = (end * 0 + learns) >= 0
+    deepest = end * 0 + branch_length
     for depth in range(0, count):
         followed = following(arena, side_base, followed, followed >= 0, side_blocks, side_buckets)
         token = tl.load(tokens + depth)
-        alive &= voting & (depth < branch_length)
+        alive &= lane * 0 + depth < deepest
         at = following(arena, base, at, alive, blocks, buckets)
         found = tl.load(arena + base + tl.maximum(at, 0), mask=at >= 0, other=-1)
         alive &= found >= 0
@@ -143,9 +143,9 @@ def learn_votes(
         right = tl.sum(tl.where(hit, weight, 0.0), axis=0)
         if (learns > 0) & (voters > 0):
             share = tl.where(right == 0.0, 1.0, 0.0) - escape / total
-            tl.atomic_add(arena + weights + ADDED + ESCAPES_AT + longest, whole(tl.log(1.0 + RATE * share)))
+            tl.atomic_add(arena + weights + ADDED + ESCAPES_AT + longest, whole(tl.log(share * RATE + 1.0)))
             gradient = tl.where(hit, weight / tl.maximum(right, 1e-30), 0.0) - weight / total
-            amount = tl.where(alive, whole(tl.log(1.0 + RATE * gradient)), 0)
+            amount = tl.where(alive, whole(tl.log(gradient * RATE + 1.0)), 0)
             for source in tl.static_range(3):
                 row = weights + ADDED + source * COLUMNS
                 mine = alive & (kind == source)
@@ -158,9 +158,8 @@ def learn_votes(
         leading = tl.where(side == 0, first, first_there)
         position = tl.sum(tl.where(lane[None, :] == leading[:, None], at[None, :], 0), axis=1)
         followed = tl.where(leading < LANES, position, followed)
-        ends = voting & (depth < branch_length) & (right == 0.0)
-        missed = tl.where(ends, token, missed)
-        voting = voting & (right > 0.0)
+        missed = tl.where((depth < deepest) & (right == 0.0), token, missed)
+        deepest = tl.where(right > 0.0, deepest, 0)
         alive = hit
     tl.store(arena + state + FOLLOWED_TEXT + side, followed)
     tl.store(arena + miss, tl.where(learns > 0, missed, -1))
@@ -194,15 +193,15 @@ def learn_odds(arena, text, weights, state, draft, tokens, count, TEXT_BLOCKS, T
         mask = sibling & (support >= 0)
         probability, slot_1, slot_2, slot_3 = chance(arena + odds, share, support, token, last, before, mask)
         error = tl.where(mask, tl.where(hit, 1.0, 0.0) - probability, 0.0)
-        tl.atomic_add(arena + added, tl.sum(whole(SCALE_RATE * error * stretched(share)), axis=0))
-        by = whole(BIAS_RATE * error)
+        tl.atomic_add(arena + added, tl.sum(whole(error * stretched(share) * SCALE_RATE), axis=0))
+        by = whole(error * BIAS_RATE)
         tl.atomic_add(arena + added + 1, tl.sum(by, axis=0))
         known = tl.where(mask, support, 0)
         lengths = added + LENGTHS_AT
         add_by_column(arena, lengths, tl.where(mask, known & 31, -1), by, 32)
         add_by_column(arena, lengths + LENGTHS, tl.where(mask, (known >> 5) & 31, -1), by, 32)
         add_by_column(arena, lengths + 2 * LENGTHS, tl.where(mask, known >> 10, -1), by, 32)
-        by = whole(TOKEN_RATE * error)
+        by = whole(error * TOKEN_RATE)
         tl.atomic_add(arena + added + slot_1, by, mask=mask)
         tl.atomic_add(arena + added + slot_2, by, mask=mask)
         tl.atomic_add(arena + added + slot_3, by, mask=mask)
@@ -251,7 +250,7 @@ def learn(
     count = tl.load(counts + program)
     if (row < 0) | (count < 1):
         return
-    state = STATES + row * STATE
+    state = STATES + tl.cast(row, tl.int64) * STATE
     region = tl.load(arena + state + REGION)
     learns = tl.where(region >= 0, tl.load(arena + state + LEARNS), 0)
     text = tl.cast(row, tl.int64) * TEXT_SIZE
@@ -267,7 +266,7 @@ def learn(
         weights,
         state,
         roots,
-        MISSED + row,
+        MISSED + tl.cast(row, tl.int64),
         accepted,
         count,
         learns,
@@ -306,7 +305,7 @@ def settle(
     row = tl.load(rows + program)
     if row < 0:
         return
-    region = tl.load(arena + STATES + row * STATE + REGION)
+    region = tl.load(arena + STATES + tl.cast(row, tl.int64) * STATE + REGION)
     if region < 0:
         return
     earlier = program * 0
@@ -314,7 +313,9 @@ def settle(
     for first in range(0, n, RUNS):
         lanes = first + tl.arange(0, RUNS)
         others = tl.load(rows + lanes, mask=lanes < n, other=-1)
-        theirs = tl.load(arena + STATES + tl.maximum(others, 0) * STATE + REGION, mask=others >= 0, other=-1)
+        theirs = tl.load(
+            arena + STATES + tl.cast(tl.maximum(others, 0), tl.int64) * STATE + REGION, mask=others >= 0, other=-1
+        )
         same += tl.sum(tl.cast(theirs == region, tl.int32), axis=0)
         earlier += tl.sum(tl.cast((theirs == region) & (lanes < program), tl.int32), axis=0)
     if earlier > 0:
@@ -347,9 +348,11 @@ def count_misses(arena, rows, n, weights, region, STATES: tl.constexpr, MISSED: 
     for first in range(0, n, RUNS):
         lanes = first + tl.arange(0, RUNS)
         row = tl.load(rows + lanes, mask=lanes < n, other=-1)
-        theirs = tl.load(arena + STATES + tl.maximum(row, 0) * STATE + REGION, mask=row >= 0, other=-1)
-        missed = tl.load(arena + MISSED + tl.maximum(row, 0), mask=theirs == region, other=-1)
-        tl.store(arena + MISSED + tl.maximum(row, 0), lanes * 0 - 1, mask=theirs == region)
+        theirs = tl.load(
+            arena + STATES + tl.cast(tl.maximum(row, 0), tl.int64) * STATE + REGION, mask=row >= 0, other=-1
+        )
+        missed = tl.load(arena + MISSED + tl.cast(tl.maximum(row, 0), tl.int64), mask=theirs == region, other=-1)
+        tl.store(arena + MISSED + tl.cast(tl.maximum(row, 0), tl.int64), lanes * 0 - 1, mask=theirs == region)
         misses += tl.sum(tl.cast(missed >= 0, tl.int32), axis=0)
         matches = (missed[None, :] == token[:, None]) & (missed >= 0)[None, :]
         times += tl.sum(tl.cast(matches, tl.int32), axis=1)
