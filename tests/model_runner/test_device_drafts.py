@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
+from typing import Any
 
 import pytest
 
@@ -23,19 +24,13 @@ NEW_TOKENS = 12
 def written(strategies: SequenceOf[DeviceTrieStrategy | None], sampling: SamplingParams = GREEDY) -> list[list[int]]:
     """What sequences of two tenants write side by side; there are more of them than rows."""
     engine = engine_of(served("llama"), 16, max_running=4)
+    options: dict[str, Any] = {"strategy_name": "trie", "max_draft_nodes": 12}
     sequences = [
         make_sequence(
-            str(i),
-            prompt,
-            StopParams(NEW_TOKENS),
-            sampling,
-            strategy=strategies[i % 2],
-            strategy_name="trie",
-            max_draft_nodes=12,
-            tenant="ab"[i % 2],
+            str(i), prompt, StopParams(NEW_TOKENS), sampling, strategy=strategies[i % 2], tenant="ab"[i % 2], **options
         )
         for i, prompt in enumerate(PROMPTS)
-    ]  # fmt: skip
+    ]
     run(engine, *sequences)
     assert [sequence.stats.drafting_disabled_reason for sequence in sequences] == [""] * len(PROMPTS)
     accepted = sum(sequence.stats.accepted_tokens for sequence in sequences)
