@@ -18,7 +18,7 @@ TARGETS = {
 }
 """The target that runs a stage, by the stage's mark."""
 
-GPU_SIM = ("tests/model_runner/runners/cuda/", "tests/benchmarks/test_gpu.py")
+GPU_SIM = ("tests/model_runner/runners/cuda/", "tests/strategies/device/simulated/", "tests/benchmarks/test_gpu.py")
 SYSTEM = (
     "tests/benchmarks/test_load.py",
     "tests/benchmarks/test_lossless.py",

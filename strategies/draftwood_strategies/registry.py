@@ -7,7 +7,8 @@ keyword arguments and returns a `Strategy`. Names, options and their checks need
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "draftwood.strategies"
 
 StrategyFactory: TypeAlias = "Callable[..., Strategy]"
+Substitute: TypeAlias = "Callable[..., Strategy | None]"
 FactoryT = TypeVar("FactoryT", bound=StrategyFactory)
 
 _NODES = 64
 """Draft nodes of a warm-up: more than an empty memory can fill, so that what fills unused ones is compiled too."""
 _log = logging.getLogger(__name__)
 _factories: dict[str, StrategyFactory] = {**BUILT_IN}
+_substitutes: dict[str, Substitute] = {}
 _entry_points_loaded = False
 
 
@@ -61,14 +64,31 @@ def register(name: str) -> Callable[[FactoryT], FactoryT]:
 
 
 def create(name: str, **options: object) -> Strategy:
-    """A new strategy, with nothing learned.
+    """A new strategy, with nothing learned. In `substituted` it may be another form of the one of this name.
 
     Raises:
         UnknownStrategyError: nothing is registered under `name`.
         TypeError: the strategy has no such option.
         ValueError: an option's value is not allowed.
     """
+    substitute = _substitutes.get(name)
+    made = None if substitute is None else substitute(**options)
+    return create_source(name, **options) if made is None else made
+
+
+def create_source(name: str, **options: object) -> Strategy:
+    """As `create`, never another form: one that others draft with."""
     return _factory(name)(**options)
+
+
+@contextmanager
+def substituted(name: str, make: Substitute) -> Iterator[None]:
+    """In it `create`, on any thread, returns what `make` does for the options of the strategy `name`, if not None."""
+    _substitutes[name] = make
+    try:
+        yield
+    finally:
+        del _substitutes[name]
 
 
 def options_of(name: str, given: Mapping[str, OptionValue] = MappingProxyType({})) -> Mapping[str, Option]:
@@ -154,9 +174,9 @@ def _dummy_feedback(tree: DraftTree, top_k: int) -> Feedback:
 
 
 def strategy_names() -> list[str]:
-    """All registered names, sorted."""
+    """All registered names, sorted, but those that begin with an underscore: no request can choose them."""
     _load_entry_points()
-    return sorted(_factories)
+    return sorted(name for name in _factories if not name.startswith("_"))
 
 
 def _load_entry_points() -> None:

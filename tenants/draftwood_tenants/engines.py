@@ -20,7 +20,7 @@ from dataclasses import replace
 from multiprocessing.util import Finalize
 from pathlib import Path
 from socket import gethostname
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from draftwood_memory.engines.draft_metrics import DRAFTING_UP
 from draftwood_memory.engines.drafts import DraftListener, EngineDrafts, Host, Publish
@@ -231,13 +231,34 @@ class ServedModel(NamedTuple):
         return cls(checkpoint_of(path, revision), f"{path} {revision}", vocabulary, vocab_size)
 
 
-class OpenedDrafts:
+class Parts(NamedTuple):
+    """What drafts of an engine are made of: arguments of `EngineDrafts`."""
+
+    memory: Memory
+    settings: MemorySettings
+    policy: RequestPolicy
+    publish: Publish | None
+    on_drafts: DraftListener
+
+
+class Drafts(Protocol):
+    """Drafts of an engine that are opened once, and closed at the end."""
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+DraftsT = TypeVar("DraftsT", bound=Drafts)
+
+
+class Opened(Generic[DraftsT]):
     """Drafts of an engine, with the store that they use. They are closed when the process ends, if not before.
 
     Args:
         engine: its name, for the log.
         environ: variables `DRAFTWOOD_...`.
-        host: as in `EngineDrafts`.
+        make: makes the drafts, which are then started.
         policy: decides how requests are drafted for; None for what tenants and settings say.
         listener: opens the listener of drafts, as in `EngineDrafts`; closed after them.
 
@@ -255,7 +276,7 @@ class OpenedDrafts:
         engine: str,
         environ: Mapping[str, str],
         model: ServedModel,
-        host: Host,
+        make: Callable[[Parts], DraftsT],
         policy: RequestPolicy | None = None,
         listener: Callable[[Memory], AbstractContextManager[DraftListener]] | None = None,
     ) -> None:
@@ -270,7 +291,7 @@ class OpenedDrafts:
             on_drafts: DraftListener = (
                 (lambda sessions: None) if listener is None else stack.enter_context(listener(memory))
             )
-            self.drafts = EngineDrafts(memory, settings, policy, model.vocab_size, host, publish, on_drafts)
+            self.drafts = make(Parts(memory, settings, policy, publish, on_drafts))
             stack.callback(self.drafts.close)
             self.drafts.start()
             # Processes of multiprocessing end without what `atexit` has.
@@ -280,6 +301,29 @@ class OpenedDrafts:
     def close(self) -> None:
         """Sends what was learned to the store, and stops. Blocks for seconds at most."""
         self._close()
+
+
+class OpenedDrafts(Opened[EngineDrafts]):
+    """Drafts that are made on the host. Arguments and errors are those of `Opened`.
+
+    Args:
+        host: as in `EngineDrafts`.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        environ: Mapping[str, str],
+        model: ServedModel,
+        host: Host,
+        policy: RequestPolicy | None = None,
+        listener: Callable[[Memory], AbstractContextManager[DraftListener]] | None = None,
+    ) -> None:
+        def make(parts: Parts) -> EngineDrafts:
+            memory, settings, policy, publish, on_drafts = parts
+            return EngineDrafts(memory, settings, policy, model.vocab_size, host, publish, on_drafts)
+
+        super().__init__(engine, environ, model, make, policy, listener)
 
 
 def tenant_of(environ: Mapping[str, str], settings: MemorySettings) -> str:

@@ -183,6 +183,9 @@ def test_the_drafts_of_a_peer_are_replayed_beside_ours(
         ("replay --chains 4 --cut 1.5 TRACE", 2, "--cut"),
         ("replay --peer vllm TRACE", 2, "give --chains"),
         ("replay --peer sglang TRACE", 1, "run `make peers`"),
+        ("replay --device-drafts --strategy hybrid TRACE", 2, "--device-drafts"),
+        ("replay --device-drafts --chains 4 TRACE", 2, "without --chains and --peer"),
+        ("replay --device-drafts --budget 65 TRACE", 2, "at most 64 nodes"),
         ("memory absent.jsonl", 2, "absent.jsonl"),
     ],
 )
@@ -233,3 +236,16 @@ def test_memory_prints_a_table_and_writes_its_rows(
     assert "1,500" in capsys.readouterr().out
     assert [row["tokens"] for row in rows] == [1000, 1500]
     assert rows[0].keys() == {"tokens", "strategy", "budget", "draft_us", "learn_us_per_token", "bytes_per_token"}
+
+
+def test_device_drafts_are_replayed_beside_those_of_the_host(
+    tmp_path: Path, report_of: ReportOf, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = write_trace(tmp_path / "mine.jsonl", rows=3)
+    rows = report_of("replay", str(trace), "--device-drafts", "--budget", "4", "--budget", "16", "--learn", "both")
+    assert "host" in capsys.readouterr().out
+    for row, budget in zip(rows["rows"], (4, 16), strict=True):
+        assert (row["trace"], row["strategy"], row["budget"]) == ("mine", "trie", budget)
+        assert row["acceptance_length"] == pytest.approx(row["host_acceptance_length"], rel=0.1)
+        assert row["acceptance_length"] > 1.5
+        assert 100 < row["bytes_per_token"] < 100_000

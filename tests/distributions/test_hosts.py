@@ -23,7 +23,7 @@ OURS = {
 }
 """What is installed beside each host."""
 HOSTS = sorted((Path(__file__).parent / "hosts").glob("*.txt"))
-NUMBA = {"vllm-0.32": "0.65.0", "sglang-0.5.23": "0.65.1"}
+NUMBA = {"vllm-0.26": "0.65.0", "vllm-0.32": "0.65.0", "vllm-0.33": "0.65.0", "sglang-0.5.23": "0.65.1"}
 
 
 def versions(host: Path) -> dict[str, str]:

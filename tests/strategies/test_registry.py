@@ -92,6 +92,13 @@ def test_register_returns_the_factory_and_refuses_a_taken_name() -> None:
 
 
 @pytest.mark.usefixtures("own_registry")
+def test_a_programs_own_strategy_is_not_listed() -> None:
+    register("_own")(NoDrafts)
+    assert isinstance(create("_own"), NoDrafts)
+    assert "_own" not in strategy_names()
+
+
+@pytest.mark.usefixtures("own_registry")
 def test_other_packages_bring_strategies_by_entry_point_and_a_broken_one_is_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -42,9 +42,15 @@ class Driver:
         self.runner = core.engine_core.model_executor.driver_worker.worker.model_runner
         self.drafted: Counter[str] = Counter()
         if drafts:
-            self._note_drafts(self.runner.drafter._opened.drafts)
+            self.note_drafts()
 
-    def _note_drafts(self, drafts: Any) -> None:
+    def rows(self) -> dict[str, int]:
+        """Of the requests in the runner."""
+        return dict(self.runner.input_batch.req_id_to_index)
+
+    def note_drafts(self) -> None:
+        """Counts in `drafted` how many tokens are drafted for each request."""
+        drafts = self.runner.drafter._opened.drafts
         step = drafts.step
 
         def noted(rows: Any) -> Any:
@@ -74,7 +80,7 @@ class Driver:
                     outputs[output.request_id] = [[*each.token_ids] for each in output.outputs]
             steps += 1
             preempted |= {one.request_id for one in self.scheduler.waiting if one.num_preemptions}
-            now = dict(self.runner.input_batch.req_id_to_index)
+            now = self.rows()
             moved += sum(rows[name] != row for name, row in now.items() if name in rows)
             rows = now
         self.engine.step()  # tells the worker of the last ones' end, as vLLM's own loop does
@@ -117,7 +123,8 @@ class Driver:
         self.engine.add_request(one["id"], {"prompt_token_ids": one["prompt"]}, SamplingParams(**given))
 
 
-def main() -> None:
+def main(driver_class: type[Driver] = Driver) -> None:
+    """Answers requests until there are no more."""
     answers = sys.stdout
     sys.stdout = sys.stderr
     driver: Any = None
@@ -126,7 +133,7 @@ def main() -> None:
         operation = request.pop("op")
         try:
             if operation == "load":
-                driver = Driver(**request)
+                driver = driver_class(**request)
                 answer: dict[str, Any] = {"version": driver.version}
             else:
                 answer = getattr(driver, operation)(**request)

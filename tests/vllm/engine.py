@@ -42,8 +42,14 @@ ENGINE = {
 class Engine:
     """A running engine."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, log: Path) -> None:
         self._peer = peer
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        """What it has logged so far."""
+        return self._log.read_text(errors="replace")
 
     def run(self, *requests: dict[str, Any], aborts: Mapping[str, int] = MappingProxyType({})) -> dict[str, Any]:
         """Runs requests to their ends; see `driver` for the answer."""
@@ -66,13 +72,13 @@ def environment_of(*more: Path, **variables: str) -> dict[str, str]:
 
 
 @contextmanager
-def running_engine(drafts: bool = True, **variables: str) -> Iterator[Engine]:
+def running_engine(drafts: bool = True, driver: str = "driver.py", **variables: str) -> Iterator[Engine]:
     """An engine with the bundled model in float32, with drafts or without, and variables of its environment."""
     with tempfile.TemporaryDirectory(prefix="draftwood-vllm-") as folder:
         log = Path(folder, "log")
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                [str(PYTHON), str(Path(__file__).with_name("driver.py"))],
+                [str(PYTHON), str(Path(__file__).with_name(driver))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -84,7 +90,7 @@ def running_engine(drafts: bool = True, **variables: str) -> Iterator[Engine]:
         try:
             peer = Peer("vllm", process, log)
             peer.ask({"op": "load", "engine": ENGINE, "drafts": drafts}, _TIMEOUT)
-            yield Engine(peer)
+            yield Engine(peer, log)
             process.stdin.close()  # it sends what was learned, and ends
             process.wait(30)
         finally:

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from tools.distributions.lock import ROOT
 
 FOLDER = ROOT / "tests/distributions/hosts"
-HOSTS = ("vllm==0.32.*", "sglang==0.5.23")
+HOSTS = ("vllm==0.26.*", "vllm==0.32.*", "vllm==0.33.*", "sglang==0.5.23")
 CORE = ("strategies", "memory")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,6 +24,7 @@ from draftwood_benchmarks.replay import (
     replay,
     trace_name,
 )
+from draftwood_benchmarks.replay.on_device import check_device_drafts, device_trie
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_strategies import Strategy, strategy_names
@@ -57,19 +59,31 @@ def replay_command(
             " with nodes as it counts; `make peers` installs them."
         ),
     ] = None,
+    device_drafts: Annotated[
+        bool,
+        typer.Option(
+            "--device-drafts",
+            help="The trie's form for GPUs beside the host's: on a GPU, or if there is none by NumPy, which takes some"
+            " 50 ms a draft.",
+        ),
+    ] = False,
 ) -> None:
     """Replay a strategy over recorded outputs: tokens per step, drafting and learning time, memory per token."""
     options: dict[str, object] = {} if learn is None else {"learn": learn}
     if peer == "vllm" and chains is None:
         raise InvalidInputError("--peer", peer, "vLLM verifies chains; give --chains")
+    budgets = budget or [16, 64]
+    if device_drafts:
+        check_device_drafts(strategy, budgets, chains is not None or peer is not None)
     created("--strategy", strategy, options)
     traces = {trace_name(path): list(read_trace(path, limit)) for path in files}
 
     def create() -> Strategy:
         return created("--strategy", strategy, options)
 
-    budgets = budget or [16, 64]
-    if peer == "sglang":
+    if device_drafts:
+        rows = [*_on_device(options, traces, budgets)]
+    elif peer == "sglang":
         rows = [*_beside_sglang(strategy, create, traces, budgets)]
     else:
         limits = None if chains is None else ChainLimits(chains, cut)
@@ -78,7 +92,9 @@ def replay_command(
             rows = sorted([*rows, *_suffix_decoding(traces, chains)], key=lambda row: [*traces].index(row["trace"]))
     columns = {"trace": "{trace}", "strategy": "{strategy}"}
     columns |= {"known": "{known}"} if peer == "sglang" else {"drafted a step": "{drafted_per_step:.2f}"}
-    columns |= {"nodes": "{budget}", "tokens a step": "{acceptance_length:.3f}", "draft us": "{draft_us:.1f}"}
+    columns |= {"nodes": "{budget}", "tokens a step": "{acceptance_length:.3f}"}
+    columns |= {"host's tokens a step": "{host_acceptance_length:.3f}"} if device_drafts else {}
+    columns |= {"draft us": "{draft_us:.1f}"}
     columns |= {"learn us a token": "{learn_us_per_token:.2f}", "bytes a token": "{bytes_per_token:.0f}"}
     output.report(table("Replay of recorded outputs", rows, columns, texts=2), rows)
 
@@ -95,6 +111,22 @@ def _rows(
             replay(create(), recordings[:1], budget, chains)  # compiles
             shown = progress(recordings, f"{name}, {budget} nodes")
             yield _row(name, strategy, budget, replay(create(), shown, budget, chains))
+
+
+def _on_device(options: Mapping[str, object], traces: Traces, budgets: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """The trie on a device beside that of the host.
+
+    Raises:
+        InvalidInputError: an option is not allowed.
+        BenchmarkError: the arena does not fit the device's memory.
+        DeviceUnsupportedError: kernels cannot be compiled.
+    """
+    for name, recordings in traces.items():
+        for budget in budgets:
+            create = partial(device_trie, options, recordings, budget)
+            host = replay(created("--strategy", "trie", options), recordings, budget)
+            for row in _rows("trie", create, {name: recordings}, [budget], None):
+                yield row | {"host_acceptance_length": round(host.acceptance_length, 4)}
 
 
 def _suffix_decoding(traces: Traces, longest: int | None) -> Iterator[dict[str, Any]]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from draftwood_memory.engines.drafts import Host
 from draftwood_memory.engines.policy import DecidedPolicy
 from draftwood_strategies.draft_engine.engine import Verifies
-from draftwood_tenants.engines import OpenedDrafts, ServedModel
+from draftwood_tenants.engines import Opened, OpenedDrafts, Parts, ServedModel
 from draftwood_vllm.service_link import SOCKET_VARIABLE, Recorder
+
+if TYPE_CHECKING:
+    import torch
+
+    from draftwood_vllm.device_memory import DeviceMemory
 
 
 def open_drafts(
@@ -25,3 +31,18 @@ def open_drafts(
     if not path:
         return OpenedDrafts("vLLM", environ, model, host)
     return OpenedDrafts("vLLM", environ, model, host, DecidedPolicy(), lambda memory: Recorder(path, memory))
+
+
+def open_device_memory(
+    environ: Mapping[str, str], model: ServedModel, device: torch.device, regions: int
+) -> Opened[DeviceMemory]:
+    """As `open_drafts`, for drafts that are made on a device with so many regions."""
+    from draftwood_vllm.device_memory import DeviceMemory
+
+    def make(parts: Parts) -> DeviceMemory:
+        return DeviceMemory(parts.memory, parts.policy, device, regions, parts.publish, parts.on_drafts)
+
+    path = environ.get(SOCKET_VARIABLE)
+    if not path:
+        return Opened("vLLM", environ, model, make)
+    return Opened("vLLM", environ, model, make, DecidedPolicy(), lambda memory: Recorder(path, memory))

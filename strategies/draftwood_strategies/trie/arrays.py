@@ -82,16 +82,26 @@ Nodes: TypeAlias = Annotated[Any, NODE]
 DEEPEST = 256
 """The greatest branch length."""
 
-WIDEN_BY, WIDEN_SCORE, WIDEN_TIMES, NODES_PER_WIDENING = 5, 0.01, 6, 5
-"""Candidates that a node gets from each index besides its parent's, the score above which it gets them, how many nodes
-of a draft do, and of how many nodes of the budget one does. Without them acceptance lengths are 1.1% shorter. 8
-candidates from a score of 0.005 on, for 6 nodes of every draft, change them by 0.06% with 16 nodes and by nothing with
-64, and a draft of 16 takes 30% longer (docs/decisions, "One call for a batch")."""
+LEAST_SCORE = 0.2
+"""Divided by the budget, the least score that is worth a look into the odds, or a novel token. 0.05, 0.1 and 0.4 change
+acceptance lengths by less than 0.1% (docs/decisions, "A score depends on the path alone")."""
+WIDENED = (2, 1, 1, 1, 1)
+"""How many nodes of each depth a draft widens, from that of the root's children on. Six in all, as the candidates have
+space for. Other sixes change acceptance lengths by -0.4 to +0.0% (docs/decisions, "A score depends on the path
+alone")."""
+WIDEN_BY, WIDEN_SCORE, NODES_PER_WIDENING = 5, 0.01, 5
+"""Candidates that a widened node gets from each index besides its parent's, the score above which it gets them, and of
+how many nodes of the budget one is widened. Without them acceptance lengths are 1.1% shorter. 8 candidates from a score
+of 0.005 on, for 6 nodes of every draft, change them by 0.06% with 16 nodes and by nothing with 64, and a draft of 16
+takes 30% longer (docs/decisions, "One call for a batch")."""
 NOVEL_NODES = 32
 """Novel tokens that are drafted below a node at most, or the budget if that is less. 16 shorten acceptance lengths by
 0.5% with 64 nodes, 64 change them by less than 0.1%."""
-MOST_ROOTS = 256
-"""Bounds the candidates at the root: more than the searches find."""
+MOST_OWN, MOST_MEMORY = 64, 128
+"""Candidates of a search in the own index and in the memory at most. With half as many more acceptance lengths grow by
+0.2%, and a draft takes 15% longer with a million tokens in memory (docs/decisions, "What the trie can do without")."""
+MOST_ROOTS = MOST_OWN + MOST_MEMORY + 2
+"""Bounds the candidates at the root: those of both searches, and the position that is followed in each index."""
 
 
 class TrieWorkspace(NamedTuple):
@@ -103,11 +113,12 @@ class TrieWorkspace(NamedTuple):
         chain: int32[m], the next candidate of the same node.
         nodes: NODE[k], the frontier and the draft.
         frontier: FRONTIER_ENTRY[b], nodes that may be drafted next, from the number of drafted nodes on.
-        table: int32[t], t a power of two above m: nodes hashed by token.
+        table: int32[t], t a power of two above m + NOVEL_NODES: nodes hashed by token.
         latest: int32[WAYS_BEFORE[-1]], the occurrences that a search has come to.
         seen: int32[SEEN], positions found in one search.
         path: int32[CONTEXT + DEEPEST], the end of the sequence, and the path to a node after it.
         marked: int32[CONTEXT], the end of the sequence with the start mark that the memory has in it.
+        widenings: int32[len(WIDENED)], how many more nodes of each depth are widened.
     """
 
     candidates: Candidates
@@ -120,22 +131,24 @@ class TrieWorkspace(NamedTuple):
     seen: Int32Array
     path: Int32Array
     marked: Int32Array
+    widenings: Int32Array
 
 
 def trie_workspace(budget: int) -> TrieWorkspace:
     """A workspace for trees of at most `budget` nodes."""
-    candidates, nodes = MOST_ROOTS + 2 * WIDEN_BY * WIDEN_TIMES, 1024 + 32 * budget
+    candidates, nodes = MOST_ROOTS + 2 * WIDEN_BY * sum(WIDENED), 1024 + 32 * budget
     return TrieWorkspace(
         candidates=np.empty(candidates, CANDIDATE),
         trust=np.empty(candidates, np.float32),
         chain=np.empty(candidates, np.int32),
         nodes=np.empty(nodes, NODE),
         frontier=np.empty(budget + 1, FRONTIER_ENTRY),
-        table=np.empty(1 << candidates.bit_length(), np.int32),
+        table=np.empty(1 << (candidates + NOVEL_NODES).bit_length(), np.int32),
         latest=np.empty(WAYS_BEFORE[-1], np.int32),
         seen=np.empty(SEEN, np.int32),
         path=np.empty(CONTEXT + DEEPEST, np.int32),
         marked=np.empty(CONTEXT, np.int32),
+        widenings=np.empty(len(WIDENED), np.int32),
     )
 
 

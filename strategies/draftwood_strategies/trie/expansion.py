@@ -1,4 +1,8 @@
-"""The drafts of the trie strategy: candidates are retrieved and vote, and the most probable nodes are taken first."""
+"""The drafts of the trie strategy: candidates are retrieved and vote, and the most probable nodes are taken first.
+
+A node's score depends on its path alone, not on the order in which nodes are taken. So a draft is the nodes that score
+most, and one that is made level by level is the same.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,14 @@ from draftwood_strategies.arrays import Float32Array, Int32Array, Int64Array, In
 from draftwood_strategies.native import arrays_at, compiled, copy_record
 from draftwood_strategies.tree_index import offer
 from draftwood_strategies.trie.arrays import (
+    LEAST_SCORE,
+    MOST_MEMORY,
+    MOST_OWN,
     MOST_ROOTS,
     NODES_PER_WIDENING,
     WIDEN_BY,
     WIDEN_SCORE,
-    WIDEN_TIMES,
+    WIDENED,
     Drafting,
     Nodes,
     SequenceArrays,
@@ -43,14 +50,12 @@ from draftwood_strategies.trie.weights import (
     with_match,
 )
 
-_LEAST, _MOST_OWN, _MOST_MEMORY = 8, 64, 128
-"""Candidates that each order may add to a search however many others there are, and those of a search in the own index
-and in the memory. With half as many more of the latter two acceptance lengths grow by 0.2%, and a draft takes 15%
-longer with a million tokens in memory; 16 in place of 8 change nothing (docs/decisions, "What the trie can do
-without")."""
-_MOST_GAINED = 3.0
-"""A node whose share times this is too little for the draft is not looked up in the odds, which changes acceptance
-lengths by less than 0.05%."""
+_LEAST = 8
+"""Candidates that each order may add to a search however many others there are. 16 change nothing (docs/decisions,
+"What the trie can do without")."""
+_MOST_GAINED = np.float32(3.0)
+"""How many times its share a node's probability is at most taken to be: a node that would score less than the draft's
+least score even so is not looked up in the odds, and not drafted if it is a novel token."""
 
 
 @compiled
@@ -92,8 +97,8 @@ def draft_all(
 @compiled
 def expand(drafting: Drafting, branch_length: int, novel_nodes: int, budget: int) -> int:
     """Writes a sequence's draft, which has space for `budget` nodes, and the candidates at its root; returns how many
-    nodes it has. The most probable nodes come first; at promising ones other occurrences of the node's token join as
-    further candidates.
+    nodes it has. The most probable nodes come first; at the most probable ones of each depth other occurrences of the
+    node's token join as further candidates.
 
     Args:
         novel_nodes: how many novel tokens are drafted below a node at most, or the budget if that is less.
@@ -107,23 +112,23 @@ def expand(drafting: Drafting, branch_length: int, novel_nodes: int, budget: int
     parent = -1
     depth: Integer = 0
     score: Real = np.float32(1.0)
-    widenings = min(WIDEN_TIMES, budget // NODES_PER_WIDENING)
+    least = np.float32(LEAST_SCORE) / np.float32(budget)
     most_novel = min(novel_nodes, budget)
-    made, end, drafted, widened = 0, 0, 0, 0
+    made, end, drafted = 0, 0, 0
+    allow_widenings(workspace.widenings, budget)
     while True:
         # Of a node that scores less than all that there is space for, no child is drafted.
         full = end == budget
         if not full or score > frontier[end - 1].score:
-            if 0 < depth < branch_length and score > WIDEN_SCORE and widened < widenings:
-                widened += 1
+            if 0 < depth < branch_length and score > WIDEN_SCORE and _takes_widening(workspace.widenings, depth):
                 node: Integer = parent
                 for back in range(depth):
                     workspace.path[CONTEXT + depth - 1 - back] = draft.tokens[node]
                     node = draft.parents[node]
                 first, count = _widen(drafting, depth, first, count)
             if (first >= 0 or depth == 0) and depth < branch_length:
-                before, floor = made, frontier[end - 1].score if full else np.float32(0.0)
-                made = _add_children(drafting, first, parent, depth, score, floor, most_novel, before)
+                before = made
+                made = _add_children(drafting, first, parent, depth, score, least, most_novel, before)
                 for new in range(before, made):
                     end = offer(frontier, drafted, end, budget - drafted, nodes[new].score, new)
         if drafted == end:
@@ -153,9 +158,9 @@ def _retrieve(drafting: Drafting) -> int:
     read_context(index, sequence.writer[0].at, context)
     mark_start(context, sequence.state[0].written, marked)
     fetch_heads(memory, marked, n)
-    end = search(index, context, n, len(ORDERS), _LEAST, _MOST_OWN, NOWHERE, prompt, latest, seen, candidates, 0)
+    end = search(index, context, n, len(ORDERS), _LEAST, MOST_OWN, NOWHERE, prompt, latest, seen, candidates, 0)
     fetch_occurrences(memory, marked, n, latest)
-    end = search(memory, marked, n, len(ORDERS), _LEAST, _MOST_MEMORY, mine, NOWHERE, latest, seen, candidates, end)
+    end = search(memory, marked, n, len(ORDERS), _LEAST, MOST_MEMORY, mine, NOWHERE, latest, seen, candidates, end)
     end = resume(index, context, n, sequence.followed[OWN_SIDE], prompt, candidates, end)
     end = resume(memory, marked, n, sequence.followed[MEMORY_SIDE], NOWHERE, candidates, end)
     end = min(end, MOST_ROOTS)
@@ -165,6 +170,24 @@ def _retrieve(drafting: Drafting) -> int:
         workspace.chain[j] = j + 1 if j + 1 < end else -1
     sequence.state[0].roots = end
     return end
+
+
+@compiled
+def allow_widenings(widenings: Int32Array, budget: int) -> None:
+    """Sets how many nodes of each depth a draft of this size widens."""
+    left = budget // NODES_PER_WIDENING
+    for i in range(len(WIDENED)):
+        widenings[i] = min(WIDENED[i], left)
+        left -= widenings[i]
+
+
+@compiled
+def _takes_widening(widenings: Int32Array, depth: Integer) -> bool:
+    """Whether one more node of this depth is widened, which counts it."""
+    if depth > len(WIDENED) or widenings[depth - 1] == 0:
+        return False
+    widenings[depth - 1] -= 1
+    return True
 
 
 @compiled
@@ -205,7 +228,7 @@ def _add_children(
     parent: int,
     depth: Integer,
     score: Real,
-    floor: Real,
+    least: Real,
     most_novel: int,
     made: int,
 ) -> int:
@@ -217,15 +240,15 @@ def _add_children(
     Args:
         first: the first of its candidates, chained; -1 for none.
         parent, depth, score: its number in the draft, -1 for the root; how deep it lies, and its score.
-        floor: what a child must score to be drafted.
+        least: the least score that is worth a look into the odds, or a novel token.
         most_novel: novel tokens, at most.
     """
     begin, draft, weights, workspace = made, drafting.sequence.draft, drafting.weights, drafting.workspace
     made, escape = _vote(drafting, first, parent, depth, made)
-    share = floor / (max(score, np.float32(1e-30)) * _MOST_GAINED)
+    share = least / (max(score, np.float32(1e-30)) * _MOST_GAINED)
     made = _add_novel(drafting, parent, depth, begin, made, escape, share, most_novel)
     last, second = _latest_two(draft.tokens, draft.parents, workspace.path, parent, depth)
-    _score(weights.odds, workspace.nodes, last, second, score, floor, begin, made)
+    _score(weights.odds, workspace.nodes, last, second, score, least, begin, made)
     return made
 
 
@@ -304,7 +327,7 @@ def _score(
     last: Integer,
     before: Integer,
     score: Real,
-    floor: Real,
+    least: Real,
     begin: int,
     end: int,
 ) -> None:
@@ -312,13 +335,13 @@ def _score(
 
     Args:
         last, before, score: of their parent: its token, the one before it and its score.
-        floor: nodes that will hardly score above it have their share for their probability.
+        least: nodes that will hardly score as much have their share for their probability.
     """
     total: Real = np.float32(0.0)
     for number in range(begin, end):
         node = nodes[number]
         rate = node.share
-        if node.support != NO_VOTES and score * rate * _MOST_GAINED >= floor:
+        if node.support != NO_VOTES and score * rate * _MOST_GAINED >= least:
             rate = chance(odds, node.share, node.support, node.token, last, before)
         node.score = rate
         total += rate

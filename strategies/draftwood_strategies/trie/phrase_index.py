@@ -137,24 +137,9 @@ class PhraseIndex:
         Of a sequence that has lost its beginning, the rest.
         """
         table = self.arrays.blocks
-        blocks = table.shape[0]
         cursor, used, _, _ = self.arrays.ring[0]
-        oldest = int(cursor) if used == blocks else 0
-        for block in (np.arange(blocks) + oldest) % blocks:
-            if table["owner"][block] >= 0 and table["previous"][block] < 0:
-                tokens = self._read(int(block))
-                if tokens.size:
-                    yield tokens
-
-    def _read(self, block: int) -> Int32Array:
-        """The sequence from `block` on."""
-        chain = []
-        while block >= 0:
-            chain.append(block)
-            block = int(self.arrays.blocks["next"][block])
-        tokens: Int32Array = self.arrays.log.reshape(-1, TOKENS_PER_BLOCK)[chain].reshape(-1)
-        tokens = tokens[(tokens != NOWHERE) & (tokens != START)]
-        return tokens
+        oldest = int(cursor) if used == table.shape[0] else 0
+        return stored_sequences(self.arrays.log, table["next"], table["previous"], table["owner"], oldest)
 
     def _grow(self) -> None:
         """Doubles the arrays. A bucket's chain goes on in both halves of the table, so nothing is linked anew."""
@@ -173,6 +158,29 @@ class PhraseIndex:
         )
         if ring["used"][0] == old:
             ring["cursor"][0] = old
+
+
+def stored_sequences(
+    log: Int32Array, following: Int32Array, previous: Int32Array, owners: Int32Array, oldest: int
+) -> Iterator[Int32Array]:
+    """See `PhraseIndex.sequences`.
+
+    Args:
+        log: int32[blocks * TOKENS_PER_BLOCK].
+        following, previous, owners: int32[blocks] each, as in `BLOCK`.
+        oldest: the block that was claimed first.
+    """
+    for first in np.roll(np.arange(owners.shape[0]), -oldest).tolist():
+        if owners[first] < 0 or previous[first] >= 0:
+            continue
+        chain, block = [], first
+        while block >= 0:
+            chain.append(block)
+            block = int(following[block])
+        tokens: Int32Array = log.reshape(-1, TOKENS_PER_BLOCK)[chain].reshape(-1)
+        tokens = tokens[(tokens != NOWHERE) & (tokens != START)]
+        if tokens.size:
+            yield tokens
 
 
 def _buckets(blocks: int) -> int:

@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,6 +19,8 @@ from draftwood_service.engine import loading
 from draftwood_service.engine.loading import loaded
 from draftwood_service.settings import Settings
 from draftwood_strategies import create, registry
+from draftwood_strategies.device import process
+from draftwood_strategies.device.arena import DeviceSizes
 from draftwood_strategies.mixing.hybrid import HybridStrategy
 from tests.model_runner.sequences import make_sequence
 
@@ -79,3 +82,24 @@ def test_what_the_configuration_of_a_model_forbids_is_told_before_its_weights_ar
         loaded(Settings.model_validate(values), lambda: None, "", lambda class_path: None),
     ):
         pass
+
+
+class FakeModel(NamedTuple):
+    """What device drafts need to know of a model."""
+
+    runner_name: str
+    device: str = "cuda:1"
+    max_context: int = 300
+
+
+def test_device_drafts_have_the_sizes_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[DeviceSizes, str]] = []
+    monkeypatch.setattr(process, "drafts_on_device", lambda *given: asked.append(given))
+    given = {"max_running": 5, "memory_tokens": 5000, "memory_bytes": 1 << 20, "max_draft_nodes": 200}
+    for choice in ("off", "auto", "on"):
+        loading.device_drafts(Settings.model_validate({"device_drafts": choice, **given}), FakeModel("cuda"))  # type: ignore[arg-type]
+    assert asked == [(DeviceSizes(5, 300, 16, 5000, nodes=64), "cuda:1")] * 2
+    for choice, warnings in (("auto", 0), ("on", 1)):
+        with capture_logs() as logs, loading.device_drafts(Settings(device_drafts=choice), FakeModel("torch")):  # type: ignore[arg-type]
+            assert [log["log_level"] for log in logs] == ["warning"] * warnings
+    assert len(asked) == 2

@@ -11,6 +11,16 @@ from hypothesis import strategies as st
 
 from draftwood_strategies import DraftTree, TrieStrategy
 from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.built_in import TrieOptions
+from draftwood_strategies.trie.arrays import (
+    MOST_MEMORY,
+    MOST_OWN,
+    MOST_ROOTS,
+    NODES_PER_WIDENING,
+    WIDEN_BY,
+    WIDENED,
+)
+from draftwood_strategies.trie.expansion import allow_widenings
 from draftwood_strategies.trie.phrase_index import START, PhraseIndex
 from draftwood_strategies.trie.strategy import TrieDrafter
 from tests.strategies.test_draft import paths
@@ -63,6 +73,46 @@ def test_every_draft_is_valid_and_within_budget_and_branch_length(
         assert all(len(path) <= branch_length for path in paths(tree))
         drafter.observe(step, None)
     drafter.close()
+
+
+@given(SEQUENCES, st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(1, 70), st.integers(1, 6))
+def test_a_score_depends_on_the_path_alone(
+    sequences: list[list[int]], prompt: list[int], budget: int, branch_length: int
+) -> None:
+    """A draft that goes less deep has the same nodes with the same scores, and others in place of the deeper ones."""
+    strategy = TrieStrategy()
+    for sequence in sequences:
+        strategy.learn(np.array(sequence, np.int32))
+    drafter = written(strategy, np.array(prompt, np.int32), ids(1), ids(2, 3), ids(4, 4, 4))
+    deep = paths(drafter.propose(budget))
+    strategy.options = TrieOptions(branch_length=branch_length)
+    shallow = paths(drafter.propose(budget))
+    least = min(shallow.values(), default=0.0)
+    for path, score in deep.items():
+        if len(path) <= branch_length and score > least:  # of equal ones either may be drafted
+            assert shallow[path] == score
+
+
+def test_the_shallow_depths_are_widened_first() -> None:
+    left = np.empty(len(WIDENED), np.int32)
+    for budget in range(80):
+        allow_widenings(left, budget)
+        assert left.sum() == min(sum(WIDENED), budget // NODES_PER_WIDENING)
+        full = left == WIDENED
+        assert full.all() or not left[np.argmin(full) + 1 :].any()
+
+
+def test_the_candidates_at_the_root_are_those_of_the_searches_and_what_is_resumed() -> None:
+    """In both indexes phrases of each order come more often than a search takes, the longest ones first."""
+    context = [1, 2, 3, 4, 5, 6, 7, 8]
+    text = [token for order in (8, 4, 2, 1) for token in [9, *context[-order:]] * 100]
+    strategy = TrieStrategy()
+    strategy.learn(np.array(text, np.int32))
+    drafter = written(strategy, np.array(text, np.int32), ids(*context))
+    drafter.propose(8)
+    assert drafter.struct is not None
+    assert drafter.struct.fields.state["roots"][0] == MOST_OWN + MOST_MEMORY
+    assert MOST_ROOTS + 2 * WIDEN_BY * sum(WIDENED) <= 254
 
 
 def test_what_the_tenant_wrote_is_drafted_for_the_next_sequence() -> None:

@@ -140,14 +140,19 @@ def compiled(capability: int) -> Iterator[dict[str, Any]]:
             if (key := repr((launch.kernel.__name__, types, constants, divisible, options))) in seen:
                 continue
             seen.add(key)
-            source = ASTSource(launch.kernel, types, constants, divisible)
-            kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-            yield {
-                "kernel": launch.kernel.__name__,
-                "variant": variant,
-                "shared_bytes": kernel.metadata.shared,
-                **_resources(kernel.asm["cubin"]),
-            }
+            yield {"variant": variant, **compiled_launch(launch, capability)}
+
+
+def compiled_launch(launch: Launch, capability: int) -> dict[str, Any]:
+    """What its kernel takes on GPUs of this compute capability."""
+    options = {name: launch.constants[name] for name in _OPTIONS if name in launch.constants}
+    source = ASTSource(launch.kernel, *signature(launch))
+    kernel = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return {
+        "kernel": launch.kernel.__name__,
+        "shared_bytes": kernel.metadata.shared,
+        **_resources(kernel.asm["cubin"]),
+    }
 
 
 def signature(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[object]]]]:

@@ -1,0 +1,52 @@
+"""Our engine with the trie's drafts on a device: the tokens of transformers' own `generate`, and of no drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+import pytest
+
+from draftwood_memory.config import Capacity
+from draftwood_memory.resident import StrategyKey, make
+from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_strategies.device.arena import DeviceSizes
+from draftwood_strategies.device.process import drafts_on_device
+from draftwood_strategies.device.strategy import DeviceTrieStrategy
+from tests.model_runner.families import greedy, served
+from tests.model_runner.sequences import GREEDY, engine_of, make_sequence, run
+
+SIZES = DeviceSizes(rows=3, row_tokens=128, tenants=2, tenant_tokens=512, nodes=16)
+PROMPTS = ((1, 2, 3, 1, 2, 3), (4, 5), (1, 2, 3), (6, 7, 6, 7))
+NEW_TOKENS = 12
+
+
+def written(strategies: SequenceOf[DeviceTrieStrategy | None], sampling: SamplingParams = GREEDY) -> list[list[int]]:
+    """What sequences of two tenants write side by side; there are more of them than rows."""
+    engine = engine_of(served("llama"), 16, max_running=4)
+    options: dict[str, Any] = {"strategy_name": "trie", "max_draft_nodes": 12}
+    sequences = [
+        make_sequence(
+            str(i), prompt, StopParams(NEW_TOKENS), sampling, strategy=strategies[i % 2], tenant="ab"[i % 2], **options
+        )
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    run(engine, *sequences)
+    assert [sequence.stats.drafting_disabled_reason for sequence in sequences] == [""] * len(PROMPTS)
+    accepted = sum(sequence.stats.accepted_tokens for sequence in sequences)
+    assert (accepted > 0) is (strategies[0] is not None)
+    return [sequence.output for sequence in sequences]
+
+
+@pytest.mark.system
+def test_the_tokens_are_those_of_generate_and_of_no_drafts() -> None:
+    expected = [greedy("llama", prompt, NEW_TOKENS) for prompt in PROMPTS]
+    sampling = SamplingParams(temperature=0.8, seed=3)
+    sampled = written([None, None], sampling)
+    with drafts_on_device(SIZES, "cpu"):
+        strategies = [make(StrategyKey("trie"), Capacity(tokens=1000, bytes=1 << 20)) for _ in range(2)]
+        tries = [strategy for strategy in strategies if isinstance(strategy, DeviceTrieStrategy)]
+        assert len(tries) == 2
+        for _ in range(2):
+            assert written(tries) == expected
+        assert written(tries, sampling) == sampled

@@ -1,0 +1,201 @@
+"""Drafts on the device are the host's, from the same state."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from draftwood_strategies.arrays import Float32Array, Int32Array
+from draftwood_strategies.device.arena import ADDED, UNIT_BITS
+from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
+from draftwood_strategies.draft import DraftTree, DraftTrees
+from draftwood_strategies.draft_engine.worth import best_chains
+from tests.strategies.device.hosts import arena_of, fixed_sizes, host_trie, with_history
+
+_TOLERANCE = 2e-5
+"""Weights are rounded, and sums of floats have another order."""
+
+
+@pytest.fixture(autouse=True)
+def _regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    fixed_sizes(monkeypatch)
+
+
+def space(rows: int, nodes: int = 64) -> DeviceDrafts:
+    tokens, parents = (torch.full((rows, nodes), -9, dtype=torch.int32) for _ in range(2))
+    return DeviceDrafts(tokens, parents, torch.zeros(rows, nodes), torch.zeros(rows, dtype=torch.int32))
+
+
+def drafted(trie: DeviceTrie, budgets: list[int]) -> list[DraftTree]:
+    """The drafts of the rows 0, 1, ...; checked."""
+    out = space(len(budgets))
+    trie.propose(torch.arange(len(budgets), dtype=torch.int32), torch.tensor(budgets, dtype=torch.int32), out)
+    trees = [DraftTree(*(part[row, :count].numpy().copy() for part in out[:3])) for row, count in enumerate(out.counts)]
+    for tree in trees:
+        tree.check()
+    return trees
+
+
+def scores_by_path(tree: DraftTree) -> dict[tuple[int, ...], float]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return dict(zip(paths, tree.scores.tolist(), strict=True))
+
+
+def assert_alike(device: DraftTree, host: DraftTree) -> None:
+    """The same nodes with the same scores. Where several score as little as the worst, either may be drafted."""
+    found, wanted = scores_by_path(device), scores_by_path(host)
+    assert len(found) == len(wanted)
+    worst = min(wanted.values(), default=0.0) + _TOLERANCE
+    for path in found.keys() | wanted.keys():
+        score = found.get(path), wanted.get(path)
+        if None in score:
+            assert max(filter(None, score)) <= worst, (path, score)
+        else:
+            assert score[0] == pytest.approx(score[1], abs=_TOLERANCE), path
+
+
+def check_batches(seeds: range) -> None:
+    """Four rows of two tenants in each batch, with other vocabularies and budgets."""
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+        vocab, budget = int(random.choice([3, 12, 60, 400])), int(random.choice([1, 5, 16, 33, 64]))
+        tenants = [
+            (strategy, [with_history(strategy, random, vocab, budget) for _ in range(2)])
+            for strategy in (host_trie(), host_trie())
+        ]
+        drafters = [drafter for _, each in tenants for drafter in each]
+        budgets = [budget, max(1, budget // 2), budget, 64]
+        trees = drafted(arena_of(tenants), budgets)
+        for tree, drafter, nodes in zip(trees, drafters, budgets, strict=True):
+            assert_alike(tree, drafter.propose(nodes))
+
+
+def test_drafts_are_the_hosts() -> None:
+    check_batches(range(6))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_drafts_of_many_states_are_the_hosts() -> None:
+    check_batches(range(6, 56))
+
+
+def test_a_chain_is_the_best_path_of_the_tree() -> None:
+    random = np.random.default_rng(1)
+    strategy = host_trie()
+    drafter = with_history(strategy, random, 12, 64)
+    trie = arena_of([(strategy, [drafter])])
+    tree = drafter.propose(64)
+    for length in (1, 3, 64):
+        out = space(1)
+        row, most = torch.zeros(1, dtype=torch.int32), torch.tensor([length], dtype=torch.int32)
+        trie.propose_chains(row, most, out.tokens, out.scores, out.counts)
+        count = int(out.counts[0])
+        # The device draws no tree that is deeper than the chain may be, so it may know a better one.
+        [host] = best_chains(DraftTrees.of([tree]), np.array([length], np.int32))
+        assert 1 <= count <= length
+        assert float(out.scores[0, :count].sum()) >= float(host.scores.sum()) - _TOLERANCE * length
+        scores = out.scores[0, :count].numpy()
+        assert (scores[1:] <= scores[:-1]).all()
+
+
+def test_rows_that_are_padding_have_no_draft() -> None:
+    random = np.random.default_rng(2)
+    strategy = host_trie()
+    trie = arena_of([(strategy, [with_history(strategy, random, 12, 16)])])
+    before, out = trie.arena.clone(), space(3)
+    trie.propose(torch.tensor([-1, -1, -1], dtype=torch.int32), torch.tensor([16, 16, 0], dtype=torch.int32), out)
+    assert out.counts.tolist() == [0, 0, 0]
+    assert torch.equal(trie.arena, before)
+
+
+def test_a_row_without_text_drafts_nothing() -> None:
+    strategy = host_trie()
+    trie = arena_of([(strategy, [with_history(strategy, np.random.default_rng(3), 12, 16)])])
+    trie.begin(0, "another")
+    assert drafted(trie, [16])[0].tokens.size == 0
+
+
+def learned(trie: DeviceTrie, row: int, tokens: Int32Array) -> None:
+    trie.learn(
+        torch.tensor([row], dtype=torch.int32),
+        torch.from_numpy(tokens[None]),
+        torch.tensor([tokens.size], dtype=torch.int32),
+    )
+
+
+def weights_of(trie: DeviceTrie, tenant: str) -> Float32Array:
+    """Of votes, escapes and odds."""
+    numbers = trie._weights[trie._regions[tenant], :ADDED].numpy()
+    return (numbers / float(1 << UNIT_BITS)).astype(np.float32)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_token_teaches_what_it_teaches_the_host(seed: int) -> None:
+    """With one token of one row nothing depends on the order but the odds of siblings."""
+    random = np.random.default_rng(seed)
+    strategy = host_trie()
+    drafter = with_history(strategy, random, 12, 16)
+    trie = arena_of([(strategy, [drafter])])
+    [tree] = drafted(trie, [16])
+    drafter.propose(16)
+    token = np.array([random.choice(tree.tokens[tree.parents < 0]) if seed % 2 else 11], np.int32)
+    before = weights_of(trie, "tenant 0")
+    learned(trie, 0, token)
+    drafter.observe(token, None)
+    found, host = weights_of(trie, "tenant 0"), strategy.weights
+    factors = np.log(np.concatenate([host.features.reshape(-1), host.escapes]))
+    assert not np.array_equal(found, before)
+    np.testing.assert_allclose(found[: factors.size], factors, atol=2e-5)
+    np.testing.assert_allclose(found[factors.size :], host.odds, atol=2e-2)
+    [device], best = drafted(trie, [1]), drafter.propose(1)
+    assert device.tokens.tolist() == best.tokens.tolist()
+    assert device.scores[0] == pytest.approx(best.scores[0], rel=1e-2)
+
+
+def test_two_arenas_that_are_fed_the_same_are_the_same() -> None:
+    """As on the GPUs of a tensor-parallel group, several rows of a tenant in a step."""
+    arenas = []
+    for _ in range(2):
+        random = np.random.default_rng(5)
+        strategy = host_trie()
+        trie = arena_of([(strategy, [with_history(strategy, random, 12, 16) for _ in range(3)])])
+        for _ in range(3):
+            drafted(trie, [16, 16, 16])
+            tokens = torch.from_numpy(random.integers(0, 12, (3, 4)).astype(np.int32))
+            trie.learn(torch.tensor([2, 0, 1], dtype=torch.int32), tokens, torch.tensor([4, 1, 0], dtype=torch.int32))
+        arenas.append(trie.arena)
+    assert torch.equal(*arenas)
+
+
+def test_what_a_tenant_learns_leaves_the_others_as_they_are() -> None:
+    random = np.random.default_rng(6)
+    tenants = [(strategy, [with_history(strategy, random, 12, 16)]) for strategy in (host_trie(), host_trie())]
+    trie = arena_of(tenants)
+    layout = trie.layout
+    region = trie._regions["tenant 1"]
+    before = trie._memories[region].clone(), trie._weights[region].clone(), trie._texts[1].clone()
+    drafted(trie, [16, 16])
+    learned(trie, 0, np.arange(9, dtype=np.int32))
+    after = trie._memories[region], trie._weights[region], trie._texts[1]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert layout.sizes.tenants == 2
+
+
+def test_rows_that_learn_nothing_teach_nothing() -> None:
+    random = np.random.default_rng(7)
+    strategy = host_trie()
+    trie = arena_of([(strategy, [with_history(strategy, random, 12, 16)])])
+    trie.begin(0, "tenant 0", learns=False)
+    row = torch.zeros(1, dtype=torch.int32)
+    prompt = torch.from_numpy(random.integers(0, 12, 40).astype(np.int32))
+    trie.append_prompts(row, prompt, torch.tensor([0, 40], dtype=torch.int32))
+    trie.begin_outputs(row)
+    before = trie._memories.clone(), trie._weights.clone()
+    assert drafted(trie, [16])[0].tokens.size > 0
+    learned(trie, 0, np.arange(9, dtype=np.int32))
+    assert torch.equal(before[0], trie._memories)
+    assert torch.equal(before[1], trie._weights)

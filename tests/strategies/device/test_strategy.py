@@ -1,0 +1,286 @@
+"""The trie on a device as a strategy: the host's protocol, and the drafts of the host's trie."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.base import BatchStrategy, PromptIndexer, SupportsReadOnly, SupportsRebuild
+from draftwood_strategies.built_in import TrieOptions
+from draftwood_strategies.device import strategy as device_strategy
+from draftwood_strategies.device.arena import DeviceSizes
+from draftwood_strategies.device.strategy import DeviceTrieStrategy, DraftDevice
+from draftwood_strategies.draft import DraftTree, checked_all
+from draftwood_strategies.trie.phrase_index import PhraseIndex
+from draftwood_strategies.trie.strategy import TrieStrategy
+from tests.strategies.arrays import ids
+from tests.strategies.toy_model import ToyModel, run
+
+TEXT = np.arange(40, dtype=np.int32) % 13 + 1
+OTHER = np.arange(40, dtype=np.int32) % 7 + 20
+
+
+def arena(rows: int = 4, tenants: int = 3, **options: Any) -> DraftDevice:
+    sizes = DeviceSizes(rows, row_tokens=512, tenants=tenants, tenant_tokens=1024, nodes=16)
+    return DraftDevice(sizes, torch.device("cpu"), TrieOptions(**options))
+
+
+def write(strategy: Any, text: Int32Array, prompt: int = 4) -> None:
+    """As a sequence that is never drafted for."""
+    drafter = strategy.start(text[:prompt])
+    drafter.observe(text[prompt:], None)
+    drafter.close()
+
+
+def stored(strategy: Any) -> list[list[int]]:
+    return [sequence.tolist() for sequence in strategy.sequences()]
+
+
+def assert_alike(found: DraftTree, expected: DraftTree) -> None:
+    """The same nodes; their scores differ by rounding."""
+    found.check()
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    assert found.parents.tolist() == expected.parents.tolist()
+    assert np.allclose(found.scores, expected.scores, atol=1e-4)
+
+
+def test_it_offers_what_the_host_s_trie_does() -> None:
+    strategy = DeviceTrieStrategy(arena())
+    for protocol in (BatchStrategy, SupportsReadOnly, SupportsRebuild):
+        assert isinstance(strategy, protocol)
+    assert isinstance(strategy.start(ids(1)), PromptIndexer)
+
+
+@pytest.mark.parametrize("part", ["outputs", "prompts", "both"])
+def test_drafts_are_valid_and_what_is_accepted_is_what_the_model_writes(part: str) -> None:
+    strategy = DeviceTrieStrategy(arena(learn=part), learn=part)
+    steps = []
+    for _ in range(2):
+        drafter = strategy.start(ids(1, 2))
+        steps.append(run(ToyModel(vocab=12), drafter, [1, 2], count=20, budget=8))
+        drafter.close()
+    assert len(steps[1]) < len(steps[0])
+    assert sum(map(len, stored(strategy))) == strategy.tokens > 0
+
+
+@pytest.mark.parametrize("part", ["outputs", "prompts", "both"])
+@pytest.mark.parametrize("seed", range(2))
+def test_it_drafts_what_the_host_s_trie_drafts_from_the_same_history(part: str, seed: int) -> None:
+    """Before a step has changed the weights. The host's hash tables have the size of the device's."""
+    random = np.random.default_rng(seed)
+    phrases = [random.integers(0, 30, 6, dtype=np.int32) for _ in range(5)]
+
+    def text(count: int) -> Int32Array:
+        return np.concatenate([phrases[i] for i in random.integers(0, 5, count)])
+
+    device, host = DeviceTrieStrategy(arena(learn=part), learn=part), TrieStrategy(learn=part)
+    host.memory = PhraseIndex(1024, 1024)
+    for _ in range(4):
+        recorded, written = text(5), text(8)
+        for strategy in (device, host):
+            strategy.learn(recorded)
+            write(strategy, written, prompt=10)
+    assert stored(device) == stored(host)
+    for _ in range(3):
+        prompt, output = text(4), text(1)
+        drafters = device.start(prompt), host.start(prompt)
+        for drafter in drafters:
+            drafter.observe(output[:2], None)
+        assert_alike(*(drafter.propose(12) for drafter in drafters))
+        for drafter in drafters:
+            drafter.close()
+    assert stored(device) == stored(host)
+    assert device.tokens == host.tokens
+
+
+def test_tenants_never_see_what_others_wrote() -> None:
+    device = arena()
+    one, other = DeviceTrieStrategy(device), DeviceTrieStrategy(device)
+    write(one, TEXT)
+    write(other, OTHER)
+    for strategy, text in ((one, TEXT), (other, OTHER)):
+        drafted = strategy.start(ids(99)), strategy.start(text[:9])
+        trees = strategy.propose_all(drafted, np.full(2, 16, np.int32))
+        assert len(trees[1]) > 0
+        assert set(trees.tokens.tolist()) <= {*text.tolist(), 99}
+        assert stored(strategy) == [text[4:].tolist()]
+
+
+def test_after_a_purge_nothing_is_known_and_live_sequences_go_on() -> None:
+    """A purge makes a new instance."""
+    device = arena()
+    purged = DeviceTrieStrategy(device)
+    write(purged, TEXT)
+    live = purged.start(TEXT[:20])
+    following = DeviceTrieStrategy(device)
+    assert following.start(ids(5, 6)).propose(16).tokens.size == 0
+    assert (following.tokens, stored(following)) == (0, [])
+    assert live.propose(16).tokens[0] == TEXT[20]
+    live.observe(TEXT[20:22], None)
+    live.close()
+    assert following.tokens == 0
+
+
+def test_a_batch_is_drafted_and_learned_in_one_call_each() -> None:
+    strategy, model, random = DeviceTrieStrategy(arena()), ToyModel(vocab=12), np.random.default_rng(0)
+    texts = [[1, 2], [3, 4, 5], [6]]
+    drafters, budgets = [strategy.start(ids(*text)) for text in texts], np.array([5, 99, 1], np.int32)
+    for _ in range(6):
+        rows = random.permutation(3)[: random.integers(1, 4)].tolist()
+        found = strategy.propose_all([drafters[row] for row in rows], budgets[rows])
+        checked_all(found, np.minimum(budgets[rows], 16), 12)
+        written = [model.verify(texts[row], found[at])[0] for at, row in enumerate(rows)]
+        for row, tokens in zip(rows, written, strict=True):
+            texts[row] += tokens
+        offsets = np.cumsum([0, *map(len, written)], dtype=np.int32)
+        strategy.observe_all(
+            [drafters[row] for row in rows], np.concatenate([ids(*tokens) for tokens in written]), offsets
+        )
+    outputs = [text[begin:] for text, begin in zip(texts, (2, 3, 1), strict=True) if text[begin:]]
+    assert sorted(stored(strategy)) == sorted(outputs)
+
+
+def test_a_prompt_is_indexed_in_pieces_and_what_was_written_meanwhile_comes_after_it() -> None:
+    device, host = DeviceTrieStrategy(arena(learn="both"), learn="both"), TrieStrategy(learn="both")
+    prompt, trees = TEXT[:30], []
+    for strategy in (device, host):
+        drafter = strategy.start(prompt)
+        done = [drafter.index_prompt(7) for _ in range(3)]
+        drafter.observe(ids(5, 6), None)
+        while done[-1] == 7:
+            done.append(drafter.index_prompt(7))
+        # The memory has 21 of the prompt, and the rest of it before the answer.
+        assert done == [7, 7, 7, 7, 7, 7, 7, 2]
+        assert drafter.index_prompt(7) == 0
+        assert stored(strategy) == [[*prompt.tolist(), 5, 6]]
+        trees.append(drafter.propose(8))
+    assert_alike(*trees)
+
+
+def test_a_sequence_that_ends_before_its_prompt_is_indexed_is_learned() -> None:
+    strategy = DeviceTrieStrategy(arena())
+    drafter = strategy.start(TEXT)
+    drafter.index_prompt(3)
+    drafter.observe(ids(7, 8), None)
+    drafter.close()
+    assert stored(strategy) == [[7, 8]]
+
+
+def test_read_only_sequences_draft_and_change_nothing() -> None:
+    device = arena()
+    strategy = DeviceTrieStrategy(device)
+    write(strategy, TEXT)
+    layout = device.trie.layout
+    before = device.trie.arena[layout.memories : layout.states].clone()
+    drafter = strategy.start_read_only(TEXT[:9])
+    assert len(drafter.propose(16)) > 0
+    drafter.observe(OTHER[:6], None)
+    drafter.propose(16)
+    drafter.observe(OTHER[6:9], None)
+    drafter.close()
+    assert torch.equal(device.trie.arena[layout.memories : layout.states], before)
+
+
+def test_without_a_free_row_nothing_is_drafted_and_the_answer_is_learned_at_its_end() -> None:
+    strategy = DeviceTrieStrategy(arena(rows=1))
+    first, second = strategy.start(TEXT[:20]), strategy.start(TEXT[:20])
+    trees = strategy.propose_all([second, first], np.full(2, 16, np.int32))
+    assert (len(trees[0]), len(trees[1])) == (0, 13)
+    assert second.index_prompt(5) == 0
+    assert second.propose(16).tokens.size == 0
+    second.observe(ids(3), None)
+    strategy.observe_all([second, first], ids(4, 5, 1), ids(0, 2, 3))
+    second.close()
+    first.close()
+    assert sorted(stored(strategy)) == [[1], [3, 4, 5]]
+    assert len(strategy.start(TEXT[:20]).propose(16)) == 16
+
+
+def test_a_strategy_that_is_dropped_frees_its_region_and_its_rows() -> None:
+    device = arena(rows=1, tenants=1)
+    strategy = DeviceTrieStrategy(device)
+    strategy.start(TEXT)
+    del strategy
+    gc.collect()
+    following = DeviceTrieStrategy(device)
+    write(following, OTHER)
+    assert stored(following) == [OTHER[4:].tolist()]
+
+
+def test_a_tenant_that_loses_its_region_gets_its_memory_and_weights_back() -> None:
+    device = arena(tenants=1)
+    one, other = DeviceTrieStrategy(device), DeviceTrieStrategy(device)
+    run(ToyModel(vocab=12), one.start(ids(1, 2)), [1, 2], count=8, budget=8)
+    before, weights = stored(one), one.weights_on_device()
+    write(other, OTHER)  # while the other has a live sequence
+    assert stored(other) == [OTHER[4:].tolist()]
+    device.trie.end(0)
+    other.start(ids(1)).close()
+    assert (device.trie.tokens("0"), device.trie.tokens("1")) == (0, 36)
+    assert stored(one) == before
+    restored = one.weights_on_device()
+    assert weights is not None
+    assert restored is not None
+    assert torch.equal(restored, weights)
+    assert stored(other) == [OTHER[4:].tolist()]
+
+
+def test_recorded_sequences_of_any_thread_are_learned_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_strategy, "_IMPORTED", 50)
+    strategy = DeviceTrieStrategy(arena())
+    thread = threading.Thread(target=lambda: [*map(strategy.learn, [TEXT[:30]] * 5)])
+    thread.start()
+    thread.join()
+    tenant, trie = "0", strategy.device.trie
+    drafter = strategy.start(TEXT[:5])
+    assert trie.tokens(tenant) == 60
+    drafter.propose(4)
+    assert trie.tokens(tenant) == 120
+    assert strategy.tokens == 150
+    for _ in range(60):
+        strategy.learn(TEXT)
+    assert strategy.nbytes == 4 * trie.layout.memory.size
+    assert 800 < strategy.tokens <= 1024
+
+
+def test_a_rebuilt_memory_goes_on_with_the_weights_of_the_earlier_one() -> None:
+    device = arena()
+    earlier, rebuilt = DeviceTrieStrategy(device), DeviceTrieStrategy(device)
+    rebuilt.keep_learned(earlier)
+    drafter = earlier.start(ids(1, 2))
+    fresh = earlier.weights_on_device()
+    run(ToyModel(vocab=12), drafter, [1, 2], count=12, budget=8)
+    rebuilt.start(ids(1))
+    weights = earlier.weights_on_device()
+    found = rebuilt.weights_on_device()
+    assert fresh is not None
+    assert weights is not None
+    assert found is not None
+    assert not torch.equal(weights, fresh)
+    assert torch.equal(found, weights)
+    with pytest.raises(TypeError, match="those of TrieStrategy are not"):
+        rebuilt.keep_learned(TrieStrategy())  # type: ignore[arg-type]
+
+
+def test_options_that_differ_from_the_arena_s_are_refused() -> None:
+    device = arena()
+    assert device.takes(TrieOptions(capacity_tokens=1024))
+    for options in ({"learn": "both"}, {"branch_length": 8}, {"prompt_weight": 2.0}, {"capacity_tokens": 512}):
+        with pytest.raises(ValueError, match="does not take"):
+            DeviceTrieStrategy(device, **options)
+    with pytest.raises(ValueError, match=r"^learn"):
+        DeviceTrieStrategy(device, learn="all")
+
+
+def test_uploads_begin_where_kernels_were_compiled_for() -> None:
+    device = arena()
+    parts = device._uploaded(ids(1), ids(2, 3, 4, 5, 6), ids(7))
+    assert [part.tolist() for part in parts] == [[1], [2, 3, 4, 5, 6], [7]]
+    assert [(part.data_ptr() - parts[0].data_ptr()) % 16 for part in parts] == [0, 0, 0]
+    assert device_strategy._WIDTH * 4 % 16 == 0

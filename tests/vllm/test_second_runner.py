@@ -1,0 +1,283 @@
+"""vLLM's second model runner takes our drafts, or nothing is changed: with files in the place of vLLM's.
+
+`test_versions` has vLLM's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from draftwood_vllm import device_support, second_runner
+from draftwood_vllm.second_runner import missing
+from tests.vllm.fake_trie import DeviceSizes, DeviceTrie
+
+CONFIG, FACTORY = "vllm.config.vllm", "vllm.v1.worker.gpu.spec_decode"
+FILES = {
+    CONFIG: """
+from typing import Literal, get_args
+NgramGPUTypes = Literal["ngram_gpu"]
+class VllmConfig:
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+        self.__post_init__()
+    def __post_init__(self):
+        self.asynchronous = self.speculative_config.method in get_args(NgramGPUTypes)
+    @property
+    def use_v2_model_runner(self):
+        return not self._get_v2_model_runner_unsupported_features()
+    def _get_v2_model_runner_unsupported_features(self):
+        method = self.speculative_config.method
+        found = [f"speculative method '{method}'"] if method in ("suffix", "custom_class") else []
+        return [*found, *self.others]
+""",
+    FACTORY: """
+def init_speculator(vllm_config, device, req_states):
+    return "vLLM's"
+""",
+    f"{FACTORY}.speculator": """
+class BaseSpeculator:
+    @abstractmethod
+    def init_cudagraph_manager(self, cudagraph_mode): ...
+    @abstractmethod
+    def capture(self): ...
+    @abstractmethod
+    def propose(self, input_batch, num_sampled, num_rejected, last_sampled, dummy_run=False): ...
+""",
+    "vllm.v1.worker.gpu.model_runner": """
+class GPUModelRunner:
+    def __init__(self):
+        self.req_states = self.speculator = None
+    def load_model(self): ...
+    def add_requests(self, scheduler_output): ...
+    def finish_requests(self, scheduler_output): ...
+    def sample_tokens(self):
+        self.postprocess_sampled()
+        draft_tokens = self.speculator.propose()
+""",
+    "vllm.v1.worker.gpu.states": """
+class RequestState:
+    def __init__(self):
+        self.all_token_ids = self.total_len = self.req_id_to_index = self.max_seq_len = None
+""",
+    "vllm.v1.worker.gpu.input_batch": """
+class InputBatch:
+    req_ids: list
+    num_reqs: int
+    idx_mapping: object
+""",
+    "vllm.v1.core.sched.output": """
+class NewRequestData:
+    req_id: str
+    prompt_token_ids: list
+    prefill_token_ids: list
+    prompt_embeds: object
+    sampling_params: object
+class SchedulerOutput:
+    scheduled_new_reqs: list
+    finished_req_ids: set
+    preempted_req_ids: set
+""",
+}
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with files in the place of vLLM's, which are imported from there."""
+    for module, text in FILES.items():
+        path = tmp_path.joinpath(*module.split("."))
+        file = path / "__init__.py" if f"{module}.speculator" in FILES else path.with_suffix(".py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        for folder in file.parents[: len(module.split("."))]:
+            if folder != tmp_path and tmp_path in folder.parents:
+                (folder / "__init__.py").touch()
+    platforms: Any = ModuleType("vllm.platforms")
+    platforms.current_platform = SimpleNamespace(is_cuda=lambda: True, get_device_total_memory=lambda: 1 << 30)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    monkeypatch.setattr(device_support, "load", lambda: device_support.DeviceModule(DeviceSizes, DeviceTrie))
+    monkeypatch.setenv("DRAFTWOOD_FIRST_RUNNER", "")
+    second_runner.lacking.cache_clear()
+    yield tmp_path
+    second_runner.lacking.cache_clear()
+    for name in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
+        sys.modules.pop(name)
+
+
+def configured(method: str = "custom_class", model: str = "draftwood_vllm.Proposer", **fields: Any) -> Any:
+    """A `VllmConfig`. Fields are of its parts, by the names of both joined, as `model_is_hybrid`."""
+    parts: dict[str, dict[str, Any]] = {
+        "speculative": {"method": method, "model": model, "num_speculative_tokens": 8},
+        "model": {"max_model_len": 256, "is_hybrid": False},
+        "parallel": {"pipeline_parallel_size": 1, "distributed_executor_backend": "mp", "world_size": 2},
+        "scheduler": {"max_num_seqs": 8},
+    }
+    parts["speculative"]["num_speculative_tokens_per_batch_size"] = None
+    others = fields.pop("others", [])
+    for name, value in fields.items():
+        part, _, field = name.partition("_")
+        parts[part][field] = value
+    configs = {f"{part}_config": SimpleNamespace(**values) for part, values in parts.items()}
+    return import_module(CONFIG).VllmConfig(others=others, **configs)
+
+
+@pytest.fixture
+def enabled(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTWOOD_MEMORY_TOKENS", "1024")
+    second_runner.enable()
+    second_runner.enable()
+
+
+@pytest.mark.usefixtures("enabled")
+def test_the_second_runner_takes_our_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    config = configured()
+    assert (config.use_v2_model_runner, config.asynchronous) == (True, True)
+    assert caplog.records == []
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize(("method", "model"), [("suffix", "suffix"), ("custom_class", "another.Proposer")])
+def test_other_methods_are_as_they_were(method: str, model: str, caplog: pytest.LogCaptureFixture) -> None:
+    config = configured(method, model)
+    assert (config.use_v2_model_runner, config.asynchronous) == (False, False)
+    assert import_module(FACTORY).init_speculator(config, "cpu", None) == "vLLM's"
+    assert caplog.records == []
+
+
+@pytest.mark.usefixtures("enabled")
+def test_what_else_the_runner_cannot_do_stays_listed(caplog: pytest.LogCaptureFixture) -> None:
+    config = configured(others=["elastic expert parallelism"])
+    listed = ["speculative method 'custom_class'", "elastic expert parallelism"]
+    assert config._get_v2_model_runner_unsupported_features() == listed
+    assert caplog.records == []
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"parallel_pipeline_parallel_size": 2}, "pipeline_parallel_size=2: tried with 1 only"),
+        ({"parallel_distributed_executor_backend": "external_launcher"}, "each rank would learn by itself"),
+        ({"model_enable_sleep_mode": True}, "what is learned on the device would be lost in a sleep"),
+        (
+            {"model_is_hybrid": True, "speculative_num_speculative_tokens_per_batch_size": [(1, 8, 0)]},
+            "a recurrent model, whose states are wrong after steps that verify no drafts (vLLM issue 39273)",
+        ),
+        ({"model_is_hybrid": True, "speculative_enable_adaptive_verification": True}, "a recurrent model"),
+        (
+            {"scheduler_max_num_seqs": 1 << 20},
+            "drafts for 1048576 rows of 256 tokens and 17 tenants of 1024 tokens (max_num_seqs, DRAFTWOOD_MAX_TENANTS,"
+            " DRAFTWOOD_MEMORY_TOKENS) take 1024 MiB of the device, more than 10% of its 1024 MiB",
+        ),
+    ],
+)
+def test_what_is_not_drafted_for_on_the_device_takes_the_first_runner(
+    fields: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        config = configured(**fields)
+        assert (config.use_v2_model_runner, config.asynchronous) == (False, False)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("drafts are made on the host, by vLLM's first model runner: ")
+    assert reason in line
+
+
+@pytest.mark.usefixtures("enabled")
+def test_recurrent_models_are_drafted_for_where_each_row_has_a_draft_in_each_step() -> None:
+    assert configured(model_is_hybrid=True).use_v2_model_runner
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("DRAFTWOOD_STRATEGY", "hybrid", "DRAFTWOOD_STRATEGY=hybrid: only trie drafts on devices"),
+        ("DRAFTWOOD_MEMORY_TOKENS", "many", "memory_tokens"),
+    ],
+)
+def test_settings_decide_too(
+    variable: str, value: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert not configured().use_v2_model_runner
+    assert reason in caplog.text
+
+
+@pytest.mark.usefixtures("enabled")
+def test_without_cuda_or_drafts_for_it_the_first_runner_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(device_support, "load", lambda: import_module("draftwood_strategies.no_device"))
+    assert not configured().use_v2_model_runner
+    monkeypatch.setattr(sys.modules["vllm.platforms"].current_platform, "is_cuda", lambda: False)
+    assert not configured().use_v2_model_runner
+    assert "there are no drafts for devices: No module named" in caplog.text
+    assert "there is no CUDA device" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "reason"),
+    [
+        (CONFIG, "_get_v2_model_runner_unsupported_features", "_unsupported", "VllmConfig has no _get_v2_model_runner"),
+        (FACTORY, "vllm_config, device", "config", "init_speculator takes no vllm_config and no device"),
+        (f"{FACTORY}.speculator", "last_sampled, ", "", "propose takes no last_sampled"),
+        (f"{FACTORY}.speculator", "def capture", "def record", "BaseSpeculator has no capture"),
+        (
+            f"{FACTORY}.speculator",
+            "    def capture",
+            "    def prepare(self): ...\n    @abstractmethod\n    def capture",
+            "BaseSpeculator has prepare, which we do not know",
+        ),
+        ("vllm.v1.worker.gpu.model_runner", "def add_requests", "def join", "GPUModelRunner has no add_requests"),
+        (
+            "vllm.v1.worker.gpu.model_runner",
+            "        self.postprocess_sampled()\n        draft_tokens = self.speculator.propose()",
+            "        self.speculator.propose()\n        self.postprocess_sampled()",
+            "sample_tokens does not note what was sampled before it asks for drafts",
+        ),
+        ("vllm.v1.worker.gpu.states", "self.total_len = ", "", "RequestState has no total_len"),
+        ("vllm.v1.worker.gpu.input_batch", "idx_mapping", "slots", "InputBatch has no idx_mapping"),
+        ("vllm.v1.core.sched.output", "prefill_token_ids", "tokens", "NewRequestData has no prefill_token_ids"),
+        ("vllm.v1.core.sched.output", "class", "class:", "vLLM's files cannot be read"),
+    ],
+)
+def test_if_something_is_missing_nothing_is_changed(vllm: Path, module: str, old: str, new: str, reason: str) -> None:
+    path = vllm.joinpath(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    file.write_text(file.read_text().replace(old, new))
+    second_runner.enable()
+    assert reason in second_runner.lacking()
+    if module == CONFIG or "read" in reason:
+        return
+    config = configured()
+    assert (config.use_v2_model_runner, config.asynchronous) == (False, False)
+    assert not hasattr(import_module(FACTORY).init_speculator, "__wrapped__")
+
+
+def test_another_vllm_has_no_second_runner(tmp_path: Path) -> None:
+    assert missing(tmp_path) == f"vLLM has no {CONFIG}"
+    assert second_runner.lacking() in ("vLLM is not installed", "")
+
+
+def test_a_runner_that_was_imported_before_gets_the_factory_too(vllm: Path) -> None:
+    runner: Any = import_module("vllm.v1.worker.gpu.model_runner")
+    runner.init_speculator = import_module(FACTORY).init_speculator
+    second_runner.enable()
+    assert hasattr(runner.init_speculator, "__wrapped__")
+
+
+def test_the_reason_is_logged_in_one_process(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that vLLM starts inherit the environment."""
+    monkeypatch.setenv("DRAFTWOOD_FIRST_RUNNER", "")
+    with caplog.at_level(logging.WARNING):
+        second_runner.say_first_runner("it lacks this")
+        second_runner.say_first_runner("it lacks this")
+    assert len(caplog.records) == 1

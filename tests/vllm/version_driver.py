@@ -1,0 +1,180 @@
+"""Drives the second runner's own classes of a version of vLLM, on CPU tensors, and prints one JSON object.
+
+The folder of the version is first on the path; libraries are those of the build for CPUs. Its kernels are interpreted.
+The runner is made without a model: what it samples is said here, and goes through its own state.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+# Triton is taken as if a device were to come later.
+os.environ.update(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+ROWS, LONGEST = 4, 4
+SPECULATION = {"method": "custom_class", "model": "draftwood_vllm.Proposer", "num_speculative_tokens": LONGEST}
+CYCLE = [5, 6, 7, 8, 9]
+
+
+def prepared() -> None:
+    """A platform that has no device, and drafts for it."""
+    from vllm import platforms
+    from vllm.platforms.cpu import CpuPlatform
+
+    CpuPlatform.check_and_update_config = classmethod(lambda cls, vllm_config: None)
+    platforms._current_platform = CpuPlatform()
+    import_module("vllm.v1.worker.cpu.shm")  # in the place of torch's functions for devices
+
+    from draftwood_vllm import device_support, hosts, proposer
+    from tests.vllm import fake_trie
+
+    hosts.on_cuda = lambda: True
+    device_support.load = lambda: device_support.DeviceModule(fake_trie.DeviceSizes, fake_trie.DeviceTrie)
+    hosts.device_bytes = lambda: 1 << 36
+    proposer.check()
+
+
+def configured(model: str) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    limits: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": ROWS, "enforce_eager": True}
+    return EngineArgs(model=model, dtype="float32", speculative_config=SPECULATION, **limits).create_engine_config()
+
+
+def runner_of(config: Any) -> Any:
+    """vLLM's model runner without a model, with its own state and our speculator."""
+    from vllm.v1.worker.gpu import model_runner
+    from vllm.v1.worker.gpu.states import RequestState
+
+    speculator: Any = import_module("draftwood_vllm.speculator")
+    speculator.get_tp_group = lambda: SimpleNamespace(world_size=1)
+    made = model_runner.GPUModelRunner.__new__(model_runner.GPUModelRunner)
+    for name in ("model_state", "block_tables", "lora_state", "sampler", "prompt_logprobs_worker"):
+        setattr(made, name, MagicMock())
+    for name in ("encoder_cache", "pooling_runner", "pp_handler", "adaptive_verification", "speculator"):
+        setattr(made, name, None)
+    made.is_last_pp_rank, made.model_memory_usage = True, 0
+    made.req_states = RequestState(ROWS, 64, 64, LONGEST, 32000, torch.device("cpu"))
+    made.load_model = lambda: None
+    factory = model_runner.init_speculator
+    states = [made.req_states] if "req_states" in inspect.signature(factory).parameters else []
+    made.speculator = factory(config, torch.device("cpu"), *states)
+    made.load_model()
+    return made
+
+
+class Steps:
+    """Steps of a runner, whose model goes round in `CYCLE`."""
+
+    def __init__(self, runner: Any) -> None:
+        from vllm.v1.worker.gpu.input_batch import InputBuffers
+
+        self.runner = runner
+        self.buffers = InputBuffers(ROWS, 64, torch.device("cpu"))
+        self.drafts: dict[str, list[int]] = {}
+
+    def step(self, new: dict[str, list[int]], finished: set[str] = frozenset()) -> list[int]:  # type: ignore[assignment]
+        """What the requests accept of their drafts; they write one token more."""
+        from vllm.v1.core.sched.output import SchedulerOutput
+        from vllm.v1.worker.gpu.input_batch import InputBatch, post_update
+
+        output = SchedulerOutput.make_empty()
+        output.finished_req_ids = set(finished)
+        output.scheduled_new_reqs = [self._request(name, prompt) for name, prompt in new.items()]
+        self.runner.finish_requests(output)
+        self.runner.add_requests(output)
+        states = self.runner.req_states
+        names = [*states.req_id_to_index]
+        if not names:
+            return []
+        indexes = torch.tensor([states.req_id_to_index[name] for name in names])
+        sampled = torch.zeros((len(names), LONGEST + 1), dtype=torch.int64)
+        counts = torch.zeros(len(names), dtype=torch.int32)
+        for i, name in enumerate(names):
+            index = int(indexes[i])
+            last = int(states.all_token_ids.gpu[index, int(states.total_len.gpu[index]) - 1])
+            answer = [CYCLE[(CYCLE.index(last) + 1 + place) % 5] for place in range(LONGEST + 1)]
+            draft = self.drafts.get(name, [])
+            accepted = next((at for at, token in enumerate(draft) if token != answer[at]), len(draft))
+            sampled[i], counts[i] = torch.tensor(answer), accepted + 1
+        batch = InputBatch.make_dummy(len(names), len(names), self.buffers)
+        batch.req_ids, batch.idx_mapping = names, indexes.to(batch.idx_mapping.dtype)
+        rejected = torch.tensor([len(self.drafts.get(name, [])) for name in names], dtype=torch.int32) - counts + 1
+        post_update(
+            batch.idx_mapping,
+            states.num_computed_tokens.gpu,
+            states.last_sampled_tokens,
+            None,
+            sampled,
+            counts,
+            rejected.clamp(min=0),
+            None,
+            states.all_token_ids.gpu,
+            states.total_len.gpu,
+            *self._drafts_of(post_update, states),
+        )
+        nothing = [None] * 4
+        drafts = self.runner.speculator.propose(
+            batch, *nothing, counts, rejected, states.last_sampled_tokens, None, None, None, mm_inputs=None
+        )
+        states.draft_tokens[indexes] = drafts
+        self.drafts = dict(zip(names, drafts.tolist(), strict=True))
+        return (counts - 1).tolist()
+
+    @staticmethod
+    def _drafts_of(post_update: Any, states: Any) -> list[Any]:
+        return [None, states.draft_tokens] if "draft_tokens" in inspect.signature(post_update).parameters else []
+
+    @staticmethod
+    def _request(name: str, prompt: list[int]) -> Any:
+        from vllm import SamplingParams
+        from vllm.v1.core.sched.output import NewRequestData
+
+        params = SamplingParams(max_tokens=20, extra_args={"draftwood_tenant": name[0]})
+        return NewRequestData(
+            req_id=name,
+            prompt_token_ids=prompt,
+            prefill_token_ids=prompt,
+            mm_features=[],
+            sampling_params=params,
+            pooling_params=None,
+            block_ids=([],),
+            num_computed_tokens=0,
+            lora_request=None,
+        )
+
+
+def main(model: str) -> None:
+    prepared()
+    config = configured(model)
+    answer: dict[str, Any] = {
+        "runner": config.use_v2_model_runner,
+        "asynchronous": config.scheduler_config.async_scheduling,
+    }
+    runner = runner_of(config)
+    steps = Steps(runner)
+    accepted = [steps.step({"a1": CYCLE, "b1": [5]})]
+    accepted += [steps.step({}) for _ in range(3)]
+    memory = runner.speculator._opened.drafts
+    steps.step({"a2": [9], "c1": [9]}, {"a1", "b1"})
+    answer["accepted"], answer["of the tenant"] = accepted, steps.step({})
+    steps.step({}, {"a2", "c1"})
+    memory.take_in()
+    answer["learned"], answer["off"] = memory.memory.counters().learned, runner.speculator._drafts is None
+    runner.speculator._opened.close()
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
