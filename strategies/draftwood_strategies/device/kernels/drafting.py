@@ -71,6 +71,7 @@ TEXT_AT: tl.constexpr = tl.constexpr(numbers.TEXT_AT)
 OWNER: tl.constexpr = tl.constexpr(numbers.OWNER)
 FOLLOWED_TEXT: tl.constexpr = tl.constexpr(numbers.FOLLOWED_TEXT)
 DRAFTED: tl.constexpr = tl.constexpr(numbers.DRAFTED)
+BACKS_OFF: tl.constexpr = tl.constexpr(numbers.BACKS_OFF)
 LANES: tl.constexpr = tl.constexpr(numbers.CANDIDATES)
 LEVELS_LOG2: tl.constexpr = tl.constexpr((numbers.DEEPEST - 1).bit_length())
 NODES: tl.constexpr = tl.constexpr(numbers.MOST_NODES)
@@ -557,6 +558,7 @@ def expand(
     depth,
     beam_size,
     budget,
+    most_novel,
     best_size,
     votes,
     place,
@@ -587,7 +589,7 @@ def expand(
     all_times = as_float(tl.load(arena + weights + NOVEL_AT + 2 * COUNTED))
     score = as_float(tl.load(arena + scratch + BEAM_SCORES + beam))
     has_votes = (tl.load(arena + scratch + HAS_VOTES + beam) > 0) | (depth == 0)
-    open = ((beam < beam_size) & has_votes)[:, None] & (rank < tl.minimum(NOVEL, budget))
+    open = ((beam < beam_size) & has_votes)[:, None] & (rank < most_novel)
     novel_share = escape[:, None] * (times / (all_times + UNSEEN))
     least_share = least / (tl.maximum(score, 1e-30) * MOST_GAINED)
     open &= (novel_share > 0.0) & (novel_share >= least_share[:, None])
@@ -803,6 +805,7 @@ def draft(
     end = tl.load(arena + state + TEXT_AT)
     owner = tl.load(arena + state + OWNER)
     followed = tl.load(arena + state + FOLLOWED_TEXT + tl.arange(0, 2))
+    most_novel = tl.where(tl.load(arena + state + BACKS_OFF) > 0, tl.minimum(NOVEL, budget), 0)
     retrieve(
         arena,
         scratch,
@@ -843,6 +846,7 @@ def draft(
             depth,
             beam_size,
             budget,
+            most_novel,
             best_size,
             votes,
             place,
