@@ -177,12 +177,12 @@ def draft_times(device: torch.device, plan: Plan) -> Rows:
     trie = DeviceTrie(DeviceSizes(most, _CONTEXT, 1, plan.memory_tokens), device)
     trie.import_runs("drafts", [text(_ANSWER) for _ in range(plan.memory_tokens // (_ANSWER + 16))])
     numbers = torch.arange(most + 1, dtype=torch.int32, device=device)
-    for row in range(most):
-        trie.begin(row, "drafts")
+    for number in range(most):
+        trie.begin(number, "drafts")
     prompts = torch.from_numpy(np.concatenate([text(_ANSWER) for _ in range(most)])).to(device)
     trie.append_prompts(numbers[:most], prompts, numbers * _ANSWER)
     trie.begin_outputs(numbers[:most])
-    rows = []
+    rows: Rows = []
     for streams in plan.streams:
         for nodes in (16, 64):
             tokens, parents = torch.zeros((2, streams, nodes), dtype=torch.int32, device=device)
@@ -192,10 +192,10 @@ def draft_times(device: torch.device, plan: Plan) -> Rows:
             written = torch.from_numpy(text(4 * streams).reshape(streams, 4)).to(device)
             drafts = _replayed(partial(trie.propose, asked, budgets, out), device)
             learns = _replayed(partial(trie.learn, asked, written, accepted), device)
-            row = {"streams": streams, "nodes": nodes, "us": 1e6 * _median(drafts, plan.rounds, device) / _REPEATS}
-            row["drafted"] = float(sizes.float().mean())
-            row["learn_us"] = 1e6 * _median(learns, plan.rounds, device) / _REPEATS
-            rows.append(row)
+            us = 1e6 * _median(drafts, plan.rounds, device) / _REPEATS
+            drafted = float(sizes.float().mean())
+            learn_us = 1e6 * _median(learns, plan.rounds, device) / _REPEATS
+            rows.append({"streams": streams, "nodes": nodes, "drafted": drafted, "us": us, "learn_us": learn_us})
     return rows
 
 
