@@ -77,7 +77,7 @@ def test_drafts_are_the_hosts() -> None:
     check_batches(range(6))
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.timeout(600)
 def test_drafts_of_many_states_are_the_hosts() -> None:
     check_batches(range(6, 56))
