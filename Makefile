@@ -210,7 +210,7 @@ install-test:  ## Install from git as a user does, into build/install, and ask t
 
 # Draftwood need not be installed there.
 test-gpu:  ## The lossless suite on a CUDA device, with the Python that has torch for it (PYTHON=...)
-	PYTHONPATH=clients/python:protos:strategies:memory:tenants:model_runner:service:benchmarks:$$PYTHONPATH TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 GPU_TEST_DEVICE=cuda $(PYTHON) -m pytest -q -m gpu_sim tests/model_runner/runners/cuda
+	PYTHONPATH=clients/python:protos:strategies:memory:tenants:model_runner:service:benchmarks:$$PYTHONPATH TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 GPU_TEST_DEVICE=cuda $(PYTHON) -m pytest -q -m gpu_sim tests/model_runner/runners/cuda tests/strategies/device/simulated/test_interpreted.py
 
 test-quantized: $(STAMP) build/quantized  ## Checkpoints with quantized weights, with the kernels for GPUs interpreted
 	PYTHONPATH=build/quantized $(PYTEST) -m gpu_sim $(QUANTIZED)

@@ -35,6 +35,7 @@ LONG_SHAPES = {"13b": "5120x40x80x13824", "70b-layer": "8192x6x128x28672"}
 SECTIONS = (
     "correctness",
     "attention",
+    "drafts",
     "steps",
     "kernels",
     "streams",
@@ -162,6 +163,7 @@ def measure(
     report.section("correctness", correctness)
     kind = getattr(torch, "float32" if device.type == "cpu" else dtype)
     report.section("attention", lambda: sections.attention_times(device, kind, plan, bandwidth))
+    report.section("drafts", lambda: sections.draft_times(device, plan))
     if _OF_GROWN & {*report.wanted}:
         positions = max(plan.contexts) + plan.step_tokens
         with chosen_model(options("float32" if smoke else dtype, shape), positions) as grown:
@@ -256,6 +258,10 @@ _AT_MOST: dict[str, tuple[float, Callable[[Mapping[str, Rows]], float]]] = {
     "one token over the floor, context 2,048": (1.25, lambda of: _step(of, 1) / _step(of, 1, "floor_ms")),
     "64 tokens over one, context 2,048": (1.2, lambda of: _step(of, _TREE) / _step(of, 1)),
     "host at one stream, us a step": (250.0, lambda of: max(_streams(of, "host_us_per_step", streams=1))),
+    "64 nodes drafted on the device for 256 streams, us": (
+        60.0,
+        lambda of: next(_figures(of["drafts"], "us", streams=_MANY, nodes=_TREE)),
+    ),
     "share of a step that the host takes, 64 streams": (0.05, lambda of: max(_streams(of, "host_share", streams=64))),
 }
 _AT_LEAST: dict[str, tuple[float, Callable[[Mapping[str, Rows]], float]]] = {

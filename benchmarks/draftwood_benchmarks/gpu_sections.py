@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from draftwood_model_runner.runners.cuda.runner import CudaRunner
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create
 from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.device.arena import DeviceSizes
+from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
 from draftwood_strategies.draft import DraftTree
 from draftwood_strategies.drafting import Drafting
 
@@ -31,6 +34,8 @@ _LEARNED_AT_ONCE = 64
 """Answers that a memory learns from, so that few streams need not write them one after another."""
 _REPEATS = 10
 """Of attention in a CUDA graph, so that its launches take no time of the host."""
+_PHRASE, _ANSWER, _CONTEXT = 32, 256, 1024
+"""Tokens of a phrase, of an answer in a memory and of a prompt, and of a text that a row has space for."""
 _MOST_KERNELS = 25
 """Listed; the timeline has all."""
 
@@ -45,6 +50,7 @@ class Plan:
         tokens: new tokens of an answer.
         prompts: questions at least, in each pass.
         others: questions that a memory learned from before the warm pass.
+        memory_tokens: of the memory that the device's drafts are from.
         answer_context: tokens of a question and its answer, at most.
         rounds: of each measurement, of which the median counts.
         adaptive: measure step times first, which decide how much is drafted.
@@ -57,6 +63,7 @@ class Plan:
     tokens: int = 128
     prompts: int = 8
     others: int = 0
+    memory_tokens: int = 1_000_000
     answer_context: int = 256
     rounds: int = 10
     adaptive: bool = True
@@ -67,7 +74,7 @@ class Plan:
         return max(self.nodes) + 64
 
 
-SMOKE = Plan((0, 3), (32,), (2,), ("hybrid",), tokens=4, prompts=1, rounds=1, adaptive=False)
+SMOKE = Plan((0, 3), (32,), (2,), ("hybrid",), tokens=4, prompts=1, memory_tokens=2048, rounds=1, adaptive=False)
 """The least of everything: shows that the program runs, on any machine."""
 
 
@@ -154,6 +161,41 @@ def attention_times(device: torch.device, dtype: torch.dtype, plan: Plan, bandwi
                     "error": error,
                 }
             )
+    return rows
+
+
+def draft_times(device: torch.device, plan: Plan) -> Rows:
+    """The trie's drafts on the device, from a memory of phrases that recur, and what it learns from 4 tokens a row."""
+    random = np.random.default_rng(0)
+    phrases = random.integers(0, 32_000, (2_000, _PHRASE)).astype(np.int32)
+
+    def text(tokens: int) -> Int32Array:
+        chosen = phrases[random.integers(0, phrases.shape[0], -(-tokens // _PHRASE))]
+        return np.asarray(chosen.reshape(-1)[:tokens])
+
+    most = max(plan.streams)
+    trie = DeviceTrie(DeviceSizes(most, _CONTEXT, 1, plan.memory_tokens), device)
+    trie.import_runs("drafts", [text(_ANSWER) for _ in range(plan.memory_tokens // (_ANSWER + 16))])
+    numbers = torch.arange(most + 1, dtype=torch.int32, device=device)
+    for number in range(most):
+        trie.begin(number, "drafts")
+    prompts = torch.from_numpy(np.concatenate([text(_ANSWER) for _ in range(most)])).to(device)
+    trie.append_prompts(numbers[:most], prompts, numbers * _ANSWER)
+    trie.begin_outputs(numbers[:most])
+    rows: Rows = []
+    for streams in plan.streams:
+        for nodes in (16, 64):
+            tokens, parents = torch.zeros((2, streams, nodes), dtype=torch.int32, device=device)
+            sizes, budgets = torch.full((2, streams), nodes, dtype=torch.int32, device=device)
+            out = DeviceDrafts(tokens, parents, torch.zeros((streams, nodes), device=device), sizes)
+            asked, accepted = numbers[:streams], torch.full((streams,), 4, dtype=torch.int32, device=device)
+            written = torch.from_numpy(text(4 * streams).reshape(streams, 4)).to(device)
+            drafts = _replayed(partial(trie.propose, asked, budgets, out), device)
+            learns = _replayed(partial(trie.learn, asked, written, accepted), device)
+            us = 1e6 * _median(drafts, plan.rounds, device) / _REPEATS
+            drafted = float(sizes.float().mean())
+            learn_us = 1e6 * _median(learns, plan.rounds, device) / _REPEATS
+            rows.append({"streams": streams, "nodes": nodes, "drafted": drafted, "us": us, "learn_us": learn_us})
     return rows
 
 

@@ -73,12 +73,7 @@ def create(name: str, **options: object) -> Strategy:
     """
     substitute = _substitutes.get(name)
     made = None if substitute is None else substitute(**options)
-    return create_source(name, **options) if made is None else made
-
-
-def create_source(name: str, **options: object) -> Strategy:
-    """As `create`, never another form: one that others draft with."""
-    return _factory(name)(**options)
+    return _factory(name)(**options) if made is None else made
 
 
 @contextmanager

@@ -45,6 +45,16 @@ def test_the_program_for_a_gpu_runs_without_one(tmp_path: Path) -> None:
     assert {row["strategy"] for row in found["streams"]} == {"none", "hybrid"}
 
 
+@pytest.mark.timeout(300)
+def test_the_device_s_drafts_are_timed(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    done = run("--smoke", "--section", "drafts", "--json", str(path))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())["drafts"]
+    assert [(row["streams"], row["nodes"]) for row in rows] == [(2, 16), (2, 64)]
+    assert all(0 < row["drafted"] <= row["nodes"] and min(row["us"], row["learn_us"]) > 0 for row in rows)
+
+
 def test_causal_attention_of_the_same_size_sees_the_whole_context() -> None:
     require_triton(torch.device("cpu"))
     from draftwood_benchmarks.gpu_attention import AttentionCase

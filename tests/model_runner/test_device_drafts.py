@@ -10,6 +10,7 @@ import pytest
 from draftwood_memory.config import Capacity
 from draftwood_memory.resident import StrategyKey, make
 from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_strategies import Strategy, create
 from draftwood_strategies.device.arena import DeviceSizes
 from draftwood_strategies.device.process import drafts_on_device
 from draftwood_strategies.device.strategy import DeviceTrieStrategy
@@ -21,7 +22,7 @@ PROMPTS = ((1, 2, 3, 1, 2, 3), (4, 5), (1, 2, 3), (6, 7, 6, 7))
 NEW_TOKENS = 12
 
 
-def written(strategies: SequenceOf[DeviceTrieStrategy | None], sampling: SamplingParams = GREEDY) -> list[list[int]]:
+def written(strategies: SequenceOf[Strategy | None], sampling: SamplingParams = GREEDY) -> list[list[int]]:
     """What sequences of two tenants write side by side; there are more of them than rows."""
     engine = engine_of(served("llama"), 16, max_running=4)
     options: dict[str, Any] = {"strategy_name": "trie", "max_draft_nodes": 12}
@@ -47,6 +48,8 @@ def test_the_tokens_are_those_of_generate_and_of_no_drafts() -> None:
         strategies = [make(StrategyKey("trie"), Capacity(tokens=1000, bytes=1 << 20)) for _ in range(2)]
         tries = [strategy for strategy in strategies if isinstance(strategy, DeviceTrieStrategy)]
         assert len(tries) == 2
+        hybrids = [create("hybrid") for _ in range(2)]
         for _ in range(2):
             assert written(tries) == expected
+            assert written(hybrids) == expected
         assert written(tries, sampling) == sampled

@@ -28,6 +28,7 @@ def written(folder: Path, after: Path) -> set[Path]:
     not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("setpriv") is None,
     reason="needs root and setpriv, to become another user",
 )
+@pytest.mark.timeout(300)
 def test_a_server_of_any_user_answers_and_writes_where_the_documentation_says(tmp_path: Path) -> None:
     """docs/image.md: /tmp, the cache and the store's folder. Nothing else could be written to."""
     for one in (*tmp_path.parents[:3], tmp_path):

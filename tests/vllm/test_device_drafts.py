@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from draftwood_strategies.device import arena, trie
 from draftwood_vllm.device_drafts import Decision, DeviceDrafts, Joined, Load, Purge, RowStates, StepDrafts, warm_up
 from tests.vllm.fake_trie import SURVIVAL, DeviceSizes, DeviceTrie
 
@@ -19,13 +20,13 @@ DRAFTS = Decision("acme", True, LONGEST)
 class Host:
     """The state that a host keeps of its requests, and the drafts for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, trie: Any = None) -> None:
         self.states = RowStates(
             torch.zeros((ROWS, LENGTH), dtype=torch.int32),
             torch.zeros(ROWS, dtype=torch.int32),
             torch.zeros((ROWS, 1), dtype=torch.int64),
         )
-        self.trie = DeviceTrie(DeviceSizes(ROWS, LENGTH, 4, 1000, LONGEST, LONGEST), "cpu")
+        self.trie: Any = trie or DeviceTrie(DeviceSizes(ROWS, LENGTH, 4, 1000, LONGEST, LONGEST), "cpu")
         self.drafts = DeviceDrafts(self.trie, self.states, LONGEST, VOCABULARY, 16, LONGEST)
 
     def join(self, name: str, state: int, prompt: Sequence[int], decision: Decision = DRAFTS, limit: int = 40) -> None:
@@ -179,3 +180,33 @@ def test_the_warm_up_leaves_no_row(host: Host) -> None:
     warm_up(host.trie, LONGEST, LONGEST, torch.device("cpu"))
     assert (host.trie.rows, host.trie.tenants) == ({}, {})
     assert {"append_prompts", "learn", "propose_chains"} <= {*host.trie.calls}
+
+
+def real_trie() -> trie.DeviceTrie:
+    """Its kernels run by NumPy."""
+    return trie.DeviceTrie(arena.DeviceSizes(ROWS, LENGTH, 4, 1000, 4 * LONGEST, LONGEST), torch.device("cpu"))
+
+
+def test_the_real_trie_drafts_what_was_written() -> None:
+    host = Host(real_trie())
+    warm_up(host.trie, LONGEST, LONGEST, torch.device("cpu"))
+    host.join("a", 3, [5, 6, 7, 8, 9] * 3)
+    host.drafts.apply(Load("acme", [np.array([20, 21, 22, 23, 24], np.int32)] * 3))
+    assert host.step({3: [5]}).tokens.tolist() == [[6, 7, 8, 9]]
+    assert host.step({3: [20]}).tokens.tolist() == [[21, 22, 23, 24]]
+    host.drafts.apply(Purge("acme", ["a"]))
+    assert host.trie.tokens("acme") == 0
+
+
+def test_ranks_with_the_real_trie_have_the_same_arena() -> None:
+    ranks = [Host(real_trie()) for _ in range(2)]
+    rng = np.random.default_rng(1)
+    for state in range(4):
+        prompt = rng.integers(0, 9, 12).tolist()
+        for rank in ranks:
+            rank.join(str(state), state, prompt, Decision("ab"[state % 2], True, LONGEST), 60)
+    for _ in range(6):
+        wrote = {state: rng.integers(0, 9, rng.integers(0, 4)).tolist() for state in (2, 0, 3, 1)}
+        for one, other in zip(*(rank.step(wrote) for rank in ranks), strict=True):
+            assert torch.equal(one, other)
+    assert torch.equal(ranks[0].trie.arena, ranks[1].trie.arena)

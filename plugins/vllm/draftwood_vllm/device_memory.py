@@ -287,6 +287,8 @@ class DeviceMemory:
         if self._has_room_for(region):
             live.region = region
             live.use = StrategyUse(name, StrategyKey(STRATEGY, (("region", region),)), options.overrides)
+            if region not in self._regions:
+                self._drop(live.use)  # one that was made late for a request before has filled no region
             self.memory.fetch(live.use, lambda loaded: None)
             self._regions[region] = self._regions.pop(region, live.use)
         if session.request.learns:
@@ -302,16 +304,20 @@ class DeviceMemory:
         unused = next((one for one in self._regions if one not in used), None)
         if unused is None:
             return False
-        use = self._regions.pop(unused)
-        resident = self.memory.residents.get(use.memory)
-        if resident is not None:  # which builds it again when it is asked for
-            with resident.lock:
-                resident.strategies.pop(use.key, None)
-                building = resident.unbuilt.pop(use.key, None)
-            if building is not None:
-                building.set_result(None)
+        self._drop(self._regions.pop(unused))
         self._changes.put((unused, None))
         return True
+
+    def _drop(self, use: StrategyUse) -> None:
+        """Lets a memory build its region anew when it is asked for."""
+        resident = self.memory.residents.get(use.memory)
+        if resident is None:
+            return
+        with resident.lock:
+            resident.strategies.pop(use.key, None)
+            building = resident.unbuilt.pop(use.key, None)
+        if building is not None:
+            building.set_result(None)
 
     def _take_step(self, rows: list[_Live | None], written: np.ndarray[Any, Any]) -> None:
         now, stepped = time.perf_counter(), list[Session]()

@@ -19,6 +19,8 @@ _ROW_TOKENS = 8192
 _LEAST_ROW_TOKENS = 256
 _TENANTS = 16
 """With memories on the device at once; another one takes the place of that used longest ago. Not tuned."""
+_NODES = 4
+"""Of a tree, for each token of the chain that is taken out of it. Not tuned."""
 _MAX_NODES, _MAX_DEPTH = 64, 32
 _SHARE = 0.1
 """Of the device's memory that drafts may take. Not tuned."""
@@ -50,7 +52,7 @@ def sizes_of(config: Any, settings: MemorySettings) -> dict[str, int]:
         "row_tokens": max(min(int(config.model_config.max_model_len), _ROW_TOKENS), _LEAST_ROW_TOKENS),
         "tenants": 1 + min(settings.max_tenants, _TENANTS),  # one of them for requests without a tenant
         "tenant_tokens": settings.memory_tokens,
-        "nodes": min(longest, _MAX_NODES),
+        "nodes": min(_NODES * longest, _MAX_NODES),
         "depth": min(longest, _MAX_DEPTH),
     }
 

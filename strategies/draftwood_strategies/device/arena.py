@@ -39,11 +39,11 @@ CONTEXT = 64
 STATE = 16
 """Numbers of a row's state, at the offsets below."""
 REGION, LEARNS, PROMPT_END, WRITTEN, TEXT_AT, MEMORY_AT, OWNER = range(7)
-FOLLOWED_TEXT, FOLLOWED_MEMORY, ROOTS, DRAFTED = range(7, 11)
+FOLLOWED_TEXT, FOLLOWED_MEMORY, ROOTS, DRAFTED, BACKS_OFF = range(7, 12)
 """Of a row: its tenant's region, -1 for none; 1 if that learns from it; the position in its text
 where its output begins, `NOWHERE` before; how many of its last tokens the memory has; its last positions in text and
 memory, `NOWHERE` for none; the number of its blocks in the memory; the positions that it follows; and how many
-candidates and nodes its latest draft has."""
+candidates and nodes its latest draft has; 1 if novel tokens are drafted, see `trie.weights.Novel`."""
 TEXT, MEMORY, RECORDED = range(3)
 """What is appended to: the rows' own texts; the tenants' memories, by rows; a memory, whole recorded sequences."""
 

@@ -12,8 +12,8 @@ _MOST_RUNS = {TEXT: 1, MEMORY: 256, RECORDED: 16}
 """Runs that a program takes at a time. With few runs, each is written in few pieces. Not tuned."""
 
 
-DRAFT_WARPS = 8
-"""Of a program that drafts."""
+WARPS = 8
+"""Of programs that draft and settle: with 4 a draft spills 2.3 kB of its registers."""
 
 
 def append(
@@ -97,7 +97,7 @@ def draft(
             SCRATCH=layout.scratch,
             SCRATCH_SIZE=layout.scratch_size,
             CHAINS_ONLY=int(chains),
-            num_warps=DRAFT_WARPS,
+            num_warps=WARPS,
             **_constants(layout),
         )
 
@@ -132,6 +132,7 @@ def learn(arena: Any, layout: Layout, rows: Any, tokens: Any, counts: Any, branc
         MISSED=layout.misses,
         WEIGHTS_SIZE=layout.weights_size,
         RUNS=64,
+        num_warps=WARPS,
     )
 
 

@@ -88,11 +88,11 @@ class DraftDevice:
         while self._dropped:
             self.trie.forget(self._dropped.popleft())
 
-    def begin(self, tenant: str, learns: bool) -> int | None:
+    def begin(self, tenant: str, learns: bool, backs_off: bool) -> int | None:
         """A row for a new sequence, None if all are taken."""
         row = self.trie.free_row()
         if row is not None:
-            self.trie.begin(row, tenant, learns)
+            self.trie.begin(row, tenant, learns, backs_off)
         return row
 
     def append(self, row: int, tokens: Int32Array, *, memory: bool, counted: bool = False) -> None:
@@ -200,6 +200,7 @@ class DeviceTrieStrategy:
         options: those of `TrieOptions`, by name.
 
     Attributes:
+        backs_off: sequences that begin draft novel tokens, see `weights.Novel`.
         written: tokens that the memory ever got.
 
     Raises:
@@ -213,6 +214,7 @@ class DeviceTrieStrategy:
         if not device.takes(self.options):
             raise ValueError(f"device drafts: the arena of {device.trie.options} does not take {self.options}")
         self.device = device
+        self.backs_off = True
         self._tenant = device.register(self)
         self._lock = threading.Lock()
         self._to_import: deque[Int32Array] = deque()
@@ -312,7 +314,7 @@ class DeviceTrieStrategy:
     def begin(self, learns: bool) -> tuple[int | None, bool]:
         """A row for a new sequence, None if all are taken, and whether its memory is on the device."""
         resident = self.catch_up()
-        return self.device.begin(self._tenant, learns), resident
+        return self.device.begin(self._tenant, learns, self.backs_off), resident
 
     @_queued
     def propose_all(self, drafters: SequenceOf[DeviceTrieDrafter], budgets: Int32Array) -> DraftTrees:

@@ -17,6 +17,7 @@ from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.built_in import TrieOptions
 from draftwood_strategies.device.arena import (
     ADDED,
+    BACKS_OFF,
     CURSOR,
     FOLLOWED_MEMORY,
     FOLLOWED_TEXT,
@@ -111,11 +112,12 @@ class DeviceTrie:
         self._owners = itertools.cycle(range(1, START))
         self.leaving: Callable[[str], None] = lambda tenant: None
 
-    def begin(self, row: int, tenant: str, learns: bool = True) -> None:
+    def begin(self, row: int, tenant: str, learns: bool = True, backs_off: bool = True) -> None:
         """Begins a sequence of a tenant in a row, whose last one has ended.
 
         Args:
             learns: the memory and the weights learn from it.
+            backs_off: draft novel tokens, see `trie.weights.Novel`.
         """
         self.end(row)
         region = self._region_of(tenant)
@@ -124,6 +126,7 @@ class DeviceTrie:
         state = np.zeros(STATE, np.int32)
         state[[PROMPT_END, TEXT_AT, MEMORY_AT, FOLLOWED_TEXT, FOLLOWED_MEMORY]] = NOWHERE
         state[REGION], state[LEARNS] = region, learns and region != _NO_REGION
+        state[BACKS_OFF] = backs_off
         state[WRITTEN], state[OWNER] = self._written_before, next(self._owners)
         self._states[row].copy_(self.uploaded(state))
 

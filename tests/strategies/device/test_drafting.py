@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftwood_strategies.arrays import Float32Array, Int32Array
-from draftwood_strategies.device.arena import ADDED, UNIT_BITS
+from draftwood_strategies.device.arena import ADDED, BACKS_OFF, UNIT_BITS
 from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.draft_engine.worth import best_chains
@@ -77,7 +77,7 @@ def test_drafts_are_the_hosts() -> None:
     check_batches(range(6))
 
 
-@pytest.mark.slow
+@pytest.mark.system
 @pytest.mark.timeout(600)
 def test_drafts_of_many_states_are_the_hosts() -> None:
     check_batches(range(6, 56))
@@ -199,3 +199,17 @@ def test_rows_that_learn_nothing_teach_nothing() -> None:
     learned(trie, 0, np.arange(9, dtype=np.int32))
     assert torch.equal(before[0], trie._memories)
     assert torch.equal(before[1], trie._weights)
+
+
+def test_a_row_that_does_not_back_off_drafts_only_what_was_written() -> None:
+    random = np.random.default_rng(8)
+    strategy = host_trie()
+    drafter = with_history(strategy, random, 60, 64)
+    assert strategy.weights.novel["count"][0] > 0
+    trie = arena_of([(strategy, [drafter])])
+    backs_off = drafted(trie, [64])[0]
+    trie._states[0, BACKS_OFF] = 0
+    without = drafted(trie, [64])[0]
+    strategy.backs_off = False
+    assert_alike(without, drafter.propose(64))
+    assert scores_by_path(without).keys() != scores_by_path(backs_off).keys()

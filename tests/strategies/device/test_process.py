@@ -26,7 +26,8 @@ def test_tries_with_the_arena_s_options_are_on_the_device_while_there_is_one() -
             assert isinstance(create("trie", **options), TrieStrategy)
         hybrid = create("hybrid")
         assert isinstance(hybrid, HybridStrategy)
-        assert isinstance(hybrid.parts["trie"], TrieStrategy)
+        assert isinstance(hybrid.parts["trie"], DeviceTrieStrategy)
+        assert not hybrid.parts["trie"].backs_off
         with pytest.raises(ValueError, match="branch_length"):
             create("trie", branch_length=0)
         with pytest.raises(TypeError):

@@ -20,6 +20,7 @@ from draftwood_strategies.device.kernels.common import (
     links_at,
     mixed,
     next_at,
+    ones,
     ring_at,
 )
 
@@ -348,13 +349,3 @@ def _link(arena, base, positions, order, key, at, known, real, BLOCKS: tl.conste
     tl.debug_barrier()
     tl.store(arena + links_at(base, at, order, BLOCKS)[:, None] + way, linked, mask=real[:, None])
     tl.store(heads, at, mask=known & (last == lane))
-
-
-@triton.jit
-def ones(bits):
-    """How many of the lowest 31 bits are set, for lanes of int32 that are not negative."""
-    bits = (bits & 0x55555555) + ((bits >> 1) & 0x55555555)
-    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
-    bits = (bits & 0x0F0F0F0F) + ((bits >> 4) & 0x0F0F0F0F)
-    bits = bits + (bits >> 8)
-    return (bits + (bits >> 16)) & 31

@@ -90,6 +90,16 @@ def as_bits(number):
 
 
 @triton.jit
+def ones(bits):
+    """How many of the lowest 31 bits are set, for lanes of int32 that are not negative."""
+    bits = (bits & 0x55555555) + ((bits >> 1) & 0x55555555)
+    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+    bits = (bits & 0x0F0F0F0F) + ((bits >> 4) & 0x0F0F0F0F)
+    bits = bits + (bits >> 8)
+    return (bits + (bits >> 16)) & 31
+
+
+@triton.jit
 def log2_bin(n, BINS: tl.constexpr):
     """As `retrieval.log2_bin`: 0 for 0, 1 for 1, 2 for 2 and 3, and so on; at most `BINS` - 1."""
     b = n * 0

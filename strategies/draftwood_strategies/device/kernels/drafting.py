@@ -7,6 +7,8 @@ others goes through the row's scratch space.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import triton
 import triton.language as tl
 
@@ -31,6 +33,7 @@ from draftwood_strategies.device.kernels.common import (
     log2_bin,
     mixed,
     next_at,
+    ones,
     recent_bin,
     weight_of,
 )
@@ -68,6 +71,7 @@ TEXT_AT: tl.constexpr = tl.constexpr(numbers.TEXT_AT)
 OWNER: tl.constexpr = tl.constexpr(numbers.OWNER)
 FOLLOWED_TEXT: tl.constexpr = tl.constexpr(numbers.FOLLOWED_TEXT)
 DRAFTED: tl.constexpr = tl.constexpr(numbers.DRAFTED)
+BACKS_OFF: tl.constexpr = tl.constexpr(numbers.BACKS_OFF)
 LANES: tl.constexpr = tl.constexpr(numbers.CANDIDATES)
 LEVELS_LOG2: tl.constexpr = tl.constexpr((numbers.DEEPEST - 1).bit_length())
 NODES: tl.constexpr = tl.constexpr(numbers.MOST_NODES)
@@ -86,87 +90,56 @@ CHUNK: tl.constexpr = tl.constexpr(16)
 RESUMED_LANE: tl.constexpr = tl.constexpr(arrays.MOST_OWN + arrays.MOST_MEMORY)
 WIDENED_LANE: tl.constexpr = tl.constexpr(arrays.MOST_ROOTS)
 
-# Parts of the scratch space.
-_SIZES = {
-    "CONTEXTS": 2 * numbers.CONTEXT,
-    "NODE_CONTEXTS": 4 * numbers.CONTEXT,
-    "CHAINS": _GROUPS * (1 + _STEPS),
-    "POSITIONS": numbers.CANDIDATES,
-    "FEATURES": numbers.CANDIDATES,
-    "OF_NODES": numbers.CANDIDATES,
-    "KEY_NODES": numbers.CANDIDATES,
-    "KEY_TOKENS": numbers.CANDIDATES,
-    "KEY_WEIGHTS": numbers.CANDIDATES,
-    "KEY_LENGTHS": numbers.CANDIDATES,
-    "KEY_RATES": numbers.CANDIDATES,
-    "CHILDREN": numbers.CANDIDATES,
-    "BEAM_IDS": numbers.MOST_NODES,
-    "BEAM_TOKENS": numbers.MOST_NODES,
-    "BEAM_LAST": numbers.MOST_NODES,
-    "BEAM_SCORES": numbers.MOST_NODES,
-    "HAS_VOTES": numbers.MOST_NODES,
-    "TOTALS": numbers.MOST_NODES,
-    "KNOWN": numbers.MOST_NODES * arrays.NOVEL_NODES,
-    "POOL_SCORES": _POOL,
-    "POOL_TOKENS": _POOL,
-    "POOL_PARENTS": _POOL,
-    "POOL_SHARES": _POOL,
-    "POOL_SUPPORTS": _POOL,
-    "POOL_GROUPS": _POOL,
-    "BEST_SCORES": numbers.MOST_NODES,
-    "BEST_IDS": numbers.MOST_NODES,
-    "PATHS": 2 * numbers.MOST_NODES * numbers.DEEPEST,
-    "MADE_TOKENS": numbers.MOST_NODES * numbers.DEEPEST,
-    "MADE_PARENTS": numbers.MOST_NODES * numbers.DEEPEST,
-    "MADE_SHARES": numbers.MOST_NODES * numbers.DEEPEST,
-    "MADE_SUPPORTS": numbers.MOST_NODES * numbers.DEEPEST,
-    "RANKS": numbers.MOST_NODES * numbers.DEEPEST,
-}
-_AT = dict(zip(_SIZES, [sum([*_SIZES.values()][:i]) for i in range(len(_SIZES))], strict=True))
-CONTEXTS: tl.constexpr = tl.constexpr(_AT["CONTEXTS"])
-NODE_CONTEXTS: tl.constexpr = tl.constexpr(_AT["NODE_CONTEXTS"])
-CHAINS: tl.constexpr = tl.constexpr(_AT["CHAINS"])
-POSITIONS: tl.constexpr = tl.constexpr(_AT["POSITIONS"])
-FEATURES: tl.constexpr = tl.constexpr(_AT["FEATURES"])
-OF_NODES: tl.constexpr = tl.constexpr(_AT["OF_NODES"])
-KEY_NODES: tl.constexpr = tl.constexpr(_AT["KEY_NODES"])
-KEY_TOKENS: tl.constexpr = tl.constexpr(_AT["KEY_TOKENS"])
-KEY_WEIGHTS: tl.constexpr = tl.constexpr(_AT["KEY_WEIGHTS"])
-KEY_LENGTHS: tl.constexpr = tl.constexpr(_AT["KEY_LENGTHS"])
-KEY_RATES: tl.constexpr = tl.constexpr(_AT["KEY_RATES"])
-CHILDREN: tl.constexpr = tl.constexpr(_AT["CHILDREN"])
-BEAM_IDS: tl.constexpr = tl.constexpr(_AT["BEAM_IDS"])
-BEAM_TOKENS: tl.constexpr = tl.constexpr(_AT["BEAM_TOKENS"])
-BEAM_LAST: tl.constexpr = tl.constexpr(_AT["BEAM_LAST"])
-BEAM_SCORES: tl.constexpr = tl.constexpr(_AT["BEAM_SCORES"])
-HAS_VOTES: tl.constexpr = tl.constexpr(_AT["HAS_VOTES"])
-TOTALS: tl.constexpr = tl.constexpr(_AT["TOTALS"])
-KNOWN: tl.constexpr = tl.constexpr(_AT["KNOWN"])
-POOL_SCORES: tl.constexpr = tl.constexpr(_AT["POOL_SCORES"])
-POOL_TOKENS: tl.constexpr = tl.constexpr(_AT["POOL_TOKENS"])
-POOL_PARENTS: tl.constexpr = tl.constexpr(_AT["POOL_PARENTS"])
-POOL_SHARES: tl.constexpr = tl.constexpr(_AT["POOL_SHARES"])
-POOL_SUPPORTS: tl.constexpr = tl.constexpr(_AT["POOL_SUPPORTS"])
-POOL_GROUPS: tl.constexpr = tl.constexpr(_AT["POOL_GROUPS"])
-BEST_SCORES: tl.constexpr = tl.constexpr(_AT["BEST_SCORES"])
-BEST_IDS: tl.constexpr = tl.constexpr(_AT["BEST_IDS"])
-PATHS: tl.constexpr = tl.constexpr(_AT["PATHS"])
-MADE_TOKENS: tl.constexpr = tl.constexpr(_AT["MADE_TOKENS"])
-MADE_PARENTS: tl.constexpr = tl.constexpr(_AT["MADE_PARENTS"])
-MADE_SHARES: tl.constexpr = tl.constexpr(_AT["MADE_SHARES"])
-MADE_SUPPORTS: tl.constexpr = tl.constexpr(_AT["MADE_SUPPORTS"])
-RANKS: tl.constexpr = tl.constexpr(_AT["RANKS"])
-SCRATCH = sum(_SIZES.values())
-assert SCRATCH <= numbers.SCRATCH
-
-
-@triton.jit
-def ones_of(bits):
-    """How many of the lowest 17 bits are set, for lanes of int32."""
-    bits = (bits & 0x5555) + ((bits >> 1) & 0x5555) + ((bits >> 16) & 1)
-    bits = (bits & 0x33333) + ((bits >> 2) & 0x3333)
-    bits = (bits & 0x0F0F) + ((bits >> 4) & 0x0F0F)
-    return (bits & 0xFF) + ((bits >> 8) & 0xFF)
+# Parts of the row's scratch space, and where they begin.
+_SIZES = (
+    2 * numbers.CONTEXT,
+    4 * numbers.CONTEXT,
+    _GROUPS * (1 + _STEPS),
+    *9 * (numbers.CANDIDATES,),
+    *6 * (numbers.MOST_NODES,),
+    numbers.MOST_NODES * arrays.NOVEL_NODES,
+    *6 * (_POOL,),
+    *2 * (numbers.MOST_NODES,),
+    2 * numbers.MOST_NODES * numbers.DEEPEST,
+    *5 * (numbers.MOST_NODES * numbers.DEEPEST,),
+)
+(
+    CONTEXTS,
+    NODE_CONTEXTS,
+    CHAINS,
+    POSITIONS,
+    FEATURES,
+    OF_NODES,
+    KEY_NODES,
+    KEY_TOKENS,
+    KEY_WEIGHTS,
+    KEY_LENGTHS,
+    KEY_RATES,
+    CHILDREN,
+    BEAM_IDS,
+    BEAM_TOKENS,
+    BEAM_LAST,
+    BEAM_SCORES,
+    HAS_VOTES,
+    TOTALS,
+    KNOWN,
+    POOL_SCORES,
+    POOL_TOKENS,
+    POOL_PARENTS,
+    POOL_SHARES,
+    POOL_SUPPORTS,
+    POOL_GROUPS,
+    BEST_SCORES,
+    BEST_IDS,
+    PATHS,
+    MADE_TOKENS,
+    MADE_PARENTS,
+    MADE_SHARES,
+    MADE_SUPPORTS,
+    RANKS,
+    _END,
+) = (tl.constexpr(begin) for begin in accumulate(_SIZES, initial=0))
+assert sum(_SIZES) <= numbers.SCRATCH
 
 
 @triton.jit
@@ -194,9 +167,9 @@ def compare(arena, base, at, mask, context, BLOCKS, BUCKETS):
             previous = next_at(base, tl.maximum(block, 0), BLOCKS, BUCKETS) + BLOCKS
             block = tl.load(arena + previous, mask=block >= 0, other=-1)
     missing = tl.cast((bits & 0xFFFF) ^ 0xFFFF, tl.int32) | 0x10000
-    length = ones_of((missing & -missing) - 1)
+    length = ones((missing & -missing) - 1)
     behind = tl.cast((bits >> tl.cast(length + 1, tl.int64)) & 0xFFFF, tl.int32)
-    agreeing = tl.where(length < LONGEST, tl.minimum(ones_of(behind), AGREEING), 0)
+    agreeing = tl.where(length < LONGEST, tl.minimum(ones(behind), AGREEING), 0)
     return tl.where(mask, length, 0), agreeing
 
 
@@ -585,6 +558,7 @@ def expand(
     depth,
     beam_size,
     budget,
+    most_novel,
     best_size,
     votes,
     place,
@@ -615,7 +589,7 @@ def expand(
     all_times = as_float(tl.load(arena + weights + NOVEL_AT + 2 * COUNTED))
     score = as_float(tl.load(arena + scratch + BEAM_SCORES + beam))
     has_votes = (tl.load(arena + scratch + HAS_VOTES + beam) > 0) | (depth == 0)
-    open = ((beam < beam_size) & has_votes)[:, None] & (rank < tl.minimum(NOVEL, budget))
+    open = ((beam < beam_size) & has_votes)[:, None] & (rank < most_novel)
     novel_share = escape[:, None] * (times / (all_times + UNSEEN))
     least_share = least / (tl.maximum(score, 1e-30) * MOST_GAINED)
     open &= (novel_share > 0.0) & (novel_share >= least_share[:, None])
@@ -831,6 +805,7 @@ def draft(
     end = tl.load(arena + state + TEXT_AT)
     owner = tl.load(arena + state + OWNER)
     followed = tl.load(arena + state + FOLLOWED_TEXT + tl.arange(0, 2))
+    most_novel = tl.where(tl.load(arena + state + BACKS_OFF) > 0, tl.minimum(NOVEL, budget), 0)
     retrieve(
         arena,
         scratch,
@@ -871,6 +846,7 @@ def draft(
             depth,
             beam_size,
             budget,
+            most_novel,
             best_size,
             votes,
             place,
