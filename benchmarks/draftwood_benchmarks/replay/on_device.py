@@ -10,7 +10,7 @@ from draftwood_benchmarks.replay import Recording
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_strategies import Strategy
 from draftwood_strategies.built_in import TrieOptions
-from draftwood_strategies.device.arena import MOST_NODES, DeviceMemoryRefused, DeviceSizes
+from draftwood_strategies.device.arena import MOST_NODES, ArenaTooLargeError, DeviceSizes
 from draftwood_strategies.trie.phrase_index import LEAST_TOKENS, TOKENS_PER_BLOCK
 
 
@@ -50,5 +50,5 @@ def device_trie(options: Mapping[str, Any], recordings: Sequence[Recording], bud
     try:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         return DeviceTrieStrategy(DraftDevice(sizes, device, TrieOptions(**options)), **options)
-    except DeviceMemoryRefused as error:
+    except ArenaTooLargeError as error:
         raise BenchmarkError(str(error)) from error

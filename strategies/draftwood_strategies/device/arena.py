@@ -34,16 +34,18 @@ DEEPEST = 32
 
 CANDIDATES = 256
 """Lanes of a draft: candidates at the root (194 at most), and those of widened nodes (60 at most)."""
+POOL = 512
+"""Children of a level among which the best are chosen, at most."""
 CONTEXT = 64
 """Space for a context, of which the last 33 tokens are compared; the newest token is the first."""
 STATE = 16
 """Numbers of a row's state, at the offsets below."""
 REGION, LEARNS, PROMPT_END, WRITTEN, TEXT_AT, MEMORY_AT, OWNER = range(7)
-FOLLOWED_TEXT, FOLLOWED_MEMORY, ROOTS, DRAFTED, BACKS_OFF = range(7, 12)
-"""Of a row: its tenant's region, -1 for none; 1 if that learns from it; the position in its text
-where its output begins, `NOWHERE` before; how many of its last tokens the memory has; its last positions in text and
-memory, `NOWHERE` for none; the number of its blocks in the memory; the positions that it follows; and how many
-candidates and nodes its latest draft has; 1 if novel tokens are drafted, see `trie.weights.Novel`."""
+FOLLOWED_TEXT, FOLLOWED_MEMORY, DRAFTED, BACKS_OFF = range(7, 11)
+"""Of a row: its tenant's region, -1 for none; 1 if that learns from it; the position in its text where its output
+begins, `NOWHERE` before; how many of its last tokens the memory has; its last positions in text and memory, `NOWHERE`
+for none; the number of its blocks in the memory; the positions that it follows; how many nodes its latest draft has;
+and 1 if novel tokens are drafted, see `trie.weights.Novel`."""
 TEXT, MEMORY, RECORDED = range(3)
 """What is appended to: the rows' own texts; the tenants' memories, by rows; a memory, whole recorded sequences."""
 
@@ -52,7 +54,7 @@ RING = 32
 """Numbers of a region's ring, at these offsets: the block to claim next, blocks ever in use, and tokens stored."""
 
 
-class DeviceMemoryRefused(ValueError):
+class ArenaTooLargeError(ValueError):
     """The arena does not fit the device's memory; the text has both sizes."""
 
 
@@ -103,8 +105,8 @@ class DeviceSizes:
 class Region:
     """A phrase index of so many blocks: the offsets of its parts, and its size, in numbers.
 
-    The log int32[slots]; links int32[slots, orders, LINKED]; heads int32[orders, buckets]; of each block the next, the
-    previous and the owner, int32[blocks] each; and the ring.
+    The log int32[slots]; links int32[slots, orders, LINKED]; of each block the next, the previous and the owner,
+    int32[blocks] each; the ring; and heads int32[orders, buckets].
     """
 
     blocks: int
@@ -123,20 +125,20 @@ class Region:
         return self.slots
 
     @property
-    def heads(self) -> int:
-        return self.links + self.slots * len(ORDERS) * LINKED
-
-    @property
     def next(self) -> int:
-        return self.heads + len(ORDERS) * self.buckets
+        return self.links + self.slots * len(ORDERS) * LINKED
 
     @property
     def ring(self) -> int:
         return self.next + 3 * self.blocks
 
     @property
+    def heads(self) -> int:
+        return self.ring + RING
+
+    @property
     def size(self) -> int:
-        return _padded(self.ring + RING)
+        return _padded(self.heads + len(ORDERS) * self.buckets)
 
 
 FEATURES_AT = 0
@@ -146,8 +148,8 @@ ADDED = ODDS_AT + ODDS
 """A tenant's weights: logarithms of the factors of votes, int32[KINDS, FEATURES], and of the escapes; then the odds.
 `ADDED` is their number, and as many are what a step adds to them. Behind both come `NOVEL_AT` tokens and counts."""
 NOVEL_AT = 2 * ADDED
-SETTLED = 1024
-"""Weights that a program of `settle` adds to."""
+WEIGHTS_AT_ONCE = 1024
+"""Weights that a program of `update_weights` adds to."""
 WEIGHTS = NOVEL_AT + 2 * COUNTED + 1
 """Numbers of a tenant's weights: the novel tokens int32[COUNTED], their counts float32[COUNTED] and the sum of all."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftwood_strategies.device.arena import ADDED, MEMORY, RECORDED, SETTLED, TEXT, Layout, Region
+from draftwood_strategies.device.arena import ADDED, MEMORY, RECORDED, TEXT, WEIGHTS_AT_ONCE, Layout, Region
 from draftwood_strategies.device.launching import launch
 from draftwood_strategies.trie.phrase_index import TOKENS_PER_BLOCK
 
@@ -13,7 +13,7 @@ _MOST_RUNS = {TEXT: 1, MEMORY: 256, RECORDED: 16}
 
 
 WARPS = 8
-"""Of programs that draft and settle: with 4 a draft spills 2.3 kB of its registers."""
+"""Of programs that draft and update_weights: with 4 a draft spills 2.3 kB of its registers."""
 
 
 def append(
@@ -124,8 +124,8 @@ def learn(arena: Any, layout: Layout, rows: Any, tokens: Any, counts: Any, branc
     )
     launch(
         "learning",
-        "settle",
-        (b, 1 - (-ADDED // SETTLED)),
+        "update_weights",
+        (b, 1 - (-ADDED // WEIGHTS_AT_ONCE)),
         *(arena, rows, b),
         WEIGHTS=layout.weights,
         STATES=layout.states,

@@ -155,7 +155,7 @@ class _Pointer:
 class _Language:
     """The functions of `triton.language` that kernels here use; see there."""
 
-    int1, int32, int64, uint64, float32 = np.bool_, np.int32, np.int64, np.uint64, np.float32
+    int32, int64, uint64, float32 = np.int32, np.int64, np.uint64, np.float32
     program: tuple[int, ...] = (0,)
 
     @staticmethod
@@ -167,7 +167,6 @@ class _Language:
         return np.int32(cls.program[axis])
 
     static_range = staticmethod(range)
-    range = staticmethod(range)
     exp, log = staticmethod(np.exp), staticmethod(np.log)
     floor = staticmethod(np.floor)
     minimum, maximum = staticmethod(np.minimum), staticmethod(np.maximum)
@@ -187,14 +186,6 @@ class _Language:
     @staticmethod
     def reshape(value: Any, shape: Any) -> Any:
         return np.reshape(value, shape)
-
-    @staticmethod
-    def zeros(shape: Any, dtype: Any) -> Any:
-        return np.zeros(shape, dtype)
-
-    @staticmethod
-    def full(shape: Any, value: Any, dtype: Any) -> Any:
-        return np.full(shape, value, dtype)
 
     @staticmethod
     def cast(value: Any, dtype: Any, bitcast: bool = False) -> Any:

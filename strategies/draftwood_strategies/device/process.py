@@ -11,7 +11,7 @@ import torch
 
 from draftwood_strategies.base import Strategy
 from draftwood_strategies.built_in import TrieOptions
-from draftwood_strategies.device.arena import DeviceMemoryRefused, DeviceSizes
+from draftwood_strategies.device.arena import ArenaTooLargeError, DeviceSizes
 from draftwood_strategies.device.launching import DeviceUnsupportedError
 from draftwood_strategies.device.strategy import DeviceTrieStrategy, DraftDevice
 from draftwood_strategies.registry import substituted
@@ -29,7 +29,7 @@ def drafts_on_device(sizes: DeviceSizes, device: str) -> Iterator[DraftDevice | 
     """
     try:
         arena = DraftDevice(sizes, torch.device(device))
-    except (DeviceMemoryRefused, DeviceUnsupportedError) as error:
+    except (ArenaTooLargeError, DeviceUnsupportedError) as error:
         _log.warning("%s: drafts are made by the host", error)
         yield None
         return

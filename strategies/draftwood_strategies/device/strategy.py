@@ -48,7 +48,7 @@ class DraftDevice:
         trie: the arena.
 
     Raises:
-        DeviceMemoryRefused, DeviceUnsupportedError: as of `DeviceTrie`.
+        ArenaTooLargeError, DeviceUnsupportedError: as of `DeviceTrie`.
     """
 
     def __init__(self, sizes: DeviceSizes, device: torch.device, options: TrieOptions | None = None) -> None:

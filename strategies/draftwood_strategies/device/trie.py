@@ -30,7 +30,6 @@ from draftwood_strategies.device.arena import (
     PROMPT_END,
     RECORDED,
     REGION,
-    ROOTS,
     STATE,
     TEXT,
     TEXT_AT,
@@ -38,7 +37,7 @@ from draftwood_strategies.device.arena import (
     UNIT_BITS,
     USED,
     WRITTEN,
-    DeviceMemoryRefused,
+    ArenaTooLargeError,
     DeviceSizes,
     Layout,
     Region,
@@ -82,7 +81,7 @@ class DeviceTrie:
         leaving: called with a tenant before another one gets its region.
 
     Raises:
-        DeviceMemoryRefused: the arena does not fit the memory that is free.
+        ArenaTooLargeError: the arena does not fit the memory that is free.
         DeviceUnsupportedError: Triton is missing on a GPU.
     """
 
@@ -101,7 +100,7 @@ class DeviceTrie:
         self.arena[self.layout.misses : self.layout.misses + sizes.rows] = NOWHERE
         self._numbers = torch.arange(sizes.rows, dtype=torch.int32, device=device)
         self._prior = self.uploaded(_whole_numbers(prior_weights(self.options.prompt_weight), self.layout))
-        self._nothing_followed = self.uploaded(np.array([NOWHERE, 0, 0], np.int32))
+        self._nothing_followed = self.uploaded(np.array([NOWHERE, 0], np.int32))
         self._weights.copy_(self._prior)
         self._states[:, REGION] = _NO_REGION
         _empty(self._texts, self.layout.text)
@@ -258,7 +257,7 @@ class DeviceTrie:
             state = self._states[row]
             state[MEMORY_AT].fill_(NOWHERE)
             state[WRITTEN].fill_(self._written_before)
-            state[FOLLOWED_MEMORY : ROOTS + 2].copy_(self._nothing_followed)
+            state[FOLLOWED_MEMORY : FOLLOWED_MEMORY + 2].copy_(self._nothing_followed)
 
     def tokens(self, tenant: str) -> int:
         """How many tokens a tenant's memory holds. Waits for the device."""
@@ -272,7 +271,7 @@ class DeviceTrie:
             return iter(())
         parts, numbers = self.layout.memory, self._memories[region]
         log: Int32Array = numbers[: parts.slots].cpu().numpy()
-        table: Int32Array = numbers[parts.next :].cpu().numpy()
+        table: Int32Array = numbers[parts.next : parts.heads].cpu().numpy()
         following, previous, owners = table[: 3 * parts.blocks].reshape(3, -1)
         cursor, used = table[parts.ring - parts.next :][[CURSOR, USED]].tolist()
         return stored_sequences(log, following, previous, owners, cursor if used == parts.blocks else 0)
@@ -319,7 +318,7 @@ def _allocated(layout: Layout, device: torch.device) -> torch.Tensor:
             return torch.zeros(layout.size, dtype=torch.int32, device=device)
         except torch.OutOfMemoryError:
             pass
-    raise DeviceMemoryRefused(
+    raise ArenaTooLargeError(
         f"device drafts: the arena takes {needed / 1e9:.3g} GB, and {device} has {(free or 0) / 1e9:.3g} GB free"
     )
 
@@ -335,8 +334,9 @@ def _free_bytes(device: torch.device) -> int | None:
 def _empty(numbers: torch.Tensor, region: Region) -> None:
     """Forgets all tokens of regions, int32[..., region.size]. Links stay: none leads to them."""
     numbers[..., : region.links].fill_(NOWHERE)
-    numbers[..., region.heads : region.ring].fill_(NOWHERE)
-    numbers[..., region.ring :].zero_()
+    numbers[..., region.next : region.ring].fill_(NOWHERE)
+    numbers[..., region.ring : region.heads].zero_()
+    numbers[..., region.heads :].fill_(NOWHERE)
 
 
 def _whole_numbers(weights: Weights, layout: Layout) -> Int32Array:

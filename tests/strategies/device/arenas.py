@@ -87,8 +87,10 @@ class RegionView:
         numbers = arena.numpy()[begin : begin + region.size]
         self.all = numbers
         self.log = numbers[: region.slots]
-        self.links = numbers[region.links : region.heads].reshape(region.slots, len(ORDERS), LINKED)
-        self.heads = numbers[region.heads : region.next].reshape(len(ORDERS), region.buckets)
+        self.links = numbers[region.links : region.next].reshape(region.slots, len(ORDERS), LINKED)
+        self.heads = numbers[region.heads : region.heads + len(ORDERS) * region.buckets].reshape(
+            len(ORDERS), region.buckets
+        )
         self.blocks = numbers[region.next : region.ring].reshape(3, region.blocks)
         self.ring = numbers[region.ring : region.ring + RING]
 

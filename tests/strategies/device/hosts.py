@@ -96,9 +96,9 @@ def _copy(numbers: Int32Array, region: Region, index: IndexArrays, owner: int | 
     assert blocks.shape[0] == region.blocks
     assert heads.shape[0] == WAYS_BEFORE[-1] * region.buckets
     numbers[: log.size] = log
-    linked = numbers[region.links : region.heads].reshape(region.slots, len(ORDERS), LINKED)
+    linked = numbers[region.links : region.next].reshape(region.slots, len(ORDERS), LINKED)
     linked[:] = NOWHERE
-    newest = numbers[region.heads : region.next].reshape(len(ORDERS), region.buckets)
+    newest = numbers[region.heads : region.heads + len(ORDERS) * region.buckets].reshape(len(ORDERS), region.buckets)
     for order, ways in enumerate(WAYS):
         for bucket in range(region.buckets):
             begin = WAYS_BEFORE[order] * region.buckets + bucket * ways

@@ -19,7 +19,7 @@ from draftwood_strategies.device.arena import (
     STATE,
     UNIT_BITS,
     WRITTEN,
-    DeviceMemoryRefused,
+    ArenaTooLargeError,
     DeviceSizes,
 )
 from draftwood_strategies.device.launching import LAUNCHER, DeviceUnsupportedError, Launch
@@ -233,7 +233,7 @@ def test_sizes_that_are_not_allowed_are_named(sizes: dict[str, int]) -> None:
 
 def test_an_arena_that_does_not_fit_is_refused_with_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_trie, "_free_bytes", lambda device: 500_000_000)
-    with pytest.raises(DeviceMemoryRefused, match=r"the arena takes 2\.\d+ GB, and cpu has 0\.5 GB free"):
+    with pytest.raises(ArenaTooLargeError, match=r"the arena takes 2\.\d+ GB, and cpu has 0\.5 GB free"):
         DeviceTrie(DeviceSizes(1, 64, 1, 1 << 24), CPU)
 
 

@@ -181,12 +181,12 @@ def _piece(
         mark: 1 for lanes in which a start mark is in the place of the first token.
         at, owner: the lanes' last positions and the numbers of their sequences.
     """
-    ring = arena + ring_at(base, BLOCKS, BUCKETS)
+    ring = arena + ring_at(base, BLOCKS)
     cursor = tl.load(ring + CURSOR)
     used = tl.load(ring + USED)
     stored = tl.load(ring + TOKENS)
     block = tl.where(at >= 0, at, 0) // BLOCK
-    fields = arena + next_at(base, block, BLOCKS, BUCKETS)
+    fields = arena + next_at(base, block, BLOCKS)
     goes_on = (at >= 0) & (length > 0)
     goes_on = goes_on & (tl.load(fields + 2 * BLOCKS, mask=goes_on, other=-1) == owner)
     age = (block - cursor + BLOCKS) % BLOCKS
@@ -203,7 +203,7 @@ def _piece(
         late = tl.max(tl.where(goes_on & (age < before), 1, 0), axis=0)
     claimed = tl.sum(claims, axis=0)
 
-    lost = _clear(arena, base, cursor, claimed, BLOCKS, BUCKETS)
+    lost = _clear(arena, base, cursor, claimed, BLOCKS)
     tl.debug_barrier()
     kept = goes_on & (age >= claimed)
     tl.store(fields, (cursor + before) % BLOCKS, mask=kept & (claims > 0))
@@ -234,19 +234,19 @@ def _piece(
 
 
 @triton.jit
-def _clear(arena, base, cursor, claimed, BLOCKS: tl.constexpr, BUCKETS: tl.constexpr):
+def _clear(arena, base, cursor, claimed, BLOCKS: tl.constexpr):
     """Forgets the tokens of the ring's next blocks and unlinks their neighbours; returns how many tokens these are."""
     lost = claimed * 0
     for first in range(0, claimed, CLEARED):
         lanes = first + tl.arange(0, CLEARED)
         taken = lanes < claimed
         block = (cursor + lanes) % BLOCKS
-        fields = arena + next_at(base, block, BLOCKS, BUCKETS)
+        fields = arena + next_at(base, block, BLOCKS)
         following = tl.load(fields, mask=taken, other=-1)
         previous = tl.load(fields + BLOCKS, mask=taken, other=-1)
-        after = arena + next_at(base, tl.maximum(following, 0), BLOCKS, BUCKETS) + BLOCKS
+        after = arena + next_at(base, tl.maximum(following, 0), BLOCKS) + BLOCKS
         tl.store(after, following * 0 + NOWHERE, mask=following >= 0)
-        ahead = arena + next_at(base, tl.maximum(previous, 0), BLOCKS, BUCKETS)
+        ahead = arena + next_at(base, tl.maximum(previous, 0), BLOCKS)
         tl.store(ahead, previous * 0 + NOWHERE, mask=previous >= 0)
         log = arena + base + block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
         old = tl.load(log, mask=taken[:, None], other=NOWHERE)
@@ -294,7 +294,7 @@ def _tile(
     positions = scratch + RUNS * FIELDS
     tl.store(positions + tl.arange(0, TILE), at)
     begins = real & (number > 0) & (rank % BLOCK == 0)
-    fields = arena + next_at(base, tl.where(begins, within, 0), BLOCKS, BUCKETS)
+    fields = arena + next_at(base, tl.where(begins, within, 0), BLOCKS)
     before = tl.where(number > 1, (claim + number - 1) % BLOCKS, block)
     after = tl.where(number < claims, (claim + number + 1) % BLOCKS, NOWHERE)
     tl.store(fields, after, mask=begins)

@@ -16,6 +16,7 @@ from draftwood_strategies.trie import weights as host
 BLOCK: tl.constexpr = tl.constexpr(phrase_index.TOKENS_PER_BLOCK)
 ORDERS: tl.constexpr = tl.constexpr(len(phrase_index.ORDERS))
 LINKED: tl.constexpr = tl.constexpr(numbers.LINKED)
+RING: tl.constexpr = tl.constexpr(numbers.RING)
 NOWHERE: tl.constexpr = tl.constexpr(phrase_index.NOWHERE)
 UNKNOWN: tl.constexpr = tl.constexpr(retrieval.UNKNOWN)
 START: tl.constexpr = tl.constexpr(phrase_index.START)
@@ -43,37 +44,37 @@ def mixed(key, token):
 
 
 @triton.jit
-def head_at(base, key, order, BLOCKS: tl.constexpr, BUCKETS: tl.constexpr):
-    """Where the newest occurrence of the phrases of this hash and order is."""
-    bucket = tl.cast(key & tl.cast(BUCKETS - 1, tl.uint64), tl.int64)
-    return base + BLOCKS * BLOCK * (1 + ORDERS * LINKED) + order * BUCKETS + bucket
-
-
-@triton.jit
-def links_at(base, at, order, BLOCKS: tl.constexpr):
+def links_at(base, at, order, BLOCKS):
     """Where the `LINKED` occurrences before position `at` of the phrase of this order that ends there are."""
     return base + BLOCKS * BLOCK + (tl.cast(at, tl.int64) * ORDERS + order) * LINKED
 
 
 @triton.jit
-def next_at(base, block, BLOCKS: tl.constexpr, BUCKETS: tl.constexpr):
+def next_at(base, block, BLOCKS):
     """Where the number of the block after a block in its sequence is; `BLOCKS` further that of the one before it, and
     `BLOCKS` further again the number of the sequence."""
-    return base + BLOCKS * BLOCK * (1 + ORDERS * LINKED) + ORDERS * BUCKETS + tl.cast(block, tl.int64)
+    return base + BLOCKS * BLOCK * (1 + ORDERS * LINKED) + tl.cast(block, tl.int64)
 
 
 @triton.jit
-def ring_at(base, BLOCKS: tl.constexpr, BUCKETS: tl.constexpr):
+def ring_at(base, BLOCKS):
     """Where the ring of a region is."""
-    return base + BLOCKS * BLOCK * (1 + ORDERS * LINKED) + ORDERS * BUCKETS + 3 * BLOCKS
+    return base + BLOCKS * BLOCK * (1 + ORDERS * LINKED) + 3 * BLOCKS
 
 
 @triton.jit
-def following(arena, base, at, mask, BLOCKS: tl.constexpr, BUCKETS: tl.constexpr):
+def head_at(base, key, order, BLOCKS, BUCKETS):
+    """Where the newest occurrence of the phrases of this hash and order is."""
+    bucket = tl.cast(key & tl.cast(BUCKETS - 1, tl.uint64), tl.int64)
+    return ring_at(base, BLOCKS) + RING + order * BUCKETS + bucket
+
+
+@triton.jit
+def following(arena, base, at, mask, BLOCKS):
     """The position after `at` in its sequence; `NOWHERE` if none."""
     after = at + 1
     crosses = mask & (after % BLOCK == 0)
-    block = tl.load(arena + next_at(base, tl.where(crosses, at // BLOCK, 0), BLOCKS, BUCKETS), mask=crosses, other=-1)
+    block = tl.load(arena + next_at(base, tl.where(crosses, at // BLOCK, 0), BLOCKS), mask=crosses, other=-1)
     return tl.where(crosses, tl.where(block >= 0, block * BLOCK, NOWHERE), tl.where(mask, after, NOWHERE))
 
 
@@ -109,7 +110,7 @@ def log2_bin(n, BINS: tl.constexpr):
 
 
 @triton.jit
-def recent_bin(arena, base, end, token, mask, BLOCKS: tl.constexpr, BUCKETS: tl.constexpr):
+def recent_bin(arena, base, end, token, mask, BLOCKS, BUCKETS):
     """As `retrieval.recent_bin`, for lanes of tokens, in the text that ends at position `end`: how long ago it had
     them, from the four newest tokens with the same hash."""
     key = mixed(tl.cast(token * 0, tl.uint64), token)

@@ -1,7 +1,7 @@
 """Learning from the accepted tokens of a step, as `trie.learning` does on the host.
 
 Every row's steps are taken from the weights before the step: `learn`, a program a row, adds them up as whole numbers,
-and `settle` adds the sums to the weights. So the result does not depend on the order of rows.
+and `update_weights` adds the sums to the weights. So the result does not depend on the order of rows.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ LOG_DECAY: tl.constexpr = tl.constexpr(math.log(host._DECAY))
 LEAST_LOG: tl.constexpr = tl.constexpr(numbers.whole_log(learning._LEAST))
 GREATEST_LOG: tl.constexpr = tl.constexpr(numbers.whole_log(learning._GREATEST))
 GREATEST_ODDS: tl.constexpr = tl.constexpr(int(host._GREATEST) << numbers.UNIT_BITS)
-PIECE: tl.constexpr = tl.constexpr(numbers.SETTLED)
-PIECES: tl.constexpr = tl.constexpr(-(-numbers.ADDED // numbers.SETTLED))
+PIECE: tl.constexpr = tl.constexpr(numbers.WEIGHTS_AT_ONCE)
+PIECES: tl.constexpr = tl.constexpr(-(-numbers.ADDED // numbers.WEIGHTS_AT_ONCE))
 ROWS_IN_FULL: tl.constexpr = tl.constexpr(16)
 """The steps of more rows of a tenant count as those of so many: rows that all correct the same error would correct it
 once each, where the host's rows see what those before them corrected."""
@@ -97,7 +97,6 @@ def learn_votes(
     TEXT_BLOCKS: tl.constexpr,
     TEXT_BUCKETS: tl.constexpr,
     MEMORY_BLOCKS: tl.constexpr,
-    MEMORY_BUCKETS: tl.constexpr,
 ):
     """A step of the votes' factors and escapes for each accepted token that candidates voted on; see
     `trie.learning._learn_votes`.
@@ -115,21 +114,19 @@ def learn_votes(
     in_memory = kind == MEMORY
     base = tl.where(in_memory, memory, text)
     blocks = tl.where(in_memory, MEMORY_BLOCKS, TEXT_BLOCKS)
-    buckets = tl.where(in_memory, MEMORY_BUCKETS, TEXT_BUCKETS)
     side = tl.arange(0, 2)
     side_base = tl.where(side == 1, memory, text)
     side_blocks = tl.where(side == 1, MEMORY_BLOCKS, TEXT_BLOCKS)
-    side_buckets = tl.where(side == 1, MEMORY_BUCKETS, TEXT_BUCKETS)
     followed = tl.load(arena + state + FOLLOWED_TEXT + side)
     end = tl.load(arena + state + TEXT_AT)
     alive = at >= 0
     missed = end * 0 - 1
     deepest = end * 0 + branch_length
     for depth in range(0, count):
-        followed = following(arena, side_base, followed, followed >= 0, side_blocks, side_buckets)
+        followed = following(arena, side_base, followed, followed >= 0, side_blocks)
         token = tl.load(tokens + depth)
         alive &= lane * 0 + depth < deepest
-        at = following(arena, base, at, alive, blocks, buckets)
+        at = following(arena, base, at, alive, blocks)
         found = tl.load(arena + base + tl.maximum(at, 0), mask=at >= 0, other=-1)
         alive &= found >= 0
         recent = recent_bin(arena, text, end, found, alive, TEXT_BLOCKS, TEXT_BUCKETS)
@@ -167,7 +164,7 @@ def learn_votes(
 
 
 @triton.jit
-def learn_odds(arena, text, weights, state, draft, tokens, count, TEXT_BLOCKS, TEXT_BUCKETS, MOST: tl.constexpr):
+def learn_odds(arena, text, weights, state, draft, tokens, count, TEXT_BLOCKS, MOST: tl.constexpr):
     """A step of the odds for the drafted nodes on the accepted path and for their siblings; see
     `trie.learning._learn_odds`."""
     lane = tl.arange(0, NODES)
@@ -180,7 +177,7 @@ def learn_odds(arena, text, weights, state, draft, tokens, count, TEXT_BLOCKS, T
     last = tl.load(arena + text + tl.maximum(at, 0), mask=at >= 0, other=UNKNOWN)
     block = tl.maximum(at, 0) // BLOCK
     crosses = (at >= 0) & (at % BLOCK == 0)
-    previous = tl.load(arena + next_at(text, block, TEXT_BLOCKS, TEXT_BUCKETS) + TEXT_BLOCKS, mask=crosses, other=-1)
+    previous = tl.load(arena + next_at(text, block, TEXT_BLOCKS) + TEXT_BLOCKS, mask=crosses, other=-1)
     ahead = tl.where(crosses, tl.where(previous >= 0, previous * BLOCK + BLOCK - 1, -1), at - 1)
     before = tl.load(arena + text + tl.maximum(ahead, 0), mask=(at >= 0) & (ahead >= 0), other=UNKNOWN)
     odds = weights + ODDS_AT
@@ -274,15 +271,14 @@ def learn(
         TEXT_BLOCKS,
         TEXT_BUCKETS,
         MEMORY_BLOCKS,
-        MEMORY_BUCKETS,
     )
     if learns > 0:
-        learn_odds(arena, text, weights, state, draft, accepted, count, TEXT_BLOCKS, TEXT_BUCKETS, MOST)
+        learn_odds(arena, text, weights, state, draft, accepted, count, TEXT_BLOCKS, MOST)
     tl.store(arena + state + DRAFTED, 0)
 
 
 @triton.jit(do_not_specialize=["n"])
-def settle(
+def update_weights(
     arena,
     rows,
     n,

@@ -51,7 +51,7 @@ def compiled(capability: int) -> Iterator[dict[str, Any]]:
 
 _OLDER = 192
 """Bytes that a draft may spill for 8.0 and 8.9, where it does 160."""
-KERNELS = {"append", "begin_outputs", "draft", "learn", "settle"}
+KERNELS = {"append", "begin_outputs", "draft", "learn", "update_weights"}
 
 
 @pytest.mark.timeout(300)
