@@ -12,8 +12,7 @@ from draftwood_memory.resident import StrategyKey, make
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.device.arena import DeviceSizes
-from draftwood_strategies.device.process import drafts_on_device
-from draftwood_strategies.device.strategy import DeviceTrieStrategy
+from draftwood_strategies.device.strategy import DeviceTrieStrategy, drafts_on_device
 from tests.model_runner.families import greedy, served
 from tests.model_runner.sequences import GREEDY, engine_of, make_sequence, run
 

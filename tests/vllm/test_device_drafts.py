@@ -26,7 +26,8 @@ class Host:
             torch.zeros(ROWS, dtype=torch.int32),
             torch.zeros((ROWS, 1), dtype=torch.int64),
         )
-        self.trie: Any = trie or DeviceTrie(DeviceSizes(ROWS, LENGTH, 4, 1000, LONGEST, LONGEST), "cpu")
+        fake: Any = DeviceTrie(DeviceSizes(ROWS, LENGTH, 4, 1000, LONGEST, LONGEST), "cpu")
+        self.trie = trie or fake
         self.drafts = DeviceDrafts(self.trie, self.states, LONGEST, VOCABULARY, 16, LONGEST)
 
     def join(self, name: str, state: int, prompt: Sequence[int], decision: Decision = DRAFTS, limit: int = 40) -> None:

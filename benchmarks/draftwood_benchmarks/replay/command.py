@@ -24,12 +24,14 @@ from draftwood_benchmarks.replay import (
     replay,
     trace_name,
 )
-from draftwood_benchmarks.replay.on_device import check_device_drafts, device_trie
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_strategies import Strategy, strategy_names
 from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.built_in import TrieOptions
+from draftwood_strategies.device.arena import MOST_NODES, ArenaTooLargeError, DeviceSizes
 from draftwood_strategies.registry import options_of
+from draftwood_strategies.trie.phrase_index import LEAST_TOKENS, TOKENS_PER_BLOCK
 
 _PEER_TIMEOUT = 3600.0
 _MEASURED = 50
@@ -74,7 +76,7 @@ def replay_command(
         raise InvalidInputError("--peer", peer, "vLLM verifies chains; give --chains")
     budgets = budget or [16, 64]
     if device_drafts:
-        check_device_drafts(strategy, budgets, chains is not None or peer is not None)
+        _check_device_drafts(strategy, budgets, chains is not None or peer is not None)
     created("--strategy", strategy, options)
     traces = {trace_name(path): list(read_trace(path, limit)) for path in files}
 
@@ -123,10 +125,50 @@ def _on_device(options: Mapping[str, object], traces: Traces, budgets: Sequence[
     """
     for name, recordings in traces.items():
         for budget in budgets:
-            create = partial(device_trie, options, recordings, budget)
+            create = partial(_device_trie, options, recordings, budget)
             host = replay(created("--strategy", "trie", options), recordings, budget)
             for row in _rows("trie", create, {name: recordings}, [budget], None):
                 yield row | {"host_acceptance_length": round(host.acceptance_length, 4)}
+
+
+def _check_device_drafts(strategy: str, budgets: Sequence[int], chains: bool) -> None:
+    """Raises InvalidInputError: there is no such form of a replay."""
+    if strategy != "trie":
+        raise InvalidInputError("--device-drafts", None, f"strategy {strategy} has no form for GPUs, trie does")
+    if chains:
+        raise InvalidInputError("--device-drafts", None, "it replays trees, without --chains and --peer")
+    if max(budgets) > MOST_NODES:
+        raise InvalidInputError("--budget", max(budgets), f"drafts on a device have at most {MOST_NODES} nodes")
+
+
+def _device_trie(options: Mapping[str, Any], recordings: Sequence[Recording], budget: int) -> Strategy:
+    """A trie in an arena of its own, with space for these recordings, or for as many tokens as a host's trie holds.
+
+    Args:
+        options: of the strategy.
+
+    Raises:
+        InvalidInputError, DeviceUnsupportedError: as of `DeviceTrie`.
+        BenchmarkError: the arena does not fit the device's memory.
+    """
+    import torch  # takes seconds, and only this needs it
+
+    from draftwood_strategies.device.strategy import DeviceTrieStrategy, DraftDevice
+
+    lengths = [prompt.size + output.size for prompt, output in recordings]
+    padded = sum(lengths) + 2 * TOKENS_PER_BLOCK * len(lengths)
+    sizes = DeviceSizes(
+        rows=1,
+        row_tokens=max(LEAST_TOKENS, *lengths),
+        tenants=1,
+        tenant_tokens=max(LEAST_TOKENS, min(TrieOptions.capacity_tokens, 2 * padded)),
+        nodes=budget,
+    )
+    try:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return DeviceTrieStrategy(DraftDevice(sizes, device, TrieOptions(**options)), **options)
+    except ArenaTooLargeError as error:
+        raise BenchmarkError(str(error)) from error
 
 
 def _suffix_decoding(traces: Traces, longest: int | None) -> Iterator[dict[str, Any]]:

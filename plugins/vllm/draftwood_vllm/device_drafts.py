@@ -7,49 +7,16 @@ have the same drafts, and exchange none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from draftwood_memory.records import Int32Array
 
-
-class Trie(Protocol):
-    """`draftwood_strategies.device.trie.DeviceTrie`. All on the current stream; rows below 0 are padding."""
-
-    def begin(self, row: int, tenant: str, learns: bool = True) -> None:
-        """A request takes a row, with nothing written yet, and drafts from a tenant's region, if that has any text."""
-
-    def end(self, row: int) -> None:
-        """The row is free."""
-
-    def append_prompts(self, rows: torch.Tensor, tokens: torch.Tensor, offsets: torch.Tensor) -> None:
-        """rows int32[r], tokens int32[n], offsets int32[r + 1]."""
-
-    def begin_outputs(self, rows: torch.Tensor) -> None:
-        """rows int32[r], whose prompts are complete."""
-
-    def learn(self, rows: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor) -> None:
-        """rows int32[b], tokens int32[b, k], counts int32[b]: what each row wrote, 0 for nothing."""
-
-    def propose_chains(
-        self,
-        rows: torch.Tensor,
-        lengths: torch.Tensor,
-        out_tokens: torch.Tensor,
-        out_scores: torch.Tensor,
-        out_counts: torch.Tensor,
-    ) -> None:
-        """rows int32[b], lengths int32[b]; writes int32[b, k], float32[b, k] and int32[b]."""
-
-    def import_runs(self, tenant: str, runs: Sequence[Int32Array]) -> None:
-        """Adds texts to a tenant's region."""
-
-    def purge(self, tenant: str) -> None:
-        """Empties a tenant's region. Rows that draft from it stay, and go on to be learned."""
+if TYPE_CHECKING:
+    from draftwood_strategies.device.trie import DeviceTrie
 
 
 class Decision(NamedTuple):
@@ -146,7 +113,7 @@ class DeviceDrafts:
     """
 
     def __init__(
-        self, trie: Trie, states: RowStates, longest: int, vocab_size: int, row_tokens: int, depth: int
+        self, trie: DeviceTrie, states: RowStates, longest: int, vocab_size: int, row_tokens: int, depth: int
     ) -> None:
         self._trie = trie
         self._states = states
@@ -263,7 +230,7 @@ class DeviceDrafts:
         return copied.pin_memory().to(self._device, non_blocking=True)
 
 
-def warm_up(trie: Trie, longest: int, depth: int, device: torch.device) -> None:
+def warm_up(trie: DeviceTrie, longest: int, depth: int, device: torch.device) -> None:
     """Compiles what a step needs, in a row that no request has yet."""
     text = torch.arange(24, dtype=torch.int32, device=device) % 3
     trie.begin(0, "", False)

@@ -2,7 +2,8 @@
 
 What a request writes reaches the host steps later (`HostCopies`), and its tenant's memory when it has ended, as with
 drafts on the host. What a memory learns from the store goes to the device as changes, which the engine applies between
-two steps; see `device_regions`.
+two steps. A memory knows the device as a strategy that only learns, of which a new instance is an empty region: so what
+the store brings, purges and evictions reach the device by the ways that tries on the host have.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -28,10 +29,10 @@ from draftwood_memory.memory import Memory, StrategyUse
 from draftwood_memory.records import Int32Array
 from draftwood_memory.resident import StrategyKey
 from draftwood_memory.store.naming import MemoryName
-from draftwood_strategies.base import DraftStats
+from draftwood_strategies.base import Drafter, DraftStats
 from draftwood_strategies.drafting import NO_DRAFTS
+from draftwood_strategies.registry import register
 from draftwood_vllm.device_drafts import Decision, Load, Purge
-from draftwood_vllm.device_regions import REGIONS, STRATEGY, Changes
 from draftwood_vllm.host_copies import HostCopies
 
 _log = logging.getLogger("draftwood")
@@ -43,6 +44,47 @@ _LOAD_TOKENS = 1 << 16
 """Loaded between two steps, so that a large memory holds up none of them. Not tuned."""
 _MAX_REFUSALS = 100
 _CLOSING_SECONDS = 2.0
+
+
+STRATEGY = "_device"
+"""Not for requests."""
+Changes: TypeAlias = "SimpleQueue[tuple[str, Int32Array | None]]"
+"""Names of regions, each with a text that it learns, or None where it is empty from now on."""
+
+
+class _Region:
+    """A region of the device. Any thread."""
+
+    top_k = 0
+
+    def __init__(self, changes: Changes, region: str) -> None:
+        self._changes, self._region = changes, region
+        changes.put((region, None))
+
+    def start(self, prompt: Int32Array) -> Drafter:
+        """Raises RuntimeError: nothing is drafted on the host."""
+        raise RuntimeError(f"strategy {STRATEGY!r} drafts on the device alone")
+
+    def learn(self, tokens: Int32Array) -> None:
+        """Learns a whole sequence, int32[n]."""
+        self._changes.put((self._region, tokens))
+
+
+class Regions:
+    """Makes the strategy.
+
+    Attributes:
+        changes: of the process's engine, of which there is one.
+    """
+
+    def __init__(self) -> None:
+        self.changes: Changes = SimpleQueue()
+
+    def __call__(self, region: str = "") -> _Region:
+        return _Region(self.changes, region)
+
+
+REGIONS = register(STRATEGY)(Regions())
 
 
 class Arrival(NamedTuple):

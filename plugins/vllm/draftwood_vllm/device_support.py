@@ -31,7 +31,7 @@ class DeviceModule(NamedTuple):
 
     Attributes:
         sizes: `DeviceSizes`, made of numbers by name; has `nbytes`.
-        trie: `DeviceTrie`, made of sizes and a device; see `device_drafts.Trie`.
+        trie: `DeviceTrie`, made of sizes and a device.
     """
 
     sizes: Any

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
+from torch import distributed
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
@@ -30,7 +31,6 @@ from draftwood_vllm.device_memory import Arrival, DeviceMemory
 from draftwood_vllm.device_support import STRATEGY
 from draftwood_vllm.hosts import Binding, served_model, share_log, vllm_version
 from draftwood_vllm.opening import open_device_memory
-from draftwood_vllm.ranks import Ranks
 
 if TYPE_CHECKING:
     from draftwood_tenants.engines import Opened
@@ -44,6 +44,7 @@ _WARM_UP = ("_warmup_", "_v2_mixed_warmup", "_dummy_req_")
 """How the ids of vLLM's own requests begin."""
 
 ResultT = TypeVar("ResultT")
+ValueT = TypeVar("ValueT")
 
 
 class Speculator(BaseSpeculator):  # type: ignore[misc]
@@ -76,7 +77,7 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
         self._runner: Any = None
         self._drafts: DeviceDrafts | None = None
         self._opened: Opened[DeviceMemory] | None = None
-        self._ranks = Ranks()
+        self._ranks = _Ranks()
         self._steps = 0
         self._untold = False
         try:
@@ -158,7 +159,7 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
         """Makes the arena, once the model is loaded, and opens the memory on the rank that leads."""
         if self._drafts is not None or self._runner is None:
             return
-        self._ranks = Ranks(get_tp_group())
+        self._ranks = _Ranks(get_tp_group())
         problem, drafts = "", None
         try:
             fields = device_support.sizes_of(self._config, read_environment(os.environ, strategy=STRATEGY))
@@ -262,6 +263,39 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
             opened, self._opened = self._opened, None
             opened.close()
         show_failure(os.environ)
+
+
+class _Ranks:
+    """The ranks that compute one model together, which have to agree to have the same drafts.
+
+    Args:
+        group: vLLM's `GroupCoordinator`; None for a rank alone.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = None if group is None or group.world_size == 1 else group
+
+    @property
+    def alone(self) -> bool:
+        return self._group is None
+
+    @property
+    def leads(self) -> bool:
+        """This is the rank that decides."""
+        return self._group is None or self._group.rank_in_group == 0
+
+    def shared(self, value: ValueT) -> ValueT:
+        """The value of the rank that leads. Waits for the other ranks' hosts, not for their devices."""
+        shared: ValueT = value if self._group is None else self._group.broadcast_object(value, src=0)
+        return shared
+
+    def all(self, value: bool) -> bool:
+        """Whether it is true on each rank. Waits as `shared` does."""
+        if self._group is None:
+            return value
+        votes = [False] * self._group.world_size
+        distributed.all_gather_object(votes, value, group=self._group.cpu_group)
+        return all(votes)
 
 
 def _is_drafted(request: Any) -> bool:

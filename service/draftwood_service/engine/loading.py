@@ -103,7 +103,7 @@ def device_drafts(settings: Settings, model: LoadedModel) -> AbstractContextMana
         return nullcontext()
     from draftwood_strategies.built_in import TrieOptions
     from draftwood_strategies.device.arena import MOST_NODES, DeviceSizes
-    from draftwood_strategies.device.process import drafts_on_device
+    from draftwood_strategies.device.strategy import drafts_on_device
     from draftwood_strategies.trie.phrase_index import LEAST_TOKENS
 
     tokens = min(TrieOptions.capacity_tokens, settings.memory_tokens, settings.memory_bytes // 4)  # as `resident.make`

@@ -7,12 +7,13 @@ in it on the thread that drafts alone: what other threads let it learn is kept u
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -20,12 +21,15 @@ import numpy as np
 import torch
 
 from draftwood_strategies.arrays import Float32Array, Int32Array
-from draftwood_strategies.base import Feedback, StepFeedback
+from draftwood_strategies.base import Feedback, StepFeedback, Strategy
 from draftwood_strategies.built_in import TrieOptions
-from draftwood_strategies.device.arena import DeviceSizes
+from draftwood_strategies.device.arena import ArenaTooLargeError, DeviceSizes
+from draftwood_strategies.device.launching import DeviceUnsupportedError
 from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
 from draftwood_strategies.draft import DraftTree, DraftTrees
+from draftwood_strategies.registry import substituted
 
+_log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 _EVERYTHING = 1 << 40
@@ -431,3 +435,33 @@ class DeviceTrieDrafter:
             self.device.trie.end(row)
         if self._recorded:
             self._strategy.learn(np.concatenate(self._recorded))
+
+
+@contextmanager
+def drafts_on_device(sizes: DeviceSizes, device: str) -> Iterator[DraftDevice | None]:
+    """In it, instances of `trie` with the default options draft in an arena, and all others on the host. All do if the
+    arena does not fit the device's memory, or kernels cannot run there; the reason is logged.
+
+    Args:
+        device: of torch, by name.
+    """
+    try:
+        arena = DraftDevice(sizes, torch.device(device))
+    except (ArenaTooLargeError, DeviceUnsupportedError) as error:
+        _log.warning("%s: drafts are made by the host", error)
+        yield None
+        return
+    _log.info(
+        "device drafts: %d rows and the memories of %d tenants, %d tokens each, take %.2f GB of %s",
+        sizes.rows,
+        sizes.tenants,
+        sizes.tenant_tokens,
+        sizes.nbytes / 1e9,
+        device,
+    )
+
+    def make(**options: Any) -> Strategy | None:
+        return DeviceTrieStrategy(arena, **options) if arena.takes(TrieOptions(**options)) else None
+
+    with substituted("trie", make):
+        yield arena

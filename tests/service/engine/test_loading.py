@@ -19,7 +19,7 @@ from draftwood_service.engine import loading
 from draftwood_service.engine.loading import loaded
 from draftwood_service.settings import Settings
 from draftwood_strategies import create, registry
-from draftwood_strategies.device import process
+from draftwood_strategies.device import strategy as device_strategy
 from draftwood_strategies.device.arena import DeviceSizes
 from draftwood_strategies.mixing.hybrid import HybridStrategy
 from tests.model_runner.sequences import make_sequence
@@ -94,7 +94,7 @@ class FakeModel(NamedTuple):
 
 def test_device_drafts_have_the_sizes_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[DeviceSizes, str]] = []
-    monkeypatch.setattr(process, "drafts_on_device", lambda *given: asked.append(given))
+    monkeypatch.setattr(device_strategy, "drafts_on_device", lambda *given: asked.append(given))
     given = {"max_running": 5, "memory_tokens": 5000, "memory_bytes": 1 << 20, "max_draft_nodes": 200}
     for choice in ("off", "auto", "on"):
         loading.device_drafts(Settings.model_validate({"device_drafts": choice, **given}), FakeModel("cuda"))  # type: ignore[arg-type]

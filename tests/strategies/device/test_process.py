@@ -9,8 +9,7 @@ import pytest
 from draftwood_strategies import create
 from draftwood_strategies.device import trie as device_trie
 from draftwood_strategies.device.arena import DeviceSizes
-from draftwood_strategies.device.process import drafts_on_device
-from draftwood_strategies.device.strategy import DeviceTrieStrategy
+from draftwood_strategies.device.strategy import DeviceTrieStrategy, drafts_on_device
 from draftwood_strategies.mixing.hybrid import HybridStrategy
 from draftwood_strategies.trie.strategy import TrieStrategy
 
