@@ -32,7 +32,9 @@ from draftwood_model_runner.request import GrammarKind, SamplingParams, StopPara
 from draftwood_model_runner.sequence import Sequence
 from draftwood_service.gateway.tools import grammar, read_tools
 from draftwood_service.tools import NoToolFormatError, tool_format_of
-from draftwood_strategies import create
+from draftwood_strategies import Strategy, create
+from draftwood_strategies.device.arena import DeviceSizes
+from draftwood_strategies.device.strategy import DeviceTrieStrategy, drafts_on_device
 from tests.model_runner.sampling.held import drafted_answer, held_answer
 from tests.model_runner.sampling.test_token_sampler import written_by
 from tests.model_runner.sequences import GREEDY, engine_of, make_sequence, run
@@ -127,10 +129,16 @@ def expected(plain: Any, prompt: tuple[int, ...], sampling: SamplingParams = GRE
 
 
 def written(
-    engine: Engine, prompts: list[tuple[int, ...]], sampling: SamplingParams = GREEDY, drafts: bool = True, **stop: Any
+    engine: Engine,
+    prompts: list[tuple[int, ...]],
+    sampling: SamplingParams = GREEDY,
+    drafts: bool = True,
+    strategy: Strategy | None = None,
+    **stop: Any,
 ) -> tuple[list[Sequence], list[Answer]]:
-    """What an engine writes after some prompts together, and the answers as audits take them."""
-    strategy = create("hybrid") if drafts else None
+    """What an engine writes after some prompts together, and the answers as audits take them. Drafts are those of a new
+    hybrid if no strategy is given."""
+    strategy = (strategy or create("hybrid")) if drafts else None
     ends = StopParams(**{"max_tokens": NEW_TOKENS, **stop})
     sequences = [
         make_sequence(str(i), prompt, ends, sampling, strategy=strategy, max_draft_nodes=NODES if drafts else 0)
@@ -231,6 +239,24 @@ def test_answers_of_a_schema(model: RealModel) -> None:
             one, text = drafted_answer(engine, GrammarKind.JSON_SCHEMA, SCHEMA, prompt, 30, strategy, NODES)
             assert one.output == answer
             assert json.loads(text).keys() == {"intent", "urgent"}
+
+
+@pytest.mark.parametrize("name", ["trie", "hybrid"])
+def test_drafts_on_a_device(model: RealModel, name: str) -> None:
+    """Its kernels run by NumPy: the tokens of `generate`, the first time and from memory, and within a schema."""
+    prompts = prompts_of(model)[:SAMPLED]
+    with drafts_on_device(DeviceSizes(TOGETHER, 1024, 2, 4096, NODES), "cpu"):
+        engine, strategy = engine_for(model), create(name)
+        assert isinstance(getattr(strategy, "parts", {"trie": strategy})["trie"], DeviceTrieStrategy)
+        for sampling in (GREEDY, GREEDY, SAMPLERS[3]):
+            sequences, _ = written(engine, prompts, sampling, strategy=strategy)
+            assert [one.output for one in sequences] == [expected(model.plain, prompt, sampling) for prompt in prompts]
+            if sampling is GREEDY:
+                accepted = sum(one.stats.accepted_tokens for one in sequences)
+        assert accepted > SAMPLED * NEW_TOKENS // 2  # asked again
+        answer = held_answer(model.served, model.plain, GrammarKind.JSON_SCHEMA, SCHEMA, prompts[0], 30)
+        one, _ = drafted_answer(engine, GrammarKind.JSON_SCHEMA, SCHEMA, prompts[0], 30, strategy, NODES)
+        assert one.output == answer
 
 
 def test_forced_calls_of_tools(model: RealModel) -> None:
