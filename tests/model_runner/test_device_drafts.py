@@ -10,8 +10,10 @@ import pytest
 from draftwood_memory.config import Capacity
 from draftwood_memory.resident import StrategyKey, make
 from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.runners.model_calls import setting
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.device.arena import DeviceSizes
+from draftwood_strategies.device.launching import LAUNCHER, Launch
 from draftwood_strategies.device.strategy import DeviceTrieStrategy, drafts_on_device
 from tests.model_runner.families import greedy, served
 from tests.model_runner.sequences import GREEDY, engine_of, make_sequence, run
@@ -21,8 +23,14 @@ PROMPTS = ((1, 2, 3, 1, 2, 3), (4, 5), (1, 2, 3), (6, 7, 6, 7))
 NEW_TOKENS = 12
 
 
-def written(strategies: SequenceOf[Strategy | None], sampling: SamplingParams = GREEDY) -> list[list[int]]:
-    """What sequences of two tenants write side by side; there are more of them than rows."""
+def written(
+    strategies: SequenceOf[Strategy | None], sampling: SamplingParams = GREEDY, fails: bool = False
+) -> list[list[int]]:
+    """What sequences of two tenants write side by side; there are more of them than rows.
+
+    Args:
+        fails: drafting is expected to be switched off for those with a row.
+    """
     engine = engine_of(served("llama"), 16, max_running=4)
     options: dict[str, Any] = {"strategy_name": "trie", "max_draft_nodes": 12}
     sequences = [
@@ -32,9 +40,11 @@ def written(strategies: SequenceOf[Strategy | None], sampling: SamplingParams = 
         for i, prompt in enumerate(PROMPTS)
     ]
     run(engine, *sequences)
-    assert [sequence.stats.drafting_disabled_reason for sequence in sequences] == [""] * len(PROMPTS)
+    # The one that found no row is not switched off: it launches nothing.
+    switched_off = sum(bool(sequence.stats.drafting_disabled_reason) for sequence in sequences)
+    assert switched_off in ((SIZES.rows, len(PROMPTS)) if fails else (0,))
     accepted = sum(sequence.stats.accepted_tokens for sequence in sequences)
-    assert (accepted > 0) is (strategies[0] is not None)
+    assert (accepted > 0) is (strategies[0] is not None and not fails)
     return [sequence.output for sequence in sequences]
 
 
@@ -52,3 +62,18 @@ def test_the_tokens_are_those_of_generate_and_of_no_drafts() -> None:
             assert written(tries) == expected
             assert written(hybrids) == expected
         assert written(tries, sampling) == sampled
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("module", ["drafting", "learning", "appending"])
+def test_a_kernel_that_fails_costs_the_drafts_alone(module: str) -> None:
+    expected = [greedy("llama", prompt, NEW_TOKENS) for prompt in PROMPTS]
+
+    def failing(launched: Launch) -> None:
+        if launched.module == module:
+            raise RuntimeError("the device is lost")
+        launched.run()
+
+    with drafts_on_device(SIZES, "cpu"), setting(LAUNCHER, failing):
+        strategies = [create("trie") for _ in range(2)]
+        assert written(strategies, fails=True) == expected
