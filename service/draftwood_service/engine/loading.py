@@ -98,8 +98,7 @@ def device_drafts(settings: Settings, model: LoadedModel) -> AbstractContextMana
     if settings.device_drafts == "off":
         return nullcontext()
     if model.runner_name != "cuda":
-        if settings.device_drafts == "on":
-            _log.warning("device drafts need runner cuda; drafts are made by the host", runner=model.runner_name)
+        _log.warning("device drafts need runner cuda; drafts are made by the host", runner=model.runner_name)
         return nullcontext()
     from draftwood_strategies.built_in import TrieOptions
     from draftwood_strategies.device.arena import MOST_NODES, DeviceSizes

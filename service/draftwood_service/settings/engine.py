@@ -30,7 +30,7 @@ _VLLM_REFUSES: Mapping[str, str] = MappingProxyType(
         "weights": 'vLLM takes quantized checkpoints as they are, and --engine-args \'{"quantization": "fp8"}\'',
         "device": "vLLM chooses the device; CUDA_VISIBLE_DEVICES limits it",
         "threads": "OMP_NUM_THREADS and VLLM_CPU_OMP_THREADS_BIND set the threads of vLLM on CPUs",
-        "device_drafts": "its drafts are made by the host",
+        "device_drafts": "the plug-in chooses: on the GPU where vLLM's second model runner can, see docs/vllm.md",
         "own_text_tokens": "a successor table needs the model's predictions, which vLLM does not show",
         "shared_prefill_chunk": "vLLM has one limit of tokens for all steps, prefill_chunk",
     }

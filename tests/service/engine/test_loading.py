@@ -96,10 +96,9 @@ def test_device_drafts_have_the_sizes_of_the_settings(monkeypatch: pytest.Monkey
     asked: list[tuple[DeviceSizes, str]] = []
     monkeypatch.setattr(device_strategy, "drafts_on_device", lambda *given: asked.append(given))
     given = {"max_running": 5, "memory_tokens": 5000, "memory_bytes": 1 << 20, "max_draft_nodes": 200}
-    for choice in ("off", "auto", "on"):
+    for choice in ("off", "on"):
         loading.device_drafts(Settings.model_validate({"device_drafts": choice, **given}), FakeModel("cuda"))  # type: ignore[arg-type]
-    assert asked == [(DeviceSizes(5, 300, 16, 5000, nodes=64), "cuda:1")] * 2
-    for choice, warnings in (("auto", 0), ("on", 1)):
-        with capture_logs() as logs, loading.device_drafts(Settings(device_drafts=choice), FakeModel("torch")):  # type: ignore[arg-type]
-            assert [log["log_level"] for log in logs] == ["warning"] * warnings
-    assert len(asked) == 2
+    assert asked == [(DeviceSizes(5, 300, 16, 5000, nodes=64), "cuda:1")]
+    with capture_logs() as logs, loading.device_drafts(Settings(device_drafts="on"), FakeModel("torch")):  # type: ignore[arg-type]
+        assert [log["log_level"] for log in logs] == ["warning"]
+    assert len(asked) == 1
