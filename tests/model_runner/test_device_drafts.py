@@ -15,12 +15,20 @@ from draftwood_strategies import Strategy, create
 from draftwood_strategies.device.arena import DeviceSizes
 from draftwood_strategies.device.launching import LAUNCHER, Launch
 from draftwood_strategies.device.strategy import DeviceTrieStrategy, drafts_on_device
+from draftwood_strategies.draft_engine import guard
 from tests.model_runner.families import greedy, served
 from tests.model_runner.sequences import GREEDY, engine_of, make_sequence, run
+from tests.strategies.fakes import Clock
 
 SIZES = DeviceSizes(rows=3, row_tokens=128, tenants=2, tenant_tokens=512, nodes=16)
 PROMPTS = ((1, 2, 3, 1, 2, 3), (4, 5), (1, 2, 3), (6, 7, 6, 7))
 NEW_TOKENS = 12
+
+
+@pytest.fixture(autouse=True)
+def drafts_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy takes too long for drafts that pay."""
+    monkeypatch.setattr(guard, "time", Clock())
 
 
 def written(

@@ -35,6 +35,7 @@ from tests.service.gateway.listening import get, listening
 CODE = grpc.StatusCode
 MESSAGE = round(3.9 * 2**20)
 """Bytes that come of a message that has some more."""
+_SENT = (b"\x00" + struct.pack(">I", MESSAGE)).ljust(MESSAGE, b"x")
 CHECK = "/grpc.health.v1.Health/Check"
 _HEADERS, _RESET, _SETTINGS, _PING, _WINDOW = 1, 3, 4, 6, 8
 _ACK = _END_STREAM = 1
@@ -65,7 +66,7 @@ class Attacker:
         fields |= {"content-type": "application/grpc", "authorization": authorization}
         self._writer.write(_frame(_HEADERS, 4, stream, b"".join(_literal(*field) for field in fields.items())))
         self.sent[stream], self._windows[stream] = 0, self.settings[_WINDOW_BYTES]
-        self._data(stream, b"\x00" + struct.pack(">I", MESSAGE + 100))
+        self._send(stream, 5)
 
     @property
     def live(self) -> list[int]:
@@ -75,9 +76,7 @@ class Attacker:
         """Sends and receives until it is cancelled."""
         while True:
             for stream in self.live:
-                while (room := self._room(stream)) > 0:
-                    self._data(stream, b"x" * room)
-                    self.sent[stream] += room
+                while self._send(stream, 16_384):
                     await self._writer.drain()
             kind, flags, stream, data = await self._frame()
             if kind == _SETTINGS and not flags & _ACK:
@@ -90,13 +89,15 @@ class Attacker:
             elif kind == _RESET or (kind == _HEADERS and flags & _END_STREAM):
                 self.ended.add(stream)
 
-    def _room(self, stream: int) -> int:
-        return min(self._windows[0], self._windows[stream], MESSAGE - self.sent[stream], 16_384)
-
-    def _data(self, stream: int, data: bytes) -> None:
+    def _send(self, stream: int, most: int) -> bool:
+        """Sends more of a message, as far as the windows allow it: a server closes a connection that sends more."""
+        sent, room = self.sent[stream], min(self._windows[0], self._windows[stream], most)
+        data = _SENT[sent : sent + max(room, 0)]
+        self.sent[stream] += len(data)
         self._windows[0] -= len(data)
         self._windows[stream] -= len(data)
-        self._writer.write(_frame(0, 0, stream, data))
+        self._writer.write(_frame(0, 0, stream, data) if data else b"")
+        return bool(data)
 
     def _take_settings(self, data: bytes) -> None:
         before = self.settings[_WINDOW_BYTES]
