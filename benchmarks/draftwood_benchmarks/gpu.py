@@ -39,6 +39,7 @@ SECTIONS = (
     "steps",
     "kernels",
     "streams",
+    "ahead",
     "transformers",
     "exact",
     "compiled",
@@ -46,7 +47,7 @@ SECTIONS = (
     "vllm",
 )
 """In their order: what a run that is cut short must bring back comes first."""
-_OF_GROWN = {"steps", "kernels", "streams", "transformers", "exact", "compiled", "vllm"}
+_OF_GROWN = {"steps", "kernels", "streams", "ahead", "transformers", "exact", "compiled", "vllm"}
 _LONG_ANSWERS, _OTHERS = 640, 200
 """Of prompts of the user's own: tokens of one and its answer, and how many a memory learns from."""
 
@@ -210,6 +211,7 @@ def _grown(report: Report, grown: ChosenModel, questions: list[str], plan: Plan,
     report.section("steps", lambda: sections.step_times(model, plan, size, bandwidth))
     report.section("kernels", lambda: sections.kernels(model, plan, report.beside(".trace.json")))
     report.section("streams", lambda: sections.streams(model, questions, plan))
+    report.section("ahead", lambda: sections.streams_ahead(model, questions, plan))
     report.section("transformers", of_transformers)
     report.section("exact", exact)
     if model.device != "cpu":  # where it would compile for minutes what nobody runs
@@ -244,6 +246,16 @@ def _streams(sections: Mapping[str, Rows], figure: str, **wanted: Any) -> list[f
     return [*_figures(sections["streams"], figure, **wanted)]
 
 
+def _ahead(sections: Mapping[str, Rows], figure: str, **wanted: Any) -> float:
+    return max(_figures(sections["ahead"], figure, **wanted))
+
+
+def _ahead_over_off(sections: Mapping[str, Rows], memory: str) -> float:
+    """Of the trie with many streams, over drafting off in steps that wait for the host."""
+    off = max(_streams(sections, "tokens_per_s", streams=_MANY, strategy="none", memory=memory))
+    return _ahead(sections, "tokens_per_s", streams=_MANY, strategy="trie", memory=memory) / off
+
+
 def _figures(rows: Rows, figure: str, **wanted: Any) -> Iterator[float]:
     """Of the rows with the values wanted."""
     return (row[figure] for row in rows if all(row[name] == value for name, value in wanted.items()))
@@ -263,6 +275,11 @@ _AT_MOST: dict[str, tuple[float, Callable[[Mapping[str, Rows]], float]]] = {
         lambda of: next(_figures(of["drafts"], "us", streams=_MANY, nodes=_TREE)),
     ),
     "share of a step that the host takes, 64 streams": (0.05, lambda of: max(_streams(of, "host_share", streams=64))),
+    "begun ahead: host at one stream, us a step": (100.0, lambda of: _ahead(of, "host_us_per_step", streams=1)),
+    "begun ahead: share of a step that the host takes, 256 streams": (
+        0.05,
+        lambda of: _ahead(of, "host_share", streams=_MANY),
+    ),
 }
 _AT_LEAST: dict[str, tuple[float, Callable[[Mapping[str, Rows]], float]]] = {
     "drafting off over transformers, eager": (3.0, _off_over_transformers),
@@ -271,6 +288,8 @@ _AT_LEAST: dict[str, tuple[float, Callable[[Mapping[str, Rows]], float]]] = {
         lambda of: max(_streams(of, "over_off", streams=1, memory="again")),
     ),
     "throughput with drafts over without, 256 streams": (1.0, lambda of: min(_streams(of, "over_off", streams=_MANY))),
+    "begun ahead: the trie cold over drafting off, 256 streams": (1.0, lambda of: _ahead_over_off(of, "cold")),
+    "begun ahead: the trie warm over drafting off, 256 streams": (2.2, lambda of: _ahead_over_off(of, "warm")),
 }
 """By target, the bound and the figure from the sections."""
 

@@ -25,10 +25,13 @@ from draftwood_model_runner.runners.cuda.runner import CudaRunner
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create
 from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.built_in import TrieOptions
 from draftwood_strategies.device.arena import DeviceSizes
+from draftwood_strategies.device.strategy import drafts_on_device
 from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
 from draftwood_strategies.draft import DraftTree
 from draftwood_strategies.drafting import Drafting
+from draftwood_strategies.trie.phrase_index import LEAST_TOKENS
 
 _LEARNED_AT_ONCE = 64
 """Answers that a memory learns from, so that few streams need not write them one after another."""
@@ -54,6 +57,8 @@ class Plan:
         answer_context: tokens of a question and its answer, at most.
         rounds: of each measurement, of which the median counts.
         adaptive: measure step times first, which decide how much is drafted.
+        draft_nodes: of a draft, at most.
+        steps_ahead: as of `EngineConfig`.
     """
 
     nodes: tuple[int, ...] = (0, 1, 3, 7, 15, 31, 63, 127, 255)
@@ -67,6 +72,8 @@ class Plan:
     answer_context: int = 256
     rounds: int = 10
     adaptive: bool = True
+    draft_nodes: int = 64
+    steps_ahead: bool = False
 
     @property
     def step_tokens(self) -> int:
@@ -74,7 +81,9 @@ class Plan:
         return max(self.nodes) + 64
 
 
-SMOKE = Plan((0, 3), (32,), (2,), ("hybrid",), tokens=4, prompts=1, memory_tokens=2048, rounds=1, adaptive=False)
+SMOKE = Plan(
+    (0, 3), (32,), (2,), ("hybrid",), tokens=4, prompts=1, memory_tokens=2048, rounds=1, adaptive=False, draft_nodes=3
+)
 """The least of everything: shows that the program runs, on any machine."""
 
 
@@ -219,9 +228,25 @@ def _replayed(run: Callable[[], object], device: torch.device) -> Callable[[], N
     return graph.replay
 
 
+def streams_ahead(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
+    """As `streams`, of steps that begin while the one before is in flight, without drafts and with the trie's, which
+    the device makes."""
+    context = min(model.max_context, plan.answer_context)
+    sizes = DeviceSizes(
+        rows=max(_LEARNED_AT_ONCE, *plan.streams),
+        row_tokens=max(context, LEAST_TOKENS),
+        tenants=4,
+        tenant_tokens=min(plan.memory_tokens, TrieOptions.capacity_tokens),
+    )
+    with drafts_on_device(sizes, model.device) as arena:
+        if arena is None:
+            raise BenchmarkError("the device does not draft; the reason was logged")
+        return streams(model, questions, replace(plan, strategies=("trie",), steps_ahead=True))
+
+
 def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
-    """Tokens a second, acceptance length, the share of a step that the device waits for the host, and the share of
-    steps in halves: by strategy and by the number of sequences that decode at once.
+    """Tokens a second, acceptance length, the share of a step that the device waits for the host, and the shares of
+    steps in halves and of those that begin ahead: by strategy and by the number of sequences that decode at once.
 
     Each strategy answers questions with an empty memory (cold), learns from others, answers further ones (warm), and
     answers these once more (again). The ratio is over drafting off on the same questions. If there are too few
@@ -242,7 +267,7 @@ def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
                     continue
                 if memory == "warm" and teacher is not None:
                     _run(teacher, others, strategy, plan.tokens)
-                row = _while_full(engine, count, _asked(passed, strategy, plan.tokens))
+                row = _while_full(engine, count, _asked(engine, passed, strategy, plan.tokens))
                 if name == "none":
                     off[memory] = off["again"] = row["tokens_per_s"]
                 over_off = row["tokens_per_s"] / off[memory]
@@ -283,6 +308,7 @@ def _while_full(engine: Engine, count: int, running: list[Sequence]) -> dict[str
         "host_us_per_step": 1e6 * host_seconds / steps,
         "host_share": host_seconds / step_seconds,
         "microbatches": (after.microbatches - before.microbatches) / steps,
+        "steps_ahead": (after.steps_ahead - before.steps_ahead) / steps,
     }
 
 
@@ -376,19 +402,21 @@ def _engine(model: LoadedModel, count: int, plan: Plan, adaptive: bool) -> Engin
     model = replace(model, max_context=context)
     config = EngineConfig(
         max_running=count,
-        max_draft_nodes=64,
+        max_draft_nodes=plan.draft_nodes,
         adaptive_budget=adaptive,
         kv_cache_tokens=(count + 1) * (context + 64),
+        steps_ahead=plan.steps_ahead,
     )
     return Engine(model, config)
 
 
-def _asked(prompts: list[Int32Array], strategy: Any, tokens: int) -> list[Sequence]:
-    return sequences(prompts, Task(tokens, ignore_eos=True), strategy, drafting=Drafting(max_nodes=64))
+def _asked(engine: Engine, prompts: list[Int32Array], strategy: Any, tokens: int) -> list[Sequence]:
+    drafting = Drafting(max_nodes=engine.config.max_draft_nodes)
+    return sequences(prompts, Task(tokens, ignore_eos=True), strategy, drafting=drafting)
 
 
 def _run(engine: Engine, prompts: list[Int32Array], strategy: Any, tokens: int) -> list[Sequence]:
-    running = _asked(prompts, strategy, tokens)
+    running = _asked(engine, prompts, strategy, tokens)
     finish(engine, running)
     return running
 

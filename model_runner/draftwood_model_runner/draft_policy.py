@@ -11,18 +11,19 @@ The `DraftEngine` makes the drafts. The rules here are those of prompts, grammar
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from draftwood_model_runner.output import StepOutput
-from draftwood_model_runner.runners.base import DraftLimits, StepBatch
+from draftwood_model_runner.runners.base import DraftLimits, Following, StepBatch
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
-from draftwood_strategies.arrays import Int32Array, segment_sizes
+from draftwood_strategies.arrays import Float32Array, Int32Array, segment_sizes
 from draftwood_strategies.base import StepFeedback
 from draftwood_strategies.draft import DraftTrees, merged
 from draftwood_strategies.draft_engine.engine import Ask, DraftEngine, DraftSession, Verifies
@@ -63,6 +64,32 @@ class Drafts(NamedTuple):
     def none(cls, scheduled: list[ScheduledSequence]) -> Drafts:
         """All of them without a draft."""
         return cls(scheduled, DraftTrees.empty(len(scheduled)), np.zeros(len(scheduled), np.int32))
+
+
+class FollowingDrafts(NamedTuple):
+    """What the device drafts for a step that follows one in flight.
+
+    Attributes:
+        asks: of the rows with a draft, in the order of the drafts.
+        sizes: int32[s], tokens of each row at most: its last one and its draft.
+        following: for the runner.
+    """
+
+    asks: list[Ask]
+    sizes: Int32Array
+    following: Following
+
+
+class DraftedAhead(NamedTuple):
+    """The drafts that devices made for a step which follows another.
+
+    Attributes:
+        room: how many nodes each session's draft had room for in the step.
+        scores: float32[n], of all nodes, one draft after the other.
+    """
+
+    room: Mapping[DraftSession, int]
+    scores: Float32Array
 
 
 class _DraftConstraints(NamedTuple):
@@ -179,6 +206,42 @@ class DraftPolicy:
         worthwhile = self.drafts.worthwhile(trees, tokens, context)
         return Drafts(scheduled, worthwhile.trees, max_depths, worthwhile.min_score)
 
+    def follows(self, sequences: Iterable[Sequence]) -> bool:
+        """Whether the next step of these, which decode, can be drafted for while their latest one is in flight."""
+        for sequence in sequences:
+            session = sequence.drafting
+            if session is None or session.drafter is None or sequence.strategy is not session.strategy:
+                return False
+            if _may_have_draft(sequence) and not session.drafter.follows:
+                return False
+        return True
+
+    def follow(self, sequences: SequenceOf[Sequence], sources: SequenceOf[int]) -> FollowingDrafts:
+        """What the device drafts for sequences that all decode and `follow` a step in flight.
+
+        Args:
+            sources: the row of each in the step in flight.
+        """
+        asks, indexing = list[Ask](), IndexingBudget()
+        for row, sequence in enumerate(sequences):
+            left = sequence.longest - sequence.length - 1  # the step in flight writes one token or more
+            if left > 1 and _may_have_draft(sequence) and _drafter(sequence).ready(indexing):
+                nodes = sequence.request.drafting.max_nodes
+                asks.append(Ask(row, _session(sequence), min(nodes, self._draft_limits(sequence.length - 1).max_nodes)))
+        drafters = [(ask, on) for ask in asks if (on := _drafter(sequences[ask.row]).on_device) is not None]
+        asks = [ask for ask, _ in drafters]
+        rows, draft = [ask.row for ask in asks], None
+        drafted: Int32Array = np.full(len(sequences), -1, np.int32)
+        sizes: Int32Array = np.ones(len(sequences), np.int32)
+        drafted[rows] = np.arange(len(rows))
+        if drafters:
+            budgets = self.drafts.budgets_ahead(asks, len(sequences))
+            sizes[rows] += budgets
+            numbers = np.array([drafter.row for _, drafter in drafters], np.int32)
+            of_step = np.array([sources[row] for row in rows], np.int32)
+            draft = partial(drafters[0][1].device.follow, numbers, of_step, budgets)
+        return FollowingDrafts(asks, sizes, Following(np.array(sources, np.int32), drafted, draft))
+
     def top_k(self, drafts: Drafts) -> int:
         """How many of the most probable tokens at each node the drafters of the step need, at most."""
         return max(_drafter(work.sequence).top_k for work in drafts.scheduled)
@@ -196,18 +259,29 @@ class DraftPolicy:
         branches = branches_in(batch.parents, batch.cu_seqlens) if self._step_times.per_branch else 0
         self.drafts.observe_step(self._latest._replace(drafts=drafts, branches=branches), seconds)
 
-    def observe(self, written: Mapping[int, StepOutput], feedback: StepFeedback, model_seconds: float) -> None:
+    def observe(
+        self,
+        written: Mapping[int, StepOutput],
+        feedback: StepFeedback,
+        model_seconds: float,
+        learned: Collection[DraftSession] = (),
+        ahead: DraftedAhead | None = None,
+    ) -> None:
         """The latest step, in which sequences wrote tokens.
 
         Args:
             written: what, by their batch rows.
             feedback: of all batch rows.
             model_seconds: what the forward pass took.
+            learned: whose devices learned it already.
+            ahead: what was drafted by devices.
         """
         nodes, each = (segment_sizes(feedback.offsets) - 1).tolist(), [*written.items()]
         sessions = [_session(output.sequence) for _, output in each]
         for (row, _), session in zip(each, sessions, strict=True):
-            session.drafted = nodes[row]
+            session.drafted = session.worth = nodes[row]
+        if ahead is not None:
+            self._observe_ahead(ahead, sessions, [row for row, _ in each], feedback)
         active = [i for i, session in enumerate(sessions) if session.drafter is not None and session.drafter.active]
         if not active:
             return
@@ -219,7 +293,24 @@ class DraftPolicy:
         tokens = np.array([token for token_ids in written_tokens for token in token_ids], np.int32)
         offsets = np.cumsum([0, *map(len, written_tokens)], dtype=np.int32)
         self.drafts.observe(sessions, accepted, self._latest, model_seconds, feedback)
-        self.drafts.learn(sessions, tokens, offsets, feedback)
+        self.drafts.learn(sessions, tokens, offsets, feedback, learned)
+
+    def _observe_ahead(
+        self, ahead: DraftedAhead, sessions: SequenceOf[DraftSession], rows: list[int], feedback: StepFeedback
+    ) -> None:
+        """Which nodes of the drafts would have been verified if the host had seen them before: the next ones have room
+        for about as many."""
+        is_node = feedback.parents >= 0
+        offsets: Int32Array = (feedback.offsets - np.arange(feedback.offsets.shape[0])).astype(np.int32)
+        trees = DraftTrees(feedback.tokens[is_node], feedback.parents[is_node] - np.int32(1), ahead.scores, offsets)
+        least = self.drafts.worthwhile(trees, len(trees), self._latest.context).min_score
+        worth = np.append(0, np.cumsum(ahead.scores >= least))[offsets]
+        for session, row in zip(sessions, rows, strict=True):
+            if (room := ahead.room.get(session)) is None:
+                continue
+            session.proposed = int(offsets[row + 1] - offsets[row])
+            session.stats.proposed_tokens += session.proposed
+            session.drafted, session.worth = room, int(worth[row + 1] - worth[row])
 
 
 def _session(sequence: Sequence) -> DraftSession:

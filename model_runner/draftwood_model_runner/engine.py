@@ -5,20 +5,29 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Collection
 from concurrent.futures import FIRST_COMPLETED, wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from draftwood_model_runner.draft_policy import DraftPolicy, Drafts, MicrobatchPolicy
+from draftwood_model_runner.draft_policy import DraftedAhead, DraftPolicy, Drafts, MicrobatchPolicy
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import DeviceLostError, DeviceMemoryError, DraftwoodError, EngineStoppedError
-from draftwood_model_runner.execution import BegunStep, LiveSequences, allocate, check_fits, lay_out_step
+from draftwood_model_runner.execution import (
+    BegunStep,
+    LiveSequences,
+    allocate,
+    check_fits,
+    lay_out_following,
+    lay_out_step,
+)
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import Answer, StepOutput, VerifiedTree
 from draftwood_model_runner.plain_decoding import OwnText, PlainDecoding, Redecoding
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
-from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.base import FollowedRunner, StepBatch
 from draftwood_model_runner.runners.machine import processor_name
 from draftwood_model_runner.sampling.grammar import background_threads
 from draftwood_model_runner.sampling.token_sampler import forbid
@@ -28,9 +37,10 @@ from draftwood_model_runner.step_measuring import known_step_times
 from draftwood_strategies import create, strategy_names
 from draftwood_strategies.arrays import Int32Array, segment_sizes
 from draftwood_strategies.base import StepFeedback
+from draftwood_strategies.draft_engine.engine import DraftSession
 from draftwood_strategies.draft_engine.step_times import BLOCK
 from draftwood_strategies.draft_engine.watchdog import Watchdog
-from draftwood_strategies.drafting import Drafting
+from draftwood_strategies.drafting import NO_DRAFTS, Drafting
 from draftwood_strategies.threads import usable_cpus
 
 __all__ = ["Engine", "EngineConfig"]
@@ -44,6 +54,8 @@ longer than reading the weights, and only measured times tell from how many (`Mi
 WARM_UP_TENANT = "\x00warm-up"
 """No caller can have this name."""
 _WARM_UP_PROMPT, _WARM_UP_TOKENS = 8, 8
+_WARM_UP_DRAFTS = (15, 31, 63, 127, 255)
+"""Nodes of drafts, with each of which steps that begin ahead need kernels of other sizes."""
 
 
 class Engine:
@@ -77,6 +89,9 @@ class Engine:
         self._scheduler = Scheduler(self._pool, max_running, chunk, shared_chunk, config.tenant_weights, block)
         self._policy = DraftPolicy(model.vocab_size, self._runner.draft_limits, step_times, watchdog)
         self._microbatches = MicrobatchPolicy(step_times if self._runner.is_asynchronous else None)
+        self._following: FollowedRunner | None = None
+        if config.steps_ahead and isinstance(self._runner, FollowedRunner) and self._runner.follows:
+            self._following = self._runner if self._pool.window is None else None
         self._in_flight: BegunStep | None = None
         self._live = LiveSequences(model, self._scheduler, self._policy)
         self._masking = background_threads(1, "mask")
@@ -200,8 +215,9 @@ class Engine:
         """Schedules, drafts, runs the model once, verifies, commits. Returns what was written, sequence by sequence.
 
         If it pays, the step that begins has half of the sequences, a microbatch, and stays in flight while that of the
-        other half ends (`MicrobatchPolicy`). If a sequence was preempted or cancelled before its step ended, what it
-        wrote in that step is dropped.
+        other half ends (`MicrobatchPolicy`). With `EngineConfig.steps_ahead` a step of all sequences stays in flight
+        until the next one has begun, so that the device does not wait for the host, and tokens are returned one step
+        late. If a sequence was preempted or cancelled before its step ended, what it wrote in that step is dropped.
 
         An error in the model ends the sequences of this step with it; one in the part of a single sequence, or its
         deadline, ends that one. If the device's memory does not suffice, half of the sequences wait for a while.
@@ -214,12 +230,23 @@ class Engine:
             work.pause()
         outputs = self._live.expire(started)
         earlier, self._in_flight = self._in_flight, None
-        microbatch = self._microbatches.microbatch(self.running)
+        if earlier is not None and (ahead := self._begin_ahead(earlier, started)) is not None:
+            self._end_step(earlier, outputs, ahead.room)
+            ahead = ahead._replace(started=time.perf_counter())  # its time counts from where the other's ends
+            if self.has_work:
+                self._leave_in_flight(ahead)
+            else:
+                self._end_step(ahead, outputs)
+            self.counts = self.counts.plus(EngineCounts(step_seconds=time.perf_counter() - started, steps_ahead=1))
+            return outputs
+        microbatch = None if self._follow_device() else self._microbatches.microbatch(self.running)
         scheduled = self._scheduler.schedule(() if earlier is None else earlier.sequences, microbatch)
         begun = self._begin(scheduled, started, outputs)
         if earlier is not None:
             self._end_step(earlier, outputs)
-        if begun is not None and microbatch is not None and begun.on_device.can_overlap:
+        if begun is not None and self._may_go_on(begun):
+            self._leave_in_flight(begun)
+        elif begun is not None and microbatch is not None and begun.on_device.can_overlap:
             self._in_flight = begun
             self.counts = self.counts.plus(EngineCounts(microbatches=1))
         elif begun is not None:
@@ -246,6 +273,61 @@ class Engine:
         generations = [work.sequence.slot_generation for work in scheduled]
         return BegunStep(batch, scheduled, generations, on_device, started, time.perf_counter() - started)
 
+    def _may_go_on(self, step: BegunStep) -> bool:
+        """Whether the next step may begin while this one is in flight: it has all running sequences, which decode, no
+        other can join them, and the device needs nothing of what the host learns."""
+        if self._following is None or not step.only_decodes or not step.on_device.can_overlap:
+            return False
+        if self.waiting and self.running < self._scheduler.max_running:
+            return False
+        running = self._scheduler.running
+        writes_on = any(sequence.longest - sequence.length > 1 for sequence in running)
+        return writes_on and step.sequences >= {*running} and self._follow_device()
+
+    def _follow_device(self) -> bool:
+        """Whether steps may begin ahead, and for the next step of the running sequences the host has nothing to choose
+        and to draft."""
+        if self._following is None:
+            return False
+        running = [sequence for sequence in self._scheduler.running if sequence.writer is not None]
+        return all(sequence.writer.sampler.follows_device for sequence in running) and self._policy.follows(running)
+
+    def _leave_in_flight(self, step: BegunStep) -> None:
+        for work, tokens in zip(step.scheduled, step.most_written, strict=True):
+            work.sequence.in_flight = tokens
+        self._in_flight = step
+
+    def _begin_ahead(self, earlier: BegunStep, started: float) -> BegunStep | None:
+        """Begins a step that goes on with what one in flight writes; None if it cannot, so that the other must end
+        first."""
+        if self._following is None or not self._may_go_on(earlier):
+            return None
+        output = self._scheduler.schedule()
+        rows = {earlier.scheduled[row].sequence: row for row in earlier.valid_rows}
+        # Those that write their last token in the step in flight end with it.
+        scheduled = [work for work in output.scheduled if work.sequence.longest - work.sequence.length > 1]
+        if not scheduled or any(work.tokens != 1 or work.sequence not in rows for work in scheduled):
+            return None
+        sequences = [work.sequence for work in scheduled]
+        try:
+            drafts = self._policy.follow(sequences, [rows[sequence] for sequence in sequences])
+            batch = lay_out_following(sequences, drafts.sizes, self._pool)
+            samplers = self._live.samplers(scheduled)
+            on_device = self._following.follow(earlier.on_device, drafts.following, batch, samplers)
+        except DeviceLostError:
+            raise
+        except DeviceMemoryError as error:
+            _log.info("a step does not begin ahead: %s", error)
+            return None
+        except Exception as error:
+            _log.error("from now on no step begins ahead", exc_info=error)
+            self._following = None
+            return None
+        room = {ask.session: int(drafts.sizes[ask.row]) - 1 for ask in drafts.asks}
+        generations = [sequence.slot_generation for sequence in sequences]
+        host_seconds = time.perf_counter() - started
+        return BegunStep(batch, scheduled, generations, on_device, started, host_seconds, room)
+
     def _laid_out(
         self, output: SchedulerOutput, started: float, outputs: list[StepOutput]
     ) -> tuple[Drafts, StepBatch | None]:
@@ -267,8 +349,14 @@ class Engine:
             outputs += self._failed([work.sequence for work in scheduled], error)
             return drafts, None
 
-    def _end_step(self, step: BegunStep, outputs: list[StepOutput]) -> None:
-        """Waits for a step, and adds what its sequences write to `outputs`."""
+    def _end_step(self, step: BegunStep, outputs: list[StepOutput], learned: Collection[DraftSession] = ()) -> None:
+        """Waits for a step, and adds what its sequences write to `outputs`.
+
+        Args:
+            learned: whose devices have learned it: those that a step that follows it drafts for.
+        """
+        for work in step.scheduled:
+            work.sequence.in_flight = 0
         try:
             feedback, seconds = step.on_device.wait()
             began = time.perf_counter()
@@ -280,7 +368,8 @@ class Engine:
             outputs += self._failed([step.scheduled[row].sequence for row in step.valid_rows], error)
             return
         try:
-            self._policy.observe(written, feedback, seconds)
+            ahead = DraftedAhead(step.room, step.on_device.scores) if step.room else None
+            self._policy.observe(written, feedback, seconds, learned, ahead)
         except Exception as error:
             self._policy.give_up([output.sequence for output in written.values()], error)
         outputs += written.values()
@@ -332,35 +421,41 @@ class Engine:
 
 
 def warm_up(engine: Engine) -> None:
-    """Writes a few tokens with every registered strategy, all in one batch, and a few that are sampled.
+    """Writes a few tokens with every registered strategy, all in one batch, a few that are sampled, and a few in steps
+    that begin ahead.
 
     Without it the first request after an installation waits some seconds for compilers, and its drafter is blamed for
     it. Compiled functions are kept on disk, so that later starts only load them.
     """
     prompt = np.arange(_WARM_UP_PROMPT, dtype=np.int32) % engine.model.vocab_size
-    new = min(_WARM_UP_TOKENS, engine.model.max_context - prompt.size)
-    for name in strategy_names():
+    new, most = min(_WARM_UP_TOKENS, engine.model.max_context - prompt.size), engine.config.max_draft_nodes
+
+    def add(name: str, nodes: int, tokens: int = new, **sampling: Any) -> None:
         try:
             strategy = create(name)
         except Exception:
             _log.exception("strategy %r cannot be created", name)
-            continue
+            return
         request = Request(
             request_id=f"warm-up-{name}",
             prompt=prompt,
-            stop=StopParams(max_tokens=new, ignore_eos=True),
+            stop=StopParams(max_tokens=tokens, ignore_eos=True),
+            sampling=SamplingParams(**sampling),
             tenant=WARM_UP_TENANT,
-            drafting=Drafting(name, max_nodes=engine.config.max_draft_nodes),
+            drafting=Drafting(name, max_nodes=nodes),
         )
         engine.add(Sequence(request, strategy))
-    sampled = Request(
-        request_id="warm-up-sampled",
-        prompt=prompt,
-        stop=StopParams(max_tokens=1, ignore_eos=True),
-        sampling=SamplingParams(temperature=0.7, top_k=20, top_p=0.9),
-        tenant=WARM_UP_TENANT,
-    )
-    engine.add(Sequence(sampled))
+
+    def run() -> None:
+        while engine.has_work:
+            engine.step()
+
+    for name in strategy_names():
+        add(name, most)
+    add(NO_DRAFTS, 0, tokens=1, temperature=0.7, top_k=20, top_p=0.9)
     forbid(bytes(4), np.zeros(1, np.float32))
-    while engine.has_work:
-        engine.step()
+    run()
+    if engine.config.steps_ahead:
+        for nodes in sorted({min(nodes, most) for nodes in _WARM_UP_DRAFTS}):
+            add("trie", nodes)
+            run()

@@ -35,6 +35,7 @@ class EngineConfig:
         tenant_weights: a tenant's share of the engine next to the others', above 0; 1 for those not named. Read when
             a request of the tenant begins to wait, so that it may be a view of weights that change.
         threads: CPU threads of the model; None takes torch's default.
+        steps_ahead: begin the next step while one is in flight, where the device drafts for it, or nothing does.
 
     Raises:
         InvalidValueError: a value is outside its range.
@@ -49,6 +50,7 @@ class EngineConfig:
     prefix_cache: bool = True
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     threads: int | None = None
+    steps_ahead: bool = False
 
     def __post_init__(self) -> None:
         for name, minimum in (

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ from draftwood_model_runner.sampling.verification import AcceptedPath
 from draftwood_model_runner.scheduling.kv_pool import AttentionWindow, KVPool
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence, Scheduler
 from draftwood_model_runner.sequence import Sequence, SequenceState
+from draftwood_strategies.arrays import Int32Array, segment_sizes
+from draftwood_strategies.draft_engine.engine import DraftSession
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +105,8 @@ class BegunStep(NamedTuple):
         slot_generations: of each sequence, see `Sequence.slot_generation`.
         started: on the clock of `time.perf_counter`.
         host_seconds: that it took to schedule, to draft and to begin.
+        room: of a step that follows another, how many nodes the draft of each session that the device drafted for has
+            room for.
     """
 
     batch: StepBatch
@@ -110,9 +115,16 @@ class BegunStep(NamedTuple):
     on_device: StepInFlight
     started: float
     host_seconds: float
+    room: Mapping[DraftSession, int] = MappingProxyType({})
 
     @property
-    def sequences(self) -> Collection[Sequence]:
+    def most_written(self) -> list[int]:
+        """How many tokens each sequence may write in a step that only decodes."""
+        sizes: list[int] = segment_sizes(self.batch.cu_seqlens).tolist()
+        return sizes
+
+    @property
+    def sequences(self) -> set[Sequence]:
         return {work.sequence for work in self.scheduled}
 
     @property
@@ -144,6 +156,28 @@ def lay_out_step(drafts: Drafts, pool: KVPool) -> StepBatch:
         prompt_lens=np.array([sequence.request.prompt.size for sequence in sequences], np.int32),
     )
     return lay_out_trees(chains, drafts.trees, drafts.max_depths, drafts.min_score)
+
+
+def lay_out_following(sequences: SequenceOf[Sequence], sizes: Int32Array, pool: KVPool) -> StepBatch:
+    """The flat batch of a step that follows one in flight, see `FollowedRunner.follow`.
+
+    Args:
+        sizes: int32[s], tokens of each row.
+    """
+    contexts = np.array([sequence.longest_now - 1 for sequence in sequences], np.int32)
+    tables = [pool.pages(sequence) for sequence in sequences]
+    size = int(sizes.sum())
+    return StepBatch(
+        tokens=np.zeros(size, np.int32),
+        positions=np.repeat(contexts, sizes),
+        parents=np.full(size, -1, np.int32),
+        cu_seqlens=np.cumsum([0, *sizes], dtype=np.int32),
+        context_lens=contexts,
+        block_table=np.concatenate(tables),
+        cu_blocks=np.cumsum([0, *map(len, tables)], dtype=np.int32),
+        logit_rows=np.arange(size, dtype=np.int32),
+        prompt_lens=np.array([sequence.request.prompt.size for sequence in sequences], np.int32),
+    )
 
 
 def _next_tokens(scheduled: Iterable[ScheduledSequence]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -54,12 +54,14 @@ class EngineCounts(NamedTuple):
 
     Attributes:
         microbatches: steps of half of the sequences, in flight while the host worked on the others.
+        steps_ahead: steps that began while the one before was in flight, and went on with what that one wrote.
     """
 
     steps: int = 0
     step_seconds: float = 0.0
     model_seconds: float = 0.0
     microbatches: int = 0
+    steps_ahead: int = 0
 
     def plus(self, other: EngineCounts) -> EngineCounts:
         """Both together."""
@@ -202,6 +204,7 @@ class Sequence:
         stats: metrics.
         drafting: its session of the draft engine, from its first step to its end.
         skipped: steps that it skipped since it last wrote.
+        in_flight: tokens that a step in flight may write, at most.
         rank: orders the sequences of an engine; it never changes once the scheduler has set it.
         page_table: its part of the KV cache while it runs; None else.
         cached_prefix: what is known of its cached prefix while it waits.
@@ -219,6 +222,7 @@ class Sequence:
     stats: SequenceStats = field(default_factory=SequenceStats)
     drafting: DraftSession | None = None
     skipped: int = 0
+    in_flight: int = 0
     rank: Rank = (0.0, 0)
     page_table: PageTable | None = None
     cached_prefix: CachedPrefix | None = None
@@ -262,6 +266,11 @@ class Sequence:
     def last_token(self) -> int:
         """Of prompt and output."""
         return self.output[-1] if self.output else int(self.request.prompt[-1])
+
+    @property
+    def longest_now(self) -> int:
+        """`length` once the step in flight has ended, at most."""
+        return min(self.length + self.in_flight, self.longest)
 
     @property
     def longest(self) -> int:

@@ -126,6 +126,58 @@ class PromptIndexer(Protocol):
         """
 
 
+class DeviceTrees(Protocol):
+    """Draft trees of d sequences, of at most n nodes each, on a device.
+
+    Attributes:
+        tokens, parents: int32[d, n]; a parent is a node of the same tree and comes before it, -1 for the root.
+        scores: float32[d, n], as of `DraftTree`.
+        counts: int32[d], nodes.
+    """
+
+    @property
+    def tokens(self) -> Any: ...
+    @property
+    def parents(self) -> Any: ...
+    @property
+    def scores(self) -> Any: ...
+    @property
+    def counts(self) -> Any: ...
+
+
+class FollowedDevice(Protocol):
+    """A device that drafts from what a step writes there while the host does not know it."""
+
+    def follow(
+        self, rows: Int32Array, sources: Int32Array, budgets: Int32Array, tokens: Any, counts: Any
+    ) -> DeviceTrees:
+        """Learns what a step writes and drafts behind it, after all that was queued, and before what will be.
+
+        Args:
+            rows: int32[d], of drafters, each once.
+            sources: int32[d], the row of each in the step.
+            budgets: int32[d], the most nodes of each draft.
+            tokens, counts: int32[s, n] and int32[s] on the device: of each row of the step the accepted nodes and the
+                token after them, and how many nodes these are.
+        """
+
+
+@runtime_checkable
+class DeviceDrafter(Protocol):
+    """What a drafter is besides that can draft behind a step in flight.
+
+    Attributes:
+        row: on its device; None while it drafts nothing there.
+        device: that it drafts on.
+    """
+
+    row: int | None
+    device: FollowedDevice
+
+    def keep(self, written: Int32Array) -> bool:
+        """What `FollowedDevice.follow` learned, int32[n], is known to the host."""
+
+
 class SourceCounts(NamedTuple):
     """How many of a strategy's nodes were verified, and how many of them were accepted."""
 

@@ -7,10 +7,16 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftwood_model_runner.runners.base import Predictions, Runner, StepBatch, compact
+import numpy as np
+import torch
+
+from draftwood_model_runner.runners.base import Following, Predictions, Runner, StepBatch, compact
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, predicted_paths, verify
+from draftwood_strategies.arrays import Float32Array
 from draftwood_strategies.base import StepFeedback
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree
 
 
 @dataclass(eq=False)
@@ -28,6 +34,7 @@ class Step:
     on_device: dict[int, AcceptedPath]
     error: Exception | None = None
     waited: bool = False
+    scores: Float32Array = field(default_factory=lambda: np.zeros(0, np.float32))
 
     @property
     def can_overlap(self) -> bool:
@@ -65,11 +72,44 @@ class OverlappingRunner:
     begun: list[Step] = field(default_factory=list)
     begin_errors: list[Exception | None] = field(default_factory=list)
     wait_errors: list[Exception | None] = field(default_factory=list)
+    follows: bool = True
     is_asynchronous: bool = True
     mixed_batches: bool = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
+
+    def follow(
+        self, earlier: Step, following: Following, batch: StepBatch, samplers: SequenceOf[TokenSampler | None]
+    ) -> Step:
+        """The step is laid out again behind what `earlier` wrote, as a device does; by a host that has computed it."""
+        assert earlier.can_overlap
+        assert not earlier.waited
+        paths = [earlier.on_device[row] for row in range(earlier.batch.rows)]
+        longest = max(len(path.token_ids) for path in paths)
+        tokens = torch.zeros((len(paths), longest), dtype=torch.int32)
+        for row, path in enumerate(paths):
+            tokens[row, : len(path.token_ids)] = torch.tensor(path.token_ids)
+        counts = torch.tensor([len(path.nodes) for path in paths], dtype=torch.int32)
+        trees = None if following.draft is None else following.draft(tokens, counts)
+        rows, scores = [], [np.zeros(0, np.float32)]
+        for row, (source, number) in enumerate(zip(following.sources, following.drafted, strict=True)):
+            path, size = paths[source], int(batch.cu_seqlens[row + 1] - batch.cu_seqlens[row])
+            context = int(earlier.batch.context_lens[source]) + len(path.token_ids)
+            context = min(context, int(batch.context_lens[row]))  # of a sequence that the other step ends
+            tree = EMPTY_TREE
+            if number >= 0:
+                assert trees is not None
+                nodes = int(trees.counts[number])
+                assert nodes < size
+                scores.append(trees.scores[number, :nodes].numpy().copy())
+                tree = DraftTree.of(trees.tokens[number, :nodes].tolist(), trees.parents[number, :nodes].tolist())
+            pages = batch.block_table[batch.cu_blocks[row] : batch.cu_blocks[row + 1]]
+            assert context + size <= pages.size * self.runner.page_size
+            rows.append(BatchRow(pages, context, np.array(path.token_ids[-1:], np.int32), tree, logits_from=0))
+        step = self.begin(lay_out(rows), 0, samplers)
+        step.scores = np.concatenate(scores)
+        return step
 
     def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> Step:
         if self.begin_errors and (error := self.begin_errors.pop(0)) is not None:

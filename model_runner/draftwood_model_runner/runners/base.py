@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -20,8 +20,8 @@ from draftwood_model_runner.errors import DeviceMemoryError, ModelError
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, verify
 from draftwood_model_runner.sequence import StateUse
-from draftwood_strategies.arrays import Int32Array, segment_sizes
-from draftwood_strategies.base import StepFeedback
+from draftwood_strategies.arrays import Float32Array, Int32Array, segment_sizes
+from draftwood_strategies.base import DeviceTrees, StepFeedback
 
 
 class DraftLimits(NamedTuple):
@@ -188,6 +188,11 @@ class StepInFlight(Protocol):
     def can_overlap(self) -> bool:
         """Whether another step may begin before this one ends."""
 
+    @property
+    def scores(self) -> Float32Array:
+        """float32[n], of the nodes of all drafts that the device made, once the step was waited for, see `Following`;
+        none of other drafts."""
+
     def wait(self) -> tuple[StepFeedback, float]:
         """What it predicts at the nodes of all draft trees, once it is computed, and the seconds that the device took.
 
@@ -260,6 +265,45 @@ class Runner(Protocol):
         Raises:
             DeviceLostError: as `step`.
             DeviceMemoryError: the device had no memory for it; they may have been moved in part.
+        """
+
+
+class Following(NamedTuple):
+    """A step that begins behind one that is in flight, and goes on with what that one writes.
+
+    Attributes:
+        sources: int32[S], of each batch row its row in the step in flight.
+        drafted: int32[S], the number of its draft; negative for none.
+        draft: called with what the step in flight writes, int32[rows, n] and int32[rows] on the device: of each row the
+            tokens of the accepted nodes and the one after them, and how many nodes these are. Queues there what makes
+            the drafts, and does not wait. None for no drafts.
+    """
+
+    sources: Int32Array
+    drafted: Int32Array
+    draft: Callable[[Any, Any], DeviceTrees] | None
+
+
+@runtime_checkable
+class FollowedRunner(Runner, Protocol):
+    """A runner whose steps may go on with what is still computed."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether `follow` may be called for this model."""
+
+    def follow(
+        self, earlier: StepInFlight, following: Following, batch: StepBatch, samplers: SequenceOf[TokenSampler | None]
+    ) -> StepInFlight:
+        """Begins a step of rows that decode, while `earlier` is in flight, whose `can_overlap` is true.
+
+        Args:
+            batch: laid out behind the longest context that each row may have, with as many nodes as its draft may have;
+                their tokens and parents are not read.
+            samplers: of each row; its next token depends on nothing that `earlier` writes but the position.
+
+        Raises:
+            DeviceMemoryError, DeviceLostError: as `step`.
         """
 
 
@@ -350,6 +394,7 @@ class HostStep:
     """
 
     can_overlap: ClassVar[bool] = False
+    scores: ClassVar[Float32Array] = np.zeros(0, np.float32)
 
     def __init__(
         self, runner: Runner, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None], threads: int

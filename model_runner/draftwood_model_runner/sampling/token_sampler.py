@@ -217,6 +217,16 @@ class TokenSampler:
         return self._plain and not self._locked
 
     @property
+    def follows_device(self) -> bool:
+        """A device needs nothing of what was accepted before to choose the next token, but its position."""
+        return (
+            self.grammar is None
+            and self._constrained is None
+            and not self._adjustments.penalizes
+            and self.num_logprobs is None
+        )
+
+    @property
     def exact_top_k(self) -> int | None:
         """How many of the greatest logits decide the next token; None for all of them."""
         unchanged = self._constrained is None and self.grammar is None and not self._adjustments.changes(self._locked)

@@ -131,7 +131,7 @@ class KVPool:
 
     def is_short(self, sequence: Sequence) -> bool:
         """Whether the next step of the sequence may need more than its pages hold."""
-        tokens = sequence.length
+        tokens = sequence.longest_now
         if self.window is not None:
             tokens = min(tokens, sequence.committed + self.window.step)
         return tokens > sequence.kv.longest
@@ -225,7 +225,7 @@ class KVPool:
 
     def _need(self, sequence: Sequence, committed: int) -> int:
         """How many pages the table of the sequence should have after `committed` tokens, with those given up."""
-        tokens = min(sequence.length + GROWTH, sequence.longest)
+        tokens = min(sequence.longest_now + GROWTH, sequence.longest)
         if self.window is not None:
             tokens = min(tokens, committed + self.window.step + GROWTH)
         return -(-(tokens + sequence.request.drafting.max_nodes) // self.page_size)

@@ -65,10 +65,11 @@ def loaded(
     model = _loaded_model(settings)
     finished("model")
     info = ModelInfo.of(model)
-    with opened_memory(settings.of_memory, info.fingerprint) as memory, device_drafts(settings, model):
+    with opened_memory(settings.of_memory, info.fingerprint) as memory, device_drafts(settings, model) as arena:
         finished("memory")
         weights = dict(settings.tenant_weights)
-        engine = Engine(model, replace(settings.engine_config, tenant_weights=weights), Watchdog())
+        config = replace(settings.engine_config, tenant_weights=weights, steps_ahead=arena is not None)
+        engine = Engine(model, config, Watchdog())
         finished("engine")
         tell(model.tokenizer.class_path)  # not before: its work would slow down the steps that are measured
         warm_up(engine)

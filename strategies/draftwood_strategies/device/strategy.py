@@ -63,7 +63,7 @@ class DraftDevice:
             self._stream = torch.cuda.Stream(device)
             self._stream.wait_stream(torch.cuda.current_stream(device))
         numbers = sizes.rows * (3 * sizes.nodes + 1)
-        self._drafted = torch.empty(numbers, dtype=torch.int32, device=device)
+        self._drafted, self._following = torch.empty((2, numbers), dtype=torch.int32, device=device)
         self._copied = torch.empty(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._tenants = map(str, itertools.count())
         self._strategies: weakref.WeakValueDictionary[str, DeviceTrieStrategy] = weakref.WeakValueDictionary()
@@ -139,14 +139,28 @@ class DraftDevice:
         if b == 0:
             return DraftTrees.empty(0)
         numbers = self._drafted[: b * (3 * n + 1)]
-        tokens, parents, scores = numbers[: 3 * b * n].view(3, b, n)
-        out = DeviceDrafts(tokens, parents, scores.view(torch.float32), numbers[3 * b * n :])
         on_device, most = self._uploaded(_int32(rows), np.minimum(budgets, n))
-        self.trie.propose(on_device, most, out)
+        self.trie.propose(on_device, most, _drafts_in(numbers, b, n))
         copied = self._copied[: numbers.shape[0]].copy_(numbers, non_blocking=True)
         if self._stream is not None:
             self._stream.synchronize()
         return _trees(copied.numpy(), b, n)
+
+    def follow(
+        self, rows: Int32Array, sources: Int32Array, budgets: Int32Array, tokens: torch.Tensor, counts: torch.Tensor
+    ) -> DeviceDrafts:
+        """See `FollowedDevice`; queued behind what the model computes."""
+        b, n = rows.shape[0], self.sizes.nodes
+        computing = None if self._stream is None else torch.cuda.current_stream(tokens.device)
+        if self._stream is not None and computing is not None:
+            computing.wait_stream(self._stream)
+        on_device, of_step, most = self._uploaded(rows, sources, np.minimum(budgets, n))
+        self.trie.learn(on_device, tokens.index_select(0, of_step), counts.index_select(0, of_step) + 1)
+        out = _drafts_in(self._following[: b * (3 * n + 1)], b, n)
+        self.trie.propose(on_device, most, out)
+        if self._stream is not None and computing is not None:
+            self._stream.wait_stream(computing)
+        return out
 
     def _uploaded(self, *arrays: Int32Array) -> list[torch.Tensor]:
         """Copies on the device, by one upload that the host does not wait for."""
@@ -165,6 +179,12 @@ def _take_to_host(strategies: Mapping[str, DeviceTrieStrategy], tenant: str) -> 
     strategy = strategies.get(tenant)
     if strategy is not None:
         strategy.leave_device()
+
+
+def _drafts_in(numbers: torch.Tensor, rows: int, nodes: int) -> DeviceDrafts:
+    """Views of int32[rows * (3 * nodes + 1)]."""
+    tokens, parents, scores = numbers[: 3 * rows * nodes].view(3, rows, nodes)
+    return DeviceDrafts(tokens, parents, scores.view(torch.float32), numbers[3 * rows * nodes :])
 
 
 def _trees(numbers: Int32Array, rows: int, nodes: int) -> DraftTrees:
@@ -292,6 +312,11 @@ class DeviceTrieStrategy:
             trie.import_runs(self._tenant, runs)
         return True
 
+    def import_waiting(self) -> None:
+        """Learns more of the recorded sequences, if there are any. On the thread that drafts."""
+        if self._to_import:
+            self.catch_up()
+
     @_queued
     def weights_on_device(self) -> torch.Tensor | None:
         """Its weights, as `DeviceTrie.learned`; None for those from before any traffic."""
@@ -323,8 +348,7 @@ class DeviceTrieStrategy:
     @_queued
     def propose_all(self, drafters: SequenceOf[DeviceTrieDrafter], budgets: Int32Array) -> DraftTrees:
         """See `BatchStrategy`. A draft has `DeviceSizes.nodes` nodes at most, and none without a row."""
-        if self._to_import:
-            self.catch_up()
+        self.import_waiting()
         for drafter in drafters:
             drafter.index_prompt(_EVERYTHING)
         asked = [i for i, drafter in enumerate(drafters) if drafter.row is not None]
@@ -409,6 +433,7 @@ class DeviceTrieDrafter:
     def keep(self, written: Int32Array) -> bool:
         """Takes what it wrote; returns whether its row learns that now. Not before its prompt is indexed: then the
         memory has it at once, and the text after the prompt."""
+        self._strategy.import_waiting()
         if self._learns_output and self._recorded is not None:
             self._recorded.append(written.copy())
         elif self._learns_output:

@@ -38,6 +38,8 @@ _PROPOSED, _MIN_PROPOSED = 512, 8
 """Nodes that the drafters of a step may always propose together, and each of them: with 8 sequences 64 for each."""
 _MORE_THAN_VERIFIED = 4
 """A drafter may propose so many times the nodes that it had verified last."""
+_TRIED_AHEAD = 16
+"""Nodes that steps which verify them in any case have room for, over all drafts that begin. Not tuned."""
 TRIED_SHARE = 1 / 64
 """Share of the model's time that drafts may take which are tried although they do not pay."""
 _RECENT, _RECENT_OF_TENANT = 8, 64
@@ -151,6 +153,20 @@ def worth_proposing(nodes: int, verified: int, sharing: int) -> int:
     so many verified: with many sequences, few nodes of each are worth verifying, and proposing the others takes longer
     than all else that the host does."""
     return min(nodes, max(_MIN_PROPOSED, _PROPOSED // sharing, _MORE_THAN_VERIFIED * verified))
+
+
+def worth_drafting_ahead(nodes: int, drafted: int, worth: int, sharing: int) -> int:
+    """How many nodes, at most `nodes` and at least one, the draft of one of `sharing` sequences has room for in a step
+    that verifies the room, used or not: what was worth its time in its latest draft and some more, or twice as many if
+    all that it had room for was.
+
+    Args:
+        drafted: what the latest draft had room for; 0 if the latest step had none.
+        worth: how many of its nodes were worth their time.
+    """
+    if not drafted:
+        return min(nodes, max(1, _TRIED_AHEAD // sharing))
+    return min(nodes, 2 * worth if worth == drafted else worth + worth // 4 + 1)
 
 
 def rows_of(accounts: SequenceOf[DraftAccount]) -> Int64Array:

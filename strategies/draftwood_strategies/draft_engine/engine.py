@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from enum import Enum
@@ -22,7 +22,13 @@ from draftwood_strategies import dispatch
 from draftwood_strategies.arrays import Float64Array, Int32Array, segment_indices, segment_sizes
 from draftwood_strategies.base import DraftStats, StepFeedback, Strategy, UsesModelTable
 from draftwood_strategies.draft import DraftTrees
-from draftwood_strategies.draft_engine.controller import DraftCostModel, pause_all, step_all, worth_proposing
+from draftwood_strategies.draft_engine.controller import (
+    DraftCostModel,
+    pause_all,
+    step_all,
+    worth_drafting_ahead,
+    worth_proposing,
+)
 from draftwood_strategies.draft_engine.guard import DraftedRequest, GuardedDrafter, TimedCalls
 from draftwood_strategies.draft_engine.step_times import MEASURED_CONTEXT, StepSeconds, StepSize, StepTimes
 from draftwood_strategies.draft_engine.watchdog import Watchdog
@@ -69,7 +75,8 @@ class DraftSession:
         strategy: that `drafter` is of; None for no drafts.
         drafter: None before it begins.
         proposed: nodes of the latest draft.
-        drafted: those of them that its host verified.
+        drafted: those of them that its host verified; with padding, where it verifies some.
+        worth: how many of its nodes were worth their time.
     """
 
     request: DraftedRequest
@@ -78,6 +85,7 @@ class DraftSession:
     drafter: GuardedDrafter | None = None
     proposed: int = 0
     drafted: int = 0
+    worth: int = 0
 
     @property
     def no_draft(self) -> NoDraft | None:
@@ -177,15 +185,25 @@ class DraftEngine:
         """
         if not asks:
             return DraftTrees.empty(rows)
-        if self._times is None or self._verifies is Verifies.FIXED_TREES:
-            budgets = [ask.nodes for ask in asks]
-        else:
-            budgets = [worth_proposing(ask.nodes, ask.session.drafted, sharing) for ask in asks]
         drafters = [ask.session.drafter for ask in asks if ask.session.drafter is not None]
-        trees = propose_all(drafters, np.array(budgets, np.int32))
+        trees = propose_all(drafters, self.budgets(asks, sharing))
         for ask, nodes in zip(asks, segment_sizes(trees.offsets).tolist(), strict=True):
             ask.session.proposed = nodes
         return DraftTrees.scattered([([ask.row for ask in asks], trees)], rows)
+
+    def budgets(self, asks: SequenceOf[Ask], sharing: int) -> Int32Array:
+        """int32[asks], the most nodes of each draft; `sharing` as for `propose`."""
+        if self._times is None or self._verifies is Verifies.FIXED_TREES:
+            return np.array([ask.nodes for ask in asks], np.int32)
+        nodes = [worth_proposing(ask.nodes, ask.session.drafted, sharing) for ask in asks]
+        return np.array(nodes, np.int32)
+
+    def budgets_ahead(self, asks: SequenceOf[Ask], sharing: int) -> Int32Array:
+        """As `budgets`, of drafts whose nodes are verified whether they are worth it or not, and padding as well."""
+        if self._times is None:
+            return self.budgets(asks, sharing)
+        nodes = [worth_drafting_ahead(nodes, one.drafted, one.worth, sharing) for _, one, nodes in asks]
+        return np.array(nodes, np.int32)
 
     def worthwhile(
         self, trees: DraftTrees, tokens: int, context: int = MEASURED_CONTEXT, longest: Int32Array | None = None
@@ -252,14 +270,26 @@ class DraftEngine:
         tokens: Int32Array,
         offsets: Int32Array,
         feedback: StepFeedback | None = None,
+        on_device: Collection[DraftSession] = (),
     ) -> None:
         """Passes on to drafters, which are active, what their rows wrote; those that do not pay pause from now on.
 
         Args:
             tokens, offsets: session i wrote `tokens[offsets[i] : offsets[i + 1]]`.
             feedback: of these rows; None from a host that does not show the model's predictions.
+            on_device: whose devices learned it already.
         """
         drafters = [session.drafter for session in sessions if session.drafter is not None]
+        if learned := [i for i, session in enumerate(sessions) if session in on_device]:
+            for i in learned:
+                drafters[i].learned(tokens[offsets[i] : offsets[i + 1]])
+            _pause([drafters[i] for i in learned if sessions[i].drafted])
+            rest = [i for i, session in enumerate(sessions) if session not in on_device]
+            if not rest:
+                return
+            drafters = [drafters[i] for i in rest]
+            tokens, offsets = segments_of(tokens, offsets, rest)
+            feedback = None if feedback is None else feedback.part(rest)
         observe_all(drafters, tokens, offsets, feedback)
 
 
@@ -335,11 +365,16 @@ def observe_all(
         given = [guarded.drafter for guarded in observing]
         dispatch.observe_all(strategy, given, *part, calls.failed, calls.timed)
         calls.limit_costs()
-        if drafting := [guarded for guarded in observing if guarded.drafting]:
-            accounts = [guarded.account for guarded in drafting]
-            pauses = pause_all(accounts, [guarded.can_drop_part for guarded in drafting])
-            for guarded, steps in zip(drafting, pauses, strict=True):
-                guarded.pause(steps)
+        _pause(observing)
+
+
+def _pause(drafters: SequenceOf[GuardedDrafter]) -> None:
+    """Those that had a draft pause from now on if it does not pay."""
+    if drafting := [guarded for guarded in drafters if guarded.drafting]:
+        accounts = [guarded.account for guarded in drafting]
+        pauses = pause_all(accounts, [guarded.can_drop_part for guarded in drafting])
+        for guarded, steps in zip(drafting, pauses, strict=True):
+            guarded.pause(steps)
 
 
 def _by_strategy(drafters: SequenceOf[GuardedDrafter]) -> list[tuple[Strategy, list[int]]]:

@@ -17,6 +17,7 @@ import numpy as np
 from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import (
     Composite,
+    DeviceDrafter,
     Drafter,
     DraftStats,
     PromptIndexer,
@@ -174,6 +175,7 @@ class GuardedDrafter:
         self.strategy = self._unstarted
         self.drafter: Drafter | None = None
         self._indexer: PromptIndexer | None = None
+        self._on_device: DeviceDrafter | None = None
         self._to_index = int(request.prompt.shape[0])
         self._top_k = 0
         self._pause = 0
@@ -195,6 +197,17 @@ class GuardedDrafter:
     def indexing(self) -> bool:
         """Its prompt is not indexed to the end."""
         return self._indexer is not None
+
+    @property
+    def on_device(self) -> DeviceDrafter | None:
+        """The drafter, if its next draft can be made on a device, behind a step in flight."""
+        drafter = self._on_device
+        return drafter if drafter is not None and drafter.row is not None and self._indexer is None else None
+
+    @property
+    def follows(self) -> bool:
+        """The next step needs nothing of it that waits for the step in flight."""
+        return not self.active or self._pause > 0 or self.on_device is not None
 
     @property
     def expected(self) -> float:
@@ -234,6 +247,11 @@ class GuardedDrafter:
     def observes_now(self) -> bool:
         """It learns at once of what is accepted. If not, and it is `active`, that is kept until its next draft."""
         return self.drafter is not None and not self._paused and self._indexer is None
+
+    def learned(self, accepted: Int32Array) -> None:
+        """Its device has learned this, int32[n], already."""
+        if self._on_device is not None:
+            self._on_device.keep(accepted)
 
     def defer(self, accepted: list[int]) -> None:
         """Keeps what was accepted until its next draft, when it learns of it."""
@@ -288,6 +306,7 @@ class GuardedDrafter:
             self._start_once()
             self._catch_up()
         drafter, self.drafter, self._unstarted, self._indexer = self.drafter, None, None, None
+        self._on_device = None
         if drafter is None:
             return
         try:
@@ -347,6 +366,7 @@ class GuardedDrafter:
             self.drafter = TimedCalls([self]).timed([0], strategy, start, request.prompt.copy())
             self._top_k = top_k
             self._indexer = self.drafter if isinstance(self.drafter, PromptIndexer) else None
+            self._on_device = self.drafter if isinstance(self.drafter, DeviceDrafter) else None
             if isinstance(self.drafter, Composite):
                 self._composite = True
                 self.drafter.limit_tokens(self.vocab_size)

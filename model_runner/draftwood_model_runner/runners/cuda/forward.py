@@ -245,15 +245,15 @@ class Forward:
         """Chooses the tokens after a step that was launched, and sends what it predicts to the host."""
         assert self.logits is not None
         wanted, buffers = ready.wanted, ready.buffers
-        logits, logprobs = self.logits[:wanted], None
+        logits, logprobs, written = self.logits[:wanted], None, None
         if wanted and sampling is not None:
             sampled = buffers.top[:wanted, TOP]
-            sample_and_accept(logits, sampled, buffers.arrays, sampling, self._kv)
+            written = sample_and_accept(logits, sampled, buffers.arrays, sampling, self._kv)
             logprobs = log_probabilities(logits, sampled, buffers.arrays, sampling)
         host_top = buffers.next_host_top()[:wanted]
         host_top.copy_(buffers.top[:wanted], non_blocking=True)
         more = most_probable(logits, top_k)[1] if top_k > TOP else None  # waits
-        return Results(logits, host_top, more, sampling is not None, logprobs)
+        return Results(logits, host_top, more, sampling is not None, logprobs, written)
 
     def _walk(self, entries: int) -> int:
         """Entries of `walk` in step buffers; 0 without recurrent layers."""

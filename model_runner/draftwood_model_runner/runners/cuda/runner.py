@@ -19,6 +19,7 @@ from draftwood_model_runner.request import SamplingParams
 from draftwood_model_runner.runners.base import (
     NO_LIMITS,
     DraftLimits,
+    Following,
     KVCompaction,
     KVShape,
     Predictions,
@@ -27,6 +28,7 @@ from draftwood_model_runner.runners.base import (
 )
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.cuda.device import to_device
+from draftwood_model_runner.runners.cuda.following import Followed
 from draftwood_model_runner.runners.cuda.forward import CAPTURES, Forward, Graphs
 from draftwood_model_runner.runners.cuda.memory import PAGE_SIZE, KVPages
 from draftwood_model_runner.runners.cuda.recurrent_layers import STATE_NODES, LayerShape, LayerStates, allocated
@@ -113,7 +115,8 @@ class CudaRunner:
         self._forward = Forward(module, self._kv, layout.group, layout.device, layout.exact, memory)
         capture = CAPTURES.get(layout.device.type) if graphs else None
         self._graphs = None if capture is None else Graphs(self._forward, capture(self._forward))
-        self._device, self._limits = layout.device, DraftLimits(max_depth=LEVELS) if layout.exact else NO_LIMITS
+        self._device, self._exact = layout.device, layout.exact
+        self._limits = DraftLimits(max_depth=LEVELS) if layout.exact else NO_LIMITS
         if self.states is not None:
             self._limits = DraftLimits(max_nodes=STATE_NODES)
         if self._graphs is not None and layout.device.type == "cuda":
@@ -129,6 +132,12 @@ class CudaRunner:
     def draft_limits(self, position: int) -> DraftLimits:
         return self._limits
 
+    @property
+    def follows(self) -> bool:
+        """See `FollowedRunner`. Recurrent layers are told by the host which nodes were accepted, and exact mode lays
+        attention out along the drafts."""
+        return self.states is None and not self._exact
+
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
         return self.launch(batch, top_k).wait()[0].predictions
 
@@ -136,10 +145,22 @@ class CudaRunner:
         sampling = sampling_of(batch, samplers)
         return CudaStep(self, batch, samplers, sampling, self.launch(batch, top_k, sampling))
 
+    def follow(
+        self, earlier: CudaStep, following: Following, batch: StepBatch, samplers: SequenceOf[TokenSampler | None]
+    ) -> CudaStep:
+        sampling = sampling_of(batch, samplers)
+        launched = self.launch(batch, 0, sampling, Followed(earlier.written, following))
+        return CudaStep(self, batch, samplers, sampling, launched)
+
     @torch.inference_mode()
-    def launch(self, batch: StepBatch, top_k: int, sampling: SamplingMetadata | None = None) -> LaunchedStep:
+    def launch(
+        self, batch: StepBatch, top_k: int, sampling: SamplingMetadata | None = None, followed: Followed | None = None
+    ) -> LaunchedStep:
         """One forward pass. With sampling, it chooses tokens, and moves keys and values of accepted nodes behind the
         committed ones.
+
+        Args:
+            followed: the step in flight that it goes on with, if any.
 
         Raises:
             DeviceMemoryError, DeviceLostError: as `step`.
@@ -149,7 +170,9 @@ class CudaRunner:
         try:
             with device_errors(what):
                 clock = Clock(self._device)
+                trees = None if followed is None else followed.trees()
                 ready = self._forward.prepare(batch, sampling, planned)
+                laid_out = None if followed is None else followed.fill(ready.buffers.arrays, batch, trees)
                 if self._graphs is None or not self._graphs.run(ready):
                     self._forward.logits = self._forward.launch(ready)
                 results = self._forward.sample(ready, top_k, sampling)
@@ -158,7 +181,7 @@ class CudaRunner:
             if self.states is not None:
                 self.states.discard(planned)
             raise
-        return LaunchedStep(results, clock, what, [] if self.states is None else self.states.commit(planned))
+        return LaunchedStep(results, clock, what, [] if self.states is None else self.states.commit(planned), laid_out)
 
     @torch.inference_mode()
     def compact_kv(self, moves: KVCompaction) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from draftwood_model_runner.output import TokenLogprobs
@@ -31,7 +32,7 @@ from draftwood_model_runner.sampling.metadata import (
 )
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, predicted_paths, verify
-from draftwood_strategies.arrays import Float32Array, Int32Array
+from draftwood_strategies.arrays import Float32Array, Int32Array, segment_sizes
 from draftwood_strategies.base import StepFeedback
 
 TOP = 8
@@ -68,11 +69,50 @@ class HostResults(NamedTuple):
         predictions: the logits are on the device.
         sampled: int32[R], the token that is written after each, or `NOT_SAMPLED`; None if no sampling was given.
         logprobs: if a sequence reports them.
+        laid_out: if the device laid the step out.
     """
 
     predictions: Predictions
     sampled: Int32Array | None
     logprobs: Logprobs | None
+    laid_out: LaidOut | None
+
+    def part(self, rows: npt.NDArray[np.int64]) -> HostResults:
+        """Some of the rows of logits, whose logits are not asked for."""
+        _, tokens, top_tokens = self.predictions
+        assert top_tokens is not None
+        assert self.sampled is not None
+        predictions = Predictions(None, tokens[rows], top_tokens[rows])
+        return HostResults(predictions, self.sampled[rows], None, None)
+
+
+class Written(NamedTuple):
+    """What the S batch rows of a step write, on the device; of rows that the host chooses for it has no meaning.
+
+    Attributes:
+        tokens: int32[S, n], of each row the tokens of the accepted nodes, and the one after them.
+        counts: int32[S], accepted nodes.
+        ends: int32[S], the position of the last token that is written.
+    """
+
+    tokens: torch.Tensor
+    counts: torch.Tensor
+    ends: torch.Tensor
+
+
+class LaidOut(NamedTuple):
+    """A step of T tokens as the device laid it out, on the host.
+
+    Attributes:
+        tokens, parents: int32[T]; a parent is a token of the step, -1 for the root of a tree and for padding.
+        scores: float32[d, n], of the nodes of d drafts.
+        drafted: bool[S], the batch rows with these drafts, in their order.
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+    scores: torch.Tensor
+    drafted: npt.NDArray[np.bool_]
 
 
 class Results(NamedTuple):
@@ -84,6 +124,7 @@ class Results(NamedTuple):
         more: int32[R, k], more of the most probable tokens, if they were asked for.
         has_samples: tokens were chosen.
         logprobs: as `Logprobs`, on the host.
+        written: if tokens were chosen.
     """
 
     logits: torch.Tensor
@@ -91,8 +132,9 @@ class Results(NamedTuple):
     more: Int32Array | None
     has_samples: bool
     logprobs: tuple[torch.Tensor, ...] | None
+    written: Written | None
 
-    def on_host(self) -> HostResults:
+    def on_host(self, laid_out: LaidOut | None) -> HostResults:
         """Copies, as the next step writes to the same memory."""
         tokens = self.top.numpy().copy()
         top_tokens = tokens[:, :TOP].copy() if self.more is None else self.more
@@ -100,6 +142,7 @@ class Results(NamedTuple):
             Predictions(self.logits, tokens[:, 0].copy(), top_tokens),
             tokens[:, TOP].copy() if self.has_samples else None,
             None if self.logprobs is None else Logprobs(*(part.numpy() for part in self.logprobs)),
+            laid_out,
         )
 
 
@@ -133,10 +176,25 @@ class LaunchedStep:
 
     Args:
         states: of recurrent layers, of each batch row that has one.
+        laid_out: if the device laid it out; there once the step has ended.
     """
 
-    def __init__(self, results: Results, clock: Clock, what: str, states: SequenceOf[RowState | None] = ()) -> None:
+    def __init__(
+        self,
+        results: Results,
+        clock: Clock,
+        what: str,
+        states: SequenceOf[RowState | None] = (),
+        laid_out: LaidOut | None = None,
+    ) -> None:
         self._results, self._clock, self._what, self._states = results, clock, what, states
+        self._laid_out = laid_out
+
+    @property
+    def written(self) -> Written:
+        """On the device, once it has come so far; of a step that chooses tokens."""
+        assert self._results.written is not None
+        return self._results.written
 
     def accept(self, row: int, nodes: list[int]) -> None:
         """Tells which nodes of a batch row's tree the walk accepted: its next step replays them."""
@@ -152,12 +210,12 @@ class LaunchedStep:
         """
         with device_errors(self._what):
             seconds = self._clock.wait()
-            return self._results.on_host(), seconds
+            return self._results.on_host(self._laid_out), seconds
 
 
 def sample_and_accept(
     logits: torch.Tensor, sampled: torch.Tensor, arrays: StepArrays, sampling: SamplingMetadata, kv: KVPages
-) -> None:
+) -> Written:
     """Chooses the tokens after the rows of logits, and keeps what is accepted; the host does not wait.
 
     Args:
@@ -169,18 +227,20 @@ def sample_and_accept(
     if sampling.sequences:
         _sample(logits, sampled, arrays, sampling)
     largest = int((offsets[1:] - offsets[:-1]).max())
-    if largest <= 1:
-        return
+    nodes = max(16, power_of_2(largest))
     moves = torch.empty((int(offsets[-1]), 2), dtype=torch.int64, device=logits.device)
-    counts = torch.empty(batch_rows, dtype=torch.int32, device=logits.device)
+    counts, ends = torch.empty((2, batch_rows), dtype=torch.int32, device=logits.device)
+    written = Written(torch.empty((batch_rows, nodes), dtype=torch.int32, device=logits.device), counts, ends)
     launch(
         accept_paths,
         (batch_rows,),
         *(sampled, arrays.tokens, arrays.parents, arrays.slots, arrays.logit_rows, arrays.logit_offsets, arrays.kinds),
-        *(moves, counts, sampled.stride(0)),
-        NODES=max(16, power_of_2(largest)),
+        *(arrays.positions, moves, counts, written.tokens, ends, sampled.stride(0)),
+        NODES=nodes,
     )
-    kv.move(moves, arrays.logit_offsets, counts)
+    if largest > 1:
+        kv.move(moves, arrays.logit_offsets, counts)
+    return written
 
 
 def log_probabilities(
@@ -243,6 +303,9 @@ def _sample(logits: torch.Tensor, sampled: torch.Tensor, arrays: StepArrays, sam
 class Launched(Protocol):
     """`LaunchedStep`, on one device or several."""
 
+    @property
+    def written(self) -> Written: ...
+
     def wait(self) -> tuple[HostResults, float]: ...
 
     def accept(self, row: int, nodes: list[int]) -> None: ...
@@ -278,6 +341,7 @@ class CudaStep:
         self._sampling, self._launched = sampling, launched
         self._results: HostResults
         self._feedback: StepFeedback
+        self.scores: Float32Array = np.zeros(0, np.float32)
 
     @property
     def can_overlap(self) -> bool:
@@ -286,11 +350,35 @@ class CudaStep:
         on_device = all(sampler is None or kind != ON_HOST for sampler, kind in rows)
         return on_device and all(sequence.masks is None for sequence in self._sampling.sequences)
 
+    @property
+    def written(self) -> Written:
+        """On the device, once it has come so far."""
+        return self._launched.written
+
     def wait(self) -> tuple[StepFeedback, float]:
         self._results, seconds = self._launched.wait()
-        predictions = self._results.predictions
-        self._feedback = self._batch.feedback(predictions.tokens, predictions.top_tokens)
+        if self._results.laid_out is None:
+            predictions = self._results.predictions
+            self._feedback = self._batch.feedback(predictions.tokens, predictions.top_tokens)
+        else:
+            self._feedback = self._of_device(self._results.laid_out)
         return self._feedback, seconds
+
+    def _of_device(self, laid_out: LaidOut) -> StepFeedback:
+        """As `StepBatch.feedback` where the device made the drafts; drops the padding of their rows."""
+        tokens, parents, scores = (part.numpy() for part in laid_out[:3])
+        begins = self._batch.cu_seqlens
+        is_root = np.zeros(tokens.shape[0], np.bool_)
+        is_root[begins[:-1]] = True
+        [kept] = (is_root | (parents >= 0)).nonzero()
+        begin = begins[np.searchsorted(begins, kept, "right") - 1]
+        offsets = np.searchsorted(kept, begins).astype(np.int32)
+        self._results = self._results.part(kept)
+        nodes = (segment_sizes(offsets) - 1)[laid_out.drafted]
+        self.scores = scores[np.arange(scores.shape[1]) < nodes[:, None]]
+        of_nodes = np.where(is_root[kept], -1, parents[kept] - begin).astype(np.int32)
+        predictions = self._results.predictions
+        return StepFeedback(tokens[kept], of_nodes, predictions.tokens, predictions.top_tokens, offsets)
 
     def verify(self, rows: SequenceOf[int]) -> list[AcceptedPath]:
         sampled, kinds = self._results.sampled, self._sampling.kinds

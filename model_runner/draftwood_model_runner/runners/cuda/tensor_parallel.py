@@ -30,7 +30,7 @@ from draftwood_model_runner.runners.base import (
     StepBatch,
 )
 from draftwood_model_runner.runners.cuda.runner import Launcher
-from draftwood_model_runner.runners.cuda.sampling import CudaStep, HostResults, Launched, sampling_of
+from draftwood_model_runner.runners.cuda.sampling import CudaStep, HostResults, Launched, Written, sampling_of
 from draftwood_model_runner.sampling.metadata import SamplingMetadata
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 
@@ -99,6 +99,10 @@ class DriverStep:
 
     def __init__(self, launched: Launched) -> None:
         self._launched = launched
+
+    @property
+    def written(self) -> Written:
+        return self._launched.written
 
     def wait(self) -> tuple[HostResults, float]:
         with _all_or_none():

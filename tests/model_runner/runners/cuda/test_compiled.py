@@ -27,8 +27,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from draftwood_model_runner.request import SamplingParams
-from draftwood_model_runner.runners.base import KVShape
+from draftwood_model_runner.runners.base import Following, KVShape
 from draftwood_model_runner.runners.cuda.device import LAUNCHER, Launch
+from draftwood_model_runner.runners.cuda.following import Followed
 from draftwood_model_runner.runners.cuda.forward import StepBuffers, find_top
 from draftwood_model_runner.runners.cuda.layers import FusedNorm, exact_linear, fused_rotation, fused_silu
 from draftwood_model_runner.runners.cuda.memory import PAGE_SIZE, KVPages
@@ -41,6 +42,7 @@ from draftwood_model_runner.sampling.metadata import (
     SequenceSampling,
     TokenMasks,
 )
+from draftwood_strategies.device.trie import DeviceDrafts
 from tests.model_runner.runners.cuda.reference import CPU, attended, random_batch
 from tests.model_runner.runners.cuda.state_reference import RowSizes, Shape, StateCase
 
@@ -117,7 +119,10 @@ def _whole_step(head_size: int) -> None:
     fused_rotation(query, query[:, :_KV_HEADS], query[0, :1], query[0, :1])
     logits = torch.zeros(batch.size, _VOCAB, dtype=_BF16)
     find_top(logits, space)
-    sample_and_accept(logits, space.top[:, -1], space.arrays, sampling, kv)
+    written = sample_and_accept(logits, space.top[:, -1], space.arrays, sampling, kv)
+    drafts = torch.zeros((1, 64), dtype=torch.int32)
+    trees = DeviceDrafts(drafts, drafts, drafts, torch.zeros(1, dtype=torch.int32))
+    Followed(written, Following(zeros, zeros, None)).fill(space.arrays, batch, trees)
 
 
 def compiled(capability: int) -> Iterator[dict[str, Any]]:
@@ -199,8 +204,8 @@ SHARED_BYTES = {"80": 163 * 1024, "89": 99 * 1024, "90": 227 * 1024, "100": 227 
 MOST_SPILLS = 64
 """Bytes a thread, of which a few in the outermost loop cost nothing that can be measured. Not tuned."""
 KERNELS = {
-    "accept_paths", "adjust_scores", "attention_parts", "sample_tokens", "convolve", "linear", "merge_parts", "move_kv",
-    "recurrence", "rms_norm", "rotate", "silu_product", "top_of_blocks", "top_of_rows", "write_kv",
+    "accept_paths", "adjust_scores", "attention_parts", "continue_rows", "convolve", "linear", "merge_parts", "move_kv",
+    "recurrence", "rms_norm", "rotate", "sample_tokens", "silu_product", "top_of_blocks", "top_of_rows", "write_kv",
 }  # fmt: skip
 
 

@@ -426,12 +426,16 @@ def accept_paths(
     logit_rows,
     offsets,
     on_device,
+    positions,
     moves,
     counts,
+    written,
+    ends,
     sampled_stride,
     NODES: tl.constexpr,
 ):
-    """The moves of keys and values of accepted nodes to their place after the committed ones: one program a batch row.
+    """The moves of keys and values of accepted nodes to their place after the committed ones, and what is written: one
+    program a batch row.
 
     Args:
         sampled: int32[row, ...] with the stride given, the token after each row of logits.
@@ -440,14 +444,17 @@ def accept_paths(
         logit_rows: int32[row], the token of the step that each row of logits follows.
         offsets: int32[batch row + 1], the rows of logits of each batch row; the first is the root of its tree.
         on_device: int32[batch row], 0 for those that the host chooses for: no path is accepted.
+        positions: int32[token].
         moves: int64[row, 2], out: source and target slot for each accepted node, from the first row of its tree on.
         counts: int32[batch row], out: accepted nodes.
+        written: int32[batch row, NODES], out: the tokens of the nodes, and the one after them.
+        ends: int32[batch row], out: the position of the last token that is written.
     """
     batch_row = tl.program_id(0)
     begin = tl.load(offsets + batch_row)
     size = tl.load(offsets + batch_row + 1) - begin
     accepted = 0
-    if (tl.load(on_device + batch_row) != 0) & (size > 1):
+    if (tl.load(on_device + batch_row) != 0) & (size > 0):
         root = tl.load(logit_rows + begin)
         nodes = tl.arange(0, NODES)
         there = (nodes > 0) & (nodes < size)
@@ -456,6 +463,7 @@ def accept_paths(
         node = 0
         while node >= 0:
             target = tl.load(sampled + (begin + node).to(tl.int64) * sampled_stride)
+            tl.store(written + batch_row * NODES + accepted, target)
             follows = there & (node_parents == node) & (node_tokens == target)
             child = tl.min(tl.where(follows, nodes, NODES), 0)
             node = tl.where(child < NODES, child, -1)
@@ -465,4 +473,5 @@ def accept_paths(
                 behind = tl.load(slots + root + accepted)
                 tl.store(moves + 2 * (begin + accepted - 1), source)
                 tl.store(moves + 2 * (begin + accepted - 1) + 1, behind)
+        tl.store(ends + batch_row, tl.load(positions + root) + accepted + 1)
     tl.store(counts + batch_row, accepted)
