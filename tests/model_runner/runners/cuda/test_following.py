@@ -188,20 +188,22 @@ def asked(strategies: SequenceOf[Any], sampling: SamplingParams = GREEDY, nodes:
 
 
 def test_without_drafts() -> None:
-    engine, sequences = ahead(), asked([None] * 3)
+    engine, sequences = ahead(), asked([None] * 2)
     run(engine, *sequences)
-    assert [one.output for one in sequences] == [written("llama", prompt) for prompt in PROMPTS]
+    assert [one.output for one in sequences] == [written("llama", prompt) for prompt in PROMPTS[:2]]
     assert engine.counts.steps_ahead > NEW_TOKENS // 2
 
 
 def test_with_drafts_of_the_device(device_drafts: Any) -> None:
-    """The first time from the prompts, the second time from memory, beside one without drafts."""
+    """Of two tenants, from their memories, beside one without drafts."""
     strategies = [create("trie"), create("trie"), None]
-    for _ in range(2):
-        engine, sequences = ahead(), asked(strategies)
-        run(engine, *sequences)
-        assert [one.output for one in sequences] == [written("llama", prompt) for prompt in PROMPTS]
-        assert engine.counts.steps_ahead
+    for strategy, prompt in zip(strategies[:2], PROMPTS, strict=False):
+        assert isinstance(strategy, DeviceTrieStrategy)
+        strategy.learn(np.array([*prompt, *written("llama", prompt)], np.int32))
+    engine, sequences = ahead(), asked(strategies)
+    run(engine, *sequences)
+    assert [one.output for one in sequences] == [written("llama", prompt) for prompt in PROMPTS]
+    assert engine.counts.steps_ahead
     assert all(one.stats.accepted_tokens >= NEW_TOKENS // 2 for one in sequences[:2])
     assert not any(one.stats.drafting_disabled_reason for one in sequences)
 
