@@ -35,7 +35,8 @@ class EngineConfig:
         tenant_weights: a tenant's share of the engine next to the others', above 0; 1 for those not named. Read when
             a request of the tenant begins to wait, so that it may be a view of weights that change.
         threads: CPU threads of the model; None takes torch's default.
-        steps_ahead: begin the next step while one is in flight, where the device drafts for it, or nothing does.
+        steps_ahead: begin the next step while one is in flight, where the device drafts for it, or nothing does:
+            asynchronous scheduling, as vLLM calls it.
 
     Raises:
         InvalidValueError: a value is outside its range.

@@ -118,7 +118,7 @@ class OverlappingRunner:
             self.begun[-1].predictions.logits.fill_(math.nan)
         assert sum(not step.waited for step in self.begun[-2:]) <= 1
         found = self.runner.step(batch, top_k)
-        predictions = Predictions(found.logits.clone(), found.tokens, found.top_tokens)
+        predictions = Predictions(torch.as_tensor(found.logits).clone(), found.tokens, found.top_tokens)
         paths = predicted_paths(batch.feedback(found.tokens, None), found.tokens)
         greedy = [sampler is not None and sampler.follows_predictions for sampler in samplers]
         on_device = {row: path for row, path in enumerate(paths) if greedy[row]}

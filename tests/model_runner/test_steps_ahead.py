@@ -258,11 +258,24 @@ def test_an_error_ends_the_sequences_in_flight() -> None:
     check_outputs(after)
 
 
-def test_drafts_that_bring_nothing_pause_and_steps_still_begin_ahead(device: DraftDevice) -> None:
-    engine, _ = ahead()
+def test_drafts_that_bring_nothing_pause_and_steps_still_begin_ahead(
+    device: DraftDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node takes as long as a step, and the prompt shows nothing of the answer."""
+    engine, runner = ahead()
+    monkeypatch.setattr(engine._policy.drafts, "_times", MeasuredStepTimes(StepTimeCurve({1: 1.0, 64: 64.0})))
+    follow, drafted = runner.follow, list[bool]()
+
+    def noted(earlier: Any, following: Any, batch: StepBatch, samplers: Any) -> Any:
+        drafted.append(following.draft is not None)
+        return follow(earlier, following, batch, samplers)
+
+    monkeypatch.setattr(runner, "follow", noted)
     [one] = sequences_of(create("trie"), PROMPTS[3:4])
     run(engine, one)
     check_outputs([one])
+    assert True in drafted
+    assert False in drafted
     assert engine.counts.steps_ahead > engine.counts.steps // 2
 
 
