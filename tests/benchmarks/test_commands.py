@@ -40,8 +40,7 @@ def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixtu
         assert "--threads" in help_text
 
 
-@system
-@pytest.mark.parametrize("with_key", [False, True])
+@pytest.mark.parametrize("with_key", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=system)])
 def test_two_services_are_compared_in_turn(with_key: bool, tmp_path: Path, report_of: ReportOf) -> None:
     made, file = new_key(), tmp_path / "auth.yaml"
     entry = KeyEntry(id=made.id, tenant="acme", sha256=made.sha256, created=datetime.now(UTC))
@@ -69,7 +68,7 @@ def test_the_work_of_the_host_is_measured_by_strategy(report_of: ReportOf) -> No
     assert all(row["size"] == 2 and row["host_us"] > 0 for row in rows)
 
 
-@system
+@pytest.mark.slow
 def test_what_grows_is_measured_against_what_it_grows_with(tmp_path: Path, report_of: ReportOf) -> None:
     picture = tmp_path / "growth.svg"
     times: dict[tuple[str, str], list[float]] = {}
@@ -104,7 +103,7 @@ def test_what_grows_is_measured_against_what_it_grows_with(tmp_path: Path, repor
         ("quality --weights int8 --text /no/such/file", 1, "/no/such/file"),
         ("load --concurrency 1,x", 2, "it must be numbers from 1 to 4096"),
         ("load --engine vllm --engine-alone", 2, "--engine-alone"),
-        pytest.param("load --warm 140", 1, "leave none to measure", marks=system),
+        pytest.param("load --warm 140", 1, "leave none to measure", marks=pytest.mark.slow),
         ("ab", 2, "must differ from A"),
     ],
 )

@@ -76,6 +76,7 @@ def test_a_real_vocabulary_sampled_with_prompts_of_a_real_length(report_of: Repo
     assert all(row["errors"] == 0 and row["acceptance_length"] >= 1.0 for row in report["rows"])
 
 
+@pytest.mark.slow
 def test_a_peer_and_our_engine_alone_are_measured_beside_the_service(report_of: ReportOf, use_peer: UsePeer) -> None:
     use_peer(ECHO)
     others = ("--peer", "openvino-genai", "--engine-alone", "--own-text", "256")

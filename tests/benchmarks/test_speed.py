@@ -73,6 +73,7 @@ def test_a_real_vocabulary_greedy_and_sampled(run: ReportOf) -> None:
     assert found["vocabulary"] == 20000
 
 
+@pytest.mark.slow
 def test_prompts_of_a_real_length(run: ReportOf) -> None:
     found = run("--context", "2300", "--limit", "1", "--warm", "1", "--max-tokens", "8", "--strategy", "trie")
     assert found["context"] == 2300

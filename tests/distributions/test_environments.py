@@ -138,6 +138,7 @@ def test_one_line_names_the_extra(server: Path, arguments: list[str], said: str)
     assert line.startswith(said)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_server_serves(server: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
