@@ -66,6 +66,14 @@ _SERVICE_TYPE: Schema = {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}
 _PEERS = _listed(podSelector="object", namespaceSelector="object", ipBlock="object")
 _SPECIAL: dict[str, Schema] = {
     "imagePullSecrets": _listed(name="string"),
+    "extraArgs": {
+        "type": "array",
+        "items": {
+            "type": "string",
+            "pattern": "^--[a-z]",
+            "not": {"pattern": f"^--({'|'.join(sorted(name.replace('_', '-') for name in (*OWNED, 'config', 'check')))})(=|$)"},
+        },
+    },
     "extraEnv": _listed(name="string", value="string", valueFrom="object"),
     "tolerations": _listed(
         key="string", operator="string", value="string", effect="string", tolerationSeconds="integer"

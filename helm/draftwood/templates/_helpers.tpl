@@ -246,7 +246,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* The settings file of the server, as JSON, which is YAML: Helm would write large numbers as 1e+06. */}}
 {{- define "draftwood.config" -}}
 {{- $own := dict "host" "0.0.0.0" "port" 50051 "health_port" 50052 "log_format" .Values.logFormat "drain_grace" (include "draftwood.grace" . | int) }}
-{{- $own = set $own "device" (ternary "cuda" "cpu" (eq .Values.device.type "nvidia")) }}
+{{- if ne .Values.engine "vllm" }}{{ $own = set $own "device" (ternary "cuda" "cpu" (eq .Values.device.type "nvidia")) }}{{ end }}
 {{- if and (eq .Values.device.type "nvidia") (gt (int .Values.device.count) 1) }}{{ $own = set $own "tensor_parallel" .Values.device.count }}{{ end }}
 {{- $own = set $own "model_cache_folder" "/var/cache/draftwood/models" }}
 {{- if .Values.model.existingClaim }}
@@ -312,4 +312,95 @@ seccompProfile: {type: RuntimeDefault}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "draftwood.serverArgs" -}}
+- --config=/etc/draftwood/config/draftwood.yaml
+{{- if ne .Values.engine "draftwood" }}
+- --engine={{ .Values.engine }}
+{{- end }}
+{{- with .Values.extraArgs }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "draftwood.serverEnv" -}}
+- {name: HOME, value: /var/cache/draftwood}
+# For the compiled functions and graphs of libraries, such as vLLM's.
+- {name: XDG_CACHE_HOME, value: /var/cache/draftwood}
+{{- if eq .Values.engine "vllm" }}
+# Its image has none.
+- {name: NUMBA_CACHE_DIR, value: /var/cache/draftwood/numba}
+{{- end }}
+# For libraries that ask who runs them: a user that a cluster chooses has no name.
+- {name: USER, value: draftwood}
+{{- if not (or (eq .Values.engine "vllm") .Values.config.threads (dig "limits" "cpu" "" .Values.resources)) }}
+# Without a CPU limit there is no quota that the server could read.
+- name: DRAFTWOOD_THREADS
+  valueFrom: {resourceFieldRef: {resource: requests.cpu, divisor: "1"}}
+{{- end }}
+- {name: HF_HOME, value: /var/cache/draftwood/hub}
+{{- if .Values.model.offline }}
+- {name: HF_HUB_OFFLINE, value: "1"}
+{{- end }}
+{{- if .Values.model.hubTokenSecret }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef: {name: {{ .Values.model.hubTokenSecret }}, key: {{ .Values.model.hubTokenKey }}}
+{{- end }}
+{{- if and (eq .Values.store.mode "external") .Values.store.external.existingSecret }}
+- name: DRAFTWOOD_STORE
+  valueFrom:
+    secretKeyRef: {name: {{ .Values.store.external.existingSecret }}, key: {{ .Values.store.external.key }}}
+{{- else if eq .Values.store.mode "valkey" }}
+- name: VALKEY_PASSWORD
+  valueFrom:
+    secretKeyRef: {name: {{ include "draftwood.valkeySecret" . }}, key: {{ .Values.store.valkey.key }}}
+- name: DRAFTWOOD_STORE
+  value: redis://:$(VALKEY_PASSWORD)@{{ include "draftwood.fullname" . }}-valkey:6379
+{{- end }}
+{{- if .Values.otlp.endpoint }}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: OTEL_RESOURCE_ATTRIBUTES
+  value: k8s.namespace.name={{ .Release.Namespace }},k8s.pod.name=$(POD_NAME)
+{{- end }}
+{{- with .Values.extraEnv }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{- define "draftwood.serverMounts" -}}
+- {name: config, mountPath: /etc/draftwood/config, readOnly: true}
+- {name: cache, mountPath: /var/cache/draftwood}
+- {name: tmp, mountPath: /tmp}
+- {name: shm, mountPath: /dev/shm}
+{{- if include "draftwood.hasTenants" . }}
+- {name: tenants, mountPath: /etc/draftwood/tenants, readOnly: true}
+{{- end }}
+{{- if include "draftwood.hasAuthFile" . }}
+- {name: auth, mountPath: /etc/draftwood/auth, readOnly: true}
+{{- end }}
+{{- if .Values.tls.existingSecret }}
+- {name: tls, mountPath: /etc/draftwood/tls, readOnly: true}
+{{- end }}
+{{- if .Values.store.external.tlsSecret }}
+- {name: store-tls, mountPath: /etc/draftwood/store-tls, readOnly: true}
+{{- end }}
+{{- if .Values.store.encryptionSecret }}
+- {name: encryption, mountPath: /etc/draftwood/encryption, readOnly: true}
+{{- end }}
+{{- if eq .Values.store.mode "embedded" }}
+- {name: store, mountPath: /var/lib/draftwood}
+{{- end }}
+{{- if .Values.model.existingClaim }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{- define "draftwood.dnsPorts" -}}
+[{port: 53, protocol: UDP}, {port: 53, protocol: TCP}, {port: 5353, protocol: UDP}, {port: 5353, protocol: TCP}]
 {{- end }}
