@@ -30,6 +30,7 @@ OWNED = frozenset(
 )  # fmt: skip
 """Settings that other values of the chart set."""
 
+_OWNED_FLAGS = sorted(name.replace("_", "-") for name in (*OWNED, "config", "check"))
 Schema = dict[str, Any]
 _STRINGS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 _OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
@@ -71,7 +72,7 @@ _SPECIAL: dict[str, Schema] = {
         "items": {
             "type": "string",
             "pattern": "^--[a-z]",
-            "not": {"pattern": f"^--({'|'.join(sorted(name.replace('_', '-') for name in (*OWNED, 'config', 'check')))})(=|$)"},
+            "not": {"pattern": f"^--({'|'.join(_OWNED_FLAGS)})(=|$)"},
         },
     },
     "extraEnv": _listed(name="string", value="string", valueFrom="object"),
