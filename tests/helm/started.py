@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import http.client
 import http.server
 import json
@@ -37,14 +38,14 @@ from draftwood_model_runner.errors import InvalidValueError
 from draftwood_service.auth.auth_file import KeyEntry, new_key
 from draftwood_service.starting import require_driver
 from tests.certificates import make_certificate
-from tests.helm.chart import RELEASE, VALUES, Document, read, render
+from tests.helm.chart import VALUES, Document, read, render
 from tests.helm.pods import POD, Cluster, Container
 from tests.memory.servers import Valkey, cluster, free_port, tls_front
 from tests.service.auth.issuer import public_keys, token
 
 _START_SECONDS = 300.0
 _REDIS = 6379
-_CERTIFICATE_HOSTS = ("draftwood.example", "login.example", "redis.data", f"{RELEASE}-draftwood")
+_CERTIFICATE_HOSTS = ("draftwood.example", "login.example", "redis.data")
 _INSTEAD_OF_A_GPU = ("--device=cpu", "--tensor-parallel=1", "--threads=2")
 _INSTEAD_OF_GPUS_OF_VLLM = ("--tensor-parallel=1", '--engine-args={"enforce_eager": true}', "--max-context=256")
 _QUESTION = "Where is my order?"
@@ -62,6 +63,7 @@ class Row:
         values: name of the values file.
         container: its name.
         ready: its probes succeeded and it answered; or, for one that ends by itself, its status was 0.
+        ready_in_s: seconds from its start until its probes succeeded; 0 for one that ends by itself.
         ended_in_s: seconds from SIGTERM to its end; or of its whole run.
         note: what is not as in a cluster.
     """
@@ -69,6 +71,7 @@ class Row:
     values: str
     container: str
     ready: bool
+    ready_in_s: float = 0.0
     ended_in_s: float
     note: str = ""
 
@@ -89,8 +92,9 @@ class Release:
     cluster: Cluster = field(init=False)
 
     def __post_init__(self) -> None:
-        self.certificate = make_certificate(self.folder, names=_CERTIFICATE_HOSTS)
         documents = render(self.values)
+        services = [one["metadata"]["name"] for one in documents if one["kind"] == "Service"]
+        self.certificate = make_certificate(self.folder, names=[*services, *_CERTIFICATE_HOSTS])
         model = self.values.get("model", {}).get("name")
         self.cluster = Cluster(
             self.folder,
@@ -140,7 +144,8 @@ class Release:
             scheme = "rediss" if self.at("store", "external", "tlsSecret") else "redis"
             made[name] = {"url": f"{scheme}://redis.data:{_REDIS}".encode()}
         if name := self.at("store", "encryptionSecret"):
-            made[name] = {"keys": b"first=" + b"MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="}
+            lines = [f"{key}={base64.b64encode(os.urandom(32)).decode()}" for key in ("first", "names")]
+            made[name] = {"keys": "\n".join(lines).encode()}
         if name := self.at("model", "hubTokenSecret"):
             made[name] = {"token": b"hf_made_up"}
         return made
@@ -231,6 +236,8 @@ def _issuer(certificate: tuple[Path, Path]) -> Iterator[None]:
 
 class Process:
     """A container as a process."""
+
+    ready_in_s = 0.0
 
     def __init__(self, release: Release, container: Container, *more: str) -> None:
         self._container = container
@@ -356,6 +363,7 @@ def start(release: Release, container: Container, stack: ExitStack) -> tuple[Pro
     process = Process(release, container, *more)
     stack.callback(process.kill)
     process.wait_until_ready(release)
+    process.ready_in_s = round(process.seconds, 2)
     try:
         ask(release, container)
     except Exception as error:
@@ -410,8 +418,8 @@ def rows(path: Path, folder: Path, *, only_checks: bool = False) -> list[Row]:
         if not only_checks and (test := release.test()) is not None:
             made.append(run_to_its_end(release, test))
         for container, process, note in reversed(running):
-            seconds = round(process.end(), 2)
-            made.append(Row(values=release.name, container=container.name, ready=True, ended_in_s=seconds, note=note))
+            times = {"ready_in_s": process.ready_in_s, "ended_in_s": round(process.end(), 2)}
+            made.append(Row(values=release.name, container=container.name, ready=True, **times, note=note))
         return made
 
 
@@ -470,7 +478,8 @@ def main() -> int:
             print(error, file=sys.stderr)
         for row in (row for row in made if row.values == path.stem):
             state = "ready" if row.ready else "NOT READY"
-            print(f"{row.values:16}{row.container:16}{state:12}{row.ended_in_s:6.2f} s  {row.note}")
+            times = f"{row.ready_in_s:6.2f} s {row.ended_in_s:6.2f} s"
+            print(f"{row.values:16}{row.container:16}{state:12}{times}  {row.note}", flush=True)
     if given.json is not None:
         given.json.write_text(json.dumps({"rows": [asdict(row) for row in made]}, indent=1) + "\n", encoding="utf-8")
     return int(failed > 0)
