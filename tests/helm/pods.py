@@ -121,7 +121,7 @@ class Cluster:
 
     def environment(self, container: Container) -> dict[str, str]:
         """Of the image and of the manifest."""
-        made = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOSTNAME": "demo-0"}
+        made = {"PATH": "/opt/draftwood/bin:/usr/local/bin:/usr/bin:/bin", "HOSTNAME": "demo-0"}
         for assignment in _image(container)["env"]:
             name, _, value = assignment.partition("=")
             if name not in _COMPILED_FOR:
@@ -270,7 +270,7 @@ def _dockerfile(name: str) -> str:
 def _image(container: Container) -> Document:
     """What the Dockerfile says of the image: its environment and the folder it starts in."""
     if container.is_valkey:
-        return {"env": ["PATH=/opt/draftwood/bin:$PATH"], "workdir": "/data"}
+        return {"env": [], "workdir": "/data"}
     text = _dockerfile("Dockerfile.vllm" if container.is_vllm else "Dockerfile")
     last = text[text.rindex("\nFROM ") :]
     stages = [last]

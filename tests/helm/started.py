@@ -432,27 +432,32 @@ def can_start() -> bool:
 _UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
-def inside(path: Path, *, only_checks: bool = False) -> list[Row]:
-    """The rows of a values file, made by a process in namespaces of its own. Raises NotStartedError."""
+def inside(paths: Sequence[Path], *, only_checks: bool = False) -> list[Row]:
+    """The rows of values files, made by a process in namespaces of its own. Raises NotStartedError."""
     with tempfile.TemporaryDirectory(prefix="draftwood-started-") as folder:
         command = [*_UNSHARE, sys.executable, "-m", "tests.helm.started", "--inside", folder]
-        command += [*(["--checks"] * only_checks), str(path)]
+        command += [*(["--checks"] * only_checks), *map(str, paths)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise NotStartedError(f"{path.stem}: {done.stderr}")
+        raise NotStartedError(done.stderr)
     return [Row(**row) for row in json.loads(done.stdout)]
 
 
-def _inside(path: Path, folder: Path, only_checks: bool) -> int:
+def _inside(paths: Sequence[Path], folder: Path, only_checks: bool) -> int:
     """`folder` is hidden by one that ends with the namespace."""
     network = ("ip link set lo up", f"ip address add {POD}/32 dev lo")
     for command in ("mount --make-rprivate /", f"mount -t tmpfs -o mode=755 tmpfs {folder}", *network):
         subprocess.run(command.split(), check=True)
     try:
-        print(json.dumps([asdict(row) for row in rows(path, folder, only_checks=only_checks)]))
+        made: list[Row] = []
+        for number, path in enumerate(paths):
+            own = folder / str(number)
+            own.mkdir()
+            made += rows(path, own, only_checks=only_checks)
     except NotStartedError as error:
         print(error, file=sys.stderr)
         return 1
+    print(json.dumps([asdict(row) for row in made]))
     return 0
 
 
@@ -464,18 +469,18 @@ def main() -> int:
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inside:
-        return _inside(given.values[0], given.inside, given.checks)
+        return _inside(given.values, given.inside, given.checks)
     if not can_start():
         sys.exit("needs root, namespaces, and the programs unshare, setpriv, chroot, mount and ip")
     made: list[Row] = []
     failed = 0
     for path in given.values:
         try:
-            made += inside(path, only_checks=given.checks)
+            made += inside([path], only_checks=given.checks)
         except NotStartedError as error:
             failed += 1
             made.append(Row(values=path.stem, container=str(error).partition(":")[0], ready=False, ended_in_s=0.0))
-            print(error, file=sys.stderr)
+            print(f"{path.stem}: {error}", file=sys.stderr)
         for row in (row for row in made if row.values == path.stem):
             state = "ready" if row.ready else "NOT READY"
             times = f"{row.ready_in_s:6.2f} s {row.ended_in_s:6.2f} s"
