@@ -108,6 +108,7 @@ _SPECIAL: dict[str, Schema] = {
     "device.type": {"enum": ["cpu", "nvidia"]},
     "device.count": {"type": "integer", "minimum": 1},
     "resources": _RESOURCES,
+    "cache.claim.accessMode": {"enum": ["ReadWriteMany", "ReadWriteOnce"]},
     "store.mode": {"enum": ["memory", "embedded", "valkey", "external"]},
     "store.external.url": {
         "type": "string",

@@ -81,6 +81,31 @@ def test_threads_are_those_of_the_cpus_that_the_pod_has() -> None:
     assert threads(config={"threads": 3}) is None
 
 
+def test_what_is_compiled_outlives_a_pod_on_a_claim_of_the_release() -> None:
+    gpus = {"device": {"type": "nvidia", "count": 2}, "engine": "vllm", "replicas": 3}
+    documents = render(OPEN | gpus | {"cache": {"claim": {"create": True, "storageClass": "shared"}}})
+    claim = of_kind(documents, "PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert (claim["spec"]["storageClassName"], claim["spec"]["resources"]["requests"]["storage"]) == ("shared", "100Gi")
+    assert volume(documents, "cache")["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    server = server_of(documents)
+    assert server["resources"]["limits"]["ephemeral-storage"] == "3Gi"
+    [mounted] = [mount["mountPath"] for mount in server["volumeMounts"] if mount["name"] == "cache"]
+    variables = {one["name"]: one.get("value") for one in server["env"]}
+    for name in ("HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR", "HF_HOME"):
+        assert f"{variables[name]}/".startswith(f"{mounted}/"), name
+
+
+def test_a_claim_for_one_pod_is_given_up_before_the_next_pod_starts() -> None:
+    claim = {"claim": {"create": True, "accessMode": "ReadWriteOnce"}}
+    documents = render(OPEN | {"replicas": 1, "cache": claim})
+    assert of_kind(documents, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
+    with pytest.raises(HelmError, match="cache.claim.accessMode: ReadWriteOnce is for one pod"):
+        render(OPEN | {"cache": claim})
+    with pytest.raises(HelmError, match="cannot be combined with cache.existingClaim"):
+        render(OPEN | {"cache": {"claim": {"create": True}, "existingClaim": "a"}})
+
+
 def test_a_cluster_may_choose_the_user() -> None:
     security = pod_of(render(OPEN))["securityContext"]
     assert (security["runAsUser"], security["runAsGroup"], security["fsGroup"]) == (10001, 10001, 10001)

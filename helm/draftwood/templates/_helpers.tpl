@@ -128,6 +128,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail "rollout: maxSurge and maxUnavailable cannot both be 0; empty ones are 1 and 0 on CPUs, 0 and 1 on GPUs" }}
 {{- end }}
 {{- include "draftwood.checkGateway" . }}
+{{- if and .Values.cache.claim.create .Values.cache.existingClaim }}
+{{- fail "cache.claim.create: cannot be combined with cache.existingClaim" }}
+{{- end }}
+{{- if and .Values.cache.claim.create (eq .Values.cache.claim.accessMode "ReadWriteOnce") (gt (include "draftwood.mostPods" . | int) 1) }}
+{{- fail "cache.claim.accessMode: ReadWriteOnce is for one pod; for several take ReadWriteMany, or set replicas, or autoscaling.maxReplicas, to 1" }}
+{{- end }}
 {{- if and (eq .Values.engine "vllm") (ne .Values.device.type "nvidia") }}
 {{- fail "device.type: must be nvidia, since engine is vllm: no image has vLLM's build for CPUs" }}
 {{- end }}
@@ -215,9 +221,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- default (ternary (printf "%dGi" (mul 50 .Values.device.count)) "10Gi" (eq .Values.device.type "nvidia")) .Values.cache.size }}
 {{- end }}
 
+{{- define "draftwood.cacheClaim" -}}
+{{- default (ternary (printf "%s-cache" (include "draftwood.fullname" .)) "" .Values.cache.claim.create) .Values.cache.existingClaim }}
+{{- end }}
+
+{{/* Whether a volume belongs to one pod at a time. */}}
+{{- define "draftwood.onePod" -}}
+{{- $cache := .Values.cache.claim }}
+{{- if or (eq .Values.store.mode "embedded") (and $cache.create (eq $cache.accessMode "ReadWriteOnce")) }}true{{ end }}
+{{- end }}
+
 {{/* What pods write on the node: the cache, unless it is a claim, /tmp, and logs. Empty if the size is not in Gi. */}}
 {{- define "draftwood.ephemeral" -}}
-{{- if .Values.cache.existingClaim }}3Gi
+{{- if include "draftwood.cacheClaim" . }}3Gi
 {{- else if regexMatch "^[0-9]+Gi$" (include "draftwood.cacheSize" .) }}{{ add 3 (include "draftwood.cacheSize" . | trimSuffix "Gi" | int) }}Gi
 {{- end }}
 {{- end }}
@@ -328,6 +344,9 @@ capabilities: {drop: [ALL]}
 - {name: HOME, value: /var/cache/draftwood}
 # For the compiled functions and graphs of libraries, such as vLLM's.
 - {name: XDG_CACHE_HOME, value: /var/cache/draftwood}
+{{- if eq .Values.device.type "nvidia" }}
+- {name: TORCHINDUCTOR_CACHE_DIR, value: /var/cache/draftwood/inductor}
+{{- end }}
 {{- if eq .Values.engine "vllm" }}
 # Its image has none.
 - {name: NUMBA_CACHE_DIR, value: /var/cache/draftwood/numba}
