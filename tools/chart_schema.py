@@ -108,6 +108,12 @@ _SPECIAL: dict[str, Schema] = {
     "device.type": {"enum": ["cpu", "nvidia"]},
     "device.count": {"type": "integer", "minimum": 1},
     "resources": _RESOURCES,
+    "model.fetch.source": {
+        "type": "string",
+        "pattern": "^$|^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/[A-Za-z0-9_./-]+\\.gguf)?(@[A-Za-z0-9_./-]+)?$",
+    },
+    "model.fetch.accessMode": {"enum": ["ReadWriteMany", "ReadWriteOnce"]},
+    "model.fetch.resources": _RESOURCES,
     "cache.claim.accessMode": {"enum": ["ReadWriteMany", "ReadWriteOnce"]},
     "store.mode": {"enum": ["memory", "embedded", "valkey", "external"]},
     "store.external.url": {

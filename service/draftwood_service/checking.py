@@ -13,7 +13,7 @@ from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, Inv
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.loading.sources import look_up
 from draftwood_service.auth import auth_file
-from draftwood_service.config import as_given, check_settings
+from draftwood_service.config import CHECK, WITHOUT_MODEL, as_given, check_settings
 from draftwood_service.settings import Settings
 from draftwood_service.starting import (
     MissingExtraError,
@@ -41,6 +41,8 @@ def check(args: list[str], environ: Mapping[str, str]) -> int:
     found: list[str] = []
     problems: list[str] = []
     for look in _LOOKS:
+        if look is _model and f"{CHECK}={WITHOUT_MODEL}" in args:
+            continue
         try:
             found += look(checked, environ)
         except (InvalidValueError, InvalidSettingError) as error:

@@ -46,7 +46,7 @@ def serve(args: list[str]) -> int | None:
         The exit status: 0 after a drain, 2 for a bad setting, 1 for any other reason not to serve, among them an engine
         that died more often than it is restarted, so that its supervisor restarts it.
     """
-    if CHECK in args:
+    if any(arg == CHECK or arg.startswith(f"{CHECK}=") for arg in args):
         from draftwood_service.checking import check
 
         return check(args, os.environ)

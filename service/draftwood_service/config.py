@@ -25,6 +25,7 @@ from draftwood_service.settings import GROUPS, Settings, default_shown
 ENV_PREFIX = "DRAFTWOOD_"
 CHECK = "--check"
 """The flag that is no setting."""
+WITHOUT_MODEL = "without-model"
 CLIENT_VARIABLES = frozenset(
     ENV_PREFIX + name
     for name in (
@@ -163,8 +164,11 @@ def parser(prog: str) -> argparse.ArgumentParser:
     result.add_argument("--config", metavar="FILE", help="YAML file of settings (env DRAFTWOOD_CONFIG)")
     result.add_argument(
         CHECK,
-        action="store_true",
-        help="Start nothing: print what would start, or a line for each reason why it would not",
+        nargs="?",
+        const="all",
+        choices=("all", WITHOUT_MODEL),
+        help="Start nothing: print what would start, or a line for each reason why it would not;"
+        f" {WITHOUT_MODEL}: not whether the model is there",
     )
     for group in GROUPS:
         section = result.add_argument_group(group.heading())

@@ -1,4 +1,4 @@
-"""What the chart renders, for five realistic sets of values: valid, as expected, and what the server itself reads."""
+"""What the chart renders, for realistic sets of values: valid, as expected, and what the server itself reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from helm_python.errors import HelmError
 from draftwood_service.config import read_settings
 from draftwood_service.settings import Settings
 from draftwood_tenants.file import read_file
-from tests.helm.chart import GOLDEN, HELM_3, OPEN, VALUES, Document, golden, notes, read, render, render_3
+from tests.helm.chart import EXAMPLES, GOLDEN, HELM_3, OPEN, VALUES, Document, golden, notes, read, render, render_3
 
 CUSTOM = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "GRPCRoute", "HTTPRoute", "InferencePool"}
 """Kinds of operators, which the schemas of Kubernetes do not have."""
@@ -190,6 +190,7 @@ def allowed_ports(documents: list[Document]) -> set[int]:
 def test_the_policy_lets_out_what_the_settings_need_and_nothing_else() -> None:
     ports = {path.stem: allowed_ports(render(read(path))) for path in VALUES}
     assert ports == {
+        **{path.stem: {6379, 26379, 443} for path in EXAMPLES},
         "cpu-trial": set(),
         "gpu-sentinel": {6379, 26379, 4317},
         "cluster-tenants": {6379, 26379, 443},
@@ -211,7 +212,8 @@ def test_a_container_sees_the_gpus_that_it_asks_for(path: Path) -> None:
     assert len(containers) >= 3
     if read(path).get("device", {}).get("type") == "nvidia":
         for container in containers:
-            asks = "nvidia.com/gpu" in container["resources"]["limits"]
+            resource = read(path)["device"].get("resourceName", "nvidia.com/gpu")
+            asks = resource in container["resources"]["limits"]
             sees_none = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in container["env"]
             assert asks != sees_none, container["name"]
 

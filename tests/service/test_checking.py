@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from draftwood_service.checking import check
+from draftwood_service.commands import serve
 from draftwood_service.config import read_settings, service_links
 from tests.certificates import make_certificate
 
@@ -127,6 +128,14 @@ def test_models_are_looked_up_and_not_downloaded(capsys: pytest.CaptureFixture[s
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "config.json").write_text("{}")
     assert "has no weights" in problems(capsys, "--model", str(tmp_path / "empty"))[0]
+
+
+def test_a_model_that_something_else_brings_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert problems(capsys, "--check", "--model", "/models/later") == [
+        "model '/models/later': no such folder; give a folder or a hub id such as org/name"
+    ]
+    assert serve(["--check=without-model", "--model", "/models/later", "--port", "0"]) == 0
+    assert "model" not in capsys.readouterr().out
 
 
 def test_a_ready_file_stays(tmp_path: Path) -> None:

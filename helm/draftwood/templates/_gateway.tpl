@@ -134,7 +134,7 @@ exec: {command: [sleep, {{ .Values.drain.preStopSeconds | quote }}]}
 {{- define "draftwood.routingLabels" -}}
 {{- $routing := .Values.routing }}
 {{- $engine := ternary "vllm" "draftwood" $routing.vllmNames }}
-{{- $model := default "draftwood-demo" .Values.model.name | base | trunc 63 | trimAll "-_." }}
+{{- $model := default "draftwood-demo" (include "draftwood.modelName" .) | base | trunc 63 | trimAll "-_." }}
 {{- if eq $routing.labels "llm-d" }}
 llm-d.ai/engine-type: {{ $engine }}
 llm-d.ai/model: {{ $model | quote }}

@@ -118,8 +118,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and .Values.model.existingClaim (not .Values.model.name) }}
 {{- fail "model.name: must be set, since model.existingClaim is set: the folder in it" }}
 {{- end }}
-{{- if and .Values.model.name (not .Values.model.existingClaim) .Values.model.offline }}
-{{- fail "model.offline: must be false for a model of the hub, or model.existingClaim be set" }}
+{{- if and .Values.model.name (not (include "draftwood.modelClaim" .)) .Values.model.offline }}
+{{- fail "model.offline: must be false for a model of the hub, or model.existingClaim or model.fetch.source be set" }}
 {{- end }}
 {{- if and (ne .Values.autoscaling.type "none") (not .Values.metrics.enabled) }}
 {{- fail "metrics.enabled: must be true, since autoscaling.type is set: pods are added by a metric" }}
@@ -131,8 +131,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and .Values.cache.claim.create .Values.cache.existingClaim }}
 {{- fail "cache.claim.create: cannot be combined with cache.existingClaim" }}
 {{- end }}
-{{- if and .Values.cache.claim.create (eq .Values.cache.claim.accessMode "ReadWriteOnce") (gt (include "draftwood.mostPods" . | int) 1) }}
-{{- fail "cache.claim.accessMode: ReadWriteOnce is for one pod; for several take ReadWriteMany, or set replicas, or autoscaling.maxReplicas, to 1" }}
+{{- range $path, $claim := dict "cache.claim" (ternary .Values.cache.claim dict .Values.cache.claim.create) "model.fetch" (ternary .Values.model.fetch dict (not (empty .Values.model.fetch.source))) }}
+{{- if and (eq (get $claim "accessMode") "ReadWriteOnce") (gt (include "draftwood.mostPods" $ | int) 1) }}
+{{- fail (printf "%s.accessMode: ReadWriteOnce is for one pod; for several take ReadWriteMany, or set replicas, or autoscaling.maxReplicas, to 1" $path) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.model.fetch.source .Values.model.existingClaim }}
+{{- fail "model.fetch.source: cannot be combined with model.existingClaim" }}
 {{- end }}
 {{- if and (eq .Values.engine "vllm") (ne .Values.device.type "nvidia") }}
 {{- fail "device.type: must be nvidia, since engine is vllm: no image has vLLM's build for CPUs" }}
@@ -221,6 +226,16 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- default (ternary (printf "%dGi" (mul 50 .Values.device.count)) "10Gi" (eq .Values.device.type "nvidia")) .Values.cache.size }}
 {{- end }}
 
+{{- define "draftwood.modelClaim" -}}
+{{- default (ternary (printf "%s-models" (include "draftwood.fullname" .)) "" (not (empty .Values.model.fetch.source))) .Values.model.existingClaim }}
+{{- end }}
+
+{{/* Folder in the claim, or id on the hub; empty for the demo model. */}}
+{{- define "draftwood.modelName" -}}
+{{- $fetched := regexReplaceAll "@[^@]*$" .Values.model.fetch.source "" | base | trimSuffix ".gguf" }}
+{{- default (ternary $fetched "" (not (empty .Values.model.fetch.source))) .Values.model.name }}
+{{- end }}
+
 {{- define "draftwood.cacheClaim" -}}
 {{- default (ternary (printf "%s-cache" (include "draftwood.fullname" .)) "" .Values.cache.claim.create) .Values.cache.existingClaim }}
 {{- end }}
@@ -228,7 +243,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* Whether a volume belongs to one pod at a time. */}}
 {{- define "draftwood.onePod" -}}
 {{- $cache := .Values.cache.claim }}
-{{- if or (eq .Values.store.mode "embedded") (and $cache.create (eq $cache.accessMode "ReadWriteOnce")) }}true{{ end }}
+{{- $fetch := .Values.model.fetch }}
+{{- if or (eq .Values.store.mode "embedded") (and $cache.create (eq $cache.accessMode "ReadWriteOnce")) (and $fetch.source (eq $fetch.accessMode "ReadWriteOnce")) }}true{{ end }}
 {{- end }}
 
 {{/* What pods write on the node: the cache, unless it is a claim, /tmp, and logs. Empty if the size is not in Gi. */}}
@@ -265,10 +281,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if ne .Values.engine "vllm" }}{{ $own = set $own "device" (ternary "cuda" "cpu" (eq .Values.device.type "nvidia")) }}{{ end }}
 {{- if and (eq .Values.device.type "nvidia") (gt (int .Values.device.count) 1) }}{{ $own = set $own "tensor_parallel" .Values.device.count }}{{ end }}
 {{- $own = set $own "model_cache_folder" "/var/cache/draftwood/models" }}
-{{- if .Values.model.existingClaim }}
-{{- $own = set $own "model" (printf "/models/%s" .Values.model.name) }}
-{{- else if .Values.model.name }}
-{{- $own = set $own "model" .Values.model.name }}
+{{- with include "draftwood.modelName" . }}
+{{- $own = set $own "model" (ternary (printf "/models/%s" .) . (not (empty (include "draftwood.modelClaim" $)))) }}
 {{- end }}
 {{- if .Values.metrics.enabled }}
 {{- $own = set $own "metrics_port" 9464 }}
@@ -362,10 +376,8 @@ capabilities: {drop: [ALL]}
 {{- if .Values.model.offline }}
 - {name: HF_HUB_OFFLINE, value: "1"}
 {{- end }}
-{{- if .Values.model.hubTokenSecret }}
-- name: HF_TOKEN
-  valueFrom:
-    secretKeyRef: {name: {{ .Values.model.hubTokenSecret }}, key: {{ .Values.model.hubTokenKey }}}
+{{- if not .Values.model.fetch.source }}
+{{- include "draftwood.hubToken" . }}
 {{- end }}
 {{- if and (eq .Values.store.mode "external") .Values.store.external.existingSecret }}
 - name: DRAFTWOOD_STORE
@@ -412,11 +424,19 @@ capabilities: {drop: [ALL]}
 {{- if eq .Values.store.mode "embedded" }}
 - {name: store, mountPath: /var/lib/draftwood}
 {{- end }}
-{{- if .Values.model.existingClaim }}
+{{- if include "draftwood.modelClaim" . }}
 - {name: models, mountPath: /models, readOnly: true}
 {{- end }}
 {{- with .Values.extraVolumeMounts }}
 {{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{- define "draftwood.hubToken" -}}
+{{- if .Values.model.hubTokenSecret }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef: {name: {{ .Values.model.hubTokenSecret }}, key: {{ .Values.model.hubTokenKey }}}
 {{- end }}
 {{- end }}
 

@@ -22,7 +22,12 @@ from draftwood_model_runner.loading.fetching import HubModel, fetch_to
 COMMIT = "c" * 40
 WEIGHTS = os.urandom(24 << 20)
 """More than the client holds before it writes to its file."""
-FILES = {"config.json": b"{}", "model.safetensors": WEIGHTS, "pytorch_model.bin": b"x", "q4.gguf": b"GGUF" + WEIGHTS[:99]}
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": WEIGHTS,
+    "pytorch_model.bin": b"x",
+    "q4.gguf": b"GGUF" + WEIGHTS[:99],
+}
 FETCH = """
 import sys
 from pathlib import Path
@@ -130,6 +135,7 @@ def hub() -> Iterator[Hub]:
     made.server.server_close()
 
 
+@pytest.mark.system
 def test_a_download_that_was_cut_off_goes_on_and_a_complete_one_asks_nobody(hub: Hub, tmp_path: Path) -> None:
     hub.cut = 21 << 20
     folder = tmp_path / "models" / "b"
@@ -147,6 +153,7 @@ def test_a_download_that_was_cut_off_goes_on_and_a_complete_one_asks_nobody(hub:
     assert "has a/b; take another folder" in hub.fetch("a/c", folder).stderr
 
 
+@pytest.mark.system
 def test_other_bytes_than_the_hubs_are_refused_and_fetched_again(hub: Hub, tmp_path: Path) -> None:
     hub.sent["model.safetensors"] = b"\0" * len(WEIGHTS)
     done = hub.fetch("a/b@v1", tmp_path)
@@ -157,6 +164,7 @@ def test_other_bytes_than_the_hubs_are_refused_and_fetched_again(hub: Hub, tmp_p
     assert (tmp_path / "model.safetensors").read_bytes() == WEIGHTS
 
 
+@pytest.mark.system
 def test_one_gguf_file_comes_alone(hub: Hub, tmp_path: Path) -> None:
     assert hub.fetch("a/b/q4.gguf", tmp_path).stdout == "True\n"
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["q4.gguf"]
