@@ -64,6 +64,7 @@ _PARENTS = _listed(
     name="string", namespace="string", group="string", kind="string", sectionName="string", port="integer"
 )
 _SERVICE_TYPE: Schema = {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}
+_TOLERATIONS = _listed(key="string", operator="string", value="string", effect="string", tolerationSeconds="integer")
 _PEERS = _listed(podSelector="object", namespaceSelector="object", ipBlock="object")
 _SPECIAL: dict[str, Schema] = {
     "imagePullSecrets": _listed(name="string"),
@@ -76,9 +77,9 @@ _SPECIAL: dict[str, Schema] = {
         },
     },
     "extraEnv": _listed(name="string", value="string", valueFrom="object"),
-    "tolerations": _listed(
-        key="string", operator="string", value="string", effect="string", tolerationSeconds="integer"
-    ),
+    "tolerations": _TOLERATIONS,
+    "gateway.tolerations": _TOLERATIONS,
+    "gateway.nodeSelector": _STRINGS,
     "extraVolumeMounts": _listed(
         name="string", mountPath="string", subPath="string", subPathExpr="string", readOnly="boolean"
     ),

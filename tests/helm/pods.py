@@ -9,13 +9,14 @@ address `POD`. Not covered: limits of memory and CPU, seccomp, and what the imag
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -64,6 +65,11 @@ class Container:
         return str(self.spec["name"])
 
     @property
+    def is_init(self) -> bool:
+        """Whether it ends before the others start."""
+        return self.spec in self.pod.get("initContainers", [])
+
+    @property
     def is_vllm(self) -> bool:
         return str(self.spec["image"]).endswith("-vllm")
 
@@ -90,7 +96,8 @@ class Cluster:
             it would be removed with it.
         documents: all manifests of a release.
         secrets: files of secrets that the manifests only name.
-        models: names of models on the hub, which a claim or a cache has: the bundled model in their place.
+        models: names of models, which a claim or the hub's cache has: the bundled model in their place. With what they
+            were fetched from, if `draftwood models --to` did.
         hosts: further names, and their addresses.
         authority: PEM file of what pods trust.
     """
@@ -98,7 +105,7 @@ class Cluster:
     folder: Path
     documents: list[Document]
     secrets: Mapping[str, Mapping[str, bytes]]
-    models: Iterable[str] = ()
+    models: Mapping[str, str] = field(default_factory=dict)
     hosts: Mapping[str, str] = field(default_factory=dict)
     authority: Path | None = None
     _started: int = field(default=0, init=False)
@@ -208,8 +215,8 @@ class Cluster:
             shared.mkdir(parents=True)
             _own(shared)
             if mount["mountPath"] == "/models":
-                for model in self.models:
-                    shutil.copytree(BUNDLED_MODEL, shared / Path(model).name)
+                for model, source in self.models.items():
+                    _fetch(shared / Path(model).name, source)
         if "emptyDir" in volume:
             _mount("-t", "tmpfs", "tmpfs", str(path))
             _own(path)
@@ -224,6 +231,15 @@ def _own(path: Path) -> None:
     """As the kubelet does with an empty volume and the pod's fsGroup."""
     os.chown(path, 0, USER)
     path.chmod(0o2777)
+
+
+def _fetch(folder: Path, source: str) -> None:
+    """Makes a folder of a claim what it is when the model is there."""
+    shutil.copytree(BUNDLED_MODEL, folder)
+    if source:
+        (folder / ".draftwood-fetched").write_text(json.dumps({"source": source, "commit": "a" * 40}))
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, USER, USER)
 
 
 def _download(model: str, home: Path) -> None:

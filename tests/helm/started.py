@@ -95,12 +95,13 @@ class Release:
         documents = render(self.values)
         services = [one["metadata"]["name"] for one in documents if one["kind"] == "Service"]
         self.certificate = make_certificate(self.folder, names=[*services, *_CERTIFICATE_HOSTS])
-        model = self.values.get("model", {}).get("name")
+        source = self.at("model", "fetch", "source") or ""
+        model = self.at("model", "name") or Path(source.partition("@")[0]).name.removesuffix(".gguf")
         self.cluster = Cluster(
             self.folder,
             documents,
             self._secrets(),
-            [model] if model else [],
+            {model: source} if model else {},
             dict.fromkeys(self._others(), "127.0.0.1"),
             self.certificate[0],
         )
@@ -411,7 +412,7 @@ def rows(path: Path, folder: Path, *, only_checks: bool = False) -> list[Row]:
         if not only_checks:
             stack.enter_context(servers(release))
         for container in release.containers():
-            if container.name.startswith("check"):
+            if container.is_init:
                 made.append(run_to_its_end(release, container))
             elif not only_checks:
                 running.append((container, *start(release, container, stack)))
@@ -465,7 +466,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("values", nargs="*", type=Path, default=VALUES)
     parser.add_argument("--json", type=Path, help="file to write the rows to")
-    parser.add_argument("--checks", action="store_true", help="run the containers that check, and no others")
+    parser.add_argument("--checks", action="store_true", help="run the init containers, and no others")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inside:

@@ -193,6 +193,27 @@ def test_containers_are_checked_first_with_what_they_are_given(name: str) -> Non
     assert pods[1]["initContainers"][0]["name"] == "check"
 
 
+def test_a_deployments_pods_have_nodes_of_their_own() -> None:
+    tolerations = [{"key": "a", "operator": "Exists"}]
+    own = {"mode": "deployment", "nodeSelector": {"pool": "cpu"}, "tolerations": tolerations}
+    documents = render(OPEN | {"gateway": own, "nodeSelector": {"pool": "gpu"}})
+    pod = pod_with_gateway(documents)[0]
+    assert (pod["nodeSelector"], pod["tolerations"]) == ({"pool": "cpu"}, tolerations)
+    assert pod_of(documents)["nodeSelector"] == {"pool": "gpu"}
+
+
+def test_keda_shows_its_token_to_prometheus() -> None:
+    authentication = {"name": "thanos", "modes": "bearer", "namespaced": True}
+    scaling = {"type": "keda", "minReplicas": 0, "prometheusAuthentication": authentication}
+    triggers = of_kind(render(OPEN | {"autoscaling": scaling, "gateway": DEPLOYMENT}), "ScaledObject")["spec"][
+        "triggers"
+    ]
+    assert len(triggers) == 3
+    for trigger in triggers:
+        assert trigger["authenticationRef"] == {"name": "thanos"}
+        assert (trigger["metadata"]["authModes"], trigger["metadata"]["namespace"]) == ("bearer", "serving")
+
+
 SIDECAR, DEPLOYMENT = {"mode": "sidecar"}, {"mode": "deployment"}
 ROUTE, POOL = {"httpRoute": {"enabled": True}}, {"enabled": True}
 NO_POLICY, TLS = {"enabled": False}, {"existingSecret": "a"}
