@@ -12,8 +12,8 @@ import pytest
 from tests.helm.chart import EXAMPLES, VALUES
 from tests.helm.started import Row, can_start, inside
 
-STARTED = {"gateway", "routed", "valkey"}
-"""With TLS and a client's certificate, a gateway beside the server that has a key, and the bundled store."""
+STARTED = {"gateway", "valkey"}
+"""With TLS, a client's certificate and a gateway of its own; and with the bundled store."""
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -34,7 +34,6 @@ def of(name: str) -> Path:
     ("name", "expected"),
     [
         ("gateway", {"check", "server", "check-gateway", "gateway"}),
-        ("routed", {"check", "server", "check-gateway", "gateway"}),
         ("valkey", {"check", "server", "valkey"}),
     ],
 )
@@ -50,6 +49,7 @@ def test_the_containers_that_check_find_nothing_wrong() -> None:
     assert all(row.ready for row in rows)
     assert [row.values for row in rows if row.container == "check"] == [path.stem for path in others]
     assert [row.values for row in rows if row.container == "model"] == ["openshift"]
+    assert [row.values for row in rows if row.container == "check-gateway"] == ["routed"]
 
 
 @pytest.mark.vllm
