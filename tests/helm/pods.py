@@ -29,11 +29,19 @@ from tests.vllm.engine import PYTHON as VLLM_PYTHON
 
 POD = "10.20.30.40"
 """The address of all pods. They listen on other ports than each other."""
-USER = 10001
+CHOSEN_USER = 1_000_650_000
+"""As OpenShift chooses one, for a pod that names none."""
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib64")
-_OF_VLLMS_IMAGE = (
-    *("protos", "clients/python", "strategies", "memory", "tenants", "model_runner", "service", "plugins/vllm"),
-)
+_VLLMS_PACKAGES = [
+    "protos",
+    "clients/python",
+    "strategies",
+    "memory",
+    "tenants",
+    "model_runner",
+    "service",
+    "plugins/vllm",
+]
 _ETC = ("group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "nsswitch.conf", "passwd")
 _DEVICES = ("full", "null", "random", "urandom", "zero")
 _COMPILED_FOR = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
@@ -54,7 +62,6 @@ class Container:
     Attributes:
         pod: the manifest's pod.
         spec: the manifest's container.
-        name: of the container.
     """
 
     pod: Document
@@ -76,6 +83,18 @@ class Container:
     @property
     def is_valkey(self) -> bool:
         return "/valkey:" in str(self.spec["image"])
+
+    @property
+    def user(self) -> int:
+        return int(self.pod["securityContext"].get("runAsUser", CHOSEN_USER))
+
+    @property
+    def group(self) -> int:
+        return int(self.pod["securityContext"].get("runAsGroup", 0))
+
+    @property
+    def files_group(self) -> int:
+        return int(self.pod["securityContext"].get("fsGroup", CHOSEN_USER))
 
     @property
     def grace_seconds(self) -> int:
@@ -110,20 +129,20 @@ class Cluster:
     authority: Path | None = None
     _started: int = field(default=0, init=False)
 
-    def command(self, container: Container, *more: str, **variables: str) -> list[str]:
-        """What runs a container as a process, with further arguments and variables."""
+    def command(self, container: Container, *more: str) -> list[str]:
+        """What runs a container as a process, with further arguments."""
         self._started += 1
         root = self.folder / f"root-{self._started}"
         self._make_root(root, container)
-        environment = self.environment(container) | variables
+        environment = self.environment(container)
         given = [*container.spec.get("command", ["draftwood"]), *container.spec.get("args", []), *more]
         words = [_expanded(word, environment) for word in given]
-        variables_given = [f"{name}={value}" for name, value in environment.items()]
-        user = ["--reuid", str(USER), "--regid", str(USER), "--groups", str(USER), "--no-new-privs"]
-        user += ["--inh-caps", "-all", "--bounding-set", "-all"]
+        variables = [f"{name}={value}" for name, value in environment.items()]
+        user = ["--reuid", str(container.user), "--regid", str(container.group), "--groups", str(container.files_group)]
+        user += ["--inh-caps", "-all", "--bounding-set", "-all", "--no-new-privs"]
         return [
             *("chroot", str(root), "setpriv", *user, "--"),
-            *("env", "--ignore-environment", "--chdir", _image(container)["workdir"], *variables_given, *words),
+            *("env", "--ignore-environment", "--chdir", _image(container)["workdir"], *variables, *words),
         ]
 
     def environment(self, container: Container) -> dict[str, str]:
@@ -134,7 +153,7 @@ class Cluster:
             if name not in _COMPILED_FOR:
                 made[name] = value.replace("$PATH", made["PATH"])
         if container.is_vllm:
-            made["PYTHONPATH"] = os.pathsep.join(str(ROOT / folder) for folder in _OF_VLLMS_IMAGE)
+            made["PYTHONPATH"] = os.pathsep.join(str(ROOT / folder) for folder in _VLLMS_PACKAGES)
             made |= {**VLLM_ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"}
         for variable in container.spec.get("env", []):
             made[variable["name"]] = self._value(variable, container, made)
@@ -179,7 +198,8 @@ class Cluster:
             (root / folder).mkdir(parents=True)
         volumes = {volume["name"]: volume for volume in container.pod.get("volumes", [])}
         for mount in sorted(container.spec.get("volumeMounts", []), key=lambda mount: len(mount["mountPath"])):
-            self._make_volume(root / mount["mountPath"].lstrip("/"), volumes.get(mount["name"], mount), mount)
+            volume = volumes.get(mount["name"], mount)  # that of a StatefulSet is in its claims' templates
+            self._make_volume(root / mount["mountPath"].lstrip("/"), volume, mount, container)
         _add_program(root, container)
         _mount("-o", "remount,ro", str(root))
 
@@ -197,8 +217,8 @@ class Cluster:
             trusted.parent.mkdir(parents=True)
             shutil.copy(self.authority, trusted)
 
-    def _make_volume(self, path: Path, volume: Document, mount: Document) -> None:
-        """A volume that is not shared by containers: each mounts one of its own, but claims."""
+    def _make_volume(self, path: Path, volume: Document, mount: Document, container: Container) -> None:
+        """Claims are those of all containers; anything else is of this one, an emptyDir of a pod as well."""
         path.mkdir(parents=True, exist_ok=True)
         if "secret" in volume or "configMap" in volume:
             is_secret = "secret" in volume
@@ -206,50 +226,54 @@ class Cluster:
             _mount("-t", "tmpfs", "tmpfs", str(path))
             for key, content in self.files_of("secret" if is_secret else "configmap", name).items():
                 (path / key).write_bytes(content)
-                os.chown(path / key, 0, USER)  # as with the pod's fsGroup
+                os.chown(path / key, 0, container.files_group)
                 (path / key).chmod(volume["secret"]["defaultMode"] if is_secret else 0o644)
             _mount("-o", "remount,ro", str(path))
             return
         shared = self.folder / "volumes" / mount["name"]
         if "emptyDir" not in volume and not shared.exists():
             shared.mkdir(parents=True)
-            _own(shared)
+            _own(shared, container)
             if mount["mountPath"] == "/models":
                 for model, source in self.models.items():
-                    _fetch(shared / Path(model).name, source)
+                    _fetch(shared / Path(model).name, source, container)
         if "emptyDir" in volume:
             _mount("-t", "tmpfs", "tmpfs", str(path))
-            _own(path)
+            _own(path, container)
             if mount["mountPath"] == "/var/cache/draftwood":
                 for model in self.models:
-                    _download(model, path / "hub")
+                    _download(model, path / "hub", container)
         else:
             _mount("--bind", *(["-o", "ro"] if mount.get("readOnly") else []), str(shared), str(path))
 
 
-def _own(path: Path) -> None:
+def _own(path: Path, container: Container) -> None:
     """As the kubelet does with an empty volume and the pod's fsGroup."""
-    os.chown(path, 0, USER)
+    os.chown(path, 0, container.files_group)
     path.chmod(0o2777)
 
 
-def _fetch(folder: Path, source: str) -> None:
+def _give(folder: Path, container: Container) -> None:
+    """Makes the container's user the owner of all that is in a folder, as if it had written it."""
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, container.user, container.files_group)
+
+
+def _fetch(folder: Path, source: str, container: Container) -> None:
     """Makes a folder of a claim what it is when the model is there."""
     shutil.copytree(BUNDLED_MODEL, folder)
     if source:
         (folder / ".draftwood-fetched").write_text(json.dumps({"source": source, "commit": "a" * 40}))
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, USER, USER)
+    _give(folder, container)
 
 
-def _download(model: str, home: Path) -> None:
+def _download(model: str, home: Path, container: Container) -> None:
     """Makes the hub's cache what it is after a download."""
     folder = home / "hub" / f"models--{model.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("a" * 40)
     shutil.copytree(BUNDLED_MODEL, folder / "snapshots" / ("a" * 40))
-    for path in (home, *home.rglob("*")):
-        os.chown(path, USER, USER)
+    _give(home, container)
 
 
 def _add_program(root: Path, container: Container) -> None:

@@ -380,7 +380,8 @@ def instead_of_gpus(release: Release, container: Container) -> tuple[tuple[str, 
         require_driver("cuda")
     except InvalidValueError:
         more = _INSTEAD_OF_GPUS_OF_VLLM if container.is_vllm else _INSTEAD_OF_A_GPU
-        return more, f"no GPU here: started with {' '.join(more)}"
+        build = ", vLLM's build for CPUs" if container.is_vllm else ""
+        return more, f"no GPU here{build}: started with {' '.join(more)}"
     return (), ""
 
 
