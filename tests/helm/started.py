@@ -35,7 +35,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draftwood_client import Client, TlsConfig
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_service.auth.auth_file import KeyEntry, new_key
+from draftwood_service.auth.auth_file import new_key
 from draftwood_service.starting import require_driver
 from tests.certificates import make_certificate
 from tests.helm.chart import VALUES, Document, read, render
@@ -45,6 +45,11 @@ from tests.service.auth.issuer import public_keys, token
 
 _START_SECONDS = 300.0
 _REDIS = 6379
+_ELSEWHERE = (
+    *("redis.data", "redis-0.redis", "redis-1.redis", "redis-2.redis"),
+    *("login.example", "collector.monitoring.svc"),
+)
+"""Servers that are no part of a release; the collector is not there."""
 _CERTIFICATE_HOSTS = ("draftwood.example", "login.example", "redis.data")
 _INSTEAD_OF_A_GPU = ("--device=cpu", "--tensor-parallel=1", "--threads=2")
 _INSTEAD_OF_GPUS_OF_VLLM = ("--tensor-parallel=1", '--engine-args={"enforce_eager": true}', "--max-context=256")
@@ -102,7 +107,7 @@ class Release:
             documents,
             self._secrets(),
             {model: source} if model else {},
-            dict.fromkeys(self._others(), "127.0.0.1"),
+            dict.fromkeys(_ELSEWHERE, "127.0.0.1"),
             self.certificate[0],
         )
 
@@ -112,13 +117,6 @@ class Release:
         for name in path:
             found = found.get(name) if isinstance(found, dict) else None
         return found
-
-    def _others(self) -> list[str]:
-        """Hosts of servers that are no part of the release."""
-        return [
-            *("redis.data", "redis-0.redis", "redis-1.redis", "redis-2.redis"),
-            *("login.example", "collector.monitoring.svc"),
-        ]
 
     def _secrets(self) -> dict[str, Mapping[str, bytes]]:
         """Made up, by their names in the values."""
@@ -135,20 +133,20 @@ class Release:
             created = "2026-11-22T12:00:00Z"
             listed = {"id": entry.id, "tenant": "acme", "sha256": entry.sha256, "created": created}
             made[name] = {self.at("auth", "file", "key") or "auth.yaml": json.dumps({"keys": [listed]}).encode()}
-            KeyEntry.model_validate(listed)
         elif self.at("auth", "jwt", "jwks"):
             self.key = token()
-        for path in (("gateway", "apiKeySecret"), ("test", "apiKeySecret")):
-            if name := self.at(*path):
-                made[name] = {"key": str(self.key).encode()}
+        for part in ("gateway", "test"):
+            if name := self.at(part, "apiKeySecret"):
+                made[name] = {self.at(part, "apiKeyKey") or "key": str(self.key).encode()}
         if name := self.at("store", "external", "existingSecret"):
             scheme = "rediss" if self.at("store", "external", "tlsSecret") else "redis"
-            made[name] = {"url": f"{scheme}://redis.data:{_REDIS}".encode()}
+            key = self.at("store", "external", "key") or "url"
+            made[name] = {key: f"{scheme}://redis.data:{_REDIS}".encode()}
         if name := self.at("store", "encryptionSecret"):
             lines = [f"{key}={base64.b64encode(os.urandom(32)).decode()}" for key in ("first", "names")]
-            made[name] = {"keys": "\n".join(lines).encode()}
+            made[name] = {self.at("store", "encryptionKey") or "keys": "\n".join(lines).encode()}
         if name := self.at("model", "hubTokenSecret"):
-            made[name] = {"token": b"hf_made_up"}
+            made[name] = {self.at("model", "hubTokenKey") or "token": b"hf_made_up"}
         return made
 
     @property
