@@ -261,7 +261,10 @@ class Process:
 
     def wait_until_ready(self, release: Release) -> None:
         """By the probes of the manifest. Raises NotStartedError."""
-        spec, deadline = self._container.spec, time.monotonic() + _START_SECONDS
+        spec = self._container.spec
+        startup = spec.get("startupProbe", {})
+        seconds = startup.get("periodSeconds", 0) * startup.get("failureThreshold", 0) or _START_SECONDS
+        deadline = time.monotonic() + seconds
         for name in ("startupProbe", "readinessProbe", "livenessProbe"):
             while name in spec and not succeeds(spec[name], self._container, release):
                 if self._process.poll() is not None or time.monotonic() > deadline:

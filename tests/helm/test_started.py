@@ -16,7 +16,7 @@ STARTED = {"gateway", "valkey"}
 """With TLS, a client's certificate and a gateway of its own; and with the bundled store."""
 
 pytestmark = [
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not can_start(), reason="needs root, namespaces, and the programs unshare, setpriv and ip"),
 ]
 
