@@ -269,7 +269,7 @@ class Process:
             while name in spec and not succeeds(spec[name], self._container, release):
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise self.failed(f"{name} did not succeed, exit status {self._process.poll()}")
-                time.sleep(0.2)
+                time.sleep(0.5)
 
     def end(self) -> float:
         """SIGTERM, as after the preStop hook. Returns the seconds until its end. Raises NotStartedError."""
