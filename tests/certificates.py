@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,16 +13,20 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def make_certificate(folder: Path, name: str = "draftwood", uri: str | None = None) -> tuple[Path, Path]:
+def make_certificate(
+    folder: Path, name: str = "draftwood", uri: str | None = None, names: Iterable[str] = ()
+) -> tuple[Path, Path]:
     """A self-signed certificate for localhost and its key, as PEM files: good for authority, server and client.
 
     Args:
         name: common name.
         uri: a further subject alternative name.
+        names: further hosts.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     hosts: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    hosts += [x509.DNSName(each) for each in names]
     if uri is not None:
         hosts.append(x509.UniformResourceIdentifier(uri))
     now = datetime.now(UTC)

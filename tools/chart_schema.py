@@ -30,6 +30,7 @@ OWNED = frozenset(
 )  # fmt: skip
 """Settings that other values of the chart set."""
 
+_OWNED_FLAGS = sorted(name.replace("_", "-") for name in (*OWNED, "config", "check"))
 Schema = dict[str, Any]
 _STRINGS: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
 _OBJECTS: Schema = {"type": "array", "items": {"type": "object"}}
@@ -63,13 +64,22 @@ _PARENTS = _listed(
     name="string", namespace="string", group="string", kind="string", sectionName="string", port="integer"
 )
 _SERVICE_TYPE: Schema = {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}
+_TOLERATIONS = _listed(key="string", operator="string", value="string", effect="string", tolerationSeconds="integer")
 _PEERS = _listed(podSelector="object", namespaceSelector="object", ipBlock="object")
 _SPECIAL: dict[str, Schema] = {
     "imagePullSecrets": _listed(name="string"),
+    "extraArgs": {
+        "type": "array",
+        "items": {
+            "type": "string",
+            "pattern": "^--[a-z]",
+            "not": {"pattern": f"^--({'|'.join(_OWNED_FLAGS)})(=|$)"},
+        },
+    },
     "extraEnv": _listed(name="string", value="string", valueFrom="object"),
-    "tolerations": _listed(
-        key="string", operator="string", value="string", effect="string", tolerationSeconds="integer"
-    ),
+    "tolerations": _TOLERATIONS,
+    "gateway.tolerations": _TOLERATIONS,
+    "gateway.nodeSelector": _STRINGS,
     "extraVolumeMounts": _listed(
         name="string", mountPath="string", subPath="string", subPathExpr="string", readOnly="boolean"
     ),
@@ -99,6 +109,13 @@ _SPECIAL: dict[str, Schema] = {
     "device.type": {"enum": ["cpu", "nvidia"]},
     "device.count": {"type": "integer", "minimum": 1},
     "resources": _RESOURCES,
+    "model.fetch.source": {
+        "type": "string",
+        "pattern": "^$|^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/[A-Za-z0-9_./-]+\\.gguf)?(@[A-Za-z0-9_./-]+)?$",
+    },
+    "model.fetch.accessMode": {"enum": ["ReadWriteMany", "ReadWriteOnce"]},
+    "model.fetch.resources": _RESOURCES,
+    "cache.claim.accessMode": {"enum": ["ReadWriteMany", "ReadWriteOnce"]},
     "store.mode": {"enum": ["memory", "embedded", "valkey", "external"]},
     "store.external.url": {
         "type": "string",

@@ -12,7 +12,9 @@ _HEAD = f"""# Settings
 Generated from `service/draftwood_service/settings`. Each setting of `draftwood serve` is a flag, an environment
 variable (`{ENV_PREFIX}` and the name in capitals, with `_` for `-`) and a key of the YAML file that `--config` names
 (with `_` for `-`). A value is taken from the first of: flag, variable, file, default. Durations are in seconds, sizes
-in bytes or with a suffix K, M or G.
+in bytes or with a suffix K, M or G. `draftwood serve --check ...` starts nothing: it prints what would start, or a line
+for each reason why it would not, with exit status 1 or 2. Variables that Kubernetes makes for services, such as
+`DRAFTWOOD_PORT=tcp://10.0.0.1:50051`, are ignored, and the log says so.
 
 """
 

@@ -20,7 +20,7 @@ from draftwood_memory.errors import DraftwoodMemoryError, InvalidSettingError
 from draftwood_memory.settings import check_files
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.sources import resolve
-from draftwood_service.config import SettingsError, as_given, read_settings
+from draftwood_service.config import CHECK, SettingsError, as_given, read_settings, service_links
 from draftwood_service.engine.process import EngineProcess
 from draftwood_service.logging_config import configure_logging
 from draftwood_service.settings import Settings
@@ -40,17 +40,23 @@ _LEAVE_SECONDS = 15.0
 
 
 def serve(args: list[str]) -> int | None:
-    """Serves until SIGTERM or SIGINT, which drain; a second SIGINT exits at once.
+    """Serves until SIGTERM or SIGINT, which drain; a second SIGINT exits at once. With --check it serves nothing.
 
     Returns:
         The exit status: 0 after a drain, 2 for a bad setting, 1 for any other reason not to serve, among them an engine
         that died more often than it is restarted, so that its supervisor restarts it.
     """
+    if any(arg == CHECK or arg.startswith(f"{CHECK}=") for arg in args):
+        from draftwood_service.checking import check
+
+        return check(args, os.environ)
     try:
         settings = read_settings(args, os.environ)
     except SettingsError as error:
         return _fail(error, _USAGE_ERROR)
     configure_logging(settings.log_level, settings.log_format)
+    if links := service_links(os.environ):
+        _log.info("variables of Kubernetes' service links are no settings, and are ignored", variables=links)
     try:
         _check(settings)
         model = _resolved(settings)

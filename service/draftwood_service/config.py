@@ -23,6 +23,9 @@ from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, Inv
 from draftwood_service.settings import GROUPS, Settings, default_shown
 
 ENV_PREFIX = "DRAFTWOOD_"
+CHECK = "--check"
+"""The flag that is no setting."""
+WITHOUT_MODEL = "without-model"
 CLIENT_VARIABLES = frozenset(
     ENV_PREFIX + name
     for name in (
@@ -37,6 +40,14 @@ _RANGE_ERRORS = frozenset(
 """pydantic's types of errors for values outside a range or set; the others are values that cannot be parsed."""
 _PROBLEMS = {"bool": "must be true or false", "int": "must be an integer", "float": "must be a number"}
 """What is wrong, by the first word of pydantic's type of the error, where its own words are not plain."""
+
+
+_SERVICE_LINK = re.compile(
+    r"(?P<service>[A-Z0-9_]+?)_(?:SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]+)?)|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
+_SERVICE_ADDRESS = re.compile(r"(?:tcp|udp|sctp)://\S+")
+"""What Kubernetes adds for each service of a namespace, unless a pod has `enableServiceLinks: false`; of one named
+draftwood, DRAFTWOOD_PORT is such an address."""
 
 
 class SettingsError(DraftwoodError):
@@ -63,11 +74,35 @@ def read_settings(args: list[str], environ: Mapping[str, str], prog: str = "draf
         SettingsError: a setting is unknown or wrong.
         SystemExit: --help was given; help has been printed.
     """
-    merged, sources = _merged(args, environ, prog)
+    checked = check_settings(args, environ, prog)
+    if isinstance(checked, Settings):
+        return checked
+    raise checked[0]
+
+
+def check_settings(
+    args: list[str], environ: Mapping[str, str], prog: str = "draftwood serve"
+) -> Settings | list[SettingsError]:
+    """As `read_settings`, with all that is wrong instead of the first. Raises SystemExit for --help."""
     try:
-        return Settings(**merged)
+        merged, sources, unknown = _merged(args, environ, prog)
+    except SettingsError as error:
+        return [error]
+    try:
+        settings = Settings(**merged)
     except ValidationError as error:
-        raise _first_error(error, sources) from None
+        return [*unknown, *(_as_error(each, sources) for each in error.errors(include_url=False))]
+    return unknown or settings
+
+
+def service_links(environ: Mapping[str, str]) -> list[str]:
+    """The variables that Kubernetes made for services, by their form; they are no settings."""
+    return [
+        key
+        for key, text in environ.items()
+        if key.startswith(ENV_PREFIX)
+        and (_SERVICE_LINK.fullmatch(key) or (key.endswith("_PORT") and _SERVICE_ADDRESS.fullmatch(text)))
+    ]
 
 
 def as_given(error: InvalidValueError | InvalidSettingError, args: list[str], environ: Mapping[str, str]) -> Exception:
@@ -77,28 +112,39 @@ def as_given(error: InvalidValueError | InvalidSettingError, args: list[str], en
     return _as_given(error, _merged(args, environ, "draftwood serve")[1])
 
 
-def _merged(args: list[str], environ: Mapping[str, str], prog: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values by field, and the source of each. Raises SettingsError."""
-    flags = _flags(args, prog)
+def _merged(
+    args: list[str], environ: Mapping[str, str], prog: str
+) -> tuple[dict[str, Any], dict[str, str], list[SettingsError]]:
+    """Values by field, the source of each, and an error for each unknown name.
+
+    Raises:
+        SettingsError: a flag has no value, or the file cannot be read.
+    """
+    flags, unknown = _flags(args, prog)
+    others = CLIENT_VARIABLES.union(service_links(environ))
     env = {
         key.removeprefix(ENV_PREFIX).lower(): text
         for key, text in environ.items()
-        if key.startswith(ENV_PREFIX) and key not in CLIENT_VARIABLES and text != ""
+        if key.startswith(ENV_PREFIX) and key not in others and text != ""
     }
-    _refuse_unknown(env, lambda key: ENV_PREFIX + key.upper(), "the environment", [*Settings.model_fields, "config"])
+    unknown += _without_unknown(
+        env, lambda key: ENV_PREFIX + key.upper(), "the environment", [*Settings.model_fields, "config"]
+    )
     config = flags.pop("config", None) or env.pop("config", None)
     env.pop("config", None)
 
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
     if config is not None:
-        for key, value in _yaml(Path(config)).items():
+        content = _yaml(Path(config))
+        unknown += _without_unknown(content, str, config, list(Settings.model_fields))
+        for key, value in content.items():
             merged[key], sources[key] = value, config
     for key, text in env.items():
         merged[key], sources[key] = text, ENV_PREFIX + key.upper()
     for key, text in flags.items():
         merged[key], sources[key] = text, flag(key)
-    return merged, sources
+    return merged, sources, unknown
 
 
 def flag(key: str) -> str:
@@ -116,6 +162,14 @@ def parser(prog: str) -> argparse.ArgumentParser:
         exit_on_error=False,
     )
     result.add_argument("--config", metavar="FILE", help="YAML file of settings (env DRAFTWOOD_CONFIG)")
+    result.add_argument(
+        CHECK,
+        nargs="?",
+        const="all",
+        choices=("all", WITHOUT_MODEL),
+        help="Start nothing: print what would start, or a line for each reason why it would not;"
+        f" {WITHOUT_MODEL}: not whether the model is there",
+    )
     for group in GROUPS:
         section = result.add_argument_group(group.heading())
         for key, field in group.model_fields.items():
@@ -134,17 +188,17 @@ def _add_argument(section: argparse._ArgumentGroup, key: str, field: FieldInfo) 
     section.add_argument(flag(key), dest=key, metavar=metavar, help=text.replace("%", "%%"))
 
 
-def _flags(args: list[str], prog: str) -> dict[str, str]:
+def _flags(args: list[str], prog: str) -> tuple[dict[str, str], list[SettingsError]]:
+    """Values by field, and an error for the first unknown flag: what follows it may be its value."""
     try:
         parsed, unknown = parser(prog).parse_known_args(args)
     except argparse.ArgumentError as error:
         problem = InvalidInputError("arguments", None, f"{error}; see {prog} --help")
         raise SettingsError(problem, "the command line") from None
-    if unknown:
-        names = [flag(key) for key in [*Settings.model_fields, "config"]]
-        name = unknown[0].split("=", 1)[0]
-        raise SettingsError(_unknown(name, names, "flag"), "the command line")
-    return {key: value for key, value in vars(parsed).items() if value is not None}
+    names = [flag(key) for key in [*Settings.model_fields, "config"]]
+    errors = [SettingsError(_unknown(name.split("=", 1)[0], names, "flag"), "the command line") for name in unknown[:1]]
+    given = {key: value for key, value in vars(parsed).items() if value is not None and flag(key) != CHECK}
+    return given, errors
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -159,14 +213,16 @@ def _yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise SettingsError(InvalidInputError("config", path, "must contain one mapping of settings"), "")
-    _refuse_unknown(content, str, str(path), list(Settings.model_fields))
     return content
 
 
-def _refuse_unknown(values: Mapping[Any, Any], shown: Any, source: str, known: list[str]) -> None:
-    for key in values:
-        if key not in known:
-            raise SettingsError(_unknown(shown(key), [shown(name) for name in known], "setting"), source)
+def _without_unknown(values: dict[Any, Any], shown: Any, source: str, known: list[str]) -> list[SettingsError]:
+    """Removes what is not known, and returns an error for each."""
+    removed = [key for key in values if key not in known]
+    for key in removed:
+        del values[key]
+    names = [shown(name) for name in known]
+    return [SettingsError(_unknown(shown(key), names, "setting"), source) for key in removed]
 
 
 def _unknown(name: str, known: list[str], what: str) -> InvalidInputError:
@@ -178,8 +234,8 @@ def _unknown(name: str, known: list[str], what: str) -> InvalidInputError:
     return InvalidInputError(name, None, f"no such {what}; {hint}")
 
 
-def _first_error(error: ValidationError, sources: Mapping[str, str]) -> SettingsError:
-    details = error.errors(include_url=False)[0]
+def _as_error(details: Mapping[str, Any], sources: Mapping[str, str]) -> SettingsError:
+    """Of one of pydantic's errors."""
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, InvalidValueError | InvalidSettingError):
         return _as_given(cause, sources)

@@ -17,6 +17,7 @@ from draftwood_client.cli.apps import new_app, run
 from draftwood_memory.settings import cache_folder
 from draftwood_model_runner.errors import InvalidInputError, ModelNotFoundError
 from draftwood_model_runner.loading.checkpoint import is_downloaded
+from draftwood_model_runner.loading.fetching import fetch_to
 from draftwood_model_runner.loading.gguf import DENSE, dense_place
 from draftwood_model_runner.loading.sources import KNOWN_MODELS, resolve
 
@@ -35,6 +36,15 @@ def models(args: list[str]) -> int:
 def _models(
     name: Annotated[str | None, typer.Argument(help="Describe this model alone.", show_default=False)] = None,
     download: Annotated[bool, typer.Option("--download", help="Download it, as --model does when needed.")] = False,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Download a model of the hub (org/name, org/name@revision or org/name/file.gguf) into this folder:"
+            " what was cut off goes on, checksums are compared, and a complete one is left as it is.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     cache: Annotated[
         Path | None,
@@ -49,8 +59,12 @@ def _models(
 ) -> None:
     """List the models that --model knows by name, and what is kept on this machine; or describe a model."""
     cache = cache or cache_folder(os.environ)
-    if name is None and download:
-        raise InvalidInputError("--download", "", "needs the name of a model")
+    for flag, given in (("--download", download), ("--to", to is not None)):
+        if name is None and given:
+            raise InvalidInputError(flag, None, "needs the name of a model")
+    if name is not None and to is not None:
+        _fetch(name, to)
+        return
     if name is not None and name not in KNOWN_MODELS:
         raise InvalidInputError("NAME", name, f"must be one of {', '.join(KNOWN_MODELS)}")
     if name is None:
@@ -59,6 +73,17 @@ def _models(
     if download:
         resolve(name, cache, os.environ)
     _print_model(_described(name, cache), as_json)
+
+
+def _fetch(name: str, to: Path) -> None:
+    """Raises InvalidInputError, ModelNotFoundError."""
+    from draftwood_service.logging_config import configure_logging
+
+    configure_logging("info", "console")
+    source = KNOWN_MODELS[name].hub_id if name in KNOWN_MODELS else name
+    began = time.monotonic()
+    downloaded = fetch_to(source, to)
+    print(f"model: {source} in {to}, {f'downloaded in {time.monotonic() - began:.0f} s' if downloaded else 'complete'}")
 
 
 def _print_all(cache: Path | None, as_json: bool) -> None:

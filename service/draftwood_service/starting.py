@@ -8,12 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from ctypes import CDLL
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
@@ -67,8 +69,11 @@ def require_engine(engine: str) -> None:
         )
 
 
-def require_writable(key: str, path: Path | None) -> None:
+def require_writable(key: str, path: Path | None, *, keep: bool = False) -> None:
     """Removes an old version of a file that is written later, so that nobody reads it meanwhile.
+
+    Args:
+        keep: leave it there.
 
     Raises:
         InvalidInputError: the file cannot be written.
@@ -76,7 +81,8 @@ def require_writable(key: str, path: Path | None) -> None:
     if path is None:
         return
     with _written_part(key, path) as part:
-        path.unlink(missing_ok=True)
+        if not keep:
+            path.unlink(missing_ok=True)
         part.unlink()
 
 
@@ -97,6 +103,40 @@ def _written_part(key: str, path: Path, text: str = "") -> Iterator[Path]:
         with suppress(OSError):
             part.unlink()
         raise InvalidInputError(key, path, f"cannot be written: {str(error.strerror).lower()}") from None
+
+
+class _TlsFiles(Protocol):
+    """`draftwood_service.settings.groups.ListenSettings`, which imports this module."""
+
+    @property
+    def tls_cert(self) -> Path | None: ...
+    @property
+    def tls_key(self) -> Path | None: ...
+    @property
+    def tls_client_ca(self) -> Path | None: ...
+
+
+def require_pem(settings: _TlsFiles) -> None:
+    """Raises InvalidInputError for files of TLS that gRPC cannot use: it would only say that it cannot listen."""
+    cert, key, client_ca = settings.tls_cert, settings.tls_key, settings.tls_client_ca
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for field, path in (("tls_cert", cert), ("tls_key", key), ("tls_client_ca", client_ca)):
+        if path is not None:
+            try:
+                path.open("rb").close()
+            except OSError as error:
+                raise InvalidInputError(field, path, f"cannot be read: {error.strerror}") from None
+    try:
+        if cert is not None:
+            context.load_cert_chain(cert, key, password="")  # gRPC takes no encrypted key
+    except ssl.SSLError:
+        problem = f"is no PEM certificate chain, or {key} is not its private key"
+        raise InvalidInputError("tls_cert", cert, problem) from None
+    try:
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+    except ssl.SSLError:
+        raise InvalidInputError("tls_client_ca", client_ca, "has no PEM certificate") from None
 
 
 def is_loopback(host: str) -> bool:

@@ -22,6 +22,7 @@ from draftwood_benchmarks.harness.servers import ServerError, running_server
 from draftwood_benchmarks.replay.experiment import app as replay_app
 from draftwood_client.cli import build_app
 from draftwood_service.auth.commands import app as key_app
+from draftwood_service.config import CHECK, flag
 from draftwood_service.settings import Settings
 from tests.docs.not_run import NOT_RUN, PARSED, reason
 from tests.docs.pages import Block, blocks, inline_commands, pages
@@ -139,7 +140,7 @@ def test_a_command_in_running_text_exists_with_its_flags(page: str, text: str) -
     words = text.split()[1:]
     flags = [flag.partition("=")[0] for flag in re.findall(r"--[a-z][a-z-]*", text)]
     if words[0] == "serve":
-        known = {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
+        known = {CHECK, *(flag(name) for name in Settings.model_fields)}
     elif words[0] in ("gateway", "models"):
         known = flags_of_program(words[0])
     else:

@@ -13,7 +13,9 @@ from helm_python.chart import Chart
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "helm" / "draftwood"
-VALUES = sorted((Path(__file__).parent / "values").glob("*.yaml"))
+EXAMPLES = sorted((ROOT / "examples" / "helm").glob("*.yaml"))
+"""Of clouds."""
+VALUES = [*sorted((Path(__file__).parent / "values").glob("*.yaml")), *EXAMPLES]
 GOLDEN = Path(__file__).parent / "golden"
 HELM_3 = ROOT / "build" / "helm" / "node_modules" / ".bin" / "helm"
 """`make test-system` installs it where npm is there."""

@@ -15,7 +15,7 @@ from helm_python.errors import HelmError
 from draftwood_service.gateway.command import gateway
 from draftwood_service.telemetry.metrics import ALIASES
 from tests.helm.chart import OPEN, Document, render
-from tests.helm.test_renders import of_kind, values
+from tests.helm.test_renders import DNS, of_kind, pod_of, server_of, values
 
 SCHEMAS = Path(__file__).parent / "schemas"
 
@@ -147,7 +147,7 @@ def test_a_deployment_has_its_service_and_everything_that_selects_it() -> None:
     assert service["spec"]["selector"].items() <= labels.items()
     policy = of_kind(documents, "NetworkPolicy", "-gateway")["spec"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
-    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 50051}
+    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {*DNS, 50051}
     # Neither is a server: a client that calls a service of servers never reaches a gateway.
     for name in ("draftwood", "-headless"):
         assert not of_kind(documents, "Service", name)["spec"]["selector"].items() <= labels.items()
@@ -169,8 +169,49 @@ def test_a_deployment_has_its_service_and_everything_that_selects_it() -> None:
 def test_a_gateway_sends_credentials_in_clear_only_to_servers_without_tls() -> None:
     arguments = gateway_of(render(values("gateway")))["args"]
     assert "--tls-server-name=draftwood.example" in arguments
-    assert "--plaintext-credentials" not in arguments
+    assert not {"--plaintext-credentials", "--share-credential"} & {*arguments}
     assert "--plaintext-credentials" in gateway_of(render(OPEN | {"gateway": {"mode": "deployment"}}))["args"]
+
+
+def test_a_gateways_key_is_for_requests_that_bring_none_since_the_values_say_so() -> None:
+    container = gateway_of(render(values("routed")))
+    assert "--share-credential" in container["args"]
+    assert "DRAFTWOOD_API_KEY" in {each["name"] for each in container["env"]}
+
+
+@of_both_modes
+def test_containers_are_checked_first_with_what_they_are_given(name: str) -> None:
+    documents = render(values(name))
+    pods = [pod_with_gateway(documents)[0], pod_of(documents)]
+    containers = [(pods[0], gateway_of(documents)), (pods[1], server_of(documents))]
+    for pod, container in containers:
+        command = container["args"][0]
+        [check] = [one for one in pod["initContainers"] if one["args"][:2] == [command, "--check"]]
+        assert check["args"][2:] == container["args"][1:]
+        for part in ("image", "env", "resources", "securityContext", "volumeMounts"):
+            assert check[part] == container[part]
+    assert pods[1]["initContainers"][0]["name"] == "check"
+
+
+def test_a_deployments_pods_have_nodes_of_their_own() -> None:
+    tolerations = [{"key": "a", "operator": "Exists"}]
+    own = {"mode": "deployment", "nodeSelector": {"pool": "cpu"}, "tolerations": tolerations}
+    documents = render(OPEN | {"gateway": own, "nodeSelector": {"pool": "gpu"}})
+    pod = pod_with_gateway(documents)[0]
+    assert (pod["nodeSelector"], pod["tolerations"]) == ({"pool": "cpu"}, tolerations)
+    assert pod_of(documents)["nodeSelector"] == {"pool": "gpu"}
+
+
+def test_keda_shows_its_token_to_prometheus() -> None:
+    authentication = {"name": "thanos", "modes": "bearer", "namespaced": True}
+    scaling = {"type": "keda", "minReplicas": 0, "prometheusAuthentication": authentication}
+    triggers = of_kind(render(OPEN | {"autoscaling": scaling, "gateway": DEPLOYMENT}), "ScaledObject")["spec"][
+        "triggers"
+    ]
+    assert len(triggers) == 3
+    for trigger in triggers:
+        assert trigger["authenticationRef"] == {"name": "thanos"}
+        assert (trigger["metadata"]["authModes"], trigger["metadata"]["namespace"]) == ("bearer", "serving")
 
 
 SIDECAR, DEPLOYMENT = {"mode": "sidecar"}, {"mode": "deployment"}

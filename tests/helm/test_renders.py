@@ -1,4 +1,4 @@
-"""What the chart renders, for five realistic sets of values: valid, as expected, and what the server itself reads."""
+"""What the chart renders, for realistic sets of values: valid, as expected, and what the server itself reads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from helm_python.errors import HelmError
 
 from draftwood_service.config import read_settings
 from draftwood_service.settings import Settings
 from draftwood_tenants.file import read_file
-from tests.helm.chart import GOLDEN, HELM_3, OPEN, VALUES, Document, golden, notes, read, render, render_3
+from tests.helm.chart import EXAMPLES, GOLDEN, HELM_3, OPEN, VALUES, Document, golden, notes, read, render, render_3
 
 CUSTOM = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "GRPCRoute", "HTTPRoute", "InferencePool"}
 """Kinds of operators, which the schemas of Kubernetes do not have."""
+DNS = {53, 5353}
+"""5353 is that of OpenShift's pods; a policy sees the port of the pod, not that of the service."""
 by_values = pytest.mark.parametrize("path", VALUES, ids=lambda path: path.stem)
 
 
@@ -88,7 +91,9 @@ def settings_of(documents: list[Document], folder: Path) -> Settings:
     for key, value in json.loads(data).items():
         if isinstance(value, str) and value.startswith(str(folder)):
             assert any(value.replace(str(folder), "/etc/draftwood").startswith(mount) for mount in mounts), key
-    return read_settings(["--config", str(config)], environment)
+    command, _, *others = server["args"]
+    assert command == "serve"
+    return read_settings(["--config", str(config), *others], environment)
 
 
 @by_values
@@ -130,7 +135,7 @@ def test_pods_are_restricted_and_hold_no_secret_in_clear(path: Path) -> None:
         assert (pod["automountServiceAccountToken"], pod["enableServiceLinks"]) == (False, False)
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for container in pod["containers"]:
+        for container in [*pod.get("initContainers", []), *pod["containers"]]:
             assert container["securityContext"] == {
                 "allowPrivilegeEscalation": False,
                 "readOnlyRootFilesystem": True,
@@ -177,21 +182,77 @@ def test_everything_selects_the_pods_and_names_their_ports(path: Path) -> None:
 
 def allowed_ports(documents: list[Document]) -> set[int]:
     policy = of_kind(documents, "NetworkPolicy", "draftwood")
-    return {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+    ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+    assert ports >= DNS
+    return ports - DNS
 
 
 def test_the_policy_lets_out_what_the_settings_need_and_nothing_else() -> None:
     ports = {path.stem: allowed_ports(render(read(path))) for path in VALUES}
     assert ports == {
-        "cpu-trial": {53},
-        "gpu-sentinel": {53, 6379, 26379, 4317},
-        "cluster-tenants": {53, 6379, 26379, 443},
-        "embedded": {53, 443},
-        "gateway": {53, 6379, 26379},
-        "routed": {53, 6379, 26379},
-        "valkey": {53, 6379},
-        "vllm": {53, 6379, 26379},
+        **{path.stem: {6379, 26379, 443} for path in EXAMPLES},
+        "cpu-trial": set(),
+        "gpu-sentinel": {6379, 26379, 4317},
+        "cluster-tenants": {6379, 26379, 443},
+        "embedded": {443},
+        "gateway": {6379, 26379},
+        "routed": {6379, 26379},
+        "valkey": {6379},
+        "vllm": {6379, 26379},
     }
+
+
+@by_values
+def test_a_container_sees_the_gpus_that_it_asks_for(path: Path) -> None:
+    """Images for GPUs say NVIDIA_VISIBLE_DEVICES=all, and the device plugin replaces it where a container asks."""
+    documents = render(read(path))
+    pods = [one["spec"]["template"]["spec"] for one in documents if one["kind"] == "Deployment"]
+    pods += [one["spec"] for one in documents if one["kind"] == "Pod"]
+    containers = [one for pod in pods for one in [*pod.get("initContainers", []), *pod["containers"]]]
+    assert len(containers) >= 3
+    if read(path).get("device", {}).get("type") == "nvidia":
+        for container in containers:
+            resource = read(path)["device"].get("resourceName", "nvidia.com/gpu")
+            asks = resource in container["resources"]["limits"]
+            sees_none = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in container["env"]
+            assert asks != sees_none, container["name"]
+
+
+def test_engine_vllm_gets_no_setting_that_it_refuses(tmp_path: Path) -> None:
+    documents = render(values("vllm"))
+    assert settings_of(documents, tmp_path).engine == "vllm"
+    server = server_of(documents)
+    variables = {one["name"]: one.get("value") for one in server["env"]}
+    assert "DRAFTWOOD_THREADS" not in variables
+    mounted = [mount["mountPath"] for mount in server["volumeMounts"] if not mount.get("readOnly")]
+    for name in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR", "HF_HOME"):
+        assert any(f"{variables[name]}/".startswith(f"{mount}/") for mount in mounted), name
+
+
+@pytest.mark.parametrize(("tls", "protocol"), [({}, "kubernetes.io/h2c"), ({"existingSecret": "a"}, "https")])
+def test_the_service_names_the_protocol_of_its_port(tls: Document, protocol: str) -> None:
+    [port] = of_kind(render(OPEN | {"tls": tls}), "Service", "draftwood")["spec"]["ports"]
+    assert port["appProtocol"] == protocol
+
+
+def test_containers_arguments_and_volumes_can_be_added() -> None:
+    more = {
+        "initContainers": [{"name": "warm", "image": "busybox"}],
+        "extraArgs": ["--max-running=16"],
+        "extraEnv": [{"name": "A", "value": "b"}],
+        "extraVolumes": [{"name": "extra", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+    }
+    documents = render(OPEN | more)
+    pod, server = pod_of(documents), server_of(documents)
+    assert [one["name"] for one in pod["initContainers"]] == ["check", "warm"]
+    assert server["args"][-1] == "--max-running=16"
+    assert {"name": "A", "value": "b"} in server["env"]
+    assert {"name": "extra", "mountPath": "/extra"} in server["volumeMounts"]
+    assert {"name": "extra", "emptyDir": {}} in pod["volumes"]
+    for wrong in ("--port=1", "--tls-cert=/x", "--engine", "max-running=2"):
+        with pytest.raises(HelmError, match="extraArgs"):
+            render(OPEN | {"extraArgs": [wrong]})
 
 
 def values(name: str) -> Document:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from helm_python.errors import HelmError
 
-from tests.helm.chart import HELM_3, OPEN, Document, read, render, render_3
+from tests.helm.chart import EXAMPLES, HELM_3, OPEN, Document, read, render, render_3
 from tests.helm.test_renders import by_values, of_kind, pod_of, server_of
 
 GIB = 2**30
@@ -79,6 +80,73 @@ def test_threads_are_those_of_the_cpus_that_the_pod_has() -> None:
     assert threads() == "requests.cpu"  # there is no limit, so no quota either
     assert threads(resources={"limits": {"cpu": "2500m"}}) is None  # the server reads the quota, and rounds it down
     assert threads(config={"threads": 3}) is None
+
+
+def test_what_is_compiled_outlives_a_pod_on_a_claim_of_the_release() -> None:
+    gpus = {"device": {"type": "nvidia", "count": 2}, "engine": "vllm", "replicas": 3}
+    documents = render(OPEN | gpus | {"cache": {"claim": {"create": True, "storageClass": "shared"}}})
+    claim = of_kind(documents, "PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert (claim["spec"]["storageClassName"], claim["spec"]["resources"]["requests"]["storage"]) == ("shared", "100Gi")
+    assert volume(documents, "cache")["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    server = server_of(documents)
+    assert server["resources"]["limits"]["ephemeral-storage"] == "3Gi"
+    [mounted] = [mount["mountPath"] for mount in server["volumeMounts"] if mount["name"] == "cache"]
+    variables = {one["name"]: one.get("value") for one in server["env"]}
+    for name in ("HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR", "HF_HOME"):
+        assert f"{variables[name]}/".startswith(f"{mounted}/"), name
+
+
+def test_a_claim_for_one_pod_is_given_up_before_the_next_pod_starts() -> None:
+    claim = {"claim": {"create": True, "accessMode": "ReadWriteOnce"}}
+    documents = render(OPEN | {"replicas": 1, "cache": claim})
+    assert of_kind(documents, "Deployment")["spec"]["strategy"] == {"type": "Recreate"}
+    with pytest.raises(HelmError, match=r"cache\.claim\.accessMode: ReadWriteOnce is for one pod"):
+        render(OPEN | {"cache": claim})
+    with pytest.raises(HelmError, match=r"cannot be combined with cache\.existingClaim"):
+        render(OPEN | {"cache": {"claim": {"create": True}, "existingClaim": "a"}})
+
+
+def test_a_model_is_fetched_once_to_a_claim_that_pods_share() -> None:
+    fetch = {"source": "org/model@v1", "size": "20Gi", "storageClass": "shared"}
+    documents = render(OPEN | {"model": {"fetch": fetch, "hubTokenSecret": "hub"}})
+    claim = of_kind(documents, "PersistentVolumeClaim")
+    assert (claim["metadata"]["name"], claim["spec"]["accessModes"]) == ("demo-draftwood-models", ["ReadWriteMany"])
+    assert volume(documents, "models")["persistentVolumeClaim"] == {
+        "claimName": "demo-draftwood-models",
+        "readOnly": False,
+    }
+    checks, fetches = pod_of(documents)["initContainers"]
+    assert checks["args"][:2] == ["serve", "--check=without-model"]
+    assert fetches["args"] == ["models", "org/model@v1", "--to=/models/model"]
+    token = {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert [one["valueFrom"] for one in fetches["env"] if one["name"] == "HF_TOKEN"] == [token]
+    server = server_of(documents)
+    assert not [one for one in server["env"] if one["name"] == "HF_TOKEN"]
+    assert {"name": "models", "mountPath": "/models", "readOnly": True} in server["volumeMounts"]
+    config = json.loads(of_kind(documents, "ConfigMap", "draftwood")["data"]["draftwood.yaml"])
+    assert config["model"] == "/models/model"
+    for more, problem in (
+        ({"model": {"fetch": fetch, "existingClaim": "a", "name": "b"}}, r"model\.fetch\.source: cannot be combined"),
+        ({"model": {"fetch": {**fetch, "accessMode": "ReadWriteOnce"}}}, r"model\.fetch\.accessMode: ReadWriteOnce is"),
+        ({"model": {"fetch": {"source": "model"}}}, "source"),
+    ):
+        with pytest.raises(HelmError, match=problem):
+            render(OPEN | more)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_of_clouds_place_pods_on_slices_of_gpus(path: Path) -> None:
+    documents = render(read(path))
+    pod = pod_of(documents)
+    assert pod["nodeSelector"]
+    assert pod["tolerations"]
+    resource = read(path)["device"].get("resourceName", "nvidia.com/gpu")
+    assert server_of(documents)["resources"]["limits"][resource] == 1
+    assert {one["spec"]["accessModes"][0] for one in documents if one["kind"] == "PersistentVolumeClaim"} == {
+        "ReadWriteMany"
+    }
+    assert [one["name"] for one in pod["initContainers"]] == ["check", "model"]
 
 
 def test_a_cluster_may_choose_the_user() -> None:

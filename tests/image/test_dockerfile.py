@@ -84,6 +84,13 @@ def test_the_image_has_the_extras_that_its_command_needs() -> None:
         assert (f"./{folder} " in installed) == (not elsewhere)
 
 
+def test_the_image_for_gpus_has_what_triton_compiles_with() -> None:
+    start = LINES.index("FROM run-cpu AS run-cuda")
+    stage = LINES[start + 1 : next(at for at in range(start + 1, len(LINES)) if LINES[at].startswith("FROM "))]
+    [installs] = [line for line in stage if line.startswith("RUN ")]
+    assert {"gcc", "libc6-dev"} <= {*installs.split()}
+
+
 def test_vllms_image_has_all_distributions_and_runs_as_the_other() -> None:
     lines = re.sub(r"\\\n", " ", FOR_VLLM)
     for folder, project in projects().items():

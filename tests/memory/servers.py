@@ -8,10 +8,11 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -126,11 +127,16 @@ def sentinel(master: Valkey, group: str = "dw") -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def cluster(size: int = 3, *flags: str, persistent: bool = False) -> Iterator[list[Valkey]]:
-    """Masters with equal shares of the slots, once all of them report that the cluster is ok."""
+def cluster(size: int = 3, *flags: str, persistent: bool = False, port: int | None = None) -> Iterator[list[Valkey]]:
+    """Masters with equal shares of the slots, once all of them report that the cluster is ok.
+
+    Args:
+        port: of the first; None for any.
+    """
     flags = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", *flags)
     with contextlib.ExitStack() as stack:
-        nodes = [stack.enter_context(Valkey(*flags, persistent=persistent)) for _ in range(size)]
+        ports = [port, *[None] * (size - 1)]
+        nodes = [stack.enter_context(Valkey(*flags, persistent=persistent, port=one)) for one in ports]
         bounds = [16384 * i // size for i in range(size + 1)]
         for node, start, end in zip(nodes, bounds[:-1], bounds[1:], strict=True):
             node.client.execute_command("CLUSTER", "ADDSLOTSRANGE", start, end - 1)
@@ -144,6 +150,53 @@ def cluster(size: int = 3, *flags: str, persistent: bool = False) -> Iterator[li
 def _ok(node: Valkey) -> bool:
     info: bytes = node.client.execute_command("CLUSTER", "INFO")
     return b"cluster_state:ok" in info and b"cluster_known_nodes:1\r" not in info
+
+
+@contextlib.asynccontextmanager
+async def tls_front(to: int, certificate: tuple[Path, Path], port: int = 0, mutual: bool = False) -> AsyncIterator[int]:
+    """TLS in front of a server without it: the port.
+
+    Args:
+        to: the server's port.
+        certificate: it and its key.
+        port: to listen on; 0 for any.
+        mutual: clients need a certificate, of this one as an authority.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    if mutual:
+        context.load_verify_locations(certificate[0])
+        context.verify_mode = ssl.CERT_REQUIRED
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        there, back = await asyncio.open_connection("127.0.0.1", to)
+        try:
+            await asyncio.gather(_copy(reader, back), _copy(there, writer))
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            tasks.discard(task)
+            for one in (writer, back):
+                one.transport.abort()
+
+    front = await asyncio.start_server(serve, "127.0.0.1", port, ssl=context)
+    try:
+        yield front.sockets[0].getsockname()[1]
+    finally:
+        front.close()
+        for task in tuple(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
 
 
 class Proxy:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import ssl
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -21,7 +20,7 @@ from draftwood_memory.errors import InvalidSettingError, StoreUnavailableError
 from draftwood_memory.store.embedded import EmbeddedServer, binary
 from tests.certificates import make_certificate
 from tests.memory.helpers import agreed, learn_output, numbers, replicas, stored, until
-from tests.memory.servers import Valkey, alive, wait_for
+from tests.memory.servers import Valkey, alive, tls_front, wait_for
 
 
 @pytest.mark.parametrize(
@@ -73,47 +72,11 @@ def test_a_bad_url_is_told_what_is_wrong_with_it(url: str, problem: str) -> None
         RedisClient(url)
 
 
-@asynccontextmanager
-async def tls_front(port: int, folder: Path) -> AsyncIterator[tuple[int, Path]]:
-    """TLS in front of a server without it: the port, and the certificate authority to trust."""
-    cert, key = make_certificate(folder)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        there, back = await asyncio.open_connection("127.0.0.1", port)
-        try:
-            await asyncio.gather(_copy(reader, back), _copy(there, writer))
-        except (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            tasks.discard(task)
-            for one in (writer, back):
-                one.transport.abort()
-
-    front = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    try:
-        yield front.sockets[0].getsockname()[1], cert
-    finally:
-        front.close()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-        await writer.drain()
-
-
 async def test_tls(tmp_path: Path) -> None:
     with Valkey() as server:
-        async with tls_front(server.port, tmp_path) as (port, authority):
+        certificate = make_certificate(tmp_path)
+        async with tls_front(server.port, certificate) as port:
+            authority = certificate[0]
             url = f"rediss://127.0.0.1:{port}"
             async with replicas(2, url, tls=RedisTls(ca=authority)) as memories:
                 assert await stored(memories, "t", numbers(10)) == [numbers(10)]

@@ -1,49 +1,8 @@
 {{/* The gateway: a container of its own deployment, or of each server's pod. */}}
 {{- define "draftwood.gatewayContainer" -}}
-{{- $gateway := .Values.gateway }}
-{{- $sidecar := eq $gateway.mode "sidecar" }}
-{{- $scheme := ternary "HTTPS" "HTTP" (not (empty $gateway.tlsSecret)) }}
+{{- $scheme := ternary "HTTPS" "HTTP" (not (empty .Values.gateway.tlsSecret)) }}
 - name: gateway
-  image: {{ include "draftwood.gatewayImage" . }}
-  imagePullPolicy: {{ .Values.image.pullPolicy }}
-  args:
-    - gateway
-    - --host=0.0.0.0
-    - --port=8080
-    - --target={{ if $sidecar }}127.0.0.1:50051{{ else }}dns:///{{ include "draftwood.fullname" . }}-headless.{{ .Release.Namespace }}:50051{{ end }}
-    - --drain-grace={{ include "draftwood.grace" . }}
-    {{- if not $gateway.page }}
-    - --no-page
-    {{- end }}
-    {{- range $gateway.corsOrigins }}
-    - --cors-origin={{ . }}
-    {{- end }}
-    {{- if $gateway.tlsSecret }}
-    - --http-tls-cert=/etc/draftwood/http-tls/tls.crt
-    - --http-tls-key=/etc/draftwood/http-tls/tls.key
-    {{- end }}
-    {{- if .Values.tls.existingSecret }}
-    - --tls-ca=/etc/draftwood/server-tls/ca.crt
-    {{- if $gateway.server.name }}
-    - --tls-server-name={{ $gateway.server.name }}
-    {{- end }}
-    {{- if .Values.tls.clientCA }}
-    - --tls-cert=/etc/draftwood/server-tls/tls.crt
-    - --tls-key=/etc/draftwood/server-tls/tls.key
-    {{- end }}
-    {{- else if not $sidecar }}
-    # Callers' keys go on to the server, inside of the cluster.
-    - --plaintext-credentials
-    {{- end }}
-  securityContext:
-    {{- include "draftwood.containerSecurity" . | nindent 4 }}
-  env:
-    - {name: HOME, value: /tmp}
-    {{- if $gateway.apiKeySecret }}
-    - name: DRAFTWOOD_API_KEY
-      valueFrom:
-        secretKeyRef: {name: {{ $gateway.apiKeySecret }}, key: {{ $gateway.apiKeyKey }}}
-    {{- end }}
+  {{- include "draftwood.gatewayProgram" (list . false) | trim | nindent 2 }}
   ports:
     - {name: http, containerPort: 8080}
   # Health is that of the server behind it: a gateway whose server loads takes no requests, and is not restarted for it.
@@ -59,16 +18,86 @@
   lifecycle:
     preStop:
       {{- include "draftwood.preStop" . | nindent 6 }}
-  resources:
-    {{- toYaml $gateway.resources | nindent 4 }}
-  volumeMounts:
-    - {name: gateway-tmp, mountPath: /tmp}
-    {{- if $gateway.tlsSecret }}
-    - {name: http-tls, mountPath: /etc/draftwood/http-tls, readOnly: true}
-    {{- end }}
-    {{- if .Values.tls.existingSecret }}
-    - {name: server-tls, mountPath: /etc/draftwood/server-tls, readOnly: true}
-    {{- end }}
+{{- end }}
+
+{{- define "draftwood.gatewayCheck" -}}
+- name: check-gateway
+  {{- include "draftwood.gatewayProgram" (list . true) | trim | nindent 2 }}
+{{- end }}
+
+{{/* What it runs, of the container that serves, or with true of the one that checks before. */}}
+{{- define "draftwood.gatewayProgram" -}}
+{{- $check := index . 1 }}
+{{- with index . 0 }}
+{{- $gateway := .Values.gateway }}
+{{- $sidecar := eq $gateway.mode "sidecar" }}
+image: {{ include "draftwood.gatewayImage" . }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args:
+  - gateway
+  {{- if $check }}
+  - --check
+  {{- end }}
+  - --host=0.0.0.0
+  - --port=8080
+  - --target={{ if $sidecar }}127.0.0.1:50051{{ else }}dns:///{{ include "draftwood.fullname" . }}-headless.{{ .Release.Namespace }}:50051{{ end }}
+  - --drain-grace={{ include "draftwood.grace" . }}
+  {{- if not $gateway.page }}
+  - --no-page
+  {{- end }}
+  {{- range $gateway.corsOrigins }}
+  - --cors-origin={{ . }}
+  {{- end }}
+  {{- if $gateway.tlsSecret }}
+  - --http-tls-cert=/etc/draftwood/http-tls/tls.crt
+  - --http-tls-key=/etc/draftwood/http-tls/tls.key
+  {{- end }}
+  {{- if .Values.tls.existingSecret }}
+  - --tls-ca=/etc/draftwood/server-tls/ca.crt
+  {{- if $gateway.server.name }}
+  - --tls-server-name={{ $gateway.server.name }}
+  {{- end }}
+  {{- if .Values.tls.clientCA }}
+  - --tls-cert=/etc/draftwood/server-tls/tls.crt
+  - --tls-key=/etc/draftwood/server-tls/tls.key
+  {{- end }}
+  {{- else if not $sidecar }}
+  # Callers' keys go on to the server, inside of the cluster.
+  - --plaintext-credentials
+  {{- end }}
+  {{- if $gateway.apiKeySecret }}
+  - --share-credential
+  {{- end }}
+securityContext:
+  {{- include "draftwood.containerSecurity" . | nindent 2 }}
+env:
+  - {name: HOME, value: /tmp}
+  {{- with include "draftwood.noGpus" . }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  {{- if $gateway.apiKeySecret }}
+  - name: DRAFTWOOD_API_KEY
+    valueFrom:
+      secretKeyRef: {name: {{ $gateway.apiKeySecret }}, key: {{ $gateway.apiKeyKey }}}
+  {{- end }}
+resources:
+  {{- toYaml $gateway.resources | nindent 2 }}
+volumeMounts:
+  - {name: gateway-tmp, mountPath: /tmp}
+  {{- if $gateway.tlsSecret }}
+  - {name: http-tls, mountPath: /etc/draftwood/http-tls, readOnly: true}
+  {{- end }}
+  {{- if .Values.tls.existingSecret }}
+  - {name: server-tls, mountPath: /etc/draftwood/server-tls, readOnly: true}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Images for GPUs ask the runtime for all of the node, unless the pod is given some. */}}
+{{- define "draftwood.noGpus" -}}
+{{- if eq .Values.device.type "nvidia" -}}
+- {name: NVIDIA_VISIBLE_DEVICES, value: void}
+{{- end }}
 {{- end }}
 
 {{/* A deployment needs neither CUDA nor vLLM; beside a server, the node has the server's image. */}}
@@ -105,7 +134,7 @@ exec: {command: [sleep, {{ .Values.drain.preStopSeconds | quote }}]}
 {{- define "draftwood.routingLabels" -}}
 {{- $routing := .Values.routing }}
 {{- $engine := ternary "vllm" "draftwood" $routing.vllmNames }}
-{{- $model := default "draftwood-demo" .Values.model.name | base | trunc 63 | trimAll "-_." }}
+{{- $model := default "draftwood-demo" (include "draftwood.modelName" .) | base | trunc 63 | trimAll "-_." }}
 {{- if eq $routing.labels "llm-d" }}
 llm-d.ai/engine-type: {{ $engine }}
 llm-d.ai/model: {{ $model | quote }}

@@ -118,8 +118,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and .Values.model.existingClaim (not .Values.model.name) }}
 {{- fail "model.name: must be set, since model.existingClaim is set: the folder in it" }}
 {{- end }}
-{{- if and .Values.model.name (not .Values.model.existingClaim) .Values.model.offline }}
-{{- fail "model.offline: must be false for a model of the hub, or model.existingClaim be set" }}
+{{- if and .Values.model.name (not (include "draftwood.modelClaim" .)) .Values.model.offline }}
+{{- fail "model.offline: must be false for a model of the hub, or model.existingClaim or model.fetch.source be set" }}
 {{- end }}
 {{- if and (ne .Values.autoscaling.type "none") (not .Values.metrics.enabled) }}
 {{- fail "metrics.enabled: must be true, since autoscaling.type is set: pods are added by a metric" }}
@@ -128,6 +128,17 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail "rollout: maxSurge and maxUnavailable cannot both be 0; empty ones are 1 and 0 on CPUs, 0 and 1 on GPUs" }}
 {{- end }}
 {{- include "draftwood.checkGateway" . }}
+{{- if and .Values.cache.claim.create .Values.cache.existingClaim }}
+{{- fail "cache.claim.create: cannot be combined with cache.existingClaim" }}
+{{- end }}
+{{- range $path, $claim := dict "cache.claim" (ternary .Values.cache.claim dict .Values.cache.claim.create) "model.fetch" (ternary .Values.model.fetch dict (not (empty .Values.model.fetch.source))) }}
+{{- if and (eq (get $claim "accessMode") "ReadWriteOnce") (gt (include "draftwood.mostPods" $ | int) 1) }}
+{{- fail (printf "%s.accessMode: ReadWriteOnce is for one pod; for several take ReadWriteMany, or set replicas, or autoscaling.maxReplicas, to 1" $path) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.model.fetch.source .Values.model.existingClaim }}
+{{- fail "model.fetch.source: cannot be combined with model.existingClaim" }}
+{{- end }}
 {{- if and (eq .Values.engine "vllm") (ne .Values.device.type "nvidia") }}
 {{- fail "device.type: must be nvidia, since engine is vllm: no image has vLLM's build for CPUs" }}
 {{- end }}
@@ -215,9 +226,30 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- default (ternary (printf "%dGi" (mul 50 .Values.device.count)) "10Gi" (eq .Values.device.type "nvidia")) .Values.cache.size }}
 {{- end }}
 
+{{- define "draftwood.modelClaim" -}}
+{{- default (ternary (printf "%s-models" (include "draftwood.fullname" .)) "" (not (empty .Values.model.fetch.source))) .Values.model.existingClaim }}
+{{- end }}
+
+{{/* Folder in the claim, or id on the hub; empty for the demo model. */}}
+{{- define "draftwood.modelName" -}}
+{{- $fetched := regexReplaceAll "@[^@]*$" .Values.model.fetch.source "" | base | trimSuffix ".gguf" }}
+{{- default (ternary $fetched "" (not (empty .Values.model.fetch.source))) .Values.model.name }}
+{{- end }}
+
+{{- define "draftwood.cacheClaim" -}}
+{{- default (ternary (printf "%s-cache" (include "draftwood.fullname" .)) "" .Values.cache.claim.create) .Values.cache.existingClaim }}
+{{- end }}
+
+{{/* Whether a volume belongs to one pod at a time. */}}
+{{- define "draftwood.onePod" -}}
+{{- $cache := .Values.cache.claim }}
+{{- $fetch := .Values.model.fetch }}
+{{- if or (eq .Values.store.mode "embedded") (and $cache.create (eq $cache.accessMode "ReadWriteOnce")) (and $fetch.source (eq $fetch.accessMode "ReadWriteOnce")) }}true{{ end }}
+{{- end }}
+
 {{/* What pods write on the node: the cache, unless it is a claim, /tmp, and logs. Empty if the size is not in Gi. */}}
 {{- define "draftwood.ephemeral" -}}
-{{- if .Values.cache.existingClaim }}3Gi
+{{- if include "draftwood.cacheClaim" . }}3Gi
 {{- else if regexMatch "^[0-9]+Gi$" (include "draftwood.cacheSize" .) }}{{ add 3 (include "draftwood.cacheSize" . | trimSuffix "Gi" | int) }}Gi
 {{- end }}
 {{- end }}
@@ -246,13 +278,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* The settings file of the server, as JSON, which is YAML: Helm would write large numbers as 1e+06. */}}
 {{- define "draftwood.config" -}}
 {{- $own := dict "host" "0.0.0.0" "port" 50051 "health_port" 50052 "log_format" .Values.logFormat "drain_grace" (include "draftwood.grace" . | int) }}
-{{- $own = set $own "device" (ternary "cuda" "cpu" (eq .Values.device.type "nvidia")) }}
+{{- if ne .Values.engine "vllm" }}{{ $own = set $own "device" (ternary "cuda" "cpu" (eq .Values.device.type "nvidia")) }}{{ end }}
 {{- if and (eq .Values.device.type "nvidia") (gt (int .Values.device.count) 1) }}{{ $own = set $own "tensor_parallel" .Values.device.count }}{{ end }}
 {{- $own = set $own "model_cache_folder" "/var/cache/draftwood/models" }}
-{{- if .Values.model.existingClaim }}
-{{- $own = set $own "model" (printf "/models/%s" .Values.model.name) }}
-{{- else if .Values.model.name }}
-{{- $own = set $own "model" .Values.model.name }}
+{{- with include "draftwood.modelName" . }}
+{{- $own = set $own "model" (ternary (printf "/models/%s" .) . (not (empty (include "draftwood.modelClaim" $)))) }}
 {{- end }}
 {{- if .Values.metrics.enabled }}
 {{- $own = set $own "metrics_port" 9464 }}
@@ -312,4 +342,104 @@ seccompProfile: {type: RuntimeDefault}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- define "draftwood.serverArgs" -}}
+- --config=/etc/draftwood/config/draftwood.yaml
+{{- if ne .Values.engine "draftwood" }}
+- --engine={{ .Values.engine }}
+{{- end }}
+{{- with .Values.extraArgs }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "draftwood.serverEnv" -}}
+- {name: HOME, value: /var/cache/draftwood}
+# For the compiled functions and graphs of libraries, such as vLLM's.
+- {name: XDG_CACHE_HOME, value: /var/cache/draftwood}
+{{- if eq .Values.device.type "nvidia" }}
+- {name: TORCHINDUCTOR_CACHE_DIR, value: /var/cache/draftwood/inductor}
+{{- end }}
+{{- if eq .Values.engine "vllm" }}
+# Its image has none.
+- {name: NUMBA_CACHE_DIR, value: /var/cache/draftwood/numba}
+{{- end }}
+# For libraries that ask who runs them: a user that a cluster chooses has no name.
+- {name: USER, value: draftwood}
+{{- if not (or (eq .Values.engine "vllm") .Values.config.threads (dig "limits" "cpu" "" .Values.resources)) }}
+# Without a CPU limit there is no quota that the server could read.
+- name: DRAFTWOOD_THREADS
+  valueFrom: {resourceFieldRef: {resource: requests.cpu, divisor: "1"}}
+{{- end }}
+- {name: HF_HOME, value: /var/cache/draftwood/hub}
+{{- if .Values.model.offline }}
+- {name: HF_HUB_OFFLINE, value: "1"}
+{{- end }}
+{{- if not .Values.model.fetch.source }}
+{{- include "draftwood.hubToken" . }}
+{{- end }}
+{{- if and (eq .Values.store.mode "external") .Values.store.external.existingSecret }}
+- name: DRAFTWOOD_STORE
+  valueFrom:
+    secretKeyRef: {name: {{ .Values.store.external.existingSecret }}, key: {{ .Values.store.external.key }}}
+{{- else if eq .Values.store.mode "valkey" }}
+- name: VALKEY_PASSWORD
+  valueFrom:
+    secretKeyRef: {name: {{ include "draftwood.valkeySecret" . }}, key: {{ .Values.store.valkey.key }}}
+- name: DRAFTWOOD_STORE
+  value: redis://:$(VALKEY_PASSWORD)@{{ include "draftwood.fullname" . }}-valkey:6379
+{{- end }}
+{{- if .Values.otlp.endpoint }}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: OTEL_RESOURCE_ATTRIBUTES
+  value: k8s.namespace.name={{ .Release.Namespace }},k8s.pod.name=$(POD_NAME)
+{{- end }}
+{{- with .Values.extraEnv }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{- define "draftwood.serverMounts" -}}
+- {name: config, mountPath: /etc/draftwood/config, readOnly: true}
+- {name: cache, mountPath: /var/cache/draftwood}
+- {name: tmp, mountPath: /tmp}
+- {name: shm, mountPath: /dev/shm}
+{{- if include "draftwood.hasTenants" . }}
+- {name: tenants, mountPath: /etc/draftwood/tenants, readOnly: true}
+{{- end }}
+{{- if include "draftwood.hasAuthFile" . }}
+- {name: auth, mountPath: /etc/draftwood/auth, readOnly: true}
+{{- end }}
+{{- if .Values.tls.existingSecret }}
+- {name: tls, mountPath: /etc/draftwood/tls, readOnly: true}
+{{- end }}
+{{- if .Values.store.external.tlsSecret }}
+- {name: store-tls, mountPath: /etc/draftwood/store-tls, readOnly: true}
+{{- end }}
+{{- if .Values.store.encryptionSecret }}
+- {name: encryption, mountPath: /etc/draftwood/encryption, readOnly: true}
+{{- end }}
+{{- if eq .Values.store.mode "embedded" }}
+- {name: store, mountPath: /var/lib/draftwood}
+{{- end }}
+{{- if include "draftwood.modelClaim" . }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{- define "draftwood.hubToken" -}}
+{{- if .Values.model.hubTokenSecret }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef: {name: {{ .Values.model.hubTokenSecret }}, key: {{ .Values.model.hubTokenKey }}}
+{{- end }}
+{{- end }}
+
+{{- define "draftwood.dnsPorts" -}}
+[{port: 53, protocol: UDP}, {port: 53, protocol: TCP}, {port: 5353, protocol: UDP}, {port: 5353, protocol: TCP}]
 {{- end }}

@@ -63,12 +63,8 @@ def dense_folder(file: Path, cache: Path | None) -> Path:
         ModelNotFoundError: the file cannot be read, or the folder not be written; gives the reason.
         UnsupportedModelError: transformers does not read such a model from a GGUF file.
     """
+    require_gguf(file)
     with file_errors(str(file)):
-        with file.open("rb") as opened:
-            begins = opened.read(4)
-        if begins != b"GGUF":
-            problem = f"is not a GGUF file (it begins with {begins!r}); give one, or a folder that has config.json"
-            raise ModelNotFoundError(f"model {str(file)!r}: {problem} and the weights")
         cache = required(cache, str(file))
         [sha256] = KnownDigests(cache / KNOWN_DIGESTS).sha256([file])
         folder = dense_place(cache, sha256, file.stem)
@@ -77,6 +73,15 @@ def dense_folder(file: Path, cache: Path | None) -> Path:
                 if part is not None:
                     convert(file, part, str(file))
     return folder
+
+
+def require_gguf(file: Path) -> None:
+    """Raises ModelNotFoundError for a file that cannot be read, or does not begin as one."""
+    with file_errors(str(file)), file.open("rb") as opened:
+        begins = opened.read(4)
+    if begins != b"GGUF":
+        problem = f"is not a GGUF file (it begins with {begins!r}); give one, or a folder that has config.json"
+        raise ModelNotFoundError(f"model {str(file)!r}: {problem} and the weights")
 
 
 def required(cache: Path | None, model: str) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -37,6 +38,7 @@ from draftwood_model_runner.loading.gguf import (
     dense_place,
     file_errors,
     is_used,
+    require_gguf,
     required,
     writing,
 )
@@ -68,6 +70,48 @@ def resolve(model: str, cache: Path | None, environ: MutableMapping[str, str]) -
     require_folder(model)
     set_offline_mode(model, environ)
     return model
+
+
+def look_up(model: str, cache: Path | None, environ: Mapping[str, str]) -> str:
+    """Where `resolve` would take a model from, in words. Downloads and converts nothing, and asks nobody.
+
+    Raises:
+        ModelNotFoundError: there is no such model here, and it must not be downloaded; or files of it are missing.
+    """
+    path = Path(model)
+    known = None if path.exists() else KNOWN_MODELS.get(model)
+    if known is None and (file := gguf_file(path)) is not None:
+        require_gguf(file)
+        required(cache, model)
+        return f"GGUF file {file}"
+    if known is None:
+        require_folder(model)
+        if path.is_dir():
+            _require_weights(path)
+            return f"folder {path}"
+    elif cache is not None and dense_place(cache, known.gguf_sha256, known.name).is_dir():
+        return f"{model}, converted before"
+    hub_id = model if known is None else known.hub_id
+    if is_downloaded(hub_id, environ):
+        return f"{hub_id} of the hub, downloaded before"
+    if is_offline(environ):
+        problem = f"it was not downloaded before, and {OFFLINE} forbids to ask the hub"
+        raise ModelNotFoundError(f"model {model!r}: {problem}")
+    return f"{hub_id}, which is downloaded from {hub_of(environ)}"
+
+
+def _require_weights(folder: Path) -> None:
+    """Raises ModelNotFoundError for a folder without weights, or without a file that its index names."""
+    for index in sorted(folder.glob("*.index.json")):
+        try:
+            named = {*json.loads(index.read_bytes())["weight_map"].values()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelNotFoundError(f"model {str(folder)!r}: {index.name} cannot be read: {error}") from None
+        if missing := sorted(name for name in named if not (folder / str(name)).is_file()):
+            text = f"{missing[0]} is missing, which {index.name} names ({len(missing)} of {len(named)} files are)"
+            raise ModelNotFoundError(f"model {str(folder)!r}: {text}")
+    if not [*folder.glob("*.safetensors"), *folder.glob("*.bin")]:
+        raise ModelNotFoundError(f"model {str(folder)!r}: the folder has no weights (*.safetensors or *.bin)")
 
 
 def gguf_file(path: Path) -> Path | None:

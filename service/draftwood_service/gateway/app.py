@@ -143,6 +143,7 @@ class Gateway:
         page: serve the page at /.
         max_body_bytes: of a request.
         strict: refuse requests with fields that nobody here knows, rather than leave these out.
+        keyless: let the service answer requests without a key, rather than refuse them here.
     """
 
     def __init__(
@@ -151,12 +152,14 @@ class Gateway:
         page: bool,
         max_body_bytes: int,
         strict: bool = False,
+        keyless: bool = True,
     ) -> None:
         self._anonymous = open_client(None)
         self._named = open_client(_credential.get)
         self._page = page
         self._max_body_bytes = max_body_bytes
         self._strict = strict
+        self._keyless = keyless
         self._told_of = set[tuple[str, ...]]()
         self._bodies = BodyBudget()
         self.metrics = Metrics()
@@ -368,6 +371,8 @@ class Gateway:
             key = bearer_of(request.headers.getlist("authorization"))
         except ValueError as error:
             raise InvalidCredentialError(str(error)) from None
+        if not key and not self._keyless:
+            raise InvalidCredentialError("the request has no key, and the gateway calls for nobody with its own")
         if not key:
             return self._anonymous
         _credential.set(key)

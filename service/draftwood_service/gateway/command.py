@@ -26,6 +26,7 @@ app = new_app()
 
 _log = structlog.get_logger(__name__)
 
+_KEYLESS = {None: "as the service answers", True: "call with the gateway's own credential", False: "are refused"}
 _ASK_SECONDS = 2.0
 """For the service to answer at the start."""
 
@@ -64,17 +65,22 @@ def _gateway(
     ] = False,
     drain_grace: Annotated[int, typer.Option(min=1, help="Seconds for streams to end after SIGTERM.")] = 25,
     log_level: Annotated[Literal["debug", "info", "warning", "error"], typer.Option(help="What is logged.")] = "info",
+    check: Annotated[
+        bool, typer.Option("--check", help="Start nothing, ask no service: print what would start, or why not.")
+    ] = False,
 ) -> None:
     """The API of OpenAI over HTTP, in front of a Draftwood service.
 
     A request's key (Authorization: Bearer) goes on to the service, which knows its tenant by it. A request without one
     has the gateway's own credential, if it has one: on an address that other machines reach, only with
-    --share-credential. A service that asks nobody for a credential, for only its machine reaches it, is served on
-    loopback addresses alone.
+    --share-credential. Without that a gateway there starts with a client certificate, which its connections may need,
+    and refuses requests without a key. A service that asks nobody for a credential, for only its machine reaches it,
+    is served on loopback addresses alone.
     """
     shares = _shares_credential(server, host, share_credential)
     _check_address(host, port)
-    _check_service(server, host)
+    if not check:
+        _check_service(server, host)
     context = _tls(http_tls_cert, http_tls_key)
     # Imported here: --help need not wait for them.
     from draftwood_service.logging_config import configure_logging
@@ -82,26 +88,40 @@ def _gateway(
     with needs_extra("gateway", "`draftwood gateway`", ("httptools", "prometheus_client", "starlette", "uvicorn")):
         from draftwood_service.gateway.app import Gateway
         from draftwood_service.gateway.connections import run_server
+    if check:
+        _arguments(server, host)  # reads the files of TLS
+        scheme = "http" if context is None else "https"
+        typer.echo(
+            f"address: {scheme}://{host}:{port}\nservice: {server.target}\nrequests without a key: {_KEYLESS[shares]}"
+        )
+        return
     configure_logging(log_level, "console")
     if shares:
         _log.warning("the gateway has a credential: requests without a key of their own call with it")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn handles it, and raises it again when it has ended
-    made = Gateway(_opener(server, host), page, max_body_bytes, strict)
+    made = Gateway(_opener(server, host), page, max_body_bytes, strict, keyless=shares is not False)
     answering = made.app(cors_origin or [], allowed_host or [] if is_loopback(host) else None)
     run_server(answering, host, port, context, drain_grace, made.metrics.connection_ended)
 
 
-def _shares_credential(server: ServerOptions, host: str, allowed: bool) -> bool:
-    """Whether callers without a key call with the gateway's own. Raises `ArgumentValueError` if it is not allowed."""
+def _shares_credential(server: ServerOptions, host: str, allowed: bool) -> bool | None:
+    """Whether callers without a key call with the gateway's own; None if it has none.
+
+    Raises `ArgumentValueError` for a key or token, which are for nothing else, if that is not allowed.
+    """
     credentials = {"--api-key": server.api_key, "--token": server.token, "--tls-cert": server.tls_cert}
     given = [flag for flag, value in credentials.items() if value is not None]
-    if given and not (allowed or is_loopback(host)):
+    if not given:
+        return None
+    if allowed or is_loopback(host):
+        return True
+    if given != ["--tls-cert"]:
         problem = (
             f"{host} is not a loopback address, and whoever reaches it without a key would call with the gateway's own:"
             f" leave out {given[0]} (or its environment variable), or allow it with --share-credential"
         )
         raise ArgumentValueError("--host", problem)
-    return bool(given)
+    return False
 
 
 def _check_address(host: str, port: int) -> None:

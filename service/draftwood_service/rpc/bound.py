@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from draftwood_service.rpc.calls import Run, ServedMethod, handlers
 from draftwood_service.rpc.health import MAX_REQUEST_BYTES, Health, enable_reflection
 from draftwood_service.settings import Settings
 from draftwood_service.settings.groups import ListenSettings
-from draftwood_service.starting import require_free
+from draftwood_service.starting import require_free, require_pem
 from draftwood_service.telemetry import NO_TELEMETRY, Telemetry
 
 STOP_SECONDS = 0.5
@@ -178,25 +177,10 @@ def server_credentials(settings: ListenSettings) -> grpc.ServerCredentials | Non
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     files = _Files(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-    _check(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+    require_pem(settings)
     return grpc.dynamic_ssl_server_credentials(
         files.configuration(), files.current, require_client_authentication=settings.tls_client_ca is not None
     )
-
-
-def _check(cert: Path, key: Path, client_ca: Path | None) -> None:
-    """gRPC itself would only say that it cannot listen."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(cert, key, password="")  # gRPC takes no encrypted key
-    except ssl.SSLError:
-        problem = f"is no PEM certificate chain, or {key} is not its private key"
-        raise InvalidInputError("tls_cert", cert, problem) from None
-    try:
-        if client_ca is not None:
-            context.load_verify_locations(client_ca)
-    except ssl.SSLError:
-        raise InvalidInputError("tls_client_ca", client_ca, "has no PEM certificate") from None
 
 
 class _Files:

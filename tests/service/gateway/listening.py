@@ -92,6 +92,7 @@ async def listening(
     byte_limit: int = 8 << 20,
     tls: ssl.SSLContext | None = None,
     strict: bool = False,
+    keyless: bool = True,
     hosts: Collection[str] | None = None,
     origins: Sequence[str] = (),
     **arguments: Any,
@@ -100,7 +101,7 @@ async def listening(
     target: the service.
     limit, byte_limit: of `Connections`.
     tls: makes it HTTPS.
-    strict: see `Gateway`.
+    strict, keyless: see `Gateway`.
     hosts, origins: of `Gateway.app`.
     arguments: of its clients.
     """
@@ -109,7 +110,7 @@ async def listening(
     def open_client(credential: Callable[[], str] | None) -> ServiceClient:
         return ServiceClient(target, token=credential, **arguments)
 
-    made = Gateway(open_client, page=True, max_body_bytes=1 << 20, strict=strict)
+    made = Gateway(open_client, page=True, max_body_bytes=1 << 20, strict=strict, keyless=keyless)
     connections = Connections(limit, byte_limit, ended.append)
     config = uvicorn.Config(
         made.app([*origins], hosts),

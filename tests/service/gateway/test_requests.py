@@ -449,10 +449,28 @@ def test_requests_without_a_key_have_that_of_the_gateway_on_this_machine_or_when
 ) -> None:
     server = ServerOptions(**credential)
     for host, allowed in (("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)):
-        assert _shares_credential(server, host, allowed) == bool(credential)
+        assert _shares_credential(server, host, allowed) is (True if credential else None)
+    refused = credential and "tls_cert" not in credential  # a certificate is for the connection, too
     for host in ("0.0.0.0", "::", "gateway.example"):
-        with pytest.raises(ArgumentValueError, match="--share-credential") if credential else nullcontext():
-            _shares_credential(server, host, False)
+        with pytest.raises(ArgumentValueError, match="--share-credential") if refused else nullcontext():
+            assert _shares_credential(server, host, False) is (False if credential else None)
+
+
+async def test_a_gateway_that_shares_no_credential_refuses_requests_without_a_key() -> None:
+    async with serving() as served, listening(served.server.address, keyless=False) as gateway:
+        status, answer = await gateway.posted(CHAT, {"messages": MESSAGES})
+        assert (status, "has no key" in answer["error"]["message"]) == (401, True)
+        assert (await gateway.answered(get("/health")))[0] == 200
+
+
+def test_check_says_what_the_gateway_would_do_and_asks_no_service(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--port", "0", "--target", "no-such-service.invalid:1", "--check"]
+    assert run_gateway([*options, "--host", "0.0.0.0", "--api-key", "k", "--share-credential"]) == 0
+    said = capsys.readouterr().out
+    assert "address: http://0.0.0.0:0\n" in said
+    assert "requests without a key: call with the gateway's own credential" in said
+    assert run_gateway([*options, "--tls-cert", "/no", "--tls-key", "/no"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

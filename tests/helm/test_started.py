@@ -1,0 +1,57 @@
+"""What the chart renders starts: some releases whole, of the others what checks their settings, files and secrets.
+
+`python -m tests.helm.started` starts all of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helm.chart import EXAMPLES, VALUES
+from tests.helm.started import Row, can_start, inside
+
+STARTED = {"gateway", "valkey"}
+"""With TLS, a client's certificate and a gateway of its own; and with the bundled store."""
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not can_start(), reason="needs root, namespaces, and the programs unshare, setpriv and ip"),
+]
+
+
+def containers(rows: list[Row]) -> set[str]:
+    assert all(row.ready for row in rows)
+    return {row.container for row in rows}
+
+
+def of(name: str) -> Path:
+    return next(path for path in VALUES if path.stem == name)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gateway", {"check", "server", "check-gateway", "gateway"}),
+        ("valkey", {"check", "server", "valkey"}),
+    ],
+)
+def test_a_release_starts_answers_and_ends(name: str, expected: set[str]) -> None:
+    assert containers(inside([of(name)])) == expected
+
+
+def test_the_containers_that_check_find_nothing_wrong() -> None:
+    others = [
+        path for path in VALUES if path.stem not in STARTED and (path not in EXAMPLES or path.stem == "openshift")
+    ]
+    rows = inside(others, only_checks=True)
+    assert all(row.ready for row in rows)
+    assert [row.values for row in rows if row.container == "check"] == [path.stem for path in others]
+    assert [row.values for row in rows if row.container == "model"] == ["openshift"]
+    assert [row.values for row in rows if row.container == "check-gateway"] == ["routed"]
+
+
+@pytest.mark.vllm
+def test_a_release_with_vllm_starts_answers_and_ends() -> None:
+    assert containers(inside([of("vllm")])) == {"check", "server"}
