@@ -14,7 +14,7 @@ from draftwood_model_runner.runners.model_calls import setting
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.device.arena import DeviceSizes
 from draftwood_strategies.device.launching import LAUNCHER, Launch
-from draftwood_strategies.device.strategy import DeviceTrieStrategy, drafts_on_device
+from draftwood_strategies.device.strategy import DeviceStrategy, drafts_on_device
 from draftwood_strategies.draft_engine import guard
 from tests.model_runner.families import greedy, served
 from tests.model_runner.sequences import GREEDY, engine_of, make_sequence, run
@@ -63,7 +63,7 @@ def test_the_tokens_are_those_of_generate_and_of_no_drafts() -> None:
     sampled = written([None, None], sampling)
     with drafts_on_device(SIZES, "cpu"):
         strategies = [make(StrategyKey("trie"), Capacity(tokens=1000, bytes=1 << 20)) for _ in range(2)]
-        tries = [strategy for strategy in strategies if isinstance(strategy, DeviceTrieStrategy)]
+        tries = [strategy for strategy in strategies if isinstance(strategy, DeviceStrategy)]
         assert len(tries) == 2
         hybrids = [create("hybrid") for _ in range(2)]
         for _ in range(2):

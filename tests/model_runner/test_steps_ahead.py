@@ -17,8 +17,9 @@ from draftwood_model_runner.runners.model_calls import setting
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_strategies import create
 from draftwood_strategies.device.arena import DeviceSizes
+from draftwood_strategies.device.draft_device import DraftDevice
 from draftwood_strategies.device.launching import LAUNCHER, Launch
-from draftwood_strategies.device.strategy import DeviceTrieStrategy, DraftDevice, drafts_on_device
+from draftwood_strategies.device.strategy import DeviceStrategy, drafts_on_device
 from draftwood_strategies.draft_engine import guard
 from draftwood_strategies.draft_engine.step_times import MeasuredStepTimes, StepTimeCurve
 from tests.model_runner.families import VOCAB, greedy, served
@@ -70,7 +71,7 @@ def test_what_the_device_drafts_and_learns(device: DraftDevice) -> None:
     found, accepted = [], []
     for begins_ahead in (False, True):
         strategy = create("trie")
-        assert isinstance(strategy, DeviceTrieStrategy)
+        assert isinstance(strategy, DeviceStrategy)
         for _ in range(2):
             engine = (
                 ahead()[0] if begins_ahead else engine_of(served("llama"), 8, max_running=RUNNING, prefill_chunk=16)
@@ -194,7 +195,7 @@ def test_another_strategy_in_the_middle(device: DraftDevice) -> None:
 def test_what_comes_from_outside_is_learned_while_steps_begin_ahead(device: DraftDevice) -> None:
     engine, _ = ahead()
     strategy = create("trie")
-    assert isinstance(strategy, DeviceTrieStrategy)
+    assert isinstance(strategy, DeviceStrategy)
     [one] = sequences_of(strategy, PROMPTS[:1])
     engine.add(one)
     while not engine.counts.steps_ahead:

@@ -34,7 +34,7 @@ from draftwood_service.gateway.tools import grammar, read_tools
 from draftwood_service.tools import NoToolFormatError, tool_format_of
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.device.arena import DeviceSizes
-from draftwood_strategies.device.strategy import DeviceTrieStrategy, drafts_on_device
+from draftwood_strategies.device.strategy import DeviceStrategy, drafts_on_device
 from draftwood_strategies.draft_engine import guard
 from tests.model_runner.overlapping import OverlappingRunner
 from tests.model_runner.sampling.held import drafted_answer, held_answer
@@ -254,7 +254,7 @@ def test_drafts_on_a_device(model: RealModel, name: str, monkeypatch: pytest.Mon
         if name == "trie":  # steps begin ahead; those of hybrid wait for the host
             patched: Any = engine
             patched._runner = patched._following = OverlappingRunner(engine._runner)
-        assert isinstance(getattr(strategy, "parts", {"trie": strategy})["trie"], DeviceTrieStrategy)
+        assert isinstance(getattr(strategy, "parts", {"trie": strategy})["trie"], DeviceStrategy)
         for sampling in (GREEDY, GREEDY, SAMPLERS[3]):
             sequences, _ = written(engine, prompts, sampling, strategy=strategy)
             assert [one.output for one in sequences] == [expected(model.plain, prompt, sampling) for prompt in prompts]

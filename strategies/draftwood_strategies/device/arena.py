@@ -101,7 +101,9 @@ class DeviceSizes:
                 raise ValueError(f"{name}: {value} is not allowed; it must be from {low} to {high}")
         least, most = successors.SuccessorTable.LEAST, 1 << 24
         if self.contexts and (not least <= self.contexts <= most or self.contexts & (self.contexts - 1)):
-            raise ValueError(f"contexts: {self.contexts} is not allowed; it must be 0, or a power of 2 from {least} to {most}")
+            raise ValueError(
+                f"contexts: {self.contexts} is not allowed; it must be 0, or a power of 2 from {least} to {most}"
+            )
 
     @property
     def nbytes(self) -> int:

@@ -43,7 +43,12 @@ class DeviceMixture:
         self._rows[row, :TOPS_AT].copy_(self._trie.uploaded(numbers))
 
     def learn(
-        self, rows: torch.Tensor, tokens: torch.Tensor, counts: torch.Tensor, sources: torch.Tensor, trees: VerifiedTrees
+        self,
+        rows: torch.Tensor,
+        tokens: torch.Tensor,
+        counts: torch.Tensor,
+        sources: torch.Tensor,
+        trees: VerifiedTrees,
     ) -> None:
         """Learns from the rows' latest drafts and from what was verified; before `DeviceTrie.learn`.
 

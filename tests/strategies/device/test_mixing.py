@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from draftwood_strategies.arrays import Int32Array
@@ -11,22 +10,18 @@ from draftwood_strategies.base import Feedback
 from draftwood_strategies.device.arena import (
     DRAFTED,
     MIXED,
-    SEEN_AT,
     TABLE_COLUMNS,
     TAIL,
     TOPS,
     TOPS_AT,
-    UNIT_BITS,
     DeviceSizes,
 )
-from draftwood_strategies.device.calls import VerifiedTrees
 from draftwood_strategies.device.mixture import DeviceMixture
 from draftwood_strategies.device.trie import DeviceTrie, whole_mixture
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.mixing.mixture import Mixture, MixtureDrafter
 from draftwood_strategies.successors import COLUMNS, NOWHERE, ORDERS, WIDTH, SuccessorTable
 from tests.strategies.device.test_drafting import assert_alike, space
-from tests.strategies.toy_model import ToyModel
 
 CONTEXTS = 1024
 CPU = torch.device("cpu")
@@ -96,8 +91,8 @@ def with_history(mixture: Mixture, random: np.random.Generator, vocab: int, budg
 def arena_of(
     tenants: list[tuple[Mixture, list[MixtureDrafter]]], trees: list[DraftTree]
 ) -> tuple[DeviceTrie, DeviceMixture]:
-    """With the tables and weights of some tenants and their live sequences, which have the rows one after the other, and
-    `trees` in the place of the trie's drafts."""
+    """With the tables and weights of some tenants, their live sequences in one row after the other, and `trees` in the
+    place of the trie's drafts."""
     rows = [(number, drafter) for number, (_, drafters) in enumerate(tenants) for drafter in drafters]
     trie = DeviceTrie(DeviceSizes(len(rows), 64, len(tenants), 64, contexts=CONTEXTS), CPU)
     mixture, layout, arena = DeviceMixture(trie), trie.layout, trie.arena.numpy()

@@ -15,7 +15,8 @@ from draftwood_strategies.base import BatchStrategy, PromptIndexer, SupportsRead
 from draftwood_strategies.built_in import TrieOptions
 from draftwood_strategies.device import strategy as device_strategy
 from draftwood_strategies.device.arena import DeviceSizes
-from draftwood_strategies.device.strategy import DeviceTrieStrategy, DraftDevice
+from draftwood_strategies.device.draft_device import DraftDevice
+from draftwood_strategies.device.strategy import DeviceStrategy
 from draftwood_strategies.draft import DraftTree, checked_all
 from draftwood_strategies.trie.phrase_index import PhraseIndex
 from draftwood_strategies.trie.strategy import TrieStrategy
@@ -51,7 +52,7 @@ def assert_alike(found: DraftTree, expected: DraftTree) -> None:
 
 
 def test_it_offers_what_the_host_s_trie_does() -> None:
-    strategy = DeviceTrieStrategy(arena())
+    strategy = DeviceStrategy(arena())
     for protocol in (BatchStrategy, SupportsReadOnly, SupportsRebuild):
         assert isinstance(strategy, protocol)
     assert isinstance(strategy.start(ids(1)), PromptIndexer)
@@ -59,7 +60,7 @@ def test_it_offers_what_the_host_s_trie_does() -> None:
 
 @pytest.mark.parametrize("part", ["outputs", "prompts", "both"])
 def test_drafts_are_valid_and_what_is_accepted_is_what_the_model_writes(part: str) -> None:
-    strategy = DeviceTrieStrategy(arena(learn=part), learn=part)
+    strategy = DeviceStrategy(arena(learn=part), learn=part)
     steps = []
     for _ in range(2):
         drafter = strategy.start(ids(1, 2))
@@ -79,7 +80,7 @@ def test_it_drafts_what_the_host_s_trie_drafts_from_the_same_history(part: str, 
     def text(count: int) -> Int32Array:
         return np.concatenate([phrases[i] for i in random.integers(0, 5, count)])
 
-    device, host = DeviceTrieStrategy(arena(learn=part), learn=part), TrieStrategy(learn=part)
+    device, host = DeviceStrategy(arena(learn=part), learn=part), TrieStrategy(learn=part)
     host.memory = PhraseIndex(1024, 1024)
     for _ in range(4):
         recorded, written = text(5), text(8)
@@ -101,7 +102,7 @@ def test_it_drafts_what_the_host_s_trie_drafts_from_the_same_history(part: str, 
 
 def test_tenants_never_see_what_others_wrote() -> None:
     device = arena()
-    one, other = DeviceTrieStrategy(device), DeviceTrieStrategy(device)
+    one, other = DeviceStrategy(device), DeviceStrategy(device)
     write(one, TEXT)
     write(other, OTHER)
     for strategy, text in ((one, TEXT), (other, OTHER)):
@@ -115,10 +116,10 @@ def test_tenants_never_see_what_others_wrote() -> None:
 def test_after_a_purge_nothing_is_known_and_live_sequences_go_on() -> None:
     """A purge makes a new instance."""
     device = arena()
-    purged = DeviceTrieStrategy(device)
+    purged = DeviceStrategy(device)
     write(purged, TEXT)
     live = purged.start(TEXT[:20])
-    following = DeviceTrieStrategy(device)
+    following = DeviceStrategy(device)
     assert following.start(ids(5, 6)).propose(16).tokens.size == 0
     assert (following.tokens, stored(following)) == (0, [])
     assert live.propose(16).tokens[0] == TEXT[20]
@@ -128,7 +129,7 @@ def test_after_a_purge_nothing_is_known_and_live_sequences_go_on() -> None:
 
 
 def test_a_batch_is_drafted_and_learned_in_one_call_each() -> None:
-    strategy, model, random = DeviceTrieStrategy(arena()), ToyModel(vocab=12), np.random.default_rng(0)
+    strategy, model, random = DeviceStrategy(arena()), ToyModel(vocab=12), np.random.default_rng(0)
     texts = [[1, 2], [3, 4, 5], [6]]
     drafters, budgets = [strategy.start(ids(*text)) for text in texts], np.array([5, 99, 1], np.int32)
     for _ in range(6):
@@ -147,7 +148,7 @@ def test_a_batch_is_drafted_and_learned_in_one_call_each() -> None:
 
 
 def test_a_prompt_is_indexed_in_pieces_and_what_was_written_meanwhile_comes_after_it() -> None:
-    device, host = DeviceTrieStrategy(arena(learn="both"), learn="both"), TrieStrategy(learn="both")
+    device, host = DeviceStrategy(arena(learn="both"), learn="both"), TrieStrategy(learn="both")
     prompt, trees = TEXT[:30], []
     for strategy in (device, host):
         drafter = strategy.start(prompt)
@@ -164,7 +165,7 @@ def test_a_prompt_is_indexed_in_pieces_and_what_was_written_meanwhile_comes_afte
 
 
 def test_a_sequence_that_ends_before_its_prompt_is_indexed_is_learned() -> None:
-    strategy = DeviceTrieStrategy(arena())
+    strategy = DeviceStrategy(arena())
     drafter = strategy.start(TEXT)
     drafter.index_prompt(3)
     drafter.observe(ids(7, 8), None)
@@ -174,7 +175,7 @@ def test_a_sequence_that_ends_before_its_prompt_is_indexed_is_learned() -> None:
 
 def test_read_only_sequences_draft_and_change_nothing() -> None:
     device = arena()
-    strategy = DeviceTrieStrategy(device)
+    strategy = DeviceStrategy(device)
     write(strategy, TEXT)
     layout = device.trie.layout
     before = device.trie.arena[layout.memories : layout.states].clone()
@@ -188,7 +189,7 @@ def test_read_only_sequences_draft_and_change_nothing() -> None:
 
 
 def test_without_a_free_row_nothing_is_drafted_and_the_answer_is_learned_at_its_end() -> None:
-    strategy = DeviceTrieStrategy(arena(rows=1))
+    strategy = DeviceStrategy(arena(rows=1))
     first, second = strategy.start(TEXT[:20]), strategy.start(TEXT[:20])
     trees = strategy.propose_all([second, first], np.full(2, 16, np.int32))
     assert (len(trees[0]), len(trees[1])) == (0, 13)
@@ -204,18 +205,18 @@ def test_without_a_free_row_nothing_is_drafted_and_the_answer_is_learned_at_its_
 
 def test_a_strategy_that_is_dropped_frees_its_region_and_its_rows() -> None:
     device = arena(rows=1, tenants=1)
-    strategy = DeviceTrieStrategy(device)
+    strategy = DeviceStrategy(device)
     strategy.start(TEXT)
     del strategy
     gc.collect()
-    following = DeviceTrieStrategy(device)
+    following = DeviceStrategy(device)
     write(following, OTHER)
     assert stored(following) == [OTHER[4:].tolist()]
 
 
 def test_a_tenant_that_loses_its_region_gets_its_memory_and_weights_back() -> None:
     device = arena(tenants=1)
-    one, other = DeviceTrieStrategy(device), DeviceTrieStrategy(device)
+    one, other = DeviceStrategy(device), DeviceStrategy(device)
     run(ToyModel(vocab=12), one.start(ids(1, 2)), [1, 2], count=8, budget=8)
     before, weights = stored(one), one.weights_on_device()
     write(other, OTHER)  # while the other has a live sequence
@@ -233,7 +234,7 @@ def test_a_tenant_that_loses_its_region_gets_its_memory_and_weights_back() -> No
 
 def test_recorded_sequences_of_any_thread_are_learned_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_strategy, "_IMPORTED", 50)
-    strategy = DeviceTrieStrategy(arena())
+    strategy = DeviceStrategy(arena())
     thread = threading.Thread(target=lambda: [*map(strategy.learn, [TEXT[:30]] * 5)])
     thread.start()
     thread.join()
@@ -251,7 +252,7 @@ def test_recorded_sequences_of_any_thread_are_learned_piece_by_piece(monkeypatch
 
 def test_a_rebuilt_memory_goes_on_with_the_weights_of_the_earlier_one() -> None:
     device = arena()
-    earlier, rebuilt = DeviceTrieStrategy(device), DeviceTrieStrategy(device)
+    earlier, rebuilt = DeviceStrategy(device), DeviceStrategy(device)
     rebuilt.keep_learned(earlier)
     drafter = earlier.start(ids(1, 2))
     fresh = earlier.weights_on_device()
@@ -273,9 +274,9 @@ def test_options_that_differ_from_the_arena_s_are_refused() -> None:
     assert device.takes(TrieOptions(capacity_tokens=1024))
     for options in ({"learn": "both"}, {"branch_length": 8}, {"prompt_weight": 2.0}, {"capacity_tokens": 512}):
         with pytest.raises(ValueError, match="does not take"):
-            DeviceTrieStrategy(device, **options)
+            DeviceStrategy(device, **options)
     with pytest.raises(ValueError, match=r"^learn"):
-        DeviceTrieStrategy(device, learn="all")
+        DeviceStrategy(device, learn="all")
 
 
 def test_uploads_begin_where_kernels_were_compiled_for() -> None:

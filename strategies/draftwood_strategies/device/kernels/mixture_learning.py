@@ -132,9 +132,7 @@ def correct(
     tl.atomic_add(arena + added + TRUST_AT + level, whole(trust * TRUST_RATE), mask=of_slots & (level > 0))
     its_rate = tl.sum(tl.where(in_slot, rate[:, None], 0.0), axis=0)
     its_level = tl.sum(tl.where(in_slot, level[:, None], 0), axis=0)
-    tl.atomic_add(
-        arena + added + BIAS_AT + its_level * CHANCE_BINS + bin, whole(its_rate * of_tree), mask=of_slot >= 0
-    )
+    tl.atomic_add(arena + added + BIAS_AT + its_level * CHANCE_BINS + bin, whole(its_rate * of_tree), mask=of_slot >= 0)
 
 
 @triton.jit

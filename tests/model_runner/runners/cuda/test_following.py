@@ -22,7 +22,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree, create
 from draftwood_strategies.arrays import segment_sizes
 from draftwood_strategies.device.arena import DeviceSizes
-from draftwood_strategies.device.strategy import DeviceTrieStrategy, drafts_on_device
+from draftwood_strategies.device.strategy import DeviceStrategy, drafts_on_device
 from draftwood_strategies.device.trie import DeviceDrafts
 from draftwood_strategies.draft_engine import guard
 from tests.model_runner.runners.cuda.device import DEVICE
@@ -198,7 +198,7 @@ def test_with_drafts_of_the_device(device_drafts: Any) -> None:
     """Of two tenants, from their memories, beside one without drafts."""
     strategies = [create("trie"), create("trie"), None]
     for strategy, prompt in zip(strategies[:2], PROMPTS, strict=False):
-        assert isinstance(strategy, DeviceTrieStrategy)
+        assert isinstance(strategy, DeviceStrategy)
         strategy.learn(np.array([*prompt, *written("llama", prompt)], np.int32))
     engine, sequences = ahead(), asked(strategies)
     run(engine, *sequences)
@@ -213,7 +213,7 @@ def test_sampled_with_drafts_of_the_device(device_drafts: Any) -> None:
     sampling, strategy = SamplingParams(temperature=0.9, top_p=0.8, seed=5), create("trie")
     [expected] = asked([None], sampling)
     run(engine_of(served("llama", "torch"), NODES), expected)
-    assert isinstance(strategy, DeviceTrieStrategy)
+    assert isinstance(strategy, DeviceStrategy)
     strategy.learn(np.array([*PROMPTS[0], *expected.output], np.int32))
     engine, [one] = ahead(), asked([strategy], sampling, nodes=3)
     run(engine, one)
