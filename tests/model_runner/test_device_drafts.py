@@ -20,7 +20,7 @@ from tests.model_runner.families import greedy, served
 from tests.model_runner.sequences import GREEDY, engine_of, make_sequence, run
 from tests.strategies.fakes import Clock
 
-SIZES = DeviceSizes(rows=3, row_tokens=128, tenants=2, tenant_tokens=512, nodes=16)
+SIZES = DeviceSizes(rows=3, row_tokens=128, tenants=2, tenant_tokens=512, nodes=16, contexts=1 << 12)
 PROMPTS = ((1, 2, 3, 1, 2, 3), (4, 5), (1, 2, 3), (6, 7, 6, 7))
 NEW_TOKENS = 12
 

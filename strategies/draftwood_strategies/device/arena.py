@@ -101,9 +101,8 @@ class DeviceSizes:
                 raise ValueError(f"{name}: {value} is not allowed; it must be from {low} to {high}")
         least, most = successors.SuccessorTable.LEAST, 1 << 24
         if self.contexts and (not least <= self.contexts <= most or self.contexts & (self.contexts - 1)):
-            raise ValueError(
-                f"contexts: {self.contexts} is not allowed; it must be 0, or a power of 2 from {least} to {most}"
-            )
+            allowed = f"it must be 0, or a power of 2 from {least} to {most}"
+            raise ValueError(f"contexts: {self.contexts} is not allowed; {allowed}")
 
     @property
     def nbytes(self) -> int:
@@ -161,7 +160,8 @@ NOVEL_AT = 2 * ADDED
 WEIGHTS_AT_ONCE = 1024
 """Weights that a program of `update_weights` adds to."""
 WEIGHTS = NOVEL_AT + 2 * COUNTED + 1
-"""Numbers of a tenant's weights of the trie: the novel tokens int32[COUNTED], their counts float32[COUNTED] and the sum of all."""
+"""Numbers of a tenant's weights of the trie: the novel tokens int32[COUNTED], their counts float32[COUNTED] and the sum
+of all."""
 
 RANKS_AT = 0
 MIXED_ESCAPES_AT = LEVELS * (successors.ORDERS + 1) * successors.ORDERS * successors.STEADY_BINS * successors.WIDTH
@@ -181,8 +181,8 @@ NODES_AT_ONCE = 16
 """Nodes of a verified tree that a program writes into the table."""
 TAIL, TOPS, HAS_DRAFT, TOPS_AT = 0, successors.ORDERS, successors.ORDERS + 1, 8
 """Of a row that mixes: its last tokens, the newest first; how many nodes its latest top tokens are of; 1 if it drafted
-since it learned; and those tokens, int32[nodes + 1, WIDTH]. Behind them come, int32[nodes + 1, successors.ORDERS] each, the rows of
-the table that a step writes, and the hashes of their contexts."""
+since it learned; and those tokens, int32[nodes + 1, WIDTH]. Behind them come the rows of the table that a step writes,
+and the hashes of their contexts, int32[nodes + 1, successors.ORDERS] each."""
 
 
 class Layout:

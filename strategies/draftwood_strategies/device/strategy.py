@@ -322,9 +322,9 @@ class DeviceSequence:
 
 @contextmanager
 def drafts_on_device(sizes: DeviceSizes, device: str) -> Iterator[DraftDevice | None]:
-    """In it, instances of `trie`, `recycling` and `hybrid` of both, with the default options, draft in an arena, the last
-    two if its sizes have contexts. All others draft on the host, and all if the arena does not fit the device's memory,
-    or kernels cannot run there; the reason is logged.
+    """In it, instances of `trie`, `recycling` and `hybrid` of both, with the default options, draft in an arena, the
+    latter two if its sizes have contexts. All others draft on the host, and all if the arena does not fit the
+    device's memory, or kernels cannot run there; the reason is logged.
 
     Args:
         device: of torch, by name.

@@ -13,9 +13,10 @@ import torch
 from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import BatchStrategy, PromptIndexer, SupportsReadOnly, SupportsRebuild
 from draftwood_strategies.built_in import TrieOptions
+from draftwood_strategies.device import draft_device
 from draftwood_strategies.device import strategy as device_strategy
 from draftwood_strategies.device.arena import DeviceSizes
-from draftwood_strategies.device.draft_device import DraftDevice
+from draftwood_strategies.device.draft_device import DeviceParts, DraftDevice
 from draftwood_strategies.device.strategy import DeviceStrategy
 from draftwood_strategies.draft import DraftTree, checked_all
 from draftwood_strategies.trie.phrase_index import PhraseIndex
@@ -271,7 +272,7 @@ def test_a_rebuilt_memory_goes_on_with_the_weights_of_the_earlier_one() -> None:
 
 def test_options_that_differ_from_the_arena_s_are_refused() -> None:
     device = arena()
-    assert device.takes(TrieOptions(capacity_tokens=1024))
+    assert device.takes(DeviceParts(TrieOptions(capacity_tokens=1024), None))
     for options in ({"learn": "both"}, {"branch_length": 8}, {"prompt_weight": 2.0}, {"capacity_tokens": 512}):
         with pytest.raises(ValueError, match="does not take"):
             DeviceStrategy(device, **options)
@@ -284,4 +285,4 @@ def test_uploads_begin_where_kernels_were_compiled_for() -> None:
     parts = device._uploaded(ids(1), ids(2, 3, 4, 5, 6), ids(7))
     assert [part.tolist() for part in parts] == [[1], [2, 3, 4, 5, 6], [7]]
     assert [(part.data_ptr() - parts[0].data_ptr()) % 16 for part in parts] == [0, 0, 0]
-    assert device_strategy._WIDTH * 4 % 16 == 0
+    assert draft_device._WIDTH * 4 % 16 == 0

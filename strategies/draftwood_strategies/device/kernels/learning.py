@@ -279,7 +279,7 @@ def learn(
 
 @triton.jit
 def rows_of_tenant(arena, rows, n, program, region, STATES: tl.constexpr, RUNS: tl.constexpr):
-    """How many rows of a step are of the tenant with this region, and how many of them come before that of a program."""
+    """How many rows of a step are of the tenant with this region, and how many of these come before a program's own."""
     earlier = program * 0
     same = program * 0
     for first in range(0, n, RUNS):

@@ -1,4 +1,5 @@
-"""Drafts of the mixture for all rows of a step, as `mixing.candidates` and `mixing.drafting` make them: one program a row.
+"""Drafts of the mixture for all rows of a step, as `mixing.candidates` and `mixing.drafting` make them: one program
+a row.
 
 The draft is a list of nodes, the most probable first. The best of those that are not expanded yet are expanded `BATCH`
 at a time, and their children take their places in the list. As a score depends on the path alone, the nodes that are

@@ -1,10 +1,10 @@
 """Learning of the mixture from a step, as `mixing.learning` and `successors.update_table` do on the host.
 
-Every row's steps are taken from the weights and the table before the step. `observe` adds the weights' steps up as whole
-numbers, and lets each context that was verified claim its row of the tenant's table; `apply` adds the sums to the
+Every row's steps are taken from the weights and the table before the step. `observe` adds the weights' steps up as
+whole numbers, and lets each context that was verified claim its row of the tenant's table; `apply` adds the sums to the
 weights, and writes the rows. Of several nodes that claim one row the last one of the last sequence has it, be it of the
 same context or of another one, as a hint cache may lose one. So no row mixes two contexts, and each GPU that is given
-the same has the same table, whatever the order of programs. A context of three or more tokens gets a row once the
+the same has the same table, whatever the order of programs. A context of three tokens or more gets a row once the
 shorter one had one before the step.
 """
 
@@ -94,8 +94,8 @@ def correct(
     longest,
     escape,
 ):
-    """Adds up a step of the weights for each of `count` accepted tokens, from number `first` on, which are in the slots;
-    see `mixing.learning._correct`.
+    """Adds up a step of the weights for each of `count` accepted tokens, from number `first` on, which are in the
+    slots; see `mixing.learning._correct`.
 
     Args:
         accepted: where the tokens are.

@@ -106,7 +106,7 @@ def followed(rows: list[Row], random: np.random.Generator, division: Division) -
         draft_tokens[number, :nodes] = torch.from_numpy(tree.tokens)
         draft_parents[number, :nodes] = torch.from_numpy(tree.parents)
     trees = DeviceDrafts(draft_tokens.to(DEVICE), draft_parents.to(DEVICE), draft_tokens, draft_counts.to(DEVICE))
-    in_flight = Written(tokens.to(DEVICE), counts.to(DEVICE), ends.to(DEVICE))
+    in_flight = Written(*(part.to(DEVICE) for part in (tokens, counts, ends)), *[tokens] * 4)
     host = Followed(in_flight, Following(sources, drafted, None)).fill(arrays, batch, trees if with_draft else None)
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
@@ -171,7 +171,7 @@ def test_the_device_lays_a_step_out_as_the_host_would(seed: int, most_nodes: int
 @pytest.fixture
 def device_drafts(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(guard, "time", Clock())  # what is interpreted takes too long for drafts that pay
-    sizes = DeviceSizes(rows=3, row_tokens=128, tenants=2, tenant_tokens=1024, nodes=NODES)
+    sizes = DeviceSizes(rows=3, row_tokens=128, tenants=2, tenant_tokens=1024, nodes=NODES, contexts=1024)
     with drafts_on_device(sizes, DEVICE.type) as device:
         yield device
 
@@ -195,8 +195,8 @@ def test_without_drafts() -> None:
 
 
 def test_with_drafts_of_the_device(device_drafts: Any) -> None:
-    """Of two tenants, from their memories, beside one without drafts."""
-    strategies = [create("trie"), create("trie"), None]
+    """Of two tenants, from their memories, one of them mixed with a successor table, beside one without drafts."""
+    strategies = [create("hybrid"), create("trie"), None]
     for strategy, prompt in zip(strategies[:2], PROMPTS, strict=False):
         assert isinstance(strategy, DeviceStrategy)
         strategy.learn(np.array([*prompt, *written("llama", prompt)], np.int32))
