@@ -94,8 +94,8 @@ def loaded(
 
 
 def device_drafts(settings: Settings, model: LoadedModel) -> AbstractContextManager[object]:
-    """In it new instances of `trie`, `recycling` and `hybrid` draft on the GPU, if the settings say so and it can. Before
-    the engine takes the memory that is free for its KV cache."""
+    """In it new instances of `trie`, `recycling` and `hybrid` draft on the GPU, if the settings say so and it can.
+    Before the engine takes the memory that is free for its KV cache."""
     if settings.device_drafts == "off":
         return nullcontext()
     if model.runner_name != "cuda":

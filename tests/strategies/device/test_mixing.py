@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
+import pytest
 import torch
 
 from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import Feedback
+from draftwood_strategies.device import launching
 from draftwood_strategies.device.arena import (
+    CLAIMED,
     DRAFTED,
+    LEARNS,
     MIXED,
+    REGION,
+    SEEN_AT,
     TABLE_COLUMNS,
     TAIL,
     TOPS,
     TOPS_AT,
+    UNIT_BITS,
     DeviceSizes,
 )
+from draftwood_strategies.device.calls import VerifiedTrees
 from draftwood_strategies.device.mixture import DeviceMixture
 from draftwood_strategies.device.trie import DeviceTrie, whole_mixture
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.mixing.mixture import Mixture, MixtureDrafter
-from draftwood_strategies.successors import COLUMNS, NOWHERE, ORDERS, WIDTH, SuccessorTable
+from draftwood_strategies.successors import COLUMNS, NOWHERE, ORDERS, STEADY, TAG, WIDTH, WRITTEN, SuccessorTable
 from tests.strategies.device.test_drafting import assert_alike, space
 
 CONTEXTS = 1024
@@ -167,3 +177,131 @@ def check_batches(seeds: range) -> None:
 
 def test_drafts_are_the_hosts() -> None:
     check_batches(range(8))
+
+
+@pytest.mark.system
+@pytest.mark.timeout(600)
+def test_drafts_of_many_states_are_the_hosts() -> None:
+    check_batches(range(8, 60))
+
+
+def verified(feedbacks: list[Feedback]) -> VerifiedTrees:
+    sizes = [feedback.tokens.size for feedback in feedbacks]
+    begins = np.cumsum([0, *sizes], dtype=np.int32)
+    parents = [
+        np.where(each.parents >= 0, each.parents + begin, -1) for each, begin in zip(feedbacks, begins, strict=False)
+    ]
+    top_tokens = [each.top_tokens for each in feedbacks if each.top_tokens is not None]
+    return VerifiedTrees(
+        torch.from_numpy(np.concatenate([each.tokens for each in feedbacks])),
+        torch.from_numpy(np.concatenate(parents).astype(np.int32)),
+        torch.from_numpy(np.concatenate(top_tokens)),
+        torch.from_numpy(begins),
+    )
+
+
+def learned(mixture: DeviceMixture, rows: list[int], written: list[list[int]], feedbacks: list[Feedback]) -> None:
+    counts = np.array([len(each) for each in written], np.int32)
+    tokens = np.zeros((len(rows), 64), np.int32)
+    for of_row, each in zip(tokens, written, strict=True):
+        of_row[: len(each)] = each
+    arrays = np.array(rows, np.int32), tokens, counts, np.arange(len(rows), dtype=np.int32)
+    mixture.learn(*map(torch.from_numpy, arrays), verified(feedbacks))
+
+
+def contexts(rows: Int32Array) -> dict[int, tuple[list[int], int]]:
+    """Of a table, by the hash of each context: its successors and how steady the best is."""
+    return {int(row[TAG]): (row[:WIDTH].tolist(), int(row[STEADY])) for row in rows if row[WRITTEN] > 0}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_teaches_what_it_teaches_the_host(seed: int) -> None:
+    """Of one sequence: the weights but for the order of its tokens, and each context that comes once in the step."""
+    random = np.random.default_rng(seed)
+    host = Mixture(SuccessorTable(CONTEXTS))
+    drafter = with_history(host, random, 12, 16, steps=2 + 5 * seed)
+    source, model = source_tree(random, 12, 16), Successors(random, 12)
+    trie, mixture = arena_of([(host, [drafter])], [source])
+    [tree], expected = drafted(mixture, [16]), drafter.draft([source], 16)
+    assert_alike(tree, expected)
+    text = drafter.tail[drafter.tail >= 0].tolist()
+    written, feedback = model.verify(text, expected)
+    tenant = trie._weights[trie._regions["tenant 0"], trie.layout.mixture :].numpy()
+    before = tenant[:MIXED].copy()
+    learned(mixture, [0], [written], [feedback])
+    drafter.observe(np.array(written, np.int32), feedback)
+    found, wanted = tenant[:MIXED], whole_mixture(host.weights)
+    changed = wanted != before
+    assert changed[:SEEN_AT].sum() > 3
+    assert np.array_equal(found[SEEN_AT:], wanted[SEEN_AT:])
+    np.testing.assert_allclose(
+        found[:SEEN_AT][changed[:SEEN_AT]], wanted[:SEEN_AT][changed[:SEEN_AT]], atol=0.02 * (1 << UNIT_BITS)
+    )
+    assert not tenant[MIXED : 2 * MIXED].any()
+    assert host.table is not None
+    own, hosts = contexts(table_in(trie, "tenant 0")), contexts(host.table.rows)
+    assert not table_in(trie, "tenant 0")[:, CLAIMED].any()
+    same = sum(own.get(context) == row for context, row in hosts.items())
+    assert own.keys() <= hosts.keys()
+    assert same >= 0.8 * len(hosts)
+    row = mixture._rows[0].numpy()
+    assert row[TAIL : TAIL + ORDERS][::-1].tolist() == drafter.tail.tolist()
+    tops = feedback.top_tokens
+    assert tops is not None
+    assert row[TOPS] == tops.shape[0]
+    assert row[TOPS_AT : TOPS_AT + tops.size].tolist() == tops.reshape(-1).tolist()
+
+
+def test_no_row_mixes_two_contexts_and_the_order_of_programs_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many sequences of a tenant write a table with few rows at once, beside another tenant's, and one is read-only."""
+    hosts = [Mixture(SuccessorTable(CONTEXTS)) for _ in range(2)]
+    tenants = [(host, [MixtureDrafter(host, np.array([1], np.int32)) for _ in range(8)]) for host in hosts]
+    arenas = []
+    for programs in (product, lambda *axes: reversed([*product(*axes)])):
+        monkeypatch.setattr(launching, "product", programs)
+        random = np.random.default_rng(0)
+        trie, mixture = arena_of(tenants, [source_tree(random, 400, 16) for _ in range(16)])
+        trie._states[7, LEARNS] = 0
+        other = trie._weights[trie._regions["tenant 1"]].clone()
+        for _ in range(12):
+            drafted(mixture, [16] * 8)
+            chains = random.integers(0, 400, (8, 16)).astype(np.int32)
+            best = random.integers(0, 400, (8, 16, 1)).astype(np.int32) * WIDTH
+            steps = [
+                Feedback(
+                    tokens=chain,
+                    parents=np.arange(-1, 15, dtype=np.int32),
+                    predictions=of_chain[:, 0],
+                    top_tokens=of_chain + np.arange(WIDTH, dtype=np.int32) + np.int32(5 * (row == 7)),
+                )
+                for row, (chain, of_chain) in enumerate(zip(chains, best, strict=True))
+            ]
+            learned(mixture, [*range(8)], [chain[1:5].tolist() for chain in chains], steps)
+        table = table_in(trie, "tenant 0")
+        used = table[table[:, WRITTEN] > 0]
+        assert used.shape[0] > 0.9 * CONTEXTS
+        assert len({*used[:, TAG].tolist()}) == used.shape[0]
+        assert (used[:, :WIDTH] == used[:, :1] + np.arange(WIDTH)).all()
+        assert not (used[:, 0] % WIDTH).any()
+        assert torch.equal(trie._weights[trie._regions["tenant 1"]], other)
+        arenas.append(trie.arena)
+    assert torch.equal(*arenas)
+
+
+def test_unused_nodes_are_filled_without_a_region_and_nothing_is_learned() -> None:
+    host = Mixture(SuccessorTable(CONTEXTS))
+    trie, mixture = arena_of(
+        [(host, [MixtureDrafter(host, np.array([1], np.int32))])], [source_tree(np.random.default_rng(1), 9, 5)]
+    )
+    trie._states[0, REGION] = -1
+    top = np.arange(16, dtype=np.int32).reshape(2, WIDTH)
+    step = Feedback(
+        tokens=np.array([1, 9], np.int32), parents=np.array([-1, 0], np.int32), predictions=top[:, 0], top_tokens=top
+    )
+    before = trie._weights.clone()
+    learned(mixture, [0], [[5, 6]], [step])
+    assert torch.equal(trie._weights, before)
+    write_tree(trie, 0, DraftTree(*np.empty((2, 0), np.int32), np.empty(0, np.float32)))
+    [tree] = drafted(mixture, [20])
+    assert tree.tokens.tolist() == [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]
+    assert (tree.parents == -1).all()
