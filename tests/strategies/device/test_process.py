@@ -13,7 +13,7 @@ from draftwood_strategies.device.strategy import DeviceStrategy, drafts_on_devic
 from draftwood_strategies.mixing.hybrid import HybridStrategy
 from draftwood_strategies.trie.strategy import TrieStrategy
 
-SIZES = DeviceSizes(rows=2, row_tokens=64, tenants=2, tenant_tokens=1024)
+SIZES = DeviceSizes(rows=2, row_tokens=64, tenants=2, tenant_tokens=1024, contexts=1024)
 
 
 def test_tries_with_the_arena_s_options_are_on_the_device_while_there_is_one() -> None:

@@ -198,7 +198,7 @@ def candidates_of(
         token = tl.load(arena + scratch + SLOT_CONTEXTS + (lane // ORDERS) * ORDERS + back)
         key = tl.where(order >= back, extended(key, token), key)
         open &= (order < back) | (token >= 0)
-    own = find(arena + table, ROWS, key, open & (has_table > 0), COLUMNS)
+    own = find(arena + table, ROWS, key, open & (lane * 0 + has_table > 0), COLUMNS)
     models = find(model_table, model_rows, key, open & (own < 0), MODEL_COLUMNS)
     known = (own >= 0) | (models >= 0)
     steady = tl.load(arena + table + tl.maximum(own, 0) * COLUMNS + STEADY, mask=own >= 0, other=0)
@@ -382,7 +382,7 @@ def choose(arena, scratch, size, budget):
     node = tl.arange(0, NODES)
     score = as_float(tl.load(arena + scratch + LIST_SCORES + node, mask=node < size, other=as_bits(-1.0)))
     floor = as_float(tl.load(arena + scratch + LIST_SCORES + (budget - 1)))
-    open = (node < size) & ((score > floor) | (size < budget))
+    open = (node < size) & ((score > floor) | (node * 0 + size < budget))
     open &= tl.load(arena + scratch + LIST_DONE + node, mask=node < size, other=1) == 0
     slot = tl.cumsum(tl.cast(open, tl.int32), axis=0) - 1
     open &= slot < BATCH
