@@ -10,15 +10,24 @@ import numpy as np
 import pytest
 import torch
 
+from draftwood_strategies import create
 from draftwood_strategies.arrays import Int32Array
-from draftwood_strategies.base import BatchStrategy, PromptIndexer, SupportsReadOnly, SupportsRebuild
+from draftwood_strategies.base import (
+    BatchStrategy,
+    Feedback,
+    PromptIndexer,
+    SupportsReadOnly,
+    SupportsRebuild,
+    UsesModelTable,
+)
 from draftwood_strategies.built_in import TrieOptions
 from draftwood_strategies.device import draft_device
 from draftwood_strategies.device import strategy as device_strategy
-from draftwood_strategies.device.arena import DeviceSizes
+from draftwood_strategies.device.arena import CLOCK_AT, DeviceSizes
 from draftwood_strategies.device.draft_device import DeviceParts, DraftDevice
 from draftwood_strategies.device.strategy import DeviceStrategy
 from draftwood_strategies.draft import DraftTree, checked_all
+from draftwood_strategies.successors import SuccessorTable
 from draftwood_strategies.trie.phrase_index import PhraseIndex
 from draftwood_strategies.trie.strategy import TrieStrategy
 from tests.strategies.arrays import ids
@@ -29,7 +38,7 @@ OTHER = np.arange(40, dtype=np.int32) % 7 + 20
 
 
 def arena(rows: int = 4, tenants: int = 3, **options: Any) -> DraftDevice:
-    sizes = DeviceSizes(rows, row_tokens=512, tenants=tenants, tenant_tokens=1024, nodes=16)
+    sizes = DeviceSizes(rows, row_tokens=512, tenants=tenants, tenant_tokens=1024, nodes=16, contexts=1024)
     return DraftDevice(sizes, torch.device("cpu"), TrieOptions(**options))
 
 
@@ -52,10 +61,16 @@ def assert_alike(found: DraftTree, expected: DraftTree) -> None:
     assert np.allclose(found.scores, expected.scores, atol=1e-4)
 
 
-def test_it_offers_what_the_host_s_trie_does() -> None:
-    strategy = DeviceStrategy(arena())
-    for protocol in (BatchStrategy, SupportsReadOnly, SupportsRebuild):
+NAMES = ["trie", "recycling", "hybrid"]
+MIXING = NAMES[1:]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_offers_what_the_host_s_strategy_does(name: str) -> None:
+    strategy = DeviceStrategy(arena(), name)
+    for protocol in (BatchStrategy, SupportsReadOnly, SupportsRebuild, UsesModelTable):
         assert isinstance(strategy, protocol)
+    assert strategy.top_k == create(name).top_k
     assert isinstance(strategy.start(ids(1)), PromptIndexer)
 
 
@@ -99,6 +114,49 @@ def test_it_drafts_what_the_host_s_trie_drafts_from_the_same_history(part: str, 
             drafter.close()
     assert stored(device) == stored(host)
     assert device.tokens == host.tokens
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_mixed_drafts_are_valid_and_as_long_as_the_host_s(name: str) -> None:
+    lengths = []
+    for strategy in (DeviceStrategy(arena(), name), create(name)):
+        steps = [len(run(ToyModel(vocab=12), strategy.start(ids(1, 2)), [1, 2], 40, budget=8)) for _ in range(2)]
+        assert steps[1] < steps[0] < 40
+        lengths.append(sum(steps))
+    assert lengths[0] <= 1.1 * lengths[1]
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_tenants_never_see_the_successors_of_others(name: str) -> None:
+    """Nor after a purge, which makes a new instance, those of their own."""
+    device = arena()
+    tenants = {first: DeviceStrategy(device, name) for first in (100, 200)}
+    context = ids(1, 2, 3, 4)
+    for _ in range(2):
+        for first, strategy in tenants.items():
+            drafter, tops = strategy.start(context), np.arange(first, first + 8, dtype=np.int32)[None]
+            feedback = Feedback(tokens=context[-1:], parents=ids(-1), predictions=ids(first), top_tokens=tops)
+            drafter.propose(8)
+            drafter.observe(ids(first + 9), feedback)
+            drafter.close()
+    drafters = [strategy.start(context) for strategy in (*tenants.values(), DeviceStrategy(device, name))]
+    trees = [drafter.propose(16) for drafter in drafters]
+    of_text = {*context.tolist(), 109, 209} if name == "hybrid" else set()
+    for tree, first in zip(trees, tenants, strict=False):
+        assert first in tree.tokens
+        assert {*tree.tokens.tolist()} <= {*range(first, first + 10)} | (of_text - {309 - first})
+    assert {*trees[2].tokens.tolist()} <= {*context.tolist()}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_contexts_that_the_tenant_has_not_are_the_model_s(name: str) -> None:
+    strategy, table = DeviceStrategy(arena(), name), SuccessorTable(1024)
+    tail = ids(1, 2, 3, 4)
+    table.update(tail, tail[-1:], ids(-1), np.arange(50, 58, dtype=np.int32)[None])
+    assert strategy.start(tail).propose(8).tokens.size == 0
+    strategy.set_model_table(np.zeros((3, 5), np.int32))  # has no such layout
+    strategy.set_model_table(table.rows)
+    assert 50 in strategy.start(tail).propose(8).tokens
 
 
 def test_tenants_never_see_what_others_wrote() -> None:
@@ -174,18 +232,24 @@ def test_a_sequence_that_ends_before_its_prompt_is_indexed_is_learned() -> None:
     assert stored(strategy) == [[7, 8]]
 
 
-def test_read_only_sequences_draft_and_change_nothing() -> None:
+@pytest.mark.parametrize("name", ["trie", "hybrid"])
+def test_read_only_sequences_draft_and_change_nothing(name: str) -> None:
+    """But the number of steps."""
     device = arena()
-    strategy = DeviceStrategy(device)
+    strategy = DeviceStrategy(device, name)
     write(strategy, TEXT)
     layout = device.trie.layout
     before = device.trie.arena[layout.memories : layout.states].clone()
     drafter = strategy.start_read_only(TEXT[:9])
-    assert len(drafter.propose(16)) > 0
-    drafter.observe(OTHER[:6], None)
+    tree = drafter.propose(16)
+    assert len(tree) > 0
+    written, feedback = ToyModel(vocab=60).verify(TEXT[:9].tolist(), tree)
+    drafter.observe(ids(*written), feedback)
     drafter.propose(16)
     drafter.observe(OTHER[6:9], None)
     drafter.close()
+    clock = layout.weights - layout.memories + torch.arange(4) * layout.weights_size + layout.mixture + CLOCK_AT
+    before[clock] = device.trie.arena[layout.memories :][clock]
     assert torch.equal(device.trie.arena[layout.memories : layout.states], before)
 
 
@@ -215,9 +279,10 @@ def test_a_strategy_that_is_dropped_frees_its_region_and_its_rows() -> None:
     assert stored(following) == [OTHER[4:].tolist()]
 
 
-def test_a_tenant_that_loses_its_region_gets_its_memory_and_weights_back() -> None:
+@pytest.mark.parametrize("name", ["trie", "hybrid"])
+def test_a_tenant_that_loses_its_region_gets_what_it_learned_back(name: str) -> None:
     device = arena(tenants=1)
-    one, other = DeviceStrategy(device), DeviceStrategy(device)
+    one, other = DeviceStrategy(device, name), DeviceStrategy(device)
     run(ToyModel(vocab=12), one.start(ids(1, 2)), [1, 2], count=8, budget=8)
     before, weights = stored(one), one.weights_on_device()
     write(other, OTHER)  # while the other has a live sequence
@@ -251,9 +316,10 @@ def test_recorded_sequences_of_any_thread_are_learned_piece_by_piece(monkeypatch
     assert 800 < strategy.tokens <= 1024
 
 
-def test_a_rebuilt_memory_goes_on_with_the_weights_of_the_earlier_one() -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rebuilt_memory_goes_on_with_what_the_earlier_one_learned_besides(name: str) -> None:
     device = arena()
-    earlier, rebuilt = DeviceStrategy(device), DeviceStrategy(device)
+    earlier, rebuilt = DeviceStrategy(device, name), DeviceStrategy(device, name)
     rebuilt.keep_learned(earlier)
     drafter = earlier.start(ids(1, 2))
     fresh = earlier.weights_on_device()
@@ -265,6 +331,8 @@ def test_a_rebuilt_memory_goes_on_with_the_weights_of_the_earlier_one() -> None:
     assert weights is not None
     assert found is not None
     assert not torch.equal(weights, fresh)
+    table = weights[device.trie.layout.table :]
+    assert bool(table.any()) is (name != "trie")
     assert torch.equal(found, weights)
     with pytest.raises(TypeError, match="those of TrieStrategy are not"):
         rebuilt.keep_learned(TrieStrategy())  # type: ignore[arg-type]
@@ -276,6 +344,11 @@ def test_options_that_differ_from_the_arena_s_are_refused() -> None:
     for options in ({"learn": "both"}, {"branch_length": 8}, {"prompt_weight": 2.0}, {"capacity_tokens": 512}):
         with pytest.raises(ValueError, match="does not take"):
             DeviceStrategy(device, **options)
+        with pytest.raises(ValueError, match="does not take"):
+            DeviceStrategy(device, "hybrid", **options)
+    for name in ("jacobi", "hybrid"):
+        with pytest.raises(ValueError, match="does not take"):
+            DeviceStrategy(device, name, **({"sources": "trie,jacobi"} if name == "hybrid" else {}))
     with pytest.raises(ValueError, match=r"^learn"):
         DeviceStrategy(device, learn="all")
 
