@@ -131,7 +131,7 @@ def test_a_step_whose_drafts_the_host_makes_does_not_begin_ahead(name: str, devi
 def test_little_memory_arrivals_pauses_and_ends(seed: int, device: DraftDevice) -> None:
     """What a sequence computed before it was preempted, paused or cancelled is dropped."""
     engine, _ = ahead(kv_cache_tokens=264 if seed % 2 else None)
-    random, strategies = np.random.default_rng(seed), [create("trie"), create("trie"), None]
+    random, strategies = np.random.default_rng(seed), [create("trie"), create(["trie", "hybrid"][seed % 2]), None]
     waiting = [
         make_sequence(str(i), PROMPTS[i % 6], StopParams(NEW_TOKENS), strategy=strategies[i % 3], max_draft_nodes=i % 9)
         for i in range(14)
@@ -228,9 +228,9 @@ def test_a_step_that_cannot_begin_ahead_begins_later(device: DraftDevice, monkey
     assert engine.counts.steps_ahead
 
 
-@pytest.mark.parametrize("kernel", ["draft", "learn"])
+@pytest.mark.parametrize(("name", "kernel"), [("trie", "draft"), ("trie", "learn"), ("hybrid", "mix")])
 def test_after_another_error_no_step_begins_ahead(
-    kernel: str, device: DraftDevice, caplog: pytest.LogCaptureFixture
+    name: str, kernel: str, device: DraftDevice, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, _ = ahead()
 
@@ -240,7 +240,7 @@ def test_after_another_error_no_step_begins_ahead(
         launched.run()
 
     with setting(LAUNCHER, failing):
-        sequences = sequences_of(create("trie"), PROMPTS[:RUNNING])
+        sequences = sequences_of(create(name), PROMPTS[:RUNNING])
         run(engine, *sequences)
     check_outputs(sequences)
     assert engine.counts.steps_ahead == 1
