@@ -25,7 +25,7 @@ from draftwood_model_runner.runners.cuda.runner import CudaRunner
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create
 from draftwood_strategies.arrays import Int32Array
-from draftwood_strategies.built_in import TrieOptions
+from draftwood_strategies.built_in import RecyclingOptions, TrieOptions
 from draftwood_strategies.device.arena import DeviceSizes
 from draftwood_strategies.device.strategy import drafts_on_device
 from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
@@ -229,19 +229,20 @@ def _replayed(run: Callable[[], object], device: torch.device) -> Callable[[], N
 
 
 def streams_ahead(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
-    """As `streams`, of steps that begin while the one before is in flight, without drafts and with the trie's, which
-    the device makes."""
+    """As `streams`, of steps that begin while the one before is in flight, without drafts and with those that the device
+    makes."""
     context = min(model.max_context, plan.answer_context)
     sizes = DeviceSizes(
         rows=max(_LEARNED_AT_ONCE, *plan.streams),
         row_tokens=max(context, LEAST_TOKENS),
         tenants=4,
         tenant_tokens=min(plan.memory_tokens, TrieOptions.capacity_tokens),
+        contexts=RecyclingOptions.capacity_contexts,
     )
     with drafts_on_device(sizes, model.device) as arena:
         if arena is None:
             raise BenchmarkError("the device does not draft; the reason was logged")
-        return streams(model, questions, replace(plan, strategies=("trie",), steps_ahead=True))
+        return streams(model, questions, replace(plan, strategies=("trie", "hybrid"), steps_ahead=True))
 
 
 def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:

@@ -134,7 +134,7 @@ def _on_device(options: Mapping[str, object], traces: Traces, budgets: Sequence[
 def _check_device_drafts(strategy: str, budgets: Sequence[int], chains: bool) -> None:
     """Raises InvalidInputError: there is no such form of a replay."""
     if strategy != "trie":
-        raise InvalidInputError("--device-drafts", None, f"strategy {strategy} has no form for GPUs, trie does")
+        raise InvalidInputError("--device-drafts", None, "it replays trie: others need what a model predicts")
     if chains:
         raise InvalidInputError("--device-drafts", None, "it replays trees, without --chains and --peer")
     if max(budgets) > MOST_NODES:

@@ -28,7 +28,7 @@ from draftwood_strategies.device.arena import (
 from draftwood_strategies.device.calls import VerifiedTrees
 from draftwood_strategies.device.mixture import DeviceMixture
 from draftwood_strategies.device.trie import DeviceTrie, whole_mixture
-from draftwood_strategies.draft import DraftTree, DraftTrees
+from draftwood_strategies.draft import EMPTY_TREE, DraftTree, DraftTrees
 from draftwood_strategies.mixing.mixture import Mixture, MixtureDrafter
 from draftwood_strategies.successors import COLUMNS, NOWHERE, ORDERS, STEADY, TAG, WIDTH, WRITTEN, SuccessorTable
 from tests.strategies.device.test_drafting import assert_alike, space
@@ -301,7 +301,7 @@ def test_unused_nodes_are_filled_without_a_region_and_nothing_is_learned() -> No
     before = trie._weights.clone()
     learned(mixture, [0], [[5, 6]], [step])
     assert torch.equal(trie._weights, before)
-    write_tree(trie, 0, DraftTree(*np.empty((2, 0), np.int32), np.empty(0, np.float32)))
+    write_tree(trie, 0, EMPTY_TREE)
     [tree] = drafted(mixture, [20])
     assert tree.tokens.tolist() == [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]
     assert (tree.parents == -1).all()

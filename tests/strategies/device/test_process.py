@@ -50,7 +50,6 @@ def test_hybrids_that_the_arena_does_not_take_mix_on_the_host() -> None:
             hybrid = create("hybrid", **options)
             assert isinstance(hybrid, HybridStrategy)
             assert isinstance(hybrid.parts["trie"], DeviceStrategy) is trie_on_device
-            assert not hybrid.parts["trie"].backs_off
             assert hybrid.table_name == "recycling"
             assert isinstance(create("recycling"), DeviceStrategy) is (sizes.contexts > 0)
     with pytest.raises(ValueError, match=r"^contexts: 1000 is not allowed"):
