@@ -457,6 +457,5 @@ def warm_up(engine: Engine) -> None:
     run()
     if engine.config.steps_ahead:
         for nodes in sorted({min(nodes, most) for nodes in _WARM_UP_DRAFTS}):
-            for name in ("trie", "recycling"):
-                add(name, nodes)
-                run()
+            add("trie", nodes)
+            run()

@@ -65,10 +65,8 @@ class DeviceParts(NamedTuple):
             return cls(TrieOptions(**options), None)
         if name == "recycling":
             return cls(None, RecyclingOptions(**options))
-        if (
-            name != "hybrid"
-            or {*HybridOptions(sources=options.get("sources", HybridOptions.sources)).names()} != _MIXED
-        ):
+        sources = options.get("sources", HybridOptions.sources)
+        if name != "hybrid" or {*HybridOptions(sources=sources).names()} != _MIXED:
             return None
         of_parts = [read_options(kind).keys() for kind in (TrieOptions, RecyclingOptions)]
         if unknown := options.keys() - {"sources"}.union(*of_parts):

@@ -220,8 +220,10 @@ class DeviceStrategy:
                 taking.append(i)
                 runs.append(written)
                 in_texts.append(in_text)
-        if feedback is not None and len(taking) < len(drafters):
-            feedback = feedback.part(taking) if taking else None
+        if self.parts.table is None or not taking:
+            feedback = None
+        elif feedback is not None and len(taking) < len(drafters):
+            feedback = feedback.part(taking)
         rows = [row for i in taking if (row := drafters[i].row) is not None]
         self.device.learn(rows, runs, in_texts, feedback)
 

@@ -205,8 +205,9 @@ def learned(mixture: DeviceMixture, rows: list[int], written: list[list[int]], f
     tokens = np.zeros((len(rows), 64), np.int32)
     for of_row, each in zip(tokens, written, strict=True):
         of_row[: len(each)] = each
-    arrays = np.array(rows, np.int32), tokens, counts, np.arange(len(rows), dtype=np.int32)
-    mixture.learn(*map(torch.from_numpy, arrays), verified(feedbacks))
+    sources = np.arange(len(rows), dtype=np.int32)
+    asked, of_rows, lengths, trees = map(torch.from_numpy, (np.array(rows, np.int32), tokens, counts, sources))
+    mixture.learn(asked, of_rows, lengths, trees, verified(feedbacks))
 
 
 def contexts(rows: Int32Array) -> dict[int, tuple[list[int], int]]:
