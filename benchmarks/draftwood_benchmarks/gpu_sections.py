@@ -25,12 +25,15 @@ from draftwood_model_runner.runners.cuda.runner import CudaRunner
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create
 from draftwood_strategies.arrays import Int32Array
-from draftwood_strategies.built_in import TrieOptions
+from draftwood_strategies.built_in import RecyclingOptions, TrieOptions
 from draftwood_strategies.device.arena import DeviceSizes
+from draftwood_strategies.device.calls import VerifiedTrees
+from draftwood_strategies.device.mixture import DeviceMixture
 from draftwood_strategies.device.strategy import drafts_on_device
 from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
 from draftwood_strategies.draft import DraftTree
 from draftwood_strategies.drafting import Drafting
+from draftwood_strategies.successors import WIDTH
 from draftwood_strategies.trie.phrase_index import LEAST_TOKENS
 
 _LEARNED_AT_ONCE = 64
@@ -174,7 +177,8 @@ def attention_times(device: torch.device, dtype: torch.dtype, plan: Plan, bandwi
 
 
 def draft_times(device: torch.device, plan: Plan) -> Rows:
-    """The trie's drafts on the device, from a memory of phrases that recur, and what it learns from 4 tokens a row."""
+    """The trie's drafts on the device, from a memory of phrases that recur, and what it learns from 4 tokens a row; and
+    what mixing them with a successor table adds to both, with predictions of such text at each node."""
     random = np.random.default_rng(0)
     phrases = random.integers(0, 32_000, (2_000, _PHRASE)).astype(np.int32)
 
@@ -183,7 +187,9 @@ def draft_times(device: torch.device, plan: Plan) -> Rows:
         return np.asarray(chosen.reshape(-1)[:tokens])
 
     most = max(plan.streams)
-    trie = DeviceTrie(DeviceSizes(most, _CONTEXT, 1, plan.memory_tokens), device)
+    sizes = DeviceSizes(most, _CONTEXT, 1, plan.memory_tokens, contexts=RecyclingOptions.capacity_contexts)
+    trie = DeviceTrie(sizes, device)
+    mixture = DeviceMixture(trie)
     trie.import_runs("drafts", [text(_ANSWER) for _ in range(plan.memory_tokens // (_ANSWER + 16))])
     numbers = torch.arange(most + 1, dtype=torch.int32, device=device)
     for number in range(most):
@@ -192,20 +198,41 @@ def draft_times(device: torch.device, plan: Plan) -> Rows:
     trie.append_prompts(numbers[:most], prompts, numbers * _ANSWER)
     trie.begin_outputs(numbers[:most])
     rows: Rows = []
+
+    def timed(*calls: Callable[[], object]) -> float:
+        """Microseconds."""
+        run = _replayed(lambda: [call() for call in calls], device)
+        return 1e6 * _median(run, plan.rounds, device) / _REPEATS
+
     for streams in plan.streams:
         for nodes in (16, 64):
             tokens, parents = torch.zeros((2, streams, nodes), dtype=torch.int32, device=device)
-            sizes, budgets = torch.full((2, streams), nodes, dtype=torch.int32, device=device)
-            out = DeviceDrafts(tokens, parents, torch.zeros((streams, nodes), device=device), sizes)
+            counts, budgets = torch.full((2, streams), nodes, dtype=torch.int32, device=device)
+            out = DeviceDrafts(tokens, parents, torch.zeros((streams, nodes), device=device), counts)
             asked, accepted = numbers[:streams], torch.full((streams,), 4, dtype=torch.int32, device=device)
             written = torch.from_numpy(text(4 * streams).reshape(streams, 4)).to(device)
-            drafts = _replayed(partial(trie.propose, asked, budgets, out), device)
-            learns = _replayed(partial(trie.learn, asked, written, accepted), device)
-            us = 1e6 * _median(drafts, plan.rounds, device) / _REPEATS
-            drafted = float(sizes.float().mean())
-            learn_us = 1e6 * _median(learns, plan.rounds, device) / _REPEATS
-            rows.append({"streams": streams, "nodes": nodes, "drafted": drafted, "us": us, "learn_us": learn_us})
+            verified = _chains([text(1 + nodes + WIDTH) for _ in range(streams)], device)
+            mix = partial(mixture.propose, asked, budgets, out)
+            learn_mixed = partial(mixture.learn, asked, written, accepted, asked, verified)
+            row = {"streams": streams, "nodes": nodes, "us": timed(partial(trie.propose, asked, budgets, out))}
+            row["drafted"] = float(counts.float().mean())
+            row["mix_us"] = timed(mix)
+            row["mix_learn_us"] = timed(mix, learn_mixed) - row["mix_us"]
+            row["learn_us"] = timed(partial(trie.learn, asked, written, accepted))
+            rows.append(row)
     return rows
+
+
+def _chains(texts: list[Int32Array], device: torch.device) -> VerifiedTrees:
+    """Verified texts, whose next tokens are the most probable ones at each node."""
+    windows = np.stack([np.lib.stride_tricks.sliding_window_view(text, WIDTH)[1:] for text in texts])
+    rows, nodes, _ = windows.shape
+    parents = np.arange(-1, rows * nodes - 1, dtype=np.int32)
+    parents[::nodes] = -1
+    tokens = np.concatenate([text[:nodes] for text in texts])
+    offsets = np.arange(rows + 1, dtype=np.int32) * nodes
+    arrays = tokens, parents, np.ascontiguousarray(windows.reshape(-1, WIDTH)), offsets.astype(np.int32)
+    return VerifiedTrees(*(torch.from_numpy(array).to(device) for array in arrays))
 
 
 def _replayed(run: Callable[[], object], device: torch.device) -> Callable[[], None]:
@@ -229,19 +256,20 @@ def _replayed(run: Callable[[], object], device: torch.device) -> Callable[[], N
 
 
 def streams_ahead(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:
-    """As `streams`, of steps that begin while the one before is in flight, without drafts and with the trie's, which
-    the device makes."""
+    """As `streams`, of steps that begin while the one before is in flight, without drafts and with those that the
+    device makes."""
     context = min(model.max_context, plan.answer_context)
     sizes = DeviceSizes(
         rows=max(_LEARNED_AT_ONCE, *plan.streams),
         row_tokens=max(context, LEAST_TOKENS),
         tenants=4,
         tenant_tokens=min(plan.memory_tokens, TrieOptions.capacity_tokens),
+        contexts=RecyclingOptions.capacity_contexts,
     )
     with drafts_on_device(sizes, model.device) as arena:
         if arena is None:
             raise BenchmarkError("the device does not draft; the reason was logged")
-        return streams(model, questions, replace(plan, strategies=("trie",), steps_ahead=True))
+        return streams(model, questions, replace(plan, strategies=("trie", "hybrid"), steps_ahead=True))
 
 
 def streams(model: LoadedModel, questions: list[str], plan: Plan) -> Rows:

@@ -145,11 +145,37 @@ class DeviceTrees(Protocol):
     def counts(self) -> Any: ...
 
 
+class WrittenOnDevice(Protocol):
+    """What the s rows of a step write and verify, on a device.
+
+    Attributes:
+        tokens, counts: int32[s, n] and int32[s]: of each row the accepted nodes and the token after them, and how many
+            nodes these are.
+        nodes, parents, top_tokens: int32[m], int32[m] and int32[m, k >= WIDTH]: the tokens of the verified trees, node
+            0 first, of each its parent among the m, -1 for none, and the most probable tokens after it. Nodes without a
+            parent other than node 0 are padding.
+        offsets: int32[s + 1], where each tree begins.
+    """
+
+    @property
+    def tokens(self) -> Any: ...
+    @property
+    def counts(self) -> Any: ...
+    @property
+    def nodes(self) -> Any: ...
+    @property
+    def parents(self) -> Any: ...
+    @property
+    def top_tokens(self) -> Any: ...
+    @property
+    def offsets(self) -> Any: ...
+
+
 class FollowedDevice(Protocol):
     """A device that drafts from what a step writes there while the host does not know it."""
 
     def follow(
-        self, rows: Int32Array, sources: Int32Array, budgets: Int32Array, tokens: Any, counts: Any
+        self, rows: Int32Array, sources: Int32Array, budgets: Int32Array, written: WrittenOnDevice
     ) -> DeviceTrees:
         """Learns what a step writes and drafts behind it, after all that was queued, and before what will be.
 
@@ -157,8 +183,7 @@ class FollowedDevice(Protocol):
             rows: int32[d], of drafters, each once.
             sources: int32[d], the row of each in the step.
             budgets: int32[d], the most nodes of each draft.
-            tokens, counts: int32[s, n] and int32[s] on the device: of each row of the step the accepted nodes and the
-                token after them, and how many nodes these are.
+            written: by the step, whose rows all decode.
         """
 
 

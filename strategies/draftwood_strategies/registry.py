@@ -30,7 +30,7 @@ _NODES = 64
 """Draft nodes of a warm-up: more than an empty memory can fill, so that what fills unused ones is compiled too."""
 _log = logging.getLogger(__name__)
 _factories: dict[str, StrategyFactory] = {**BUILT_IN}
-_substitutes: dict[str, Substitute] = {}
+_substitutes: dict[str, tuple[Substitute, bool]] = {}
 _entry_points_loaded = False
 
 
@@ -71,15 +71,28 @@ def create(name: str, **options: object) -> Strategy:
         TypeError: the strategy has no such option.
         ValueError: an option's value is not allowed.
     """
-    substitute = _substitutes.get(name)
-    made = None if substitute is None else substitute(**options)
+    return _created(name, options, of_source=False)
+
+
+def create_source(name: str, options: Mapping[str, object]) -> Strategy:
+    """As `create`, of a source of a hybrid."""
+    return _created(name, options, of_source=True)
+
+
+def _created(name: str, options: Mapping[str, object], of_source: bool) -> Strategy:
+    make, as_source = _substitutes.get(name, (None, False))
+    made = None if make is None or (of_source and not as_source) else make(**options)
     return _factory(name)(**options) if made is None else made
 
 
 @contextmanager
-def substituted(name: str, make: Substitute) -> Iterator[None]:
-    """In it `create`, on any thread, returns what `make` does for the options of the strategy `name`, if not None."""
-    _substitutes[name] = make
+def substituted(name: str, make: Substitute, as_source: bool = True) -> Iterator[None]:
+    """In it `create`, on any thread, returns what `make` does for the options of the strategy `name`, if not None.
+
+    Args:
+        as_source: `create_source` does, too.
+    """
+    _substitutes[name] = make, as_source
     try:
         yield
     finally:

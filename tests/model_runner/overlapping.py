@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, predicted_paths, verify
 from draftwood_strategies.arrays import Float32Array
-from draftwood_strategies.base import StepFeedback
+from draftwood_strategies.base import StepFeedback, WrittenOnDevice
 from draftwood_strategies.draft import EMPTY_TREE, DraftTree
+from draftwood_strategies.successors import WIDTH
 
 
 @dataclass(eq=False)
@@ -43,6 +45,18 @@ class Step:
     @property
     def feedback(self) -> StepFeedback:
         return self.batch.feedback(self.predictions.tokens, self.predictions.top_tokens)
+
+    def written(self, tokens: torch.Tensor, counts: torch.Tensor) -> WrittenOnDevice:
+        """With what its rows write, and its trees as they are on a device."""
+        verified, [nodes] = self.feedback, np.indices(self.feedback.tokens.shape, np.int32)
+        assert verified.top_tokens is not None
+        begins = verified.offsets[np.searchsorted(verified.offsets, nodes, "right") - 1]
+        parents = np.where(verified.parents >= 0, verified.parents + begins, -1).astype(np.int32)
+        arrays = {"nodes": verified.tokens, "parents": parents, "offsets": verified.offsets}
+        arrays["top_tokens"] = np.ascontiguousarray(verified.top_tokens, np.int32)
+        return SimpleNamespace(
+            tokens=tokens, counts=counts, **{name: torch.tensor(array) for name, array in arrays.items()}
+        )
 
     def wait(self) -> tuple[StepFeedback, float]:
         assert not self.waited
@@ -91,7 +105,7 @@ class OverlappingRunner:
         for row, path in enumerate(paths):
             tokens[row, : len(path.token_ids)] = torch.tensor(path.token_ids)
         counts = torch.tensor([len(path.nodes) for path in paths], dtype=torch.int32)
-        trees = None if following.draft is None else following.draft(tokens, counts)
+        trees = None if following.draft is None else following.draft(earlier.written(tokens, counts))
         rows, scores = [], [np.zeros(0, np.float32)]
         for row, (source, number) in enumerate(zip(following.sources, following.drafted, strict=True)):
             path, size = paths[source], int(batch.cu_seqlens[row + 1] - batch.cu_seqlens[row])
@@ -117,7 +131,7 @@ class OverlappingRunner:
         if self.begun:
             self.begun[-1].predictions.logits.fill_(math.nan)
         assert sum(not step.waited for step in self.begun[-2:]) <= 1
-        found = self.runner.step(batch, top_k)
+        found = self.runner.step(batch, max(top_k, WIDTH))
         predictions = Predictions(torch.as_tensor(found.logits).clone(), found.tokens, found.top_tokens)
         paths = predicted_paths(batch.feedback(found.tokens, None), found.tokens)
         greedy = [sampler is not None and sampler.follows_predictions for sampler in samplers]

@@ -1,4 +1,4 @@
-"""Our engine with the trie's drafts on a device: the tokens of transformers' own `generate`, and of no drafts."""
+"""Our engine with drafts on a device: the tokens of transformers' own `generate`, and of no drafts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from draftwood_model_runner.runners.model_calls import setting
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.device.arena import DeviceSizes
 from draftwood_strategies.device.launching import LAUNCHER, Launch
-from draftwood_strategies.device.strategy import DeviceTrieStrategy, drafts_on_device
+from draftwood_strategies.device.strategy import DeviceStrategy, drafts_on_device
 from draftwood_strategies.draft_engine import guard
 from tests.model_runner.families import greedy, served
 from tests.model_runner.sequences import GREEDY, engine_of, make_sequence, run
 from tests.strategies.fakes import Clock
 
-SIZES = DeviceSizes(rows=3, row_tokens=128, tenants=2, tenant_tokens=512, nodes=16)
+SIZES = DeviceSizes(rows=3, row_tokens=128, tenants=2, tenant_tokens=512, nodes=16, contexts=1 << 12)
 PROMPTS = ((1, 2, 3, 1, 2, 3), (4, 5), (1, 2, 3), (6, 7, 6, 7))
 NEW_TOKENS = 12
 
@@ -63,18 +63,29 @@ def test_the_tokens_are_those_of_generate_and_of_no_drafts() -> None:
     sampled = written([None, None], sampling)
     with drafts_on_device(SIZES, "cpu"):
         strategies = [make(StrategyKey("trie"), Capacity(tokens=1000, bytes=1 << 20)) for _ in range(2)]
-        tries = [strategy for strategy in strategies if isinstance(strategy, DeviceTrieStrategy)]
+        tries = [strategy for strategy in strategies if isinstance(strategy, DeviceStrategy)]
         assert len(tries) == 2
-        hybrids = [create("hybrid") for _ in range(2)]
+        mixing = create("recycling"), create("hybrid")
+        mixed_by_host = [create("hybrid", sources="trie,recycling,jacobi") for _ in range(2)]
+        assert all(isinstance(strategy, DeviceStrategy) for strategy in mixing)
         for _ in range(2):
             assert written(tries) == expected
-            assert written(hybrids) == expected
+            assert written(mixing) == expected
+            assert written(mixed_by_host) == expected
+        assert written(mixing, sampling) == sampled
         assert written(tries, sampling) == sampled
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("module", ["drafting", "learning", "appending"])
-def test_a_kernel_that_fails_costs_the_drafts_alone(module: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        *(("trie", module) for module in ("drafting", "learning", "appending")),
+        ("hybrid", "mixing"),
+        ("recycling", "mixture_learning"),
+    ],
+)
+def test_a_kernel_that_fails_costs_the_drafts_alone(name: str, module: str) -> None:
     expected = [greedy("llama", prompt, NEW_TOKENS) for prompt in PROMPTS]
 
     def failing(launched: Launch) -> None:
@@ -83,5 +94,5 @@ def test_a_kernel_that_fails_costs_the_drafts_alone(module: str) -> None:
         launched.run()
 
     with drafts_on_device(SIZES, "cpu"), setting(LAUNCHER, failing):
-        strategies = [create("trie") for _ in range(2)]
+        strategies = [create(name) for _ in range(2)]
         assert written(strategies, fails=True) == expected

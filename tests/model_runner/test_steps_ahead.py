@@ -17,8 +17,9 @@ from draftwood_model_runner.runners.model_calls import setting
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from draftwood_strategies import create
 from draftwood_strategies.device.arena import DeviceSizes
+from draftwood_strategies.device.draft_device import DraftDevice
 from draftwood_strategies.device.launching import LAUNCHER, Launch
-from draftwood_strategies.device.strategy import DeviceTrieStrategy, DraftDevice, drafts_on_device
+from draftwood_strategies.device.strategy import DeviceStrategy, drafts_on_device
 from draftwood_strategies.draft_engine import guard
 from draftwood_strategies.draft_engine.step_times import MeasuredStepTimes, StepTimeCurve
 from tests.model_runner.families import VOCAB, greedy, served
@@ -29,7 +30,7 @@ from tests.model_runner.test_overlapping_steps import NEW_TOKENS, PROMPTS, check
 from tests.strategies.fakes import Clock
 
 RUNNING = 4
-SIZES = DeviceSizes(rows=RUNNING, row_tokens=256, tenants=2, tenant_tokens=4096, nodes=8)
+SIZES = DeviceSizes(rows=RUNNING, row_tokens=256, tenants=2, tenant_tokens=4096, nodes=8, contexts=1 << 12)
 
 
 @pytest.fixture
@@ -65,12 +66,13 @@ def test_without_drafts() -> None:
 
 
 @pytest.mark.system
-def test_what_the_device_drafts_and_learns(device: DraftDevice) -> None:
+@pytest.mark.parametrize("name", ["trie", "recycling", "hybrid"])
+def test_what_the_device_drafts_and_learns(name: str, device: DraftDevice) -> None:
     """The same tokens and memory as from steps that wait for the host, and drafts that are as good."""
     found, accepted = [], []
     for begins_ahead in (False, True):
-        strategy = create("trie")
-        assert isinstance(strategy, DeviceTrieStrategy)
+        strategy = create(name)
+        assert isinstance(strategy, DeviceStrategy)
         for _ in range(2):
             engine = (
                 ahead()[0] if begins_ahead else engine_of(served("llama"), 8, max_running=RUNNING, prefill_chunk=16)
@@ -114,7 +116,7 @@ def test_drafts_have_room_for_what_is_worth_its_time(
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", ["jacobi", "recycling", "hybrid"])
+@pytest.mark.parametrize("name", ["jacobi"])
 def test_a_step_whose_drafts_the_host_makes_does_not_begin_ahead(name: str, device: DraftDevice) -> None:
     engine, _ = ahead()
     sequences = sequences_of(create(name))
@@ -129,7 +131,7 @@ def test_a_step_whose_drafts_the_host_makes_does_not_begin_ahead(name: str, devi
 def test_little_memory_arrivals_pauses_and_ends(seed: int, device: DraftDevice) -> None:
     """What a sequence computed before it was preempted, paused or cancelled is dropped."""
     engine, _ = ahead(kv_cache_tokens=264 if seed % 2 else None)
-    random, strategies = np.random.default_rng(seed), [create("trie"), create("trie"), None]
+    random, strategies = np.random.default_rng(seed), [create("trie"), create(["trie", "hybrid"][seed % 2]), None]
     waiting = [
         make_sequence(str(i), PROMPTS[i % 6], StopParams(NEW_TOKENS), strategy=strategies[i % 3], max_draft_nodes=i % 9)
         for i in range(14)
@@ -194,7 +196,7 @@ def test_another_strategy_in_the_middle(device: DraftDevice) -> None:
 def test_what_comes_from_outside_is_learned_while_steps_begin_ahead(device: DraftDevice) -> None:
     engine, _ = ahead()
     strategy = create("trie")
-    assert isinstance(strategy, DeviceTrieStrategy)
+    assert isinstance(strategy, DeviceStrategy)
     [one] = sequences_of(strategy, PROMPTS[:1])
     engine.add(one)
     while not engine.counts.steps_ahead:
@@ -226,9 +228,9 @@ def test_a_step_that_cannot_begin_ahead_begins_later(device: DraftDevice, monkey
     assert engine.counts.steps_ahead
 
 
-@pytest.mark.parametrize("kernel", ["draft", "learn"])
+@pytest.mark.parametrize(("name", "kernel"), [("trie", "draft"), ("trie", "learn"), ("hybrid", "mix")])
 def test_after_another_error_no_step_begins_ahead(
-    kernel: str, device: DraftDevice, caplog: pytest.LogCaptureFixture
+    name: str, kernel: str, device: DraftDevice, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, _ = ahead()
 
@@ -238,7 +240,7 @@ def test_after_another_error_no_step_begins_ahead(
         launched.run()
 
     with setting(LAUNCHER, failing):
-        sequences = sequences_of(create("trie"), PROMPTS[:RUNNING])
+        sequences = sequences_of(create(name), PROMPTS[:RUNNING])
         run(engine, *sequences)
     check_outputs(sequences)
     assert engine.counts.steps_ahead == 1

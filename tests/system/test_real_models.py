@@ -34,7 +34,7 @@ from draftwood_service.gateway.tools import grammar, read_tools
 from draftwood_service.tools import NoToolFormatError, tool_format_of
 from draftwood_strategies import Strategy, create
 from draftwood_strategies.device.arena import DeviceSizes
-from draftwood_strategies.device.strategy import DeviceTrieStrategy, drafts_on_device
+from draftwood_strategies.device.strategy import DeviceStrategy, drafts_on_device
 from draftwood_strategies.draft_engine import guard
 from tests.model_runner.overlapping import OverlappingRunner
 from tests.model_runner.sampling.held import drafted_answer, held_answer
@@ -249,19 +249,18 @@ def test_drafts_on_a_device(model: RealModel, name: str, monkeypatch: pytest.Mon
     """Its kernels run by NumPy: the tokens of `generate`, the first time and from memory, and within a schema."""
     monkeypatch.setattr(guard, "time", Clock())  # NumPy takes too long for drafts that pay
     prompts = prompts_of(model)[:SAMPLED]
-    with drafts_on_device(DeviceSizes(TOGETHER, 1024, 2, 4096, NODES), "cpu"):
+    with drafts_on_device(DeviceSizes(TOGETHER, 1024, 2, 4096, NODES, contexts=1 << 14), "cpu"):
         engine, strategy = engine_for(model), create(name)
-        if name == "trie":  # steps begin ahead; those of hybrid wait for the host
-            patched: Any = engine
-            patched._runner = patched._following = OverlappingRunner(engine._runner)
-        assert isinstance(getattr(strategy, "parts", {"trie": strategy})["trie"], DeviceTrieStrategy)
+        patched: Any = engine
+        patched._runner = patched._following = OverlappingRunner(engine._runner)
+        assert isinstance(strategy, DeviceStrategy)
         for sampling in (GREEDY, GREEDY, SAMPLERS[3]):
             sequences, _ = written(engine, prompts, sampling, strategy=strategy)
             assert [one.output for one in sequences] == [expected(model.plain, prompt, sampling) for prompt in prompts]
             if sampling is GREEDY:
                 accepted = sum(one.stats.accepted_tokens for one in sequences)
         assert accepted > SAMPLED * NEW_TOKENS // 2  # asked again
-        assert (engine.counts.steps_ahead > 0) is (name == "trie")
+        assert engine.counts.steps_ahead
         answer = held_answer(model.served, model.plain, GrammarKind.JSON_SCHEMA, SCHEMA, prompts[0], 30)
         one, _ = drafted_answer(engine, GrammarKind.JSON_SCHEMA, SCHEMA, prompts[0], 30, strategy, NODES)
         assert one.output == answer

@@ -134,7 +134,7 @@ def _on_device(options: Mapping[str, object], traces: Traces, budgets: Sequence[
 def _check_device_drafts(strategy: str, budgets: Sequence[int], chains: bool) -> None:
     """Raises InvalidInputError: there is no such form of a replay."""
     if strategy != "trie":
-        raise InvalidInputError("--device-drafts", None, f"strategy {strategy} has no form for GPUs, trie does")
+        raise InvalidInputError("--device-drafts", None, "it replays trie: others need what a model predicts")
     if chains:
         raise InvalidInputError("--device-drafts", None, "it replays trees, without --chains and --peer")
     if max(budgets) > MOST_NODES:
@@ -153,7 +153,8 @@ def _device_trie(options: Mapping[str, Any], recordings: Sequence[Recording], bu
     """
     import torch  # takes seconds, and only this needs it
 
-    from draftwood_strategies.device.strategy import DeviceTrieStrategy, DraftDevice
+    from draftwood_strategies.device.draft_device import DraftDevice
+    from draftwood_strategies.device.strategy import DeviceStrategy
 
     lengths = [prompt.size + output.size for prompt, output in recordings]
     padded = sum(lengths) + 2 * TOKENS_PER_BLOCK * len(lengths)
@@ -166,7 +167,7 @@ def _device_trie(options: Mapping[str, Any], recordings: Sequence[Recording], bu
     )
     try:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return DeviceTrieStrategy(DraftDevice(sizes, device, TrieOptions(**options)), **options)
+        return DeviceStrategy(DraftDevice(sizes, device, TrieOptions(**options)), **options)
     except ArenaTooLargeError as error:
         raise BenchmarkError(str(error)) from error
 

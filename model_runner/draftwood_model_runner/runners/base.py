@@ -21,7 +21,7 @@ from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath, verify
 from draftwood_model_runner.sequence import StateUse
 from draftwood_strategies.arrays import Float32Array, Int32Array, segment_sizes
-from draftwood_strategies.base import DeviceTrees, StepFeedback
+from draftwood_strategies.base import DeviceTrees, StepFeedback, WrittenOnDevice
 
 
 class DraftLimits(NamedTuple):
@@ -274,14 +274,13 @@ class Following(NamedTuple):
     Attributes:
         sources: int32[S], of each batch row its row in the step in flight.
         drafted: int32[S], the number of its draft; negative for none.
-        draft: called with what the step in flight writes, int32[rows, n] and int32[rows] on the device: of each row the
-            tokens of the accepted nodes and the one after them, and how many nodes these are. Queues there what makes
-            the drafts, and does not wait. None for no drafts.
+        draft: called with what the step in flight writes. Queues on the device what makes the drafts, and does not
+            wait. None for no drafts.
     """
 
     sources: Int32Array
     drafted: Int32Array
-    draft: Callable[[Any, Any], DeviceTrees] | None
+    draft: Callable[[WrittenOnDevice], DeviceTrees] | None
 
 
 @runtime_checkable

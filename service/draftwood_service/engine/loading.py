@@ -94,14 +94,14 @@ def loaded(
 
 
 def device_drafts(settings: Settings, model: LoadedModel) -> AbstractContextManager[object]:
-    """In it new instances of the trie draft on the GPU, if the settings say so and it can. Before the engine takes the
-    memory that is free for its KV cache."""
+    """In it new instances of `trie`, `recycling` and `hybrid` draft on the GPU, if the settings say so and it can.
+    Before the engine takes the memory that is free for its KV cache."""
     if settings.device_drafts == "off":
         return nullcontext()
     if model.runner_name != "cuda":
         _log.warning("device drafts need runner cuda; drafts are made by the host", runner=model.runner_name)
         return nullcontext()
-    from draftwood_strategies.built_in import TrieOptions
+    from draftwood_strategies.built_in import RecyclingOptions, TrieOptions
     from draftwood_strategies.device.arena import MOST_NODES, DeviceSizes
     from draftwood_strategies.device.strategy import drafts_on_device
     from draftwood_strategies.trie.phrase_index import LEAST_TOKENS
@@ -113,6 +113,7 @@ def device_drafts(settings: Settings, model: LoadedModel) -> AbstractContextMana
         tenants=_TENANTS,
         tenant_tokens=tokens,
         nodes=max(1, min(settings.max_draft_nodes, MOST_NODES)),
+        contexts=RecyclingOptions.capacity_contexts,
     )
     return drafts_on_device(sizes, model.device)
 

@@ -267,8 +267,8 @@ class DraftingSettings(SettingsGroup):
     strategy: str = shared("strategy")
     max_draft_nodes: int = shared("max_draft_nodes")
     device_drafts: Literal["off", "on"] = "off"
-    """Drafts of strategy trie, alone or within hybrid: off, by the host; on, on the GPU with runner cuda, if its memory
-    suffices, and steps begin while the one before is computed. Not measured on a GPU yet"""
+    """Drafts of trie, recycling and hybrid: off, by the host; on, on the GPU with runner cuda, if its memory suffices,
+    and steps begin while the one before is computed. Not measured on a GPU yet"""
     audit_share: float = Field(default=0.01, ge=0, le=1)
     """Share of requests whose answers are decoded again without drafting in idle time, and compared"""
 

@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from draftwood_strategies import successors
+from draftwood_strategies.mixing.candidates import CHANCE_BINS, LEVELS
 from draftwood_strategies.trie.phrase_index import ORDERS, TOKENS_PER_BLOCK
 from draftwood_strategies.trie.retrieval import KINDS, LONGEST
 from draftwood_strategies.trie.weights import COUNTED, FEATURES, ODDS
@@ -68,7 +70,9 @@ class DeviceSizes:
         tenants: tenants whose memories are on the device at once.
         tenant_tokens: tokens of a tenant's memory, start marks included; the oldest leave first.
         nodes: of a draft, at most.
-        depth: of a draft, at most.
+        depth: of a draft of the trie, at most.
+        contexts: of a tenant's successor table, a power of two; those written longest ago leave first. 0 for none: then
+            nothing is mixed.
 
     Raises:
         ValueError: a size is not allowed; the text begins with its name.
@@ -80,6 +84,7 @@ class DeviceSizes:
     tenant_tokens: int
     nodes: int = MOST_NODES
     depth: int = DEEPEST
+    contexts: int = 0
 
     def __post_init__(self) -> None:
         least = 4 * TOKENS_PER_BLOCK
@@ -94,6 +99,10 @@ class DeviceSizes:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"{name}: {value} is not allowed; it must be from {low} to {high}")
+        least, most = successors.SuccessorTable.LEAST, 1 << 24
+        if self.contexts and (not least <= self.contexts <= most or self.contexts & (self.contexts - 1)):
+            allowed = f"it must be 0, or a power of 2 from {least} to {most}"
+            raise ValueError(f"contexts: {self.contexts} is not allowed; {allowed}")
 
     @property
     def nbytes(self) -> int:
@@ -151,7 +160,29 @@ NOVEL_AT = 2 * ADDED
 WEIGHTS_AT_ONCE = 1024
 """Weights that a program of `update_weights` adds to."""
 WEIGHTS = NOVEL_AT + 2 * COUNTED + 1
-"""Numbers of a tenant's weights: the novel tokens int32[COUNTED], their counts float32[COUNTED] and the sum of all."""
+"""Numbers of a tenant's weights of the trie: the novel tokens int32[COUNTED], their counts float32[COUNTED] and the sum
+of all."""
+
+RANKS_AT = 0
+MIXED_ESCAPES_AT = LEVELS * (successors.ORDERS + 1) * successors.ORDERS * successors.STEADY_BINS * successors.WIDTH
+TRUST_AT = MIXED_ESCAPES_AT + LEVELS * (successors.ORDERS + 1)
+BIAS_AT = TRUST_AT + LEVELS
+SEEN_AT = BIAS_AT + LEVELS * CHANCE_BINS
+MIXED = SEEN_AT + LEVELS * (successors.ORDERS + 1)
+"""A tenant's weights of the mixture, see `mixing.candidates.Weights`, of one source besides the table; the tokens seen
+are counts. `MIXED` is their number, and as many are what a step adds to them. `CLOCK_AT` is in how many steps the table
+was written."""
+CLOCK_AT = 2 * MIXED
+CLAIMED = successors.COLUMNS
+TABLE_COLUMNS = successors.COLUMNS + 1
+"""A row of a tenant's table has one more column than the host's: which of a step's writers has it."""
+
+NODES_AT_ONCE = 16
+"""Nodes of a verified tree that a program writes into the table."""
+TAIL, TOPS, HAS_DRAFT, TOPS_AT = 0, successors.ORDERS, successors.ORDERS + 1, 8
+"""Of a row that mixes: its last tokens, the newest first; how many nodes its latest top tokens are of; 1 if it drafted
+since it learned; and those tokens, int32[nodes + 1, WIDTH]. Behind them come the rows of the table that a step writes,
+and the hashes of their contexts, int32[nodes + 1, successors.ORDERS] each."""
 
 
 class Layout:
@@ -159,6 +190,8 @@ class Layout:
 
     Attributes:
         text, memory: the regions of rows and of tenants.
+        mixture, table: where the weights of the mixture, and the successor table, begin in a tenant's weights.
+        targets_at, hashes_at: where the numbers of a row that mixes begin that a step writes its table by.
         scratch_size: numbers of a row's scratch space.
     """
 
@@ -166,7 +199,13 @@ class Layout:
         self.sizes = sizes
         self.text = Region(_even(-(-sizes.row_tokens // TOKENS_PER_BLOCK)))
         self.memory = Region(_even(-(-sizes.tenant_tokens // TOKENS_PER_BLOCK)))
-        self.weights_size = _padded(WEIGHTS)
+        self.mixture = _padded(WEIGHTS)
+        self.table = self.mixture + _padded(CLOCK_AT + 1)
+        self.weights_size = self.table + sizes.contexts * TABLE_COLUMNS if sizes.contexts else _padded(WEIGHTS)
+        verified = sizes.nodes + 1
+        self.targets_at = TOPS_AT + verified * successors.WIDTH
+        self.hashes_at = self.targets_at + verified * successors.ORDERS
+        self.mixed_size = _padded(self.hashes_at + verified * successors.ORDERS) if sizes.contexts else 0
         self.roots_size = 2 * CANDIDATES
         self.draft_size = 5 * sizes.nodes
         self.scratch_size = _padded(SCRATCH)
@@ -204,6 +243,11 @@ class Layout:
     @cached_property
     def scratch(self) -> int:
         """int32[rows, scratch_size]. Nothing in it outlives a launch."""
+        return self.mixed + self.sizes.rows * self.mixed_size
+
+    @cached_property
+    def mixed(self) -> int:
+        """int32[rows, mixed_size]: what the latest draft of the mixture needs, and the next one."""
         return _padded(self.misses + self.sizes.rows)
 
     @cached_property

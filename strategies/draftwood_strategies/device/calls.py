@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from draftwood_strategies.device.arena import ADDED, MEMORY, RECORDED, TEXT, WEIGHTS_AT_ONCE, Layout, Region
+from draftwood_strategies.device.arena import (
+    ADDED,
+    MEMORY,
+    NODES_AT_ONCE,
+    RECORDED,
+    TEXT,
+    WEIGHTS_AT_ONCE,
+    Layout,
+    Region,
+)
 from draftwood_strategies.device.launching import launch
 from draftwood_strategies.trie.phrase_index import TOKENS_PER_BLOCK
 
@@ -134,6 +143,108 @@ def learn(arena: Any, layout: Layout, rows: Any, tokens: Any, counts: Any, branc
         RUNS=64,
         num_warps=WARPS,
     )
+
+
+class VerifiedTrees(NamedTuple):
+    """Trees that steps have verified, on the device, one after the other.
+
+    Attributes:
+        tokens, parents: int32[n]; node 0 of a tree is its row's last token before the step. A parent is a node in these
+            arrays, -1 for none. Other nodes without one are padding.
+        top_tokens: int32[n, WIDTH or more], the most probable tokens after each node, best first, in rows that are
+            `top_tokens.stride(0)` numbers apart.
+        offsets: int32[t + 1], where each tree begins, and where the last one ends.
+    """
+
+    tokens: Any
+    parents: Any
+    top_tokens: Any
+    offsets: Any
+
+
+def mix(arena: Any, layout: Layout, model_table: Any, rows: Any, budgets: Any, out: tuple[Any, Any, Any, Any]) -> None:
+    """Drafts of the mixture from the trie's drafts of this step, which rows without a trie have none of.
+
+    Args:
+        model_table: int32[r, successors.COLUMNS].
+        rows: int32[b], each row once, negative for those that stay as `out` has them.
+        budgets, out: as for `draft`.
+    """
+    launch(
+        "mixing",
+        "mix",
+        (rows.shape[0],),
+        *(arena, model_table, rows, budgets, *out, out[0].shape[1], model_table.shape[0]),
+        DRAFTS=layout.drafts,
+        SCRATCH=layout.scratch,
+        SCRATCH_SIZE=layout.scratch_size,
+        ROWS=layout.sizes.contexts,
+        TENANTS=layout.sizes.tenants,
+        num_warps=WARPS,
+        **_constants_of_mixture(layout),
+    )
+
+
+def learn_mixture(
+    arena: Any,
+    layout: Layout,
+    model_table: Any,
+    rows: Any,
+    tokens: Any,
+    counts: Any,
+    sources: Any,
+    trees: VerifiedTrees,
+) -> None:
+    """The mixture learns from the rows' latest drafts and from what was verified, before the trie does.
+
+    Args:
+        model_table, rows: as for `mix`.
+        tokens, counts: as for `learn`.
+        sources: int32[b], of each row the number of its verified tree.
+    """
+    (b, k), nodes = tokens.shape, layout.sizes.nodes + 1
+    constants = {
+        "TARGETS": layout.targets_at,
+        "HASHES": layout.hashes_at,
+        "RUNS": 64,
+        **_constants_of_mixture(layout),
+    }
+    grid = b, 1 - (-nodes // NODES_AT_ONCE)
+    launch(
+        "mixture_learning",
+        "observe",
+        grid,
+        *(arena, model_table, rows, tokens, counts, sources, trees.tokens, trees.parents, trees.offsets),
+        *(b, k, model_table.shape[0]),
+        DRAFTS=layout.drafts,
+        SCRATCH=layout.scratch,
+        SCRATCH_SIZE=layout.scratch_size,
+        ROWS=layout.sizes.contexts,
+        num_warps=WARPS,
+        **constants,
+    )
+    launch(
+        "mixture_learning",
+        "apply",
+        grid,
+        *(arena, rows, tokens, counts, sources, trees.parents, trees.top_tokens, trees.offsets),
+        *(b, k, trees.top_tokens.stride(0)),
+        num_warps=WARPS,
+        **constants,
+    )
+
+
+def _constants_of_mixture(layout: Layout) -> dict[str, int]:
+    return {
+        "WEIGHTS": layout.weights,
+        "STATES": layout.states,
+        "MIXED": layout.mixed,
+        "MIXTURE": layout.mixture,
+        "TABLE": layout.table,
+        "WEIGHTS_SIZE": layout.weights_size,
+        "MIXED_SIZE": layout.mixed_size,
+        "MOST": layout.sizes.nodes,
+    }
 
 
 def _constants(layout: Layout) -> dict[str, int]:

@@ -217,6 +217,11 @@ class _Language:
         np.add.at(pointer.array, at[taken], given[taken])
 
     @staticmethod
+    def atomic_max(pointer: _Pointer, value: Any, mask: Any = True) -> None:
+        at, given, taken = np.broadcast_arrays(pointer.at, value, mask)
+        np.maximum.at(pointer.array, at[taken], given[taken])
+
+    @staticmethod
     def sum(value: Any, axis: int) -> Any:
         """In float32, as on a GPU; in the order of the lanes."""
         return np.sum(value, axis=axis, dtype=np.int32 if value.dtype == np.bool_ else value.dtype)

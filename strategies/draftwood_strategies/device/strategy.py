@@ -1,4 +1,5 @@
-"""The trie strategy for a host that schedules on the CPU, with its memories and its drafts on a device.
+"""Strategies for a host that schedules on the CPU, with their memories and drafts on a device: `trie`, `recycling`, and
+`hybrid` of these two.
 
 A step waits for the device once, for its drafts. Each instance is a tenant of one arena that all share, and takes part
 in it on the thread that drafts alone: what other threads let it learn is kept until its next draft.
@@ -6,28 +7,26 @@ in it on the thread that drafts alone: what other threads let it learn is kept u
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
-from draftwood_strategies.arrays import Float32Array, Int32Array
+from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import Feedback, StepFeedback, Strategy
-from draftwood_strategies.built_in import TrieOptions
 from draftwood_strategies.device.arena import ArenaTooLargeError, DeviceSizes
+from draftwood_strategies.device.draft_device import DeviceParts, DraftDevice
 from draftwood_strategies.device.launching import DeviceUnsupportedError
-from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.registry import substituted
+from draftwood_strategies.successors import WIDTH
 
 _log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -36,170 +35,6 @@ _EVERYTHING = 1 << 40
 _NOTHING = np.empty(0, np.int32)
 _IMPORTED = 8192
 """Recorded tokens that a memory learns in one step, about. Not tuned."""
-_ALIGNED = 4
-"""Numbers that each uploaded array begins at a multiple of. Kernels are compiled once for addresses that 16 divides."""
-_WIDTH = 16
-"""Tokens of a row that are learned at once are padded to a multiple of this, for the same reason."""
-
-
-class DraftDevice:
-    """The arena of a process, and its rows. What it computes waits for nothing that the model computes.
-
-    Args:
-        sizes, device, options: as of `DeviceTrie`.
-
-    Attributes:
-        trie: the arena.
-
-    Raises:
-        ArenaTooLargeError, DeviceUnsupportedError: as of `DeviceTrie`.
-    """
-
-    def __init__(self, sizes: DeviceSizes, device: torch.device, options: TrieOptions | None = None) -> None:
-        self.trie = DeviceTrie(sizes, device, options)
-        self.sizes = sizes
-        self._stream = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)
-            self._stream.wait_stream(torch.cuda.current_stream(device))
-        numbers = sizes.rows * (3 * sizes.nodes + 1)
-        self._drafted, self._following = torch.empty((2, numbers), dtype=torch.int32, device=device)
-        self._copied = torch.empty(numbers, dtype=torch.int32, pin_memory=device.type == "cuda")
-        self._tenants = map(str, itertools.count())
-        self._strategies: weakref.WeakValueDictionary[str, DeviceTrieStrategy] = weakref.WeakValueDictionary()
-        self.trie.leaving = partial(_take_to_host, self._strategies)
-        self._dropped: deque[str] = deque()
-
-    def queue(self) -> AbstractContextManager[object]:
-        """In it, calls of `trie` are queued behind one another, and not behind what the model computes."""
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
-    def takes(self, options: TrieOptions) -> bool:
-        """Whether a memory with these options can be in the arena."""
-        own = self.trie.options
-        same = all(getattr(options, name) == getattr(own, name) for name in ("branch_length", "learn", "prompt_weight"))
-        return same and options.capacity_tokens >= self.sizes.tenant_tokens
-
-    def register(self, strategy: DeviceTrieStrategy) -> str:
-        """A new tenant, which is forgotten when the strategy is dropped."""
-        tenant = next(self._tenants)
-        self._strategies[tenant] = strategy
-        weakref.finalize(strategy, self._dropped.append, tenant)
-        return tenant
-
-    def forget_dropped(self) -> None:
-        """Frees the regions and rows of tenants that are no more."""
-        while self._dropped:
-            self.trie.forget(self._dropped.popleft())
-
-    def begin(self, tenant: str, learns: bool, backs_off: bool) -> int | None:
-        """A row for a new sequence, None if all are taken."""
-        row = self.trie.free_row()
-        if row is not None:
-            self.trie.begin(row, tenant, learns, backs_off)
-        return row
-
-    def append(self, row: int, tokens: Int32Array, *, memory: bool, counted: bool = False) -> None:
-        """Goes on with what the memory has of a row, or with its own text, by `tokens`, int32[n].
-
-        Args:
-            memory: the memory; otherwise the text.
-            counted: of the text, see `DeviceTrie.append_to_texts`.
-        """
-        if tokens.shape[0] == 0:
-            return
-        rows, offsets, given = self._uploaded(_int32([row]), _int32([0, tokens.shape[0]]), tokens)
-        if memory:
-            self.trie.append_to_memories(rows, given, offsets)
-        else:
-            self.trie.append_to_texts(rows, given, offsets, counted=counted)
-
-    def begin_output(self, row: int) -> None:
-        """The prompt of a row is complete."""
-        self.trie.begin_outputs(*self._uploaded(_int32([row])))
-
-    def learn(self, rows: SequenceOf[int], runs: SequenceOf[Int32Array]) -> None:
-        """Each row, whose prompt is complete, has accepted its run, int32[n]."""
-        if not rows:
-            return
-        counts = _int32([run.shape[0] for run in runs])
-        tokens = np.zeros((len(rows), -(-int(counts.max()) // _WIDTH) * _WIDTH), np.int32)
-        for of_row, run in zip(tokens, runs, strict=True):
-            of_row[: run.shape[0]] = run
-        self.trie.learn(*self._uploaded(_int32(rows), tokens, counts))
-
-    def propose(self, rows: SequenceOf[int], budgets: Int32Array) -> DraftTrees:
-        """A draft for each row, whose prompt is complete; of more than `sizes.nodes` nodes for none. Waits for the
-        device.
-
-        Args:
-            budgets: int32[rows].
-        """
-        b, n = len(rows), self.sizes.nodes
-        if b == 0:
-            return DraftTrees.empty(0)
-        numbers = self._drafted[: b * (3 * n + 1)]
-        on_device, most = self._uploaded(_int32(rows), np.minimum(budgets, n))
-        self.trie.propose(on_device, most, _drafts_in(numbers, b, n))
-        copied = self._copied[: numbers.shape[0]].copy_(numbers, non_blocking=True)
-        if self._stream is not None:
-            self._stream.synchronize()
-        return _trees(copied.numpy(), b, n)
-
-    def follow(
-        self, rows: Int32Array, sources: Int32Array, budgets: Int32Array, tokens: torch.Tensor, counts: torch.Tensor
-    ) -> DeviceDrafts:
-        """See `FollowedDevice`; queued behind what the model computes."""
-        b, n = rows.shape[0], self.sizes.nodes
-        computing = None if self._stream is None else torch.cuda.current_stream(tokens.device)
-        if self._stream is not None and computing is not None:
-            computing.wait_stream(self._stream)
-        on_device, of_step, most = self._uploaded(rows, sources, np.minimum(budgets, n))
-        self.trie.learn(on_device, tokens.index_select(0, of_step), counts.index_select(0, of_step) + 1)
-        out = _drafts_in(self._following[: b * (3 * n + 1)], b, n)
-        self.trie.propose(on_device, most, out)
-        if self._stream is not None and computing is not None:
-            self._stream.wait_stream(computing)
-        return out
-
-    def _uploaded(self, *arrays: Int32Array) -> list[torch.Tensor]:
-        """Copies on the device, by one upload that the host does not wait for."""
-        begins = [0, *itertools.accumulate(-(-array.size // _ALIGNED) * _ALIGNED for array in arrays)]
-        numbers = np.zeros(begins[-1], np.int32)
-        for begin, array in zip(begins, arrays, strict=False):
-            numbers[begin : begin + array.size] = array.reshape(-1)
-        on_device = self.trie.uploaded(numbers)
-        return [
-            on_device[begin : begin + array.size].view(array.shape)
-            for begin, array in zip(begins, arrays, strict=False)
-        ]
-
-
-def _take_to_host(strategies: Mapping[str, DeviceTrieStrategy], tenant: str) -> None:
-    strategy = strategies.get(tenant)
-    if strategy is not None:
-        strategy.leave_device()
-
-
-def _drafts_in(numbers: torch.Tensor, rows: int, nodes: int) -> DeviceDrafts:
-    """Views of int32[rows * (3 * nodes + 1)]."""
-    tokens, parents, scores = numbers[: 3 * rows * nodes].view(3, rows, nodes)
-    return DeviceDrafts(tokens, parents, scores.view(torch.float32), numbers[3 * rows * nodes :])
-
-
-def _trees(numbers: Int32Array, rows: int, nodes: int) -> DraftTrees:
-    """What `DeviceDrafts` has for so many rows, as int32[rows * (3 * nodes + 1)], without unused nodes."""
-    tokens, parents, scores = numbers[: 3 * rows * nodes].reshape(3, rows, nodes)
-    counts = numbers[3 * rows * nodes :]
-    used = np.arange(nodes) < counts[:, None]
-    offsets = np.zeros(rows + 1, np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    drafted: Float32Array = scores.view(np.float32)[used]
-    return DraftTrees(tokens[used], parents[used], drafted, offsets)
-
-
-def _int32(numbers: SequenceOf[int]) -> Int32Array:
-    return np.array(numbers, np.int32)
 
 
 def _queued(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
@@ -213,38 +48,41 @@ def _queued(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[An
     return call
 
 
-class DeviceTrieStrategy:
-    """One tenant's memory of phrases and learned weights, in an arena on a device.
+class DeviceStrategy:
+    """One tenant's memory of phrases, successor table and learned weights, as far as its strategy has them, in an arena
+    on a device.
 
     Its region may go to another tenant while it has no live sequences. What was in it is kept by the host until the
     next sequence begins, when it goes to a region again.
 
     Args:
-        device: the arena, which takes these options.
-        options: those of `TrieOptions`, by name.
+        device: the arena, which takes these parts.
+        name: of the strategy.
+        options: its own, by name.
 
     Attributes:
-        backs_off: sequences that begin draft novel tokens, see `weights.Novel`.
+        parts: what it drafts from.
+        backs_off: sequences that begin draft novel tokens, see `weights.Novel`; not if there is a successor table.
         written: tokens that the memory ever got.
 
     Raises:
-        ValueError: an option's value is not allowed, or differs from the arena's.
+        ValueError: an option's value is not allowed, or the arena does not take it.
     """
 
-    top_k = 0
-
-    def __init__(self, device: DraftDevice, **options: Any) -> None:
-        self.options = TrieOptions(**options)
-        if not device.takes(self.options):
-            raise ValueError(f"device drafts: the arena of {device.trie.options} does not take {self.options}")
+    def __init__(self, device: DraftDevice, name: str = "trie", **options: Any) -> None:
+        parts = DeviceParts.of(name, options)
+        if parts is None or not device.takes(parts):
+            raise ValueError(f"device drafts: the arena of {device.trie.options} does not take {name} with {options}")
+        self.parts = parts
         self.device = device
-        self.backs_off = True
+        self.top_k = 0 if parts.table is None else WIDTH
+        self.backs_off = parts.table is None
         self._tenant = device.register(self)
         self._lock = threading.Lock()
         self._to_import: deque[Int32Array] = deque()
         self._waiting = 0
         self._weights: torch.Tensor | None = None
-        self._earlier: DeviceTrieStrategy | None = None
+        self._earlier: DeviceStrategy | None = None
         self.written = 0
 
     @property
@@ -256,9 +94,11 @@ class DeviceTrieStrategy:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device of the tokens that were written, up to all of its region, which is taken as a whole."""
-        region = self.device.trie.layout.memory
-        return 4 * region.size * min(self.written, region.slots) // region.slots
+        """Bytes on the device: of the tokens that were written, up to all of its region, which is taken as a whole, and
+        of the successor table and the weights."""
+        layout = self.device.trie.layout
+        region, table = layout.memory, 0 if self.parts.table is None else layout.weights_size
+        return 4 * (region.size * min(self.written, region.slots) // region.slots + table)
 
     @_queued
     def sequences(self) -> Iterator[Int32Array]:
@@ -268,20 +108,28 @@ class DeviceTrieStrategy:
         return iter([*self.device.trie.sequences(self._tenant), *self._to_import])
 
     def learn(self, tokens: Int32Array) -> None:
-        """Adds a whole recorded sequence, int32[n], to the memory: with the next drafts, some thousand tokens each. On
-        any thread."""
+        """Adds a whole recorded sequence, int32[n], to the memory if it has one: with the next drafts, some thousand
+        tokens each. On any thread."""
+        if self.parts.trie is None:
+            return
         with self._lock:
             self._to_import.append(np.array(tokens, np.int32))
             self.written += tokens.shape[0]
             self._waiting += tokens.shape[0]
             self._drop_oldest()
 
-    def keep_learned(self, earlier: DeviceTrieStrategy) -> None:
-        """The weights of `earlier` at the first draft; from then on each learns for itself. Raises TypeError for a
-        strategy of the host, which it has nothing in common with."""
-        if not isinstance(earlier, DeviceTrieStrategy):
+    def keep_learned(self, earlier: DeviceStrategy) -> None:
+        """The weights and the successor table of `earlier` at the first draft; from then on each learns
+        for itself. Raises TypeError for a strategy of the host, which it has nothing in common with."""
+        if not isinstance(earlier, DeviceStrategy):
             raise TypeError(f"its weights are on a device, those of {type(earlier).__name__} are not")
         self._earlier = earlier
+
+    def set_model_table(self, rows: Int32Array) -> None:
+        """See `UsesModelTable`; the arena has one for all."""
+        if self.device.mixture is not None:
+            with self.device.queue():
+                self.device.mixture.set_model_table(rows)
 
     @_queued
     def catch_up(self, tokens: int | None = None) -> bool:
@@ -319,34 +167,35 @@ class DeviceTrieStrategy:
 
     @_queued
     def weights_on_device(self) -> torch.Tensor | None:
-        """Its weights, as `DeviceTrie.learned`; None for those from before any traffic."""
+        """Its weights and its table, as `DeviceTrie.learned`; None for those from before any traffic."""
         if self._weights is None and self._earlier is not None:
             return self._earlier.weights_on_device()
         return self.device.trie.learned(self._tenant) if self._weights is None else self._weights
 
     def leave_device(self) -> None:
         """Takes what its region has to the host. Waits for the device."""
-        self._weights = self.weights_on_device()
+        learned = self.weights_on_device()
+        self._weights = None if learned is None else learned.cpu()
         held = [*self.device.trie.sequences(self._tenant)]
         with self._lock:
             self._to_import.extendleft(reversed(held))
             self._waiting += sum(map(len, held))
             self._drop_oldest()
 
-    def start(self, prompt: Int32Array) -> DeviceTrieDrafter:
-        return DeviceTrieDrafter(self, prompt, learns=True)
+    def start(self, prompt: Int32Array) -> DeviceSequence:
+        return DeviceSequence(self, prompt, learns=True)
 
-    def start_read_only(self, prompt: Int32Array) -> DeviceTrieDrafter:
-        return DeviceTrieDrafter(self, prompt, learns=False)
+    def start_read_only(self, prompt: Int32Array) -> DeviceSequence:
+        return DeviceSequence(self, prompt, learns=False)
 
     @_queued
-    def begin(self, learns: bool) -> tuple[int | None, bool]:
+    def begin(self, prompt: Int32Array, learns: bool) -> tuple[int | None, bool]:
         """A row for a new sequence, None if all are taken, and whether its memory is on the device."""
         resident = self.catch_up()
-        return self.device.begin(self._tenant, learns, self.backs_off), resident
+        return self.device.begin(self._tenant, self.parts, prompt, learns, self.backs_off), resident
 
     @_queued
-    def propose_all(self, drafters: SequenceOf[DeviceTrieDrafter], budgets: Int32Array) -> DraftTrees:
+    def propose_all(self, drafters: SequenceOf[DeviceSequence], budgets: Int32Array) -> DraftTrees:
         """See `BatchStrategy`. A draft has `DeviceSizes.nodes` nodes at most, and none without a row."""
         self.import_waiting()
         for drafter in drafters:
@@ -358,18 +207,25 @@ class DeviceTrieStrategy:
     @_queued
     def observe_all(
         self,
-        drafters: SequenceOf[DeviceTrieDrafter],
+        drafters: SequenceOf[DeviceSequence],
         accepted: Int32Array,
         offsets: Int32Array,
         feedback: StepFeedback | None = None,
     ) -> None:
-        """See `BatchStrategy`. The feedback is not needed."""
-        rows, runs = [], []
-        for drafter, written in zip(drafters, np.split(accepted, offsets[1:-1]), strict=True):
-            if drafter.keep(written) and drafter.row is not None:
-                rows.append(drafter.row)
+        """See `BatchStrategy`. The trie does not need the feedback."""
+        taking, runs, in_texts = [], [], []
+        for i, (drafter, written) in enumerate(zip(drafters, np.split(accepted, offsets[1:-1]), strict=True)):
+            in_text = drafter.keep(written)
+            if drafter.row is not None and (in_text or self.parts.table is not None):
+                taking.append(i)
                 runs.append(written)
-        self.device.learn(rows, runs)
+                in_texts.append(in_text)
+        if self.parts.table is None or not taking:
+            feedback = None
+        elif feedback is not None and len(taking) < len(drafters):
+            feedback = feedback.part(taking)
+        rows = [row for i in taking if (row := drafters[i].row) is not None]
+        self.device.learn(rows, runs, in_texts, feedback)
 
     def _drop_oldest(self) -> None:
         """Of what is to be imported, all that one region cannot hold. With the lock."""
@@ -377,24 +233,27 @@ class DeviceTrieStrategy:
             self._waiting -= self._to_import.popleft().shape[0]
 
 
-class DeviceTrieDrafter:
+class DeviceSequence:
     """One live sequence, in a row of the arena. Without a row it drafts nothing; without a row or a region for its
     memory, what it writes is learned as a recorded sequence when it ends.
 
     The prompt is written into its text piece by piece (`index_prompt`), and then what the sequence wrote meanwhile.
+    Without a trie it has no text.
 
     Attributes:
         row: None if all were taken when it began, and once it has ended.
     """
 
-    def __init__(self, strategy: DeviceTrieStrategy, prompt: Int32Array, learns: bool) -> None:
+    def __init__(self, strategy: DeviceStrategy, prompt: Int32Array, learns: bool) -> None:
         self._strategy, self.device = strategy, strategy.device
-        self.row, resident = strategy.begin(learns)
-        self._learns_prompt = learns and strategy.options.learn != "outputs"
-        self._learns_output = learns and strategy.options.learn != "prompts"
+        self.row, resident = strategy.begin(prompt, learns)
+        trie = strategy.parts.trie
+        self._learns_prompt = learns and trie is not None and trie.learn != "outputs"
+        self._learns_output = learns and trie is not None and trie.learn != "prompts"
+        self._counted = trie is not None and trie.learn == "both"
         self._prompt = prompt
         self._in_memory = self._in_text = 0
-        self._complete = self.row is None
+        self._complete = self.row is None or trie is None
         self._kept: list[Int32Array] = []
         self._recorded: list[Int32Array] | None = None
         if self.row is None or not resident:
@@ -419,7 +278,7 @@ class DeviceTrieDrafter:
         if self.row is None or self._complete:
             return 0
         piece = self._prompt[self._in_text : self._in_text + max_tokens]
-        self.device.append(self.row, piece, memory=False, counted=self._strategy.options.learn == "both")
+        self.device.append(self.row, piece, memory=False, counted=self._counted)
         self._in_text += piece.shape[0]
         if piece.shape[0] < max_tokens:
             self._complete = True
@@ -450,7 +309,8 @@ class DeviceTrieDrafter:
         return self._strategy.propose_all([self], np.array([budget], np.int32))[0]
 
     def observe(self, accepted: Int32Array, feedback: Feedback | None) -> None:
-        self._strategy.observe_all([self], accepted, np.array([0, accepted.shape[0]], np.int32))
+        step = None if feedback is None else StepFeedback.of(feedback)
+        self._strategy.observe_all([self], accepted, np.array([0, accepted.shape[0]], np.int32), step)
 
     @_queued
     def close(self) -> None:
@@ -464,8 +324,9 @@ class DeviceTrieDrafter:
 
 @contextmanager
 def drafts_on_device(sizes: DeviceSizes, device: str) -> Iterator[DraftDevice | None]:
-    """In it, instances of `trie` with the default options draft in an arena, and all others on the host. All do if the
-    arena does not fit the device's memory, or kernels cannot run there; the reason is logged.
+    """In it, instances of `trie`, `recycling` and `hybrid` of both, with the default options, draft in an arena, the
+    latter two if its sizes have contexts. All others draft on the host, and all if the arena does not fit the
+    device's memory, or kernels cannot run there; the reason is logged.
 
     Args:
         device: of torch, by name.
@@ -485,8 +346,12 @@ def drafts_on_device(sizes: DeviceSizes, device: str) -> Iterator[DraftDevice | 
         device,
     )
 
-    def make(**options: Any) -> Strategy | None:
-        return DeviceTrieStrategy(arena, **options) if arena.takes(TrieOptions(**options)) else None
+    def make(name: str, **options: Any) -> Strategy | None:
+        parts = DeviceParts.of(name, options)
+        return DeviceStrategy(arena, name, **options) if parts is not None and arena.takes(parts) else None
 
-    with substituted("trie", make):
+    with ExitStack() as stack:
+        for name in ("trie", "recycling", "hybrid"):
+            # A hybrid on the host reads the table of its recycling.
+            stack.enter_context(substituted(name, partial(make, name), as_source=name == "trie"))
         yield arena

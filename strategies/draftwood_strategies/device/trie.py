@@ -24,6 +24,7 @@ from draftwood_strategies.device.arena import (
     LEARNS,
     MEMORY,
     MEMORY_AT,
+    MIXED,
     NOVEL_AT,
     ODDS_AT,
     OWNER,
@@ -44,6 +45,8 @@ from draftwood_strategies.device.arena import (
 )
 from draftwood_strategies.device.calls import append, draft, learn
 from draftwood_strategies.device.launching import launch, require_triton
+from draftwood_strategies.mixing.candidates import Weights as MixtureWeights
+from draftwood_strategies.mixing.candidates import prior_weights as mixture_prior
 from draftwood_strategies.trie.phrase_index import NOWHERE, START, stored_sequences
 from draftwood_strategies.trie.weights import COUNTED, Weights, prior_weights
 
@@ -345,6 +348,15 @@ def _whole_numbers(weights: Weights, layout: Layout) -> Int32Array:
     factors = np.concatenate([weights.features.reshape(-1), weights.escapes]).astype(np.float64)
     found[:ODDS_AT] = np.rint(np.log(factors) * (1 << UNIT_BITS))
     found[ODDS_AT:ADDED] = np.rint(weights.odds.astype(np.float64) * (1 << UNIT_BITS))
+    if layout.sizes.contexts:
+        found[layout.mixture : layout.mixture + MIXED] = whole_mixture(mixture_prior())
     found[NOVEL_AT : NOVEL_AT + COUNTED] = weights.novel["token"][:COUNTED]
     found[NOVEL_AT + COUNTED : NOVEL_AT + 2 * COUNTED + 1] = weights.novel["count"].copy().view(np.int32)
     return found
+
+
+def whole_mixture(weights: MixtureWeights) -> Int32Array:
+    """int32[MIXED]: the mixture's weights as the arena has them, those of the source with number 0."""
+    parts = weights.ranks, weights.escapes, weights.trust[0], weights.bias[0]
+    scaled = np.concatenate([part.reshape(-1) for part in parts]).astype(np.float64) * (1 << UNIT_BITS)
+    return np.concatenate([np.rint(scaled), weights.seen.reshape(-1)]).astype(np.int32)

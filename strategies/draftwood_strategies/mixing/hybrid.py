@@ -34,7 +34,7 @@ from draftwood_strategies.dispatch import OnFailure, TimedCall, observe_all, pro
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.mixing.candidates import SOURCES, TABLE
 from draftwood_strategies.mixing.mixture import Mixture, MixtureDrafter
-from draftwood_strategies.registry import create, options_of
+from draftwood_strategies.registry import create_source, options_of
 from draftwood_strategies.successors import WIDTH, SuccessorTable
 
 _log = logging.getLogger(__name__)
@@ -274,7 +274,8 @@ def _parts(hybrid: HybridOptions, options: Mapping[str, object]) -> dict[str, St
     unknown = set(options).difference(*known.values())
     if unknown:
         raise TypeError(f"none of the sources {', '.join(known)} has an option {min(unknown)!r}")
-    return {name: create(name, **{k: v for k, v in options.items() if k in of_part}) for name, of_part in known.items()}
+    given = {name: {k: v for k, v in options.items() if k in of_part} for name, of_part in known.items()}
+    return {name: create_source(name, of_part) for name, of_part in given.items()}
 
 
 def _table_of(name: str, part: SuccessorSource) -> SuccessorTable:

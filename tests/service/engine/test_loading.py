@@ -98,7 +98,7 @@ def test_device_drafts_have_the_sizes_of_the_settings(monkeypatch: pytest.Monkey
     given = {"max_running": 5, "memory_tokens": 5000, "memory_bytes": 1 << 20, "max_draft_nodes": 200}
     for choice in ("off", "on"):
         loading.device_drafts(Settings.model_validate({"device_drafts": choice, **given}), FakeModel("cuda"))  # type: ignore[arg-type]
-    assert asked == [(DeviceSizes(5, 300, 16, 5000, nodes=64), "cuda:1")]
+    assert asked == [(DeviceSizes(5, 300, 16, 5000, nodes=64, contexts=1 << 17), "cuda:1")]
     with capture_logs() as logs, loading.device_drafts(Settings(device_drafts="on"), FakeModel("torch")):  # type: ignore[arg-type]
         assert [log["log_level"] for log in logs] == ["warning"]
     assert len(asked) == 1

@@ -3,35 +3,57 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
 from draftwood_strategies import create
 from draftwood_strategies.device import trie as device_trie
 from draftwood_strategies.device.arena import DeviceSizes
-from draftwood_strategies.device.strategy import DeviceTrieStrategy, drafts_on_device
+from draftwood_strategies.device.strategy import DeviceStrategy, drafts_on_device
 from draftwood_strategies.mixing.hybrid import HybridStrategy
 from draftwood_strategies.trie.strategy import TrieStrategy
 
-SIZES = DeviceSizes(rows=2, row_tokens=64, tenants=2, tenant_tokens=1024)
+SIZES = DeviceSizes(rows=2, row_tokens=64, tenants=2, tenant_tokens=1024, contexts=1024)
 
 
 def test_tries_with_the_arena_s_options_are_on_the_device_while_there_is_one() -> None:
     with drafts_on_device(SIZES, "cpu") as device:
         found = create("trie", capacity_tokens=2000)
-        assert isinstance(found, DeviceTrieStrategy)
+        assert isinstance(found, DeviceStrategy)
         assert found.device is device
         for options in ({"learn": "both"}, {"branch_length": 8}, {"capacity_tokens": 1000}):
             assert isinstance(create("trie", **options), TrieStrategy)
-        hybrid = create("hybrid")
-        assert isinstance(hybrid, HybridStrategy)
-        assert isinstance(hybrid.parts["trie"], DeviceTrieStrategy)
-        assert not hybrid.parts["trie"].backs_off
+        for name in ("recycling", "hybrid"):
+            mixing = create(name)
+            assert isinstance(mixing, DeviceStrategy)
+            assert not mixing.backs_off
+        assert isinstance(create("recycling", capacity_contexts=1024), DeviceStrategy)
+        assert isinstance(create("hybrid", sources="recycling, trie", capacity_tokens=2000), DeviceStrategy)
         with pytest.raises(ValueError, match="branch_length"):
             create("trie", branch_length=0)
-        with pytest.raises(TypeError):
-            create("trie", width=3)
+        for name in ("trie", "recycling", "hybrid"):
+            with pytest.raises(TypeError):
+                create(name, width=3)
     assert isinstance(create("trie"), TrieStrategy)
+
+
+def test_hybrids_that_the_arena_does_not_take_mix_on_the_host() -> None:
+    """The trie's part may be on the device all the same."""
+    for sizes, options, trie_on_device in (
+        (SIZES, {"sources": "trie,recycling,jacobi"}, True),
+        (SIZES, {"learn": "both"}, False),
+        (replace(SIZES, contexts=0), {}, True),
+        (replace(SIZES, contexts=4096), {"capacity_contexts": 2048}, True),
+    ):
+        with drafts_on_device(sizes, "cpu"):
+            hybrid = create("hybrid", **options)
+            assert isinstance(hybrid, HybridStrategy)
+            assert isinstance(hybrid.parts["trie"], DeviceStrategy) is trie_on_device
+            assert hybrid.table_name == "recycling"
+            assert isinstance(create("recycling"), DeviceStrategy) is (sizes.contexts > 0)
+    with pytest.raises(ValueError, match=r"^contexts: 1000 is not allowed"):
+        replace(SIZES, contexts=1000)
 
 
 def test_an_arena_that_does_not_fit_is_told_once_and_the_host_drafts(

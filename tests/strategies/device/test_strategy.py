@@ -10,13 +10,24 @@ import numpy as np
 import pytest
 import torch
 
+from draftwood_strategies import create
 from draftwood_strategies.arrays import Int32Array
-from draftwood_strategies.base import BatchStrategy, PromptIndexer, SupportsReadOnly, SupportsRebuild
+from draftwood_strategies.base import (
+    BatchStrategy,
+    Feedback,
+    PromptIndexer,
+    SupportsReadOnly,
+    SupportsRebuild,
+    UsesModelTable,
+)
 from draftwood_strategies.built_in import TrieOptions
+from draftwood_strategies.device import draft_device
 from draftwood_strategies.device import strategy as device_strategy
-from draftwood_strategies.device.arena import DeviceSizes
-from draftwood_strategies.device.strategy import DeviceTrieStrategy, DraftDevice
+from draftwood_strategies.device.arena import CLOCK_AT, DeviceSizes
+from draftwood_strategies.device.draft_device import DeviceParts, DraftDevice
+from draftwood_strategies.device.strategy import DeviceStrategy
 from draftwood_strategies.draft import DraftTree, checked_all
+from draftwood_strategies.successors import SuccessorTable
 from draftwood_strategies.trie.phrase_index import PhraseIndex
 from draftwood_strategies.trie.strategy import TrieStrategy
 from tests.strategies.arrays import ids
@@ -27,7 +38,7 @@ OTHER = np.arange(40, dtype=np.int32) % 7 + 20
 
 
 def arena(rows: int = 4, tenants: int = 3, **options: Any) -> DraftDevice:
-    sizes = DeviceSizes(rows, row_tokens=512, tenants=tenants, tenant_tokens=1024, nodes=16)
+    sizes = DeviceSizes(rows, row_tokens=512, tenants=tenants, tenant_tokens=1024, nodes=16, contexts=1024)
     return DraftDevice(sizes, torch.device("cpu"), TrieOptions(**options))
 
 
@@ -50,16 +61,22 @@ def assert_alike(found: DraftTree, expected: DraftTree) -> None:
     assert np.allclose(found.scores, expected.scores, atol=1e-4)
 
 
-def test_it_offers_what_the_host_s_trie_does() -> None:
-    strategy = DeviceTrieStrategy(arena())
-    for protocol in (BatchStrategy, SupportsReadOnly, SupportsRebuild):
+NAMES = ["trie", "recycling", "hybrid"]
+MIXING = NAMES[1:]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_offers_what_the_host_s_strategy_does(name: str) -> None:
+    strategy = DeviceStrategy(arena(), name)
+    for protocol in (BatchStrategy, SupportsReadOnly, SupportsRebuild, UsesModelTable):
         assert isinstance(strategy, protocol)
+    assert strategy.top_k == create(name).top_k
     assert isinstance(strategy.start(ids(1)), PromptIndexer)
 
 
 @pytest.mark.parametrize("part", ["outputs", "prompts", "both"])
 def test_drafts_are_valid_and_what_is_accepted_is_what_the_model_writes(part: str) -> None:
-    strategy = DeviceTrieStrategy(arena(learn=part), learn=part)
+    strategy = DeviceStrategy(arena(learn=part), learn=part)
     steps = []
     for _ in range(2):
         drafter = strategy.start(ids(1, 2))
@@ -79,7 +96,7 @@ def test_it_drafts_what_the_host_s_trie_drafts_from_the_same_history(part: str, 
     def text(count: int) -> Int32Array:
         return np.concatenate([phrases[i] for i in random.integers(0, 5, count)])
 
-    device, host = DeviceTrieStrategy(arena(learn=part), learn=part), TrieStrategy(learn=part)
+    device, host = DeviceStrategy(arena(learn=part), learn=part), TrieStrategy(learn=part)
     host.memory = PhraseIndex(1024, 1024)
     for _ in range(4):
         recorded, written = text(5), text(8)
@@ -99,9 +116,52 @@ def test_it_drafts_what_the_host_s_trie_drafts_from_the_same_history(part: str, 
     assert device.tokens == host.tokens
 
 
+@pytest.mark.parametrize("name", MIXING)
+def test_mixed_drafts_are_valid_and_as_long_as_the_host_s(name: str) -> None:
+    lengths = []
+    for strategy in (DeviceStrategy(arena(), name), create(name)):
+        steps = [len(run(ToyModel(vocab=12), strategy.start(ids(1, 2)), [1, 2], 40, budget=8)) for _ in range(2)]
+        assert steps[1] < steps[0] < 40
+        lengths.append(sum(steps))
+    assert lengths[0] <= 1.1 * lengths[1]
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_tenants_never_see_the_successors_of_others(name: str) -> None:
+    """Nor after a purge, which makes a new instance, those of their own."""
+    device = arena()
+    tenants = {first: DeviceStrategy(device, name) for first in (100, 200)}
+    context = ids(1, 2, 3, 4)
+    for _ in range(2):
+        for first, strategy in tenants.items():
+            drafter, tops = strategy.start(context), np.arange(first, first + 8, dtype=np.int32)[None]
+            feedback = Feedback(tokens=context[-1:], parents=ids(-1), predictions=ids(first), top_tokens=tops)
+            drafter.propose(8)
+            drafter.observe(ids(first + 9), feedback)
+            drafter.close()
+    drafters = [strategy.start(context) for strategy in (*tenants.values(), DeviceStrategy(device, name))]
+    trees = [drafter.propose(16) for drafter in drafters]
+    of_text = {*context.tolist(), 109, 209} if name == "hybrid" else set()
+    for tree, first in zip(trees, tenants, strict=False):
+        assert first in tree.tokens
+        assert {*tree.tokens.tolist()} <= {*range(first, first + 10)} | (of_text - {309 - first})
+    assert {*trees[2].tokens.tolist()} <= {*context.tolist()}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_contexts_that_the_tenant_has_not_are_the_model_s(name: str) -> None:
+    strategy, table = DeviceStrategy(arena(), name), SuccessorTable(1024)
+    tail = ids(1, 2, 3, 4)
+    table.update(tail, tail[-1:], ids(-1), np.arange(50, 58, dtype=np.int32)[None])
+    assert strategy.start(tail).propose(8).tokens.size == 0
+    strategy.set_model_table(np.zeros((3, 5), np.int32))  # has no such layout
+    strategy.set_model_table(table.rows)
+    assert 50 in strategy.start(tail).propose(8).tokens
+
+
 def test_tenants_never_see_what_others_wrote() -> None:
     device = arena()
-    one, other = DeviceTrieStrategy(device), DeviceTrieStrategy(device)
+    one, other = DeviceStrategy(device), DeviceStrategy(device)
     write(one, TEXT)
     write(other, OTHER)
     for strategy, text in ((one, TEXT), (other, OTHER)):
@@ -115,10 +175,10 @@ def test_tenants_never_see_what_others_wrote() -> None:
 def test_after_a_purge_nothing_is_known_and_live_sequences_go_on() -> None:
     """A purge makes a new instance."""
     device = arena()
-    purged = DeviceTrieStrategy(device)
+    purged = DeviceStrategy(device)
     write(purged, TEXT)
     live = purged.start(TEXT[:20])
-    following = DeviceTrieStrategy(device)
+    following = DeviceStrategy(device)
     assert following.start(ids(5, 6)).propose(16).tokens.size == 0
     assert (following.tokens, stored(following)) == (0, [])
     assert live.propose(16).tokens[0] == TEXT[20]
@@ -128,7 +188,7 @@ def test_after_a_purge_nothing_is_known_and_live_sequences_go_on() -> None:
 
 
 def test_a_batch_is_drafted_and_learned_in_one_call_each() -> None:
-    strategy, model, random = DeviceTrieStrategy(arena()), ToyModel(vocab=12), np.random.default_rng(0)
+    strategy, model, random = DeviceStrategy(arena()), ToyModel(vocab=12), np.random.default_rng(0)
     texts = [[1, 2], [3, 4, 5], [6]]
     drafters, budgets = [strategy.start(ids(*text)) for text in texts], np.array([5, 99, 1], np.int32)
     for _ in range(6):
@@ -147,7 +207,7 @@ def test_a_batch_is_drafted_and_learned_in_one_call_each() -> None:
 
 
 def test_a_prompt_is_indexed_in_pieces_and_what_was_written_meanwhile_comes_after_it() -> None:
-    device, host = DeviceTrieStrategy(arena(learn="both"), learn="both"), TrieStrategy(learn="both")
+    device, host = DeviceStrategy(arena(learn="both"), learn="both"), TrieStrategy(learn="both")
     prompt, trees = TEXT[:30], []
     for strategy in (device, host):
         drafter = strategy.start(prompt)
@@ -164,7 +224,7 @@ def test_a_prompt_is_indexed_in_pieces_and_what_was_written_meanwhile_comes_afte
 
 
 def test_a_sequence_that_ends_before_its_prompt_is_indexed_is_learned() -> None:
-    strategy = DeviceTrieStrategy(arena())
+    strategy = DeviceStrategy(arena())
     drafter = strategy.start(TEXT)
     drafter.index_prompt(3)
     drafter.observe(ids(7, 8), None)
@@ -172,23 +232,29 @@ def test_a_sequence_that_ends_before_its_prompt_is_indexed_is_learned() -> None:
     assert stored(strategy) == [[7, 8]]
 
 
-def test_read_only_sequences_draft_and_change_nothing() -> None:
+@pytest.mark.parametrize("name", ["trie", "hybrid"])
+def test_read_only_sequences_draft_and_change_nothing(name: str) -> None:
+    """But the number of steps."""
     device = arena()
-    strategy = DeviceTrieStrategy(device)
+    strategy = DeviceStrategy(device, name)
     write(strategy, TEXT)
     layout = device.trie.layout
     before = device.trie.arena[layout.memories : layout.states].clone()
     drafter = strategy.start_read_only(TEXT[:9])
-    assert len(drafter.propose(16)) > 0
-    drafter.observe(OTHER[:6], None)
+    tree = drafter.propose(16)
+    assert len(tree) > 0
+    written, feedback = ToyModel(vocab=60).verify(TEXT[:9].tolist(), tree)
+    drafter.observe(ids(*written), feedback)
     drafter.propose(16)
     drafter.observe(OTHER[6:9], None)
     drafter.close()
+    clock = layout.weights - layout.memories + torch.arange(4) * layout.weights_size + layout.mixture + CLOCK_AT
+    before[clock] = device.trie.arena[layout.memories :][clock]
     assert torch.equal(device.trie.arena[layout.memories : layout.states], before)
 
 
 def test_without_a_free_row_nothing_is_drafted_and_the_answer_is_learned_at_its_end() -> None:
-    strategy = DeviceTrieStrategy(arena(rows=1))
+    strategy = DeviceStrategy(arena(rows=1))
     first, second = strategy.start(TEXT[:20]), strategy.start(TEXT[:20])
     trees = strategy.propose_all([second, first], np.full(2, 16, np.int32))
     assert (len(trees[0]), len(trees[1])) == (0, 13)
@@ -204,18 +270,19 @@ def test_without_a_free_row_nothing_is_drafted_and_the_answer_is_learned_at_its_
 
 def test_a_strategy_that_is_dropped_frees_its_region_and_its_rows() -> None:
     device = arena(rows=1, tenants=1)
-    strategy = DeviceTrieStrategy(device)
+    strategy = DeviceStrategy(device)
     strategy.start(TEXT)
     del strategy
     gc.collect()
-    following = DeviceTrieStrategy(device)
+    following = DeviceStrategy(device)
     write(following, OTHER)
     assert stored(following) == [OTHER[4:].tolist()]
 
 
-def test_a_tenant_that_loses_its_region_gets_its_memory_and_weights_back() -> None:
+@pytest.mark.parametrize("name", ["trie", "hybrid"])
+def test_a_tenant_that_loses_its_region_gets_what_it_learned_back(name: str) -> None:
     device = arena(tenants=1)
-    one, other = DeviceTrieStrategy(device), DeviceTrieStrategy(device)
+    one, other = DeviceStrategy(device, name), DeviceStrategy(device)
     run(ToyModel(vocab=12), one.start(ids(1, 2)), [1, 2], count=8, budget=8)
     before, weights = stored(one), one.weights_on_device()
     write(other, OTHER)  # while the other has a live sequence
@@ -233,7 +300,7 @@ def test_a_tenant_that_loses_its_region_gets_its_memory_and_weights_back() -> No
 
 def test_recorded_sequences_of_any_thread_are_learned_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_strategy, "_IMPORTED", 50)
-    strategy = DeviceTrieStrategy(arena())
+    strategy = DeviceStrategy(arena())
     thread = threading.Thread(target=lambda: [*map(strategy.learn, [TEXT[:30]] * 5)])
     thread.start()
     thread.join()
@@ -249,9 +316,10 @@ def test_recorded_sequences_of_any_thread_are_learned_piece_by_piece(monkeypatch
     assert 800 < strategy.tokens <= 1024
 
 
-def test_a_rebuilt_memory_goes_on_with_the_weights_of_the_earlier_one() -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rebuilt_memory_goes_on_with_what_the_earlier_one_learned_besides(name: str) -> None:
     device = arena()
-    earlier, rebuilt = DeviceTrieStrategy(device), DeviceTrieStrategy(device)
+    earlier, rebuilt = DeviceStrategy(device, name), DeviceStrategy(device, name)
     rebuilt.keep_learned(earlier)
     drafter = earlier.start(ids(1, 2))
     fresh = earlier.weights_on_device()
@@ -263,6 +331,8 @@ def test_a_rebuilt_memory_goes_on_with_the_weights_of_the_earlier_one() -> None:
     assert weights is not None
     assert found is not None
     assert not torch.equal(weights, fresh)
+    table = weights[device.trie.layout.table :]
+    assert bool(table.any()) is (name != "trie")
     assert torch.equal(found, weights)
     with pytest.raises(TypeError, match="those of TrieStrategy are not"):
         rebuilt.keep_learned(TrieStrategy())  # type: ignore[arg-type]
@@ -270,12 +340,17 @@ def test_a_rebuilt_memory_goes_on_with_the_weights_of_the_earlier_one() -> None:
 
 def test_options_that_differ_from_the_arena_s_are_refused() -> None:
     device = arena()
-    assert device.takes(TrieOptions(capacity_tokens=1024))
+    assert device.takes(DeviceParts(TrieOptions(capacity_tokens=1024), None))
     for options in ({"learn": "both"}, {"branch_length": 8}, {"prompt_weight": 2.0}, {"capacity_tokens": 512}):
         with pytest.raises(ValueError, match="does not take"):
-            DeviceTrieStrategy(device, **options)
+            DeviceStrategy(device, **options)
+        with pytest.raises(ValueError, match="does not take"):
+            DeviceStrategy(device, "hybrid", **options)
+    for name in ("jacobi", "hybrid"):
+        with pytest.raises(ValueError, match="does not take"):
+            DeviceStrategy(device, name, **({"sources": "trie,jacobi"} if name == "hybrid" else {}))
     with pytest.raises(ValueError, match=r"^learn"):
-        DeviceTrieStrategy(device, learn="all")
+        DeviceStrategy(device, learn="all")
 
 
 def test_uploads_begin_where_kernels_were_compiled_for() -> None:
@@ -283,4 +358,4 @@ def test_uploads_begin_where_kernels_were_compiled_for() -> None:
     parts = device._uploaded(ids(1), ids(2, 3, 4, 5, 6), ids(7))
     assert [part.tolist() for part in parts] == [[1], [2, 3, 4, 5, 6], [7]]
     assert [(part.data_ptr() - parts[0].data_ptr()) % 16 for part in parts] == [0, 0, 0]
-    assert device_strategy._WIDTH * 4 % 16 == 0
+    assert draft_device._WIDTH * 4 % 16 == 0

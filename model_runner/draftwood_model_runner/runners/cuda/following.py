@@ -36,7 +36,7 @@ class Followed:
     def trees(self) -> DeviceTrees | None:
         """Drafts behind what is written; None if there are none to make."""
         draft = self.following.draft
-        return None if draft is None else draft(self.written.tokens, self.written.counts)
+        return None if draft is None else draft(self.written)
 
     def fill(self, arrays: StepArrays, batch: StepBatch, trees: DeviceTrees | None) -> LaidOut:
         """Fills in a step that was laid out; returns it on the host, where it is when the stream has come so far."""

@@ -247,9 +247,9 @@ class Forward:
         wanted, buffers = ready.wanted, ready.buffers
         logits, logprobs, written = self.logits[:wanted], None, None
         if wanted and sampling is not None:
-            sampled = buffers.top[:wanted, TOP]
-            written = sample_and_accept(logits, sampled, buffers.arrays, sampling, self._kv)
-            logprobs = log_probabilities(logits, sampled, buffers.arrays, sampling)
+            top = buffers.top[:wanted]
+            written = sample_and_accept(logits, top, buffers.arrays, sampling, self._kv)
+            logprobs = log_probabilities(logits, top[:, TOP], buffers.arrays, sampling)
         host_top = buffers.next_host_top()[:wanted]
         host_top.copy_(buffers.top[:wanted], non_blocking=True)
         more = most_probable(logits, top_k)[1] if top_k > TOP else None  # waits

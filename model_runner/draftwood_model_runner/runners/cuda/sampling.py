@@ -93,11 +93,17 @@ class Written(NamedTuple):
         tokens: int32[S, n], of each row the tokens of the accepted nodes, and the one after them.
         counts: int32[S], accepted nodes.
         ends: int32[S], the position of the last token that is written.
+        nodes, parents, top_tokens, offsets: of the verified trees, see `WrittenOnDevice`, which it is if all rows
+            decode: until the next step is laid out in the same memory.
     """
 
     tokens: torch.Tensor
     counts: torch.Tensor
     ends: torch.Tensor
+    nodes: torch.Tensor
+    parents: torch.Tensor
+    top_tokens: torch.Tensor
+    offsets: torch.Tensor
 
 
 class LaidOut(NamedTuple):
@@ -214,15 +220,15 @@ class LaunchedStep:
 
 
 def sample_and_accept(
-    logits: torch.Tensor, sampled: torch.Tensor, arrays: StepArrays, sampling: SamplingMetadata, kv: KVPages
+    logits: torch.Tensor, top: torch.Tensor, arrays: StepArrays, sampling: SamplingMetadata, kv: KVPages
 ) -> Written:
     """Chooses the tokens after the rows of logits, and keeps what is accepted; the host does not wait.
 
     Args:
         logits: [R, vocab].
-        sampled: int32[R], the most probable token after each row, in and out.
+        top: int32[R, TOP + 1], as `Results.top`, in and out: the chosen token is the most probable one at first.
     """
-    batch_rows = sampling.kinds.size
+    sampled, batch_rows = top[:, -1], sampling.kinds.size
     offsets = arrays.buffer.host["logit_offsets"][: batch_rows + 1]
     if sampling.sequences:
         _sample(logits, sampled, arrays, sampling)
@@ -230,7 +236,8 @@ def sample_and_accept(
     nodes = max(16, power_of_2(largest))
     moves = torch.empty((int(offsets[-1]), 2), dtype=torch.int64, device=logits.device)
     counts, ends = torch.empty((2, batch_rows), dtype=torch.int32, device=logits.device)
-    written = Written(torch.empty((batch_rows, nodes), dtype=torch.int32, device=logits.device), counts, ends)
+    tokens = torch.empty((batch_rows, nodes), dtype=torch.int32, device=logits.device)
+    written = Written(tokens, counts, ends, arrays.tokens, arrays.parents, top, arrays.logit_offsets)
     launch(
         accept_paths,
         (batch_rows,),

@@ -277,6 +277,22 @@ def learn(
     tl.store(arena + state + DRAFTED, 0)
 
 
+@triton.jit
+def rows_of_tenant(arena, rows, n, program, region, STATES: tl.constexpr, RUNS: tl.constexpr):
+    """How many rows of a step are of the tenant with this region, and how many of these come before a program's own."""
+    earlier = program * 0
+    same = program * 0
+    for first in range(0, n, RUNS):
+        lanes = first + tl.arange(0, RUNS)
+        others = tl.load(rows + lanes, mask=lanes < n, other=-1)
+        theirs = tl.load(
+            arena + STATES + tl.cast(tl.maximum(others, 0), tl.int64) * STATE + REGION, mask=others >= 0, other=-1
+        )
+        same += tl.sum(tl.cast(theirs == region, tl.int32), axis=0)
+        earlier += tl.sum(tl.cast((theirs == region) & (lanes < program), tl.int32), axis=0)
+    return same, earlier
+
+
 @triton.jit(do_not_specialize=["n"])
 def update_weights(
     arena,
@@ -304,16 +320,7 @@ def update_weights(
     region = tl.load(arena + STATES + tl.cast(row, tl.int64) * STATE + REGION)
     if region < 0:
         return
-    earlier = program * 0
-    same = program * 0
-    for first in range(0, n, RUNS):
-        lanes = first + tl.arange(0, RUNS)
-        others = tl.load(rows + lanes, mask=lanes < n, other=-1)
-        theirs = tl.load(
-            arena + STATES + tl.cast(tl.maximum(others, 0), tl.int64) * STATE + REGION, mask=others >= 0, other=-1
-        )
-        same += tl.sum(tl.cast(theirs == region, tl.int32), axis=0)
-        earlier += tl.sum(tl.cast((theirs == region) & (lanes < program), tl.int32), axis=0)
+    same, earlier = rows_of_tenant(arena, rows, n, program, region, STATES, RUNS)
     if earlier > 0:
         return
     weights = WEIGHTS + tl.cast(region, tl.int64) * WEIGHTS_SIZE

@@ -119,7 +119,7 @@ def _whole_step(head_size: int) -> None:
     fused_rotation(query, query[:, :_KV_HEADS], query[0, :1], query[0, :1])
     logits = torch.zeros(batch.size, _VOCAB, dtype=_BF16)
     find_top(logits, space)
-    written = sample_and_accept(logits, space.top[:, -1], space.arrays, sampling, kv)
+    written = sample_and_accept(logits, space.top, space.arrays, sampling, kv)
     drafts = torch.zeros((1, 64), dtype=torch.int32)
     trees = DeviceDrafts(drafts, drafts, drafts, torch.zeros(1, dtype=torch.int32))
     Followed(written, Following(zeros, zeros, None)).fill(space.arrays, batch, trees)

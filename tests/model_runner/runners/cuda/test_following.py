@@ -22,7 +22,7 @@ from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree, create
 from draftwood_strategies.arrays import segment_sizes
 from draftwood_strategies.device.arena import DeviceSizes
-from draftwood_strategies.device.strategy import DeviceTrieStrategy, drafts_on_device
+from draftwood_strategies.device.strategy import DeviceStrategy, drafts_on_device
 from draftwood_strategies.device.trie import DeviceDrafts
 from draftwood_strategies.draft_engine import guard
 from tests.model_runner.runners.cuda.device import DEVICE
@@ -106,7 +106,7 @@ def followed(rows: list[Row], random: np.random.Generator, division: Division) -
         draft_tokens[number, :nodes] = torch.from_numpy(tree.tokens)
         draft_parents[number, :nodes] = torch.from_numpy(tree.parents)
     trees = DeviceDrafts(draft_tokens.to(DEVICE), draft_parents.to(DEVICE), draft_tokens, draft_counts.to(DEVICE))
-    in_flight = Written(tokens.to(DEVICE), counts.to(DEVICE), ends.to(DEVICE))
+    in_flight = Written(*(part.to(DEVICE) for part in (tokens, counts, ends)), *[tokens] * 4)
     host = Followed(in_flight, Following(sources, drafted, None)).fill(arrays, batch, trees if with_draft else None)
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
@@ -171,7 +171,7 @@ def test_the_device_lays_a_step_out_as_the_host_would(seed: int, most_nodes: int
 @pytest.fixture
 def device_drafts(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(guard, "time", Clock())  # what is interpreted takes too long for drafts that pay
-    sizes = DeviceSizes(rows=3, row_tokens=128, tenants=2, tenant_tokens=1024, nodes=NODES)
+    sizes = DeviceSizes(rows=3, row_tokens=128, tenants=2, tenant_tokens=1024, nodes=NODES, contexts=1024)
     with drafts_on_device(sizes, DEVICE.type) as device:
         yield device
 
@@ -195,10 +195,10 @@ def test_without_drafts() -> None:
 
 
 def test_with_drafts_of_the_device(device_drafts: Any) -> None:
-    """Of two tenants, from their memories, beside one without drafts."""
-    strategies = [create("trie"), create("trie"), None]
+    """Of two tenants, from their memories, one of them mixed with a successor table, beside one without drafts."""
+    strategies = [create("hybrid"), create("trie"), None]
     for strategy, prompt in zip(strategies[:2], PROMPTS, strict=False):
-        assert isinstance(strategy, DeviceTrieStrategy)
+        assert isinstance(strategy, DeviceStrategy)
         strategy.learn(np.array([*prompt, *written("llama", prompt)], np.int32))
     engine, sequences = ahead(), asked(strategies)
     run(engine, *sequences)
@@ -213,7 +213,7 @@ def test_sampled_with_drafts_of_the_device(device_drafts: Any) -> None:
     sampling, strategy = SamplingParams(temperature=0.9, top_p=0.8, seed=5), create("trie")
     [expected] = asked([None], sampling)
     run(engine_of(served("llama", "torch"), NODES), expected)
-    assert isinstance(strategy, DeviceTrieStrategy)
+    assert isinstance(strategy, DeviceStrategy)
     strategy.learn(np.array([*PROMPTS[0], *expected.output], np.int32))
     engine, [one] = ahead(), asked([strategy], sampling, nodes=3)
     run(engine, one)

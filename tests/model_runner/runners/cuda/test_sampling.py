@@ -103,7 +103,7 @@ def sampled_by_kernels(
     metadata = SamplingMetadata.of(rules)
     arrays.fill(step, tiles, step.size, metadata)
     sampled = torch.stack([torch.zeros(step.size), logits.argmax(1)], 1).to(DEVICE, torch.int32)
-    sample_and_accept(logits.to(DEVICE), sampled[:, 1], arrays, metadata, after)
+    sample_and_accept(logits.to(DEVICE), sampled, arrays, metadata, after)
     assert not sampled[:, 0].any()
     return sampled[:, 1].cpu().numpy(), before, after
 

@@ -1,4 +1,4 @@
-"""The trie's kernels compile for GPUs that need not be there, within their registers and shared memory.
+"""The kernels of drafts compile for GPUs that need not be there, within their registers and shared memory.
 
 `python -m tests.strategies.device.simulated.test_compiled 90` prints what each takes on GPUs of compute capability 9.0.
 """
@@ -19,16 +19,18 @@ import torch
 from draftwood_model_runner.runners.cuda import device
 from draftwood_model_runner.runners.model_calls import setting
 from draftwood_strategies.device.arena import DeviceSizes
+from draftwood_strategies.device.calls import VerifiedTrees
 from draftwood_strategies.device.launching import LAUNCHER, Launch
-from draftwood_strategies.device.trie import DeviceTrie
+from draftwood_strategies.device.mixture import DeviceMixture
+from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
 from tests.model_runner.runners.cuda import test_compiled as runner
 
 _ROWS = 256
-_SIZES = DeviceSizes(rows=_ROWS, row_tokens=1024, tenants=2, tenant_tokens=1 << 16)
+_SIZES = DeviceSizes(rows=_ROWS, row_tokens=1024, tenants=2, tenant_tokens=1 << 16, contexts=1 << 17)
 
 
 def launches() -> list[Launch]:
-    """Those of a `DeviceTrie` with many rows that write texts and memories. Nothing is read or written."""
+    """Those of a trie and a mixture with many rows that write texts and memories. Nothing is read or written."""
     found: list[Launch] = []
     with setting(LAUNCHER, found.append):
         trie = DeviceTrie(_SIZES, torch.device("cpu"))
@@ -36,6 +38,10 @@ def launches() -> list[Launch]:
         trie.append_prompts(numbers, numbers, torch.zeros(_ROWS + 1, dtype=torch.int32))
         trie.begin_outputs(numbers)
         trie.propose_chains(numbers, numbers, table, table.float(), numbers)
+        mixture, offsets = DeviceMixture(trie), torch.zeros(_ROWS + 1, dtype=torch.int32)
+        mixture.propose(numbers, numbers, DeviceDrafts(table, table, table.float(), numbers))
+        trees = VerifiedTrees(numbers, numbers, table[:, :9].contiguous(), offsets)
+        mixture.learn(numbers, table[:, :33].contiguous(), numbers, numbers, trees)
         trie.learn(numbers, table[:, :33].contiguous(), numbers)
         trie.import_runs("tenant", [np.zeros(9, np.int32)] * 20)
     return found
@@ -51,7 +57,7 @@ def compiled(capability: int) -> Iterator[dict[str, Any]]:
 
 _OLDER = 192
 """Bytes that a draft may spill for 8.0 and 8.9, where it does 160."""
-KERNELS = {"append", "begin_outputs", "draft", "learn", "update_weights"}
+KERNELS = {"append", "begin_outputs", "draft", "learn", "update_weights", "mix", "observe", "apply"}
 
 
 @pytest.mark.timeout(300)

@@ -8,13 +8,19 @@ import torch
 
 from draftwood_model_runner.runners.model_calls import setting
 from draftwood_strategies.device.arena import DeviceSizes
+from draftwood_strategies.device.calls import VerifiedTrees
 from draftwood_strategies.device.launching import LAUNCHER, Launch
+from draftwood_strategies.device.mixture import DeviceMixture
 from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
+from draftwood_strategies.mixing.mixture import Mixture
+from draftwood_strategies.successors import SuccessorTable
 from tests.model_runner.runners.cuda.device import DEVICE
+from tests.strategies.device import test_mixing
 from tests.strategies.device.arenas import PlainArena
 from tests.strategies.device.hosts import arena_of, fixed_sizes, host_trie, with_history
 from tests.strategies.device.test_appending import random_steps
 from tests.strategies.device.test_drafting import space
+from tests.strategies.device.test_mixing import CONTEXTS
 
 
 def written_arena() -> torch.Tensor:
@@ -53,6 +59,41 @@ def drafted_arena(device: torch.device) -> dict[str, torch.Tensor]:
         **{f"{name} of trees": part.cpu() for name, part in out._asdict().items()},
         **{f"{name} of chains": part.cpu() for name, part in chain._asdict().items()},
     }
+
+
+def mixed_arena(device: torch.device) -> dict[str, torch.Tensor]:
+    """Of two tenants that mixed and learned; with what was drafted."""
+    random, hosts = np.random.default_rng(0), [Mixture(SuccessorTable(CONTEXTS)) for _ in range(2)]
+    tenants = [(host, [test_mixing.with_history(host, random, 12, 16, steps=6)]) for host in hosts]
+    host, _ = test_mixing.arena_of(tenants, [test_mixing.source_tree(random, 12, 16) for _ in range(2)])
+    trie = DeviceTrie(host.layout.sizes, device)
+    trie.arena.copy_(host.arena)
+    mixture = DeviceMixture(trie)
+    rows, budgets, counts = torch.tensor([[1, 0], [7, 2], [1, 9]], dtype=torch.int32, device=device)
+    nodes = torch.from_numpy(random.integers(0, 12, (3, 24), dtype=np.int32)).to(device)
+    parents = torch.arange(-1, 23, dtype=torch.int32, device=device)
+    offsets = torch.tensor([0, 6, 23], dtype=torch.int32, device=device)
+    top = torch.from_numpy(random.permuted(np.tile(np.arange(12, dtype=np.int32), (24, 1)), axis=1)[:, :9].copy())
+    trees = VerifiedTrees(nodes[0], parents, top.to(device), offsets)
+    out, layout = DeviceDrafts(*(part.to(device) for part in space(2))), trie.layout
+    mixture.propose(rows, budgets, out)
+    mixture.learn(rows, nodes[1:, :9].contiguous(), counts, rows, trees)
+    return {
+        "weights": trie.arena[layout.weights : layout.states].cpu(),
+        "rows": trie.arena[layout.mixed : layout.scratch].cpu(),
+        **{f"{name} of trees": part.cpu() for name, part in out._asdict().items()},
+    }
+
+
+@pytest.mark.timeout(400)
+def test_numpy_and_triton_mix_and_learn_the_same() -> None:
+    with setting(LAUNCHER, Launch.run_by_triton):
+        by_triton = mixed_arena(DEVICE)
+    for name, wanted in mixed_arena(torch.device("cpu")).items():
+        if DEVICE.type == "cpu" or not name.startswith(("weights", "scores")):
+            assert torch.equal(by_triton[name], wanted), name
+        elif name != "weights":
+            torch.testing.assert_close(by_triton[name], wanted, atol=1e-4, rtol=0)
 
 
 @pytest.mark.timeout(400)
