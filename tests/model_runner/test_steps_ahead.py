@@ -127,7 +127,9 @@ def test_a_step_whose_drafts_the_host_makes_does_not_begin_ahead(name: str, devi
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
+)
 def test_little_memory_arrivals_pauses_and_ends(seed: int, device: DraftDevice) -> None:
     """What a sequence computed before it was preempted, paused or cancelled is dropped."""
     engine, _ = ahead(kv_cache_tokens=264 if seed % 2 else None)

@@ -149,7 +149,9 @@ class CudaRunner:
         self, earlier: CudaStep, following: Following, batch: StepBatch, samplers: SequenceOf[TokenSampler | None]
     ) -> CudaStep:
         sampling = sampling_of(batch, samplers)
-        launched = self.launch(batch, 0, sampling, Followed(earlier.written, following))
+        with device_errors("the end of a step"), torch.inference_mode():
+            followed = Followed(earlier.written, following)
+        launched = self.launch(batch, 0, sampling, followed)
         return CudaStep(self, batch, samplers, sampling, launched)
 
     @torch.inference_mode()

@@ -6,7 +6,9 @@ The host chooses where the device cannot, as under a grammar whose mask is not k
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -130,7 +132,7 @@ class Results(NamedTuple):
         more: int32[R, k], more of the most probable tokens, if they were asked for.
         has_samples: tokens were chosen.
         logprobs: as `Logprobs`, on the host.
-        written: if tokens were chosen.
+        written: if tokens were chosen; to be called before another step is laid out.
     """
 
     logits: torch.Tensor
@@ -138,7 +140,7 @@ class Results(NamedTuple):
     more: Int32Array | None
     has_samples: bool
     logprobs: tuple[torch.Tensor, ...] | None
-    written: Written | None
+    written: Callable[[], Written] | None
 
     def on_host(self, laid_out: LaidOut | None) -> HostResults:
         """Copies, as the next step writes to the same memory."""
@@ -198,9 +200,9 @@ class LaunchedStep:
 
     @property
     def written(self) -> Written:
-        """On the device, once it has come so far; of a step that chooses tokens."""
+        """On the device, once it has come so far; of a step that chooses tokens, before another one is laid out."""
         assert self._results.written is not None
-        return self._results.written
+        return self._results.written()
 
     def accept(self, row: int, nodes: list[int]) -> None:
         """Tells which nodes of a batch row's tree the walk accepted: its next step replays them."""
@@ -221,33 +223,45 @@ class LaunchedStep:
 
 def sample_and_accept(
     logits: torch.Tensor, top: torch.Tensor, arrays: StepArrays, sampling: SamplingMetadata, kv: KVPages
-) -> Written:
+) -> Callable[[], Written]:
     """Chooses the tokens after the rows of logits, and keeps what is accepted; the host does not wait.
 
     Args:
         logits: [R, vocab].
         top: int32[R, TOP + 1], as `Results.top`, in and out: the chosen token is the most probable one at first.
+
+    Returns:
+        What finds out what is written. Without drafts, only a step that follows asks for it.
     """
     sampled, batch_rows = top[:, -1], sampling.kinds.size
     offsets = arrays.buffer.host["logit_offsets"][: batch_rows + 1]
     if sampling.sequences:
         _sample(logits, sampled, arrays, sampling)
     largest = int((offsets[1:] - offsets[:-1]).max())
-    nodes = max(16, power_of_2(largest))
-    moves = torch.empty((int(offsets[-1]), 2), dtype=torch.int64, device=logits.device)
-    counts, ends = torch.empty((2, batch_rows), dtype=torch.int32, device=logits.device)
-    tokens = torch.empty((batch_rows, nodes), dtype=torch.int32, device=logits.device)
-    written = Written(tokens, counts, ends, arrays.tokens, arrays.parents, top, arrays.logit_offsets)
+    accept = partial(_accept, top, arrays, kv, batch_rows, int(offsets[-1]), largest)
+    if largest == 1:
+        return accept
+    written = accept()
+    return lambda: written
+
+
+def _accept(
+    top: torch.Tensor, arrays: StepArrays, kv: KVPages, batch_rows: int, logit_rows: int, largest: int
+) -> Written:
+    sampled, nodes = top[:, -1], max(16, power_of_2(largest))
+    moves = torch.empty((logit_rows, 2), dtype=torch.int64, device=top.device)
+    counts, ends = torch.empty((2, batch_rows), dtype=torch.int32, device=top.device)
+    tokens = torch.empty((batch_rows, nodes), dtype=torch.int32, device=top.device)
     launch(
         accept_paths,
         (batch_rows,),
         *(sampled, arrays.tokens, arrays.parents, arrays.slots, arrays.logit_rows, arrays.logit_offsets, arrays.kinds),
-        *(arrays.positions, moves, counts, written.tokens, ends, sampled.stride(0)),
+        *(arrays.positions, moves, counts, tokens, ends, sampled.stride(0)),
         NODES=nodes,
     )
     if largest > 1:
         kv.move(moves, arrays.logit_offsets, counts)
-    return written
+    return Written(tokens, counts, ends, arrays.tokens, arrays.parents, top, arrays.logit_offsets)
 
 
 def log_probabilities(

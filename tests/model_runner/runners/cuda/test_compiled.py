@@ -122,7 +122,7 @@ def _whole_step(head_size: int) -> None:
     written = sample_and_accept(logits, space.top, space.arrays, sampling, kv)
     drafts = torch.zeros((1, 64), dtype=torch.int32)
     trees = DeviceDrafts(drafts, drafts, drafts, torch.zeros(1, dtype=torch.int32))
-    Followed(written, Following(zeros, zeros, None)).fill(space.arrays, batch, trees)
+    Followed(written(), Following(zeros, zeros, None)).fill(space.arrays, batch, trees)
 
 
 def compiled(capability: int) -> Iterator[dict[str, Any]]:
