@@ -95,10 +95,11 @@ class DeviceStrategy:
     @property
     def nbytes(self) -> int:
         """Bytes on the device: of the tokens that were written, up to all of its region, which is taken as a whole, and
-        of the successor table and the weights."""
-        layout = self.device.trie.layout
-        region, table = layout.memory, 0 if self.parts.table is None else layout.weights_size
-        return 4 * (region.size * min(self.written, region.slots) // region.slots + table)
+        of the successor table and the weights once it had a region."""
+        trie = self.device.trie
+        region, has_table = trie.layout.memory, self.parts.table is not None
+        learned = has_table and (self._weights is not None or trie.has_region(self._tenant))
+        return 4 * (region.size * min(self.written, region.slots) // region.slots + learned * trie.layout.weights_size)
 
     @_queued
     def sequences(self) -> Iterator[Int32Array]:

@@ -232,6 +232,10 @@ class DeviceTrie:
         """Gives a tenant a region, if it has none and there is one; returns whether it has one now."""
         return self._region_of(tenant) != _NO_REGION
 
+    def has_region(self, tenant: str) -> bool:
+        """Whether a tenant has one. On any thread."""
+        return tenant in self._regions
+
     def forget(self, tenant: str) -> None:
         """Ends a tenant's rows, and frees its region if it has one."""
         for row in [row for row, owner in self._tenants.items() if owner == tenant]:

@@ -152,11 +152,13 @@ def test_tenants_never_see_the_successors_of_others(name: str) -> None:
 def test_contexts_that_the_tenant_has_not_are_the_model_s(name: str) -> None:
     strategy, table = DeviceStrategy(arena(), name), SuccessorTable(1024)
     tail = ids(1, 2, 3, 4)
+    assert strategy.nbytes == 0
     table.update(tail, tail[-1:], ids(-1), np.arange(50, 58, dtype=np.int32)[None])
     assert strategy.start(tail).propose(8).tokens.size == 0
     strategy.set_model_table(np.zeros((3, 5), np.int32))  # has no such layout
     strategy.set_model_table(table.rows)
     assert 50 in strategy.start(tail).propose(8).tokens
+    assert strategy.nbytes == 4 * strategy.device.trie.layout.weights_size
 
 
 def test_tenants_never_see_what_others_wrote() -> None:
