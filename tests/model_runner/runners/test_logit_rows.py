@@ -48,8 +48,14 @@ def plainly(prompt: tuple[int, ...]) -> list[int]:
 
 
 @pytest.mark.timeout(300)  # kernels for GPUs are interpreted
-@pytest.mark.parametrize("nodes", [0, 12])
-@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize(
+    ("runner", "nodes"),
+    [
+        pytest.param(runner, nodes, marks=pytest.mark.slow if (runner, nodes) == ("cuda", 0) else ())
+        for runner in RUNNERS
+        for nodes in (0, 12)
+    ],
+)
 def test_the_decoder_of_whisper_writes_what_transformers_computes(runner: str, nodes: int) -> None:
     model = taken_over(small_model("whisper"), runner=runner, max_context=128, defaults="greedy")
     strategy = OracleStrategy({prompt: plainly(prompt) for prompt in PROMPTS}, 128, seed=1) if nodes else None
