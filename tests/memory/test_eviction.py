@@ -98,7 +98,7 @@ async def learn_much(memory: Memory, tenant: str, seed: int, tokens: int) -> Non
     await perform(FillMemory(MemoryName(tenant), Kind.OUTPUT, [random], FillProgress(), MemoryOverrides()), memory)
 
 
-@pytest.mark.system
+@pytest.mark.slow
 async def test_a_year_of_tenants_in_a_small_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each day new tenants come and never again; one writes every day, and one only drafts from what it has."""
     days = 0.0

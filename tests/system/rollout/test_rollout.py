@@ -17,6 +17,7 @@ def test_a_rolling_restart_loses_no_request_and_no_memory() -> None:
     assert report.acceptance_kept > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_replacements_at_new_addresses_are_found_and_a_killed_replica_costs_its_running_answers_alone() -> None:
     report = roll_out(Plan(new_addresses=True, kill=True))
