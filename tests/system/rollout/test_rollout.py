@@ -18,17 +18,6 @@ def test_a_rolling_restart_loses_no_request_and_no_memory() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_replacements_at_new_addresses_are_found_and_a_killed_replica_costs_its_running_answers_alone() -> None:
-    report = roll_out(Plan(new_addresses=True, kill=True))
-    assert (report.errors, report.different) == ([], 0)
-    assert report.cut <= CONCURRENCY
-    assert report.exit_codes == [0, 0]
-    assert report.lookups > 0
-    assert report.acceptance_kept > 0.9
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kill", [False, True])
 @pytest.mark.parametrize("new_addresses", [False, True])
@@ -40,4 +29,5 @@ def test_a_rolling_restart_loses_none_of_1000_requests(new_addresses: bool, kill
     assert report.requests >= 1000
     assert report.cut <= (CONCURRENCY if kill else 0)
     assert report.exit_codes == [0] * (2 if kill else 3)
+    assert report.lookups > 0 or not new_addresses
     assert report.acceptance_kept > 0.9
