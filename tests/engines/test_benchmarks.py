@@ -55,7 +55,7 @@ def test_attacks_end_with_statuses_that_tell_what_to_change() -> None:
             assert min(seen.ttfts) > 0
 
 
-@pytest.mark.vllm
+@pytest.mark.slow
 def test_vllm_itself_is_timed_beside_the_service(tmp_path: Path) -> None:
     arguments = ["--peer", "vllm", "--concurrency", "2", "--duration", "2", "--warm", "4", "--max-tokens", "24"]
     report = tmp_path / "report.json"

@@ -52,6 +52,6 @@ def test_the_containers_that_check_find_nothing_wrong() -> None:
     assert [row.values for row in rows if row.container == "check-gateway"] == ["routed"]
 
 
-@pytest.mark.vllm
+@pytest.mark.slow
 def test_a_release_with_vllm_starts_answers_and_ends() -> None:
     assert containers(inside([of("vllm")])) == {"check", "server"}
