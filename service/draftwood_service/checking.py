@@ -103,7 +103,7 @@ def _metrics(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _tls(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
-    require_pem(settings)
+    require_pem(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     yield from ()
 
 

@@ -15,7 +15,6 @@ from ctypes import CDLL
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
@@ -105,20 +104,8 @@ def _written_part(key: str, path: Path, text: str = "") -> Iterator[Path]:
         raise InvalidInputError(key, path, f"cannot be written: {str(error.strerror).lower()}") from None
 
 
-class _TlsFiles(Protocol):
-    """`draftwood_service.settings.groups.ListenSettings`, which imports this module."""
-
-    @property
-    def tls_cert(self) -> Path | None: ...
-    @property
-    def tls_key(self) -> Path | None: ...
-    @property
-    def tls_client_ca(self) -> Path | None: ...
-
-
-def require_pem(settings: _TlsFiles) -> None:
+def require_pem(cert: Path | None, key: Path | None, client_ca: Path | None) -> None:
     """Raises InvalidInputError for files of TLS that gRPC cannot use: it would only say that it cannot listen."""
-    cert, key, client_ca = settings.tls_cert, settings.tls_key, settings.tls_client_ca
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     for field, path in (("tls_cert", cert), ("tls_key", key), ("tls_client_ca", client_ca)):
         if path is not None:

@@ -177,7 +177,7 @@ def server_credentials(settings: ListenSettings) -> grpc.ServerCredentials | Non
     if settings.tls_cert is None or settings.tls_key is None:
         return None
     files = _Files(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
-    require_pem(settings)
+    require_pem(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
     return grpc.dynamic_ssl_server_credentials(
         files.configuration(), files.current, require_client_authentication=settings.tls_client_ca is not None
     )
