@@ -43,13 +43,20 @@ def test_a_release_starts_answers_and_ends(name: str, expected: set[str]) -> Non
 
 def test_the_containers_that_check_find_nothing_wrong() -> None:
     others = [
-        path for path in VALUES if path.stem not in STARTED and (path not in EXAMPLES or path.stem == "openshift")
+        path
+        for path in VALUES
+        if path.stem not in {*STARTED, "vllm"} and (path not in EXAMPLES or path.stem == "openshift")
     ]
     rows = inside(others, only_checks=True)
     assert all(row.ready for row in rows)
     assert [row.values for row in rows if row.container == "check"] == [path.stem for path in others]
     assert [row.values for row in rows if row.container == "model"] == ["openshift"]
     assert [row.values for row in rows if row.container == "check-gateway"] == ["routed"]
+
+
+@pytest.mark.vllm
+def test_the_container_that_checks_a_release_with_vllm() -> None:
+    assert containers(inside([of("vllm")], only_checks=True)) == {"check"}
 
 
 @pytest.mark.slow
