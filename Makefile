@@ -179,8 +179,9 @@ dashboards: $(STAMP)  ## Write the Grafana dashboards of helm/draftwood/files fr
 test-monitoring: $(STAMP)  ## Alerts and dashboards in a real Prometheus (needs `prometheus`, as of Debian's package)
 	$(TEST_ENV) $(BIN)/python -m tests.monitoring.check_prometheus
 
-image-test: $(STAMP)  ## Build the image and run it; needs root and: apt-get install buildah mmdebstrap runc
-	$(BIN)/python -m tools.image_test
+image-test: IMAGES ?= cpu
+image-test: $(STAMP)  ## Build images and run them (IMAGES="cpu cuda vllm"); needs root and: apt-get install buildah mmdebstrap runc
+	$(BIN)/python -m tools.image $(IMAGES) $(if $(JSON),--json $(JSON))
 
 reference: $(STAMP)  ## Rewrite the generated pages of docs/reference from protos/ and the settings
 	$(BIN)/python -m tools.protocol_reference

@@ -101,6 +101,12 @@ def test_vllms_image_has_all_distributions_and_runs_as_the_other() -> None:
         assert f"{instruction} {arguments(instruction)[-1]}" in FOR_VLLM, instruction
 
 
+def test_vllms_base_is_an_argument() -> None:
+    assert "\nARG BASE=docker.io/vllm/vllm-openai:${VLLM_VERSION}\n" in FOR_VLLM
+    bases = {line.split()[1] for line in FOR_VLLM.splitlines() if line.startswith("FROM ")}
+    assert bases == {"${BASE}"}
+
+
 def test_folders_are_for_any_user_of_group_0() -> None:
     copies = [line for line in arguments("COPY") if "/image/var/" in line]
     assert len(copies) == 2
