@@ -30,7 +30,7 @@ def open_drafts(
     path, host = environ.get(SOCKET_VARIABLE), Host(Verifies.CHAINS, longest, is_live)
     if not path:
         return OpenedDrafts("vLLM", environ, model, host)
-    return OpenedDrafts("vLLM", environ, model, host, DecidedPolicy(), lambda memory: Recorder(path, memory))
+    return OpenedDrafts("vLLM", environ, model, host, DecidedPolicy(), _publisher(path))
 
 
 def open_device_memory(
@@ -45,4 +45,9 @@ def open_device_memory(
     path = environ.get(SOCKET_VARIABLE)
     if not path:
         return Opened("vLLM", environ, model, make)
-    return Opened("vLLM", environ, model, make, DecidedPolicy(), lambda memory: Recorder(path, memory))
+    return Opened("vLLM", environ, model, make, DecidedPolicy(), _publisher(path))
+
+
+def _publisher(path: str) -> Publisher | None:
+    """Reports to the service, unless that runs on another machine."""
+    return (lambda memory: Recorder(path, memory)) if os.path.exists(path) else None

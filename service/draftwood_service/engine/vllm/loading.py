@@ -67,7 +67,7 @@ def loaded(
     with ExitStack() as stack:
         settings = stack.enter_context(with_store(settings, name))
         records = stack.enter_context(draft_records())
-        _set_variables(settings)
+        set_variables(settings)
         core = VllmCore(arguments_of(settings), wake)
         stack.callback(core.close)
         # As the worker's plug-in: both follow the same memories.
@@ -122,10 +122,18 @@ def arguments_of(settings: Settings) -> dict[str, Any]:
         "max_model_len": settings.max_context,
         "max_num_seqs": settings.max_running,
         "tensor_parallel_size": settings.tensor_parallel,
+        "pipeline_parallel_size": settings.pipeline_parallel,
         "enable_prefix_caching": settings.prefix_cache,
         "generation_config": "vllm",  # requests have all of their values when they come to vLLM
         "structured_outputs_config": {"backend": "guidance"},
     }
+    if settings.nodes > 1:
+        arguments |= {
+            "nnodes": settings.nodes,
+            "node_rank": settings.node_rank,
+            "master_addr": settings.leader,
+            "distributed_executor_backend": "mp",
+        }
     if settings.kv_cache_tokens is not None:
         block_size = settings.engine_args.get("block_size") or 32
         arguments |= {
@@ -160,7 +168,7 @@ def require_served(name: str, facts: CheckpointFacts, *, drafts: bool) -> None:
             )
 
 
-def _set_variables(settings: Settings) -> None:
+def set_variables(settings: Settings) -> None:
     """The environment of vLLM's processes: the plug-in reads the settings of its memory there."""
     process_variables(settings.log_level)
     for field in fields(MemorySettings):
