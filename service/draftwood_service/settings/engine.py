@@ -90,7 +90,7 @@ class ModelSettings(SettingsGroup):
     nodes: int = Field(default=1, ge=1)
     """Machines that share the model, each with the same number of its GPUs (engine vllm)"""
     node_rank: int = Field(default=0, ge=0)
-    """Number of this machine among the nodes; 0: the leader, which serves; others: compute for the leader until it ends"""
+    """Number of this machine among the nodes; 0: the leader, which serves; the others compute for it until it ends"""
     leader: str | None = None
     """Host name or address of the leader, for nodes above 1"""
     generation_defaults: Literal["model", "greedy"] = "model"
@@ -143,7 +143,8 @@ class ModelSettings(SettingsGroup):
             check_weights(self.weights, self.runner, self.exact)
             for name in ("pipeline_parallel", "nodes"):
                 if getattr(self, name) > 1:
-                    raise InvalidInputError(name, getattr(self, name), "must be 1 with engine draftwood: set --engine vllm")
+                    problem = "must be 1 with engine draftwood; set --engine vllm"
+                    raise InvalidInputError(name, getattr(self, name), problem)
             if self.engine_args:
                 problem = "are arguments of vLLM; the engine is draftwood: set --engine vllm"
                 raise InvalidInputError("engine_args", None, problem)

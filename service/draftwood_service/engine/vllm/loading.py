@@ -60,7 +60,9 @@ def loaded(
     """
     path = settings.model_path
     facts = read_checkpoint(path, settings.generation_defaults)
-    require_served(name_of(path), facts, drafts=settings.max_draft_nodes > 0)
+    if settings.max_draft_nodes and not drafts_of(settings):
+        _log.warning("no drafts: vLLM has none with pipeline parallelism", pipeline_parallel=settings.pipeline_parallel)
+    require_served(name_of(path), facts, drafts=drafts_of(settings))
     tokenizer = load_tokenizer(path)
     tell(tokenizer.class_path)
     tokenizer.check_ends(facts.eos_token_ids)
@@ -89,7 +91,7 @@ def loaded(
             text=text,
             records=records,
         )
-        warm_up(engine, core.facts["vocab_size"], drafts=settings.max_draft_nodes > 0)
+        warm_up(engine, core.facts["vocab_size"], drafts=drafts_of(settings))
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -112,6 +114,11 @@ def can_audit(request: Request) -> bool:
     sampling = request.sampling
     penalized = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1.0, 0.0, 0.0)
     return sampling.temperature == 0.0 and not penalized
+
+
+def drafts_of(settings: Settings) -> bool:
+    """Whether there are drafts: vLLM 0.32 fails to run any with pipeline parallelism (its issue 30436)."""
+    return settings.max_draft_nodes > 0 and settings.pipeline_parallel == 1
 
 
 def arguments_of(settings: Settings) -> dict[str, Any]:
@@ -141,7 +148,7 @@ def arguments_of(settings: Settings) -> dict[str, Any]:
         }  # fmt: skip
     if "prefill_chunk" in settings.model_fields_set:
         arguments["max_num_batched_tokens"] = settings.prefill_chunk
-    if settings.max_draft_nodes:
+    if drafts_of(settings):
         arguments["speculative_config"] = {
             "method": "custom_class",
             "model": "draftwood_vllm.Proposer",
@@ -181,7 +188,7 @@ def set_variables(settings: Settings) -> None:
 
 
 def _info(name: str, facts: CheckpointFacts, core: VllmCore, identity: str, settings: Settings) -> ModelInfo:
-    drafts = settings.max_draft_nodes > 0
+    drafts = drafts_of(settings)
     return ModelInfo(
         name=name,
         exact=False,
