@@ -76,9 +76,10 @@ def _fail(error: Exception, status: int) -> int:
 
 def _check(settings: Settings) -> None:
     """What takes no time. Raises DraftwoodError, DraftwoodMemoryError."""
-    require_free("port", settings.host, settings.port)
-    if settings.health_port is not None:
-        require_free("health_port", settings.host, settings.health_port)
+    if not settings.node_rank:
+        require_free("port", settings.host, settings.port)
+        if settings.health_port is not None:
+            require_free("health_port", settings.host, settings.health_port)
     require_engine(settings.engine)
     require_driver(settings.device)
     require_writable("ready_file", settings.ready_file)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +16,6 @@ from tests.engines.servers import served_by, started_by
 from tests.engines.test_drafts import accepted_after_learning
 from tests.memory.servers import free_port
 from tests.model_runner.families import greedy
-from tests.vllm.engine import PYTHON
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
