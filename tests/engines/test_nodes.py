@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from draftwood_benchmarks.harness.prompts import read_questions
+from draftwood_benchmarks.harness.servers import server_process
 from draftwood_client import Client
-from tests.engines.servers import served_by, started_by
+from tests.engines.servers import served_by, started_by, until
 from tests.engines.test_drafts import accepted_after_learning
 from tests.memory.servers import free_port
 from tests.model_runner.families import greedy
+from tests.vllm.engine import PYTHON
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+RAY = PYTHON.with_name("ray")
+
+pytestmark = [pytest.mark.timeout(600)]
 
 
 def assert_answers_are_those_of_one_process(client: Client) -> None:
@@ -48,7 +55,54 @@ def two_nodes(*flags: str) -> Iterator[tuple[Client, subprocess.Popen[bytes]]]:
         other.wait()
 
 
+@pytest.mark.vllm
 def test_two_nodes_answer_as_one_process_and_draft_and_end_together() -> None:
     with two_nodes("--tensor-parallel", "2") as (client, _):
         assert_answers_are_those_of_one_process(client)
         assert accepted_after_learning(client, "nodes", seconds=60.0) >= 15
+
+
+@contextmanager
+def ray_nodes(folder: Path) -> Iterator[dict[str, str]]:
+    """Two nodes of Ray on this machine. Yields the variables of what calls them, among them their token."""
+    port = free_port()
+    _, environment, _ = started_by("vllm")
+    environment["PYTHONPATH"] += os.pathsep + str(Path(__file__).with_name("ray_on_cpus"))
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    options = ["--num-cpus=2", "--num-gpus=1", "--object-store-memory=100000000", "--node-ip-address=127.0.0.1"]
+    leader = ["--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false"]
+    nodes: list[subprocess.Popen[bytes]] = []
+    try:
+        for own in (leader, [f"--address=127.0.0.1:{port}"]):
+            command = [str(RAY), "start", "--block", *own, *options]
+            nodes.append(subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True))
+            until(lambda: _ray_status(port, environment).count(" node_") == len(nodes), 60.0)
+        assert "Unauthenticated" in _ray_status(port, {**environment, "RAY_AUTH_TOKEN": "0" * 64})
+        yield {**environment, "RAY_ADDRESS": f"127.0.0.1:{port}"}
+    finally:
+        for node in reversed(nodes):
+            node.terminate()
+            node.wait(60)
+
+
+def _ray_status(port: int, environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        [str(RAY), "status", f"--address=127.0.0.1:{port}"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_two_nodes_of_ray_answer_as_one_process_and_draft() -> None:
+    with tempfile.TemporaryDirectory(prefix="draftwood-ray-") as folder, ray_nodes(Path(folder)) as environment:
+        python, _, own = started_by("vllm", distributed_executor_backend="ray")
+        with (
+            server_process(*own, "--tensor-parallel", "2", environment=environment, python=python) as server,
+            Client(server.target, timeout=100) as client,
+        ):
+            assert_answers_are_those_of_one_process(client)
+            assert accepted_after_learning(client, "ray", seconds=60.0) >= 15
