@@ -7,21 +7,23 @@ import secrets
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_benchmarks.harness.servers import server_process
-from draftwood_client import Client
+from draftwood_client import Client, UnavailableError
 from tests.engines.servers import served_by, started_by, until
 from tests.engines.test_drafts import accepted_after_learning
 from tests.memory.servers import free_port
 from tests.model_runner.families import greedy
 from tests.vllm.engine import PYTHON
 
+Node = subprocess.Popen[bytes]
 RAY = PYTHON.with_name("ray")
 
 pytestmark = [pytest.mark.timeout(600)]
@@ -34,32 +36,54 @@ def assert_answers_are_those_of_one_process(client: Client) -> None:
 
 
 @contextmanager
-def two_nodes(*flags: str) -> Iterator[tuple[Client, subprocess.Popen[bytes]]]:
-    """A client of the leader, and the other node, which ends with the leader after SIGTERM to both."""
+def two_nodes(*flags: str) -> Iterator[tuple[Client, Node, Callable[[], Node]]]:
+    """A client of the leader, the other node, and what starts another one; the last one gets SIGTERM before the end."""
     of_both = [*flags, "--nodes", "2", "--leader", "127.0.0.1"]
     port = free_port()
     python, environment, own = started_by("vllm", master_port=port)
     command = [python, "-m", "draftwood_service", "--port", "0", *own, *of_both, "--node-rank", "1"]
-    other = subprocess.Popen(command, env={**os.environ, **environment})
+    others: list[Node] = []
+
+    def start() -> Node:
+        others.append(subprocess.Popen(command, env={**os.environ, **environment}))
+        return others[-1]
+
+    first = start()
     try:
         with (
             served_by("vllm", *of_both, master_port=port) as served,
             Client(served.target, timeout=100) as client,
         ):
-            yield client, other
-            other.send_signal(signal.SIGTERM)  # as when a group of pods ends
-            assert_answers_are_those_of_one_process(client)
-        assert other.wait(60) == 0
+            yield client, first, start
+        assert others[-1].wait(60) == 0
     finally:
-        other.kill()
-        other.wait()
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 @pytest.mark.vllm
 def test_two_nodes_answer_as_one_process_and_draft_and_end_together() -> None:
-    with two_nodes("--tensor-parallel", "2") as (client, _):
+    with two_nodes("--tensor-parallel", "2") as (client, other, _):
         assert_answers_are_those_of_one_process(client)
         assert accepted_after_learning(client, "nodes", seconds=60.0) >= 15
+        other.send_signal(signal.SIGTERM)  # as when a group of pods ends
+        assert_answers_are_those_of_one_process(client)
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_is_joined_again() -> None:
+    with two_nodes("--tensor-parallel", "2") as (client, other, start):
+        assert_answers_are_those_of_one_process(client)
+        for process in psutil.Process(other.pid).children(recursive=True):
+            process.kill()
+        assert other.wait(60) == 1
+        with pytest.raises(UnavailableError):
+            client.generate([1, 700, 701], max_tokens=8)
+        again = start()
+        client.wait_until_ready(300)
+        assert_answers_are_those_of_one_process(client)
+        again.send_signal(signal.SIGTERM)
 
 
 @contextmanager
