@@ -203,6 +203,13 @@ def engine_config(arguments: Mapping[str, Any]) -> Any:
         ) from None
 
 
+def workers_of_node(config: Any) -> Any:
+    """vLLM's workers on a node that does not serve. Returns once they have joined those of the leader."""
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    return MultiprocExecutor(config, monitor_workers=False)
+
+
 def _run_in_one_process(arguments: Mapping[str, Any]) -> None:
     """On CPUs, lets vLLM's engine core compute itself where there is one rank and one NUMA node.
 

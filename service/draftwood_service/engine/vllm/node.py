@@ -29,7 +29,7 @@ def main() -> None:
     import structlog
 
     from draftwood_model_runner.errors import DraftwoodError
-    from draftwood_service.engine.vllm.core import engine_config, tested_version
+    from draftwood_service.engine.vllm.core import engine_config, tested_version, workers_of_node
     from draftwood_service.engine.vllm.loading import arguments_of, set_variables
     from draftwood_service.logging_config import configure_logging
     from draftwood_vllm.service_link import ELSEWHERE, SOCKET_VARIABLE
@@ -44,11 +44,9 @@ def main() -> None:
         config = engine_config(arguments_of(settings))
     except DraftwoodError as error:
         sys.exit(f"draftwood serve: {error}")
-    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-
     leader = (config.parallel_config.master_addr, config.parallel_config.master_port)
     log.info("joining", node_rank=settings.node_rank, leader=leader[0])
-    executor = MultiprocExecutor(config, monitor_workers=False)
+    executor = workers_of_node(config)
     told = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: told.set())
     threading.Thread(target=_end_with, args=(leader, executor), name="draftwood-leader", daemon=True).start()
