@@ -65,6 +65,11 @@ peers: .venv-peers/openvino-genai/.installed .venv-peers/vllm/.draftwood .venv-p
 		$(addprefix --editable ./,strategies memory model_runner clients/python tenants service plugins/vllm)
 	touch $@
 
+# For the nights alone: 70 MB.
+.venv-peers/vllm/.ray: .venv-peers/vllm/.draftwood
+	.venv-peers/vllm/bin/pip install --quiet --disable-pip-version-check --no-deps ray==2.60.0 msgpack==1.2.4
+	touch $@
+
 # SGLang's own loader compiles its trie, and keeps it in the user's cache.
 .venv-peers/sglang/.draftwood: .venv-peers/sglang/.installed
 	.venv-peers/sglang/bin/pip install --quiet --disable-pip-version-check --no-deps \
@@ -146,7 +151,7 @@ $(COMPILED): $(STAMP) $(shell find strategies/draftwood_strategies model_runner/
 	touch $@
 
 # Random inputs of the fast tests ten times as often.
-test-slow: $(STAMP) .venv-peers/vllm/.draftwood  ## What is random or long, as each night: random runs, half an hour of soak, rollouts of 1,000 requests; about an hour
+test-slow: $(STAMP) .venv-peers/vllm/.ray  ## What is random or long, as each night: random runs, half an hour of soak, rollouts of 1,000 requests; about an hour
 	$(PYTEST) -n 2 -m slow
 	$(PYTEST) -n 2 --hypothesis-profile nightly --timeout 900 -m "hypothesis and not system and not gpu_sim and not slow"
 

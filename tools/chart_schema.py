@@ -24,7 +24,8 @@ OWNED = frozenset(
         "model", "device", "model_cache_folder", "host", "port", "ready_file", "tls_cert", "tls_key", "tls_client_ca",
         "health_port", "auth", "auth_file", "jwt_jwks", "jwt_issuer", "jwt_audience", "tenants_file", "store",
         "store_folder", "store_tls_ca", "store_tls_cert", "store_tls_key", "store_keys", "store_key_file",
-        "engine", "metrics_port", "metrics_host", "metrics_tenants", "metrics_vllm_names",
+        "engine", "nodes", "node_rank", "leader", "pipeline_parallel",
+        "metrics_port", "metrics_host", "metrics_tenants", "metrics_vllm_names",
         "otlp_endpoint", "trace_share", "drain_grace", "log_format",
     }
 )  # fmt: skip
@@ -108,6 +109,8 @@ _SPECIAL: dict[str, Schema] = {
     "routing.httpRoute.hostnames": {"type": "array", "items": {"type": "string"}},
     "device.type": {"enum": ["cpu", "nvidia"]},
     "device.count": {"type": "integer", "minimum": 1},
+    "nodes.count": {"type": "integer", "minimum": 1},
+    "nodes.pipelineParallel": {"type": "integer", "minimum": 1},
     "resources": _RESOURCES,
     "model.fetch.source": {
         "type": "string",

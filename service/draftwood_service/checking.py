@@ -78,6 +78,9 @@ def _model(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _addresses(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
+    if settings.node_rank:
+        yield f"node: {settings.node_rank} of {settings.nodes}, computes for {settings.leader}"
+        return
     require_free("port", settings.host, settings.port)
     tls = "" if settings.tls_cert is None else ", TLS"
     mutual = "" if settings.tls_client_ca is None else " with client certificates"

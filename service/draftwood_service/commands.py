@@ -21,7 +21,7 @@ from draftwood_memory.settings import check_files
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.sources import resolve
 from draftwood_service.config import CHECK, SettingsError, as_given, read_settings, service_links
-from draftwood_service.engine.process import EngineProcess
+from draftwood_service.engine.process import EngineProcess, become_node
 from draftwood_service.logging_config import configure_logging
 from draftwood_service.settings import Settings
 from draftwood_service.starting import require_driver, require_engine, require_free, require_writable, write_whole
@@ -59,8 +59,10 @@ def serve(args: list[str]) -> int | None:
         _log.info("variables of Kubernetes' service links are no settings, and are ignored", variables=links)
     try:
         _check(settings)
-        model = _resolved(settings)
-        return uvloop.run(_serve(settings.model_copy(update={"model": model})))
+        settings = settings.model_copy(update={"model": _resolved(settings)})
+        if settings.node_rank:
+            become_node(settings)
+        return uvloop.run(_serve(settings))
     except (InvalidValueError, InvalidSettingError) as error:
         return _fail(as_given(error, args, os.environ), _FAILURE)
     except (DraftwoodError, DraftwoodMemoryError) as error:
@@ -74,9 +76,10 @@ def _fail(error: Exception, status: int) -> int:
 
 def _check(settings: Settings) -> None:
     """What takes no time. Raises DraftwoodError, DraftwoodMemoryError."""
-    require_free("port", settings.host, settings.port)
-    if settings.health_port is not None:
-        require_free("health_port", settings.host, settings.health_port)
+    if not settings.node_rank:
+        require_free("port", settings.host, settings.port)
+        if settings.health_port is not None:
+            require_free("health_port", settings.host, settings.health_port)
     require_engine(settings.engine)
     require_driver(settings.device)
     require_writable("ready_file", settings.ready_file)

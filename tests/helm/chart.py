@@ -59,6 +59,20 @@ def notes(values: Document) -> str:
     return next(text for path, text in manifests.items() if path.endswith("NOTES.txt"))
 
 
+def pod_templates(documents: list[Document], *kinds: str) -> list[Document]:
+    """Those of workloads, or of those kinds; of a LeaderWorkerSet that of the leader, then that of the others."""
+    made: list[Document] = []
+    for document in documents:
+        if document["kind"] in (kinds or ("Deployment", "LeaderWorkerSet", "StatefulSet")):
+            spec = document["spec"]
+            if document["kind"] == "LeaderWorkerSet":
+                group = spec["leaderWorkerTemplate"]
+                made += [group["leaderTemplate"], group["workerTemplate"]]
+            else:
+                made.append(spec["template"])
+    return made
+
+
 def render_3(path: Path, kube_version: str, *options: str) -> list[Document]:
     """By Helm 3."""
     command = [str(HELM_3), "template", RELEASE, str(CHART), "--namespace", NAMESPACE, "--kube-version", kube_version]

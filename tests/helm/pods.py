@@ -28,7 +28,9 @@ from tests.vllm.engine import ENVIRONMENT as VLLM_ENVIRONMENT
 from tests.vllm.engine import PYTHON as VLLM_PYTHON
 
 POD = "10.20.30.40"
-"""The address of all pods. They listen on other ports than each other."""
+"""The address of all pods but those that compute for a leader. They listen on other ports than each other."""
+WORKER = "10.20.30.41"
+"""That of the worker of a LeaderWorkerSet."""
 CHOSEN_USER = 1_000_650_000
 """As OpenShift chooses one, for a pod that names none."""
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib64")
@@ -62,14 +64,21 @@ class Container:
     Attributes:
         pod: the manifest's pod.
         spec: the manifest's container.
+        rank: of the pod in its group.
     """
 
     pod: Document
     spec: Document
+    rank: int = 0
 
     @property
     def name(self) -> str:
         return str(self.spec["name"])
+
+    @property
+    def label(self) -> str:
+        """Its name, with the pod's number for one that computes for a leader."""
+        return f"{self.name} {self.rank}" if self.rank else self.name
 
     @property
     def is_init(self) -> bool:
@@ -155,6 +164,8 @@ class Cluster:
         if container.is_vllm:
             made["PYTHONPATH"] = os.pathsep.join(str(ROOT / folder) for folder in _VLLMS_PACKAGES)
             made |= {**VLLM_ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"}
+            # Of the operator of LeaderWorkerSets.
+            made |= {"LWS_LEADER_ADDRESS": POD, "LWS_WORKER_INDEX": str(container.rank)}
         for variable in container.spec.get("env", []):
             made[variable["name"]] = self._value(variable, container, made)
         return made
@@ -167,7 +178,8 @@ class Cluster:
             part, _, resource = source["resourceFieldRef"]["resource"].partition(".")
             return str(container.spec["resources"][part][resource])
         if "fieldRef" in source:
-            return "demo-0"
+            address = WORKER if container.rank else POD
+            return address if source["fieldRef"]["fieldPath"] == "status.podIP" else "demo-0"
         return _expanded(str(variable["value"]), before)
 
     def files_of(self, kind: str, name: str) -> dict[str, bytes]:

@@ -38,8 +38,8 @@ from draftwood_model_runner.errors import InvalidValueError
 from draftwood_service.auth.auth_file import new_key
 from draftwood_service.starting import require_driver
 from tests.certificates import make_certificate
-from tests.helm.chart import VALUES, Document, read, render
-from tests.helm.pods import POD, Cluster, Container
+from tests.helm.chart import VALUES, Document, pod_templates, read, render
+from tests.helm.pods import POD, WORKER, Cluster, Container
 from tests.memory.servers import Valkey, cluster, free_port, tls_front
 from tests.service.auth.issuer import public_keys, token
 
@@ -52,7 +52,7 @@ _ELSEWHERE = (
 """Servers that are no part of a release; the collector is not there."""
 _CERTIFICATE_HOSTS = ("draftwood.example", "login.example", "redis.data")
 _INSTEAD_OF_A_GPU = ("--device=cpu", "--tensor-parallel=1", "--threads=2")
-_INSTEAD_OF_GPUS_OF_VLLM = ("--tensor-parallel=1", '--engine-args={"enforce_eager": true}', "--max-context=256")
+_INSTEAD_OF_GPUS_OF_VLLM = ('--engine-args={"enforce_eager": true}', "--max-context=256")
 _QUESTION = "Where is my order?"
 
 
@@ -66,7 +66,7 @@ class Row:
 
     Attributes:
         values: name of the values file.
-        container: its name.
+        container: its name, with a number if its pod computes for another.
         ready: its probes succeeded and it answered; or, for one that ends by itself, its status was 0.
         ready_in_s: seconds from its start until its probes succeeded; 0 for one that ends by itself.
         ended_in_s: seconds from SIGTERM to its end; or of its whole run.
@@ -159,8 +159,14 @@ class Release:
 
     def containers(self) -> Iterator[Container]:
         """In the order in which they need each other."""
-        pods = [one["spec"]["template"]["spec"] for one in self.cluster.documents if one["kind"] == "StatefulSet"]
-        pods += [one["spec"]["template"]["spec"] for one in self.cluster.documents if one["kind"] == "Deployment"]
+        documents = self.cluster.documents
+        group = [template["spec"] for template in pod_templates(documents, "LeaderWorkerSet")]
+        for rank in reversed(range(len(group))):  # the worker waits for the leader, which is ready with it
+            for spec in [*group[rank].get("initContainers", []), *group[rank]["containers"]]:
+                yield Container(group[rank], spec, rank)
+        pods = [
+            template["spec"] for kind in ("StatefulSet", "Deployment") for template in pod_templates(documents, kind)
+        ]
         for pod in sorted(pods, key=lambda pod: [each["name"] for each in pod["containers"]] == ["gateway"]):
             for spec in [*pod.get("initContainers", []), *pod["containers"]]:
                 yield Container(pod, spec)
@@ -271,6 +277,10 @@ class Process:
                     raise self.failed(f"{name} did not succeed, exit status {self._process.poll()}")
                 time.sleep(0.5)
 
+    def tell(self) -> None:
+        """SIGTERM, without waiting: pods of a group get it at once, and end with their leader."""
+        self._process.send_signal(signal.SIGTERM)
+
     def end(self) -> float:
         """SIGTERM, as after the preStop hook. Returns the seconds until its end. Raises NotStartedError."""
         began = time.monotonic()
@@ -366,6 +376,8 @@ def start(release: Release, container: Container, stack: ExitStack) -> tuple[Pro
     stack.callback(process.kill)
     process.wait_until_ready(release)
     process.ready_in_s = round(process.seconds, 2)
+    if container.rank:
+        return process, note  # it has no probe, and answers nobody
     try:
         ask(release, container)
     except Exception as error:
@@ -380,7 +392,9 @@ def instead_of_gpus(release: Release, container: Container) -> tuple[tuple[str, 
     try:
         require_driver("cuda")
     except InvalidValueError:
-        more = _INSTEAD_OF_GPUS_OF_VLLM if container.is_vllm else _INSTEAD_OF_A_GPU
+        ranks = release.at("nodes", "count") or 1
+        of_vllm = (f"--tensor-parallel={ranks}", *_INSTEAD_OF_GPUS_OF_VLLM)
+        more = of_vllm if container.is_vllm else _INSTEAD_OF_A_GPU
         build = ", vLLM's build for CPUs" if container.is_vllm else ""
         return more, f"no GPU here{build}: started with {' '.join(more)}"
     return (), ""
@@ -393,7 +407,7 @@ def run_to_its_end(release: Release, container: Container) -> Row:
         status, note = process.status(_START_SECONDS), ""
     finally:
         process.kill()
-    server = Container(container.pod, {**container.spec, "name": "server"})
+    server = Container(container.pod, {**container.spec, "name": "server"}, container.rank)
     if container.name == "check" and not container.is_vllm and instead_of_gpus(release, server)[0]:
         expected = "device: 'cuda' is not allowed; this machine has no GPU driver"
         if status != 1 or [expected in line for line in process.output.splitlines()] != [True]:
@@ -402,7 +416,7 @@ def run_to_its_end(release: Release, container: Container) -> Row:
     elif status:
         raise process.failed(f"exit status {status}")
     seconds = round(process.seconds, 2)
-    return Row(values=release.name, container=container.name, ready=True, ended_in_s=seconds, note=note)
+    return Row(values=release.name, container=container.label, ready=True, ended_in_s=seconds, note=note)
 
 
 def rows(path: Path, folder: Path, *, only_checks: bool = False) -> list[Row]:
@@ -420,9 +434,12 @@ def rows(path: Path, folder: Path, *, only_checks: bool = False) -> list[Row]:
                 running.append((container, *start(release, container, stack)))
         if not only_checks and (test := release.test()) is not None:
             made.append(run_to_its_end(release, test))
+        for container, process, _ in running:
+            if container.rank:
+                process.tell()
         for container, process, note in reversed(running):
             times = {"ready_in_s": process.ready_in_s, "ended_in_s": round(process.end(), 2)}
-            made.append(Row(values=release.name, container=container.name, ready=True, **times, note=note))
+            made.append(Row(values=release.name, container=container.label, ready=True, **times, note=note))
         return made
 
 
@@ -448,7 +465,7 @@ def inside(paths: Sequence[Path], *, only_checks: bool = False) -> list[Row]:
 
 def _inside(paths: Sequence[Path], folder: Path, only_checks: bool) -> int:
     """`folder` is hidden by one that ends with the namespace."""
-    network = ("ip link set lo up", f"ip address add {POD}/32 dev lo")
+    network = ("ip link set lo up", *(f"ip address add {one}/32 dev lo" for one in (POD, WORKER)))
     for command in ("mount --make-rprivate /", f"mount -t tmpfs -o mode=755 tmpfs {folder}", *network):
         subprocess.run(command.split(), check=True)
     try:

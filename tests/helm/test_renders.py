@@ -16,9 +16,23 @@ from helm_python.errors import HelmError
 from draftwood_service.config import read_settings
 from draftwood_service.settings import Settings
 from draftwood_tenants.file import read_file
-from tests.helm.chart import EXAMPLES, GOLDEN, HELM_3, OPEN, VALUES, Document, golden, notes, read, render, render_3
+from tests.helm.chart import (
+    EXAMPLES,
+    GOLDEN,
+    HELM_3,
+    OPEN,
+    VALUES,
+    Document,
+    golden,
+    notes,
+    pod_templates,
+    read,
+    render,
+    render_3,
+)
 
 CUSTOM = {"ServiceMonitor", "PrometheusRule", "ScaledObject", "GRPCRoute", "HTTPRoute", "InferencePool"}
+CUSTOM |= {"LeaderWorkerSet"}
 """Kinds of operators, which the schemas of Kubernetes do not have."""
 DNS = {53, 5353}
 """5353 is that of OpenShift's pods; a policy sees the port of the pod, not that of the service."""
@@ -33,8 +47,16 @@ def of_kind(documents: list[Document], kind: str, suffix: str = "") -> Document:
     return document
 
 
+def template_of(documents: list[Document]) -> Document:
+    """That of the server's pods."""
+    if groups := pod_templates(documents, "LeaderWorkerSet"):
+        return groups[0]
+    template: Document = of_kind(documents, "Deployment")["spec"]["template"]
+    return template
+
+
 def pod_of(documents: list[Document]) -> Document:
-    spec: Document = of_kind(documents, "Deployment")["spec"]["template"]["spec"]
+    spec: Document = template_of(documents)["spec"]
     return spec
 
 
@@ -75,8 +97,12 @@ def test_helm_3_renders_the_same(path: Path) -> None:
     assert old == {"exec": {"command": ["sleep", str(seconds)]}}
 
 
-def settings_of(documents: list[Document], folder: Path) -> Settings:
-    """The settings as the server reads them in the pod, with the mounted files in `folder`."""
+def settings_of(documents: list[Document], folder: Path, rank: int = 0) -> Settings:
+    """The settings as the server reads them in the pod, with the mounted files in `folder`.
+
+    Args:
+        rank: of the pod in its group.
+    """
     server = server_of(documents)
     data = of_kind(documents, "ConfigMap", "draftwood")["data"]["draftwood.yaml"].replace("/etc/draftwood", str(folder))
     for mounted in re.findall(rf"{folder}/[^\s\"]+", data):
@@ -93,6 +119,10 @@ def settings_of(documents: list[Document], folder: Path) -> Settings:
             assert any(value.replace(str(folder), "/etc/draftwood").startswith(mount) for mount in mounts), key
     command, _, *others = server["args"]
     assert command == "serve"
+    of_group = {"$(LWS_WORKER_INDEX)": str(rank), "$(LWS_LEADER_ADDRESS)": "demo-0.demo.serving"}
+    others = [
+        f"{name}{equals}{of_group.get(value, value)}" for name, equals, value in (one.partition("=") for one in others)
+    ]
     return read_settings(["--config", str(config), *others], environment)
 
 
@@ -129,7 +159,7 @@ def test_probes_and_graces(path: Path, tmp_path: Path) -> None:
 @by_values
 def test_pods_are_restricted_and_hold_no_secret_in_clear(path: Path) -> None:
     documents = render(read(path))
-    pods = [one["spec"]["template"]["spec"] for one in documents if one["kind"] in ("Deployment", "StatefulSet")]
+    pods = [template["spec"] for template in pod_templates(documents)]
     pods += [one["spec"] for one in documents if one["kind"] == "Pod"]
     for pod in pods:
         assert (pod["automountServiceAccountToken"], pod["enableServiceLinks"]) == (False, False)
@@ -152,8 +182,8 @@ def test_pods_are_restricted_and_hold_no_secret_in_clear(path: Path) -> None:
 def test_everything_selects_the_pods_and_names_their_ports(path: Path) -> None:
     """Those of the server; those of the gateway are in test_gateway."""
     documents = [one for one in render(read(path)) if not one["metadata"]["name"].endswith("-gateway")]
-    labels = of_kind(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
-    selectors = [of_kind(documents, "Deployment")["spec"]["selector"]["matchLabels"]]
+    labels = template_of(documents)["metadata"]["labels"]
+    selectors = [one["spec"]["selector"]["matchLabels"] for one in documents if one["kind"] == "Deployment"]
     selectors += [of_kind(documents, "Service", name)["spec"]["selector"] for name in ("draftwood", "-headless")]
     selectors += [
         document["spec"]["selector"]["matchLabels"]
@@ -171,7 +201,7 @@ def test_everything_selects_the_pods_and_names_their_ports(path: Path) -> None:
         if document["kind"] == "Service"
         for port in document["spec"]["ports"]
     ]
-    named += [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]]
+    named += [port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", ())]
     assert {*named} <= ports | {"valkey"}
     monitors = [document for document in documents if document["kind"] == "ServiceMonitor"]
     for monitor in monitors:
@@ -182,7 +212,7 @@ def test_everything_selects_the_pods_and_names_their_ports(path: Path) -> None:
 
 def allowed_ports(documents: list[Document]) -> set[int]:
     policy = of_kind(documents, "NetworkPolicy", "draftwood")
-    ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]}
+    ports = {port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", ())}
     assert ports >= DNS
     return ports - DNS
 
@@ -199,6 +229,7 @@ def test_the_policy_lets_out_what_the_settings_need_and_nothing_else() -> None:
         "routed": {6379, 26379},
         "valkey": {6379},
         "vllm": {6379, 26379},
+        "vllm-nodes": {6379, 26379},
     }
 
 
@@ -206,7 +237,7 @@ def test_the_policy_lets_out_what_the_settings_need_and_nothing_else() -> None:
 def test_a_container_sees_the_gpus_that_it_asks_for(path: Path) -> None:
     """Images for GPUs say NVIDIA_VISIBLE_DEVICES=all, and the device plugin replaces it where a container asks."""
     documents = render(read(path))
-    pods = [one["spec"]["template"]["spec"] for one in documents if one["kind"] == "Deployment"]
+    pods = [template["spec"] for template in pod_templates(documents, "Deployment", "LeaderWorkerSet")]
     pods += [one["spec"] for one in documents if one["kind"] == "Pod"]
     containers = [one for pod in pods for one in [*pod.get("initContainers", []), *pod["containers"]]]
     assert len(containers) >= 3

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helm_python.errors import HelmError
 
-from tests.helm.chart import EXAMPLES, HELM_3, OPEN, Document, read, render, render_3
+from tests.helm.chart import EXAMPLES, HELM_3, OPEN, Document, pod_templates, read, render, render_3
 from tests.helm.test_renders import by_values, of_kind, pod_of, server_of
 
 GIB = 2**30
@@ -64,7 +64,7 @@ def test_a_request_is_never_above_its_limit(given: Document, memory: tuple[str, 
 def test_every_container_says_how_much_it_writes(path: Any) -> None:
     """A pod without a limit can fill its node's disk."""
     documents = render(read(path))
-    for pod in (each["spec"]["template"]["spec"] for each in documents if each["kind"] == "Deployment"):
+    for pod in (template["spec"] for template in pod_templates(documents, "Deployment", "LeaderWorkerSet")):
         for container in pod["containers"]:
             assert all("ephemeral-storage" in container["resources"][part] for part in ("requests", "limits"))
         assert all("sizeLimit" in each["emptyDir"] for each in pod["volumes"] if "emptyDir" in each)
@@ -167,11 +167,7 @@ def test_openshift_is_known_by_its_api(tmp_path: Path) -> None:
 
 def assert_no_user(documents: list[Document]) -> None:
     pods = [document["spec"] for document in documents if document["kind"] == "Pod"]
-    pods += [
-        document["spec"]["template"]["spec"]
-        for document in documents
-        if document["kind"] in ("Deployment", "StatefulSet")
-    ]
+    pods += [template["spec"] for template in pod_templates(documents)]
     assert len(pods) >= 2
     for pod in pods:
         assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod["securityContext"].keys()

@@ -15,6 +15,8 @@ from tests.helm.started import Row, can_start, inside
 STARTED = {"gateway", "valkey"}
 """With TLS, a client's certificate and a gateway of its own; and with the bundled store."""
 
+VLLM = ("vllm", "vllm-nodes")
+
 pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(not can_start(), reason="needs root, namespaces, and the programs unshare, setpriv and ip"),
@@ -45,7 +47,7 @@ def test_the_containers_that_check_find_nothing_wrong() -> None:
     others = [
         path
         for path in VALUES
-        if path.stem not in {*STARTED, "vllm"} and (path not in EXAMPLES or path.stem == "openshift")
+        if path.stem not in {*STARTED, *VLLM} and (path not in EXAMPLES or path.stem == "openshift")
     ]
     rows = inside(others, only_checks=True)
     assert all(row.ready for row in rows)
@@ -55,10 +57,15 @@ def test_the_containers_that_check_find_nothing_wrong() -> None:
 
 
 @pytest.mark.vllm
-def test_the_container_that_checks_a_release_with_vllm() -> None:
-    assert containers(inside([of("vllm")], only_checks=True)) == {"check"}
+def test_the_containers_that_check_releases_with_vllm() -> None:
+    assert containers(inside([*map(of, VLLM)], only_checks=True)) == {"check", "check 1"}
 
 
 @pytest.mark.slow
 def test_a_release_with_vllm_starts_answers_and_ends() -> None:
     assert containers(inside([of("vllm")])) == {"check", "server"}
+
+
+@pytest.mark.slow
+def test_a_release_over_nodes_starts_answers_and_ends() -> None:
+    assert containers(inside([of("vllm-nodes")])) == {"check", "check 1", "server", "server 1"}

@@ -233,6 +233,17 @@ def test_help_has_every_setting(capsys: pytest.CaptureFixture[str], monkeypatch:
         (["--engine-args", '{"max_num_seqs": 3}'], "--engine-args[max_num_seqs]: is set by --max-running"),
         (["--engine-args", "[1]"], "--engine-args [1]: must be a JSON object"),
         (["--engine-args", "{x"], "--engine-args {x: must be a JSON object"),
+        (["--engine-args", '{"nnodes": 2}'], "--engine-args[nnodes]: is set by --nodes"),
+        (["--nodes", "2"], "--nodes 2: must divide --tensor-parallel * --pipeline-parallel, which is 1"),
+        (["--nodes", "2", "--tensor-parallel", "2"], "--leader: must be set, since nodes is above 1"),
+        (["--node-rank", "1"], "--node-rank 1: must be below nodes, which is 1"),
+        (
+            [
+                *("--nodes", "2", "--pipeline-parallel", "2", "--leader", "a"),
+                *("--engine-args", '{"distributed_executor_backend": "ray"}'),
+            ],
+            "--engine-args[distributed_executor_backend]: must be mp with nodes above 1, and is ray",
+        ),
     ],
 )
 def test_settings_that_vllm_does_not_have(args: list[str], text: str) -> None:
@@ -248,6 +259,8 @@ def test_settings_of_vllm(tmp_path: Path) -> None:
     assert settings.strategy == "trie"
     assert read_settings(["--engine", "vllm", "--strategy", "hybrid"], {}).strategy == "hybrid"
     assert "set --engine vllm" in str(error_of(["--engine-args", '{"quantization": "fp8"}']))
+    for name in ("--pipeline-parallel", "--nodes"):
+        assert str(error_of([name, "2"])) == f"{name} 2: must be 1 with engine draftwood; set --engine vllm"
 
 
 def test_the_engine_can_do_what_its_requests_may_ask_for() -> None:

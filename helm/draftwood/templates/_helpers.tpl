@@ -18,6 +18,34 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: server
 {{- end }}
 
+{{- define "draftwood.workerSelector" -}}
+app.kubernetes.io/name: {{ include "draftwood.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: worker
+{{- end }}
+
+{{/* Servers, and those that compute for them. */}}
+{{- define "draftwood.podSelector" -}}
+{{- if eq (int .Values.nodes.count) 1 -}}
+matchLabels:
+  {{- include "draftwood.selector" . | nindent 2 }}
+{{- else -}}
+matchLabels:
+  app.kubernetes.io/name: {{ include "draftwood.name" . }}
+  app.kubernetes.io/instance: {{ .Release.Name }}
+matchExpressions:
+  - {key: app.kubernetes.io/component, operator: In, values: [server, worker]}
+{{- end }}
+{{- end }}
+
+{{- define "draftwood.scaled" -}}
+{{- if gt (int .Values.nodes.count) 1 -}}
+{apiVersion: leaderworkerset.x-k8s.io/v1, kind: LeaderWorkerSet, name: {{ include "draftwood.fullname" . }}-nodes}
+{{- else -}}
+{apiVersion: apps/v1, kind: Deployment, name: {{ include "draftwood.fullname" . }}}
+{{- end }}
+{{- end }}
+
 {{- define "draftwood.valkeySelector" -}}
 app.kubernetes.io/name: {{ include "draftwood.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -142,6 +170,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and (eq .Values.engine "vllm") (ne .Values.device.type "nvidia") }}
 {{- fail "device.type: must be nvidia, since engine is vllm: no image has vLLM's build for CPUs" }}
 {{- end }}
+{{- if and (gt (int .Values.nodes.count) 1) (ne .Values.engine "vllm") }}
+{{- fail "nodes.count: must be 1, unless engine is vllm" }}
+{{- end }}
+{{- if mod (mul .Values.device.count .Values.nodes.count) .Values.nodes.pipelineParallel }}
+{{- fail "nodes.pipelineParallel: must divide the GPUs of a group, device.count * nodes.count" }}
+{{- end }}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
 {{- fail "autoscaling.minReplicas: must be at most maxReplicas" }}
 {{- end }}
@@ -206,7 +240,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
 {{- define "draftwood.mostPods" -}}
-{{- ternary .Values.replicas .Values.autoscaling.maxReplicas (eq .Values.autoscaling.type "none") }}
+{{- ternary .Values.replicas .Values.autoscaling.maxReplicas (eq .Values.autoscaling.type "none") | mul .Values.nodes.count }}
 {{- end }}
 
 {{/* What one GPU, or no GPU, needs by default. */}}
@@ -279,7 +313,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "draftwood.config" -}}
 {{- $own := dict "host" "0.0.0.0" "port" 50051 "health_port" 50052 "log_format" .Values.logFormat "drain_grace" (include "draftwood.grace" . | int) }}
 {{- if ne .Values.engine "vllm" }}{{ $own = set $own "device" (ternary "cuda" "cpu" (eq .Values.device.type "nvidia")) }}{{ end }}
-{{- if and (eq .Values.device.type "nvidia") (gt (int .Values.device.count) 1) }}{{ $own = set $own "tensor_parallel" .Values.device.count }}{{ end }}
+{{- $ranks := mul .Values.device.count .Values.nodes.count }}
+{{- if and (eq .Values.device.type "nvidia") (gt $ranks 1) }}{{ $own = set $own "tensor_parallel" (div $ranks .Values.nodes.pipelineParallel) }}{{ end }}
+{{- if gt (int .Values.nodes.count) 1 }}
+{{- $own = merge (dict "nodes" .Values.nodes.count "pipeline_parallel" .Values.nodes.pipelineParallel) $own }}
+{{- end }}
 {{- $own = set $own "model_cache_folder" "/var/cache/draftwood/models" }}
 {{- with include "draftwood.modelName" . }}
 {{- $own = set $own "model" (ternary (printf "/models/%s" .) . (not (empty (include "draftwood.modelClaim" $)))) }}
@@ -349,6 +387,11 @@ capabilities: {drop: [ALL]}
 {{- if ne .Values.engine "draftwood" }}
 - --engine={{ .Values.engine }}
 {{- end }}
+{{- if gt (int .Values.nodes.count) 1 }}
+# Variables of the LeaderWorkerSet's operator.
+- --node-rank=$(LWS_WORKER_INDEX)
+- --leader=$(LWS_LEADER_ADDRESS)
+{{- end }}
 {{- with .Values.extraArgs }}
 {{ toYaml . }}
 {{- end }}
@@ -364,6 +407,11 @@ capabilities: {drop: [ALL]}
 {{- if eq .Values.engine "vllm" }}
 # Its image has none.
 - {name: NUMBA_CACHE_DIR, value: /var/cache/draftwood/numba}
+{{- end }}
+{{- if gt (int .Values.nodes.count) 1 }}
+# The address that the other pods of a group reach vLLM at.
+- name: VLLM_HOST_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
 {{- end }}
 # For libraries that ask who runs them: a user that a cluster chooses has no name.
 - {name: USER, value: draftwood}

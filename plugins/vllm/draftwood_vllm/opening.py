@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from draftwood_vllm.service_link import SOCKET_VARIABLE, Recorder
 if TYPE_CHECKING:
     import torch
 
+    from draftwood_memory.memory import Memory
     from draftwood_vllm.device_memory import DeviceMemory
 
 
@@ -30,7 +32,7 @@ def open_drafts(
     path, host = environ.get(SOCKET_VARIABLE), Host(Verifies.CHAINS, longest, is_live)
     if not path:
         return OpenedDrafts("vLLM", environ, model, host)
-    return OpenedDrafts("vLLM", environ, model, host, DecidedPolicy(), lambda memory: Recorder(path, memory))
+    return OpenedDrafts("vLLM", environ, model, host, DecidedPolicy(), _recorder(path))
 
 
 def open_device_memory(
@@ -45,4 +47,9 @@ def open_device_memory(
     path = environ.get(SOCKET_VARIABLE)
     if not path:
         return Opened("vLLM", environ, model, make)
-    return Opened("vLLM", environ, model, make, DecidedPolicy(), lambda memory: Recorder(path, memory))
+    return Opened("vLLM", environ, model, make, DecidedPolicy(), _recorder(path))
+
+
+def _recorder(path: str) -> Callable[[Memory], Recorder] | None:
+    """Reports to the service; None if that runs on another machine."""
+    return (lambda memory: Recorder(path, memory)) if os.path.exists(path) else None

@@ -27,6 +27,8 @@ _log = logging.getLogger("draftwood")
 
 SOCKET_VARIABLE = "DRAFTWOOD_ENGINE_SOCKET"
 """Path of the socket. Where it is set, the service decides how each request is drafted, and callers nothing."""
+ELSEWHERE = "elsewhere"
+"""In the place of a path, on the nodes without the service."""
 HOST_VARIABLE = "DRAFTWOOD_ENGINE_HOST"
 """Id of the process at the other end, which vLLM's processes end with."""
 _REPORT_SECONDS = 1.0
@@ -97,10 +99,10 @@ class Recorder:
 def end_with_service(environ: Mapping[str, str]) -> None:
     """Ends this process of vLLM when the service's process that started vLLM is gone, however that ended.
 
-    Does nothing where the service does not run vLLM.
+    Does nothing where the service does not run vLLM, or runs on another machine.
     """
     path = environ.get(SOCKET_VARIABLE)
-    if not path or environ.get(HOST_VARIABLE) == str(os.getpid()):
+    if not path or not os.path.exists(path) or environ.get(HOST_VARIABLE) == str(os.getpid()):
         return
     connection = _connected(path)
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from draftwood_service.settings import Settings
 
@@ -38,6 +38,15 @@ class EngineRunner(Protocol):
     @property
     def end(self) -> str:
         """How it ended, for an error message."""
+
+
+def become_node(settings: Settings) -> NoReturn:
+    """Runs in the place of this process what computes for the leader of several nodes."""
+    given = os.memfd_create("settings")
+    os.write(given, pickle.dumps(settings))
+    os.lseek(given, 0, os.SEEK_SET)
+    os.dup2(given, 0)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "draftwood_service.engine.vllm.node"])
 
 
 def temporary_store(name: str) -> Path:

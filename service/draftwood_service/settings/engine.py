@@ -42,6 +42,10 @@ VLLM_ARGUMENTS: Mapping[str, str] = MappingProxyType(
         "max_model_len": "max_context",
         "max_num_seqs": "max_running",
         "tensor_parallel_size": "tensor_parallel",
+        "pipeline_parallel_size": "pipeline_parallel",
+        "nnodes": "nodes",
+        "node_rank": "node_rank",
+        "master_addr": "leader",
         "enable_prefix_caching": "prefix_cache",
         "num_gpu_blocks_override": "kv_cache_tokens",
         "max_num_batched_tokens": "prefill_chunk",
@@ -80,7 +84,15 @@ class ModelSettings(SettingsGroup):
     """Weights in memory; as-is: in the data type of the computation, int8, int4: quantized to 8 or 4 bits (runner
     openvino)"""
     tensor_parallel: int = Field(default=1, ge=1)
-    """GPUs that share the model: of this machine (runner cuda), or of vLLM's"""
+    """GPUs that share each layer of the model: of this machine (runner cuda), or of vLLM's"""
+    pipeline_parallel: int = Field(default=1, ge=1)
+    """Parts that the model's layers are divided into, each on tensor_parallel GPUs (engine vllm)"""
+    nodes: int = Field(default=1, ge=1)
+    """Machines that share the model, each with the same number of its GPUs (engine vllm)"""
+    node_rank: int = Field(default=0, ge=0)
+    """Number of this machine among the nodes; 0: the leader, which serves; the others compute for it until it ends"""
+    leader: str | None = None
+    """Host name or address of the leader, for nodes above 1"""
     generation_defaults: Literal["model", "greedy"] = "model"
     """Where defaults of requests come from: the model's generation_config.json, or greedy decoding"""
     threads: int | None = None
@@ -129,6 +141,10 @@ class ModelSettings(SettingsGroup):
         if self.engine == "draftwood":
             check_runner(self.runner, self.exact)
             check_weights(self.weights, self.runner, self.exact)
+            for name in ("pipeline_parallel", "nodes"):
+                if getattr(self, name) > 1:
+                    problem = "must be 1 with engine draftwood; set --engine vllm"
+                    raise InvalidInputError(name, getattr(self, name), problem)
             if self.engine_args:
                 problem = "are arguments of vLLM; the engine is draftwood: set --engine vllm"
                 raise InvalidInputError("engine_args", None, problem)
@@ -140,6 +156,21 @@ class ModelSettings(SettingsGroup):
         for name in self.engine_args:
             if (argument := VLLM_ARGUMENTS.get(name)) is not None:
                 raise InvalidInputError(f"engine_args[{name}]", None, f"is set by --{argument.replace('_', '-')}")
+        self._check_nodes()
+
+    def _check_nodes(self) -> None:
+        ranks = self.tensor_parallel * self.pipeline_parallel
+        if ranks % self.nodes:
+            problem = f"must divide tensor_parallel * pipeline_parallel, which is {ranks}"
+            raise InvalidInputError("nodes", self.nodes, problem)
+        if self.node_rank >= self.nodes:
+            raise InvalidInputError("node_rank", self.node_rank, f"must be below nodes, which is {self.nodes}")
+        if self.nodes > 1 and not self.leader:
+            raise InvalidInputError("leader", None, "must be set, since nodes is above 1")
+        executor = self.engine_args.get("distributed_executor_backend", "mp")
+        if self.nodes > 1 and executor != "mp":
+            problem = f"must be mp with nodes above 1, and is {executor}; with ray leave nodes at 1"
+            raise InvalidInputError("engine_args[distributed_executor_backend]", None, problem)
 
 
 class SchedulingSettings(SettingsGroup):

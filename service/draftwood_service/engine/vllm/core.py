@@ -57,8 +57,8 @@ class VllmCore:
         from vllm.v1.engine.core_client import SyncMPClient
         from vllm.v1.executor import Executor
 
-        self.version = _tested_version()
-        config = _config(arguments)
+        self.version = tested_version()
+        config = engine_config(arguments)
         self._client = SyncMPClient(config, Executor.get_class(config), log_stats=True)
         self.facts = _facts(config)
         self.pages = int(config.cache_config.num_gpu_blocks or 0)
@@ -173,7 +173,7 @@ def sampling_params(
     return made
 
 
-def _tested_version() -> str:
+def tested_version() -> str:
     """vLLM's. Raises InvalidInputError: the engine core of another version may take other messages."""
     import vllm
 
@@ -184,7 +184,7 @@ def _tested_version() -> str:
     return version
 
 
-def _config(arguments: Mapping[str, Any]) -> Any:
+def engine_config(arguments: Mapping[str, Any]) -> Any:
     """vLLM's configuration. Raises InvalidInputError."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
@@ -203,6 +203,13 @@ def _config(arguments: Mapping[str, Any]) -> Any:
         ) from None
 
 
+def workers_of_node(config: Any) -> Any:
+    """vLLM's workers on a node that does not serve. Returns once they have joined those of the leader."""
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    return MultiprocExecutor(config, monitor_workers=False)
+
+
 def _run_in_one_process(arguments: Mapping[str, Any]) -> None:
     """On CPUs, lets vLLM's engine core compute itself where there is one rank and one NUMA node.
 
@@ -211,8 +218,7 @@ def _run_in_one_process(arguments: Mapping[str, Any]) -> None:
     """
     from vllm.platforms import current_platform
 
-    ranks = int(arguments["tensor_parallel_size"]) * int(arguments.get("pipeline_parallel_size", 1))
-    if current_platform.is_cpu() and ranks == 1 and len([*_NUMA_NODES.glob("node[0-9]*")]) <= 1:
+    if current_platform.is_cpu() and _ranks(arguments) == 1 and len([*_NUMA_NODES.glob("node[0-9]*")]) <= 1:
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("OMP_NUM_THREADS", str(usable_cpus()))
 
@@ -225,8 +231,12 @@ def _with_memory(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     if not current_platform.is_cpu() or sized or os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
         return arguments
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    of_rank = min(_CPU_CACHE_BYTES, free // 2) // int(arguments["tensor_parallel_size"])
+    of_rank = min(_CPU_CACHE_BYTES, free // 2) * int(arguments.get("nnodes", 1)) // _ranks(arguments)
     return {**arguments, "kv_cache_memory_bytes": of_rank}
+
+
+def _ranks(arguments: Mapping[str, Any]) -> int:
+    return int(arguments["tensor_parallel_size"]) * int(arguments["pipeline_parallel_size"])
 
 
 def _facts(config: Any) -> dict[str, Any]:

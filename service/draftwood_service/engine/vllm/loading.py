@@ -60,14 +60,16 @@ def loaded(
     """
     path = settings.model_path
     facts = read_checkpoint(path, settings.generation_defaults)
-    require_served(name_of(path), facts, drafts=settings.max_draft_nodes > 0)
+    if settings.max_draft_nodes and not drafts_of(settings):
+        _log.warning("no drafts: vLLM has none with pipeline parallelism", pipeline_parallel=settings.pipeline_parallel)
+    require_served(name_of(path), facts, drafts=drafts_of(settings))
     tokenizer = load_tokenizer(path)
     tell(tokenizer.class_path)
     tokenizer.check_ends(facts.eos_token_ids)
     with ExitStack() as stack:
         settings = stack.enter_context(with_store(settings, name))
         records = stack.enter_context(draft_records())
-        _set_variables(settings)
+        set_variables(settings)
         core = VllmCore(arguments_of(settings), wake)
         stack.callback(core.close)
         # As the worker's plug-in: both follow the same memories.
@@ -89,7 +91,7 @@ def loaded(
             text=text,
             records=records,
         )
-        warm_up(engine, core.facts["vocab_size"], drafts=settings.max_draft_nodes > 0)
+        warm_up(engine, core.facts["vocab_size"], drafts=drafts_of(settings))
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -114,6 +116,11 @@ def can_audit(request: Request) -> bool:
     return sampling.temperature == 0.0 and not penalized
 
 
+def drafts_of(settings: Settings) -> bool:
+    """Whether there are drafts: vLLM 0.32 fails to run any with pipeline parallelism (its issue 30436)."""
+    return settings.max_draft_nodes > 0 and settings.pipeline_parallel == 1
+
+
 def arguments_of(settings: Settings) -> dict[str, Any]:
     """Arguments of vLLM's `EngineArgs`."""
     arguments: dict[str, Any] = {
@@ -122,10 +129,18 @@ def arguments_of(settings: Settings) -> dict[str, Any]:
         "max_model_len": settings.max_context,
         "max_num_seqs": settings.max_running,
         "tensor_parallel_size": settings.tensor_parallel,
+        "pipeline_parallel_size": settings.pipeline_parallel,
         "enable_prefix_caching": settings.prefix_cache,
         "generation_config": "vllm",  # requests have all of their values when they come to vLLM
         "structured_outputs_config": {"backend": "guidance"},
     }
+    if settings.nodes > 1:
+        arguments |= {
+            "nnodes": settings.nodes,
+            "node_rank": settings.node_rank,
+            "master_addr": settings.leader,
+            "distributed_executor_backend": "mp",
+        }
     if settings.kv_cache_tokens is not None:
         block_size = settings.engine_args.get("block_size") or 32
         arguments |= {
@@ -133,7 +148,7 @@ def arguments_of(settings: Settings) -> dict[str, Any]:
         }  # fmt: skip
     if "prefill_chunk" in settings.model_fields_set:
         arguments["max_num_batched_tokens"] = settings.prefill_chunk
-    if settings.max_draft_nodes:
+    if drafts_of(settings):
         arguments["speculative_config"] = {
             "method": "custom_class",
             "model": "draftwood_vllm.Proposer",
@@ -160,7 +175,7 @@ def require_served(name: str, facts: CheckpointFacts, *, drafts: bool) -> None:
             )
 
 
-def _set_variables(settings: Settings) -> None:
+def set_variables(settings: Settings) -> None:
     """The environment of vLLM's processes: the plug-in reads the settings of its memory there."""
     process_variables(settings.log_level)
     for field in fields(MemorySettings):
@@ -173,7 +188,7 @@ def _set_variables(settings: Settings) -> None:
 
 
 def _info(name: str, facts: CheckpointFacts, core: VllmCore, identity: str, settings: Settings) -> ModelInfo:
-    drafts = settings.max_draft_nodes > 0
+    drafts = drafts_of(settings)
     return ModelInfo(
         name=name,
         exact=False,
