@@ -10,9 +10,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,17 @@ _SETTLED_NS = 2_000_000_000
 """A file that has not changed for so long when it is read has another change time if it changes later."""
 
 
+_OTHER_FORMATS = ("*.gguf", "*.onnx", "*.onnx_data", "*.msgpack", "*.h5", "*.tflite", "*.ot", "original/*")
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+"""Weights that are not read where there are safetensors."""
+
+
+def checkpoint_files(names: Collection[str]) -> list[str]:
+    """Those of a folder's files that a checkpoint of transformers is read from."""
+    left_out = (*_OTHER_FORMATS, *(_PICKLED if any(name.endswith(".safetensors") for name in names) else ()))
+    return [name for name in names if not any(fnmatch(name, pattern) for pattern in left_out)]
+
+
 def require_folder(path_or_id: str) -> None:
     """A path that is meant as one must exist: the hub would answer with something less clear.
 
@@ -44,6 +56,9 @@ def require_folder(path_or_id: str) -> None:
         raise ModelNotFoundError(
             f"model {path_or_id!r}: is a file; give the folder that has config.json and the weights"
         )
+    if path_or_id.startswith("s3:"):
+        problem = f"is downloaded by `draftwood models {path_or_id} --to FOLDER`; give that folder"
+        raise ModelNotFoundError(f"model {path_or_id!r}: {problem}")
     looks_like_path = os.path.isabs(path_or_id) or path_or_id.startswith((".", "~")) or path_or_id.count("/") > 1
     if not path_or_id or (looks_like_path and not Path(path_or_id).is_dir()):
         raise ModelNotFoundError(f"model {path_or_id!r}: no such folder; give a folder or a hub id such as org/name")
