@@ -56,9 +56,6 @@ def require_folder(path_or_id: str) -> None:
         raise ModelNotFoundError(
             f"model {path_or_id!r}: is a file; give the folder that has config.json and the weights"
         )
-    if path_or_id.startswith("s3:"):
-        problem = f"is downloaded by `draftwood models {path_or_id} --to FOLDER`; give that folder"
-        raise ModelNotFoundError(f"model {path_or_id!r}: {problem}")
     looks_like_path = os.path.isabs(path_or_id) or path_or_id.startswith((".", "~")) or path_or_id.count("/") > 1
     if not path_or_id or (looks_like_path and not Path(path_or_id).is_dir()):
         raise ModelNotFoundError(f"model {path_or_id!r}: no such folder; give a folder or a hub id such as org/name")

@@ -362,7 +362,7 @@ def _errors_of(wanted: S3Model) -> Iterator[None]:
         cause = error
     except ResponseParserError as error:
         problem, cause = f"{at} answers something else than S3", error
-    except (of_botocore.ConnectionError, of_botocore.HTTPClientError) as error:
+    except (of_botocore.ConnectionError, of_botocore.HTTPClientError, of_botocore.IncompleteReadError) as error:
         problem, cause = f"{at} cannot be reached, or cuts off: {error}", error
     except of_botocore.BotoCoreError as error:
         problem, cause = str(error), error
