@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -162,8 +163,6 @@ def test_check_names_each_service_and_asks_none(capsys: pytest.CaptureFixture[st
 
 async def test_no_server_of_this_machine_is_shown_to_others(capsys: pytest.CaptureFixture[str]) -> None:
     """Whichever of them it is."""
-    import asyncio
-
     async with serving(auth="open") as first, serving(FakeEngine()) as second:
         servers = [f"--server=a={first.server.address}", f"--server=b={second.server.address}"]
         status = await asyncio.to_thread(run_gateway, ["--host", "0.0.0.0", "--port", "0", *servers])
@@ -172,6 +171,7 @@ async def test_no_server_of_this_machine_is_shown_to_others(capsys: pytest.Captu
 
 
 @pytest.mark.system
+@pytest.mark.timeout(300)
 def test_two_models_answer_as_they_do_without_the_gateway(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
