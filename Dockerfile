@@ -31,7 +31,7 @@ COPY service service
 # Two steps: each is asked for by file, so that none is looked for in an index. Without benchmarks.
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels ./strategies ./memory ./clients/python ./tenants ./model_runner ./service \
     && pip install --no-cache-dir --constraint constraints.txt \
-        /wheels/draftwood_*.whl "$(echo /wheels/draftwood-*.whl)[embedded,gateway,telemetry]" \
+        /wheels/draftwood_*.whl "$(echo /wheels/draftwood-*.whl)[embedded,gateway,s3,telemetry]" \
     && pip check
 # Headers, tests and tools to compile extensions, which need a compiler anyway.
 RUN site=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \

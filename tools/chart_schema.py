@@ -95,7 +95,19 @@ _SPECIAL: dict[str, Schema] = {
     "engine": {"enum": ["draftwood", "vllm"]},
     "replicas": {"type": "integer", "minimum": 0},
     "runAsUser": {"type": ["integer", "null"], "minimum": 1},
-    "gateway.mode": {"enum": ["none", "deployment", "sidecar"]},
+    "gateway.mode": {"enum": ["none", "deployment", "sidecar", "standalone"]},
+    "gateway.servers": {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["model", "address"],
+            "properties": {
+                "model": {"type": "string", "pattern": "^[!-<>-~]{1,200}$"},
+                "address": {"type": "string", "pattern": ":[0-9]{1,5}$"},
+            },
+        },
+    },
     "gateway.replicas": {"type": "integer", "minimum": 0},
     "gateway.autoscaling.cpuPercent": {"type": "integer", "minimum": 1, "maximum": 100},
     "gateway.service.type": _SERVICE_TYPE,
@@ -114,8 +126,10 @@ _SPECIAL: dict[str, Schema] = {
     "resources": _RESOURCES,
     "model.fetch.source": {
         "type": "string",
-        "pattern": "^$|^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/[A-Za-z0-9_./-]+\\.gguf)?(@[A-Za-z0-9_./-]+)?$",
+        "pattern": "^$|^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/[A-Za-z0-9_./-]+\\.gguf)?(@[A-Za-z0-9_./-]+)?$"
+        "|^s3://[A-Za-z0-9][A-Za-z0-9_.-]+(/[A-Za-z0-9_.+=-]+)+/?$",
     },
+    "model.fetch.s3.endpoint": {"type": "string", "pattern": "^(https?://.+)?$"},
     "model.fetch.accessMode": {"enum": ["ReadWriteMany", "ReadWriteOnce"]},
     "model.fetch.resources": _RESOURCES,
     "cache.claim.accessMode": {"enum": ["ReadWriteMany", "ReadWriteOnce"]},

@@ -20,6 +20,7 @@ from draftwood_model_runner.loading.checkpoint import is_downloaded
 from draftwood_model_runner.loading.fetching import fetch_to
 from draftwood_model_runner.loading.gguf import DENSE, dense_place
 from draftwood_model_runner.loading.sources import KNOWN_MODELS, resolve
+from draftwood_service.starting import MissingExtraError, needs_extra
 
 app = new_app()
 _UNITS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
@@ -29,7 +30,8 @@ _FAILURE = 1
 
 def models(args: list[str]) -> int:
     """The command. Returns the exit status."""
-    return run(app, args, "models", {InvalidInputError: _USAGE_ERROR, ModelNotFoundError: _FAILURE})
+    errors = {InvalidInputError: _USAGE_ERROR, ModelNotFoundError: _FAILURE, MissingExtraError: _FAILURE}
+    return run(app, args, "models", errors)
 
 
 @app.command()
@@ -40,8 +42,9 @@ def _models(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Download a model of the hub (org/name, org/name@revision or org/name/file.gguf) into this folder:"
-            " what was cut off goes on, checksums are compared, and a complete one is left as it is.",
+            help="Download a model of the hub (org/name, org/name@revision or org/name/file.gguf) or of S3"
+            " (s3://bucket/folder or s3://bucket/path/file.gguf) into this folder: what was cut off goes on,"
+            " checksums are compared, and a complete one is left as it is.",
             show_default=False,
         ),
     ] = None,
@@ -76,13 +79,14 @@ def _models(
 
 
 def _fetch(name: str, to: Path) -> None:
-    """Raises InvalidInputError, ModelNotFoundError."""
+    """Raises InvalidInputError, ModelNotFoundError, MissingExtraError."""
     from draftwood_service.logging_config import configure_logging
 
     configure_logging("info", "console")
     source = KNOWN_MODELS[name].hub_id if name in KNOWN_MODELS else name
     began = time.monotonic()
-    downloaded = fetch_to(source, to)
+    with needs_extra("s3", "a model in S3", ("awscrt", "botocore")):
+        downloaded = fetch_to(source, to)
     print(f"model: {source} in {to}, {f'downloaded in {time.monotonic() - began:.0f} s' if downloaded else 'complete'}")
 
 

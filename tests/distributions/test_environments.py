@@ -159,4 +159,4 @@ def test_the_server_serves(server: Path, tmp_path: Path) -> None:
 
 def test_all_has_every_other_extra() -> None:
     text = (FOLDERS["draftwood"] / "pyproject.toml").read_text()
-    assert "draftwood[benchmarks,embedded,gateway,telemetry,tensor-parallel]" in text
+    assert "draftwood[benchmarks,embedded,gateway,s3,telemetry,tensor-parallel]" in text

@@ -34,6 +34,7 @@ import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draftwood_client import Client, TlsConfig
+from draftwood_client.target import addresses
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_service.auth.auth_file import new_key
 from draftwood_service.starting import require_driver
@@ -107,9 +108,14 @@ class Release:
             documents,
             self._secrets(),
             {model: source} if model else {},
-            dict.fromkeys(_ELSEWHERE, "127.0.0.1"),
+            dict.fromkeys(_ELSEWHERE, "127.0.0.1") | {host: host_address for host, host_address, _ in self.others()},
             self.certificate[0],
         )
+
+    def others(self) -> list[tuple[str, str, int]]:
+        """Name, address and port of the servers of other releases, behind a gateway without a server of its own."""
+        found = [addresses(each["address"])[0].rsplit(":", 1) for each in self.at("gateway", "servers") or []]
+        return [(host, f"127.0.0.{number}", int(port)) for number, (host, port) in enumerate(found, 2)]
 
     def at(self, *path: str) -> Any:
         """A value; None where it is not set."""
@@ -124,7 +130,8 @@ class Release:
         tls = {"tls.crt": pem, "tls.key": private, "ca.crt": pem}
         made: dict[str, Mapping[str, bytes]] = {}
         for path in (("tls", "existingSecret"), ("gateway", "tlsSecret"), ("gateway", "server", "tlsSecret"),
-                     ("store", "external", "tlsSecret"), ("test", "tlsSecret")):  # fmt: skip
+                     ("store", "external", "tlsSecret"), ("test", "tlsSecret"),
+                     ("model", "fetch", "s3", "tlsSecret")):  # fmt: skip
             if name := self.at(*path):
                 made[name] = tls
         if name := self.at("auth", "file", "existingSecret"):
@@ -145,6 +152,8 @@ class Release:
         if name := self.at("store", "encryptionSecret"):
             lines = [f"{key}={base64.b64encode(os.urandom(32)).decode()}" for key in ("first", "names")]
             made[name] = {self.at("store", "encryptionKey") or "keys": "\n".join(lines).encode()}
+        if name := self.at("model", "fetch", "s3", "existingSecret"):
+            made[name] = {"AWS_ACCESS_KEY_ID": b"made-up", "AWS_SECRET_ACCESS_KEY": b"made-up"}
         if name := self.at("model", "hubTokenSecret"):
             made[name] = {self.at("model", "hubTokenKey") or "token": b"hf_made_up"}
         return made
@@ -193,7 +202,23 @@ def servers(release: Release) -> Iterator[None]:
             stack.enter_context(Valkey(port=_REDIS))
         if release.at("auth", "jwt", "jwks"):
             stack.enter_context(_issuer(release.certificate))
+        for _, host, port in release.others():
+            stack.enter_context(_other(host, port))
         yield
+
+
+@contextmanager
+def _other(host: str, port: int) -> Iterator[None]:
+    """A server of another release, with the bundled model."""
+    command = [sys.executable, "-m", "draftwood_client", "serve", "--auth", "open", "--threads", "1"]
+    process = subprocess.Popen([*command, "--host", host, "--port", str(port)], stderr=subprocess.DEVNULL)
+    try:
+        with Client(f"{host}:{port}") as client:
+            client.wait_until_ready(_START_SECONDS)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
 
 
 @contextmanager
@@ -361,10 +386,11 @@ def ask(release: Release, container: Container) -> None:
             assert client.generate(_QUESTION, max_tokens=8, timeout=60).text
     else:
         key = None if release.at("gateway", "apiKeySecret") else release.key
-        body = {"prompt": _QUESTION, "max_tokens": 8}
         is_https = bool(release.at("gateway", "tlsSecret"))
-        status, text = _http(8080, is_https, "POST", "/v1/completions", body, key)
-        assert status == 200, text
+        for model in [each["model"] for each in release.at("gateway", "servers") or []] or [None]:
+            body = {"prompt": _QUESTION, "max_tokens": 8, "model": model}
+            status, text = _http(8080, is_https, "POST", "/v1/completions", body, key)
+            assert status == 200, text
         if key is not None:
             assert _http(8080, is_https, "POST", "/v1/completions", body)[0] == 401, "nobody calls without a key"
 

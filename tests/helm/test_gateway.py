@@ -14,7 +14,7 @@ from helm_python.errors import HelmError
 
 from draftwood_service.gateway.command import gateway
 from draftwood_service.telemetry.metrics import ALIASES
-from tests.helm.chart import OPEN, Document, render
+from tests.helm.chart import OPEN, Document, notes, render
 from tests.helm.test_renders import DNS, of_kind, pod_of, server_of, values
 
 SCHEMAS = Path(__file__).parent / "schemas"
@@ -50,6 +50,7 @@ def gateway_of(documents: list[Document]) -> Document:
 
 
 of_both_modes = pytest.mark.parametrize("name", ["routed", "gateway"])
+of_all_modes = pytest.mark.parametrize("name", ["routed", "gateway", "several-models"])
 
 
 @of_both_modes
@@ -115,7 +116,7 @@ def test_labels_of_pods() -> None:
     assert json.loads(config)["metrics_vllm_names"] is True
 
 
-@of_both_modes
+@of_all_modes
 def test_the_command_knows_the_arguments(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     command, *arguments = gateway_of(render(values(name)))["args"]
     assert command == "gateway"
@@ -125,7 +126,7 @@ def test_the_command_knows_the_arguments(name: str, capsys: pytest.CaptureFixtur
         assert argument.partition("=")[0].replace("--no-page", "--page") in shown
 
 
-@of_both_modes
+@of_all_modes
 def test_mounted_files_are_those_that_arguments_name(name: str) -> None:
     pod, container = pod_with_gateway(render(values(name)))
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
@@ -164,6 +165,33 @@ def test_a_deployment_has_its_service_and_everything_that_selects_it() -> None:
     # And the server's monitor does not collect gateways.
     of_server = of_kind(documents, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
     assert not of_server.items() <= service["metadata"]["labels"].items()
+
+
+def test_a_gateway_of_several_models_is_a_release_without_a_server() -> None:
+    documents = render({"gateway": STANDALONE})  # who may call is the servers' business
+    assert [(one["kind"], one["metadata"]["name"].removeprefix("demo-draftwood")) for one in documents] == [
+        ("ServiceAccount", ""),
+        ("Service", "-gateway"),
+        ("Deployment", "-gateway"),
+        ("PodDisruptionBudget", "-gateway"),
+        ("NetworkPolicy", "-gateway"),
+    ]
+    container = gateway_of(documents)
+    servers = ["--server=a=dns:///a-headless:50051", "--server=org/b=b.other:7000"]
+    assert [one for one in container["args"] if one.startswith(("--server=", "--target", "--tls"))] == servers
+    assert "--plaintext-credentials" in container["args"]
+    policy = of_kind(documents, "NetworkPolicy", "-gateway")["spec"]
+    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {*DNS, 50051, 7000}
+    shown = notes({"gateway": STANDALONE})
+    assert "/v1, with these models:" in shown
+    assert "org/b of b.other:7000" in shown
+    own = {**STANDALONE, "server": {"tlsSecret": "of-servers", "name": "servers.example"}}
+    documents = render({"gateway": own, "tls": {"clientCA": True}})
+    pod, container = pod_with_gateway(documents)
+    of_tls = [one.partition("=")[0] for one in container["args"] if one.startswith("--tls")]
+    assert of_tls == ["--tls-ca", "--tls-server-name", "--tls-cert", "--tls-key"]
+    assert "--plaintext-credentials" not in container["args"]
+    assert [one["secret"]["secretName"] for one in pod["volumes"] if "secret" in one] == ["of-servers"]
 
 
 def test_a_gateway_sends_credentials_in_clear_only_to_servers_without_tls() -> None:
@@ -218,6 +246,8 @@ SIDECAR, DEPLOYMENT = {"mode": "sidecar"}, {"mode": "deployment"}
 ROUTE, POOL = {"httpRoute": {"enabled": True}}, {"enabled": True}
 NO_POLICY, TLS = {"enabled": False}, {"existingSecret": "a"}
 SCALED = {"enabled": True, "minReplicas": 9}
+SERVERS = [{"model": "a", "address": "dns:///a-headless:50051"}, {"model": "org/b", "address": "b.other:7000"}]
+STANDALONE = {"mode": "standalone", "servers": SERVERS}
 
 
 @pytest.mark.parametrize(
@@ -228,10 +258,16 @@ SCALED = {"enabled": True, "minReplicas": 9}
         ({"routing": {"labels": "aibrix"}}, "routing.vllmNames: must be true"),
         ({"routing": {"labels": "aibrix", "vllmNames": True}}, "gateway.mode: must be sidecar"),
         ({"routing": {"vllmNames": True}, "metrics": {"enabled": False}}, "metrics.enabled: must be true"),
-        ({"routing": ROUTE, "networkPolicy": NO_POLICY}, "must be deployment or"),
+        ({"routing": ROUTE, "networkPolicy": NO_POLICY}, "must be deployment, sidecar"),
         ({"routing": ROUTE, "gateway": DEPLOYMENT, "networkPolicy": NO_POLICY}, "routing.httpRoute.parentRefs"),
         ({"gateway": DEPLOYMENT, "tls": TLS}, "gateway.server.tlsSecret"),
         ({"gateway": SIDECAR | {"server": {"tlsSecret": "b"}}, "tls": TLS}, "gateway.server.name"),
+        ({"gateway": {"mode": "standalone"}}, "gateway.servers: must be set"),
+        ({"gateway": DEPLOYMENT | {"servers": SERVERS}}, "gateway.servers: needs gateway.mode standalone"),
+        ({"gateway": STANDALONE, "tls": TLS}, "gateway.mode: standalone has no server"),
+        ({"gateway": STANDALONE, "tls": {"clientCA": True}}, "gateway.server.tlsSecret: must be set"),
+        ({"gateway": STANDALONE | {"servers": [{"model": "a=b", "address": "h:1"}]}}, "model"),
+        ({"gateway": STANDALONE | {"servers": [{"model": "a", "address": "h"}]}}, "address"),
         ({"gateway": DEPLOYMENT | {"autoscaling": SCALED}}, "gateway.autoscaling.minReplicas"),
         ({"gateway": DEPLOYMENT | {"service": {"type": "LoadBalancer"}}}, "networkPolicy.callers"),
     ],

@@ -36,7 +36,9 @@ CUSTOM |= {"LeaderWorkerSet"}
 """Kinds of operators, which the schemas of Kubernetes do not have."""
 DNS = {53, 5353}
 """5353 is that of OpenShift's pods; a policy sees the port of the pod, not that of the service."""
+WITH_SERVER = [path for path in VALUES if path.stem != "several-models"]
 by_values = pytest.mark.parametrize("path", VALUES, ids=lambda path: path.stem)
+by_values_with_a_server = pytest.mark.parametrize("path", WITH_SERVER, ids=lambda path: path.stem)
 
 
 def of_kind(documents: list[Document], kind: str, suffix: str = "") -> Document:
@@ -126,7 +128,7 @@ def settings_of(documents: list[Document], folder: Path, rank: int = 0) -> Setti
     return read_settings(["--config", str(config), *others], environment)
 
 
-@by_values
+@by_values_with_a_server
 def test_the_server_reads_what_the_chart_writes(path: Path, tmp_path: Path) -> None:
     documents = render(read(path))
     settings = settings_of(documents, tmp_path)
@@ -143,7 +145,7 @@ def test_the_server_reads_what_the_chart_writes(path: Path, tmp_path: Path) -> N
         assert len(found.experiments) == 1
 
 
-@by_values
+@by_values_with_a_server
 def test_probes_and_graces(path: Path, tmp_path: Path) -> None:
     documents = render(read(path))
     pod, server, settings = pod_of(documents), server_of(documents), settings_of(documents, tmp_path)
@@ -178,7 +180,7 @@ def test_pods_are_restricted_and_hold_no_secret_in_clear(path: Path) -> None:
             )
 
 
-@by_values
+@by_values_with_a_server
 def test_everything_selects_the_pods_and_names_their_ports(path: Path) -> None:
     """Those of the server; those of the gateway are in test_gateway."""
     documents = [one for one in render(read(path)) if not one["metadata"]["name"].endswith("-gateway")]
@@ -218,7 +220,7 @@ def allowed_ports(documents: list[Document]) -> set[int]:
 
 
 def test_the_policy_lets_out_what_the_settings_need_and_nothing_else() -> None:
-    ports = {path.stem: allowed_ports(render(read(path))) for path in VALUES}
+    ports = {path.stem: allowed_ports(render(read(path))) for path in WITH_SERVER}
     assert ports == {
         **{path.stem: {6379, 26379, 443} for path in EXAMPLES},
         "cpu-trial": set(),
@@ -233,7 +235,7 @@ def test_the_policy_lets_out_what_the_settings_need_and_nothing_else() -> None:
     }
 
 
-@by_values
+@by_values_with_a_server
 def test_a_container_sees_the_gpus_that_it_asks_for(path: Path) -> None:
     """Images for GPUs say NVIDIA_VISIBLE_DEVICES=all, and the device plugin replaces it where a container asks."""
     documents = render(read(path))
@@ -339,7 +341,7 @@ def commands(text: str) -> Iterator[str]:
     return (line.strip() for line in text.splitlines() if line.startswith("  "))
 
 
-@by_values
+@by_values_with_a_server
 def test_notes_name_the_next_command(path: Path) -> None:
     of_values = read(path)
     shown = [*commands(notes(of_values))]

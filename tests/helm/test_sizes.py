@@ -11,7 +11,7 @@ import pytest
 from helm_python.errors import HelmError
 
 from tests.helm.chart import EXAMPLES, HELM_3, OPEN, Document, pod_templates, read, render, render_3
-from tests.helm.test_renders import by_values, of_kind, pod_of, server_of
+from tests.helm.test_renders import allowed_ports, by_values_with_a_server, of_kind, pod_of, server_of
 
 GIB = 2**30
 UNITS = {"": 1, "Mi": 2**20, "Gi": GIB}
@@ -60,7 +60,7 @@ def test_a_request_is_never_above_its_limit(given: Document, memory: tuple[str, 
     assert (made["requests"]["memory"], made["limits"]["memory"]) == memory
 
 
-@by_values
+@by_values_with_a_server
 def test_every_container_says_how_much_it_writes(path: Any) -> None:
     """A pod without a limit can fill its node's disk."""
     documents = render(read(path))
@@ -133,6 +133,44 @@ def test_a_model_is_fetched_once_to_a_claim_that_pods_share() -> None:
     ):
         with pytest.raises(HelmError, match=problem):
             render(OPEN | more)
+
+
+def test_a_model_in_s3_is_fetched_with_the_secrets_key_from_an_endpoint() -> None:
+    own = {
+        "existingSecret": "minio",
+        "endpoint": "https://minio.storage:9000",
+        "tlsSecret": "minio-ca",
+        "region": "eu-1",
+    }
+    model = {"fetch": {"source": "s3://models/team/q4.gguf", "s3": own}, "hubTokenSecret": "hub"}
+    documents = render(OPEN | {"model": model})
+    _, fetches = pod_of(documents)["initContainers"]
+    assert fetches["args"] == ["models", "s3://models/team/q4.gguf", "--to=/models/q4"]
+    variables = {one["name"]: one.get("value") or one["valueFrom"]["secretKeyRef"] for one in fetches["env"]}
+    assert {name: value for name, value in variables.items() if not name.startswith("H")} == {
+        "AWS_ACCESS_KEY_ID": {"name": "minio", "key": "AWS_ACCESS_KEY_ID"},
+        "AWS_SECRET_ACCESS_KEY": {"name": "minio", "key": "AWS_SECRET_ACCESS_KEY"},
+        "AWS_ENDPOINT_URL": "https://minio.storage:9000",
+        "AWS_CA_BUNDLE": "/etc/draftwood/s3-tls/ca.crt",
+        "AWS_REGION": "eu-1",
+    }
+    assert not [one for one in server_of(documents)["env"] if one["name"].startswith("AWS")]
+    assert volume(documents, "s3-tls")["secret"]["secretName"] == "minio-ca"
+    for endpoint, ports in (
+        (own["endpoint"], {443, 6379, 9000}),
+        ("http://ceph.storage", {80, 443, 6379}),
+        ("https://s3.example", {443, 6379}),
+    ):
+        fetch = {**model["fetch"], "s3": {**own, "endpoint": endpoint}}
+        assert allowed_ports(render(OPEN | {"model": {"fetch": fetch}})) == ports
+    # By the role of the service account.
+    documents = render(read(next(path for path in EXAMPLES if path.stem == "eks")))
+    assert "eks.amazonaws.com/role-arn" in of_kind(documents, "ServiceAccount")["metadata"]["annotations"]
+    fetches = pod_of(documents)["initContainers"][1]
+    assert not [one for one in fetches["env"] if one["name"].startswith("AWS")]
+    for source in ("s3://bucket", "s3:/bucket/model", "s3://bucket/a b"):
+        with pytest.raises(HelmError, match="source"):
+            render(OPEN | {"model": {"fetch": {"source": source}}})
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -77,8 +77,8 @@ def test_the_wheels_find_all_that_they_are_made_of() -> None:
 def test_the_image_has_the_extras_that_its_command_needs() -> None:
     [installed] = [line for line in arguments("RUN") if "pip wheel" in line]
     extras = projects()["service"]["optional-dependencies"]
-    assert "[embedded,gateway,telemetry]" in installed
-    assert {"embedded", "gateway", "telemetry"} <= extras.keys()
+    assert "[embedded,gateway,s3,telemetry]" in installed
+    assert {"embedded", "gateway", "s3", "telemetry"} <= extras.keys()
     for folder, project in projects().items():
         elsewhere = project["name"] == "draftwood-benchmarks" or folder.startswith("plugins/")
         assert (f"./{folder} " in installed) == (not elsewhere)

@@ -129,11 +129,13 @@ class GatewayProcess:
 
 
 @contextmanager
-def running_gateway(target: str, *arguments: str, most_files: int | None = None) -> Iterator[GatewayProcess]:
+def running_gateway(
+    target: str | Mapping[str, str], *arguments: str, most_files: int | None = None
+) -> Iterator[GatewayProcess]:
     """Runs `draftwood gateway` on a free port while the context lasts.
 
     Args:
-        target: of the service.
+        target: of the service; or those of several models' services, by their names.
         arguments: further flags.
         most_files: that it may open.
 
@@ -142,8 +144,8 @@ def running_gateway(target: str, *arguments: str, most_files: int | None = None)
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
-    command = [sys.executable, "-m", "draftwood_client", "gateway", "--port", str(port), "--target", target]
-
+    command = [sys.executable, "-m", "draftwood_client", "gateway", "--port", str(port)]
+    command += ["--target", target] if isinstance(target, str) else [f"--server={m}={to}" for m, to in target.items()]
     process = subprocess.Popen([*command, *arguments], stderr=subprocess.DEVNULL)
     if most_files is not None:  # by no function of `Popen` before the program runs: gRPC's threads may abort the fork
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most_files, most_files))

@@ -5,7 +5,7 @@
   {{- include "draftwood.gatewayProgram" (list . false) | trim | nindent 2 }}
   ports:
     - {name: http, containerPort: 8080}
-  # Health is that of the server behind it: a gateway whose server loads takes no requests, and is not restarted for it.
+  # Health is that of the servers behind it: a gateway of which none serves takes no requests, and is not restarted for it.
   readinessProbe:
     httpGet: {path: /health, port: http, scheme: {{ $scheme }}}
     periodSeconds: 5
@@ -31,6 +31,7 @@
 {{- with index . 0 }}
 {{- $gateway := .Values.gateway }}
 {{- $sidecar := eq $gateway.mode "sidecar" }}
+{{- $standalone := eq $gateway.mode "standalone" }}
 image: {{ include "draftwood.gatewayImage" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 args:
@@ -40,7 +41,12 @@ args:
   {{- end }}
   - --host=0.0.0.0
   - --port=8080
+  {{- range $gateway.servers }}
+  - {{ printf "--server=%s=%s" .model .address | quote }}
+  {{- end }}
+  {{- if not $standalone }}
   - --target={{ if $sidecar }}127.0.0.1:50051{{ else }}dns:///{{ include "draftwood.fullname" . }}-headless.{{ .Release.Namespace }}:50051{{ end }}
+  {{- end }}
   - --drain-grace={{ include "draftwood.grace" . }}
   {{- if not $gateway.page }}
   - --no-page
@@ -52,7 +58,7 @@ args:
   - --http-tls-cert=/etc/draftwood/http-tls/tls.crt
   - --http-tls-key=/etc/draftwood/http-tls/tls.key
   {{- end }}
-  {{- if .Values.tls.existingSecret }}
+  {{- if include "draftwood.gatewayTls" . }}
   - --tls-ca=/etc/draftwood/server-tls/ca.crt
   {{- if $gateway.server.name }}
   - --tls-server-name={{ $gateway.server.name }}
@@ -87,10 +93,15 @@ volumeMounts:
   {{- if $gateway.tlsSecret }}
   - {name: http-tls, mountPath: /etc/draftwood/http-tls, readOnly: true}
   {{- end }}
-  {{- if .Values.tls.existingSecret }}
+  {{- if include "draftwood.gatewayTls" . }}
   - {name: server-tls, mountPath: /etc/draftwood/server-tls, readOnly: true}
   {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* Whether the servers behind it have TLS. */}}
+{{- define "draftwood.gatewayTls" -}}
+{{- if or .Values.tls.existingSecret (and (eq .Values.gateway.mode "standalone") .Values.gateway.server.tlsSecret) }}true{{ end }}
 {{- end }}
 
 {{/* Images for GPUs ask the runtime for all of the node, unless the pod is given some. */}}
@@ -116,7 +127,7 @@ volumeMounts:
 - name: http-tls
   secret: {secretName: {{ .Values.gateway.tlsSecret }}, defaultMode: 0440}
 {{- end }}
-{{- if .Values.tls.existingSecret }}
+{{- if include "draftwood.gatewayTls" . }}
 - name: server-tls
   secret: {secretName: {{ .Values.gateway.server.tlsSecret }}, defaultMode: 0440}
 {{- end }}

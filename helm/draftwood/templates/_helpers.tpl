@@ -111,7 +111,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{/* Values that contradict each other. The schema refuses what is wrong by itself. */}}
 {{- define "draftwood.check" -}}
 {{- $auth := .Values.auth }}
-{{- if not (or $auth.open $auth.file.existingSecret $auth.jwt.jwks) }}
+{{- $standalone := eq .Values.gateway.mode "standalone" }}
+{{- if not (or $standalone $auth.open $auth.file.existingSecret $auth.jwt.jwks) }}
 {{- fail "auth: say who may call: auth.file.existingSecret (API keys), auth.jwt (tokens), or auth.open=true for anyone who reaches the port" }}
 {{- end }}
 {{- if and $auth.open (or $auth.file.existingSecret $auth.jwt.jwks) }}
@@ -120,7 +121,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and $auth.jwt.jwks (not (and $auth.jwt.issuer $auth.jwt.audience)) }}
 {{- fail "auth.jwt: issuer and audience must be set, since jwks is set" }}
 {{- end }}
-{{- if and .Values.tls.clientCA (not .Values.tls.existingSecret) }}
+{{- if and .Values.tls.clientCA (not .Values.tls.existingSecret) (not $standalone) }}
 {{- fail "tls.existingSecret: must be set, since tls.clientCA is set" }}
 {{- end }}
 {{- $store := .Values.store }}
@@ -204,6 +205,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "draftwood.checkGateway" -}}
 {{- $gateway := .Values.gateway }}
 {{- $routing := .Values.routing }}
+{{- $standalone := eq $gateway.mode "standalone" }}
+{{- if and $standalone (not $gateway.servers) }}
+{{- fail "gateway.servers: must be set, since gateway.mode is standalone: a model and an address for each release behind it" }}
+{{- end }}
+{{- if and $gateway.servers (not $standalone) }}
+{{- fail "gateway.servers: needs gateway.mode standalone; the gateway of a release that has a server serves that one alone" }}
+{{- end }}
+{{- if and $standalone .Values.tls.clientCA (not $gateway.server.tlsSecret) }}
+{{- fail "gateway.server.tlsSecret: must be set, since tls.clientCA is set: its tls.crt and tls.key are shown to the servers" }}
+{{- end }}
+{{- if and $standalone (or .Values.tls.existingSecret .Values.ingress.enabled .Values.grpcRoute.enabled (ne .Values.autoscaling.type "none")) }}
+{{- fail "gateway.mode: standalone has no server, so that tls.existingSecret, ingress, grpcRoute and autoscaling.type are not for it; set gateway.tlsSecret, routing.httpRoute and gateway.autoscaling" }}
+{{- end }}
 {{- if and (ne $gateway.mode "none") .Values.tls.existingSecret (not $gateway.server.tlsSecret) }}
 {{- fail "gateway.server.tlsSecret: must be set, since tls.existingSecret is set: the secret with ca.crt by which the gateway trusts the server" }}
 {{- end }}
@@ -229,7 +243,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail "gateway.mode: must be sidecar, since routing.labels is aibrix, which sends requests of OpenAI's API to pods" }}
 {{- end }}
 {{- if and $routing.httpRoute.enabled (eq $gateway.mode "none") }}
-{{- fail "gateway.mode: must be deployment or sidecar, since routing.httpRoute.enabled is set" }}
+{{- fail "gateway.mode: must be deployment, sidecar or standalone, since routing.httpRoute.enabled is set" }}
 {{- end }}
 {{- if and $routing.httpRoute.enabled (not $routing.httpRoute.parentRefs) }}
 {{- fail "routing.httpRoute.parentRefs: must be set, since routing.httpRoute.enabled is set" }}
@@ -485,6 +499,28 @@ capabilities: {drop: [ALL]}
 - name: HF_TOKEN
   valueFrom:
     secretKeyRef: {name: {{ .Values.model.hubTokenSecret }}, key: {{ .Values.model.hubTokenKey }}}
+{{- end }}
+{{- end }}
+
+{{- define "draftwood.s3Env" -}}
+{{- with .Values.model.fetch.s3 }}
+{{- if .existingSecret }}
+- name: AWS_ACCESS_KEY_ID
+  valueFrom:
+    secretKeyRef: {name: {{ .existingSecret }}, key: {{ .accessKeyIdKey }}}
+- name: AWS_SECRET_ACCESS_KEY
+  valueFrom:
+    secretKeyRef: {name: {{ .existingSecret }}, key: {{ .secretAccessKeyKey }}}
+{{- end }}
+{{- if .endpoint }}
+- {name: AWS_ENDPOINT_URL, value: {{ .endpoint | quote }}}
+{{- end }}
+{{- if .tlsSecret }}
+- {name: AWS_CA_BUNDLE, value: /etc/draftwood/s3-tls/ca.crt}
+{{- end }}
+{{- if .region }}
+- {name: AWS_REGION, value: {{ .region | quote }}}
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -73,7 +73,7 @@ spec:
         {{- with include "draftwood.noGpus" . }}
         {{- . | nindent 8 }}
         {{- end }}
-        {{- with include "draftwood.hubToken" . | trim }}
+        {{- with include (ternary "draftwood.s3Env" "draftwood.hubToken" (hasPrefix "s3:" .Values.model.fetch.source)) . | trim }}
         {{- . | nindent 8 }}
         {{- end }}
         {{- with .Values.extraEnv }}
@@ -84,6 +84,9 @@ spec:
       volumeMounts:
         - {name: models, mountPath: /models}
         - {name: tmp, mountPath: /tmp}
+        {{- if .Values.model.fetch.s3.tlsSecret }}
+        - {name: s3-tls, mountPath: /etc/draftwood/s3-tls, readOnly: true}
+        {{- end }}
     {{- end }}
     {{- with .Values.initContainers }}
     {{- toYaml . | nindent 4 }}
@@ -169,6 +172,10 @@ spec:
     {{- with include "draftwood.modelClaim" . }}
     - name: models
       persistentVolumeClaim: {claimName: {{ . }}, readOnly: {{ empty $.Values.model.fetch.source }}}
+    {{- end }}
+    {{- with .Values.model.fetch.s3.tlsSecret }}
+    - name: s3-tls
+      secret: {secretName: {{ . }}, defaultMode: 0440}
     {{- end }}
     {{- if and (eq .Values.gateway.mode "sidecar") (not .isWorker) }}
     {{- include "draftwood.gatewayVolumes" . | nindent 4 }}

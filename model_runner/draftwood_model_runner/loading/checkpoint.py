@@ -10,9 +10,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,17 @@ KNOWN_DIGESTS = "digests.json"
 """Name of the file in the folder of converted models."""
 _SETTLED_NS = 2_000_000_000
 """A file that has not changed for so long when it is read has another change time if it changes later."""
+
+
+_OTHER_FORMATS = ("*.gguf", "*.onnx", "*.onnx_data", "*.msgpack", "*.h5", "*.tflite", "*.ot", "original/*")
+_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+"""Weights that are not read where there are safetensors."""
+
+
+def checkpoint_files(names: Collection[str]) -> list[str]:
+    """Those of a folder's files that a checkpoint of transformers is read from."""
+    left_out = (*_OTHER_FORMATS, *(_PICKLED if any(name.endswith(".safetensors") for name in names) else ()))
+    return [name for name in names if not any(fnmatch(name, pattern) for pattern in left_out)]
 
 
 def require_folder(path_or_id: str) -> None:

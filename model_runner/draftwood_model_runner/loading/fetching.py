@@ -1,7 +1,7 @@
-"""Downloads a model of the hub into a folder that several processes may share, as init containers of replicas do.
+"""Downloads a model of the hub or of S3 to a folder that several processes share, as init containers of replicas do.
 
 The hub's own client downloads: it goes on with what was cut off. Then each file's checksum is compared with the hub's.
-A note in the folder says what is complete, so that a later start asks nobody.
+`s3` does the same with objects. A note in the folder says what is complete, so that a later start asks nobody.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Self
 
 from draftwood_model_runner.errors import InvalidInputError, ModelNotFoundError
+from draftwood_model_runner.loading import s3
+from draftwood_model_runner.loading.checkpoint import checkpoint_files
+from draftwood_model_runner.loading.s3 import S3Model
 
 _log = logging.getLogger(__name__)
 _NOTE = ".draftwood-fetched"
 _LOCK = ".draftwood-lock"
 _FORM = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(/(?P<file>[\w./-]+\.gguf))?(@(?P<revision>[\w./-]+))?")
-_OTHER_FORMATS = ("*.gguf", "*.onnx", "*.onnx_data", "*.msgpack", "*.h5", "*.tflite", "*.ot", "original/*")
-_PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-"""Weights that are not read where there are safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +46,23 @@ class HubModel:
         """Reads ORG/NAME, ORG/NAME@REVISION or ORG/NAME/FILE.gguf. Raises InvalidInputError."""
         match = _FORM.fullmatch(text)
         if match is None or ".." in text:
-            raise InvalidInputError("model", text, "must look like org/name, org/name@revision or org/name/file.gguf")
+            forms = "org/name, org/name@revision, org/name/file.gguf, s3://bucket/folder or s3://bucket/path/file.gguf"
+            raise InvalidInputError("model", text, f"must look like {forms}")
         return cls(match["repo"], match["file"], match["revision"])
 
     def wanted(self, files: list[str]) -> list[str]:
         """Those of a repository's files that are downloaded. Raises ModelNotFoundError if there is none."""
-        if self.file is not None:
-            found = [name for name in files if name == self.file]
-        else:
-            left_out = (*_OTHER_FORMATS, *(_PICKLED if any(name.endswith(".safetensors") for name in files) else ()))
-            found = [name for name in files if not any(fnmatch(name, pattern) for pattern in left_out)]
+        found = checkpoint_files(files) if self.file is None else [name for name in files if name == self.file]
         if not found:
             raise ModelNotFoundError(f"model {self.repo!r}: the repository has no {self.file or 'checkpoint'}")
         return found
 
 
 def fetch_to(source: str, folder: Path) -> bool:
-    """Downloads a model, unless it is complete. The hub's address and token are those of its client's variables.
+    """Downloads a model, unless it is complete. Variables have the addresses and credentials of the hub and of S3.
 
     Args:
-        source: see `HubModel.of`.
+        source: see `HubModel.of` and `S3Model.of`.
         folder: made if it is missing. Another process that fetches to it is waited for.
 
     Returns:
@@ -74,9 +70,10 @@ def fetch_to(source: str, folder: Path) -> bool:
 
     Raises:
         InvalidInputError: the source has another form.
-        ModelNotFoundError: the hub does not give it, a checksum differs, or the folder has another model.
+        ModelNotFoundError: nobody gives it, a checksum differs, or the folder has another model.
+        ModuleNotFoundError: it is in S3, and the extra `s3` is not installed.
     """
-    wanted = HubModel.of(source)
+    wanted = S3Model.of(source) if source.startswith("s3:") else HubModel.of(source)
     try:
         with _locked(folder):
             if (known := _noted(folder)) is not None:
@@ -84,14 +81,21 @@ def fetch_to(source: str, folder: Path) -> bool:
                     problem = f"has {known}; take another folder, or empty it"
                     raise ModelNotFoundError(f"model {source!r}: folder {folder} {problem}")
                 return False
-            commit = _download(wanted, folder)
+            pinned = _pinned(wanted, folder)
             part = folder / f"{_NOTE}.part"
-            part.write_text(json.dumps({"source": source, "commit": commit}), encoding="utf-8")
+            part.write_text(json.dumps({"source": source, **pinned}), encoding="utf-8")
             part.replace(folder / _NOTE)
             return True
     except OSError as error:  # the hub's errors are such, too
         text = " ".join(str(error).split())
         raise ModelNotFoundError(f"model {source!r}: cannot be downloaded to {folder}: {text[:300]}") from error
+
+
+def _pinned(wanted: HubModel | S3Model, folder: Path) -> dict[str, object]:
+    """Downloads a model, and returns which one it was, for the note."""
+    if isinstance(wanted, S3Model):
+        return {"objects": s3.download(wanted, folder)}
+    return {"commit": _download(wanted, folder)}
 
 
 def _download(wanted: HubModel, folder: Path) -> str:

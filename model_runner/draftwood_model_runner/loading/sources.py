@@ -62,6 +62,7 @@ def resolve(model: str, cache: Path | None, environ: MutableMapping[str, str]) -
         ModelNotFoundError: there is no such model, or it cannot be read or kept; gives the reason.
         UnsupportedModelError: transformers does not read such a model from a GGUF file.
     """
+    _require_not_in_s3(model)
     path = Path(model)
     if model in KNOWN_MODELS and not path.exists():
         return _resolve_known(KNOWN_MODELS[model], cache, environ)
@@ -78,6 +79,7 @@ def look_up(model: str, cache: Path | None, environ: Mapping[str, str]) -> str:
     Raises:
         ModelNotFoundError: there is no such model here, and it must not be downloaded; or files of it are missing.
     """
+    _require_not_in_s3(model)
     path = Path(model)
     known = None if path.exists() else KNOWN_MODELS.get(model)
     if known is None and (file := gguf_file(path)) is not None:
@@ -98,6 +100,12 @@ def look_up(model: str, cache: Path | None, environ: Mapping[str, str]) -> str:
         problem = f"it was not downloaded before, and {OFFLINE} forbids to ask the hub"
         raise ModelNotFoundError(f"model {model!r}: {problem}")
     return f"{hub_id}, which is downloaded from {hub_of(environ)}"
+
+
+def _require_not_in_s3(model: str) -> None:
+    if model.startswith("s3:"):
+        problem = f"is downloaded by `draftwood models {model} --to FOLDER`; give that folder"
+        raise ModelNotFoundError(f"model {model!r}: {problem}")
 
 
 def _require_weights(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The gateway: OpenAI's API over HTTP, answered by a client of the service; and its metrics for Prometheus."""
+"""The gateway: OpenAI's API over HTTP, answered by clients of services; and its metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from functools import partial
 from importlib.resources import files
-from typing import Any, Unpack
+from typing import Any
 
 import structlog
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -30,10 +28,9 @@ from draftwood_client import (
     Completion,
     DraftwoodError,
     FinishReason,
-    ModelInfo,
     ToolFormat,
 )
-from draftwood_client.options import UNSET, CallOptions, Timeout
+from draftwood_client.options import UNSET, Timeout
 from draftwood_service.authorization import bearer_of
 from draftwood_service.gateway.answers import Answers
 from draftwood_service.gateway.batch import Batch
@@ -41,8 +38,8 @@ from draftwood_service.gateway.errors import (
     ClientDisconnectedError,
     InvalidCredentialError,
     InvalidRequestError,
+    UnknownModelError,
     body_of,
-    error_body,
     of_tools,
     status_of,
 )
@@ -62,9 +59,9 @@ from draftwood_service.gateway.http import (
     refusal,
 )
 from draftwood_service.gateway.reading import ParsedRequest, read_chat, read_completion, with_tools
+from draftwood_service.gateway.services import INFO_SECONDS, OpenClient, Service, Services
 
 _log = structlog.get_logger(__name__)
-_credential: ContextVar[str] = ContextVar("credential")
 _PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
@@ -83,7 +80,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests = Counter("draftwood_gateway_requests", "Requests", ["path", "status"], registry=self._registry)
+        self._requests = Counter(
+            "draftwood_gateway_requests", "Requests", ["path", "status", "model"], registry=self._registry
+        )
         self._live = Gauge("draftwood_gateway_requests_live", "Requests under way", registry=self._registry)
         self._last = Gauge(
             "draftwood_gateway_last_request_timestamp_seconds",
@@ -91,7 +90,10 @@ class Metrics:
             registry=self._registry,
         )
         self._seconds = Histogram(
-            "draftwood_gateway_request_duration_seconds", "From a request to its end", ["path"], registry=self._registry
+            "draftwood_gateway_request_duration_seconds",
+            "From a request to its end",
+            ["path", "model"],
+            registry=self._registry,
         )
         self._ended = Counter(
             "draftwood_gateway_connections_ended",
@@ -100,19 +102,20 @@ class Metrics:
             registry=self._registry,
         )
 
-    def begin(self, path: str) -> Callable[[int], None]:
-        """Counts a request. Returns a function to call with the status at its end; only its first call counts."""
+    def begin(self, path: str) -> Callable[..., None]:
+        """Counts a request. Returns a function to call at its end with the status, and the model if there are several;
+        only its first call counts."""
         began, ended = time.perf_counter(), False
         self._live.inc()
         self._last.set_to_current_time()
 
-        def end(status: int) -> None:
+        def end(status: int, *, model: str = "") -> None:
             nonlocal ended
             if not ended:
                 ended = True
                 self._live.dec()
-                self._requests.labels(path, str(status)).inc()
-                self._seconds.labels(path).observe(time.perf_counter() - began)
+                self._requests.labels(path, str(status), model).inc()
+                self._seconds.labels(path, model).observe(time.perf_counter() - began)
 
         return end
 
@@ -125,21 +128,12 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class ServiceClient(AsyncClient):
-    """A client that also asks for the service's health."""
-
-    async def is_serving(self, **call: Unpack[CallOptions]) -> bool:
-        """Whether requests are served. Raises `StatusError`."""
-        check = health_pb2_grpc.HealthStub(self._calls.channel).Check
-        answer = await self._calls.ask(check, health_pb2.HealthCheckRequest(), call)
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-
-
 class Gateway:
-    """Answers HTTP requests with the service's answers.
+    """Answers HTTP requests with the answers of services.
 
     Args:
-        open_client: makes a client of the service; with the argument, one that sends this credential.
+        servers: what makes clients of each service, by the model that requests name. Requests without a model are the
+            first one's. With one service under the name "", requests name its model as it does itself, or none.
         page: serve the page at /.
         max_body_bytes: of a request.
         strict: refuse requests with fields that nobody here knows, rather than leave these out.
@@ -148,14 +142,13 @@ class Gateway:
 
     def __init__(
         self,
-        open_client: Callable[[Callable[[], str] | None], ServiceClient],
+        servers: Mapping[str, OpenClient],
         page: bool,
         max_body_bytes: int,
         strict: bool = False,
         keyless: bool = True,
     ) -> None:
-        self._anonymous = open_client(None)
-        self._named = open_client(_credential.get)
+        self._services = Services(servers)
         self._page = page
         self._max_body_bytes = max_body_bytes
         self._strict = strict
@@ -201,43 +194,49 @@ class Gateway:
         try:
             yield
         finally:
-            await asyncio.gather(self._anonymous.close(), self._named.close())
+            await self._services.close()
 
     async def _answer(self, read: Callable[[Any], ParsedRequest], request: Request) -> Response:
         end = self.metrics.begin(request.url.path)
         parsed: ParsedRequest | None = None
+        model = ""
         try:
             size = body_size(request, self._max_body_bytes)
-            client = await self._client_of_body(request, size)
+            key = await self._key_of_body(request, size)
             async with self._bodies.taken(size):
                 parsed = read(await read_json(request, self._max_body_bytes))
                 ignored = self._ignored(parsed, request)
-                begun = self._begin(client, parsed, read_timeout(request))
+                service = self._services.of(parsed.model)
+                parsed, model = service.named(parsed), service.model
+                end = partial(end, model=model)
+                begun = self._begin(service.client(key), parsed, read_timeout(request))
                 answers, batch = await cancel_on_disconnect(request, begun)
             headers = {"x-request-id": answers.id, **ignored}
             if parsed.stream:
-                return self._events(parsed, answers, batch, end, headers)
+                return self._events(parsed, answers, batch, end, headers, model)
             whole = answers.whole(await cancel_on_disconnect(request, batch.completions()))
         except ClientDisconnectedError as error:
             end(status_of(error))
             return Response(status_code=status_of(error))  # nobody receives it
         except Exception as error:
             end(status_of(error))
-            return refusal(error) if parsed is None else refusal(_of_request(error, parsed), parsed.caller_names)
+            if parsed is None:
+                return refusal(error)
+            return refusal(_of_request(error, parsed), parsed.caller_names, model)
         except asyncio.CancelledError:
             end(499)
             raise
         end(200)
         return JSONResponse(whole, headers=headers)
 
-    async def _client_of_body(self, request: Request, size: int) -> AsyncClient:
-        """The client that calls with the request's key, before its body is read: if that is large, the service knows
-        the key. Raises StatusError, InvalidCredentialError."""
+    async def _key_of_body(self, request: Request, size: int) -> str:
+        """The request's key, before its body is read: if that is large, a service knows the key. Raises StatusError,
+        InvalidCredentialError."""
         try:
-            client = self._client(request)
+            key = self._key(request)
             if size > SMALL_BODY:
-                await self._info(client)
-            return client
+                await self._services.require_caller(key)
+            return key
         except (DraftwoodError, InvalidCredentialError):
             await discard_body(request, self._max_body_bytes)
             raise
@@ -267,7 +266,7 @@ class Gateway:
             parsed = with_tools(parsed, form)
         model, at_once = parsed.model, 1
         if not model or len(parsed.prompts) > 1:
-            info = await self._info(client)
+            info = await client.model_info(timeout=INFO_SECONDS)
             model, at_once = model or info.model, max(1, info.max_running_requests // parsed.samples)
         began = time.monotonic()
 
@@ -286,17 +285,18 @@ class Gateway:
         parsed: ParsedRequest,
         answers: Answers,
         batch: Batch,
-        end: Callable[[int], None],
+        end: Callable[..., None],
         headers: Mapping[str, str],
+        model: str,
     ) -> Response:
         async def ended() -> None:
             await batch.close()
             end(499)  # unless its end was counted
 
-        return Events(self._chunks(parsed, answers, batch, end), ended, headers=headers)
+        return Events(self._chunks(parsed, answers, batch, end, model), ended, headers=headers)
 
     async def _chunks(
-        self, parsed: ParsedRequest, answers: Answers, batch: Batch, end: Callable[[int], None]
+        self, parsed: ParsedRequest, answers: Answers, batch: Batch, end: Callable[..., None], model: str
     ) -> AsyncIterator[tuple[str, str]]:
         """The chunks of all prompts, as they come: (event, data)."""
         completions: dict[int, Completion] = {}
@@ -324,39 +324,33 @@ class Gateway:
         except DraftwoodError as error:
             end(status_of(error))
             note(error)
-            yield "error", _json(body_of(_of_request(error, parsed), parsed.caller_names))
+            yield "error", _json(body_of(_of_request(error, parsed), parsed.caller_names, model))
 
     async def _models(self, request: Request) -> Response:
-        try:
-            info = await self._info(self._client(request))
-        except Exception as error:
-            return refusal(error)
-        model = {
-            "id": info.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "draftwood",
-            "max_model_len": info.max_context_tokens,
-            "draftwood": {"strategies": list(info.strategies), "default_strategy": info.default_strategy},
-        }
         named = request.path_params.get("model")
-        if named is None:
-            return JSONResponse({"object": "list", "data": [model]})
-        if named != info.model:
-            problem = f"model: there is no model {named[:200]!r}"
-            return JSONResponse(error_body(404, problem, "model"), 404)
-        return JSONResponse(model)
+        service: Service | None = None
+        try:
+            key = self._key(request)
+            if named is None:
+                return JSONResponse({"object": "list", "data": await self._services.entries(key)})
+            service = self._services.of(named)
+            entry = await service.entry(key)
+            if entry["id"] != named:
+                raise UnknownModelError(named, [entry["id"]])
+            return JSONResponse(entry)
+        except Exception as error:
+            return refusal(error, model="" if service is None else service.model)
 
     async def _health(self, request: Request) -> Response:
-        """200 while the service behind it serves requests."""
-        reason = "the service does not serve requests now: it loads its model, stops or starts its engine again"
-        try:
-            if await self._anonymous.is_serving(timeout=2.0):
-                return JSONResponse({"status": "ok"})
-        except DraftwoodError as error:
-            note(error)
-            reason = body_of(error)["error"]["message"]
-        return JSONResponse({"status": "unavailable", "reason": reason}, 503)
+        """200 while a service serves requests."""
+        problems = await self._services.problems()
+        ready = not all(problems.values())
+        answer: dict[str, Any] = {"status": "ok" if ready else "unavailable"}
+        if len(problems) > 1:
+            answer["models"] = {model: problem or "ok" for model, problem in problems.items()}
+        elif not ready:
+            [answer["reason"]] = problems.values()
+        return JSONResponse(answer, 200 if ready else 503)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
@@ -365,24 +359,18 @@ class Gateway:
         page = (files("draftwood_service.gateway") / "page.html").read_text(encoding="utf-8")
         return HTMLResponse(page, headers={"content-security-policy": _PAGE_POLICY})
 
-    def _client(self, request: Request) -> AsyncClient:
-        """The client that calls with the request's key. Raises InvalidCredentialError."""
+    def _key(self, request: Request) -> str:
+        """The request's key; "" if it has none. Raises InvalidCredentialError."""
         try:
             key = bearer_of(request.headers.getlist("authorization"))
         except ValueError as error:
             raise InvalidCredentialError(str(error)) from None
         if not key and not self._keyless:
             raise InvalidCredentialError("the request has no key, and the gateway calls for nobody with its own")
-        if not key:
-            return self._anonymous
-        _credential.set(key)
-        return self._named
-
-    async def _info(self, client: AsyncClient) -> ModelInfo:
-        return await client.model_info(timeout=10.0)
+        return key or ""
 
     async def _tool_format(self, client: AsyncClient) -> ToolFormat:
-        info = await self._info(client)
+        info = await client.model_info(timeout=INFO_SECONDS)
         if not info.HasField("tool_format"):
             raise InvalidRequestError("tools", f"the model takes none: {info.no_tools_reason}")
         return info.tool_format

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import ssl
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,13 +16,15 @@ import typer
 from draftwood_client import Client, StatusError
 from draftwood_client.cli.apps import new_app, run
 from draftwood_client.cli.options import ServerOptions, command
-from draftwood_client.errors import ArgumentValueError
+from draftwood_client.environment import TARGET
+from draftwood_client.errors import ArgumentError, ArgumentValueError
+from draftwood_client.target import DEFAULT_TARGET, check_target
 from draftwood_errors import InvalidInputError
 from draftwood_service.authorization import GATEWAY_HOST
 from draftwood_service.starting import MissingExtraError, is_loopback, needs_extra, require_free
 
 if TYPE_CHECKING:
-    from draftwood_service.gateway.app import ServiceClient
+    from draftwood_service.gateway.services import ServiceClient
 
 app = new_app()
 
@@ -40,6 +44,15 @@ def gateway(args: list[str]) -> int:
 @command
 def _gateway(
     server: ServerOptions,
+    model_servers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--server",
+            metavar="MODEL=HOST:PORT",
+            help="Service of one of several models, in the place of --target; repeat it. Requests choose one by"
+            " `model`; those without it are for the first.",
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")] = 8080,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Serve a page to try it at /.")] = True,
@@ -69,7 +82,7 @@ def _gateway(
         bool, typer.Option("--check", help="Start nothing, ask no service: print what would start, or why not.")
     ] = False,
 ) -> None:
-    """The API of OpenAI over HTTP, in front of a Draftwood service.
+    """The API of OpenAI over HTTP, in front of a Draftwood service, or of one for each of several models.
 
     A request's key (Authorization: Bearer) goes on to the service, which knows its tenant by it. A request without one
     has the gateway's own credential, if it has one: on an address that other machines reach, only with
@@ -77,10 +90,12 @@ def _gateway(
     and refuses requests without a key. A service that asks nobody for a credential, for only its machine reaches it,
     is served on loopback addresses alone.
     """
+    servers = _servers(server, model_servers or [])
     shares = _shares_credential(server, host, share_credential)
     _check_address(host, port)
     if not check:
-        _check_service(server, host)
+        for each in servers.values():
+            _check_service(each, host)
     context = _tls(http_tls_cert, http_tls_key)
     # Imported here: --help need not wait for them.
     from draftwood_service.logging_config import configure_logging
@@ -91,17 +106,41 @@ def _gateway(
     if check:
         _arguments(server, host)  # reads the files of TLS
         scheme = "http" if context is None else "https"
-        typer.echo(
-            f"address: {scheme}://{host}:{port}\nservice: {server.target}\nrequests without a key: {_KEYLESS[shares]}"
-        )
+        typer.echo(f"address: {scheme}://{host}:{port}")
+        for model, each in servers.items():
+            typer.echo(f"service{f' of {model}' if model else ''}: {each.target}")
+        typer.echo(f"requests without a key: {_KEYLESS[shares]}")
         return
     configure_logging(log_level, "console")
     if shares:
         _log.warning("the gateway has a credential: requests without a key of their own call with it")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # uvicorn handles it, and raises it again when it has ended
-    made = Gateway(_opener(server, host), page, max_body_bytes, strict, keyless=shares is not False)
+    openers = {model: _opener(each, host) for model, each in servers.items()}
+    made = Gateway(openers, page, max_body_bytes, strict, keyless=shares is not False)
     answering = made.app(cors_origin or [], allowed_host or [] if is_loopback(host) else None)
     run_server(answering, host, port, context, drain_grace, made.metrics.connection_ended)
+
+
+def _servers(server: ServerOptions, given: list[str]) -> dict[str, ServerOptions]:
+    """How each model's service is reached; "" for the only one. Raises `ArgumentValueError`."""
+    if not given:
+        return {"": server}
+    if server.target != DEFAULT_TARGET:
+        problem = f"{server.target!r} (or its variable {TARGET}) cannot be combined with --server"
+        raise ArgumentValueError("--target", problem)
+    servers: dict[str, ServerOptions] = {}
+    for text in given:
+        model, equals, target = text.partition("=")
+        if not (equals and re.fullmatch(r"[!-~]{1,200}", model)):
+            raise ArgumentValueError("--server", f"{text!r} must look like MODEL=HOST:PORT")
+        if model in servers:
+            raise ArgumentValueError("--server", f"model {model!r} is given twice")
+        try:
+            check_target(target)
+        except ArgumentError as error:
+            raise ArgumentValueError("--server", f"of model {model!r}: {error.args[1]}") from None
+        servers[model] = replace(server, target=target)
+    return servers
 
 
 def _shares_credential(server: ServerOptions, host: str, allowed: bool) -> bool | None:
@@ -167,7 +206,7 @@ def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
 
 
 def _opener(server: ServerOptions, host: str = "127.0.0.1") -> Callable[[Callable[[], str] | None], ServiceClient]:
-    from draftwood_service.gateway.app import ServiceClient
+    from draftwood_service.gateway.services import ServiceClient
 
     arguments = _arguments(server, host)
 

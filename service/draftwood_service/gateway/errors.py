@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -105,6 +105,17 @@ class InvalidRequestError(Exception):
         self.field = field
 
 
+class UnknownModelError(Exception):
+    """A model that is not served here.
+
+    Args:
+        models: those that are.
+    """
+
+    def __init__(self, model: str, models: Iterable[str]) -> None:
+        super().__init__(f"model: there is no model {model[:200]!r}; there are {', '.join(models)}")
+
+
 class InvalidCredentialError(Exception):
     """The authorization header is none of a key or token. The text says why, without its value."""
 
@@ -122,6 +133,8 @@ def status_of(error: Exception) -> int:
         return 400
     if isinstance(error, InvalidCredentialError):
         return 401
+    if isinstance(error, UnknownModelError):
+        return 404
     if isinstance(error, ClientDisconnectedError):
         return 499
     if isinstance(error, StatusError):
@@ -142,15 +155,20 @@ def headers_of(error: Exception) -> dict[str, str]:
     return {} if after is None else {"retry-after": str(max(1, round(after)))}
 
 
-def body_of(error: Exception, caller_names: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+def body_of(
+    error: Exception, caller_names: Mapping[str, str] = MappingProxyType({}), model: str = ""
+) -> dict[str, Any]:
     """`{"error": ...}` for an error.
 
     Args:
         caller_names: fields that the caller named in another way, see `ParsedRequest.caller_names`.
+        model: whose service failed, if there are several.
     """
     status, field, code, text = status_of(error), None, None, str(error)
     if isinstance(error, InvalidRequestError):
         field = error.field
+    elif isinstance(error, UnknownModelError):
+        field, code = "model", "model_not_found"
     elif isinstance(error, ArgumentError):
         field = name_for_caller(error.argument, caller_names)
         text = in_callers_names(text, error.argument, caller_names)
@@ -167,6 +185,7 @@ def body_of(error: Exception, caller_names: Mapping[str, str] = MappingProxyType
                 text = of_client
             elif status == 429:
                 text = "the service answers too many calls; try again later"
+            text = f"model {model!r}: {text}" if model else text
     elif not isinstance(error, DraftwoodError | InvalidCredentialError):
         text = "internal error"
     return error_body(status, text, field, code)

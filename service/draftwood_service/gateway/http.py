@@ -294,14 +294,14 @@ async def _bytes(events: AsyncIterator[tuple[str, str]]) -> AsyncIterator[bytes]
         yield (f"event: {event}\n" if event else "").encode() + b"data: " + data.encode() + b"\n\n"
 
 
-def refusal(error: Exception, caller_names: Mapping[str, str] = MappingProxyType({})) -> Response:
+def refusal(error: Exception, caller_names: Mapping[str, str] = MappingProxyType({}), model: str = "") -> JSONResponse:
     """The answer to a request that failed.
 
     Args:
-        caller_names: see `ParsedRequest.caller_names`.
+        caller_names, model: see `body_of`.
     """
     note(error)
-    return JSONResponse(body_of(error, caller_names), status_of(error), headers=headers_of(error))
+    return JSONResponse(body_of(error, caller_names, model), status_of(error), headers=headers_of(error))
 
 
 def note(error: Exception) -> None:

@@ -172,7 +172,7 @@ def test_one_gguf_file_comes_alone(hub: Hub, tmp_path: Path) -> None:
     assert "cannot be downloaded" in hub.fetch("a/none", tmp_path / "none").stderr
 
 
-@pytest.mark.parametrize("source", ["name", "a/b/c", "../a/b", "a/b@", "s3://bucket/model", "a/b/../c.gguf@v"])
+@pytest.mark.parametrize("source", ["name", "a/b/c", "../a/b", "a/b@", "a/b/../c.gguf@v"])
 def test_other_sources_are_refused(source: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="must look like org/name"):
         fetch_to(source, tmp_path)

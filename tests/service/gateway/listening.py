@@ -9,7 +9,7 @@ import asyncio
 import json
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,8 +17,9 @@ from typing import Any
 
 import uvicorn
 
-from draftwood_service.gateway.app import Gateway, ServiceClient
+from draftwood_service.gateway.app import Gateway
 from draftwood_service.gateway.connections import Connections, protocol
+from draftwood_service.gateway.services import OpenClient, ServiceClient
 from tests.service.fakes import until
 
 
@@ -87,7 +88,7 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def listening(
-    target: str,
+    target: str | Mapping[str, str],
     limit: int = 100,
     byte_limit: int = 8 << 20,
     tls: ssl.SSLContext | None = None,
@@ -98,7 +99,7 @@ async def listening(
     **arguments: Any,
 ) -> AsyncIterator[Listening]:
     """Args:
-    target: the service.
+    target: the service; or those of several models, by their names.
     limit, byte_limit: of `Connections`.
     tls: makes it HTTPS.
     strict, keyless: see `Gateway`.
@@ -107,10 +108,12 @@ async def listening(
     """
     ended: list[str] = []
 
-    def open_client(credential: Callable[[], str] | None) -> ServiceClient:
-        return ServiceClient(target, token=credential, **arguments)
+    def opener(of: str) -> OpenClient:
+        return lambda credential: ServiceClient(of, token=credential, **arguments)
 
-    made = Gateway(open_client, page=True, max_body_bytes=1 << 20, strict=strict, keyless=keyless)
+    targets = {"": target} if isinstance(target, str) else target
+    servers = {model: opener(of) for model, of in targets.items()}
+    made = Gateway(servers, page=True, max_body_bytes=1 << 20, strict=strict, keyless=keyless)
     connections = Connections(limit, byte_limit, ended.append)
     config = uvicorn.Config(
         made.app([*origins], hosts),

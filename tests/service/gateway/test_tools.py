@@ -23,9 +23,10 @@ from draftwood_model_runner.sampling.grammar_compilation import compiled
 from draftwood_model_runner.sequence import Grammar
 from draftwood_service import tools as tool_format
 from draftwood_service.gateway.answers import Answers
-from draftwood_service.gateway.app import Gateway, ServiceClient
+from draftwood_service.gateway.app import Gateway
 from draftwood_service.gateway.errors import InvalidRequestError
 from draftwood_service.gateway.reading import read_chat, with_tools
+from draftwood_service.gateway.services import ServiceClient
 from draftwood_service.gateway.tools import grammar, read_tools
 from tests.service.fakes import ByteTokenizer, FakeEngine, FakeGrammars, FakeModel, serving
 
@@ -280,7 +281,7 @@ async def test_calls_that_a_model_writes_by_itself(cut: bool) -> None:
         OF_SERVICE,
     )
     async with serving(engine, FakeModel(tokenizer=tokenizer)) as served:
-        gateway = Gateway(lambda _: ServiceClient(served.server.address), page=False, max_body_bytes=10_000)
+        gateway = Gateway({"": lambda _: ServiceClient(served.server.address)}, page=False, max_body_bytes=10_000)
         transport = httpx2.ASGITransport(gateway.app([]))
         async with AsyncOpenAI(
             base_url="http://x/v1", api_key="unused", max_retries=0, http_client=httpx2.AsyncClient(transport=transport)
@@ -318,7 +319,7 @@ async def test_a_grammar_that_fails_within_an_answer_is_that_of_the_tools(stream
     tokenizer.tool_format = OF_SERVICE
     engine.sequence_error = InvalidInputError("format", None, "is too complex: too many items")
     async with serving(engine, FakeModel(tokenizer=tokenizer, grammars=ByteGrammars())) as served:
-        gateway = Gateway(lambda _: ServiceClient(served.server.address), page=False, max_body_bytes=10_000)
+        gateway = Gateway({"": lambda _: ServiceClient(served.server.address)}, page=False, max_body_bytes=10_000)
         transport = httpx2.ASGITransport(gateway.app([]))
         async with httpx2.AsyncClient(transport=transport, base_url="http://x") as client:
             asked = {**OPTIONS, "model": "", "tool_choice": "required", "stream": stream}
