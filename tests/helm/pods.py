@@ -27,8 +27,12 @@ from tests.helm.chart import NAMESPACE, ROOT, Document
 from tests.vllm.engine import ENVIRONMENT as VLLM_ENVIRONMENT
 from tests.vllm.engine import PYTHON as VLLM_PYTHON
 
+DOMAIN = "svc.cluster.local"
+"""Of services."""
 POD = "10.20.30.40"
-"""The address of all pods. They listen on other ports than each other."""
+"""The address of all pods of one `Place`. They listen on other ports than each other."""
+RESOLVER = f"nameserver {{}}\nsearch {NAMESPACE}.{DOMAIN} {DOMAIN} cluster.local\noptions ndots:5\n"
+"""A pod's resolv.conf, with the name server's address to fill in."""
 CHOSEN_USER = 1_000_650_000
 """As OpenShift chooses one, for a pod that names none."""
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib64")
@@ -55,6 +59,28 @@ with socket.create_connection(("127.0.0.1", 6379), 5) as server:
 """`valkey-cli ping`, which is in no package."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a pod runs.
+
+    Attributes:
+        name: of the pod, and its host name.
+        address: of the pod.
+        network: file of its network namespace; None for that of this process.
+    """
+
+    name: str = "demo-0"
+    address: str = POD
+    network: Path | None = None
+
+    def enter(self) -> list[str]:
+        """What a command in it begins with."""
+        if self.network is None:
+            return []
+        named = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name)
+        return ["nsenter", f"--net={self.network}", *named]
+
+
 @dataclass(slots=True)
 class Container:
     """A container of a pod.
@@ -62,10 +88,12 @@ class Container:
     Attributes:
         pod: the manifest's pod.
         spec: the manifest's container.
+        place: of the pod.
     """
 
     pod: Document
     spec: Document
+    place: Place = Place()
 
     @property
     def name(self) -> str:
@@ -119,6 +147,7 @@ class Cluster:
             were fetched from, if `draftwood models --to` did.
         hosts: further names, and their addresses.
         authority: PEM file of what pods trust.
+        name_server: address of one that knows the names of services; without it they lead to the pod itself.
     """
 
     folder: Path
@@ -127,6 +156,7 @@ class Cluster:
     models: Mapping[str, str] = field(default_factory=dict)
     hosts: Mapping[str, str] = field(default_factory=dict)
     authority: Path | None = None
+    name_server: str | None = None
     _started: int = field(default=0, init=False)
 
     def command(self, container: Container, *more: str) -> list[str]:
@@ -141,13 +171,14 @@ class Cluster:
         user = ["--reuid", str(container.user), "--regid", str(container.group), "--groups", str(container.files_group)]
         user += ["--inh-caps", "-all", "--bounding-set", "-all", "--no-new-privs"]
         return [
+            *container.place.enter(),
             *("chroot", str(root), "setpriv", *user, "--"),
             *("env", "--ignore-environment", "--chdir", _image(container)["workdir"], *variables, *words),
         ]
 
     def environment(self, container: Container) -> dict[str, str]:
         """Of the image and of the manifest."""
-        made = {"PATH": "/opt/draftwood/bin:/usr/local/bin:/usr/bin:/bin", "HOSTNAME": "demo-0"}
+        made = {"PATH": "/opt/draftwood/bin:/usr/local/bin:/usr/bin:/bin", "HOSTNAME": container.place.name}
         for assignment in _image(container)["env"]:
             name, _, value = assignment.partition("=")
             if name not in _COMPILED_FOR:
@@ -167,7 +198,7 @@ class Cluster:
             part, _, resource = source["resourceFieldRef"]["resource"].partition(".")
             return str(container.spec["resources"][part][resource])
         if "fieldRef" in source:
-            return "demo-0"
+            return container.place.name
         return _expanded(str(variable["value"]), before)
 
     def files_of(self, kind: str, name: str) -> dict[str, bytes]:
@@ -186,7 +217,7 @@ class Cluster:
                 (root / name).symlink_to(os.readlink(path))
             elif path.is_dir():
                 _bind(path, root / name)
-        self._make_etc(root / "etc")
+        self._make_etc(root / "etc", container.place)
         (root / "proc").mkdir()
         _mount("--rbind", "/proc", str(root / "proc"))
         _bind(Path("/sys"), root / "sys")
@@ -203,14 +234,18 @@ class Cluster:
         _add_program(root, container)
         _mount("-o", "remount,ro", str(root))
 
-    def _make_etc(self, etc: Path) -> None:
+    def _make_etc(self, etc: Path, place: Place) -> None:
         etc.mkdir()
         for name in _ETC:
             if Path("/etc", name).exists():
                 _bind(Path("/etc", name), etc / name)
         services = [one["metadata"]["name"] for one in self.documents if one["kind"] == "Service"]
+        if self.name_server is not None:
+            (etc / "resolv.conf").write_text(RESOLVER.format(self.name_server))
+            services = []
         names = {name: POD for service in services for name in (service, f"{service}.{NAMESPACE}")} | dict(self.hosts)
-        lines = ["127.0.0.1 localhost", f"{POD} demo-0", *(f"{address} {name}" for name, address in names.items())]
+        names = {"localhost": "127.0.0.1", place.name: place.address} | names
+        lines = [f"{address} {name}" for name, address in names.items()]
         (etc / "hosts").write_text("\n".join(lines) + "\n")
         if self.authority is not None:
             trusted = etc / "ssl" / "certs" / "ca-certificates.crt"
