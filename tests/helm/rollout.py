@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -431,7 +432,7 @@ async def _measure(cluster: Cluster, requests: int) -> Report:
     failed = [one for one in load.results if one.error]
     return Report(
         requests=len(load.results),
-        failed=[one.error for one in failed],
+        failed=[f"{one.error} (after {one.ended - one.began:.1f} s)" for one in failed],
         cut=sum(one.cut for one in failed),
         wrong=different([*at_rest, *load.results]),
         long=sum(dict(questions)[one.question] == _LONG for one in load.results),
@@ -460,16 +461,18 @@ async def _roll_out(values: Document, folder: Path, requests: int) -> Report:
     return report
 
 
-def roll_out(requests: int, **values: Any) -> Report:
+def roll_out(requests: int, logs: Path | None = None, **values: Any) -> Report:
     """The report of a process in namespaces of its own. Raises NotStartedError.
 
     Args:
         requests: at least.
+        logs: folder for what the containers write.
         values: that replace those of the file.
     """
     with tempfile.TemporaryDirectory(prefix="draftwood-rollout-") as folder:
         command = [*UNSHARE, sys.executable, "-m", "tests.helm.rollout", "--inside", folder]
         command += ["--requests", str(requests), "--values", json.dumps(values)]
+        command += [] if logs is None else ["--logs", str(logs)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise NotStartedError(done.stderr)
@@ -477,7 +480,7 @@ def roll_out(requests: int, **values: Any) -> Report:
     return Report(**{**made, "restarts": [Restart(**one) for one in made["restarts"]]})
 
 
-def _inside(values: Document, folder: Path, requests: int) -> int:
+def _inside(values: Document, folder: Path, requests: int, logs: Path | None) -> int:
     resolver = folder / "resolv.conf"
     for command in ("mount --make-rprivate /", f"mount -t tmpfs -o mode=755 tmpfs {folder}", "mkdir -p /run/netns"):
         subprocess.run(command.split(), check=True)
@@ -496,6 +499,9 @@ def _inside(values: Document, folder: Path, requests: int) -> int:
     except NotStartedError as error:
         print(error, file=sys.stderr)
         return 1
+    finally:
+        for log in folder.glob("*.log") if logs is not None else ():
+            shutil.copy(log, logs)
     print(json.dumps(asdict(report)))
     return 0
 
@@ -505,13 +511,14 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1000, help="at least so many")
     parser.add_argument("--values", type=json.loads, default={}, help="JSON: values instead of those of the file")
     parser.add_argument("--json", type=Path, help="file to write the report to")
+    parser.add_argument("--logs", type=Path, help="folder for what the containers write")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inside:
-        return _inside(given.values, given.inside, given.requests)
+        return _inside(given.values, given.inside, given.requests, given.logs)
     if not can_start():
         sys.exit("needs root, namespaces, and the programs unshare, setpriv, chroot, mount and ip")
-    report = roll_out(given.requests, **given.values)
+    report = roll_out(given.requests, given.logs, **given.values)
     text = json.dumps(asdict(report), indent=1)
     print(text)
     if given.json is not None:
