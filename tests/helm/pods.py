@@ -16,9 +16,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 from draftwood_memory.store.embedded import binary
@@ -157,12 +160,11 @@ class Cluster:
     hosts: Mapping[str, str] = field(default_factory=dict)
     authority: Path | None = None
     name_server: str | None = None
-    _started: int = field(default=0, init=False)
+    _numbers: count[int] = field(default_factory=count, init=False)
 
     def command(self, container: Container, *more: str) -> list[str]:
         """What runs a container as a process, with further arguments."""
-        self._started += 1
-        root = self.folder / f"root-{self._started}"
+        root = self.folder / f"root-{next(self._numbers)}"
         self._make_root(root, container)
         environment = self.environment(container)
         given = [*container.spec.get("command", ["draftwood"]), *container.spec.get("args", []), *more]
@@ -232,7 +234,7 @@ class Cluster:
             volume = volumes.get(mount["name"], mount)  # that of a StatefulSet is in its claims' templates
             self._make_volume(root / mount["mountPath"].lstrip("/"), volume, mount, container)
         _add_program(root, container)
-        _mount("-o", "remount,ro", str(root))
+        _make_read_only(root)
 
     def _make_etc(self, etc: Path, place: Place) -> None:
         etc.mkdir()
@@ -263,7 +265,7 @@ class Cluster:
                 (path / key).write_bytes(content)
                 os.chown(path / key, 0, container.files_group)
                 (path / key).chmod(volume["secret"]["defaultMode"] if is_secret else 0o644)
-            _mount("-o", "remount,ro", str(path))
+            _make_read_only(path)
             return
         shared = self.folder / "volumes" / mount["name"]
         if "emptyDir" not in volume and not shared.exists():
@@ -366,6 +368,15 @@ def _bind(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.mkdir() if source.is_dir() else target.touch()
     _mount("--bind", "-o", "ro", str(source), str(target))
+
+
+def _make_read_only(mounted: Path) -> None:
+    """What was written to it may still be open for a moment, in a process that another thread starts."""
+    for _ in range(50):
+        with suppress(subprocess.CalledProcessError):
+            return _mount("-o", "remount,ro", str(mounted))
+        time.sleep(0.1)
+    raise RuntimeError(f"{mounted}: is busy")
 
 
 def _mount(*arguments: str) -> None:

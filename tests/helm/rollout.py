@@ -112,10 +112,8 @@ class Balancer:
         try:
             if self.endpoints:
                 back, there = await asyncio.open_connection(*self.endpoints[next(self._turns) % len(self.endpoints)])
-                async with asyncio.TaskGroup() as both:
-                    both.create_task(_pass(reader, there))
-                    both.create_task(_pass(back, writer))
-        except* OSError:
+                await asyncio.gather(_pass(reader, there), _pass(back, writer))
+        except (OSError, asyncio.CancelledError):
             pass
         finally:
             for one in (writer, there):
