@@ -35,7 +35,7 @@ from tests.system.rollout.load import TENANTS, TIMEOUT_SECONDS, Ask, Load, Quest
 from tests.system.rollout.names import NameServer
 
 VALUES = Path(__file__).parent / "values" / "rollout.yaml"
-CONCURRENCY = 12
+CONCURRENCY = 8
 """Requests at a time."""
 _NODE = "10.20.30.1"
 """The address of this process, and of the name server."""
@@ -43,7 +43,7 @@ _SERVICES, _PODS = "10.20.31.{}", "10.20.30.{}"
 _SPREAD_SECONDS = 1.0
 """Until proxies and DNS know a change of a Service's endpoints."""
 _START_SECONDS = 300.0
-_MAX_TOKENS, _LONG = 40, 400
+_MAX_TOKENS, _LONG = 40, 200
 _SYNC_SECONDS = 3.0
 """Until every replica has read from the store what another one has learned."""
 
@@ -389,7 +389,7 @@ async def _ask_all(ask: Ask, questions: Iterable[Question]) -> list[Result]:
 async def _measure(cluster: Cluster, requests: int) -> Report:
     """Asks, and rolls out meanwhile both Deployments at once, as `helm upgrade` does."""
     texts = read_questions()[0]
-    kept, asked = texts[:4], texts[4:24]
+    kept, asked = texts[:3], texts[3:13]
     questions = [(text, _LONG if number % 5 == 0 else _MAX_TOKENS) for number, text in enumerate(asked)]
     remembered = [(text, _MAX_TOKENS) for text in kept]
     through = dict.fromkeys(("gateway", "headless", "service"), 0)
