@@ -30,6 +30,7 @@ SYSTEM = (
     "tests/distributions/test_environments.py",
     "tests/distributions/test_wheels.py",
     "tests/engines/",
+    "tests/helm/test_rollout.py",
     "tests/helm/test_started.py",
     "tests/memory/engines/test_metrics.py",
     "tests/memory/test_connections.py",

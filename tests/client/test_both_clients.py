@@ -99,6 +99,17 @@ def test_all_attempts_have_the_same_id_and_no_other_request_has(ask: Ask, server
     assert min(len(first), len(other)) >= 32
 
 
+def test_what_a_closing_server_cancels_is_sent_again(ask: Ask, server: FakeServer) -> None:
+    server.script = [fails(grpc.StatusCode.CANCELLED, "CANCELLED"), answers("ok")]
+    ask(server.target)
+    first, again = [request.request_id for request in server.requests]
+    assert first == again
+    server.script = [fails(grpc.StatusCode.CANCELLED, "CANCELLED")]
+    with pytest.raises(RequestCancelledError):
+        ask(server.target, retry=RetryPolicy(max_attempts=2, initial_backoff=0.01))
+    assert len(server.requests) == 4
+
+
 def test_error_details_are_decoded(ask: Ask, server: FakeServer) -> None:
     server.script = [
         fails(
@@ -129,7 +140,6 @@ def test_error_details_are_decoded(ask: Ask, server: FakeServer) -> None:
         (grpc.StatusCode.RESOURCE_EXHAUSTED, ResourceExhaustedError),
         (grpc.StatusCode.UNIMPLEMENTED, UnimplementedError),
         (grpc.StatusCode.ABORTED, AbortedError),
-        (grpc.StatusCode.CANCELLED, RequestCancelledError),
         (grpc.StatusCode.DATA_LOSS, InternalError),
     ],
 )

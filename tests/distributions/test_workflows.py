@@ -6,6 +6,7 @@ Both have few permissions.
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 import yaml
+from helm_python.chart import Chart
 
+from tests.helm.chart import CHART, OPEN
 from tools.distributions.lock import projects
 from tools.distributions.release_version import folders, versions
 
@@ -76,7 +79,61 @@ def test_images_of_every_variant_have_both_architectures_an_sbom_and_provenance(
     assert all((REPOSITORY / image["file"]).is_file() for image in images)
 
 
-def test_what_is_pushed_is_signed() -> None:
-    for name in ("tag", "chart"):
-        assert "cosign sign --yes" in JOBS[name]["steps"][-1]["run"]
-        assert JOBS[name]["permissions"]["id-token"] == "write"
+PROGRAM = """#!/bin/sh
+echo "$(basename $0) $*" >>"$CALLS"
+case "$*" in
+    push*) echo "Digest: sha256:pushed" >&2 ;;
+    *inspect*) echo sha256:tagged ;;
+esac
+"""
+"""A stand-in for docker, helm and cosign."""
+
+
+def run_last_step(job: str, folder: Path, **environment: str) -> list[str]:
+    """The commands that the last step of a job of the tag v0.1.0 of Some/Where runs in a folder."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name in ("docker", "helm", "cosign"):
+        (programs / name).write_text(PROGRAM)
+        (programs / name).chmod(0o755)
+    of_github = {"GITHUB_REPOSITORY_OWNER": "Some", "GITHUB_REF_NAME": "v0.1.0", "IMAGE": "ghcr.io/Some/Where"}
+    calls = folder / "calls"
+    subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", JOBS[job]["steps"][-1]["run"]],
+        cwd=folder / JOBS[job]["steps"][-1].get("working-directory", "."),
+        env={"PATH": f"{programs}:/usr/bin:/bin", "CALLS": str(calls), **of_github, **environment},
+        check=True,
+        timeout=30,
+    )
+    return calls.read_text().splitlines()
+
+
+def test_both_architectures_have_one_tag_which_is_signed(tmp_path: Path) -> None:
+    digests = tmp_path / "digests"
+    digests.mkdir()
+    for digest in ("one", "two"):
+        (digests / digest).touch()
+    create, _, sign = run_last_step("tag", tmp_path, SUFFIX="-cuda")
+    image = "ghcr.io/some/where"
+    assert create.endswith(f"create --tag {image}:0.1.0-cuda {image}@sha256:one {image}@sha256:two")
+    assert sign == f"cosign sign --yes --recursive {image}@sha256:tagged"
+    assert JOBS["tag"]["permissions"]["id-token"] == "write"
+
+
+def test_the_chart_that_is_pushed_and_signed_asks_for_the_images_that_were_tagged(tmp_path: Path) -> None:
+    shutil.copytree(CHART, tmp_path / "helm" / "draftwood")
+    package, push, sign = run_last_step("chart", tmp_path)
+    assert package == "helm package helm/draftwood --version 0.1.0 --app-version 0.1.0"
+    assert push == "helm push draftwood-0.1.0.tgz oci://ghcr.io/some/charts"
+    assert sign == "cosign sign --yes ghcr.io/some/charts/draftwood@sha256:pushed"
+    assert JOBS["chart"]["permissions"]["id-token"] == "write"
+    packaged = Chart.load(tmp_path / "helm" / "draftwood")
+    gpu = {"device": {"type": "nvidia"}}
+    for suffix, values in {"": {}, "-cuda": gpu, "-vllm": {**gpu, "engine": "vllm"}}.items():
+        manifests = packaged.render({**OPEN, "gateway": {"mode": "sidecar"}, **values}, name="demo", namespace="any")
+        named = {*re.findall(r"image: (\S*some\S*)", "".join(manifests.values()))}
+        assert named == {f"ghcr.io/some/where:0.1.0{suffix}"}
+
+
+def test_a_step_fails_with_each_of_its_commands() -> None:
+    assert RELEASE["defaults"]["run"]["shell"] == "bash"

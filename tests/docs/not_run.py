@@ -22,8 +22,8 @@ MINUTES = (
 NOT_RUN = {
     r"(\S*/)?pip (install|wheel) .*": INSTALLS,
     r"python3 -m venv .*": INSTALLS,
-    r"docker (build|run|compose) .*": DOCKER,
-    r"helm test .*": CLUSTER,
+    r"docker (build|push|run|compose) .*": DOCKER,
+    r"(helm test|kind load) .*": CLUSTER,
     r"kubectl .*": CLUSTER,
     r"npm install .*": NPM,
     r"draftwood experiment conclude first-trie": TRAFFIC,

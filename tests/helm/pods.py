@@ -16,9 +16,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 from draftwood_memory.store.embedded import binary
@@ -27,10 +30,12 @@ from tests.helm.chart import NAMESPACE, ROOT, Document
 from tests.vllm.engine import ENVIRONMENT as VLLM_ENVIRONMENT
 from tests.vllm.engine import PYTHON as VLLM_PYTHON
 
+DOMAIN = "svc.cluster.local"
+"""Of services."""
 POD = "10.20.30.40"
-"""The address of all pods but those that compute for a leader. They listen on other ports than each other."""
-WORKER = "10.20.30.41"
-"""That of the worker of a LeaderWorkerSet."""
+"""The address of all pods of one `Place`. They listen on other ports than each other."""
+RESOLVER = f"nameserver {{}}\nsearch {NAMESPACE}.{DOMAIN} {DOMAIN} cluster.local\noptions ndots:5\n"
+"""A pod's resolv.conf, with the name server's address to fill in."""
 CHOSEN_USER = 1_000_650_000
 """As OpenShift chooses one, for a pod that names none."""
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib64")
@@ -57,6 +62,34 @@ with socket.create_connection(("127.0.0.1", 6379), 5) as server:
 """`valkey-cli ping`, which is in no package."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a pod runs.
+
+    Attributes:
+        name: of the pod, and its host name.
+        address: of the pod.
+        network: file of its network namespace; None for that of this process.
+        rank: of the pod in the group of a LeaderWorkerSet.
+    """
+
+    name: str = "demo-0"
+    address: str = POD
+    network: Path | None = None
+    rank: int = 0
+
+    def enter(self) -> list[str]:
+        """What a command in it begins with."""
+        if self.network is None:
+            return []
+        named = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name)
+        return ["nsenter", f"--net={self.network}", *named]
+
+
+WORKER = Place("demo-0-1", "10.20.30.41", rank=1)
+"""Of a pod that computes for a leader, which has the first place."""
+
+
 @dataclass(slots=True)
 class Container:
     """A container of a pod.
@@ -64,16 +97,20 @@ class Container:
     Attributes:
         pod: the manifest's pod.
         spec: the manifest's container.
-        rank: of the pod in its group.
+        place: of the pod.
     """
 
     pod: Document
     spec: Document
-    rank: int = 0
+    place: Place = Place()
 
     @property
     def name(self) -> str:
         return str(self.spec["name"])
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
 
     @property
     def label(self) -> str:
@@ -128,6 +165,7 @@ class Cluster:
             were fetched from, if `draftwood models --to` did.
         hosts: further names, and their addresses.
         authority: PEM file of what pods trust.
+        name_server: address of one that knows the names of services; without it they lead to the pod itself.
     """
 
     folder: Path
@@ -136,12 +174,12 @@ class Cluster:
     models: Mapping[str, str] = field(default_factory=dict)
     hosts: Mapping[str, str] = field(default_factory=dict)
     authority: Path | None = None
-    _started: int = field(default=0, init=False)
+    name_server: str | None = None
+    _numbers: count[int] = field(default_factory=count, init=False)
 
     def command(self, container: Container, *more: str) -> list[str]:
         """What runs a container as a process, with further arguments."""
-        self._started += 1
-        root = self.folder / f"root-{self._started}"
+        root = self.folder / f"root-{next(self._numbers)}"
         self._make_root(root, container)
         environment = self.environment(container)
         given = [*container.spec.get("command", ["draftwood"]), *container.spec.get("args", []), *more]
@@ -150,13 +188,14 @@ class Cluster:
         user = ["--reuid", str(container.user), "--regid", str(container.group), "--groups", str(container.files_group)]
         user += ["--inh-caps", "-all", "--bounding-set", "-all", "--no-new-privs"]
         return [
+            *container.place.enter(),
             *("chroot", str(root), "setpriv", *user, "--"),
             *("env", "--ignore-environment", "--chdir", _image(container)["workdir"], *variables, *words),
         ]
 
     def environment(self, container: Container) -> dict[str, str]:
         """Of the image and of the manifest."""
-        made = {"PATH": "/opt/draftwood/bin:/usr/local/bin:/usr/bin:/bin", "HOSTNAME": "demo-0"}
+        made = {"PATH": "/opt/draftwood/bin:/usr/local/bin:/usr/bin:/bin", "HOSTNAME": container.place.name}
         for assignment in _image(container)["env"]:
             name, _, value = assignment.partition("=")
             if name not in _COMPILED_FOR:
@@ -178,8 +217,8 @@ class Cluster:
             part, _, resource = source["resourceFieldRef"]["resource"].partition(".")
             return str(container.spec["resources"][part][resource])
         if "fieldRef" in source:
-            address = WORKER if container.rank else POD
-            return address if source["fieldRef"]["fieldPath"] == "status.podIP" else "demo-0"
+            place = container.place
+            return place.address if source["fieldRef"]["fieldPath"] == "status.podIP" else place.name
         return _expanded(str(variable["value"]), before)
 
     def files_of(self, kind: str, name: str) -> dict[str, bytes]:
@@ -198,7 +237,7 @@ class Cluster:
                 (root / name).symlink_to(os.readlink(path))
             elif path.is_dir():
                 _bind(path, root / name)
-        self._make_etc(root / "etc")
+        self._make_etc(root / "etc", container.place)
         (root / "proc").mkdir()
         _mount("--rbind", "/proc", str(root / "proc"))
         _bind(Path("/sys"), root / "sys")
@@ -213,16 +252,20 @@ class Cluster:
             volume = volumes.get(mount["name"], mount)  # that of a StatefulSet is in its claims' templates
             self._make_volume(root / mount["mountPath"].lstrip("/"), volume, mount, container)
         _add_program(root, container)
-        _mount("-o", "remount,ro", str(root))
+        _make_read_only(root)
 
-    def _make_etc(self, etc: Path) -> None:
+    def _make_etc(self, etc: Path, place: Place) -> None:
         etc.mkdir()
         for name in _ETC:
             if Path("/etc", name).exists():
                 _bind(Path("/etc", name), etc / name)
         services = [one["metadata"]["name"] for one in self.documents if one["kind"] == "Service"]
+        if self.name_server is not None:
+            (etc / "resolv.conf").write_text(RESOLVER.format(self.name_server))
+            services = []
         names = {name: POD for service in services for name in (service, f"{service}.{NAMESPACE}")} | dict(self.hosts)
-        lines = ["127.0.0.1 localhost", f"{POD} demo-0", *(f"{address} {name}" for name, address in names.items())]
+        names = {"localhost": "127.0.0.1", place.name: place.address} | names
+        lines = [f"{address} {name}" for name, address in names.items()]
         (etc / "hosts").write_text("\n".join(lines) + "\n")
         if self.authority is not None:
             trusted = etc / "ssl" / "certs" / "ca-certificates.crt"
@@ -240,7 +283,7 @@ class Cluster:
                 (path / key).write_bytes(content)
                 os.chown(path / key, 0, container.files_group)
                 (path / key).chmod(volume["secret"]["defaultMode"] if is_secret else 0o644)
-            _mount("-o", "remount,ro", str(path))
+            _make_read_only(path)
             return
         shared = self.folder / "volumes" / mount["name"]
         if "emptyDir" not in volume and not shared.exists():
@@ -343,6 +386,15 @@ def _bind(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.mkdir() if source.is_dir() else target.touch()
     _mount("--bind", "-o", "ro", str(source), str(target))
+
+
+def _make_read_only(mounted: Path) -> None:
+    """What was written to it may still be open for a moment, in a process that another thread starts."""
+    for _ in range(50):
+        with suppress(subprocess.CalledProcessError):
+            return _mount("-o", "remount,ro", str(mounted))
+        time.sleep(0.1)
+    raise RuntimeError(f"{mounted}: is busy")
 
 
 def _mount(*arguments: str) -> None:

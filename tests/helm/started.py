@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from draftwood_service.auth.auth_file import new_key
 from draftwood_service.starting import require_driver
 from tests.certificates import make_certificate
 from tests.helm.chart import VALUES, Document, pod_templates, read, render
-from tests.helm.pods import POD, WORKER, Cluster, Container
+from tests.helm.pods import POD, WORKER, Cluster, Container, Place
 from tests.memory.servers import Valkey, cluster, free_port, tls_front
 from tests.service.auth.issuer import public_keys, token
 
@@ -172,7 +172,7 @@ class Release:
         group = [template["spec"] for template in pod_templates(documents, "LeaderWorkerSet")]
         for rank in reversed(range(len(group))):  # the worker waits for the leader, which is ready with it
             for spec in [*group[rank].get("initContainers", []), *group[rank]["containers"]]:
-                yield Container(group[rank], spec, rank)
+                yield Container(group[rank], spec, (Place(), WORKER)[rank])
         pods = [
             template["spec"] for kind in ("StatefulSet", "Deployment") for template in pod_templates(documents, kind)
         ]
@@ -282,8 +282,16 @@ class Process:
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def status(self, seconds: float) -> int:
-        """Of one that ends by itself."""
+        """Of one that ends by itself. Raises subprocess.TimeoutExpired."""
         return self._process.wait(seconds)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self._process.send_signal(signal.SIGTERM)
 
     @property
     def seconds(self) -> float:
@@ -309,7 +317,7 @@ class Process:
     def end(self) -> float:
         """SIGTERM, as after the preStop hook. Returns the seconds until its end. Raises NotStartedError."""
         began = time.monotonic()
-        self._process.send_signal(signal.SIGTERM)
+        self.terminate()
         try:
             status = self._process.wait(self._container.grace_seconds)
         except subprocess.TimeoutExpired:
@@ -329,23 +337,24 @@ class Process:
 def succeeds(probe: Document, container: Container, release: Release) -> bool:
     """Whether a probe does, as the kubelet asks: at the pod's address, without a certificate of its own."""
     seconds = probe.get("timeoutSeconds", 1) + 1  # the machine may be busy
+    address = container.place.address
     if "grpc" in probe:
-        with grpc.insecure_channel(f"{POD}:{probe['grpc']['port']}") as channel, suppress(grpc.RpcError):
+        with grpc.insecure_channel(f"{address}:{probe['grpc']['port']}") as channel, suppress(grpc.RpcError):
             asked = health_pb2.HealthCheckRequest(service=probe["grpc"].get("service", ""))
             answer = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=seconds)
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
         return False
     if "exec" in probe:
-        command = release.cluster.command(Container(container.pod, _runs(container, probe["exec"]["command"])))
+        command = release.cluster.command(replace(container, spec=_runs(container, probe["exec"]["command"])))
         return subprocess.run(command, check=False, capture_output=True, timeout=30).returncode == 0
     asked_for = probe.get("httpGet") or probe["tcpSocket"]
     port = container.port(asked_for["port"])
     with suppress(OSError, http.client.HTTPException):
         if "tcpSocket" in probe:
-            socket.create_connection((POD, port), seconds).close()
+            socket.create_connection((address, port), seconds).close()
             return True
         is_https = asked_for.get("scheme") == "HTTPS"
-        status, _ = _http(port, is_https, "GET", asked_for["path"], seconds=seconds)
+        status, _ = _http(port, is_https, "GET", asked_for["path"], seconds=seconds, address=address)
         return 200 <= status < 400
     return False
 
@@ -355,17 +364,24 @@ def _runs(container: Container, command: Sequence[str]) -> Document:
 
 
 def _http(
-    port: int, is_https: bool, method: str, path: str, body: Any = None, key: str | None = None, seconds: float = 60.0
+    port: int,
+    is_https: bool,
+    method: str,
+    path: str,
+    body: Any = None,
+    key: str | None = None,
+    seconds: float = 60.0,
+    address: str = POD,
 ) -> tuple[int, str]:
     """The status and the body of an answer. Certificates are not verified, as by the kubelet."""
     if is_https:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            POD, port, timeout=seconds, context=context
+            address, port, timeout=seconds, context=context
         )
     else:
-        connection = http.client.HTTPConnection(POD, port, timeout=seconds)
+        connection = http.client.HTTPConnection(address, port, timeout=seconds)
     headers = {"content-type": "application/json"} | ({} if key is None else {"authorization": f"Bearer {key}"})
     try:
         connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -433,7 +449,7 @@ def run_to_its_end(release: Release, container: Container) -> Row:
         status, note = process.status(_START_SECONDS), ""
     finally:
         process.kill()
-    server = Container(container.pod, {**container.spec, "name": "server"}, container.rank)
+    server = Container(container.pod, {**container.spec, "name": "server"}, container.place)
     if container.name == "check" and not container.is_vllm and instead_of_gpus(release, server)[0]:
         expected = "device: 'cuda' is not allowed; this machine has no GPU driver"
         if status != 1 or [expected in line for line in process.output.splitlines()] != [True]:
@@ -472,16 +488,16 @@ def rows(path: Path, folder: Path, *, only_checks: bool = False) -> list[Row]:
 def can_start() -> bool:
     """Whether `inside` works here."""
     programs = all(map(shutil.which, ("unshare", "setpriv", "chroot", "mount", "ip")))
-    return os.geteuid() == 0 and programs and subprocess.run([*_UNSHARE, "true"], check=False).returncode == 0
+    return os.geteuid() == 0 and programs and subprocess.run([*UNSHARE, "true"], check=False).returncode == 0
 
 
-_UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def inside(paths: Sequence[Path], *, only_checks: bool = False) -> list[Row]:
     """The rows of values files, made by a process in namespaces of its own. Raises NotStartedError."""
     with tempfile.TemporaryDirectory(prefix="draftwood-started-") as folder:
-        command = [*_UNSHARE, sys.executable, "-m", "tests.helm.started", "--inside", folder]
+        command = [*UNSHARE, sys.executable, "-m", "tests.helm.started", "--inside", folder]
         command += [*(["--checks"] * only_checks), *map(str, paths)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -491,7 +507,7 @@ def inside(paths: Sequence[Path], *, only_checks: bool = False) -> list[Row]:
 
 def _inside(paths: Sequence[Path], folder: Path, only_checks: bool) -> int:
     """`folder` is hidden by one that ends with the namespace."""
-    network = ("ip link set lo up", *(f"ip address add {one}/32 dev lo" for one in (POD, WORKER)))
+    network = ("ip link set lo up", *(f"ip address add {one}/32 dev lo" for one in (POD, WORKER.address)))
     for command in ("mount --make-rprivate /", f"mount -t tmpfs -o mode=755 tmpfs {folder}", *network):
         subprocess.run(command.split(), check=True)
     try:

@@ -2,6 +2,9 @@
 
     python -m tests.monitoring.check_prometheus
 
+Each query of the dashboards is evaluated, of panels and of variables, with the values that Grafana would fill in.
+Grafana itself has not opened them: no package of Debian, PyPI or npm has its server.
+
 Needs `prometheus` on the path, such as Debian's package. Takes half a minute.
 """
 
@@ -24,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from tests.monitoring.expressions import ALERTS, expressions
+from tests.monitoring.expressions import ALERTS, expressions, variables
 from tests.monitoring.service import watched_service
 
 _SCRAPE = "1s"
@@ -101,12 +104,16 @@ def check(program: str) -> list[str]:
                     empty.append(place)
             except RuntimeError as error:
                 wrong.append(f"{place}: {error}")
+        for place, (series, label) in variables().items():
+            if not prometheus.get(f"label/{label}/values", **{"match[]": series}):
+                wrong.append(f"{place}: no values")
         rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
         wrong += [f"rule {rule['name']}: {rule.get('lastError')}" for rule in rules if rule["health"] != "ok"]
         firing = [rule["name"] for rule in rules if rule["state"] == "firing"]
         wrong += [f"alert {name} fires for a service that is well" for name in firing]
         wrong += [f"{place}: no series" for place in empty if _should_have_series(place)]
-    print(f"{len(expressions())} expressions, {len(rules)} rules; without a series: {', '.join(empty)}")
+    counts = f"{len(expressions())} expressions, {len(variables())} variables, {len(rules)} rules"
+    print(f"{counts}; without a series: {', '.join(empty)}")
     return wrong
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,9 +46,20 @@ def expressions() -> dict[str, str]:
     return found
 
 
+def variables() -> dict[str, tuple[str, str]]:
+    """The variables of dashboards whose values are those of a label: series and label, by where they are."""
+    found: dict[str, tuple[str, str]] = {}
+    for name, dashboard in dashboards().items():
+        for variable in dashboard["templating"]["list"]:
+            if variable["type"] == "query":
+                [asked] = re.findall(r"^label_values\((.*), (\w+)\)$", filled(variable["query"]))
+                found[f"{name}, variable {variable['name']}"] = asked
+    return found
+
+
 def filled(expression: str) -> str:
     """As Grafana sends it if everything is chosen."""
-    for variable, value in (("$__rate_interval", "1m"), ("$namespace", ".*"), ("$pod", ".*")):
+    for variable, value in (("$__rate_interval", "1m"), ("$namespace", ".*"), ("$model", ".*"), ("$pod", ".*")):
         expression = expression.replace(variable, value)
     return expression
 

@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Generic, TypeVar, Unpack
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
 from draftwood_client.calls import AsyncCalls, AwaitingClient, BlockingClient, Call, Calls, unary
-from draftwood_client.connection import ClientArguments, Connection
+from draftwood_client.connection import ClientArguments, Connection, retry_of
 from draftwood_client.errors import DeadlineError, StatusError, UnavailableError
 from draftwood_client.grpc_errors import not_ready_error
-from draftwood_client.options import CallOptions, RequestOptions, RetryPolicy
+from draftwood_client.options import CallOptions, RequestOptions
 from draftwood_client.request import Messages, Prompt, conversation, plain_prompt, token_ids, tokenize_request
 from draftwood_client.results import Completion
 from draftwood_client.streams import AsyncGenerationStream, BaseStream, GenerationStream
@@ -35,7 +35,7 @@ class BaseClient(Generic[_Stream]):
     _calls: Any
 
     def __init__(self, target: str | None = None, **arguments: Unpack[ClientArguments]) -> None:
-        given: ClientArguments = {"retry": RetryPolicy(), **arguments}
+        given: ClientArguments = {"retry": retry_of(target), **arguments}
         self._connection = Connection.of(target, **given)
         self._calls = self._calls_type(self._connection, repr(self))
 
@@ -107,7 +107,8 @@ class Client(BaseClient[GenerationStream], BlockingClient):
             addresses with a server that is ready. By default 127.0.0.1:50051.
         tenant: the default of requests; without one, that of the credential, or "default".
         timeout: the default deadline of requests in seconds, retries included; 600 by default, None for no deadline.
-        retry: when a request is sent again; `NO_RETRY` switches retries off.
+        retry: when a request is sent again; `NO_RETRY` switches retries off. By default as `RetryPolicy`, and for names
+            (`dns:///...`) with five attempts in about three seconds, in which a name is looked up again.
         tls: True for public authorities, or a `TlsConfig`; False for none whatever the environment says.
         api_key: a key of the server, sent as "authorization: Bearer ...".
         token: a token (JWT) instead, or a function that is called for each request.

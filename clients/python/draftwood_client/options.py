@@ -179,7 +179,8 @@ _MIN_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how soon a request that failed with UNAVAILABLE is sent again.
+    """How often and how soon a request that failed with UNAVAILABLE is sent again, or one that the server's gRPC ended
+    with CANCELLED, since it arrived at the moment when a server that stops closes the connection.
 
     If the server sent a delay (`grpc-retry-pushback-ms`), the next attempt comes after it, or never if it is negative.
     Otherwise it comes after about min(max_backoff, initial_backoff * multiplier ** (n - 1)) seconds, n being the number
@@ -219,7 +220,7 @@ class RetryPolicy:
             "initialBackoff": f"{self.initial_backoff:.9f}s",
             "maxBackoff": f"{self.max_backoff:.9f}s",
             "backoffMultiplier": self.multiplier,
-            "retryableStatusCodes": ["UNAVAILABLE"],
+            "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
         }
         return [{"name": [{}], "retryPolicy": policy}]
 

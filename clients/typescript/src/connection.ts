@@ -119,7 +119,9 @@ export class Connection {
           const error = ConnectError.from(aborted ? reason : thrown);
           if ("cause" in failure && error.cause === failure.cause) throw failure.cause;
           const status = statusError(error, this.#settings.target, limit, requestId);
-          const again = !begun && status.code === "UNAVAILABLE" && attempt < this.#settings.maxAttempts;
+          // CANCELLED, and not by this client: it arrived at the moment when a server that stops closes the connection.
+          const failed = status.code === "UNAVAILABLE" || status.code === "CANCELLED";
+          const again = !begun && failed && attempt < this.#settings.maxAttempts;
           const delay = pushbackMs(error) ?? status.retryAfterMs ?? backoffMs(attempt);
           if (!again || performance.now() + delay >= end) throw status;
           await sleep(delay, undefined, { signal: scope.signal }).catch(() => {}); // the next turn throws

@@ -51,8 +51,8 @@ export interface ClientOptions extends ConnectionOptions {
   readonly tenant?: string;
   /**
    * Attempts at a request, the first one included: 1 to 5, by default 4; 1 switches retries off. A request that failed with
-   * UNAVAILABLE is sent again after the delay that the server asks for, unless that is past the deadline or the server
-   * forbids it. A stream is only retried before its first event.
+   * UNAVAILABLE, or that the server ended with CANCELLED while it closed the connection, is sent again after the delay that
+   * the server asks for, unless that is past the deadline or the server forbids it. A stream is only retried before its first event.
    */
   readonly maxAttempts?: number;
 }

@@ -156,10 +156,11 @@ test("a server that loads its model, and services for operators", async () => {
   admin.close();
 });
 
-test("UNAVAILABLE is retried with the same id, up to a limit, the deadline or the first event", async () => {
+test("UNAVAILABLE, and what the server cancels, is retried with the same id, up to a limit, the deadline or the first event", async () => {
   const unavailable = new ConnectError("no delay", Code.Unavailable);
   const cases: [script: Answer[], options: draftwood.ClientOptions, attempts: number, text?: string][] = [
     [[{ end: full("10") }, { end: unavailable }, { texts: ["ok"] }], {}, 3, "ok"],
+    [[{ end: new ConnectError("closing", Code.Canceled) }, { texts: ["ok"] }], {}, 2, "ok"],
     [[{ end: full("10") }], {}, 4],
     [[{ end: full("10") }], { maxAttempts: 2 }, 2],
     [[{ end: full("-1") }], {}, 1],

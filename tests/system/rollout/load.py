@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -35,18 +35,24 @@ class Result:
     cut: bool = False
 
 
+Question = tuple[str, int]
+"""Its text, and how many tokens its answer may have."""
+Ask = Callable[[str, Question], Awaitable[Result]]
+"""Sends a tenant's request."""
+
+
 @dataclass(slots=True)
 class Load:
     """Asks until `least` requests were sent and `last` was set.
 
     Attributes:
+        asks: take turns.
         questions: each tenant asks them again and again.
         results: in the order of their ends.
     """
 
-    client: AsyncClient
-    questions: Sequence[str]
-    max_tokens: int
+    asks: Sequence[Ask]
+    questions: Sequence[Question]
     least: int
     last: asyncio.Event = field(default_factory=asyncio.Event)
     results: list[Result] = field(default_factory=list)
@@ -72,20 +78,31 @@ class Load:
     async def _ask(self, number: int) -> Result:
         tenant = TENANTS[number % len(TENANTS)]
         question = self.questions[number // len(TENANTS) % len(self.questions)]
+        return await self.asks[number % len(self.asks)](tenant, question)
+
+
+def by(client: AsyncClient, *, learn: bool = True) -> Ask:
+    """Asks with a client of the service."""
+
+    async def ask(tenant: str, question: Question) -> Result:
+        text, max_tokens = question
         began = time.monotonic()
-        stream = self.client.stream(
-            [ChatMessage("user", question)],
+        stream = client.stream(
+            [ChatMessage("user", text)],
             tenant=tenant,
-            max_tokens=self.max_tokens,
+            max_tokens=max_tokens,
             temperature=0.0,
+            learn=learn,
             timeout=TIMEOUT_SECONDS,
         )
         try:
             answer = await stream.completion()
         except DraftwoodError as error:
             cut = stream.started is not None or _begun(str(error))
-            return Result(began, time.monotonic(), question, error=str(error), cut=cut)
-        return Result(began, time.monotonic(), question, answer.text, len(answer.token_ids), answer.drafting.steps)
+            return Result(began, time.monotonic(), text, error=str(error), cut=cut)
+        return Result(began, time.monotonic(), text, answer.text, len(answer.token_ids), answer.drafting.steps)
+
+    return ask
 
 
 def _begun(error: str) -> bool:

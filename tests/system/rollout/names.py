@@ -1,4 +1,4 @@
-"""A name server for one name, whose addresses change: as the headless Service of a rollout does."""
+"""A name server for names whose addresses change: as those of headless Services do in a rollout."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import cast
 
 NAME = "replicas.test"
 _A, _IN, _TTL = 1, 1, 1
+_KNOWN, _UNKNOWN = 0x8180, 0x8183
+"""Flags of an answer without an error, and of one that there is no such name."""
 
 
 class NameServer(asyncio.DatagramProtocol):
-    """Answers every question for an A record with `hosts`, and every other one with nothing.
+    """Answers questions for A records of known names, and every other one with nothing.
 
     Attributes:
-        hosts: IPv4 addresses.
+        hosts: IPv4 addresses, by their names in small letters.
         questions: for A records so far.
     """
 
-    def __init__(self, hosts: list[str]) -> None:
+    def __init__(self, hosts: dict[str, list[str]]) -> None:
         self.hosts = hosts
         self.questions = 0
 
@@ -30,18 +32,29 @@ class NameServer(asyncio.DatagramProtocol):
         end = data.index(b"\0", 12) + 5  # the name, its end, type and class
         kind = struct.unpack("!H", data[end - 4 : end - 2])[0]
         self.questions += kind == _A
-        addresses = [socket.inet_aton(host) for host in self.hosts] if kind == _A else []
-        header = data[:2] + struct.pack("!5H", 0x8180, 1, len(addresses), 0, 0)
+        hosts = self.hosts.get(_name(data[12 : end - 5]))
+        addresses = [socket.inet_aton(host) for host in hosts or ()] if kind == _A else []
+        header = data[:2] + struct.pack("!5H", _UNKNOWN if hosts is None else _KNOWN, 1, len(addresses), 0, 0)
         # 0xC00C refers to the name in the question.
         records = b"".join(struct.pack("!3HIH", 0xC00C, _A, _IN, _TTL, 4) + address for address in addresses)
         self._transport.sendto(header + data[12:end] + records, addr)
 
-    async def start(self) -> str:
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Starts to answer; returns "host:port"."""
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=("127.0.0.1", 0))
+        transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(host, port))
         host, port = transport.get_extra_info("sockname")
         return f"{host}:{port}"
 
     def close(self) -> None:
         self._transport.close()
+
+
+def _name(labels: bytes) -> str:
+    """Of labels with their lengths before them, without the last, empty one."""
+    found = []
+    while labels:
+        size = labels[0] + 1
+        found.append(labels[1:size].decode())
+        labels = labels[size:]
+    return ".".join(found).lower()

@@ -15,7 +15,7 @@ from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_client import AsyncClient
 from draftwood_memory.store.embedded import EmbeddedServer
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from tests.system.rollout.load import TENANTS, Load, Result, acceptance, different
+from tests.system.rollout.load import TENANTS, Load, Result, acceptance, by, different
 from tests.system.rollout.names import NAME, NameServer
 from tests.system.rollout.replicas import Replica, free_port
 
@@ -114,16 +114,17 @@ def _replicas(plan: Plan, folder: Path, store: str) -> Iterator[list[Replica]]:
 
 async def _measure(plan: Plan, running: list[Replica]) -> Report:
     """Asks and replaces all replicas of `running` meanwhile, each in the list too."""
-    names = NameServer([one.host for one in running])
+    names = NameServer({NAME: [one.host for one in running]})
     authority = await names.start()
     fixed = "ipv4:" + ",".join(f"{one.host}:{one.port}" for one in running)
     target = f"dns://{authority}/{NAME}:{running[0].port}" if plan.new_addresses else fixed
     report = Report()
     phase = max(10, plan.requests // 10)
     warm = 2 * len(TENANTS) * plan.questions + phase  # each tenant knows each question
+    questions = [(text, plan.max_tokens) for text in read_questions()[0][: plan.questions]]
     try:
         async with AsyncClient(target) as client, asyncio.TaskGroup() as group:
-            load = Load(client, read_questions()[0][: plan.questions], plan.max_tokens, plan.requests)
+            load = Load([by(client)], questions, plan.requests)
             group.create_task(load.run(CONCURRENCY))
             await load.reach(warm)
             before = len(load.results)
@@ -142,7 +143,7 @@ async def _measure(plan: Plan, running: list[Replica]) -> Report:
 async def _replace(plan: Plan, number: int, running: list[Replica], names: NameServer, report: Report) -> None:
     old = running[number]
     host = f"127.0.0.{plan.replicas + number + 1}" if plan.new_addresses else old.host
-    names.hosts = [one for one in names.hosts if one != old.host]
+    names.hosts[NAME].remove(old.host)
     if plan.kill and number == 1:
         report.killed_at = time.monotonic()
         old.kill()
@@ -150,7 +151,7 @@ async def _replace(plan: Plan, number: int, running: list[Replica], names: NameS
         report.exit_codes.append(await asyncio.to_thread(old.drain))
     running[number] = new = replace(old, host=host)
     await asyncio.to_thread(new.start)
-    names.hosts = [*names.hosts, host]
+    names.hosts[NAME].append(host)
 
 
 def _summary(report: Report, results: list[Result], phase: int, before: int, after: int) -> Report:
