@@ -122,7 +122,7 @@ def test_the_ports_are_those_of_the_command() -> None:
     assert arguments("EXPOSE") == [" ".join(ports)]
     for port in ports:
         assert port in (REPOSITORY / "docs/image.md").read_text()
-        assert port in (REPOSITORY / "helm/draftwood/templates/deployment.yaml").read_text()
+        assert port in (REPOSITORY / "helm/draftwood/templates/_pod.tpl").read_text()
     assert "open" not in command
 
 
