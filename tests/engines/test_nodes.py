@@ -27,7 +27,7 @@ from tests.vllm.engine import PYTHON
 Node = subprocess.Popen[bytes]
 RAY = PYTHON.with_name("ray")
 
-pytestmark = [pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(900)]
 
 
 def assert_answers_are_those_of_one_process(client: Client) -> None:
