@@ -19,6 +19,7 @@ from draftwood_benchmarks.harness.servers import server_process
 from draftwood_client import Client, UnavailableError
 from tests.engines.servers import served_by, started_by, until
 from tests.engines.test_drafts import accepted_after_learning
+from tests.engines.test_failures import serves_again
 from tests.memory.servers import free_port
 from tests.model_runner.families import greedy
 from tests.vllm.engine import PYTHON
@@ -26,7 +27,7 @@ from tests.vllm.engine import PYTHON
 Node = subprocess.Popen[bytes]
 RAY = PYTHON.with_name("ray")
 
-pytestmark = [pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.timeout(900)]
 
 
 def assert_answers_are_those_of_one_process(client: Client) -> None:
@@ -81,7 +82,7 @@ def test_a_node_that_dies_is_joined_again() -> None:
         with pytest.raises(UnavailableError):
             client.generate([1, 700, 701], max_tokens=8)
         again = start()
-        client.wait_until_ready(300)
+        serves_again(client, 400.0)
         assert_answers_are_those_of_one_process(client)
         again.send_signal(signal.SIGTERM)
 
