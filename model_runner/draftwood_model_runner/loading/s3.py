@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from draftwood_model_runner.errors import InvalidInputError, ModelNotFoundError
 from draftwood_model_runner.loading.checkpoint import checkpoint_files
@@ -107,14 +107,23 @@ class _Checksum:
                 return self.value == base64.b64encode(digest).decode()
             if self.part_size is None:
                 return self.value == hashlib.file_digest(opened, _md5).hexdigest()
-            parts = []
-            while part := opened.read(self.part_size):
-                parts.append(_md5(part).digest())
+            parts, size = [], file.stat().st_size
+            while opened.tell() < size:
+                parts.append(_md5_of(opened, self.part_size))
         return self.value == f"{_md5(b''.join(parts)).hexdigest()}-{len(parts)}"
 
 
 def _md5(content: bytes = b"") -> Any:
     return hashlib.md5(content, usedforsecurity=False)
+
+
+def _md5_of(opened: BinaryIO, size: int) -> bytes:
+    """Of the next bytes of a file, which may be gigabytes."""
+    digest = _md5()
+    while size and (piece := opened.read(min(size, _READ_BYTES))):
+        digest.update(piece)
+        size -= len(piece)
+    return bytes(digest.digest())
 
 
 def _crc(file: Path, kind: str) -> str:

@@ -16,9 +16,8 @@ import typer
 from draftwood_client import Client, StatusError
 from draftwood_client.cli.apps import new_app, run
 from draftwood_client.cli.options import ServerOptions, command
-from draftwood_client.environment import TARGET
 from draftwood_client.errors import ArgumentError, ArgumentValueError
-from draftwood_client.target import DEFAULT_TARGET, check_target
+from draftwood_client.target import check_target
 from draftwood_errors import InvalidInputError
 from draftwood_service.authorization import GATEWAY_HOST
 from draftwood_service.starting import MissingExtraError, is_loopback, needs_extra, require_free
@@ -43,6 +42,7 @@ def gateway(args: list[str]) -> int:
 @app.command()
 @command
 def _gateway(
+    context: typer.Context,
     server: ServerOptions,
     model_servers: Annotated[
         list[str] | None,
@@ -90,13 +90,16 @@ def _gateway(
     and refuses requests without a key. A service that asks nobody for a credential, for only its machine reaches it,
     is served on loopback addresses alone.
     """
+    source = context.get_parameter_source("target")
+    if model_servers and source is not None and source.name == "COMMANDLINE":  # the variable is for other commands
+        raise ArgumentValueError("--target", f"{server.target!r} cannot be combined with --server")
     servers = _servers(server, model_servers or [])
     shares = _shares_credential(server, host, share_credential)
     _check_address(host, port)
     if not check:
         for each in servers.values():
             _check_service(each, host)
-    context = _tls(http_tls_cert, http_tls_key)
+    tls = _tls(http_tls_cert, http_tls_key)
     # Imported here: --help need not wait for them.
     from draftwood_service.logging_config import configure_logging
 
@@ -105,7 +108,7 @@ def _gateway(
         from draftwood_service.gateway.connections import run_server
     if check:
         _arguments(server, host)  # reads the files of TLS
-        scheme = "http" if context is None else "https"
+        scheme = "http" if tls is None else "https"
         typer.echo(f"address: {scheme}://{host}:{port}")
         for model, each in servers.items():
             typer.echo(f"service{f' of {model}' if model else ''}: {each.target}")
@@ -118,16 +121,13 @@ def _gateway(
     openers = {model: _opener(each, host) for model, each in servers.items()}
     made = Gateway(openers, page, max_body_bytes, strict, keyless=shares is not False)
     answering = made.app(cors_origin or [], allowed_host or [] if is_loopback(host) else None)
-    run_server(answering, host, port, context, drain_grace, made.metrics.connection_ended)
+    run_server(answering, host, port, tls, drain_grace, made.metrics.connection_ended)
 
 
 def _servers(server: ServerOptions, given: list[str]) -> dict[str, ServerOptions]:
     """How each model's service is reached; "" for the only one. Raises `ArgumentValueError`."""
     if not given:
         return {"": server}
-    if server.target != DEFAULT_TARGET:
-        problem = f"{server.target!r} (or its variable {TARGET}) cannot be combined with --server"
-        raise ArgumentValueError("--target", problem)
     servers: dict[str, ServerOptions] = {}
     for text in given:
         model, equals, target = text.partition("=")

@@ -19,6 +19,7 @@ from draftwood_client import Client
 from draftwood_service.auth.auth_file import new_key
 from draftwood_service.gateway.command import gateway as run_gateway
 from tests.service.fakes import FakeEngine, FakeModel, Served, serving
+from tests.service.gateway.browser import CHROMIUM, Browser
 from tests.service.gateway.listening import Listening, get, listening, post
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -144,7 +145,7 @@ async def test_each_service_judges_the_key(tmp_path: Path) -> None:
         (["--server", "a=h:1", "--server", "a=h:2"], "error: --server: model 'a' is given twice\n"),
         (["--server", "a="], "error: --server: of model 'a': is empty; it must name a server"),
         (["--server", "a=h"], "error: --server: of model 'a': 'h' has no valid port; write it as host:port"),
-        (["--server", "a=h:1", "--target", "h:2"], "error: --target: 'h:2' (or its variable DRAFTWOOD_TARGET) cannot"),
+        (["--server", "a=h:1", "--target", "h:2"], "error: --target: 'h:2' cannot be combined with --server\n"),
     ],
 )
 def test_a_wrong_server_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +155,10 @@ def test_a_wrong_server_is_one_line(arguments: list[str], said: str, capsys: pyt
     assert error.count("\n") == 1
 
 
-def test_check_names_each_service_and_asks_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_names_each_service_and_asks_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTWOOD_TARGET", "of-other-commands:1")
     servers = ["--server", "a=dns:///a-headless.serving:50051", "--server", "org/b=no-such-service.invalid:1"]
     assert run_gateway(["--port", "0", "--check", *servers]) == 0
     said = capsys.readouterr().out
@@ -194,3 +198,9 @@ def test_two_models_answer_as_they_do_without_the_gateway(tmp_path: Path) -> Non
                 with Client(target) as client:
                     assert texts[model] == client.complete("Where is my parcel?", max_tokens=16, temperature=0).text
             assert texts["demo"] != texts["tiny"]
+            if CHROMIUM is not None:
+                with Browser() as page:
+                    page.open(f"http://{gateway.target}/")
+                    page.wait_for("at('model').textContent.startsWith('demo ') && !at('choice').hidden")
+                    page.run("at('served').value = 'tiny'; at('served').dispatchEvent(new Event('change'))")
+                    page.wait_for("at('model').textContent.startsWith('tiny ')")
