@@ -57,7 +57,7 @@ class Restart:
         ended_in_s: seconds from its deletion to its end, of which it may have `grace_s`.
         status: its exit status; None if it was killed because its time was over.
         unready: how often its readiness probe failed before.
-        replaced_in_s: seconds from the start of the pod that came last before it ended until that was ready.
+        replaced_in_s: seconds from the start of the pod that took its place until that was ready.
     """
 
     pod: str
@@ -262,10 +262,11 @@ class Workload:
                     pod = old.pop(0)
                     self.pods.remove(pod)
                     pod.ending = True
-                    pod.restart.replaced_in_s = round(max(one.ready_in_s for one in self.pods), 2)
                     restarts.append(pod.restart)
                     ending.create_task(pod.end())
                 await asyncio.sleep(0.1)
+        for restart, pod in zip(restarts, self.pods, strict=True):
+            restart.replaced_in_s = round(pod.ready_in_s, 2)
         return restarts
 
 
