@@ -254,7 +254,7 @@ class Workload:
         least = self.replicas - int(update["maxUnavailable"])
         old, restarts = list(self.pods), []
         async with asyncio.TaskGroup() as ending:
-            while old or not all(pod.ready for pod in self.pods):
+            while old or len(self.pods) < self.replicas or not all(pod.ready for pod in self.pods):
                 missing = self.replicas - (len(self.pods) - len(old))
                 for _ in range(min(missing, most - len(self.pods))):
                     self.add()
