@@ -129,7 +129,8 @@ def test_the_chart_that_is_pushed_and_signed_asks_for_the_images_that_were_tagge
     assert JOBS["chart"]["permissions"]["id-token"] == "write"
     packaged = Chart.load(tmp_path / "helm" / "draftwood")
     gpu = {"device": {"type": "nvidia"}}
-    for suffix, values in {"": {}, "-cuda": gpu, "-vllm": {**gpu, "engine": "vllm"}}.items():
+    releases: dict[str, dict[str, Any]] = {"": {}, "-cuda": gpu, "-vllm": {**gpu, "engine": "vllm"}}
+    for suffix, values in releases.items():
         manifests = packaged.render({**OPEN, "gateway": {"mode": "sidecar"}, **values}, name="demo", namespace="any")
         named = {*re.findall(r"image: (\S*some\S*)", "".join(manifests.values()))}
         assert named == {f"ghcr.io/some/where:0.1.0{suffix}"}

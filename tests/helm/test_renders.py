@@ -228,6 +228,7 @@ def test_the_policy_lets_out_what_the_settings_need_and_nothing_else() -> None:
         "cluster-tenants": {6379, 26379, 443},
         "embedded": {443},
         "gateway": {6379, 26379},
+        "rollout": {6379},
         "routed": {6379, 26379},
         "rollout": {6379},
         "valkey": {6379},

@@ -12,8 +12,8 @@ import pytest
 from tests.helm.chart import EXAMPLES, VALUES
 from tests.helm.started import Row, can_start, inside
 
-STARTED = {"gateway", "valkey"}
-"""With TLS, a client's certificate and a gateway of its own; and with the bundled store."""
+STARTED = {"gateway", "rollout", "valkey"}
+"""With TLS, a client's certificate and a gateway of its own; by test_rollout.py; and with the bundled store."""
 
 VLLM = ("vllm", "vllm-nodes")
 

@@ -48,12 +48,14 @@ class Load:
     Attributes:
         asks: take turns.
         questions: each tenant asks them again and again.
+        pause: seconds after each answer.
         results: in the order of their ends.
     """
 
     asks: Sequence[Ask]
     questions: Sequence[Question]
     least: int
+    pause: float = 0.0
     last: asyncio.Event = field(default_factory=asyncio.Event)
     results: list[Result] = field(default_factory=list)
     _more: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,6 +76,7 @@ class Load:
         while (number := next(self._numbers)) < self.least or not self.last.is_set():
             self.results.append(await self._ask(number))
             self._more.set()
+            await asyncio.sleep(self.pause)
 
     async def _ask(self, number: int) -> Result:
         tenant = TENANTS[number % len(TENANTS)]
