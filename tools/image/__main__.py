@@ -54,9 +54,11 @@ assert {row["kernel"] for row in rows} >= KERNELS and all(row["cubin_bytes"] > 1
 print(len(rows))
 """
 _DRIVER = """
-echo | gcc -shared -x c - -Wl,-soname,libcuda.so.1 -o /usr/lib/libcuda.so.1 && ldconfig
+cd /opt/draftwood/lib/python3*/site-packages/triton/backends/nvidia
+grep -oE '\\bcu[A-Z][A-Za-z0-9_]*' driver.c | sort -u | sed 's/.*/int &(void) { return 100; }/' |
+gcc -shared -x c - -Wl,-soname,libcuda.so.1 -o /usr/lib/libcuda.so.1 && ldconfig
 """
-"""A library without content in the place of the driver's, which NVIDIA's container toolkit mounts."""
+"""In the place of the driver's library, which NVIDIA's container toolkit mounts: functions say that there is no GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
