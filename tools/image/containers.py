@@ -128,6 +128,7 @@ class Containers:
             },
             "mounts": [
                 {"destination": "/proc", "type": "proc", "source": "proc"},
+                {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "nodev", "ro"]},
                 {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
                 {"destination": "/dev/shm", **_TMPFS},
                 {"destination": "/tmp", **_TMPFS},
