@@ -51,7 +51,7 @@ RUN NUMBA_CACHE_DIR=/opt/draftwood/compiled PYTHONPATH=/source/benchmarks python
 FROM ${BASE_RUN} AS run-cpu
 
 FROM run-cpu AS run-cuda
-# Triton compiles a launcher of each kernel, in C, at its first call; Python's headers are in the base.
+# Triton compiles its launcher, in C, at the first kernel's call; Python's headers are in the base.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NAMES = ("cpu", "cuda", "vllm")
-_DEBIAN, _VLLM = "localhost/draftwood-test-debian", "localhost/draftwood-test-vllm"
+_DEBIAN, _VLLM = "localhost/draftwood-test-base", "localhost/draftwood-test-base-vllm"
 _HEADERS = (
     'chroot "$1" sh -c "cd /tmp && apt-get download -q libpython3-dev libpython3.11-dev'
     ' && for each in *.deb; do dpkg-deb -x \\$each /; done && rm *.deb"'
@@ -29,11 +29,15 @@ _HEADERS = (
 _REQUIREMENTS = "benchmarks/draftwood_benchmarks/peers/requirements-vllm.txt"
 _VLLM_BASE = f"""
 FROM {_DEBIAN}
+RUN apt-get update && apt-get install --yes --no-install-recommends libnuma1
 RUN python3 -m venv /opt/vllm
 ENV PATH=/opt/vllm/bin:$PATH
 COPY {_REQUIREMENTS} /tmp/requirements.txt
-RUN python3 -m pip install --quiet --no-cache-dir --no-deps --requirement /tmp/requirements.txt
+RUN grep -v arctic-inference /tmp/requirements.txt > /tmp/needed.txt \\
+    && python3 -m pip install --quiet --no-cache-dir setuptools==78.1.1 \\
+    && python3 -m pip install --quiet --no-cache-dir --no-deps --requirement /tmp/needed.txt
 """
+"""With the setuptools that it requires, and without a peer of the drafts, whose build takes gigabytes."""
 
 
 def run(*command: str, **options: Any) -> str:

@@ -22,7 +22,7 @@ from draftwood_client import Client, DeadlineError
 from tools.image.building import Image
 
 ADDRESS = "127.0.0.1:50051"
-_START_SECONDS = 300.0
+_START_SECONDS, _END_SECONDS = 300.0, 1200.0
 _VOLUMES = ("/var/lib/draftwood", "/var/cache/draftwood")
 _TMPFS = {"type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev", "mode=1777"]}
 
@@ -31,7 +31,7 @@ class Container:
     """A process in a container. One that fails ends this program with what it wrote."""
 
     def __init__(self, bundle: Path) -> None:
-        self._name = f"{bundle.parent.name}-{bundle.name}"
+        self._name = f"draftwood-{os.getpid()}-{bundle.parent.name}-{bundle.name}"
         self._log = bundle / "log"
         with self._log.open("wb") as log:
             command = ["runc", "run", "--bundle", str(bundle), self._name]
@@ -53,7 +53,7 @@ class Container:
 
     def output(self, status: int = 0) -> str:
         """What it wrote, at its end."""
-        if (ended := self._process.wait(_START_SECONDS)) != status:
+        if (ended := self._process.wait(_END_SECONDS)) != status:
             self._fail(f"ended with status {ended} in the place of {status}")
         return self._log.read_text(errors="replace")
 
@@ -103,7 +103,11 @@ class Containers:
 
     def ask(self, *arguments: str, status: int = 0, **options: Any) -> str:
         """What one that ends by itself wrote."""
-        return self.start(*arguments, **options).output(status)
+        container = self.start(*arguments, **options)
+        try:
+            return container.output(status)
+        finally:
+            container.remove()
 
     def _specification(self, words: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
         """As OCI has it."""
@@ -124,6 +128,7 @@ class Containers:
             },
             "mounts": [
                 {"destination": "/proc", "type": "proc", "source": "proc"},
+                {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": ["nosuid", "nodev", "ro"]},
                 {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]},
                 {"destination": "/dev/shm", **_TMPFS},
                 {"destination": "/tmp", **_TMPFS},
