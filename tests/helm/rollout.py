@@ -524,7 +524,7 @@ def main() -> int:
     print(text)
     if given.json is not None:
         given.json.write_text(text + "\n", encoding="utf-8")
-    return int(bool(report.failed or report.wrong))
+    return int(bool(report.failed or report.wrong) or any(restart.status != 0 for restart in report.restarts))
 
 
 if __name__ == "__main__":
