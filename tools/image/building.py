@@ -29,7 +29,7 @@ _HEADERS = (
 _REQUIREMENTS = "benchmarks/draftwood_benchmarks/peers/requirements-vllm.txt"
 _VLLM_BASE = f"""
 FROM {_DEBIAN}
-RUN apt-get update && apt-get install --yes --no-install-recommends libnuma1
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ libnuma1
 RUN python3 -m venv /opt/vllm
 ENV PATH=/opt/vllm/bin:$PATH
 COPY {_REQUIREMENTS} /tmp/requirements.txt
