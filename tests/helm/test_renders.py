@@ -235,7 +235,6 @@ def test_the_policy_lets_out_what_the_settings_need_and_nothing_else() -> None:
         "gateway": {6379, 26379},
         "rollout": {6379},
         "routed": {6379, 26379},
-        "rollout": {6379},
         "valkey": {6379},
         "vllm": {6379, 26379},
         "vllm-nodes": {6379, 26379},
