@@ -95,7 +95,7 @@ def test_helm_3_renders_the_same(path: Path) -> None:
 
     def ends(documents: list[Document]) -> list[Document]:
         """How containers end, each way once."""
-        pods = [one["spec"]["template"]["spec"] for one in documents if one["kind"] == "Deployment"]
+        pods = [template["spec"] for template in pod_templates(documents, "Deployment", "LeaderWorkerSet")]
         found = [container["lifecycle"]["preStop"] for pod in pods for container in pod["containers"]]
         return [end for at, end in enumerate(found) if end not in found[:at]]
 
