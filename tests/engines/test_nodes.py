@@ -124,10 +124,9 @@ def _ray_status(port: int, environment: dict[str, str]) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["tensor", "pipeline"])
 def test_two_nodes_of_ray_answer_as_one_process(way: str) -> None:
-    # vLLM's build for CPUs passes on what a stage needs in compiled models alone.
-    arguments = {"distributed_executor_backend": "ray", "enforce_eager": way == "tensor"}
     with tempfile.TemporaryDirectory(prefix="draftwood-ray-") as folder, ray_nodes(Path(folder)) as environment:
-        python, _, own = started_by("vllm", **arguments)
+        # vLLM's build for CPUs runs stages in compiled models alone.
+        python, _, own = started_by("vllm", distributed_executor_backend="ray", enforce_eager=way == "tensor")
         with (
             server_process(*own, f"--{way}-parallel", "2", environment=environment, python=python) as server,
             Client(server.target, timeout=100) as client,
