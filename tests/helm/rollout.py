@@ -461,6 +461,12 @@ async def _roll_out(values: Document, folder: Path, requests: int) -> Report:
     return report
 
 
+def can_roll_out() -> bool:
+    """Whether `roll_out` works here."""
+    command = (*UNSHARE, "sh", "-c", "ip link add pods type bridge && ip link add pod type veth")
+    return can_start() and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def roll_out(requests: int, logs: Path | None = None, **values: Any) -> Report:
     """The report of a process in namespaces of its own. Raises NotStartedError.
 
@@ -517,8 +523,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.inside:
         return _inside(given.values, given.inside, given.requests, given.logs)
-    if not can_start():
-        sys.exit("needs root, namespaces, and the programs unshare, setpriv, chroot, mount and ip")
+    if not can_roll_out():
+        sys.exit("needs root, namespaces with bridges, and the programs unshare, setpriv, chroot, mount and ip")
     report = roll_out(given.requests, given.logs, **given.values)
     text = json.dumps(asdict(report), indent=1)
     print(text)

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.helm.rollout import Report, roll_out
-from tests.helm.started import can_start
+from tests.helm.rollout import Report, can_roll_out, roll_out
 
 pytestmark = [
     pytest.mark.timeout(900),
-    pytest.mark.skipif(not can_start(), reason="needs root, namespaces, and the programs unshare, setpriv and ip"),
+    pytest.mark.skipif(not can_roll_out(), reason="needs root, namespaces with bridges, and the program setpriv"),
 ]
 
 
