@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar, Unpack
 from draftwood.v1 import generation_pb2 as pb
 from draftwood.v1.generation_pb2_grpc import GenerationServiceStub
 from draftwood_client.calls import AsyncCalls, AwaitingClient, BlockingClient, Call, Calls, unary
-from draftwood_client.connection import ClientArguments, Connection, retry_of
+from draftwood_client.connection import ClientArguments, Connection, default_retry
 from draftwood_client.errors import DeadlineError, StatusError, UnavailableError
 from draftwood_client.grpc_errors import not_ready_error
 from draftwood_client.options import CallOptions, RequestOptions
@@ -35,7 +35,7 @@ class BaseClient(Generic[_Stream]):
     _calls: Any
 
     def __init__(self, target: str | None = None, **arguments: Unpack[ClientArguments]) -> None:
-        given: ClientArguments = {"retry": retry_of(target), **arguments}
+        given: ClientArguments = {"retry": default_retry(target), **arguments}
         self._connection = Connection.of(target, **given)
         self._calls = self._calls_type(self._connection, repr(self))
 

@@ -238,9 +238,9 @@ answer tells more than that it is not healthy."""
 _HEALTH_OF = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 
-def retry_of(target: str | None) -> RetryPolicy:
-    """What a client of a target does by default. For names, the attempts take longer than a name stays looked up: in a
-    rollout, all the addresses that the client knows may be those of servers that are gone."""
+def default_retry(target: str | None) -> RetryPolicy:
+    """How clients of a target repeat requests by default; None: the target of the environment. For names, the attempts
+    take longer than a name stays looked up: in a rollout, all known addresses may be those of servers that are gone."""
     if target is None:
         target = environment.read(environment.TARGET)
     return RetryPolicy(max_attempts=5, initial_backoff=0.2) if str(target).startswith("dns:") else RetryPolicy()

@@ -285,7 +285,7 @@ class Gateway:
         parsed: ParsedRequest,
         answers: Answers,
         batch: Batch,
-        end: Callable[..., None],
+        end: Callable[[int], None],
         headers: Mapping[str, str],
         model: str,
     ) -> Response:
@@ -296,7 +296,7 @@ class Gateway:
         return Events(self._chunks(parsed, answers, batch, end, model), ended, headers=headers)
 
     async def _chunks(
-        self, parsed: ParsedRequest, answers: Answers, batch: Batch, end: Callable[..., None], model: str
+        self, parsed: ParsedRequest, answers: Answers, batch: Batch, end: Callable[[int], None], model: str
     ) -> AsyncIterator[tuple[str, str]]:
         """The chunks of all prompts, as they come: (event, data)."""
         completions: dict[int, Completion] = {}

@@ -60,9 +60,10 @@ def loaded(
     """
     path = settings.model_path
     facts = read_checkpoint(path, settings.generation_defaults)
-    if settings.max_draft_nodes and not drafts_of(settings):
+    drafts = drafts_of(settings)
+    if settings.max_draft_nodes and not drafts:
         _log.warning("no drafts: vLLM has none with pipeline parallelism", pipeline_parallel=settings.pipeline_parallel)
-    require_served(name_of(path), facts, drafts=drafts_of(settings))
+    require_served(name_of(path), facts, drafts=drafts)
     tokenizer = load_tokenizer(path)
     tell(tokenizer.class_path)
     tokenizer.check_ends(facts.eos_token_ids)
@@ -91,7 +92,7 @@ def loaded(
             text=text,
             records=records,
         )
-        warm_up(engine, core.facts["vocab_size"], drafts=drafts_of(settings))
+        warm_up(engine, core.facts["vocab_size"], drafts=drafts)
         gc.collect()
         gc.freeze()
         gc.enable()
