@@ -18,13 +18,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from draftwood_model_runner.draft_models.drafting import Computed, ModelDrafts
+from draftwood_model_runner.errors import DeviceLostError
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.runners.base import DraftLimits, Following, StepBatch
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import DraftTree
 from draftwood_strategies.arrays import Float32Array, Int32Array, segment_sizes
-from draftwood_strategies.base import StepFeedback
+from draftwood_strategies.base import AsksModels, StepFeedback
 from draftwood_strategies.draft import DraftTrees, merged
 from draftwood_strategies.draft_engine.engine import Ask, DraftEngine, DraftSession, Verifies
 from draftwood_strategies.draft_engine.guard import GuardedDrafter, IndexingBudget
@@ -106,6 +108,7 @@ class DraftPolicy:
     Args:
         vocab_size, step_times, watchdog: as for `DraftEngine`.
         draft_limits: as `Runner.draft_limits`.
+        models: that draft beside the target.
 
     Attributes:
         drafts: the draft engine.
@@ -117,7 +120,9 @@ class DraftPolicy:
         draft_limits: Callable[[int], DraftLimits],
         step_times: MeasuredStepTimes | None,
         watchdog: Watchdog | None = None,
+        models: SequenceOf[ModelDrafts] = (),
     ) -> None:
+        self._models = models
         self.drafts = DraftEngine(vocab_size, Verifies.TREES, step_times, watchdog)
         self._draft_limits = draft_limits
         self._step_times = step_times
@@ -130,12 +135,15 @@ class DraftPolicy:
 
     def start(self, sequence: Sequence) -> None:
         """Prepares to draft for a sequence. Its strategy may be exchanged later, between two steps."""
-        sequence.drafting = DraftSession(sequence.request, sequence.stats)
+        sequence.drafting = DraftSession(sequence.request, sequence.stats, sequence)
         self._begin(sequence, sequence.drafting)
 
     def _begin(self, sequence: Sequence, session: DraftSession) -> None:
         request = sequence.request
         alike = request.tenant, request.arm, request.drafting.strategy, request.drafting.options
+        if isinstance(sequence.strategy, AsksModels) and request.drafting.max_nodes:
+            for model in sequence.strategy.models:
+                model.open(sequence)
         self.drafts.begin(session, sequence.strategy, alike, sequence.output)
 
     def _current(self, sequence: Sequence) -> DraftSession:
@@ -150,6 +158,26 @@ class DraftPolicy:
         if sequence.drafting is not None:
             self.drafts.end(self._current(sequence))
             sequence.drafting = None
+            for model in self._models:
+                model.close(sequence)
+
+    def check(self, live: SequenceOf[Sequence]) -> None:
+        """Asserts that models hold nothing of other sequences than these."""
+        for model in self._models:
+            model.check(live)
+
+    def observe_models(self, computed: SequenceOf[Computed], features: Float32Array | None) -> None:
+        """Tells the models what the target computed in a step, see `ModelDrafts.observe`. One that fails drafts no more
+        for these sequences."""
+        for model in self._models:
+            try:
+                model.observe(computed, features)
+            except DeviceLostError:
+                raise
+            except Exception:
+                _log.exception("a draft model failed in a step of %d sequences", len(computed))
+                for sequence, _, _ in computed:
+                    model.close(sequence)
 
     def give_up(self, sequences: SequenceOf[Sequence], error: Exception) -> None:
         """Drafting failed in a step of these sequences, which go on without drafts. It is not known for which of them
@@ -252,6 +280,9 @@ class DraftPolicy:
         A step with a prompt says nothing of others: it computes logits for few of its tokens.
         """
         self._latest = StepSize(batch.size, batch.rows, batch.mean_context)
+        if batch.logit_rows.size == batch.size:
+            for model in self._models:
+                model.observe_step(seconds)
         if self._step_times is None or batch.logit_rows.size != batch.size:
             self.drafts.observe_step(self._latest, None)
             return

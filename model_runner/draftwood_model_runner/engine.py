@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from draftwood_model_runner.execution import (
     check_fits,
     lay_out_following,
     lay_out_step,
+    model_drafts,
 )
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import Answer, StepOutput, VerifiedTree
@@ -41,6 +44,8 @@ from draftwood_strategies.draft_engine.engine import DraftSession
 from draftwood_strategies.draft_engine.step_times import BLOCK
 from draftwood_strategies.draft_engine.watchdog import Watchdog
 from draftwood_strategies.drafting import NO_DRAFTS, Drafting
+from draftwood_strategies.model_drafts import ModelStrategy
+from draftwood_strategies.registry import offered
 from draftwood_strategies.threads import usable_cpus
 
 __all__ = ["Engine", "EngineConfig"]
@@ -66,6 +71,7 @@ class Engine:
 
     Attributes:
         counts: of all steps so far.
+        model_drafts: the drafts of models beside the target, by the names of their strategies.
 
     Raises:
         InvalidValueError: the KV cache, as configured or as memory allows, cannot hold one full context, or the device
@@ -87,7 +93,10 @@ class Engine:
         shared_chunk = chunk if self._runner.mixed_batches else config.shared_prefill_chunk
         block = BLOCK if step_times is not None and step_times.per_padding else 1
         self._scheduler = Scheduler(self._pool, max_running, chunk, shared_chunk, config.tenant_weights, block)
-        self._policy = DraftPolicy(model.vocab_size, self._runner.draft_limits, step_times, watchdog)
+        self.model_drafts = model_drafts(model, self._runner, config)
+        self._policy = DraftPolicy(
+            model.vocab_size, self._runner.draft_limits, step_times, watchdog, [*self.model_drafts.values()]
+        )
         self._microbatches = MicrobatchPolicy(step_times if self._runner.is_asynchronous else None)
         self._following: FollowedRunner | None = None
         if config.steps_ahead and isinstance(self._runner, FollowedRunner) and self._runner.follows:
@@ -209,6 +218,7 @@ class Engine:
 
     def check(self) -> None:
         """Asserts that slots, KV pages and drafters are held by live sequences that have run, and by no others."""
+        self._policy.check(self._scheduler.live)
         self._live.check([sequence for work in self._idle_work for sequence in work.with_pages])
 
     def step(self) -> list[StepOutput]:
@@ -391,6 +401,7 @@ class Engine:
         valid = [(row, step.scheduled[row]) for row in step.valid_rows]
         writing = [(row, work.sequence) for row, work in valid if work.reaches_end]
         paths = step.on_device.verify([row for row, _ in writing])
+        positions = {row: work.sequence.committed for row, work in valid}
         for _, (sequence, tokens) in valid:
             sequence.committed += tokens
         drafted, written = (segment_sizes(feedback.offsets) - 1).tolist(), dict[int, StepOutput]()
@@ -404,6 +415,14 @@ class Engine:
             if not isinstance(output, DraftwoodError):
                 _log.error("request %r failed in verification", sequence.request.request_id, exc_info=output)
             outputs.append(self._live.fail(sequence, output))
+        if self.model_drafts:
+            nodes = {row: path.nodes for (row, _), path in zip(writing, paths, strict=True)}
+            computed = [
+                step.computed(row, position, nodes.get(row, ()))
+                for row, position in positions.items()
+                if step.scheduled[row].sequence.state is SequenceState.RUNNING
+            ]
+            self._policy.observe_models(computed, step.on_device.features)
         return written
 
     def _await_mask(self) -> None:
@@ -418,6 +437,15 @@ class Engine:
             _log.warning("%s; %d sequences run at once for now", cause, self._scheduler.max_running)
             return []
         return self._live.fail_step(sequences, cause)
+
+
+@contextmanager
+def model_strategies(engine: Engine) -> Iterator[None]:
+    """In it there are strategies that draft by the models beside the engine's, see `registry.offered`."""
+    with ExitStack() as stack:
+        for name, drafts in engine.model_drafts.items():
+            stack.enter_context(offered(name, partial(ModelStrategy, drafts)))
+        yield
 
 
 def warm_up(engine: Engine) -> None:

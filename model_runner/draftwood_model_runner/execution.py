@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from draftwood_model_runner.draft_models.drafting import Computed, ModelDrafts
 from draftwood_model_runner.draft_policy import DraftPolicy, Drafts
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import DeadlineError, InvalidValueError, ModelError
@@ -69,6 +70,9 @@ def allocate(model: LoadedModel, config: EngineConfig) -> tuple[Runner, KVPool, 
     if capacity is None:
         each = min(full, _USUAL_CONTEXT) if model.device == "cpu" else full
         capacity = model.factory.default_kv_tokens(needed, -(-config.max_running * each // needed))
+        own, drafters = model.factory.kv_bytes_per_token, [drafter.factory for drafter in model.drafters.values()]
+        if drafters and own:
+            capacity = capacity * own // (own + sum(factory.kv_bytes_per_token for factory in drafters))
     _require_capacity(capacity, needed)
     runner = model.factory.runner(capacity, config.threads, config.max_running)
     states = runner.states if isinstance(runner, StatefulRunner) else None
@@ -80,6 +84,17 @@ def allocate(model: LoadedModel, config: EngineConfig) -> tuple[Runner, KVPool, 
     _log.info("memory: %s; KV cache of %d tokens, %.2f GB", weights, tokens, kv_bytes / 1e9)
     pool = KVPool(runner.pages, runner.page_size, config.prefix_cache, states, window)
     return runner, pool, config.max_running if states is None else _running_with(states, config.max_running)
+
+
+def model_drafts(model: LoadedModel, runner: Runner, config: EngineConfig) -> dict[str, ModelDrafts]:
+    """The drafts of models beside a target, by the names of their strategies, with memory for its pages."""
+    made = {}
+    for name, drafter in model.drafters.items():
+        own = drafter.factory.runner(runner.pages * runner.page_size, config.threads, config.max_running)
+        made[name] = ModelDrafts(own, head=drafter.head)
+        seen = own.pages * own.page_size * drafter.factory.kv_bytes_per_token / 1e9
+        _log.info("draft model %s: %.0f million weights; KV cache %.2f GB", name, drafter.parameters / 1e6, seen)
+    return made
 
 
 def _require_capacity(tokens: int, needed: int) -> None:
@@ -122,6 +137,18 @@ class BegunStep(NamedTuple):
         """How many tokens each sequence may write in a step that only decodes."""
         sizes: list[int] = segment_sizes(self.batch.cu_seqlens).tolist()
         return sizes
+
+    def computed(self, row: int, position: int, nodes: SequenceOf[int]) -> Computed:
+        """What it committed of a row.
+
+        Args:
+            position: of the first token of the row.
+            nodes: that were accepted of the draft; those behind the last one that the sequence took are left out.
+        """
+        sequence, tokens = self.scheduled[row]
+        accepted = [*nodes[: sequence.committed - position - tokens]]
+        within = np.concatenate([np.arange(tokens), np.array(accepted, np.int64) + tokens])
+        return Computed(sequence, position, within + int(self.batch.cu_seqlens[row]))
 
     @property
     def sequences(self) -> set[Sequence]:

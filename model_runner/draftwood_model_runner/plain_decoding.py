@@ -88,7 +88,7 @@ class PlainDecoding:
             logits_from = chain.size - 1 if chain.size == left else chain.size
             pages, prompt = self._pool.pages(sequence), int(sequence.request.prompt.size)
             rows.append(BatchRow(pages, sequence.committed, chain, EMPTY_TREE, logits_from, prompt))
-        logits, tokens, top = self._runner.step(lay_out(rows), top_k)
+        logits, tokens, top, _ = self._runner.step(lay_out(rows), top_k)
         for sequence, row in zip(computed, rows, strict=True):
             sequence.committed += row.chain.size
         ends = [sequence for sequence in computed if sequence.committed == sequence.length]

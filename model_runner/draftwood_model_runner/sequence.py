@@ -171,6 +171,7 @@ class PageTable:
     Attributes:
         pages: int32[p]; token i of the sequence is in row i % page_size of page i // page_size.
         prefix: its blocks, as far as they were hashed.
+        shared: how many of its first pages it began with.
         recorded: how many of its first pages the prefix cache knows.
         freed: how many of the first pages it gave up; they are `NULL_PAGE`.
         longest: tokens of the sequence up to which its next step fits, with its draft.
@@ -181,6 +182,7 @@ class PageTable:
     recorded: int
     freed: int = 0
     longest: int = 0
+    shared: int = 0
 
     @property
     def held(self) -> Int32Array:

@@ -375,3 +375,35 @@ class UsesModelTable(Protocol):
             rows: int32[r, COLUMNS], as `SuccessorTable.rows`. All tenants read the same one, so that
                 nobody may write to it.
         """
+
+
+@runtime_checkable
+class AsksModels(Protocol):
+    """What a strategy offers besides that drafts by models which its host runs."""
+
+    models: SequenceOf[Any]
+    """Of the host, see `draftwood_strategies.model_drafts.ModelSource`."""
+
+
+@runtime_checkable
+class DraftsForRow(Protocol):
+    """What a drafter offers besides that needs to know which row of its host it drafts for."""
+
+    def follow_row(self, row: Any) -> None:
+        """Called once it is started, before anything else.
+
+        Args:
+            row: an object of the host.
+        """
+
+
+@runtime_checkable
+class DraftsBeside(Protocol):
+    """What a strategy offers besides whose drafts cost so much that they depend on what others promise already."""
+
+    def propose_beside(self, drafters: SequenceOf[Any], budgets: Int32Array, others: DraftTrees) -> DraftTrees:
+        """As `BatchStrategy.propose_all`.
+
+        Args:
+            others: for each drafter, what the other sources of a hybrid draft together.
+        """

@@ -103,6 +103,19 @@ class HybridOptions(StrategyOptions):
         return names
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelDraftOptions(StrategyOptions):
+    """Those of `draft_model` and `head`.
+
+    Attributes:
+        depth: levels of a draft at most; fewer where more do not pay.
+        width: nodes of a level that the next one follows.
+    """
+
+    depth: Annotated[int, Range(1, 16)] = 6
+    width: Annotated[int, Range(1, 16)] = 4
+
+
 @dataclass(frozen=True)
 class BuiltIn:
     """A factory of a built-in strategy.

@@ -11,7 +11,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol, TypeGuard
 
 from draftwood_strategies.arrays import Int32Array
-from draftwood_strategies.base import BatchStrategy, StepFeedback, Strategy
+from draftwood_strategies.base import BatchStrategy, DraftsBeside, StepFeedback, Strategy
 from draftwood_strategies.draft import EMPTY_TREE, DraftTrees, checked, checked_all
 
 OnFailure = Callable[[int, str, Exception], None]
@@ -31,6 +31,7 @@ def propose_all(
     vocab_size: int | None,
     failed: OnFailure,
     timed: TimedCall,
+    others: DraftTrees | None = None,
 ) -> DraftTrees:
     """For each drafter its checked draft; an empty one for a drafter that failed.
 
@@ -38,8 +39,12 @@ def propose_all(
         drafters: of this strategy, at least one.
         budgets: int32[s], the most nodes of each draft, 1 or more.
         vocab_size: tokens are below it; None for any.
+        others: for a strategy that drafts beside others, what these draft (`DraftsBeside`).
     """
     try:
+        if others is not None and isinstance(strategy, DraftsBeside):
+            proposed = timed(range(len(drafters)), strategy, strategy.propose_beside, drafters, budgets, others)
+            return checked_all(proposed, budgets, vocab_size)
         if _supports_batches(strategy):
             proposed = timed(range(len(drafters)), strategy, strategy.propose_all, drafters, budgets)
             return checked_all(proposed, budgets, vocab_size)

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from draftwood_strategies.built_in import BUILT_IN, BuiltIn, HybridOptions
+from draftwood_strategies.built_in import BUILT_IN, BuiltIn, HybridOptions, ModelDraftOptions
 from draftwood_strategies.options import Option, OptionValue, check, read_options
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _NODES = 64
 """Draft nodes of a warm-up: more than an empty memory can fill, so that what fills unused ones is compiled too."""
 _log = logging.getLogger(__name__)
 _factories: dict[str, StrategyFactory] = {**BUILT_IN}
+_offered: list[str] = []
 _substitutes: dict[str, tuple[Substitute, bool]] = {}
 _entry_points_loaded = False
 
@@ -99,6 +100,31 @@ def substituted(name: str, make: Substitute, as_source: bool = True) -> Iterator
         del _substitutes[name]
 
 
+@contextmanager
+def offered(name: str, make: StrategyFactory) -> Iterator[None]:
+    """In it there is a strategy `name` that drafts by a model of this process; a hybrid has it as a source by default.
+
+    Args:
+        make: takes the options of `ModelDraftOptions`.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if _factories.setdefault(name, make) is not make:
+        raise ValueError(f"strategy name {name!r} is taken by {_factories[name]!r}")
+    _offered.append(name)
+    try:
+        yield
+    finally:
+        _offered.remove(name)
+        del _factories[name]
+
+
+def default_sources() -> str:
+    """The sources of a hybrid that names none."""
+    return ",".join([HybridOptions.sources, *_offered])
+
+
 def options_of(name: str, given: Mapping[str, OptionValue] = MappingProxyType({})) -> Mapping[str, Option]:
     """The options that the strategy `name` takes, by name.
 
@@ -110,6 +136,8 @@ def options_of(name: str, given: Mapping[str, OptionValue] = MappingProxyType({}
         ValueError: a value in `given` is not allowed.
     """
     factory = _factory(name)
+    if name in _offered:
+        return read_options(ModelDraftOptions)
     if isinstance(factory, BuiltIn):
         options = read_options(factory.kind)
         return options if factory.kind is not HybridOptions else {**options, **_options_of_sources(_sources(given))}
@@ -123,7 +151,7 @@ def _options_of_sources(names: list[str]) -> dict[str, Option]:
 
 def _sources(given: Mapping[str, OptionValue]) -> list[str]:
     """The sources of a hybrid with these options."""
-    sources = given.get("sources", HybridOptions.sources)
+    sources = given.get("sources", default_sources())
     return HybridOptions(sources=str(read_options(HybridOptions)["sources"].checked(sources))).names()
 
 
@@ -140,7 +168,7 @@ def check_options(name: str, options: Mapping[str, OptionValue]) -> dict[str, Op
     makers = [factory]
     if isinstance(factory, BuiltIn) and factory.kind is HybridOptions:
         makers += [_factory(source) for source in _sources(checked)]
-    if not all(isinstance(maker, BuiltIn) for maker in makers):
+    if not all(isinstance(maker, BuiltIn) or maker in map(_factories.get, _offered) for maker in makers):
         create(name, **checked)
     return checked
 

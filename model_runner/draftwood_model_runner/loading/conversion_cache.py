@@ -53,12 +53,13 @@ class _Entry:
     tokenizer_class: str
     shapes: tuple[KVShape, ...]
     window: tuple[int | None, bool]
+    feature_layers: tuple[int, ...]
 
 
 _ENTRY_FACTS = TypeAdapter(_Entry)
 
 
-def entry_of(cache: Path, path_or_id: str, **options: str | int | None) -> Path | None:
+def entry_of(cache: Path, path_or_id: str, **options: object) -> Path | None:
     """The folder in `cache` of a model that is loaded with these options; None if it cannot be kept.
 
     That is a model on the hub, which may change; one with an adapter, whose base is elsewhere; and any model if the
@@ -131,7 +132,9 @@ def _load(folder: Path, tokenizer: Tokenizer, name: str, threads: int | None) ->
     facts, layout = entry.facts, PageLayout(entry.shapes, entry.facts.dtype)
     grammars = tokenizer.grammars(facts.vocab_size, facts.eos_token_ids)
     grammars.prepare()
-    factory = serialization.load(folder, layout, entry.window, facts.vocab_size, facts.max_context, threads)
+    factory = serialization.load(
+        folder, layout, entry.window, entry.feature_layers, facts.vocab_size, facts.max_context, threads
+    )
     return LoadedModel(
         name=name,
         factory=factory,
@@ -180,6 +183,7 @@ def _write(model: LoadedModel, folder: Path) -> None:
         tokenizer_class=model.tokenizer.class_path,
         shapes=factory.converted.layout.shapes,
         window=(factory.converted.window, factory.converted.in_every_layer),
+        feature_layers=factory.feature_layers,
     )
     (folder / _FACTS).write_bytes(_ENTRY_FACTS.dump_json(entry))
     (folder / _DIGEST).write_text(_digest_of(folder), encoding="utf-8")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from draftwood_model_runner.draft_models.drafting import HeadParts
 from draftwood_model_runner.engine_config import Abilities, check_runner, check_weights
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerError
 from draftwood_model_runner.loading.checkpoint import cannot_be_loaded
@@ -35,6 +37,20 @@ _SMALLEST = 2.0**-14
 """Below it, float16 has fewer digits than bfloat16."""
 
 
+class DraftModel(NamedTuple):
+    """A model that drafts beside a target.
+
+    Attributes:
+        factory: as its runner computes it.
+        head: what a head needs besides; None for a whole model.
+        parameters: weights, those that it shares with the target aside.
+    """
+
+    factory: RunnerFactory
+    head: HeadParts | None
+    parameters: int
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LoadedModel(ModelFacts):
     """A model that trees can be verified on, with what serving needs to know of it.
@@ -42,6 +58,7 @@ class LoadedModel(ModelFacts):
     Attributes:
         factory: the model as its runner computes it; makes runners.
         step_times_file: where what its steps cost is kept; None for a model that is converted at each start.
+        drafters: models that draft for it, by the names of their strategies.
     """
 
     name: str
@@ -49,6 +66,7 @@ class LoadedModel(ModelFacts):
     tokenizer: Tokenizer
     grammars: GrammarCompiler
     step_times_file: Path | None = None
+    drafters: Mapping[str, DraftModel] = field(default_factory=dict)
 
     @property
     def runner_name(self) -> str:
@@ -73,6 +91,7 @@ def choose_runner(
     max_context: int,
     weights: str = "as-is",
     threads: int | None = None,
+    feature_layers: tuple[int, ...] = (),
 ) -> tuple[RunnerFactory, str]:
     """The model as a runner computes it, and why by this runner.
 
@@ -80,6 +99,7 @@ def choose_runner(
         module: an unmodified transformers model. The torch and cuda runners take it over, see `runners.torch.probe`;
             the openvino runner leaves it as it was.
         runner, exact, weights, threads: as for `loading.model.load_model`.
+        feature_layers: as in `RunnerFactory`.
 
     Raises:
         InvalidValueError: there is no such runner, it has no exact mode, or no runner has such weights for this model.
@@ -89,11 +109,11 @@ def choose_runner(
     check_runner(runner, exact)
     check_weights(weights, runner, exact)
     if weights != "as-is":
-        return _quantized(module, max_context, threads, weights), f"weights are {weights}"
+        return _quantized(module, max_context, threads, weights, feature_layers), f"weights are {weights}"
     if runner == "torch":
-        return _torch(module, exact, max_context), "chosen by name"
+        return _torch(module, exact, max_context, feature_layers), "chosen by name"
     if runner == "openvino":
-        return _openvino(module, bool(exact), max_context, threads), "chosen by name"
+        return _openvino(module, bool(exact), max_context, threads, feature_layers=feature_layers), "chosen by name"
     if runner == "cuda":
         return _cuda(module, max_context, bool(exact)), "chosen by name"
     on_gpu = module.device.type == "cuda"
@@ -101,9 +121,10 @@ def choose_runner(
         if on_gpu:
             factory, reason = _cuda(module, max_context, bool(exact)), f"the model is on {module.device}"
         else:
-            factory, reason = _openvino(module, bool(exact), max_context, threads), "the model is on a CPU"
+            factory = _openvino(module, bool(exact), max_context, threads, feature_layers=feature_layers)
+            reason = "the model is on a CPU"
     except UnsupportedRunnerError as error:
-        factory, reason = _torch(module, exact, max_context), str(error)
+        factory, reason = _torch(module, exact, max_context, feature_layers), str(error)
     _log.log(
         logging.WARNING if on_gpu and factory.name != "cuda" else logging.INFO, "runner %s: %s", factory.name, reason
     )
@@ -120,23 +141,34 @@ def _cuda(module: Any, max_context: int, exact: bool) -> RunnerFactory:
     return take_over(module, max_context, exact)
 
 
-def _torch(module: Any, exact: bool | None, max_context: int) -> RunnerFactory:
+def _torch(
+    module: Any, exact: bool | None, max_context: int, feature_layers: tuple[int, ...] = ()
+) -> RunnerFactory:
     # Imports the modelling code of transformers, which a model in the cache does without.
     from draftwood_model_runner.runners.torch.probe import probe
     from draftwood_model_runner.runners.torch.runner import TorchRunnerFactory
 
     layout = probe(module, module.dtype != torch.float32 if exact is None else exact, max_context)
-    return TorchRunnerFactory(module, layout)
+    return TorchRunnerFactory(module, layout, feature_layers)
 
 
-def _quantized(module: Any, max_context: int, threads: int | None, weights: str) -> RunnerFactory:
+def _quantized(
+    module: Any, max_context: int, threads: int | None, weights: str, feature_layers: tuple[int, ...]
+) -> RunnerFactory:
     try:
-        return _openvino(module, False, max_context, threads, weights)
+        return _openvino(module, False, max_context, threads, weights, feature_layers)
     except UnsupportedRunnerError as error:
         raise InvalidValueError("weights", weights, f"it must be as-is for this model; {error}") from error
 
 
-def _openvino(module: Any, exact: bool, max_context: int, threads: int | None, weights: str = "as-is") -> RunnerFactory:
+def _openvino(
+    module: Any,
+    exact: bool,
+    max_context: int,
+    threads: int | None,
+    weights: str = "as-is",
+    feature_layers: tuple[int, ...] = (),
+) -> RunnerFactory:
     if module.device.type != "cpu":
         raise UnsupportedRunnerError(f"OpenVINO: runs on CPUs only, the model is on {module.device}")
     if exact:
@@ -146,7 +178,7 @@ def _openvino(module: Any, exact: bool, max_context: int, threads: int | None, w
     # A package that need not be there, and takes half a second to import.
     from draftwood_model_runner.runners.openvino.factory import take_over
 
-    factory = take_over(module, max_context, weights=weights, threads=threads)
+    factory = take_over(module, max_context, weights=weights, threads=threads, feature_layers=feature_layers)
     try_beyond_thresholds(module, max_context, lambda copied: take_over(copied, CONTEXT))
     return factory
 
@@ -200,6 +232,7 @@ def adopt(
     weights: str = "as-is",
     defaults: str = "model",
     threads: int | None = None,
+    feature_layers: tuple[int, ...] = (),
 ) -> LoadedModel:
     """Makes a transformers model in memory servable: checks that trees can be verified on it, and takes it over.
 
@@ -207,6 +240,7 @@ def adopt(
         max_context, exact, runner, weights, threads: as for `load_model`. The torch runner changes the module,
             OpenVINO does not.
         defaults: as generation_defaults there.
+        feature_layers: as in `RunnerFactory`.
 
     Raises:
         InvalidValueError: max_context, runner or weights is not allowed, or the runner has no exact mode.
@@ -221,7 +255,7 @@ def adopt(
     tokenizer.check_ends(ends)
     grammars = tokenizer.grammars(int(config.vocab_size), ends)
     grammars.prepare()
-    factory, reason = choose_runner(module, runner, exact, context, weights, threads)
+    factory, reason = choose_runner(module, runner, exact, context, weights, threads, feature_layers)
     return LoadedModel(
         name=name,
         factory=factory,

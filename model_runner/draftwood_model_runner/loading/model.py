@@ -14,6 +14,14 @@ from typing import Any
 
 import torch
 
+from draftwood_model_runner.draft_models.loading import (
+    DRAFT_MODEL,
+    HEAD,
+    NO_HEAD,
+    head_drafter,
+    model_drafter,
+    read_head,
+)
 from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedModelError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, name_of, require_folder
@@ -43,6 +51,8 @@ def load_model(
     tensor_parallel: int = 1,
     cache: Path | None = None,
     cache_bytes: int = MODEL_CACHE_BYTES,
+    draft_model: str | None = None,
+    draft_head: str = NO_HEAD,
 ) -> LoadedModel:
     """Loads a model and its tokenizer from a folder or from the hub (its cache, where the network is out of reach).
 
@@ -63,10 +73,13 @@ def load_model(
             the others. This process ends if one of them does.
         cache, cache_bytes: folder of converted models, see `loading.conversion_cache`, or None for none, and the size
             of all of them at most.
+        draft_model: folder or id of a smaller model of the same vocabulary, which drafts; None for none.
+        draft_head: folder of a draft head for this model, "auto" for the one that this package has for it, if it has
+            one, or "none".
 
     Raises:
-        InvalidValueError: device, dtype, max_context, runner, weights, generation_defaults or tensor_parallel is not
-            allowed, the runner has no exact mode, or the model cannot be computed with such weights; gives the reason.
+        InvalidValueError: device, dtype, max_context, runner, weights, generation_defaults, tensor_parallel,
+            draft_model or draft_head is not allowed, the runner has no exact mode, or the model cannot be computed with such weights; gives the reason.
         ModelNotFoundError: there is no such model.
         UnsupportedRunnerError: OpenVINO is chosen by name and cannot compute the model; gives the reason.
         UnsupportedModelError: draft trees cannot be verified on it; gives the reason.
@@ -79,7 +92,12 @@ def load_model(
     require_folder(path_or_id)
     threads = threads or default_threads()
     torch.set_num_threads(threads)
+    head = read_head(draft_head, path_or_id)
+    feature_layers = () if head is None else head.feature_layers_of_target
     if tensor_parallel > 1:
+        for name, value in (("draft_model", draft_model), ("draft_head", None if head is None else draft_head)):
+            if value is not None:
+                raise InvalidValueError(name, value, f"tensor_parallel is {tensor_parallel}; drafts by a model need 1")
         if exact:
             raise InvalidValueError("exact", exact, f"tensor_parallel is {tensor_parallel}; exact mode needs 1")
         options = {"dtype": dtype, "max_context": max_context, "generation_defaults": generation_defaults}
@@ -95,6 +113,7 @@ def load_model(
             weights=weights,
             generation_defaults=generation_defaults,
             threads=threads,
+            feature_layers=feature_layers,
         )
 
     def convert(tokenizer: Tokenizer) -> LoadedModel:
@@ -108,11 +127,22 @@ def load_model(
             weights=weights,
             defaults=generation_defaults,
             threads=threads,
+            feature_layers=feature_layers,
         )
 
     if entry is None:
-        return convert(load_tokenizer(path_or_id))
-    return _kept(entry, path_or_id, threads, cache_bytes, convert)
+        model = convert(load_tokenizer(path_or_id))
+    else:
+        model = _kept(entry, path_or_id, threads, cache_bytes, convert)
+    drafters = {}
+    if head is not None:
+        drafters[HEAD] = head_drafter(head, path_or_id, model, threads)
+    if draft_model is not None:
+        options = {"device": device, "dtype": dtype, "max_context": max_context, "runner": model.runner_name}
+        others = {"threads": threads, "cache": cache, "cache_bytes": cache_bytes}
+        draft = load_model(draft_model, **options, **others)
+        drafters[DRAFT_MODEL] = model_drafter(draft, model, draft_model)
+    return replace(model, drafters=drafters) if drafters else model
 
 
 def _check_choice(name: str, value: str, allowed: Iterable[str]) -> None:

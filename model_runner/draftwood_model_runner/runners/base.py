@@ -90,6 +90,7 @@ class StepBatch:
         prompt_lens: int32[S], of each sequence, how many of its tokens are its prompt; None: all but drafts are.
         exact_top_k: how many of the greatest logits of each row must be the model's own. Others may be off, by less
             than it takes to be among them. None: all must be its own.
+        features: float32[T, f], what a draft head reads of each token; None for a whole model.
     """
 
     tokens: Int32Array
@@ -103,6 +104,7 @@ class StepBatch:
     is_dummy: bool = False
     prompt_lens: Int32Array | None = None
     exact_top_k: int | None = None
+    features: Float32Array | None = None
 
     @property
     def size(self) -> int:
@@ -159,11 +161,14 @@ class Predictions(NamedTuple):
         tokens: int32[R], the most probable token; of equally probable ones that with the lowest id.
         top_tokens: int32[R, k], the k most probable tokens by these logits, best first, and of equally probable ones
             that with the lowest id; None for k = 0.
+        features: float32[T, f], of all tokens of the step, the hidden states that draft heads read, see
+            `RunnerFactory.feature_layers`; None if there are none.
     """
 
     logits: Any
     tokens: Int32Array
     top_tokens: Int32Array | None
+    features: Float32Array | None = None
 
 
 class KVCompaction(NamedTuple):
@@ -192,6 +197,10 @@ class StepInFlight(Protocol):
     def scores(self) -> Float32Array:
         """float32[n], of the nodes of all drafts that the device made, once the step was waited for, see `Following`;
         none of other drafts."""
+
+    @property
+    def features(self) -> Float32Array | None:
+        """As in `Predictions`, once the step was waited for."""
 
     def wait(self) -> tuple[StepFeedback, float]:
         """What it predicts at the nodes of all draft trees, once it is computed, and the seconds that the device took.
@@ -360,6 +369,11 @@ class RunnerFactory(Protocol):
         with -1 for pages that lie behind. None for all."""
 
     @property
+    def feature_layers(self) -> tuple[int, ...]:
+        """The layers whose inputs its runners return as `Predictions.features`, one behind the other; the number of
+        layers stands for what the output head reads. None for no features."""
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of the keys and values of one token."""
 
@@ -399,7 +413,7 @@ class HostStep:
         self, runner: Runner, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None], threads: int
     ) -> None:
         started = time.perf_counter()
-        self._logits, tokens, top_tokens = runner.step(batch, top_k)
+        self._logits, tokens, top_tokens, self.features = runner.step(batch, top_k)
         self._seconds = time.perf_counter() - started
         self._feedback = batch.feedback(tokens, top_tokens)
         self._runner, self._batch, self._samplers, self._threads = runner, batch, samplers, threads

@@ -10,11 +10,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
+
+from draftwood_model_runner.errors import UnsupportedModelError
 
 Step = TypeVar("Step")
 
@@ -133,6 +135,53 @@ def _in_shape(part: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor 
     if positions is None or positions.shape[0] == 1:
         return None
     return output.reshape(*positions.shape, output.shape[-1])
+
+
+def layer_list(module: Any) -> nn.ModuleList:
+    """The layers of a model, in their order.
+
+    Raises:
+        UnsupportedModelError: it has no list of as many as its config names.
+    """
+    decoder, wanted = module.get_decoder(), int(module.config.get_text_config().num_hidden_layers)
+    for part in decoder.modules():
+        if isinstance(part, nn.ModuleList) and len(part) == wanted:
+            return part
+    raise UnsupportedModelError(f"{type(module).__name__} has no list of its {wanted} layers")
+
+
+@contextmanager
+def noted_features(module: Any, layers: tuple[int, ...]) -> Iterator[dict[int, torch.Tensor]]:
+    """While it lasts, the inputs of these layers, [batch, T, d] each, as the forward pass comes to them.
+
+    Args:
+        layers: the number of layers stands for what the output head reads.
+    """
+    noted = dict[int, torch.Tensor]()
+    of_model = layer_list(module)
+
+    def note_input(layer: int, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        noted[layer] = args[0] if args else kwargs["hidden_states"]
+
+    def note_output(layer: int, part: nn.Module, args: Any, output: Any) -> None:
+        noted[layer] = output[0]
+
+    hooks = []
+    for layer in layers:
+        if layer < len(of_model):
+            hooks.append(of_model[layer].register_forward_pre_hook(partial(note_input, layer), with_kwargs=True))
+        else:
+            hooks.append(module.get_decoder().register_forward_hook(partial(note_output, layer)))
+    try:
+        yield noted
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def joined_features(noted: dict[int, torch.Tensor], layers: tuple[int, ...]) -> torch.Tensor:
+    """[T, f], of a batch [1, T] or [T, 1]; those of layers one behind the other."""
+    return torch.cat([noted[layer].flatten(0, 1) for layer in layers], dim=-1)
 
 
 def logits_of_rows(module: Any, rows: torch.Tensor, **inputs: Any) -> torch.Tensor:

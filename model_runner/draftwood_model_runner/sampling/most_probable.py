@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from draftwood_model_runner.sampling.selection import BLOCK, LEAST_KEY, find_greatest, key_of_bits
-from draftwood_strategies.arrays import Int32Array, Int64Array, Integer
+from draftwood_strategies.arrays import Float32Array, Int32Array, Int64Array, Integer
 from draftwood_strategies.native import compiled
 from draftwood_strategies.threads import LEAST_NUMBERS, in_threads, parts
 
@@ -46,6 +46,19 @@ def most_probable(
     rows = [slice(part.start, part.stop) for part in parts(bits.shape[0], threads if bits.size >= LEAST_NUMBERS else 1)]
     in_threads([partial(_find, bits[part], best[part]) for part in rows], threads)
     return best[:, 0].copy(), best if k else None  # a copy, so that compiled functions see contiguous arrays only
+
+
+def log_probabilities(logits: Any, top: Int32Array) -> Float32Array:
+    """float32[r, k], of the tokens `top`, int32[r, k], by logits [r, vocab] of a runner."""
+    if isinstance(logits, torch.Tensor):
+        index = torch.from_numpy(top).long().to(logits.device)
+        chosen = logits.float().gather(1, index) - logits.float().logsumexp(1, keepdim=True)
+        on_host: Float32Array = chosen.cpu().numpy()
+        return on_host
+    best = np.take_along_axis(logits, top[:, :1].astype(np.int64), axis=1)
+    sums = np.exp(logits - best).sum(axis=1, keepdims=True)
+    found: Float32Array = np.take_along_axis(logits, top.astype(np.int64), axis=1) - best - np.log(sums)
+    return found
 
 
 def _find(bits: npt.NDArray[Any], best: Int32Array) -> None:

@@ -103,7 +103,7 @@ class KVPool:
         self._pages.share(shared)
         prefix = sequence.cached_prefix or CachedPrefix(sequence.request.tenant)
         sequence.cached_prefix = None
-        table = sequence.page_table = PageTable(cached.copy(), prefix, cached.size, behind)
+        table = sequence.page_table = PageTable(cached.copy(), prefix, cached.size, behind, shared=cached.size)
         table.pages[:behind] = NULL_PAGE
         self._extend(sequence, self._need(sequence, sequence.committed) - table.pages.size)
         if self._states is not None and shared.size:

@@ -73,6 +73,7 @@ class DraftSession:
 
     Attributes:
         strategy: that `drafter` is of; None for no drafts.
+        row: of the host, for drafters that ask (`DraftsForRow`).
         drafter: None before it begins.
         proposed: nodes of the latest draft.
         drafted: those of them that its host verified; with padding, where it verifies some.
@@ -81,6 +82,7 @@ class DraftSession:
 
     request: DraftedRequest
     stats: DraftStats
+    row: object = None
     strategy: Strategy | None = None
     drafter: GuardedDrafter | None = None
     proposed: int = 0
@@ -161,7 +163,14 @@ class DraftEngine:
         cost_model = DraftCostModel() if alike is None else self._cost_model(alike)
         session.strategy = strategy
         session.drafter = GuardedDrafter(
-            session.request, strategy, session.stats, self._vocab_size, self.failures, cost_model, self._watchdog
+            session.request,
+            strategy,
+            session.stats,
+            self._vocab_size,
+            self.failures,
+            cost_model,
+            self._watchdog,
+            session.row,
         )
         session.drafter.defer(written)
 

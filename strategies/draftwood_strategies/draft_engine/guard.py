@@ -19,6 +19,7 @@ from draftwood_strategies.base import (
     Composite,
     DeviceDrafter,
     Drafter,
+    DraftsForRow,
     DraftStats,
     PromptIndexer,
     SourceCounts,
@@ -147,6 +148,7 @@ class GuardedDrafter:
         failures: counts, by the name of the strategy, the sequences that it was switched off for.
         cost_model: what drafts of this tenant by the same strategy gain and cost; it is kept up to date.
         watchdog: interrupts calls that do not return; None for no limit.
+        row: of the host, for drafters that ask (`DraftsForRow`).
 
     Attributes:
         account: what its calls cost and gained.
@@ -164,6 +166,7 @@ class GuardedDrafter:
         failures: Counter[str],
         cost_model: DraftCostModel,
         watchdog: Watchdog | None = None,
+        row: object = None,
     ) -> None:
         self.account = DraftAccount(cost_model)
         self.stats = stats
@@ -171,6 +174,7 @@ class GuardedDrafter:
         self.vocab_size = vocab_size
         self._failures = failures
         self.watchdog = watchdog
+        self._row = row
         self._unstarted = None if isinstance(strategy, NoDrafts) else strategy
         self.strategy = self._unstarted
         self.drafter: Drafter | None = None
@@ -365,6 +369,8 @@ class GuardedDrafter:
                 return
             self.drafter = TimedCalls([self]).timed([0], strategy, start, request.prompt.copy())
             self._top_k = top_k
+            if isinstance(self.drafter, DraftsForRow):
+                self.drafter.follow_row(self._row)
             self._indexer = self.drafter if isinstance(self.drafter, PromptIndexer) else None
             self._on_device = self.drafter if isinstance(self.drafter, DeviceDrafter) else None
             if isinstance(self.drafter, Composite):

@@ -18,8 +18,11 @@ import numpy as np
 
 from draftwood_strategies.arrays import Int32Array, segment_indices
 from draftwood_strategies.base import (
+    AsksModels,
     BacksOff,
     Drafter,
+    DraftsBeside,
+    DraftsForRow,
     Feedback,
     PromptIndexer,
     SourceCounts,
@@ -34,7 +37,7 @@ from draftwood_strategies.dispatch import OnFailure, TimedCall, observe_all, pro
 from draftwood_strategies.draft import DraftTree, DraftTrees
 from draftwood_strategies.mixing.candidates import SOURCES, TABLE
 from draftwood_strategies.mixing.mixture import Mixture, MixtureDrafter
-from draftwood_strategies.registry import create_source, options_of
+from draftwood_strategies.registry import create_source, default_sources, options_of
 from draftwood_strategies.successors import WIDTH, SuccessorTable
 
 _log = logging.getLogger(__name__)
@@ -49,7 +52,7 @@ class HybridStrategy:
 
     Args:
         sources: names of registered strategies, separated by commas; at most four besides the one with a successor
-            table.
+            table. By default those of `default_sources`.
         options: the parts' own options, each given to every part that has it.
 
     Attributes:
@@ -63,8 +66,8 @@ class HybridStrategy:
         ValueError: the sources cannot be mixed, or an option's value is not allowed.
     """
 
-    def __init__(self, *, sources: str = HybridOptions.sources, **options: object) -> None:
-        made = _parts(HybridOptions(sources=sources), options)
+    def __init__(self, *, sources: str | None = None, **options: object) -> None:
+        made = _parts(HybridOptions(sources=default_sources() if sources is None else sources), options)
         tables = {name: part for name, part in made.items() if isinstance(part, SuccessorSource)}
         self.parts = {name: part for name, part in made.items() if name not in tables}
         if len(tables) > 1:
@@ -79,6 +82,11 @@ class HybridStrategy:
         self.top_k = max(int(part.top_k) for part in made.values())
         self.failures: Counter[str] = Counter()
         self.schedule = SourceSchedule()
+
+    @property
+    def models(self) -> list[Any]:
+        """See `AsksModels`."""
+        return [model for part in self.parts.values() if isinstance(part, AsksModels) for model in part.models]
 
     @property
     def tokens(self) -> int:
@@ -120,11 +128,20 @@ class HybridStrategy:
         return HybridDrafter(self, prompt, learns=False)
 
     def propose_all(self, drafters: SequenceOf[HybridDrafter], budgets: Int32Array) -> DraftTrees:
-        names, trees = self.schedule.next(self.parts, len(drafters)), []
-        for name in self.parts:
-            asked = [i for i, drafter in enumerate(drafters) if name in drafter.parts] if name in names else []
-            trees.append(self._trees(name, drafters, asked, budgets))
-        return self.mixture.draft_all([drafter.sequence for drafter in drafters], trees, budgets)
+        names, sequences = self.schedule.next(self.parts, len(drafters)), [drafter.sequence for drafter in drafters]
+        trees = [DraftTrees.empty(len(drafters)) for _ in self.parts]
+        mixed: DraftTrees | None = None
+        # Those that depend on what the others draft come last.
+        for beside in (False, True):
+            for number, (name, part) in enumerate(self.parts.items()):
+                if isinstance(part, DraftsBeside) is not beside or name not in names:
+                    continue
+                if beside and mixed is None:
+                    mixed = self.mixture.draft_all(sequences, trees, budgets)
+                asked = [i for i, drafter in enumerate(drafters) if name in drafter.parts]
+                trees[number] = self._trees(name, drafters, asked, budgets, mixed)
+                mixed = None if trees[number].tokens.size else mixed
+        return self.mixture.draft_all(sequences, trees, budgets) if mixed is None else mixed
 
     def observe_all(
         self,
@@ -146,15 +163,26 @@ class HybridStrategy:
             observe_all(part, [drafter.parts[name] for drafter in taking], *step, *self._calls(name, taking))
 
     def _trees(
-        self, name: str, drafters: SequenceOf[HybridDrafter], asked: list[int], budgets: Int32Array
+        self,
+        name: str,
+        drafters: SequenceOf[HybridDrafter],
+        asked: list[int],
+        budgets: Int32Array,
+        others: DraftTrees | None,
     ) -> DraftTrees:
-        """A part's checked trees, one for each drafter, empty for those that are not `asked`."""
+        """A part's checked trees, one for each drafter, empty for those that are not `asked`.
+
+        Args:
+            others: what other parts draft together, for a part that depends on it.
+        """
         if not asked:
             return DraftTrees.empty(len(drafters))
         having = [drafters[i] for i in asked]
         vocab_size, calls = having[0].vocab_size, self._calls(name, having)
+        whole = others is None or len(asked) == len(drafters)
+        shown = others if whole else DraftTrees.of([others[i] for i in asked])
         proposed = propose_all(
-            self.parts[name], [drafter.parts[name] for drafter in having], budgets[asked], vocab_size, *calls
+            self.parts[name], [drafter.parts[name] for drafter in having], budgets[asked], vocab_size, *calls, shown
         )
         return DraftTrees.scattered([(asked, proposed)], len(drafters))
 
@@ -224,6 +252,15 @@ class HybridDrafter:
         suspended = schedule.suspensions.total() > before or schedule.suspend_slowest([*strategy.parts], has_table)
         self._suspensions = schedule.suspensions.total()
         return suspended
+
+    def follow_row(self, row: object) -> None:
+        """See `DraftsForRow`."""
+        for name, part in [*self.parts.items()]:
+            if isinstance(part, DraftsForRow):
+                try:
+                    part.follow_row(row)
+                except Exception as error:
+                    self.drop(name, "follow_row", error)
 
     def index_prompt(self, max_tokens: int) -> int:
         """See `PromptIndexer`: one part after the other."""

@@ -24,7 +24,13 @@ from torch.overrides import TorchFunctionMode
 from transformers.utils import logging as transformers_logging
 
 from draftwood_model_runner.errors import UnsupportedModelError, UnsupportedRunnerError
-from draftwood_model_runner.runners.model_calls import AttentionHook, follow_positions, positions_of_step
+from draftwood_model_runner.runners.model_calls import (
+    AttentionHook,
+    follow_positions,
+    joined_features,
+    noted_features,
+    positions_of_step,
+)
 from draftwood_model_runner.runners.openvino.graph import (
     OPERATOR,
     ConvertedModel,
@@ -90,34 +96,41 @@ _TRACE = AttentionHook[int]("draftwood_openvino", _traced_attention)
 
 class _FlatModel(torch.nn.Module):
     """The model over a flat batch: input_ids int64[T, 1], position_ids int64[T, 1], logit_rows int64[R]; logits
-    [R, vocab]. Hidden states are gathered before the output embedding."""
+    [R, vocab], and features [T, f] if there are any. Hidden states are gathered before the output embedding."""
 
-    def __init__(self, module: Any, max_context: int) -> None:
+    def __init__(self, module: Any, max_context: int, feature_layers: tuple[int, ...]) -> None:
         super().__init__()
         self.module = module
-        self._max_context = max_context
+        self._max_context, self._feature_layers = max_context, feature_layers
 
-    def forward(self, input_ids: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         def gather(_: torch.nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
             return (args[0].index_select(0, logit_rows),)
 
         hook = self.module.get_output_embeddings().register_forward_pre_hook(gather)
         try:
-            with _TRACE.during(self._max_context), positions_of_step(position_ids):
+            with (
+                _TRACE.during(self._max_context),
+                positions_of_step(position_ids),
+                noted_features(self.module, self._feature_layers) as noted,
+            ):
                 output = self.module(input_ids=input_ids, position_ids=position_ids, use_cache=False)
         finally:
             hook.remove()
-        logits: torch.Tensor = output.logits
-        return logits.flatten(0, 1)
+        logits: torch.Tensor = output.logits.flatten(0, 1)
+        return (logits, joined_features(noted, self._feature_layers)) if self._feature_layers else logits
 
 
-def convert(module: Any, max_context: int) -> ConvertedModel:
+def convert(module: Any, max_context: int, feature_layers: tuple[int, ...] = ()) -> ConvertedModel:
     """The model for OpenVINO; `module` is left as it was.
 
     Weights are float32. They share memory with a float32 `module`, except those of products that were joined.
 
     Args:
         max_context: positions that the model will be run on at most.
+        feature_layers: as in `ConvertedModel`.
 
     Raises:
         UnsupportedRunnerError: with the reason.
@@ -133,7 +146,7 @@ def convert(module: Any, max_context: int) -> ConvertedModel:
                 if any(option in call.options for call in calls):
                     raise UnsupportedRunnerError(f"attention with {what} is not supported")
             _TRACE.install(module)
-            model = _to_openvino(_FlatModel(module, max_context))
+            model = _to_openvino(_FlatModel(module, max_context, feature_layers))
     except UnsupportedRunnerError as error:
         raise UnsupportedRunnerError(f"OpenVINO: {name}: {error}") from error
     except UnsupportedModelError as error:
@@ -150,7 +163,7 @@ def convert(module: Any, max_context: int) -> ConvertedModel:
         if call.options.get("sliding_window", max_context) < max_context
     ]
     everywhere = len(narrow) == len(calls) and len({*narrow}) == 1
-    return ConvertedModel(model, layout, min(narrow, default=None), everywhere)
+    return ConvertedModel(model, layout, min(narrow, default=None), everywhere, feature_layers)
 
 
 def _first_line(error: Exception) -> str:
@@ -202,9 +215,46 @@ class _NoListsOfTensors(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _to_openvino(model: torch.nn.Module) -> ov.Model:
+class _FlatHead(torch.nn.Module):
+    """A draft head over a flat batch: features float32[T, 1, f], position_ids int64[T, 1], logit_rows int64[R]; logits
+    [R, vocab] and what it hands on to its next token, [T, d]."""
+
+    def __init__(self, head: Any, max_context: int) -> None:
+        super().__init__()
+        self.head = head
+        self._max_context = max_context
+
+    def forward(
+        self, features: torch.Tensor, position_ids: torch.Tensor, logit_rows: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with _TRACE.during(self._max_context):
+            hidden = self.head(features, position_ids).flatten(0, 1)
+        return self.head.logits(hidden.index_select(0, logit_rows)), hidden
+
+
+def convert_head(head: Any, max_context: int) -> ConvertedModel:
+    """A draft head for OpenVINO, see `draft_models.heads.DraftHead`; as `convert`."""
+    try:
+        with _as_traced(head):
+            _TRACE.install(head)
+            model = _to_openvino(_FlatHead(head, max_context), head.features)
+    except Exception as error:
+        raise UnsupportedRunnerError(f"OpenVINO: the draft head cannot be converted: {_first_line(error)}") from error
+    join_products(model)
+    add_parameters(model)
+    layout = PageLayout(head.kv_shapes, "float32")
+    return ConvertedModel(model, layout, None, False)
+
+
+def _to_openvino(model: torch.nn.Module, features: int = 0) -> ov.Model:
+    """Converts a model over a flat batch.
+
+    Args:
+        features: that it reads of each token; 0 for one that reads its id.
+    """
     ids, rows = torch.arange(_EXAMPLE_TOKENS), torch.arange(_EXAMPLE_TOKENS - 2)
-    example = (torch.ones_like(ids)[:, None], ids[:, None], rows)
+    read = torch.ones(_EXAMPLE_TOKENS, 1, features) if features else torch.ones_like(ids)[:, None]
+    example = (read, ids[:, None], rows)
     with warnings.catch_warnings(), _only_errors_logged(), torch.no_grad():
         warnings.simplefilter("ignore")  # sizes of tensors that become constants: all but T are
         with _NoListsOfTensors():
@@ -213,5 +263,6 @@ def _to_openvino(model: torch.nn.Module) -> ov.Model:
         front_end = FrontEndManager().load_by_framework("pytorch")
         front_end.add_extension(ConversionExtension(OPERATOR, convert_attention))
         converted: ov.Model = front_end.convert(front_end.load(decoder))
-    converted.reshape({name: ov.PartialShape([-1, 1]) for name in ("input_ids", "position_ids")})
+    shapes = {"features": [-1, 1, features]} if features else {"input_ids": [-1, 1]}
+    converted.reshape({name: ov.PartialShape(shape) for name, shape in (shapes | {"position_ids": [-1, 1]}).items()})
     return converted

@@ -75,6 +75,10 @@ class OpenVinoRunnerFactory:
         return self.converted.window if self.converted.in_every_layer else None
 
     @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self.converted.feature_layers
+
+    @property
     def kv_bytes_per_token(self) -> int:
         return self.converted.layout.bytes_per_token
 
@@ -85,7 +89,7 @@ class OpenVinoRunnerFactory:
         """Compiles the model again if the last runner had another number of threads; weights are held once for each
         number that a live runner has."""
         threads = threads or self._threads or default_threads()
-        _, layout, window, _ = self.converted
+        _, layout, window, *_ = self.converted
         if self._compiled is None or self._compiled[0] != threads:
             self._compiled = None  # the weights of the last one are freed first, if no runner has them
             self._compiled = threads, *self._compile(threads)
@@ -103,7 +107,12 @@ class OpenVinoRunnerFactory:
 
 
 def take_over(
-    module: Any, max_context: int, *, weights: str = "as-is", threads: int | None = None
+    module: Any,
+    max_context: int,
+    *,
+    weights: str = "as-is",
+    threads: int | None = None,
+    feature_layers: tuple[int, ...] = (),
 ) -> OpenVinoRunnerFactory:
     """Converts a model, and checks what it computes then. Keeps nothing of the module but its weights.
 
@@ -112,6 +121,7 @@ def take_over(
         max_context: positions that it will be run on at most.
         weights: "as-is", or one of `weights.BITS` to quantize them.
         threads: as for `OpenVinoRunnerFactory`.
+        feature_layers: as in `RunnerFactory`.
 
     Raises:
         UnsupportedRunnerError: the model cannot be converted or quantized, or computes something else then; with the
@@ -125,7 +135,7 @@ def take_over(
         raise UnsupportedRunnerError(f"OpenVINO: dtype {dtype} is not supported; use float32 or bfloat16")
     if dtype == "bfloat16" and "BF16" not in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         raise UnsupportedRunnerError("OpenVINO: this CPU has no bfloat16 instructions; use float32")
-    converted = convert(module, max_context)
+    converted = convert(module, max_context, feature_layers)
     if weights in BITS:
         quantize_weights(converted.model, BITS[weights])
         if dtype == "bfloat16":
@@ -149,6 +159,24 @@ def _compile(model: ov.Model, dtype: str, threads: int, activation_group: int | 
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(activation_group),
     }
     return core().compile_model(model, "CPU", options)
+
+
+def take_over_head(head: Any, max_context: int, threads: int | None = None) -> OpenVinoRunnerFactory:
+    """Converts a draft head, whose products then read weights of 8 bits: rounding makes no draft worse that is verified
+    anyway.
+
+    Args:
+        head: a `draft_models.heads.DraftHead`.
+        max_context, threads: as for `take_over`.
+
+    Raises:
+        UnsupportedRunnerError: it cannot be converted; with the reason.
+    """
+    from draftwood_model_runner.runners.openvino.conversion import convert_head
+
+    converted = convert_head(head, max_context)
+    quantize_weights(converted.model, 8)
+    return OpenVinoRunnerFactory(converted, threads)
 
 
 @torch.inference_mode()
@@ -234,6 +262,7 @@ def load(
     folder: Path,
     layout: PageLayout,
     window: tuple[int | None, bool],
+    feature_layers: tuple[int, ...],
     vocab: int,
     max_context: int,
     threads: int | None,
@@ -242,6 +271,7 @@ def load(
 
     Args:
         window: of the `ConvertedModel`, and whether it is in every layer.
+        feature_layers: of the `ConvertedModel`.
 
     Raises:
         Exception: it cannot be read, or does not compute the logits that it did, bit by bit.
@@ -250,7 +280,7 @@ def load(
     model = core().read_model(folder / _GRAPH, folder / _WEIGHTS)
     restore_heads(model, layout)
     restore_marks(model)
-    factory = OpenVinoRunnerFactory(ConvertedModel(model, layout, *window), threads)
+    factory = OpenVinoRunnerFactory(ConvertedModel(model, layout, *window, feature_layers), threads)
     expected = np.load(folder / _TRIAL, allow_pickle=False)
     if not np.array_equal(trial_logits(factory.runner, vocab, max_context), expected):
         raise ValueError("it does not compute what it did when it was saved")

@@ -60,7 +60,8 @@ class CutModel(NamedTuple):
     """A model in two parts, which share its constants.
 
     Attributes:
-        body: the inputs of the model; its output is what the head multiplies, float32[R, 1, d].
+        body: the inputs of the model; its first output is what the head multiplies, float32[R, 1, d], further ones are
+            those of the model.
         head: from float32[R, d] to logits float32[R, vocab].
         weights: the matrix [vocab, d], the bits of bfloat16 as uint16 or of float32 as int32; memory of the model.
     """
@@ -93,7 +94,8 @@ def cut_at_head(model: ov.Model, dtype: str) -> CutModel | None:
     weights = constant.data.view(bits)
     hidden = ops.parameter([-1, weights.shape[1]], np.float32)
     head = ov.Model([ops.matmul(hidden, matrix, False, True)], [hidden])
-    return CutModel(ov.Model([node.input_value(0)], model.get_parameters()), head, weights)
+    others = [result.input_value(0) for result in model.get_results()[1:]]
+    return CutModel(ov.Model([node.input_value(0), *others], model.get_parameters()), head, weights)
 
 
 class _Rounded(NamedTuple):

@@ -62,6 +62,7 @@ class OpenVinoRunner:
         self._window = window
         self._threads = threads
         self._head = head
+        self._has_features = len(compiled.outputs) > 1
         self._request = compiled.create_infer_request()
         self._caches = self._kv.tensors()
         for name, tensor in self._caches.items():
@@ -84,6 +85,9 @@ class OpenVinoRunner:
             inputs = paired(batch, step_inputs(batch), self.pages)
         else:
             inputs = step_inputs(split_short_chains(batch))
+        if batch.features is not None:
+            inputs["features"] = batch.features[:, None]
+            del inputs["input_ids"]
         for name, array in inputs.items():
             self._inputs[name].write(array)
         self._request.infer(share_outputs=True)  # otherwise it copies all outputs
@@ -91,7 +95,8 @@ class OpenVinoRunner:
         if self._head is not None:
             logits = self._head.logits(logits.reshape(-1, self._head.width), batch.exact_top_k)
         check_rows(logits.shape, batch.logit_rows.size)
-        return Predictions(logits, *most_probable(logits, top_k, self._threads))
+        features = self._request.get_output_tensor(1).data if self._has_features else None
+        return Predictions(logits, *most_probable(logits, top_k, self._threads), features)
 
     def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> HostStep:
         if self._head is not None:
@@ -114,7 +119,7 @@ class _Input:
         self._tensor: ov.Tensor
 
     def write(self, array: npt.NDArray[Any]) -> None:
-        """Copies an array of integers of any size."""
+        """Copies an array of numbers of any size."""
         if array.size > self._memory.size or not self._memory.size:
             self._tensor = ov.Tensor(self._port.get_element_type(), ov.Shape([2 * array.size + _LEAST_INPUT]))
             self._memory = self._tensor.data

@@ -1,0 +1,503 @@
+"""Draft trees of a model that runs beside the target: a smaller one, or a head that reads the target's hidden states.
+
+The model's keys and values lie in the pages of the target's, each in the place of its token: what a sequence shares,
+gives up or finds again of one, it does of the other, and nothing is allocated here. What a page holds of the draft model
+is known by page. Where a cached prefix lacks it, a smaller model reads the tokens again; a head, whose features are
+gone, attends to the pages behind.
+
+A tree grows as in EAGLE-2 (arXiv 2406.16858): of each level the most probable nodes are followed, and of all nodes the
+most probable ones are drafted. Each level computes the whole tree again, as nodes of one another's pages would need
+masks that no runner has; a model that is small enough to draft reads its weights for longer than it computes a few rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from draftwood_model_runner.errors import ModelError
+from draftwood_model_runner.runners.base import Predictions, Runner, StepBatch
+from draftwood_model_runner.sampling.most_probable import log_probabilities
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies.arrays import Float32Array, Int32Array
+from draftwood_strategies.draft import DraftTrees
+
+_READ_AT_ONCE = 512
+"""Entries of a sequence that a pass reads at most. One with more has no draft until they are read."""
+_UNREAD = 32
+"""Entries that a sequence leaves unread at most, while it has no drafts: a pass for so few tokens would cost more than
+it tells of how good drafts would be."""
+_SMOOTHING = 0.1
+"""Weight of the latest pass and step in the means of their times."""
+_LEAST_TOGETHER = 1e-3
+"""Probability of the nodes of a level below which no other follows, while it is not known what levels cost."""
+_SMALL_PASS = 64
+"""Tokens of a sequence up to which the time of a pass counts as that of a level."""
+
+
+class Computed(NamedTuple):
+    """What a step of the target computed of a sequence, and committed.
+
+    Attributes:
+        position: of its first token.
+        tokens: int64[n], which tokens of the step these are.
+    """
+
+    sequence: Sequence
+    position: int
+    tokens: npt.NDArray[np.int64]
+
+
+class HeadParts(NamedTuple):
+    """What a head needs beside its runner.
+
+    Attributes:
+        combine: float32[n, d], what it reads of the target's features, float32[n, f].
+        embed: float32[n, d], the embeddings of int32[n] tokens.
+        token_ids: int32[v], the target's token for each of the head's.
+    """
+
+    combine: Callable[[Float32Array], Float32Array]
+    embed: Callable[[Int32Array], Float32Array]
+    token_ids: Int32Array
+
+
+@dataclass(eq=False, slots=True)
+class _Row:
+    """What the draft model has of a sequence. Entry i is that of token i of a model, see `heads` for that of a head.
+
+    Attributes:
+        generation: of the sequence's slot, see `Sequence.slot_generation`.
+        first: the first page that it attends to.
+        computed: entries whose keys and values are there, those before `first` aside.
+        pages: of the page table, whose flags were set.
+        unread: of a head: hidden states of the entries from `computed` on.
+        last: of a head: float32[d], the hidden state of entry `computed` - 1.
+        agreed_from, agreed: see `ModelSource.agreed`.
+    """
+
+    generation: int = -1
+    first: int = 0
+    computed: int = 0
+    pages: int = 0
+    unread: Float32Array | None = None
+    last: Float32Array | None = None
+    agreed_from: int = 0
+    agreed: list[bool] = field(default_factory=list)
+
+
+class ModelDrafts:
+    """The drafts of one model for all sequences of an engine; a `ModelSource` whose rows are `Sequence`s.
+
+    Args:
+        runner: of the draft model, with at least the pages of the target's and of their size.
+        width: nodes of a level that the next one follows, and of which it has children each.
+        head: None for a whole model.
+    """
+
+    def __init__(self, runner: Runner, width: int = 4, head: HeadParts | None = None) -> None:
+        self._runner = runner
+        self._width = width
+        self._head = head
+        self._rows: dict[Sequence, _Row] = {}
+        self._complete = np.zeros(runner.pages, np.bool_)
+        self._step_seconds = self._level_seconds = 0.0
+
+    def open(self, sequence: Sequence) -> None:
+        """A sequence may be drafted for from now on, until `close`."""
+        self._rows.setdefault(sequence, _Row())
+
+    def close(self, sequence: Sequence) -> None:
+        """Forgets a sequence; does nothing for one that is not open."""
+        self._rows.pop(sequence, None)
+
+    def check(self, live: SequenceOf[Sequence]) -> None:
+        """Asserts that live sequences alone are open."""
+        assert self._rows.keys() <= {*live}
+
+    def observe_step(self, seconds: float) -> None:
+        """A step of the target that only decoded took so long."""
+        self._step_seconds += (_SMOOTHING if self._step_seconds else 1.0) * (seconds - self._step_seconds)
+
+    def observe(self, computed: SequenceOf[Computed], features: Float32Array | None) -> None:
+        """What the target computed in a step, told before any of the sequences loses its slot.
+
+        Args:
+            computed: of sequences; those that are not open are left out.
+            features: float32[T, f], of the step; None if there are none.
+        """
+        behind = []
+        for sequence, position, tokens in computed:
+            if (row := self._rows.get(sequence)) is None:
+                continue
+            self._follow_pages(sequence, row)
+            if self._head is not None and features is not None:
+                self._keep(row, position, self._head.combine(features[tokens]))
+            if self._readable(sequence, row) - row.computed > 2 * _UNREAD:
+                behind.append(sequence)
+        if behind:
+            self._read(behind)
+
+    def level_share(self, rows: int) -> float:
+        return self._level_seconds / self._step_seconds if self._step_seconds else 0.0
+
+    def position(self, row: Sequence) -> int:
+        return row.length
+
+    def agreed(self, row: Sequence) -> tuple[int, list[bool]]:
+        state = self._rows[row]
+        agreed, state.agreed = state.agreed, []
+        return state.agreed_from, agreed
+
+    def draft(
+        self, rows: SequenceOf[Sequence], budgets: Int32Array, levels: Int32Array, least: Float32Array
+    ) -> DraftTrees:
+        unread = []
+        for sequence in rows:
+            if sequence not in self._rows:
+                raise ModelError("the draft model failed in an earlier step of this sequence")
+            self._follow_pages(sequence, self._rows[sequence])
+            unread.append(self._readable(sequence, self._rows[sequence]) - self._rows[sequence].computed)
+        if not levels.any() and max(unread) < _UNREAD:
+            return DraftTrees.empty(len(rows))
+        reading = [i for i, entries in enumerate(unread) if entries]
+        logits = self._read([rows[i] for i in reading])
+        drafted = [
+            i for i in reading if levels[i] and self._readable(rows[i], self._rows[rows[i]]) == self._rows[rows[i]].computed
+        ]
+        if not drafted:
+            return DraftTrees.empty(len(rows))
+        roots = logits.part([reading.index(i) for i in drafted])
+        tree = _Growth(roots, self._width, levels[drafted], least[drafted], self._room([rows[i] for i in drafted]))
+        while (active := tree.next_level()).size:
+            tree.add(active, self._level([rows[drafted[i]] for i in active.tolist()], tree, active))
+        return DraftTrees.scattered([(drafted, tree.best(budgets[drafted]))], len(rows))
+
+    # -- what is read -----------------------------------------------------------------------------------------------
+
+    def _readable(self, sequence: Sequence, row: _Row) -> int:
+        """Entries that can be computed by now."""
+        if self._head is None:
+            return sequence.length
+        return min(row.computed + (0 if row.unread is None else row.unread.shape[0]), sequence.length - 1)
+
+    def _follow_pages(self, sequence: Sequence, row: _Row) -> None:
+        """Sets what is known of pages that the sequence got since the last look."""
+        table = sequence.kv
+        if row.generation != sequence.slot_generation:
+            shared = table.shared
+            known = self._complete[np.maximum(table.pages[:shared], 0)] & (table.pages[:shared] >= 0)
+            missing = np.flatnonzero(~known)
+            row.generation, row.pages, row.unread, row.last = sequence.slot_generation, shared, None, None
+            if self._head is None:
+                row.first, row.computed = 0, int(missing[0]) if missing.size else shared
+            else:
+                row.first, row.computed = int(missing[-1]) + 1 if missing.size else 0, shared
+            row.computed *= self._runner.page_size
+        if table.pages.size > row.pages:
+            self._complete[table.pages[row.pages :]] = False
+            row.pages = table.pages.size
+        row.first = max(row.first, table.freed)
+        if (skipped := row.first * self._runner.page_size - row.computed) > 0:  # behind the target's window
+            row.computed += skipped
+            row.unread = None if row.unread is None else row.unread[skipped:]
+
+    def _keep(self, row: _Row, position: int, hidden: Float32Array) -> None:
+        """Keeps hidden states of the entries from `position` on."""
+        if row.unread is not None and row.computed + row.unread.shape[0] == position:
+            row.unread = np.concatenate([row.unread, hidden])
+            return
+        if row.unread is None and row.computed == position:
+            row.unread = hidden
+            return
+        size = self._runner.page_size  # features of tokens in between are not known
+        row.first = -(-position // size)
+        row.computed, row.last = row.first * size, None
+        row.unread = hidden[row.computed - position :]
+
+    def _read(self, sequences: SequenceOf[Sequence]) -> _Logits:
+        """Computes entries of these, at least one each; returns the predictions behind the last one of each."""
+        rows = [self._rows[sequence] for sequence in sequences]
+        counts = [
+            min(self._readable(sequence, row) - row.computed, _READ_AT_ONCE)
+            for sequence, row in zip(sequences, rows, strict=True)
+        ]
+        ahead = int(self._head is not None)
+        tokens = [s.tokens(row.computed + ahead, n) for s, row, n in zip(sequences, rows, counts, strict=True)]
+        firsts = np.array([row.computed for row in rows], np.int32)
+        sizes = np.array(counts, np.int32)
+        cu_seqlens = np.cumsum([0, *counts], dtype=np.int32)
+        within = np.arange(cu_seqlens[-1], dtype=np.int32) - np.repeat(cu_seqlens[:-1], sizes)
+        # Predictions of written tokens tell how good drafts would be.
+        told = [
+            min(n, max(1, row.computed + n + 1 + ahead - int(s.request.prompt.size)), _UNREAD)
+            for s, row, n in zip(sequences, rows, counts, strict=True)
+        ]
+        logit_rows = np.concatenate([np.arange(end - n, end) for end, n in zip(cu_seqlens[1:], told, strict=True)])
+        hidden = None
+        if self._head is not None:
+            hidden = np.concatenate([_unread(row)[:n] for row, n in zip(rows, counts, strict=True)])
+        batch = self._batch(
+            sequences,
+            tokens=np.concatenate(tokens),
+            positions=within + np.repeat(firsts, sizes),
+            parents=within - np.int32(1),
+            cu_seqlens=cu_seqlens,
+            contexts=firsts,
+            logit_rows=logit_rows.astype(np.int32),
+            hidden=hidden,
+        )
+        logits = self._pass(batch)
+        last = np.cumsum(told) - 1
+        for sequence, row, n, end, tell in zip(sequences, rows, counts, last.tolist(), told, strict=True):
+            self._note_agreement(sequence, row, row.computed + n + ahead, logits.tokens[end - tell + 1 : end + 1, 0])
+            self._advance(sequence, row, n)
+        return logits.part(last.tolist())
+
+    def _note_agreement(self, sequence: Sequence, row: _Row, end: int, predicted: Int32Array) -> None:
+        """Compares predictions of the tokens up to position `end`, that one included, with those that are known."""
+        start = end - predicted.size + 1
+        known = sequence.tokens(start, min(predicted.size, sequence.length - start))
+        if row.agreed_from + len(row.agreed) != start:
+            row.agreed = []
+        if not row.agreed:
+            row.agreed_from = start
+        row.agreed += (predicted[: known.size] == known).tolist()
+
+    def _advance(self, sequence: Sequence, row: _Row, entries: int) -> None:
+        size, pages = self._runner.page_size, sequence.kv.pages
+        begin = max(-(-row.computed // size), row.first)
+        if row.computed % size and row.computed // size >= row.first:
+            begin = row.computed // size
+        row.computed += entries
+        full = pages[begin : row.computed // size]
+        self._complete[full[full >= 0]] = True
+        if row.unread is not None:
+            row.last, row.unread = row.unread[entries - 1], row.unread[entries:]
+
+    # -- passes -----------------------------------------------------------------------------------------------------
+
+    def _room(self, sequences: SequenceOf[Sequence]) -> Int32Array:
+        """Nodes that there are entries for in the pages of each, int32[s]."""
+        size = self._runner.page_size
+        return np.array([s.kv.pages.size * size - self._rows[s].computed for s in sequences], np.int32)
+
+    def _level(self, sequences: SequenceOf[Sequence], tree: _Growth, active: npt.NDArray[np.int64]) -> _Logits:
+        """Predictions behind the nodes that some rows of a tree follow, and what these hand on."""
+        nodes, rows = tree.followed, [self._rows[sequence] for sequence in sequences]
+        per_row, ahead = 1 + nodes, int(self._head is not None)
+        lasts = np.array([row.computed - 1 for row in rows], np.int32)
+        tokens, parents, depths = np.empty((3, len(rows), per_row), np.int32)
+        tokens[:, 0] = [int(s.tokens(last + ahead, 1)[0]) for s, last in zip(sequences, lasts.tolist(), strict=True)]
+        parents[:, 0], depths[:, 0] = -1, 0
+        tokens[:, 1:], parents[:, 1:], depths[:, 1:] = tree.path_arrays(active)
+        logit_rows = np.arange(tokens.size, dtype=np.int32).reshape(tokens.shape)[:, per_row - tree.width :]
+        hidden = None
+        if self._head is not None:
+            hidden = np.empty((len(rows), per_row, tree.hidden_width), np.float32)
+            for i, row in enumerate(rows):
+                hidden[i, 0] = row.last
+            hidden[:, 1:] = tree.hidden_of_parents(active)
+            hidden = hidden.reshape(tokens.size, -1)
+        batch = self._batch(
+            sequences,
+            tokens=tokens.ravel(),
+            positions=(lasts[:, None] + depths).ravel(),
+            parents=parents.ravel(),
+            cu_seqlens=np.arange(0, tokens.size + 1, per_row, dtype=np.int32),
+            contexts=lasts,
+            logit_rows=logit_rows.ravel(),
+            hidden=hidden,
+        )
+        return self._pass(batch)
+
+    def _batch(
+        self,
+        sequences: SequenceOf[Sequence],
+        tokens: Int32Array,
+        positions: Int32Array,
+        parents: Int32Array,
+        cu_seqlens: Int32Array,
+        contexts: Int32Array,
+        logit_rows: Int32Array,
+        hidden: Float32Array | None,
+    ) -> StepBatch:
+        """A batch whose rows have `contexts` entries before it, those in pages before the first one included."""
+        size = self._runner.page_size
+        firsts = np.array([self._rows[sequence].first for sequence in sequences], np.int32)
+        ends = -(-(contexts + cu_seqlens[1:] - cu_seqlens[:-1]) // size)
+        tables = [s.kv.pages[first:end] for s, first, end in zip(sequences, firsts, ends, strict=True)]
+        features = None
+        if self._head is not None:
+            assert hidden is not None
+            features = np.concatenate([self._head.embed(tokens), hidden], axis=1)
+        return StepBatch(
+            tokens=tokens,
+            positions=positions.astype(np.int32),
+            parents=parents,
+            cu_seqlens=cu_seqlens,
+            context_lens=(contexts - firsts * size).astype(np.int32),
+            block_table=np.concatenate(tables),
+            cu_blocks=np.cumsum([0, *map(len, tables)], dtype=np.int32),
+            logit_rows=logit_rows,
+            features=features,
+        )
+
+    def _pass(self, batch: StepBatch) -> _Logits:
+        started = time.perf_counter()
+        predictions = self._runner.step(batch, self._width)
+        made = _Logits.of(predictions, batch.logit_rows, None if self._head is None else self._head.token_ids)
+        if batch.size <= _SMALL_PASS * batch.rows:
+            seconds = time.perf_counter() - started
+            self._level_seconds += (_SMOOTHING if self._level_seconds else 1.0) * (seconds - self._level_seconds)
+        return made
+
+
+def _unread(row: _Row) -> Float32Array:
+    assert row.unread is not None
+    return row.unread
+
+
+class _Logits(NamedTuple):
+    """The most probable tokens behind r tokens of a pass.
+
+    Attributes:
+        tokens: int32[r, k], best first.
+        log_probabilities: float32[r, k].
+        hidden: float32[r, d], what a head hands on; None for a whole model.
+    """
+
+    tokens: Int32Array
+    log_probabilities: Float32Array
+    hidden: Float32Array | None
+
+    @classmethod
+    def of(cls, predictions: Predictions, rows: Int32Array, token_ids: Int32Array | None) -> _Logits:
+        """Those of a pass.
+
+        Args:
+            rows: int32[r], the tokens of the pass that they are of.
+            token_ids: see `HeadParts`.
+        """
+        top = predictions.top_tokens
+        assert top is not None
+        hidden = predictions.features
+        return cls(
+            top if token_ids is None else token_ids[top],
+            log_probabilities(predictions.logits, top),
+            None if token_ids is None or hidden is None else hidden[rows],
+        )
+
+    def part(self, rows: SequenceOf[int]) -> _Logits:
+        """Those of some of the tokens."""
+        hidden = None if self.hidden is None else self.hidden[rows]
+        return _Logits(self.tokens[rows], self.log_probabilities[rows], hidden)
+
+
+class _Growth:
+    """Trees of s rows that grow level by level; all have the same number of followed nodes.
+
+    Args:
+        roots: predictions behind the texts.
+        width: nodes that a level follows.
+        levels: int32[s], at most.
+        least: float32[s], see `ModelSource.draft`.
+        room: int32[s], nodes that can be followed at most.
+
+    Attributes:
+        followed: nodes of each row that were followed, those of the level that is being computed included.
+    """
+
+    def __init__(
+        self, roots: _Logits, width: int, levels: Int32Array, least: Float32Array, room: Int32Array
+    ) -> None:
+        rows = roots.tokens.shape[0]
+        self.width, self.followed = width, 0
+        self._levels, self._least, self._room = levels, least, room
+        self._depth = 1
+        self._tokens, self._logs = roots.tokens, roots.log_probabilities
+        self._parents: Int32Array = np.full(roots.tokens.shape, -1, np.int32)
+        self._newest = slice(0, roots.tokens.shape[1])
+        # Of followed nodes: the column of each among all nodes, the followed node above it, its depth.
+        self._columns, self._above, self._depths = np.empty((3, rows, 0), np.int32)
+        self._roots = roots.hidden
+        self._hidden = None if roots.hidden is None else np.empty((rows, 0, roots.hidden.shape[1]), np.float32)
+
+    @property
+    def hidden_width(self) -> int:
+        return 0 if self._roots is None else int(self._roots.shape[1])
+
+    def next_level(self) -> npt.NDArray[np.int64]:
+        """Chooses what the next level follows; returns the rows that have one, none at the end."""
+        logs = self._logs[:, self._newest]
+        best = np.argsort(-logs, axis=1, kind="stable")[:, : self.width]
+        together = np.exp(np.take_along_axis(logs, best, axis=1)).sum(axis=1)
+        deeper = (self._levels > self._depth) & (together > np.maximum(self._least, _LEAST_TOGETHER))
+        active = np.flatnonzero(deeper & (self._room >= self.followed + self.width))
+        if active.size:
+            columns = (best + self._newest.start).astype(np.int32)
+            self._columns = np.concatenate([self._columns, columns], axis=1)
+            self._above = np.concatenate([self._above, self._followed_above(columns)], axis=1)
+            self._depths = np.concatenate([self._depths, np.full_like(columns, self._depth)], axis=1)
+            self.followed += self.width
+            self._depth += 1
+        return active
+
+    def _followed_above(self, columns: Int32Array) -> Int32Array:
+        """Of nodes, int32[s, width], the followed node that is their parent; -1 for the root."""
+        parents = np.take_along_axis(self._parents, columns.astype(np.int64), axis=1)
+        above: Int32Array = np.full_like(parents, -1)
+        if self.followed:
+            found = self._columns[:, None, : self.followed] == parents[:, :, None]
+            above = np.where(parents < 0, -1, found.argmax(axis=2)).astype(np.int32)
+        return above
+
+    def path_arrays(self, rows: npt.NDArray[np.int64]) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """int32[rows, followed]: tokens; parents, counted in a row of a batch behind the token of the root; depths."""
+        columns = self._columns[rows]
+        tokens = np.take_along_axis(self._tokens[rows], columns.astype(np.int64), axis=1)
+        return tokens, self._above[rows] + np.int32(1), self._depths[rows]
+
+    def hidden_of_parents(self, rows: npt.NDArray[np.int64]) -> Float32Array:
+        """float32[rows, followed, d], what the parents of followed nodes hand on."""
+        assert self._roots is not None
+        assert self._hidden is not None
+        known = np.concatenate([self._roots[:, None], self._hidden], axis=1)[rows]
+        index = (self._above[rows] + 1).astype(np.int64)
+        taken: Float32Array = np.take_along_axis(known, index[:, :, None], axis=1)
+        return taken
+
+    def add(self, rows: npt.NDArray[np.int64], logits: _Logits) -> None:
+        """The predictions behind the nodes that some rows followed latest."""
+        all_rows, width, children = self._tokens.shape[0], self.width, logits.tokens.shape[1]
+        tokens = np.zeros((all_rows, width * children), np.int32)
+        logs = np.full(tokens.shape, -np.inf, np.float32)
+        tokens[rows] = logits.tokens.reshape(rows.size, -1)
+        latest = self._columns[:, -width:]
+        above = np.take_along_axis(self._logs, latest.astype(np.int64), axis=1)[rows]
+        logs[rows] = (above[:, :, None] + logits.log_probabilities.reshape(rows.size, width, -1)).reshape(rows.size, -1)
+        self._newest = slice(self._tokens.shape[1], self._tokens.shape[1] + tokens.shape[1])
+        self._tokens = np.concatenate([self._tokens, tokens], axis=1)
+        self._logs = np.concatenate([self._logs, logs], axis=1)
+        self._parents = np.concatenate([self._parents, np.repeat(latest, children, axis=1)], axis=1)
+        if self._hidden is not None and logits.hidden is not None:
+            hidden = np.zeros((all_rows, width, self.hidden_width), np.float32)
+            hidden[rows] = logits.hidden.reshape(rows.size, width, -1)
+            self._hidden = np.concatenate([self._hidden, hidden], axis=1)
+
+    def best(self, budgets: Int32Array) -> DraftTrees:
+        """The most probable nodes of each row, with their parents; at most `budgets`, int32[s]."""
+        ranks = np.argsort(np.argsort(-self._logs, axis=1, kind="stable"), axis=1)
+        taken = (ranks < budgets[:, None]) & np.isfinite(self._logs)
+        places = np.cumsum(taken, axis=1, dtype=np.int32) - np.int32(1)
+        above = np.take_along_axis(places, np.maximum(self._parents, 0).astype(np.int64), axis=1)
+        parents = np.where(self._parents < 0, -1, above).astype(np.int32)
+        offsets = np.concatenate([[0], np.cumsum(taken.sum(axis=1))]).astype(np.int32)
+        scores = np.exp(np.minimum(self._logs, 0.0)).astype(np.float32)
+        return DraftTrees(self._tokens[taken], parents[taken], scores[taken], offsets)
