@@ -1,23 +1,39 @@
-"""Trains a draft head for a model from texts that the model writes itself.
+"""Trains a draft head for a model, in the form of EAGLE-3, from texts that the model writes itself.
 
-    python tools/train_head.py texts --model smollm2-135m --out texts.npz
-    python tools/train_head.py train texts.npz --model smollm2-135m --out head
+    python -m tools.train_head texts --out texts.npz
+    python -m tools.train_head train texts.npz --out head
+    python -m tools.train_head measure head --prompts humaneval.jsonl
+
+The questions are the model's own as well (Magpie, arXiv 2406.08464), so that no data of others is needed. Training is
+that of EAGLE-3 (arXiv 2503.01840): the head reads what three layers of the model hand on, then its own output as often
+as it will in drafts ("training-time test"), and learns the model's probabilities of the tokens that it can draft. On
+two cores, for SmolLM2 135M, texts take half an hour and training takes one.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 import typer
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
 from draftwood_benchmarks.harness.report import console
+from draftwood_model_runner.draft_models.heads import WEIGHTS, EagleHead
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
+from draftwood_model_runner.runners.model_calls import joined_features, noted_features
 from draftwood_model_runner.sequence import Sequence as EngineSequence
 from draftwood_strategies.arrays import Int32Array
 
@@ -37,9 +53,14 @@ BEGINNINGS = (
     "Rewrite the following text: ", "What is the difference between", "Give me a list of", "Explain how",
     "Answer in JSON: ", "I need help with my order",
 )  # fmt: skip
-"""With what questions begin; the model writes on. Empty ones are whatever it was asked most in its training."""
-_AT_ONCE = 64
+"""With what questions begin; the model writes on. Empty ones become what it was asked most in its training."""
+_AT_ONCE, _ROUND = 64, 256
+"""Sequences of a step, and questions of a round, after which what was written so far is saved."""
 _QUESTION_TOKENS, _ANSWER_TOKENS = 128, 384
+_SHORTEST = 8
+"""Characters of a question."""
+_MARKER = "\x00"
+ModelOption = Annotated[str, typer.Option(help="Folder, GGUF file, hub id or name of the model.")]
 
 
 class Texts(NamedTuple):
@@ -51,84 +72,329 @@ class Texts(NamedTuple):
         answers: int64[t], where its answer begins, counted from its own beginning.
     """
 
-    tokens: Int32Array
+    tokens: Any
     offsets: Any
     answers: Any
 
+    @classmethod
+    def of(cls, written: Sequence[tuple[Int32Array, int]]) -> Texts:
+        """Of tokens, and of each where its answer begins."""
+        offsets = np.cumsum([0, *(tokens.size for tokens, _ in written)])
+        return cls(np.concatenate([tokens for tokens, _ in written]), offsets, np.array([at for _, at in written]))
 
-@app.callback()
-def _main() -> None:
-    pass
+    def __iter__(self) -> Iterator[Any]:
+        for begin, end, answer in zip(self.offsets[:-1], self.offsets[1:], self.answers, strict=True):
+            yield torch.from_numpy(self.tokens[begin:end]).long(), int(answer)
 
 
 @app.command()
 def texts(
-    out: Annotated[Path, typer.Option(help="New file, .npz.")],
-    model: Annotated[str, typer.Option(help="Folder, GGUF file, hub id or name of the model.")] = "smollm2-135m",
-    tokens: Annotated[int, typer.Option(min=1, help="Of all answers.")] = 400_000,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    out: Annotated[Path, typer.Option(help="New file, .npz; written again after every round.")],
+    model: ModelOption = "smollm2-135m",
+    tokens: Annotated[int, typer.Option(min=1, help="Of all answers.")] = 250_000,
+    seed: Annotated[int, typer.Option(min=0, max=1000)] = 0,
 ) -> None:
     """Let the model ask questions, and answer them, half of them greedily."""
     with chosen_model(ModelOptions(model=model)) as chosen:
         loaded = chosen.load()
-    config = EngineConfig(max_running=_AT_ONCE, adaptive_budget=False, kv_cache_tokens=_AT_ONCE * 1024, prefix_cache=False)
+    capacity = _AT_ONCE * 2 * (_QUESTION_TOKENS + _ANSWER_TOKENS)
+    config = EngineConfig(_AT_ONCE, adaptive_budget=False, kv_cache_tokens=capacity, prefix_cache=False)
     engine = Engine(loaded, config)
-    import time
-    began = time.time()
-    written: list[tuple[Int32Array, int]] = []
-    total, number = 0, seed << 32
+    written, total, number = list[tuple[Int32Array, int]](), 0, seed << 32
     while total < tokens:
-        asked = list(_questions(engine, loaded, number))
-        print(f"{time.time() - began:.0f} s: {len(asked)} questions", flush=True)
-        for text, begins in _answers(engine, loaded, asked, number):
-            written.append((text, begins))
-            total += text.size - begins
-        print(f"{time.time() - began:.0f} s: {total} tokens", flush=True)
-        number += 4 * _AT_ONCE
-        save(Texts(np.concatenate([t for t, _ in written]), np.cumsum([0, *(t.size for t, _ in written)]), np.array([b for _, b in written])), out)
+        for text, answer in _answers(engine, loaded, _questions(engine, loaded, number), number):
+            written.append((text, answer))
+            total += text.size - answer
+        number += _ROUND
+        np.savez_compressed(out, **Texts.of(written)._asdict())
+        console.print(f"{len(written):,} conversations, {total:,} tokens of answers")
     engine.close()
-    console.print(f"{len(written)} conversations, {total:,} tokens of answers")
 
 
-def save(texts: Texts, out: Path) -> None:
-    np.savez_compressed(out, **texts._asdict())
-
-
-def _questions(engine: Engine, model: LoadedModel, first: int) -> Iterator[str]:
-    """Questions that the model writes by itself after its chat template's beginning of a question (Magpie, arXiv
-    2406.08464), sampled at temperature 1."""
-    marker = "\x00"
-    template = model.tokenizer.render([{"role": "user", "content": marker}], None)
-    before = template.partition(marker)[0]
-    beginnings = [BEGINNINGS[i % len(BEGINNINGS)] for i in range(4 * _AT_ONCE)]
-    sampling = SamplingParams(temperature=1.0, top_k=50)
+def _questions(engine: Engine, model: LoadedModel, first: int) -> list[str]:
+    """Questions, sampled at temperature 1; those that are too short are left out."""
+    before = model.tokenizer.render([{"role": "user", "content": _MARKER}], None).partition(_MARKER)[0]
+    beginnings = [BEGINNINGS[i % len(BEGINNINGS)] for i in range(_ROUND)]
     prompts = [model.tokenizer.encode(before + beginning) for beginning in beginnings]
-    outputs = _finish(engine, prompts, [sampling] * len(prompts), first, _QUESTION_TOKENS)
-    for beginning, output in zip(beginnings, outputs, strict=True):
-        question = (beginning + model.tokenizer.decode(output)).strip()
-        if len(question) > 8:
-            yield question
+    sampling = [SamplingParams(temperature=1.0, top_k=50)] * _ROUND
+    outputs = _finish(engine, prompts, sampling, first, _QUESTION_TOKENS)
+    asked = [b + model.tokenizer.decode(output) for b, output in zip(beginnings, outputs, strict=True)]
+    return [question.strip() for question in asked if len(question.strip()) >= _SHORTEST]
 
 
-def _answers(engine: Engine, model: LoadedModel, questions: Sequence[str], first: int) -> Iterator[tuple[Int32Array, int]]:
-    prompts = [model.tokenizer.encode_chat([{"role": "user", "content": q}]) for q in questions]
+def _answers(engine: Engine, model: LoadedModel, asked: Sequence[str], first: int) -> Iterator[tuple[Int32Array, int]]:
+    prompts = [model.tokenizer.encode_chat([{"role": "user", "content": question}]) for question in asked]
     greedy, sampled = SamplingParams(), SamplingParams(temperature=0.8, top_k=50)
-    sampling = [greedy if i % 2 else sampled for i in range(len(prompts))]
-    for prompt, output in zip(prompts, _finish(engine, prompts, sampling, first, _ANSWER_TOKENS), strict=True):
+    outputs = _finish(engine, prompts, [(greedy, sampled)[i % 2] for i in range(len(asked))], first, _ANSWER_TOKENS)
+    for prompt, output in zip(prompts, outputs, strict=True):
         yield np.concatenate([prompt, output]), prompt.size
 
 
-def _finish(engine: Engine, prompts: Sequence[Int32Array], sampling: Sequence[SamplingParams], first: int, most: int) -> list[Int32Array]:
-    from dataclasses import replace
-    sequences = [
-        EngineSequence(Request(request_id=str(i), prompt=prompt, stop=StopParams(max_tokens=most), sampling=replace(how, seed=first + i)))
-        for i, (prompt, how) in enumerate(zip(prompts, sampling, strict=True))
-    ]
-    for sequence in sequences:
-        engine.add(sequence)
+def _finish(
+    engine: Engine, prompts: Sequence[Int32Array], sampling: Sequence[SamplingParams], first: int, most: int
+) -> list[Int32Array]:
+    """What the model writes after prompts; seeds count from `first`."""
+    sequences = []
+    for i, (prompt, how) in enumerate(zip(prompts, sampling, strict=True)):
+        stop = StopParams(max_tokens=most)
+        request = Request(request_id=str(i), prompt=prompt, stop=stop, sampling=replace(how, seed=first + i))
+        sequences.append(EngineSequence(request))
+        engine.add(sequences[-1])
     while engine.has_work:
         engine.step()
-    return [s.tokens(s.request.prompt.size, s.length - s.request.prompt.size) for s in sequences]
+    return [np.array(sequence.output, np.int32) for sequence in sequences]
+
+
+class Recipe(NamedTuple):
+    """Everything that determines a training run besides its texts.
+
+    Attributes:
+        draft_vocab_size: the most frequent tokens of the texts, which the head can draft.
+        unrolled: how often the head reads its own output, its first reading included.
+        decay: of the loss with each of these.
+        batch: texts of a step.
+        warmup: steps; the rate then decays along a cosine to a twentieth.
+        longest: tokens of a text; a longer one is cut there.
+        held_out: share of the texts that are not trained on.
+    """
+
+    draft_vocab_size: int = 7168
+    unrolled: int = 4
+    decay: float = 0.8
+    batch: int = 4
+    warmup: int = 40
+    peak_rate: float = 1e-3
+    longest: int = 448
+    held_out: float = 0.03
+    seed: int = 0
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of step 0, 1, ... `steps` - 1."""
+        if step < self.warmup:
+            return self.peak_rate * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(steps - self.warmup, 1)
+        return self.peak_rate * (0.05 + 0.475 * (1 + math.cos(math.pi * done)))
+
+
+class Example(NamedTuple):
+    """A text as it is trained on, of n tokens.
+
+    Attributes:
+        tokens: int64[n].
+        features: bfloat16[n, f], what the head reads of the target.
+        hidden: bfloat16[n, d], what the target's output head reads.
+        answer: where the answer begins.
+    """
+
+    tokens: torch.Tensor
+    features: torch.Tensor
+    hidden: torch.Tensor
+    answer: int
+
+
+@app.command()
+def train(
+    data: Annotated[Path, typer.Argument(help="What `texts` wrote.")],
+    out: Annotated[Path, typer.Option(help="Folder for the head; written again after every epoch.")],
+    model: ModelOption = "smollm2-135m",
+    epochs: Annotated[int, typer.Option(min=1)] = 4,
+    threads: Annotated[int, typer.Option(min=1)] = 2,
+) -> None:
+    """Train a head, and show how often each of its levels is right on texts that were held out."""
+    torch.set_num_threads(threads)
+    recipe = Recipe()
+    torch.manual_seed(recipe.seed)
+    with chosen_model(ModelOptions(model=model)) as chosen:
+        target = AutoModelForCausalLM.from_pretrained(chosen.path, dtype=torch.float32).eval().requires_grad_(False)
+    loaded = Texts(**np.load(data))
+    head = new_head(target, loaded, recipe)
+    began = time.monotonic()
+    examples = [*_examples(target, head, loaded, recipe)]
+    console.print(f"{len(examples):,} texts read in {time.monotonic() - began:.0f} s")
+    held_out = examples[: round(recipe.held_out * len(examples))]
+    trained = examples[len(held_out) :]
+    optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.peak_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    batches = [b for epoch in range(epochs) for b in shuffled(trained, recipe, epoch)]
+    trainer = Trainer(head, target, recipe)
+    for step, batch in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate(step, len(batches))
+        loss, _ = trainer.loss([trained[i] for i in batch])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(head.parameters(), 0.5)
+        optimizer.step()
+        if step % 20 == 0:
+            took = time.monotonic() - began
+            console.print(f"step {step:,} of {len(batches):,}: loss {loss.item():.3f}, {took:.0f} s")
+        if (step + 1) % (len(batches) // epochs) == 0:
+            save_head(head, out)
+            right = ", ".join(f"{share:.1%}" for share in trainer.right(held_out))
+            console.print(f"after {step + 1:,} steps, right at each level where those before are read: {right}")
+    save_head(head, out)
+
+
+def new_head(target: Any, texts: Texts, recipe: Recipe) -> EagleHead:
+    """A head of the target's width, whose output layer is that of the target for the most frequent tokens."""
+    of = target.config
+    counts = np.bincount(texts.tokens, minlength=of.vocab_size).astype(np.float64)
+    frequent = np.sort(np.argsort(-counts, kind="stable")[: recipe.draft_vocab_size])  # of equals the lower ids
+    config = LlamaConfig(
+        architectures=["LlamaForCausalLMEagle3"],
+        hidden_size=of.hidden_size,
+        intermediate_size=of.intermediate_size,
+        num_hidden_layers=1,
+        num_attention_heads=of.num_attention_heads,
+        num_key_value_heads=of.num_key_value_heads,
+        head_dim=getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads,
+        max_position_embeddings=of.max_position_embeddings,
+        rms_norm_eps=of.rms_norm_eps,
+        rope_parameters=of.rope_parameters,
+        vocab_size=of.vocab_size,
+        draft_vocab_size=recipe.draft_vocab_size,
+        dtype="bfloat16",
+    )
+    head = EagleHead(config)
+    rows = torch.from_numpy(frequent)
+    head.d2t.copy_(rows - torch.arange(recipe.draft_vocab_size))
+    with torch.no_grad():
+        head.lm_head.weight.copy_(target.get_output_embeddings().weight[rows])
+        head.norm.weight.copy_(target.get_decoder().norm.weight)
+    return head.train()
+
+
+@torch.no_grad()
+def _examples(target: Any, head: EagleHead, texts: Texts, recipe: Recipe) -> Iterator[Example]:
+    """What the target computes for each text."""
+    layers = head.layers_read(target.config.num_hidden_layers)
+    for tokens, answer in texts:
+        ids = tokens[: recipe.longest]
+        if answer + recipe.unrolled + 2 >= ids.shape[0]:
+            continue
+        with noted_features(target, layers) as noted:
+            hidden = target.get_decoder()(input_ids=ids[None], use_cache=False)[0][0]
+        yield Example(ids, joined_features(noted, layers).bfloat16(), hidden.bfloat16(), answer)
+
+
+def shuffled(examples: Sequence[Example], recipe: Recipe, epoch: int) -> list[list[int]]:
+    """Batches of texts of about the same length, in an order of their own in each epoch."""
+    generator = torch.Generator().manual_seed(1000 * recipe.seed + epoch)
+    noise = torch.rand(len(examples), generator=generator) * 32
+    order = sorted(range(len(examples)), key=lambda i: examples[i].tokens.shape[0] + float(noise[i]))
+    batches = [order[i : i + recipe.batch] for i in range(0, len(order) - recipe.batch + 1, recipe.batch)]
+    return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+class Trainer:
+    """Computes the loss of a head.
+
+    Args:
+        head: that is trained.
+        target: in float32; nothing of it is changed.
+    """
+
+    def __init__(self, head: EagleHead, target: Any, recipe: Recipe) -> None:
+        self._head, self._recipe = head, recipe
+        self._embed = target.get_input_embeddings()
+        self._rows = head.token_ids
+        self._output = target.get_output_embeddings().weight[self._rows]
+        self._drafted = torch.zeros(target.config.vocab_size, dtype=torch.bool)
+        self._drafted[self._rows] = True
+
+    def loss(self, batch: Sequence[Example]) -> tuple[torch.Tensor, list[tuple[int, int]]]:
+        """The loss of a batch, and of each level how many tokens of answers it had, and how many were right."""
+        head, recipe = self._head, self._recipe
+        longest = max(example.tokens.shape[0] for example in batch)
+
+        def padded(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+            return torch.stack([F.pad(t, (0, 0) * (t.dim() - 1) + (0, longest - t.shape[0])) for t in tensors])
+
+        tokens = padded([example.tokens for example in batch])
+        lengths = torch.tensor([example.tokens.shape[0] for example in batch])
+        answers = torch.tensor([example.answer for example in batch])
+        hidden = head.fc(padded([example.features for example in batch]).float())
+        with torch.no_grad():
+            wanted = padded([example.hidden for example in batch]).float() @ self._output.T
+            best = wanted.max(dim=-1).indices
+        places, keys, values = torch.arange(longest), list[torch.Tensor](), list[torch.Tensor]()
+        total, counted, weight = torch.zeros(()), list[tuple[int, int]](), 1.0
+        for level in range(recipe.unrolled):
+            read = torch.roll(tokens, -1 - level, dims=1)
+            hidden = self._level(self._embed(read), hidden, places + level, keys, values)
+            # Entry i predicts token i + 2 + level, which the target did from token i + 1 + level on.
+            at = 1 + level + places
+            inside = (at[None] + 1 < lengths[:, None]) & (at[None] + 1 >= answers[:, None])
+            rows = inside.nonzero(as_tuple=True)
+            of_target = rows[0], rows[1] + 1 + level
+            following = tokens[rows[0], rows[1] + 2 + level]
+            drafts = self._drafted[following]
+            logits = head.logits(hidden[rows])
+            probabilities = wanted[of_target].softmax(dim=-1)
+            losses = -(probabilities * logits.log_softmax(dim=-1)).sum(dim=-1)
+            total = total + weight * (losses * drafts).sum() / drafts.sum().clamp(min=1)
+            weight *= recipe.decay
+            right = (logits.argmax(dim=-1) == best[of_target]) & drafts
+            counted.append((rows[0].shape[0], int(right.sum())))
+        return total, counted
+
+    def _level(
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+    ) -> torch.Tensor:
+        """[B, T, d]. Entry i of a level attends to the first level's entries up to i, and to entry i of the others.
+
+        Args:
+            keys, values: of the levels before; those of this one are added.
+        """
+        head, config = self._head, self._head.config
+        attention, heads, groups = head.midlayer.self_attn, config.num_attention_heads, config.num_key_value_heads
+        rotation = head.rotary_emb(hidden, positions[None])
+
+        def attend(inputs: torch.Tensor) -> torch.Tensor:
+            batch, length = inputs.shape[:2]
+
+            def by_head(projected: torch.Tensor, count: int) -> torch.Tensor:
+                return projected.view(batch, length, count, config.head_dim).transpose(1, 2)
+
+            query = by_head(attention.q_proj(inputs), heads)
+            key, value = by_head(attention.k_proj(inputs), groups), by_head(attention.v_proj(inputs), groups)
+            query, key = apply_rotary_pos_emb(query, key, *rotation)
+            keys.append(key.repeat_interleave(heads // groups, dim=1))
+            values.append(value.repeat_interleave(heads // groups, dim=1))
+            causal = torch.ones(length, length, dtype=torch.bool).tril()
+            scores = (query @ keys[0].transpose(2, 3)).masked_fill(~causal, -math.inf)
+            own = [(query * key).sum(dim=-1, keepdim=True) for key in keys[1:]]
+            weights = (torch.cat([scores, *own], dim=-1) * attention.scaling).softmax(dim=-1)
+            attended = weights[..., :length] @ values[0]
+            for i, value in enumerate(values[1:]):
+                attended = attended + weights[..., length + i, None] * value
+            output: torch.Tensor = attention.o_proj(attended.transpose(1, 2).reshape(batch, length, -1))
+            return output
+
+        updated: torch.Tensor = head.midlayer(embedded, hidden, attend)
+        return updated
+
+    @torch.no_grad()
+    def right(self, examples: Sequence[Example]) -> list[float]:
+        """Of each level, the share of tokens of answers that it has most probable, as the target has."""
+        sums = np.zeros((self._recipe.unrolled, 2))
+        for example in examples:
+            sums += np.array(self.loss([example])[1])
+        return [float(right / tokens) for tokens, right in sums]
+
+
+def save_head(head: EagleHead, folder: Path) -> None:
+    """Writes a head in bfloat16."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    head.config.to_json_file(folder / "config.json")
+    tensors = {name: t if t.dtype == torch.int64 else t.bfloat16() for name, t in head.state_dict().items()}
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 if __name__ == "__main__":

@@ -89,9 +89,7 @@ class ModelStrategy:
     def propose_all(self, drafters: SequenceOf[ModelDrafter], budgets: Int32Array) -> DraftTrees:
         return self.propose_beside(drafters, budgets, DraftTrees.empty(len(drafters)))
 
-    def propose_beside(
-        self, drafters: SequenceOf[ModelDrafter], budgets: Int32Array, others: DraftTrees
-    ) -> DraftTrees:
+    def propose_beside(self, drafters: SequenceOf[ModelDrafter], budgets: Int32Array, others: DraftTrees) -> DraftTrees:
         """As `propose_all`, beside drafts that other sources made at no cost: no deeper than pays.
 
         Args:
@@ -104,7 +102,9 @@ class ModelStrategy:
         rows = [drafter.row for drafter in drafters]
         trees = self._source.draft(rows, budgets, levels, least)
         for i, drafter in enumerate(drafters):
-            drafter.latest = Latest(self._source.position(drafter.row), int(bins[i]), int(levels[i]), others[i], trees[i])
+            drafter.latest = Latest(
+                self._source.position(drafter.row), int(bins[i]), int(levels[i]), others[i], trees[i]
+            )
             drafter.learn_unasked(*self._source.agreed(drafter.row))
         return trees
 

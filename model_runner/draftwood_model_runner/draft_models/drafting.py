@@ -13,10 +13,12 @@ masks that no runner has; a model that is small enough to draft reads its weight
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +35,8 @@ _READ_AT_ONCE = 512
 _UNREAD = 32
 """Entries that a sequence leaves unread at most, while it has no drafts: a pass for so few tokens would cost more than
 it tells of how good drafts would be."""
-_SMOOTHING = 0.1
-"""Weight of the latest pass and step in the means of their times."""
+_TIMED = 15
+"""Passes and steps, the latest, of whose times the median counts: single ones wait for the rest of the machine."""
 _LEAST_TOGETHER = 1e-3
 """Probability of the nodes of a level below which no other follows, while it is not known what levels cost."""
 _SMALL_PASS = 64
@@ -107,7 +109,7 @@ class ModelDrafts:
         self._head = head
         self._rows: dict[Sequence, _Row] = {}
         self._complete = np.zeros(runner.pages, np.bool_)
-        self._step_seconds = self._level_seconds = 0.0
+        self._step_seconds, self._level_seconds = deque[float](maxlen=_TIMED), deque[float](maxlen=_TIMED)
 
     def open(self, sequence: Sequence) -> None:
         """A sequence may be drafted for from now on, until `close`."""
@@ -123,7 +125,7 @@ class ModelDrafts:
 
     def observe_step(self, seconds: float) -> None:
         """A step of the target that only decoded took so long."""
-        self._step_seconds += (_SMOOTHING if self._step_seconds else 1.0) * (seconds - self._step_seconds)
+        self._step_seconds.append(seconds)
 
     def observe(self, computed: SequenceOf[Computed], features: Float32Array | None) -> None:
         """What the target computed in a step, told before any of the sequences loses its slot.
@@ -145,7 +147,9 @@ class ModelDrafts:
             self._read(behind)
 
     def level_share(self, rows: int) -> float:
-        return self._level_seconds / self._step_seconds if self._step_seconds else 0.0
+        if not self._step_seconds or not self._level_seconds:
+            return 0.0
+        return median(self._level_seconds) / median(self._step_seconds)
 
     def position(self, row: Sequence) -> int:
         return row.length
@@ -169,7 +173,9 @@ class ModelDrafts:
         reading = [i for i, entries in enumerate(unread) if entries]
         logits = self._read([rows[i] for i in reading])
         drafted = [
-            i for i in reading if levels[i] and self._readable(rows[i], self._rows[rows[i]]) == self._rows[rows[i]].computed
+            i
+            for i in reading
+            if levels[i] and self._readable(rows[i], self._rows[rows[i]]) == self._rows[rows[i]].computed
         ]
         if not drafted:
             return DraftTrees.empty(len(rows))
@@ -354,8 +360,7 @@ class ModelDrafts:
         predictions = self._runner.step(batch, self._width)
         made = _Logits.of(predictions, batch.logit_rows, None if self._head is None else self._head.token_ids)
         if batch.size <= _SMALL_PASS * batch.rows:
-            seconds = time.perf_counter() - started
-            self._level_seconds += (_SMOOTHING if self._level_seconds else 1.0) * (seconds - self._level_seconds)
+            self._level_seconds.append(time.perf_counter() - started)
         return made
 
 
@@ -414,9 +419,7 @@ class _Growth:
         followed: nodes of each row that were followed, those of the level that is being computed included.
     """
 
-    def __init__(
-        self, roots: _Logits, width: int, levels: Int32Array, least: Float32Array, room: Int32Array
-    ) -> None:
+    def __init__(self, roots: _Logits, width: int, levels: Int32Array, least: Float32Array, room: Int32Array) -> None:
         rows = roots.tokens.shape[0]
         self.width, self.followed = width, 0
         self._levels, self._least, self._room = levels, least, room

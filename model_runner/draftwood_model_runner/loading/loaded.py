@@ -141,9 +141,7 @@ def _cuda(module: Any, max_context: int, exact: bool) -> RunnerFactory:
     return take_over(module, max_context, exact)
 
 
-def _torch(
-    module: Any, exact: bool | None, max_context: int, feature_layers: tuple[int, ...] = ()
-) -> RunnerFactory:
+def _torch(module: Any, exact: bool | None, max_context: int, feature_layers: tuple[int, ...] = ()) -> RunnerFactory:
     # Imports the modelling code of transformers, which a model in the cache does without.
     from draftwood_model_runner.runners.torch.probe import probe
     from draftwood_model_runner.runners.torch.runner import TorchRunnerFactory
