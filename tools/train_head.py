@@ -239,7 +239,7 @@ def new_head(target: Any, texts: Texts, recipe: Recipe) -> EagleHead:
     of = target.config
     counts = np.bincount(texts.tokens, minlength=of.vocab_size).astype(np.float64)
     frequent = np.sort(np.argsort(-counts, kind="stable")[: recipe.draft_vocab_size])  # of equals the lower ids
-    config = LlamaConfig(
+    config: Any = LlamaConfig(
         architectures=["LlamaForCausalLMEagle3"],
         hidden_size=of.hidden_size,
         intermediate_size=of.intermediate_size,
@@ -251,16 +251,17 @@ def new_head(target: Any, texts: Texts, recipe: Recipe) -> EagleHead:
         rms_norm_eps=of.rms_norm_eps,
         rope_parameters=of.rope_parameters,
         vocab_size=of.vocab_size,
-        draft_vocab_size=recipe.draft_vocab_size,
         dtype="bfloat16",
     )
+    config.draft_vocab_size = recipe.draft_vocab_size
     head = EagleHead(config)
     rows = torch.from_numpy(frequent)
     head.d2t.copy_(rows - torch.arange(recipe.draft_vocab_size))
     with torch.no_grad():
         head.lm_head.weight.copy_(target.get_output_embeddings().weight[rows])
         head.norm.weight.copy_(target.get_decoder().norm.weight)
-    return head.train()
+    head.train()
+    return head
 
 
 @torch.no_grad()
@@ -350,15 +351,16 @@ class Trainer:
         Args:
             keys, values: of the levels before; those of this one are added.
         """
-        head, config = self._head, self._head.config
-        attention, heads, groups = head.midlayer.self_attn, config.num_attention_heads, config.num_key_value_heads
+        head, attention = self._head, self._head.midlayer.self_attn
+        heads, [shape] = int(head.config.num_attention_heads), head.kv_shapes
+        groups = shape.kv_heads
         rotation = head.rotary_emb(hidden, positions[None])
 
         def attend(inputs: torch.Tensor) -> torch.Tensor:
             batch, length = inputs.shape[:2]
 
             def by_head(projected: torch.Tensor, count: int) -> torch.Tensor:
-                return projected.view(batch, length, count, config.head_dim).transpose(1, 2)
+                return projected.view(batch, length, count, shape.key_dim).transpose(1, 2)
 
             query = by_head(attention.q_proj(inputs), heads)
             key, value = by_head(attention.k_proj(inputs), groups), by_head(attention.v_proj(inputs), groups)

@@ -104,8 +104,8 @@ class CostlessRunner:
         return self._predict(batch, top_k)
 
     def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> _CostlessStep:
-        _, tokens, top_tokens = self._predict(batch, top_k)
-        return _CostlessStep(batch.feedback(tokens, top_tokens), samplers)
+        predicted = self._predict(batch, top_k)
+        return _CostlessStep(batch.feedback(predicted.tokens, predicted.top_tokens), samplers)
 
     def _predict(self, batch: StepBatch, top_k: int) -> Predictions:
         began = time.perf_counter()

@@ -29,6 +29,7 @@ from draftwood_benchmarks.harness.report import (
 from draftwood_benchmarks.peers.process import AskedOptions
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError
+from draftwood_strategies.built_in import MODEL_STRATEGIES
 
 if TYPE_CHECKING:
     from draftwood_benchmarks.contenders import Tally
@@ -92,17 +93,23 @@ class SpeedOptions(AskedOptions):
     ] = None
 
     @property
+    def text_name(self) -> str:
+        """Of what is measured, for rows."""
+        return "random" if self.random else "questions" if self.prompts is None else self.prompts.stem
+
+    @property
     def random(self) -> bool:
         """Whether the text cannot be predicted."""
         return self.text == "random"
 
     def complete(self, model: ModelOptions) -> SpeedOptions:
         """With defaults for this model. Raises InvalidInputError: options exclude each other."""
+        check_strategies(name for name in self.strategy or () if name not in MODEL_STRATEGIES)
         costly = model.vocabulary is not None or self.context is not None
         default_warm = 0 if self.random else _COSTLY_WARM if costly else _WARM
         complete = replace(
             self,
-            strategy=_strategies(self.strategy or ([_COSTLY_STRATEGY] if costly else None)),
+            strategy=self.strategy or ([_COSTLY_STRATEGY] if costly else None),
             limit=self.limit or (_COSTLY_LIMIT if costly else _LIMIT),
             warm=default_warm if self.warm is None else self.warm,
         )
@@ -129,6 +136,7 @@ def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> No
 
         from draftwood_benchmarks.contenders import Measurement, references
         from draftwood_benchmarks.harness.answers import Task, write_own_text
+        from draftwood_model_runner.engine import model_strategies
 
         with console.status("Loading the model"):
             loaded = chosen.load()
@@ -144,12 +152,13 @@ def speed(model: ModelOptions, output: OutputOptions, given: SpeedOptions) -> No
         if options.random:
             task = Task(options.max_tokens, RANDOM_TEMPERATURE, ignore_eos=True)
         tasks = [task, Task(options.max_tokens, **SAMPLED)] if options.sampled else [task]
-        measurement = Measurement(engine, teacher, tasks, options.strategy or [], measured, others, options.rounds)
-        with references(chosen, engine, threads, task, options) as other_engines:
+        with model_strategies(engine), references(chosen, engine, threads, task, options) as other_engines:
+            strategies = _strategies(options.strategy)
+            measurement = Measurement(engine, teacher, tasks, strategies, measured, others, options.rounds)
             load = OtherLoad()
             tallies = measurement.tallies(other_engines)
             busy, name = load.share(), describe(chosen, loaded)
-    rows = rows_of(tallies, quantized=loaded.weights in ("int8", "int4"))
+    rows = [row | {"prompts": options.text_name} for row in rows_of(tallies, quantized=_is_quantized(loaded))]
     title = (
         f"{name}\n{options.limit} prompts, {options.rounds} rounds; warm: after {options.warm} others{warning(busy)}"
     )
@@ -187,6 +196,10 @@ def _engine(model: LoadedModel, options: SpeedOptions, threads: int) -> Engine:
         kv_cache_tokens=kv_tokens,
     )
     return Engine(model, config)
+
+
+def _is_quantized(model: LoadedModel) -> bool:
+    return model.weights in ("int8", "int4")
 
 
 def _strategies(wanted: list[str] | None) -> list[str]:

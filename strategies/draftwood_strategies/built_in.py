@@ -134,6 +134,9 @@ class BuiltIn:
         return made
 
 
+MODEL_STRATEGIES = ("draft_model", "head")
+"""Those that exist where a model drafts beside the target, see `registry.offered`."""
+
 BUILT_IN = {
     "none": BuiltIn(StrategyOptions, "draftwood_strategies.none", "NoDrafts"),
     "trie": BuiltIn(TrieOptions, "draftwood_strategies.trie.strategy", "TrieStrategy"),

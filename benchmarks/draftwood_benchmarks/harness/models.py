@@ -80,6 +80,14 @@ class ModelOptions:
             help="as-is, or int8 or int4: quantized to 8 or 4 bits, by runner openvino and by the peer openvino-genai.",
         ),
     ] = "as-is"
+    draft_model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", show_default=False, help="A smaller model of the same vocabulary, which drafts."),
+    ] = None
+    draft_head: Annotated[
+        str,
+        typer.Option(metavar="HEAD", help="Folder of a draft head; auto: the one that is bundled for the model; none."),
+    ] = "auto"
     threads: Annotated[
         int | None, typer.Option(min=1, show_default=False, help="CPU threads of the model; all cores by default.")
     ] = None
@@ -108,12 +116,26 @@ class ChosenModel:
         from draftwood_model_runner.loading.model import load_model
 
         of = self.options
-        return load_model(self.path, device=of.device, dtype=of.dtype, runner=of.runner, weights=of.weights)
+        return load_model(
+            self.path,
+            device=of.device,
+            dtype=of.dtype,
+            runner=of.runner,
+            weights=of.weights,
+            draft_model=self.draft_path,
+            draft_head=of.draft_head,
+        )
 
     def load_small(self) -> LoadedModel:
         """The model that it was grown from, for what a model of the same text need not do itself."""
-        options = replace(self.options, shape="native", runner="auto")
+        options = replace(self.options, shape="native", runner="auto", draft_head="none", draft_model=None)
         return ChosenModel("small model", self.small, options).load()
+
+    @property
+    def draft_path(self) -> str | None:
+        """Folder or hub id of the model that drafts. Raises ModelNotFoundError, UnsupportedModelError."""
+        draft = self.options.draft_model
+        return None if draft is None else resolve(draft, cache_folder(os.environ), os.environ)
 
     def load_plain(self, like: LoadedModel) -> Any:
         """The model as transformers runs it, with the dtype and on the device of `like`."""
@@ -127,7 +149,8 @@ class ChosenModel:
         """Flags of `draftwood serve` for this model."""
         options = self.options
         flags = ["--model", self.path, "--device", options.device, "--dtype", options.dtype]
-        flags += ["--runner", options.runner, "--weights", options.weights]
+        flags += ["--runner", options.runner, "--weights", options.weights, "--draft-head", options.draft_head]
+        flags += [] if options.draft_model is None else ["--draft-model", options.draft_model]
         return flags if options.threads is None else [*flags, "--threads", str(options.threads)]
 
 

@@ -1,13 +1,13 @@
 """Draft trees of a model that runs beside the target: a smaller one, or a head that reads the target's hidden states.
 
 The model's keys and values lie in the pages of the target's, each in the place of its token: what a sequence shares,
-gives up or finds again of one, it does of the other, and nothing is allocated here. What a page holds of the draft model
-is known by page. Where a cached prefix lacks it, a smaller model reads the tokens again; a head, whose features are
+gives up or finds again of one, it does of the other, and nothing is allocated here. What is known of the draft model's
+is noted by page. Where a cached prefix lacks it, a smaller model reads the tokens again; a head, whose features are
 gone, attends to the pages behind.
 
 A tree grows as in EAGLE-2 (arXiv 2406.16858): of each level the most probable nodes are followed, and of all nodes the
-most probable ones are drafted. Each level computes the whole tree again, as nodes of one another's pages would need
-masks that no runner has; a model that is small enough to draft reads its weights for longer than it computes a few rows.
+most probable ones are drafted. Each level computes the whole tree again, since no runner masks entries that are in
+pages. A model that is small enough to draft reads its weights for longer than it computes a few more tokens.
 """
 
 from __future__ import annotations
@@ -304,13 +304,12 @@ class ModelDrafts:
         parents[:, 0], depths[:, 0] = -1, 0
         tokens[:, 1:], parents[:, 1:], depths[:, 1:] = tree.path_arrays(active)
         logit_rows = np.arange(tokens.size, dtype=np.int32).reshape(tokens.shape)[:, per_row - tree.width :]
-        hidden = None
+        hidden: Float32Array | None = None
         if self._head is not None:
             hidden = np.empty((len(rows), per_row, tree.hidden_width), np.float32)
-            for i, row in enumerate(rows):
-                hidden[i, 0] = row.last
+            hidden[:, 0] = [row.last for row in rows]
             hidden[:, 1:] = tree.hidden_of_parents(active)
-            hidden = hidden.reshape(tokens.size, -1)
+            hidden = np.reshape(hidden, (tokens.size, -1))
         batch = self._batch(
             sequences,
             tokens=tokens.ravel(),

@@ -3,8 +3,8 @@
 A head's entry i has the features of token i of the target and token i + 1, and predicts token i + 2. Behind the last
 token that the target has computed, the head's own output takes the place of the features.
 
-The form of the checkpoints is that of EAGLE-3 (arXiv 2503.01840, github.com/SafeAILab/EAGLE), which vLLM and SGLang read
-as well.
+The form of the checkpoints is that of EAGLE-3 (arXiv 2503.01840, github.com/SafeAILab/EAGLE), which vLLM and SGLang
+read as well.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class DraftLayer(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        width, head_dim = config.hidden_size, config.head_dim
+        width, shape = config.hidden_size, _kv_shape(config)
         self.norms_residual = bool(getattr(config, "norm_before_residual", False))
         self.input_layernorm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
         self.hidden_norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
         self.self_attn = LlamaAttention(config, 0)
         for name, heads in (
             ("q_proj", config.num_attention_heads),
-            ("k_proj", config.num_key_value_heads),
-            ("v_proj", config.num_key_value_heads),
+            ("k_proj", shape.kv_heads),
+            ("v_proj", shape.kv_heads),
         ):
-            setattr(self.self_attn, name, nn.Linear(2 * width, heads * head_dim, bias=False))
+            setattr(self.self_attn, name, nn.Linear(2 * width, heads * shape.key_dim, bias=False))
         self.post_attention_layernorm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
         self.mlp = LlamaMLP(config)
 
@@ -63,10 +63,11 @@ class DraftLayer(nn.Module):
         normed = self.hidden_norm(hidden)
         residual = normed if self.norms_residual else hidden
         hidden = residual + attend(torch.cat([self.input_layernorm(embedded), normed], dim=-1))
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        output: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
 
 
-class EagleHead(LlamaPreTrainedModel):  # type: ignore[misc]
+class EagleHead(LlamaPreTrainedModel):
     """A draft head in the form of EAGLE-3.
 
     Args:
@@ -75,10 +76,11 @@ class EagleHead(LlamaPreTrainedModel):  # type: ignore[misc]
     Attributes:
         d2t: int64[draft vocabulary], what is added to a draft token to get that of the target.
         features: numbers that it reads of each token: an embedding and a hidden state.
-        feature_layers_of_target: the layers of its target whose inputs it reads, see `RunnerFactory.feature_layers`.
+        feature_layers_of_target: the layers of its target whose inputs it reads, see `loading.loaded.adopt`.
     """
 
     feature_layers_of_target: tuple[int, ...] = ()
+    d2t: torch.Tensor
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
@@ -90,13 +92,12 @@ class EagleHead(LlamaPreTrainedModel):  # type: ignore[misc]
         self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.rotary_emb = LlamaRotaryEmbedding(config)
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     @property
     def kv_shapes(self) -> tuple[KVShape, ...]:
         """Of its layers."""
-        config = self.config
-        return (KVShape(config.num_key_value_heads, config.head_dim, config.head_dim),)
+        return (_kv_shape(self.config),)
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -104,7 +105,7 @@ class EagleHead(LlamaPreTrainedModel):  # type: ignore[misc]
         return torch.arange(self.d2t.shape[0]) + self.d2t
 
     def layers_read(self, layers: int) -> tuple[int, ...]:
-        """The layers of a target with so many whose inputs it reads, see `RunnerFactory.feature_layers`."""
+        """The layers of a target with so many whose inputs it reads, see `loading.loaded.adopt`."""
         config = self.config
         named = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
         named = named or getattr(config, "eagle_aux_hidden_state_layer_ids", None)
@@ -175,7 +176,15 @@ def load_head(folder: str, width: int, layers: int, vocab_size: int) -> EagleHea
         head.load_state_dict(own)
     except RuntimeError as error:
         raise refused(f"its weights do not fit its config.json: {str(error).splitlines()[1].strip()}") from error
-    return head.float().eval()
+    ready: EagleHead = head.float().eval()  # type: ignore[no-untyped-call]
+    return ready
+
+
+def _kv_shape(config: LlamaConfig) -> KVShape:
+    """Of the layer of a head."""
+    heads = int(config.num_attention_heads)
+    head_dim = int(config.head_dim or config.hidden_size // heads)
+    return KVShape(int(config.num_key_value_heads or heads), head_dim, head_dim)
 
 
 def _own_name(name: str) -> str:

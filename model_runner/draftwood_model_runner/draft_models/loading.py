@@ -14,14 +14,14 @@ from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.gguf import dense_place
 from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel
 from draftwood_model_runner.loading.sources import KNOWN_MODELS
+from draftwood_strategies.built_in import MODEL_STRATEGIES
 
 if TYPE_CHECKING:
     from draftwood_strategies.arrays import Float32Array
 
 _log = logging.getLogger(__name__)
 
-HEAD, DRAFT_MODEL = "head", "draft_model"
-"""The names of the strategies."""
+DRAFT_MODEL, HEAD = MODEL_STRATEGIES
 AUTO, NO_HEAD = "auto", "none"
 _BUNDLED = Path(__file__).parent / "bundled"
 

@@ -99,7 +99,7 @@ def choose_runner(
         module: an unmodified transformers model. The torch and cuda runners take it over, see `runners.torch.probe`;
             the openvino runner leaves it as it was.
         runner, exact, weights, threads: as for `loading.model.load_model`.
-        feature_layers: as in `RunnerFactory`.
+        feature_layers: as for `adopt`.
 
     Raises:
         InvalidValueError: there is no such runner, it has no exact mode, or no runner has such weights for this model.
@@ -111,7 +111,7 @@ def choose_runner(
     if weights != "as-is":
         return _quantized(module, max_context, threads, weights, feature_layers), f"weights are {weights}"
     if runner == "torch":
-        return _torch(module, exact, max_context, feature_layers), "chosen by name"
+        return _torch(module, exact, max_context), "chosen by name"
     if runner == "openvino":
         return _openvino(module, bool(exact), max_context, threads, feature_layers=feature_layers), "chosen by name"
     if runner == "cuda":
@@ -124,7 +124,7 @@ def choose_runner(
             factory = _openvino(module, bool(exact), max_context, threads, feature_layers=feature_layers)
             reason = "the model is on a CPU"
     except UnsupportedRunnerError as error:
-        factory, reason = _torch(module, exact, max_context, feature_layers), str(error)
+        factory, reason = _torch(module, exact, max_context), str(error)
     _log.log(
         logging.WARNING if on_gpu and factory.name != "cuda" else logging.INFO, "runner %s: %s", factory.name, reason
     )
@@ -141,13 +141,13 @@ def _cuda(module: Any, max_context: int, exact: bool) -> RunnerFactory:
     return take_over(module, max_context, exact)
 
 
-def _torch(module: Any, exact: bool | None, max_context: int, feature_layers: tuple[int, ...] = ()) -> RunnerFactory:
+def _torch(module: Any, exact: bool | None, max_context: int) -> RunnerFactory:
     # Imports the modelling code of transformers, which a model in the cache does without.
     from draftwood_model_runner.runners.torch.probe import probe
     from draftwood_model_runner.runners.torch.runner import TorchRunnerFactory
 
     layout = probe(module, module.dtype != torch.float32 if exact is None else exact, max_context)
-    return TorchRunnerFactory(module, layout, feature_layers)
+    return TorchRunnerFactory(module, layout)
 
 
 def _quantized(
@@ -238,7 +238,8 @@ def adopt(
         max_context, exact, runner, weights, threads: as for `load_model`. The torch runner changes the module,
             OpenVINO does not.
         defaults: as generation_defaults there.
-        feature_layers: as in `RunnerFactory`.
+        feature_layers: for the openvino runner: the layers whose inputs a step shows as `Predictions.features`, one
+            behind the other; the number of layers stands for what the output head reads.
 
     Raises:
         InvalidValueError: max_context, runner or weights is not allowed, or the runner has no exact mode.

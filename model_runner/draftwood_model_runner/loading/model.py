@@ -79,7 +79,8 @@ def load_model(
 
     Raises:
         InvalidValueError: device, dtype, max_context, runner, weights, generation_defaults, tensor_parallel,
-            draft_model or draft_head is not allowed, the runner has no exact mode, or the model cannot be computed with such weights; gives the reason.
+            draft_model or draft_head is not allowed, the runner has no exact mode, or the model cannot be computed with
+            such weights; gives the reason.
         ModelNotFoundError: there is no such model.
         UnsupportedRunnerError: OpenVINO is chosen by name and cannot compute the model; gives the reason.
         UnsupportedModelError: draft trees cannot be verified on it; gives the reason.
@@ -138,9 +139,16 @@ def load_model(
     if head is not None:
         drafters[HEAD] = head_drafter(head, path_or_id, model, threads)
     if draft_model is not None:
-        options = {"device": device, "dtype": dtype, "max_context": max_context, "runner": model.runner_name}
-        others = {"threads": threads, "cache": cache, "cache_bytes": cache_bytes}
-        draft = load_model(draft_model, **options, **others)
+        draft = load_model(
+            draft_model,
+            device=device,
+            dtype=dtype,
+            max_context=max_context,
+            runner=model.runner_name,
+            threads=threads,
+            cache=cache,
+            cache_bytes=cache_bytes,
+        )
         drafters[DRAFT_MODEL] = model_drafter(draft, model, draft_model)
     return replace(model, drafters=drafters) if drafters else model
 

@@ -162,7 +162,7 @@ class Predictions(NamedTuple):
         top_tokens: int32[R, k], the k most probable tokens by these logits, best first, and of equally probable ones
             that with the lowest id; None for k = 0.
         features: float32[T, f], of all tokens of the step, the hidden states that draft heads read, see
-            `RunnerFactory.feature_layers`; None if there are none.
+            `loading.loaded.adopt`; None if there are none.
     """
 
     logits: Any
@@ -367,11 +367,6 @@ class RunnerFactory(Protocol):
     def window(self) -> int | None:
         """Entries of a sequence that its next tokens need at most, the last ones: its runners are given page tables
         with -1 for pages that lie behind. None for all."""
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        """The layers whose inputs its runners return as `Predictions.features`, one behind the other; the number of
-        layers stands for what the output head reads. None for no features."""
 
     @property
     def kv_bytes_per_token(self) -> int:

@@ -179,10 +179,10 @@ class HybridStrategy:
             return DraftTrees.empty(len(drafters))
         having = [drafters[i] for i in asked]
         vocab_size, calls = having[0].vocab_size, self._calls(name, having)
-        whole = others is None or len(asked) == len(drafters)
-        shown = others if whole else DraftTrees.of([others[i] for i in asked])
+        if others is not None and len(asked) < len(drafters):
+            others = DraftTrees.of([others[i] for i in asked])
         proposed = propose_all(
-            self.parts[name], [drafter.parts[name] for drafter in having], budgets[asked], vocab_size, *calls, shown
+            self.parts[name], [drafter.parts[name] for drafter in having], budgets[asked], vocab_size, *calls, others
         )
         return DraftTrees.scattered([(asked, proposed)], len(drafters))
 

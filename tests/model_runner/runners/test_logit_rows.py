@@ -194,7 +194,7 @@ def check(runner: str, top_k: int, sequences: list[list[Piece]], greedy: bool) -
             rows.append(BatchRow(pages_of(made, number), context, chain, EMPTY_TREE, first))
             wanted.append(expected(prompts[number])[context + first : context + size])
         batch = lay_out(rows)
-        logits, tokens, top = made.step(batch, top_k)
+        logits, tokens, top, _ = made.step(batch, top_k)
         right = torch.cat(wanted)
         assert logits.shape == (batch.logit_rows.size, VOCAB)
         np.testing.assert_allclose(np.asarray(torch.as_tensor(logits).cpu()), right.numpy(), atol=2e-3, rtol=1e-3)

@@ -50,7 +50,6 @@ class CudaRunnerFactory:
 
     name: ClassVar[str] = "cuda"
     window: ClassVar[None] = None
-    feature_layers: ClassVar[tuple[int, ...]] = ()
     module: Any
     layout: CudaLayout
 

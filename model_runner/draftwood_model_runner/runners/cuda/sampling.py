@@ -81,7 +81,7 @@ class HostResults(NamedTuple):
 
     def part(self, rows: npt.NDArray[np.int64]) -> HostResults:
         """Some of the rows of logits, whose logits are not asked for."""
-        _, tokens, top_tokens = self.predictions
+        tokens, top_tokens = self.predictions.tokens, self.predictions.top_tokens
         assert top_tokens is not None
         assert self.sampled is not None
         predictions = Predictions(None, tokens[rows], top_tokens[rows])
@@ -363,6 +363,7 @@ class CudaStep:
         self._results: HostResults
         self._feedback: StepFeedback
         self.scores: Float32Array = np.zeros(0, np.float32)
+        self.features: Float32Array | None = None
 
     @property
     def can_overlap(self) -> bool:

@@ -121,7 +121,7 @@ def take_over(
         max_context: positions that it will be run on at most.
         weights: "as-is", or one of `weights.BITS` to quantize them.
         threads: as for `OpenVinoRunnerFactory`.
-        feature_layers: as in `RunnerFactory`.
+        feature_layers: see `loading.loaded.adopt`.
 
     Raises:
         UnsupportedRunnerError: the model cannot be converted or quantized, or computes something else then; with the

@@ -63,7 +63,7 @@ class ConvertedModel(NamedTuple):
         layout: the shape of its pages.
         window: tokens that some layer attends to, if those are fewer than the positions that the model is run on.
         in_every_layer: each layer has this window.
-        feature_layers: see `RunnerFactory.feature_layers`; if there are any, a second output has the features,
+        feature_layers: see `loading.loaded.adopt`; if there are any, a second output has the features,
             float32[T, f].
     """
 

@@ -10,13 +10,7 @@ import torch
 
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, HostStep, KVCompaction, Predictions, StepBatch
 from draftwood_model_runner.runners.machine import default_capacity, default_threads, device_errors
-from draftwood_model_runner.runners.model_calls import (
-    joined_features,
-    logits_of_rows,
-    noted_features,
-    positions_of_step,
-    takes_positions,
-)
+from draftwood_model_runner.runners.model_calls import logits_of_rows, positions_of_step, takes_positions
 from draftwood_model_runner.runners.torch.attention import BATCH, TorchBatch
 from draftwood_model_runner.runners.torch.exact_attention import SUM_BLOCK, draft_limits
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE, KVCache, KVLayout
@@ -34,22 +28,13 @@ class TorchRunner:
         layout: the shape of its keys and values.
         kv_tokens: capacity of its KV memory.
         threads: CPU threads of a step; None takes `default_threads`.
-        feature_layers: as in `RunnerFactory`.
     """
 
     is_asynchronous: ClassVar[bool] = False
     mixed_batches: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        module: Any,
-        layout: KVLayout,
-        kv_tokens: int,
-        threads: int | None = None,
-        feature_layers: tuple[int, ...] = (),
-    ) -> None:
+    def __init__(self, module: Any, layout: KVLayout, kv_tokens: int, threads: int | None = None) -> None:
         self._module = module
-        self._feature_layers = feature_layers
         self._layout = layout
         self._kv = KVCache(layout, kv_tokens)
         self.pages, self.page_size, self.states = self._kv.pages, PAGE_SIZE, self._kv.states
@@ -64,13 +49,8 @@ class TorchRunner:
     def step(self, batch: StepBatch, top_k: int) -> Predictions:
         torch.set_num_threads(self._threads)
         with device_errors(f"a step of {batch.size} tokens"):
-            with noted_features(self._module, self._feature_layers) as noted:
-                logits = forward(self._module, batch, self._kv)[: batch.logit_rows.size]
-            predictions = Predictions(logits, *most_probable(logits, top_k, self._threads))  # waits for the device
-            if self._feature_layers:
-                features = joined_features(noted, self._feature_layers)[: batch.size].float().cpu().numpy()
-                return predictions._replace(features=features)
-            return predictions
+            logits = forward(self._module, batch, self._kv)[: batch.logit_rows.size]
+            return Predictions(logits, *most_probable(logits, top_k, self._threads))  # waits for the device
 
     def begin(self, batch: StepBatch, top_k: int, samplers: SequenceOf[TokenSampler | None]) -> HostStep:
         return HostStep(self, batch, top_k, samplers, self._threads)
@@ -88,13 +68,11 @@ class TorchRunnerFactory:
     Attributes:
         module: a transformers model whose attention is `attention.tree_attention`, see `probe`.
         layout: the shape of its keys and values.
-        feature_layers: as in `RunnerFactory`.
     """
 
     name: ClassVar[str] = "torch"
     module: Any
     layout: KVLayout
-    feature_layers: tuple[int, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -116,7 +94,7 @@ class TorchRunnerFactory:
         return default_capacity(per_token, layout.device, context, sequences, per_sequence)
 
     def runner(self, kv_tokens: int, threads: int | None = None, sequences: int | None = None) -> TorchRunner:
-        return TorchRunner(self.module, self.layout, kv_tokens, threads, self.feature_layers)
+        return TorchRunner(self.module, self.layout, kv_tokens, threads)
 
 
 def forward(module: Any, batch: StepBatch, kv: KVCache) -> torch.Tensor:
