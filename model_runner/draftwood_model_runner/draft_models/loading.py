@@ -90,7 +90,8 @@ def model_drafter(draft: LoadedModel, target: LoadedModel, draft_model: str) -> 
     def refused(problem: str) -> InvalidValueError:
         return InvalidValueError("draft_model", draft_model, problem)
 
-    if draft.tokenizer.token_ids() != target.tokenizer.token_ids():
+    same_size = draft.vocab_size == target.vocab_size
+    if not same_size or draft.tokenizer.token_ids() != target.tokenizer.token_ids():
         sizes = f"{draft.vocab_size:,} tokens, and the model {target.vocab_size:,}"
         raise refused(f"it must have the vocabulary of the model: it has {sizes}, or names others")
     if draft.parameters >= target.parameters:

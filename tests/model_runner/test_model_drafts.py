@@ -1,0 +1,245 @@
+"""Models that draft beside the target: what they draft is what they would write, and nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from draftwood_model_runner.draft_models.drafting import ModelDrafts
+from draftwood_model_runner.draft_models.heads import WEIGHTS, EagleHead, load_head
+from draftwood_model_runner.draft_models.loading import head_drafter, model_drafter
+from draftwood_model_runner.engine import Engine, model_strategies
+from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel, adopt
+from draftwood_model_runner.loading.model import BUNDLED_MODEL
+from draftwood_model_runner.loading.tokenizer import load_tokenizer
+from draftwood_model_runner.request import SamplingParams, StopParams
+from draftwood_model_runner.runners.openvino import factory
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import create
+from tests.model_runner.families import greedy, served
+from tests.model_runner.sequences import batch_of, engine_of, run
+
+DEPTH, NODES, TOKENS = 6, 24, 40
+QUESTIONS = ("where is my order", "i want a refund!!", "how do I change my adress")
+
+
+def asked(model: LoadedModel) -> list[tuple[int, ...]]:
+    return [tuple(model.tokenizer.encode_chat([{"role": "user", "content": q}]).tolist()) for q in QUESTIONS]
+
+
+def small_model(layers: int, runner: str) -> LoadedModel:
+    """The bundled model's first layers."""
+    module = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    module.model.layers = module.model.layers[:layers]
+    module.config.num_hidden_layers = layers
+    return adopt(module, load_tokenizer(BUNDLED_MODEL), name="small", runner=runner)
+
+
+def drafting_for_itself(runner: str) -> LoadedModel:
+    """The bundled model, which drafts for itself as well: all that it drafts first is right."""
+    model = served("bundled", runner)
+    return replace(model, drafters={"draft_model": DraftModel(model.factory, None, model.parameters)})
+
+
+@pytest.fixture(autouse=True)
+def _levels_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that all levels are asked for."""
+    monkeypatch.setattr(ModelDrafts, "level_share", lambda self, rows: 0.0)
+
+
+def answers(engine: Engine, prompts: list[tuple[int, ...]], name: str, **options: Any) -> list[Sequence]:
+    with model_strategies(engine):
+        stop = options.pop("stop", StopParams(TOKENS))
+        sequences = batch_of(prompts, stop, strategy=create(name), max_draft_nodes=NODES, **options)
+    run(engine, *sequences)
+    engine.check()
+    assert [sequence.stats.drafting_disabled_reason for sequence in sequences] == [""] * len(prompts)
+    return sequences
+
+
+@pytest.mark.parametrize("runner", ["openvino", "torch"])
+@pytest.mark.parametrize("chunk", [512, 8])
+def test_a_model_that_drafts_for_itself_is_always_right(runner: str, chunk: int) -> None:
+    model = drafting_for_itself(runner)
+    engine, prompts = engine_of(model, NODES, prefill_chunk=chunk, max_running=2), asked(model)
+    for _ in range(2):  # the second time with cached prefixes
+        sequences = answers(engine, prompts, "draft_model")
+        for sequence, prompt in zip(sequences, prompts, strict=True):
+            assert sequence.output == greedy("bundled", prompt, TOKENS)
+            # A step without a draft writes the first token, and beside a prompt that is read nothing is drafted.
+            assert sequence.stats.decode_steps <= 2 + -(-len(sequence.output) // (1 + DEPTH)) + 5 * (chunk < 512)
+
+
+def test_preempted_and_paused_sequences_go_on_with_drafts() -> None:
+    model = drafting_for_itself("openvino")
+    engine, prompts = engine_of(model, NODES, max_running=3, prefix_cache=True), asked(model)
+    with model_strategies(engine):
+        sequences = batch_of(prompts, StopParams(TOKENS), strategy=create("draft_model"), max_draft_nodes=NODES)
+    for sequence in sequences:
+        engine.add(sequence)
+    for step in range(12):
+        engine.step()
+        paused = sequences[step % 3]
+        engine.pause(paused)
+        engine.step()
+        engine.resume(paused)
+        engine.check()
+    while engine.has_work:
+        engine.step()
+    assert [s.output for s in sequences] == [greedy("bundled", prompt, TOKENS) for prompt in prompts]
+    assert all(s.stats.accepted_tokens > s.stats.decode_steps for s in sequences)
+
+
+@pytest.mark.parametrize("name", ["draft_model", "hybrid"])
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.9, top_p=0.9, seed=5)])
+def test_a_smaller_model_changes_no_token(name: str, sampling: SamplingParams) -> None:
+    target = served("bundled", "openvino")
+    model = replace(target, drafters={"draft_model": model_drafter(small_model(3, "openvino"), target, "small")})
+    prompts = asked(model)
+    plain = batch_of(prompts, StopParams(TOKENS), sampling)
+    run(engine_of(target, NODES), *plain)
+    drafted = answers(engine_of(model, NODES), prompts, name, sampling=sampling)
+    assert [s.output for s in drafted] == [s.output for s in plain]
+    sources = drafted[0].stats.by_source
+    assert sum(s.stats.draft_tokens for s in drafted) > 0
+    assert name != "hybrid" or sources["draft_model"].verified > 0
+
+
+def head_folder(folder: Path, vocab: int, width: int = 256, drafted: int = 512, **changed: Any) -> str:
+    """A head with random weights for the bundled model."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=width, intermediate_size=2 * width, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1,
+        vocab_size=vocab, max_position_embeddings=2048,
+    )  # fmt: skip
+    vars(config).update({"draft_vocab_size": drafted} | changed)
+    head = EagleHead(config)
+    head.d2t.copy_(torch.arange(drafted) * 3)
+    for weight in head.parameters():
+        torch.nn.init.normal_(weight, std=0.08) if weight.dim() > 1 else torch.nn.init.ones_(weight)
+    folder.mkdir(exist_ok=True)
+    config.to_json_file(folder / "config.json")
+    save_file({name: tensor.contiguous() for name, tensor in head.state_dict().items()}, folder / WEIGHTS)
+    return str(folder)
+
+
+def with_head(folder: str) -> tuple[LoadedModel, EagleHead]:
+    module = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    config = module.config
+    head = load_head(folder, config.hidden_size, config.num_hidden_layers, config.vocab_size)
+    layers = head.feature_layers_of_target
+    target = adopt(module, load_tokenizer(BUNDLED_MODEL), name="t", runner="openvino", feature_layers=layers)
+    return replace(target, drafters={"head": head_drafter(head, BUNDLED_MODEL, target, None)}), head
+
+
+@torch.no_grad()
+def path_probability(head: EagleHead, module: Any, text: list[int], path: list[int]) -> float:
+    """What a head gives to a path behind a text, entry by entry as the paper has it."""
+    hidden = module(torch.tensor([text]), output_hidden_states=True).hidden_states
+    features = torch.cat([hidden[layer] for layer in head.feature_layers_of_target], dim=-1)
+    read = head.fc(features[:, :-1])
+    tokens, total = [*text[1:]], 0.0
+    ids = head.token_ids.tolist()
+    for token in path:
+        embedded = module.get_input_embeddings()(torch.tensor([tokens]))
+        output = head(torch.cat([embedded, read], dim=-1), torch.arange(len(tokens))[None])
+        total += float(head.logits(output[0, -1:]).log_softmax(-1)[0, ids.index(token)])
+        read, tokens = torch.cat([read, output[:, -1:]], dim=1), [*tokens, token]
+    return float(np.exp(total))
+
+
+def test_a_head_drafts_what_it_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the module itself; its weights are not rounded here."""
+    monkeypatch.setattr(factory, "quantize_weights", lambda model, bits: None)
+    model, head = with_head(head_folder(tmp_path / "head", 4096))
+    module = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    engine, prompts = engine_of(model, NODES), asked(model)
+    drafts = engine.model_drafts["head"]
+    with model_strategies(engine):
+        strategy = create("head")
+    sequences = batch_of(prompts, StopParams(TOKENS), strategy=strategy, max_draft_nodes=NODES)
+    for sequence in sequences:
+        engine.add(sequence)
+    for _ in range(12):
+        engine.step()
+    everything = np.full(len(sequences), NODES, np.int32)
+    trees = drafts.draft(sequences, everything, np.full(3, 4, np.int32), np.zeros(3, np.float32))
+    for sequence, tree in zip(sequences, trees, strict=True):
+        text = [*sequence.request.prompt.tolist(), *sequence.output]
+        depths: list[list[int]] = []
+        for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
+            depths.append([*(depths[parent] if parent >= 0 else []), token])
+        assert max(map(len, depths)) >= 3
+        for node in (0, len(depths) // 2, len(depths) - 1):
+            expected = path_probability(head, module, text, depths[node])
+            assert tree.scores[node] == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["head", "hybrid"])
+def test_a_head_changes_no_token(name: str, tmp_path: Path) -> None:
+    model, _ = with_head(head_folder(tmp_path / "head", 4096))
+    prompts = asked(model)
+    for _ in range(2):
+        drafted = answers(engine_of(model, NODES, prefill_chunk=16), prompts, name)
+        assert [s.output for s in drafted] == [greedy("bundled", prompt, TOKENS) for prompt in prompts]
+        assert sum(s.stats.draft_tokens for s in drafted) > 0
+
+
+def test_a_head_without_the_features_of_a_cached_prefix_attends_to_what_follows(tmp_path: Path) -> None:
+    """Another strategy computed the prefix, so that nobody told the head of it."""
+    model, _ = with_head(head_folder(tmp_path / "head", 4096))
+    long = [tuple(np.resize(asked(model)[0], 150).tolist())]
+    engine = engine_of(model, NODES)
+    answers(engine, long, "trie")
+    [drafted] = answers(engine, long, "head")
+    assert drafted.stats.cached_prompt_tokens > 100
+    assert drafted.output == greedy("bundled", long[0], TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"width": 128}, "it must be a head for this model: that is 256 wide, and this head is for 128"),
+        ({"drafted": 2000}, "its tokens are not among the 4,096 of the model"),
+        ({"draft_vocab_size": None}, "must name draft_vocab_size"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}, "it reads layers (1, 3, 9), and the model has 6"),
+        ({"attention_bias": True}, "attention_bias must be False"),
+    ],
+)
+def test_a_head_of_another_model_is_refused(tmp_path: Path, changed: dict[str, Any], problem: str) -> None:
+    written = {name: value for name, value in changed.items() if name in ("width", "drafted")}
+    folder = head_folder(tmp_path / "head", 4096, **written)
+    config = LlamaConfig.from_pretrained(folder)
+    vars(config).update({name: value for name, value in changed.items() if name not in written})
+    config.to_json_file(Path(folder) / "config.json")
+    with pytest.raises(InvalidValueError, match="draft_head") as refused:
+        load_head(folder, 256, 6, 4096)
+    assert problem in str(refused.value)
+
+
+def test_a_folder_without_a_head_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=r"draft_head: .*it must be a folder with config.json"):
+        load_head(str(tmp_path), 256, 6, 4096)
+
+
+def test_a_draft_model_that_does_not_fit_is_refused() -> None:
+    target = served("bundled", "openvino")
+    small = small_model(2, "openvino")
+    other_words = served("llama", "openvino")
+    for draft, problem in (
+        (target, "it must be smaller than the model"),
+        (other_words, "it must have the vocabulary of the model"),
+        (small_model(2, "torch"), "runner torch computes it, and openvino the model"),
+        (replace(small, max_context=64), "it must have the model's context of 512 tokens, not 64"),
+    ):
+        with pytest.raises(InvalidValueError, match="draft_model") as refused:
+            model_drafter(draft, target, "folder")
+        assert problem in str(refused.value)

@@ -1,0 +1,186 @@
+"""How many levels a strategy asks a model for, by what was right before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwood_strategies import DraftTree, create, strategy_names
+from draftwood_strategies.arrays import Float32Array, Int32Array
+from draftwood_strategies.draft import EMPTY_TREE, DraftTrees
+from draftwood_strategies.model_drafts import LevelGains, ModelDrafter, ModelStrategy, promises, right_levels
+from draftwood_strategies.registry import UnknownStrategyError, check_options, default_sources, offered, options_of
+
+FULL_DEPTH = 6
+
+
+class Model:
+    """A source whose rows are texts; its drafts are right for `right` levels, then wrong.
+
+    Attributes:
+        share: that a level costs.
+        asked: levels of the latest drafts.
+        read: tokens of each row that it has read.
+    """
+
+    def __init__(self, right: int, share: float) -> None:
+        self.right, self.share = right, share
+        self.asked: list[int] = []
+        self.read: dict[int, int] = {}
+        self.text = list(range(1000))
+
+    def level_share(self, rows: int) -> float:
+        return self.share
+
+    def draft(self, rows: Sequence[Any], budgets: Int32Array, levels: Int32Array, least: Float32Array) -> DraftTrees:
+        self.asked = levels.tolist()
+        trees = []
+        for row, depth in zip(rows, self.asked, strict=True):
+            at = row.position
+            path = [self.text[at + i] if i < self.right else 5000 + i for i in range(depth)]
+            trees.append(DraftTree.of(path, scores=[0.9] * depth) if depth else EMPTY_TREE)
+        return DraftTrees.of(trees)
+
+    def position(self, row: Any) -> int:
+        return int(row.position)
+
+    def agreed(self, row: Any) -> tuple[int, list[bool]]:
+        first = self.read.get(id(row), 0)
+        self.read[id(row)] = row.position
+        return first, [self.right > 0] * (row.position - first)
+
+
+class Row:
+    position = 0
+
+
+def write(strategy: ModelStrategy, drafter: ModelDrafter, row: Row, others: DraftTree, tokens: int) -> None:
+    """A step that writes so many of the text's tokens."""
+    strategy.propose_beside([drafter], np.array([16], np.int32), DraftTrees.of([others]))
+    drafter.observe(np.arange(row.position, row.position + tokens, dtype=np.int32), None)
+    row.position += tokens
+
+
+def drafter_of(strategy: ModelStrategy) -> tuple[ModelDrafter, Row]:
+    drafter, row = strategy.start(np.zeros(3, np.int32)), Row()
+    drafter.follow_row(row)
+    return drafter, row
+
+
+def test_a_model_that_is_right_is_asked_for_as_many_levels_as_are_right() -> None:
+    model = Model(right=3, share=0.1)
+    strategy = ModelStrategy(model)
+    drafter, row = drafter_of(strategy)
+    for _ in range(60):
+        write(strategy, drafter, row, EMPTY_TREE, 4)
+    assert model.asked == [3]
+
+
+@pytest.mark.parametrize(("right", "share"), [(0, 0.1), (1, 2.5)])
+def test_a_model_that_gains_less_than_it_costs_is_not_asked(right: int, share: float) -> None:
+    model = Model(right, share)
+    strategy = ModelStrategy(model)
+    drafter, row = drafter_of(strategy)
+    for _ in range(60):
+        write(strategy, drafter, row, EMPTY_TREE, 1 + right)
+    assert model.asked == [0]
+
+
+def test_it_is_asked_again_once_what_it_reads_shows_that_it_is_right() -> None:
+    """Nothing is tried: its predictions of the text are enough."""
+    model = Model(right=0, share=0.3)
+    strategy = ModelStrategy(model)
+    drafter, row = drafter_of(strategy)
+    for _ in range(80):
+        write(strategy, drafter, row, EMPTY_TREE, 1)
+    assert model.asked == [0]
+    model.right = 4
+    steps = 0
+    while model.asked == [0] and steps < 400:
+        write(strategy, drafter, row, EMPTY_TREE, 1)
+        steps += 1
+    assert 0 < steps < 400
+
+
+def test_where_others_promise_a_long_text_it_is_left_out_and_elsewhere_it_is_asked() -> None:
+    model = Model(right=2, share=0.15)
+    strategy = ModelStrategy(model)
+    drafter, row = drafter_of(strategy)
+    for _ in range(80):
+        known = DraftTree.of(list(range(row.position, row.position + 8)), scores=[0.99] * 8)
+        write(strategy, drafter, row, known, 9)
+        write(strategy, drafter, row, EMPTY_TREE, 3)
+    write(strategy, drafter, row, EMPTY_TREE, 3)
+    assert model.asked == [2]
+    known = DraftTree.of(list(range(row.position, row.position + 8)), scores=[0.99] * 8)
+    strategy.propose_beside([drafter], np.array([16], np.int32), DraftTrees.of([known]))
+    assert model.asked == [0]
+
+
+def test_a_drafter_that_must_not_learn_changes_no_count() -> None:
+    model = Model(right=0, share=0.1)
+    strategy = ModelStrategy(model)
+    before = strategy.gains.gained.copy()
+    drafter, row = strategy.start_read_only(np.zeros(3, np.int32)), Row()
+    drafter.follow_row(row)
+    for _ in range(20):
+        write(strategy, drafter, row, EMPTY_TREE, 1)
+    np.testing.assert_array_equal(strategy.gains.gained, before)
+
+
+def test_tenants_count_for_themselves() -> None:
+    model = Model(right=0, share=0.1)
+    mine, theirs = ModelStrategy(model), ModelStrategy(model)
+    drafter, row = drafter_of(mine)
+    for _ in range(40):
+        write(mine, drafter, row, EMPTY_TREE, 1)
+    assert mine.gains.gained[0, -1] < 0.2 < theirs.gains.gained[0, -1]
+    rebuilt = ModelStrategy(model)
+    rebuilt.keep_learned(mine)
+    assert rebuilt.gains is mine.gains
+
+
+def test_gains_are_bounded_by_what_others_have_right_as_well() -> None:
+    gains = LevelGains(4)
+    for _ in range(400):
+        gains.learn(0, 4, others=4, own=4)
+        gains.learn(1, 4, others=0, own=4)
+    assert gains.gained[0, -1] < 0.1
+    assert gains.gained[1, -1] > 3.9
+
+
+def test_promises_are_the_sums_of_scores() -> None:
+    trees = DraftTrees.of([DraftTree.of([1, 2], [-1, 0], [0.5, 0.25]), EMPTY_TREE, DraftTree.of([3], scores=[1.0])])
+    np.testing.assert_allclose(promises(trees), [0.75, 0.0, 1.0])
+    np.testing.assert_allclose(promises(DraftTrees.empty(2)), [0.0, 0.0])
+
+
+def test_right_levels_follow_one_path() -> None:
+    tree = DraftTree.of([7, 8, 9, 9, 5], [-1, -1, 0, 1, 3], [0.5, 0.4, 0.3, 0.3, 0.2])
+
+    def right(*written: int) -> int:
+        return int(right_levels(tree.tokens, tree.parents, np.array(written, np.int32)))
+
+    assert [right(8, 9, 5, 1), right(7, 9, 5), right(8, 9), right(4), right()] == [3, 2, 2, 0, 0]
+
+
+def test_its_strategies_exist_while_they_are_offered_and_are_sources_of_a_hybrid_then() -> None:
+    with pytest.raises(UnknownStrategyError):
+        create("head")
+    with offered("head", lambda **options: ModelStrategy(Model(1, 0.1), **options)):
+        assert "head" in strategy_names()
+        assert default_sources() == "trie,recycling,head"
+        assert create("head", depth=3).gains.gained.shape[1] == 4
+        assert {"depth", "capacity_tokens"} <= options_of("hybrid").keys()
+        assert check_options("hybrid", {"depth": 2}) == {"depth": 2}
+        with pytest.raises(ValueError, match="depth"):
+            create("head", depth=99)
+        with pytest.raises(ValueError, match="taken"), offered("trie", ModelStrategy):
+            pass
+        parts = create("hybrid").parts
+    assert [*parts] == ["trie", "head"]
+    assert "head" not in strategy_names()
+    assert default_sources() == "trie,recycling"
