@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import typer
+from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -31,11 +33,13 @@ from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
 from draftwood_benchmarks.harness.report import console
 from draftwood_model_runner.draft_models.heads import WEIGHTS, EagleHead
 from draftwood_model_runner.engine import Engine, EngineConfig
-from draftwood_model_runner.loading.model import LoadedModel
+from draftwood_model_runner.loading.loaded import LoadedModel, adopt
+from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
-from draftwood_model_runner.runners.model_calls import joined_features, noted_features
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.sequence import Sequence as EngineSequence
 from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.draft import EMPTY_TREE
 
 app = typer.Typer(
     help="Train a draft head in the form of EAGLE-3 for a model, from the model's own texts.",
@@ -159,7 +163,7 @@ class Recipe(NamedTuple):
     """
 
     draft_vocab_size: int = 7168
-    unrolled: int = 4
+    unrolled: int = 3
     decay: float = 0.8
     batch: int = 4
     warmup: int = 40
@@ -181,14 +185,12 @@ class Example(NamedTuple):
 
     Attributes:
         tokens: int64[n].
-        features: bfloat16[n, f], what the head reads of the target.
-        hidden: bfloat16[n, d], what the target's output head reads.
+        features: bfloat16[n, f + d], what the head reads of the target, and what the target's output head does.
         answer: where the answer begins.
     """
 
     tokens: torch.Tensor
     features: torch.Tensor
-    hidden: torch.Tensor
     answer: int
 
 
@@ -197,7 +199,8 @@ def train(
     data: Annotated[Path, typer.Argument(help="What `texts` wrote.")],
     out: Annotated[Path, typer.Option(help="Folder for the head; written again after every epoch.")],
     model: ModelOption = "smollm2-135m",
-    epochs: Annotated[int, typer.Option(min=1)] = 4,
+    most: Annotated[int, typer.Option(min=8, help="Texts to train on, at most.")] = 1 << 30,
+    epochs: Annotated[int, typer.Option(min=1)] = 3,
     threads: Annotated[int, typer.Option(min=1)] = 2,
 ) -> None:
     """Train a head, and show how often each of its levels is right on texts that were held out."""
@@ -206,16 +209,17 @@ def train(
     torch.manual_seed(recipe.seed)
     with chosen_model(ModelOptions(model=model)) as chosen:
         target = AutoModelForCausalLM.from_pretrained(chosen.path, dtype=torch.float32).eval().requires_grad_(False)
+        tokenizer = load_tokenizer(chosen.path)
     loaded = Texts(**np.load(data))
     head = new_head(target, loaded, recipe)
     began = time.monotonic()
-    examples = [*_examples(target, head, loaded, recipe)]
+    examples = [*islice(_examples(target, tokenizer, head, loaded, recipe), most)]
     console.print(f"{len(examples):,} texts read in {time.monotonic() - began:.0f} s")
     held_out = examples[: round(recipe.held_out * len(examples))]
     trained = examples[len(held_out) :]
     optimizer = torch.optim.AdamW(head.parameters(), lr=recipe.peak_rate, betas=(0.9, 0.95), weight_decay=0.0)
     batches = [b for epoch in range(epochs) for b in shuffled(trained, recipe, epoch)]
-    trainer = Trainer(head, target, recipe)
+    trainer = Trainer(head, target, recipe, scale_of(trained))
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(step, len(batches))
@@ -228,10 +232,10 @@ def train(
             took = time.monotonic() - began
             console.print(f"step {step:,} of {len(batches):,}: loss {loss.item():.3f}, {took:.0f} s")
         if (step + 1) % (len(batches) // epochs) == 0:
-            save_head(head, out)
+            trainer.save(out)
             right = ", ".join(f"{share:.1%}" for share in trainer.right(held_out))
             console.print(f"after {step + 1:,} steps, right at each level where those before are read: {right}")
-    save_head(head, out)
+    trainer.save(out)
 
 
 def new_head(target: Any, texts: Texts, recipe: Recipe) -> EagleHead:
@@ -253,7 +257,7 @@ def new_head(target: Any, texts: Texts, recipe: Recipe) -> EagleHead:
         vocab_size=of.vocab_size,
         dtype="bfloat16",
     )
-    config.draft_vocab_size = recipe.draft_vocab_size
+    config.draft_vocab_size, config.norm_before_residual = recipe.draft_vocab_size, True
     head = EagleHead(config)
     rows = torch.from_numpy(frequent)
     head.d2t.copy_(rows - torch.arange(recipe.draft_vocab_size))
@@ -264,17 +268,27 @@ def new_head(target: Any, texts: Texts, recipe: Recipe) -> EagleHead:
     return head
 
 
-@torch.no_grad()
-def _examples(target: Any, head: EagleHead, texts: Texts, recipe: Recipe) -> Iterator[Example]:
-    """What the target computes for each text."""
-    layers = head.layers_read(target.config.num_hidden_layers)
+def _examples(target: Any, tokenizer: Tokenizer, head: EagleHead, texts: Texts, recipe: Recipe) -> Iterator[Example]:
+    """What the target computes for each text, by the runner that will show it to the head."""
+    layers = int(target.config.num_hidden_layers)
+    read = (*head.layers_read(layers), layers)
+    model = adopt(target, tokenizer, name="target", runner="openvino", feature_layers=read)
+    runner = model.factory.runner(recipe.longest)
+    pages = np.arange(runner.pages, dtype=np.int32)
     for tokens, answer in texts:
         ids = tokens[: recipe.longest]
         if answer + recipe.unrolled + 2 >= ids.shape[0]:
             continue
-        with noted_features(target, layers) as noted:
-            hidden = target.get_decoder()(input_ids=ids[None], use_cache=False)[0][0]
-        yield Example(ids, joined_features(noted, layers).bfloat16(), hidden.bfloat16(), answer)
+        row = BatchRow(pages, 0, ids.numpy().astype(np.int32), EMPTY_TREE, logits_from=ids.shape[0] - 1)
+        features = runner.step(lay_out([row]), 0).features
+        yield Example(ids, torch.from_numpy(features).bfloat16(), answer)
+
+
+def scale_of(examples: Sequence[Example]) -> torch.Tensor:
+    """float32[f + d], how large features usually are, by the median, as those of first tokens may be a thousand times
+    as large as others."""
+    some = torch.cat([example.features[1:] for example in examples[:: max(1, len(examples) // 64)]]).float()
+    return some.abs().median(dim=0).values.clamp(min=1e-3)
 
 
 def shuffled(examples: Sequence[Example], recipe: Recipe, epoch: int) -> list[list[int]]:
@@ -290,12 +304,13 @@ class Trainer:
     """Computes the loss of a head.
 
     Args:
-        head: that is trained.
+        head: that is trained; its first layer reads features over their `scale` until it is saved.
         target: in float32; nothing of it is changed.
     """
 
-    def __init__(self, head: EagleHead, target: Any, recipe: Recipe) -> None:
+    def __init__(self, head: EagleHead, target: Any, recipe: Recipe, scale: torch.Tensor) -> None:
         self._head, self._recipe = head, recipe
+        self._scale = scale[: head.fc.in_features]
         self._embed = target.get_input_embeddings()
         self._rows = head.token_ids
         self._output = target.get_output_embeddings().weight[self._rows]
@@ -313,22 +328,23 @@ class Trainer:
         tokens = padded([example.tokens for example in batch])
         lengths = torch.tensor([example.tokens.shape[0] for example in batch])
         answers = torch.tensor([example.answer for example in batch])
-        hidden = head.fc(padded([example.features for example in batch]).float())
+        features = padded([example.features for example in batch]).float()
+        read = head.fc.in_features
+        hidden = head.fc(features[..., :read] / self._scale)
         with torch.no_grad():
-            wanted = padded([example.hidden for example in batch]).float() @ self._output.T
+            wanted = features[..., read:] @ self._output.T
             best = wanted.max(dim=-1).indices
         places, keys, values = torch.arange(longest), list[torch.Tensor](), list[torch.Tensor]()
         total, counted, weight = torch.zeros(()), list[tuple[int, int]](), 1.0
         for level in range(recipe.unrolled):
-            read = torch.roll(tokens, -1 - level, dims=1)
-            hidden = self._level(self._embed(read), hidden, places + level, keys, values)
+            following = self._embed(torch.roll(tokens, -1 - level, dims=1))
+            hidden = self._level(following, hidden, places + level, keys, values)
             # Entry i predicts token i + 2 + level, which the target did from token i + 1 + level on.
             at = 1 + level + places
             inside = (at[None] + 1 < lengths[:, None]) & (at[None] + 1 >= answers[:, None])
             rows = inside.nonzero(as_tuple=True)
             of_target = rows[0], rows[1] + 1 + level
-            following = tokens[rows[0], rows[1] + 2 + level]
-            drafts = self._drafted[following]
+            drafts = self._drafted[tokens[rows[0], rows[1] + 2 + level]]
             logits = head.logits(hidden[rows])
             probabilities = wanted[of_target].softmax(dim=-1)
             losses = -(probabilities * logits.log_softmax(dim=-1)).sum(dim=-1)
@@ -388,15 +404,14 @@ class Trainer:
             sums += np.array(self.loss([example])[1])
         return [float(right / tokens) for tokens, right in sums]
 
-
-def save_head(head: EagleHead, folder: Path) -> None:
-    """Writes a head in bfloat16."""
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    head.config.to_json_file(folder / "config.json")
-    tensors = {name: t if t.dtype == torch.int64 else t.bfloat16() for name, t in head.state_dict().items()}
-    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / WEIGHTS, metadata={"format": "pt"})
+    def save(self, folder: Path) -> None:
+        """Writes the head in bfloat16."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._head.config.to_json_file(folder / "config.json")
+        tensors = self._head.state_dict()
+        tensors["fc.weight"] = tensors["fc.weight"] / self._scale
+        stored = {name: t if t.dtype == torch.int64 else t.bfloat16() for name, t in tensors.items()}
+        save_file({name: t.contiguous() for name, t in stored.items()}, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 if __name__ == "__main__":

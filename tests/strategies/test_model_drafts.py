@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftwood_strategies import DraftTree, create, strategy_names
+from draftwood_strategies import DraftTree, HybridStrategy, create, strategy_names
 from draftwood_strategies.arrays import Float32Array, Int32Array
 from draftwood_strategies.draft import EMPTY_TREE, DraftTrees
 from draftwood_strategies.model_drafts import LevelGains, ModelDrafter, ModelStrategy, promises, right_levels
@@ -173,14 +173,17 @@ def test_its_strategies_exist_while_they_are_offered_and_are_sources_of_a_hybrid
     with offered("head", lambda **options: ModelStrategy(Model(1, 0.1), **options)):
         assert "head" in strategy_names()
         assert default_sources() == "trie,recycling,head"
-        assert create("head", depth=3).gains.gained.shape[1] == 4
+        made = create("head", depth=3)
+        assert isinstance(made, ModelStrategy)
+        assert made.gains.gained.shape[1] == 4
         assert {"depth", "capacity_tokens"} <= options_of("hybrid").keys()
         assert check_options("hybrid", {"depth": 2}) == {"depth": 2}
         with pytest.raises(ValueError, match="depth"):
             create("head", depth=99)
         with pytest.raises(ValueError, match="taken"), offered("trie", ModelStrategy):
             pass
-        parts = create("hybrid").parts
-    assert [*parts] == ["trie", "head"]
+        hybrid = create("hybrid")
+    assert isinstance(hybrid, HybridStrategy)
+    assert [*hybrid.parts] == ["trie", "head"]
     assert "head" not in strategy_names()
     assert default_sources() == "trie,recycling"
