@@ -1,8 +1,7 @@
 """Trains a draft head for a model, in the form of EAGLE-3, from texts that the model writes itself.
 
-    python -m tools.train_head texts --out texts.npz
-    python -m tools.train_head train texts.npz --out head
-    python -m tools.train_head measure head --prompts humaneval.jsonl
+    python -m tools.train_head texts --out texts.jsonl
+    python -m tools.train_head train texts.jsonl --out head
 
 The questions are the model's own as well (Magpie, arXiv 2406.08464), so that no data of others is needed. Training is
 that of EAGLE-3 (arXiv 2503.01840): the head reads what three layers of the model hand on, then its own output as often
@@ -12,11 +11,11 @@ two cores, for SmolLM2 135M, texts take half an hour and training takes one.
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -31,6 +30,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
 from draftwood_benchmarks.harness.report import console
+from draftwood_benchmarks.replay import Recording, read_trace
 from draftwood_model_runner.draft_models.heads import WEIGHTS, EagleHead
 from draftwood_model_runner.engine import Engine, EngineConfig
 from draftwood_model_runner.loading.loaded import LoadedModel, adopt
@@ -67,33 +67,9 @@ _MARKER = "\x00"
 ModelOption = Annotated[str, typer.Option(help="Folder, GGUF file, hub id or name of the model.")]
 
 
-class Texts(NamedTuple):
-    """Conversations that a model wrote.
-
-    Attributes:
-        tokens: int32[n], of all of them, one after the other.
-        offsets: int64[t + 1], where each begins.
-        answers: int64[t], where its answer begins, counted from its own beginning.
-    """
-
-    tokens: Any
-    offsets: Any
-    answers: Any
-
-    @classmethod
-    def of(cls, written: Sequence[tuple[Int32Array, int]]) -> Texts:
-        """Of tokens, and of each where its answer begins."""
-        offsets = np.cumsum([0, *(tokens.size for tokens, _ in written)])
-        return cls(np.concatenate([tokens for tokens, _ in written]), offsets, np.array([at for _, at in written]))
-
-    def __iter__(self) -> Iterator[Any]:
-        for begin, end, answer in zip(self.offsets[:-1], self.offsets[1:], self.answers, strict=True):
-            yield torch.from_numpy(self.tokens[begin:end]).long(), int(answer)
-
-
 @app.command()
 def texts(
-    out: Annotated[Path, typer.Option(help="New file, .npz; written again after every round.")],
+    out: Annotated[Path, typer.Option(help="New trace: JSON lines with prompt_ids and output_ids.")],
     model: ModelOption = "smollm2-135m",
     tokens: Annotated[int, typer.Option(min=1, help="Of all answers.")] = 250_000,
     seed: Annotated[int, typer.Option(min=0, max=1000)] = 0,
@@ -104,14 +80,16 @@ def texts(
     capacity = _AT_ONCE * 2 * (_QUESTION_TOKENS + _ANSWER_TOKENS)
     config = EngineConfig(_AT_ONCE, adaptive_budget=False, kv_cache_tokens=capacity, prefix_cache=False)
     engine = Engine(loaded, config)
-    written, total, number = list[tuple[Int32Array, int]](), 0, seed << 32
-    while total < tokens:
-        for text, answer in _answers(engine, loaded, _questions(engine, loaded, number), number):
-            written.append((text, answer))
-            total += text.size - answer
-        number += _ROUND
-        np.savez_compressed(out, **Texts.of(written)._asdict())
-        console.print(f"{len(written):,} conversations, {total:,} tokens of answers")
+    written, total, number = 0, 0, seed << 32
+    with out.open("w", encoding="utf-8") as lines:
+        while total < tokens:
+            for prompt, output in _answers(engine, loaded, _questions(engine, loaded, number), number):
+                print(
+                    json.dumps({"prompt_ids": prompt.tolist(), "output_ids": output.tolist()}), file=lines, flush=True
+                )
+                written, total = written + 1, total + output.size
+            number += _ROUND
+            console.print(f"{written:,} conversations, {total:,} tokens of answers")
     engine.close()
 
 
@@ -126,12 +104,11 @@ def _questions(engine: Engine, model: LoadedModel, first: int) -> list[str]:
     return [question.strip() for question in asked if len(question.strip()) >= _SHORTEST]
 
 
-def _answers(engine: Engine, model: LoadedModel, asked: Sequence[str], first: int) -> Iterator[tuple[Int32Array, int]]:
+def _answers(engine: Engine, model: LoadedModel, asked: Sequence[str], first: int) -> list[Recording]:
     prompts = [model.tokenizer.encode_chat([{"role": "user", "content": question}]) for question in asked]
     greedy, sampled = SamplingParams(), SamplingParams(temperature=0.8, top_k=50)
     outputs = _finish(engine, prompts, [(greedy, sampled)[i % 2] for i in range(len(asked))], first, _ANSWER_TOKENS)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        yield np.concatenate([prompt, output]), prompt.size
+    return [pair for pair in zip(prompts, outputs, strict=True) if pair[1].size]
 
 
 def _finish(
@@ -196,10 +173,10 @@ class Example(NamedTuple):
 
 @app.command()
 def train(
-    data: Annotated[Path, typer.Argument(help="What `texts` wrote.")],
+    data: Annotated[Path, typer.Argument(help="A trace, such as `texts` writes.")],
     out: Annotated[Path, typer.Option(help="Folder for the head; written again after every epoch.")],
     model: ModelOption = "smollm2-135m",
-    most: Annotated[int, typer.Option(min=8, help="Texts to train on, at most.")] = 1 << 30,
+    most: Annotated[int | None, typer.Option(min=8, show_default=False, help="Texts to read, at most.")] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 3,
     threads: Annotated[int, typer.Option(min=1)] = 2,
 ) -> None:
@@ -210,10 +187,10 @@ def train(
     with chosen_model(ModelOptions(model=model)) as chosen:
         target = AutoModelForCausalLM.from_pretrained(chosen.path, dtype=torch.float32).eval().requires_grad_(False)
         tokenizer = load_tokenizer(chosen.path)
-    loaded = Texts(**np.load(data))
-    head = new_head(target, loaded, recipe)
+    recordings = [*read_trace(data, most)]
+    head = new_head(target, recordings, recipe)
     began = time.monotonic()
-    examples = [*islice(_examples(target, tokenizer, head, loaded, recipe), most)]
+    examples = [*_examples(target, tokenizer, head, recordings, recipe)]
     console.print(f"{len(examples):,} texts read in {time.monotonic() - began:.0f} s")
     held_out = examples[: round(recipe.held_out * len(examples))]
     trained = examples[len(held_out) :]
@@ -238,10 +215,11 @@ def train(
     trainer.save(out)
 
 
-def new_head(target: Any, texts: Texts, recipe: Recipe) -> EagleHead:
+def new_head(target: Any, recordings: Sequence[Recording], recipe: Recipe) -> EagleHead:
     """A head of the target's width, whose output layer is that of the target for the most frequent tokens."""
     of = target.config
-    counts = np.bincount(texts.tokens, minlength=of.vocab_size).astype(np.float64)
+    tokens = np.concatenate([tokens for recording in recordings for tokens in recording])
+    counts = np.bincount(tokens, minlength=of.vocab_size).astype(np.float64)
     frequent = np.sort(np.argsort(-counts, kind="stable")[: recipe.draft_vocab_size])  # of equals the lower ids
     config: Any = LlamaConfig(
         architectures=["LlamaForCausalLMEagle3"],
@@ -268,20 +246,21 @@ def new_head(target: Any, texts: Texts, recipe: Recipe) -> EagleHead:
     return head
 
 
-def _examples(target: Any, tokenizer: Tokenizer, head: EagleHead, texts: Texts, recipe: Recipe) -> Iterator[Example]:
+def _examples(
+    target: Any, tokenizer: Tokenizer, head: EagleHead, recordings: Sequence[Recording], recipe: Recipe
+) -> Iterator[Example]:
     """What the target computes for each text, by the runner that will show it to the head."""
     layers = int(target.config.num_hidden_layers)
     read = (*head.layers_read(layers), layers)
     model = adopt(target, tokenizer, name="target", runner="openvino", feature_layers=read)
     runner = model.factory.runner(recipe.longest)
     pages = np.arange(runner.pages, dtype=np.int32)
-    for tokens, answer in texts:
-        ids = tokens[: recipe.longest]
-        if answer + recipe.unrolled + 2 >= ids.shape[0]:
-            continue
-        row = BatchRow(pages, 0, ids.numpy().astype(np.int32), EMPTY_TREE, logits_from=ids.shape[0] - 1)
-        features = runner.step(lay_out([row]), 0).features
-        yield Example(ids, torch.from_numpy(features).bfloat16(), answer)
+    for prompt, output in recordings:
+        tokens = np.concatenate([prompt, output])[: recipe.longest]
+        if prompt.size + recipe.unrolled + 2 < tokens.size:
+            row = BatchRow(pages, 0, tokens, EMPTY_TREE, logits_from=tokens.size - 1)
+            features = torch.from_numpy(runner.step(lay_out([row]), 0).features).bfloat16()
+            yield Example(torch.from_numpy(tokens).long(), features, prompt.size)
 
 
 def scale_of(examples: Sequence[Example]) -> torch.Tensor:

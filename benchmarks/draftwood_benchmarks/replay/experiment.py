@@ -16,6 +16,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
 from draftwood_benchmarks.harness.report import BenchmarkError, Rows, console, progress, table
 from draftwood_benchmarks.replay import TRACES_HELP, Recording, created, read_trace
 from draftwood_benchmarks.replay import replay as replayed
@@ -63,11 +64,32 @@ def _replay(
     budget: Annotated[int, typer.Option(min=1, help="Draft nodes per step.")] = 16,
     limit: Annotated[int | None, typer.Option(min=1, help="Rows of each file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            show_default=False,
+            help="The model that wrote the answers, for arms with the strategies head and draft_model.",
+        ),
+    ] = None,
+    draft_model: Annotated[
+        str | None, typer.Option(metavar="MODEL", show_default=False, help="A smaller model of the same vocabulary.")
+    ] = None,
+    draft_head: Annotated[
+        str, typer.Option(metavar="HEAD", help="Folder of a draft head; auto: the one that is bundled for the model.")
+    ] = "auto",
+    level_share: Annotated[
+        float, typer.Option(min=0, max=10, help="What a level of a model's draft takes, as a share of a step.")
+    ] = 0.1,
 ) -> None:
     """Tokens per step of several strategies over the same recorded answers, compared answer by answer."""
+    recordings = [recording for path in files for recording in read_trace(path, limit)]
+    if model is not None:
+        chosen = ModelOptions(model=model, draft_model=draft_model, draft_head=draft_head)
+        _replay_beside(chosen, arm, recordings, budget, level_share, as_json)
+        return
     specs = read_arms(arm)
     needs_model = [spec.name for spec in specs if spec.create().top_k]
-    recordings = [recording for path in files for recording in read_trace(path, limit)]
     tokens = np.array([output.size - 1 for _, output in recordings], np.int64)
     if not tokens.sum():
         raise BenchmarkError("no recorded output has a second token, so there is no step to compare")
@@ -84,6 +106,34 @@ def _replay(
     console.print(table(title, shown_rows, columns, texts=2))
     for name in needs_model:
         console.print(f"{name} {NEEDS_MODEL}.")
+
+
+def _replay_beside(
+    model: ModelOptions, arms: list[str], recordings: Sequence[Recording], budget: int, share: float, as_json: bool
+) -> None:
+    """The same with models that draft, whose levels cost time."""
+    with chosen_model(model) as chosen:
+        from draftwood_benchmarks.replay.beside_model import ModelReplay
+
+        with console.status("Loading the model"):
+            lab = ModelReplay(chosen.load(), budget)
+    with lab.strategies(share):
+        specs, rows = read_arms(arms), list[dict[str, Any]]()
+        for spec in specs if as_json else progress(specs, "replaying"):
+            done = lab.replay(spec.create(), recordings)
+            row: dict[str, Any] = {"arm": spec.name, "strategy": spec.strategy, "steps": done.steps}
+            row |= {"acceptance_length": done.tokens / max(done.steps, 1), "levels": done.levels / max(done.steps, 1)}
+            rows.append(row | {"speed": done.tokens / max(done.steps + share * done.levels, 1)})
+    for row in rows:
+        row["change"] = row["speed"] / rows[0]["speed"] - 1.0 if row is not rows[0] else None
+    if as_json:
+        print(json.dumps({"rows": rows, "budget": budget, "level_share": share}, indent=1))
+        return
+    columns = {"arm": "{arm}", "strategy": "{strategy}", "steps": "{steps:,}", "tokens/step": "{acceptance_length:.3f}"}
+    columns |= {"levels/step": "{levels:.2f}", "speed": "{speed:.3f}", "change": "{change:+.1%}"}
+    caption = f"speed: tokens in the time of a step, if a level of a model's draft takes {share:g} of one"
+    title = f"{len(recordings):,} recorded answers of {chosen.name}, {budget} draft nodes a step"
+    console.print(table(title, rows, columns, texts=2, caption=caption))
 
 
 def read_arms(texts: list[str]) -> list[ArmSpec]:

@@ -1,0 +1,165 @@
+"""Replays strategies that draft by a model, a head or a smaller one, over texts that its target wrote.
+
+The target reads each recording once, as a prompt: what a head reads of it does not depend on drafts. Then every arm
+drafts and accepts as it would beside the target, whose steps are not computed. A level of a draft counts as a fixed
+share of a step, so that results do not depend on this machine, and show what another one would gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from draftwood_benchmarks.replay import Recording, accepted_length
+from draftwood_model_runner.draft_models.drafting import Computed, ModelDrafts
+from draftwood_model_runner.engine_config import EngineConfig
+from draftwood_model_runner.errors import InvalidInputError
+from draftwood_model_runner.execution import allocate
+from draftwood_model_runner.loading.loaded import LoadedModel
+from draftwood_model_runner.request import Request, StopParams
+from draftwood_model_runner.runners.base import StepBatch
+from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.sequence import Sequence
+from draftwood_strategies import Strategy
+from draftwood_strategies.arrays import Float32Array, Int32Array
+from draftwood_strategies.base import AsksModels, DraftsForRow
+from draftwood_strategies.draft import EMPTY_TREE
+from draftwood_strategies.drafting import UNDRAFTED
+from draftwood_strategies.model_drafts import ModelStrategy
+from draftwood_strategies.registry import offered
+
+_CHUNK = 512
+"""Tokens that the target reads at once."""
+
+
+class CountedDrafts(ModelDrafts):
+    """Drafts of a model whose levels count as a fixed share of a step each.
+
+    Attributes:
+        share: of a level.
+        levels: passes so far, one for each level of a draft, and those that only read.
+    """
+
+    share = 0.0
+    levels = 0
+
+    def level_share(self, rows: int) -> float:
+        return self.share
+
+    def _pass(self, batch: StepBatch) -> Any:
+        self.levels += 1
+        return super()._pass(batch)
+
+
+@dataclass(slots=True)
+class ReplayedBeside:
+    """The result of a replay: steps of the target, tokens that they wrote, and passes of the models beside it."""
+
+    steps: int = 0
+    tokens: int = 0
+    levels: int = 0
+
+
+class ModelReplay:
+    """A target and the models beside it.
+
+    Args:
+        budget: draft nodes of a step.
+    """
+
+    def __init__(self, model: LoadedModel, budget: int) -> None:
+        self._model, self._budget = model, budget
+        config = EngineConfig(max_running=1, max_draft_nodes=budget, prefix_cache=False)
+        self._runner, self._pool, _ = allocate(model, config)
+        self._features: dict[bytes, Float32Array | None] = {}
+
+    @contextmanager
+    def strategies(self, share: float) -> Iterator[None]:
+        """In it there are strategies that draft by the models, each level of which takes this share of a step."""
+        runner = self._runner
+        with ExitStack() as stack:
+            for name, drafter in self._model.drafters.items():
+                drafts = CountedDrafts(drafter.factory.runner(runner.pages * runner.page_size), head=drafter.head)
+                drafts.share = share
+                stack.enter_context(offered(name, partial(ModelStrategy, drafts)))
+            yield
+
+    def replay(self, strategy: Strategy, recordings: Iterable[Recording]) -> ReplayedBeside:
+        """As `replay.replay`.
+
+        Raises:
+            InvalidInputError: a recording does not fit the model.
+        """
+        total = ReplayedBeside()
+        models: list[CountedDrafts] = [*strategy.models] if isinstance(strategy, AsksModels) else []
+        before = sum(model.levels for model in models)
+        for prompt, output in recordings:
+            text = np.concatenate([prompt, output])
+            if text.size > self._model.max_context or int(text.max()) >= self._model.vocab_size:
+                problem = f"it has {text.size:,} tokens, up to id {text.max():,}: the model did not write it"
+                raise InvalidInputError("FILE", f"{prompt[:4].tolist()}...", problem)
+            request = Request(
+                request_id="", prompt=prompt, stop=StopParams(output.size + self._budget), drafting=UNDRAFTED
+            )
+            sequence = Sequence(request, strategy, in_flight=output.size + self._budget)
+            self._pool.open(sequence)
+            for model in models:
+                model.open(sequence)
+            self._follow(strategy, sequence, models, self._read(sequence, text), output, total)
+            for model in models:
+                model.close(sequence)
+            self._pool.close(sequence)
+        total.levels += sum(model.levels for model in models) - before
+        return total
+
+    def _follow(
+        self,
+        strategy: Strategy,
+        sequence: Sequence,
+        models: list[CountedDrafts],
+        features: Float32Array | None,
+        output: Int32Array,
+        total: ReplayedBeside,
+    ) -> None:
+        """Lets the strategy draft for a sequence until it has written `output`."""
+
+        def write(tokens: Int32Array) -> None:
+            committed, sequence.committed = sequence.committed, sequence.length + tokens.size - 1
+            sequence.output += tokens.tolist()
+            computed = Computed(sequence, committed, np.arange(committed, sequence.committed))
+            for model in models:
+                model.observe([computed], features)
+
+        drafter = strategy.start(sequence.request.prompt)
+        if isinstance(drafter, DraftsForRow):
+            drafter.follow_row(sequence)
+        write(output[:1])
+        drafter.observe(output[:1], None)
+        while (at := len(sequence.output)) < output.size:
+            tree = drafter.propose(self._budget)
+            written = output[at : at + accepted_length(tree, output[at:]) + 1]
+            write(written)
+            drafter.observe(written, None)
+            total.steps, total.tokens = total.steps + 1, total.tokens + written.size
+        drafter.close()
+
+    def _read(self, sequence: Sequence, text: Int32Array) -> Float32Array | None:
+        """What the target shows of a text, float32[n, f]; None if it has no head."""
+        known = text.tobytes()
+        if not any(drafter.head for drafter in self._model.drafters.values()):
+            return None
+        if known not in self._features:
+            read = []
+            for begin in range(0, text.size, _CHUNK):
+                chain = text[begin : begin + _CHUNK]
+                row = BatchRow(self._pool.pages(sequence), begin, chain, EMPTY_TREE, logits_from=chain.size - 1)
+                features = self._runner.step(lay_out([row]), 0).features
+                assert features is not None
+                read.append(features.copy())
+            self._features[known] = np.concatenate(read)
+        return self._features[known]
