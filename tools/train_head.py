@@ -131,8 +131,9 @@ class Recipe(NamedTuple):
 
     Attributes:
         draft_vocab_size: the most frequent tokens of the texts, which the head can draft.
-        unrolled: how often the head reads its own output, its first reading included.
-        decay: of the loss with each of these.
+        unrolled: levels that are trained: at each but the first the head reads its own output.
+        first_share: of the steps, in which the first level alone is trained, on which the others build.
+        decay: of the loss with each level.
         batch: texts of a step.
         warmup: steps; the rate then decays along a cosine to a twentieth.
         longest: tokens of a text; a longer one is cut there.
@@ -141,10 +142,11 @@ class Recipe(NamedTuple):
 
     draft_vocab_size: int = 7168
     unrolled: int = 3
+    first_share: float = 0.75
     decay: float = 0.8
-    batch: int = 4
+    batch: int = 2
     warmup: int = 40
-    peak_rate: float = 1e-3
+    peak_rate: float = 1.5e-3
     longest: int = 448
     held_out: float = 0.03
     seed: int = 0
@@ -177,7 +179,7 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder for the head; written again after every epoch.")],
     model: ModelOption = "smollm2-135m",
     most: Annotated[int | None, typer.Option(min=8, show_default=False, help="Texts to read, at most.")] = None,
-    epochs: Annotated[int, typer.Option(min=1)] = 3,
+    epochs: Annotated[int, typer.Option(min=1)] = 8,
     threads: Annotated[int, typer.Option(min=1)] = 2,
 ) -> None:
     """Train a head, and show how often each of its levels is right on texts that were held out."""
@@ -200,12 +202,13 @@ def train(
     for step, batch in enumerate(batches):
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(step, len(batches))
-        loss, _ = trainer.loss([trained[i] for i in batch])
+        levels = 1 if step < recipe.first_share * len(batches) else recipe.unrolled
+        loss, _ = trainer.loss([trained[i] for i in batch], levels)
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(head.parameters(), 0.5)
         optimizer.step()
-        if step % 20 == 0:
+        if step % 50 == 0:
             took = time.monotonic() - began
             console.print(f"step {step:,} of {len(batches):,}: loss {loss.item():.3f}, {took:.0f} s")
         if (step + 1) % (len(batches) // epochs) == 0:
@@ -241,7 +244,8 @@ def new_head(target: Any, recordings: Sequence[Recording], recipe: Recipe) -> Ea
     head.d2t.copy_(rows - torch.arange(recipe.draft_vocab_size))
     with torch.no_grad():
         head.lm_head.weight.copy_(target.get_output_embeddings().weight[rows])
-        head.norm.weight.copy_(target.get_decoder().norm.weight)
+        # Less than the target's: nothing is known yet, so that no token should be much more probable than others.
+        head.norm.weight.copy_(target.get_decoder().norm.weight / 4)
     head.train()
     return head
 
@@ -296,7 +300,7 @@ class Trainer:
         self._drafted = torch.zeros(target.config.vocab_size, dtype=torch.bool)
         self._drafted[self._rows] = True
 
-    def loss(self, batch: Sequence[Example]) -> tuple[torch.Tensor, list[tuple[int, int]]]:
+    def loss(self, batch: Sequence[Example], levels: int) -> tuple[torch.Tensor, list[tuple[int, int]]]:
         """The loss of a batch, and of each level how many tokens of answers it had, and how many were right."""
         head, recipe = self._head, self._recipe
         longest = max(example.tokens.shape[0] for example in batch)
@@ -315,7 +319,7 @@ class Trainer:
             best = wanted.max(dim=-1).indices
         places, keys, values = torch.arange(longest), list[torch.Tensor](), list[torch.Tensor]()
         total, counted, weight = torch.zeros(()), list[tuple[int, int]](), 1.0
-        for level in range(recipe.unrolled):
+        for level in range(levels):
             following = self._embed(torch.roll(tokens, -1 - level, dims=1))
             hidden = self._level(following, hidden, places + level, keys, values)
             # Entry i predicts token i + 2 + level, which the target did from token i + 1 + level on.
@@ -380,7 +384,7 @@ class Trainer:
         """Of each level, the share of tokens of answers that it has most probable, as the target has."""
         sums = np.zeros((self._recipe.unrolled, 2))
         for example in examples:
-            sums += np.array(self.loss([example])[1])
+            sums += np.array(self.loss([example], self._recipe.unrolled)[1])
         return [float(right / tokens) for tokens, right in sums]
 
     def save(self, folder: Path) -> None:

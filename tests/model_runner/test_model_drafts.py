@@ -117,8 +117,8 @@ def head_folder(folder: Path, vocab: int, width: int = 256, drafted: int = 512, 
     """A head with random weights for the bundled model."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=width, intermediate_size=2 * width, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=1,
-        vocab_size=vocab, max_position_embeddings=2048,
+        hidden_size=width, intermediate_size=2 * width, num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=1, vocab_size=vocab, max_position_embeddings=2048,
     )  # fmt: skip
     vars(config).update({"draft_vocab_size": drafted} | changed)
     head = EagleHead(config)

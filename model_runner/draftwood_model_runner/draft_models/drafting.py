@@ -81,6 +81,7 @@ class _Row:
         pages: of the page table, whose flags were set.
         unread: of a head: hidden states of the entries from `computed` on.
         last: of a head: float32[d], the hidden state of entry `computed` - 1.
+        roots: the predictions behind that entry.
         agreed_from, agreed: see `ModelSource.agreed`.
     """
 
@@ -90,6 +91,7 @@ class _Row:
     pages: int = 0
     unread: Float32Array | None = None
     last: Float32Array | None = None
+    roots: _Logits | None = None
     agreed_from: int = 0
     agreed: list[bool] = field(default_factory=list)
 
@@ -162,30 +164,27 @@ class ModelDrafts:
     def draft(
         self, rows: SequenceOf[Sequence], budgets: Int32Array, levels: Int32Array, least: Float32Array
     ) -> DraftTrees:
-        unread = []
-        for sequence in rows:
-            if sequence not in self._rows:
-                raise ModelError("the draft model failed in an earlier step of this sequence")
-            self._follow_pages(sequence, self._rows[sequence])
-            unread.append(self._readable(sequence, self._rows[sequence]) - self._rows[sequence].computed)
+        unread = [self._unread(sequence) for sequence in rows]
         if not levels.any() and max(unread) < _UNREAD:
             return DraftTrees.empty(len(rows))
-        reading = [i for i, entries in enumerate(unread) if entries]
-        logits = self._read([rows[i] for i in reading])
-        drafted = [
-            i
-            for i in reading
-            if levels[i] and self._readable(rows[i], self._rows[rows[i]]) == self._rows[rows[i]].computed
-        ]
-        if not drafted:
+        if reading := [sequence for sequence, entries in zip(rows, unread, strict=True) if entries]:
+            self._read(reading)
+        drafted = [i for i, sequence in enumerate(rows) if levels[i] and not self._unread(sequence)]
+        known = [roots for i in drafted if (roots := self._rows[rows[i]].roots) is not None]
+        if not drafted or len(known) < len(drafted):
             return DraftTrees.empty(len(rows))
-        roots = logits.part([reading.index(i) for i in drafted])
+        roots = _Logits.joined(known)
         tree = _Growth(roots, self._width, levels[drafted], least[drafted], self._room([rows[i] for i in drafted]))
         while (active := tree.next_level()).size:
             tree.add(active, self._level([rows[drafted[i]] for i in active.tolist()], tree, active))
         return DraftTrees.scattered([(drafted, tree.best(budgets[drafted]))], len(rows))
 
-    # -- what is read -----------------------------------------------------------------------------------------------
+    def _unread(self, sequence: Sequence) -> int:
+        """Entries of a sequence that can be computed, and were not."""
+        if (row := self._rows.get(sequence)) is None:
+            raise ModelError("the draft model failed in an earlier step of this sequence")
+        self._follow_pages(sequence, row)
+        return self._readable(sequence, row) - row.computed
 
     def _readable(self, sequence: Sequence, row: _Row) -> int:
         """Entries that can be computed by now."""
@@ -200,7 +199,13 @@ class ModelDrafts:
             shared = table.shared
             known = self._complete[np.maximum(table.pages[:shared], 0)] & (table.pages[:shared] >= 0)
             missing = np.flatnonzero(~known)
-            row.generation, row.pages, row.unread, row.last = sequence.slot_generation, shared, None, None
+            row.generation, row.pages, row.unread, row.last, row.roots = (
+                sequence.slot_generation,
+                shared,
+                None,
+                None,
+                None,
+            )
             if self._head is None:
                 row.first, row.computed = 0, int(missing[0]) if missing.size else shared
             else:
@@ -227,8 +232,8 @@ class ModelDrafts:
         row.computed, row.last = row.first * size, None
         row.unread = hidden[row.computed - position :]
 
-    def _read(self, sequences: SequenceOf[Sequence]) -> _Logits:
-        """Computes entries of these, at least one each; returns the predictions behind the last one of each."""
+    def _read(self, sequences: SequenceOf[Sequence]) -> None:
+        """Computes entries of these, at least one each, and keeps the predictions behind the last one of each."""
         rows = [self._rows[sequence] for sequence in sequences]
         counts = [
             min(self._readable(sequence, row) - row.computed, _READ_AT_ONCE)
@@ -248,7 +253,9 @@ class ModelDrafts:
         logit_rows = np.concatenate([np.arange(end - n, end) for end, n in zip(cu_seqlens[1:], told, strict=True)])
         hidden = None
         if self._head is not None:
-            hidden = np.concatenate([_unread(row)[:n] for row, n in zip(rows, counts, strict=True)])
+            hidden = np.concatenate(
+                [row.unread[:n] for row, n in zip(rows, counts, strict=True) if row.unread is not None]
+            )
         batch = self._batch(
             sequences,
             tokens=np.concatenate(tokens),
@@ -260,11 +267,11 @@ class ModelDrafts:
             hidden=hidden,
         )
         logits = self._pass(batch)
-        last = np.cumsum(told) - 1
-        for sequence, row, n, end, tell in zip(sequences, rows, counts, last.tolist(), told, strict=True):
-            self._note_agreement(sequence, row, row.computed + n + ahead, logits.tokens[end - tell + 1 : end + 1, 0])
+        ends = np.cumsum(told).tolist()
+        for sequence, row, n, end, tell in zip(sequences, rows, counts, ends, told, strict=True):
+            self._note_agreement(sequence, row, row.computed + n + ahead, logits.tokens[end - tell : end, 0])
             self._advance(sequence, row, n)
-        return logits.part(last.tolist())
+            row.roots = logits.part([end - 1])
 
     def _note_agreement(self, sequence: Sequence, row: _Row, end: int, predicted: Int32Array) -> None:
         """Compares predictions of the tokens up to position `end`, that one included, with those that are known."""
@@ -286,8 +293,6 @@ class ModelDrafts:
         self._complete[full[full >= 0]] = True
         if row.unread is not None:
             row.last, row.unread = row.unread[entries - 1], row.unread[entries:]
-
-    # -- passes -----------------------------------------------------------------------------------------------------
 
     def _room(self, sequences: SequenceOf[Sequence]) -> Int32Array:
         """Nodes that there are entries for in the pages of each, int32[s]."""
@@ -363,11 +368,6 @@ class ModelDrafts:
         return made
 
 
-def _unread(row: _Row) -> Float32Array:
-    assert row.unread is not None
-    return row.unread
-
-
 class _Logits(NamedTuple):
     """The most probable tokens behind r tokens of a pass.
 
@@ -396,6 +396,16 @@ class _Logits(NamedTuple):
             top if token_ids is None else token_ids[top],
             log_probabilities(predictions.logits, top),
             None if token_ids is None or hidden is None else hidden[rows],
+        )
+
+    @classmethod
+    def joined(cls, parts: SequenceOf[_Logits]) -> _Logits:
+        """Those of several passes."""
+        hidden = [part.hidden for part in parts if part.hidden is not None]
+        return cls(
+            np.concatenate([part.tokens for part in parts]),
+            np.concatenate([part.log_probabilities for part in parts]),
+            np.concatenate(hidden) if hidden else None,
         )
 
     def part(self, rows: SequenceOf[int]) -> _Logits:
