@@ -135,7 +135,7 @@ class DraftPolicy:
 
     def start(self, sequence: Sequence) -> None:
         """Prepares to draft for a sequence. Its strategy may be exchanged later, between two steps."""
-        sequence.drafting = DraftSession(sequence.request, sequence.stats, sequence)
+        sequence.drafting = DraftSession(sequence.request, sequence.stats, row=sequence)
         self._begin(sequence, sequence.drafting)
 
     def _begin(self, sequence: Sequence, session: DraftSession) -> None:

@@ -73,21 +73,21 @@ class DraftSession:
 
     Attributes:
         strategy: that `drafter` is of; None for no drafts.
-        row: of the host, for drafters that ask (`DraftsForRow`).
         drafter: None before it begins.
         proposed: nodes of the latest draft.
         drafted: those of them that its host verified; with padding, where it verifies some.
         worth: how many of its nodes were worth their time.
+        row: of the host, for drafters that ask (`DraftsForRow`).
     """
 
     request: DraftedRequest
     stats: DraftStats
-    row: object = None
     strategy: Strategy | None = None
     drafter: GuardedDrafter | None = None
     proposed: int = 0
     drafted: int = 0
     worth: int = 0
+    row: object = None
 
     @property
     def no_draft(self) -> NoDraft | None:
