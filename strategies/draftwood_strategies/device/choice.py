@@ -9,6 +9,8 @@ choose alike.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from draftwood_strategies.device.launching import launch
@@ -20,7 +22,7 @@ START, SIZE, CELL, AGREED, COUNTED = range(5)
 BINS = 16
 """Of the tokens that ours promises beyond the tokens alike, as its scores say: that follows from how long a phrase
 matched, how often, and where."""
-BINS_PER_DOUBLING = 4.0
+BINS_PER_LOG = 4.0 / math.log(2.0)
 CELLS = 2 * 2 * BINS
 """Of a slot: greedy and sampled rows, drafts that differ at once and later, `BINS`."""
 PRIOR_COUNT, PRIOR_LENGTH = 8.0, 2.0

@@ -14,10 +14,9 @@ CELL: tl.constexpr = tl.constexpr(numbers.CELL)
 AGREED: tl.constexpr = tl.constexpr(numbers.AGREED)
 COUNTED: tl.constexpr = tl.constexpr(numbers.COUNTED)
 BINS: tl.constexpr = tl.constexpr(numbers.BINS)
-BINS_PER_DOUBLING: tl.constexpr = tl.constexpr(numbers.BINS_PER_DOUBLING)
+BINS_PER_LOG: tl.constexpr = tl.constexpr(numbers.BINS_PER_LOG)
 PRIOR_COUNT: tl.constexpr = tl.constexpr(numbers.PRIOR_COUNT)
 PRIOR_LENGTH: tl.constexpr = tl.constexpr(numbers.PRIOR_LENGTH)
-LOG_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -30,7 +29,7 @@ def grade(table, pending, index, learns, texts, lengths, width, PLACES: tl.const
     agreed = tl.load(pending + kept + AGREED)
     ready = (start >= 0) & (tl.load(lengths + state) - start >= size)
     place = tl.arange(0, PLACES)
-    inside = ready & (place < size)
+    inside = place < tl.where(ready, size, 0)
     text = tl.load(texts + state * width + start + place, mask=inside, other=-1)
     theirs = tl.load(pending + kept + HEADER + place)
     ours = tl.load(pending + kept + HEADER + PLACES + place)
@@ -42,8 +41,9 @@ def grade(table, pending, index, learns, texts, lengths, width, PLACES: tl.const
     of_ours = tl.where(lane == 2, 1, tl.maximum(length_ours - agreed, 0))
     learned = ready & (tl.load(learns + state) != 0)
     cell = tl.load(pending + kept + CELL)
-    tl.atomic_add(table + cell * 4 + lane, tl.where(lane < 2, of_theirs, of_ours), mask=learned & (lane >= 0))
-    tl.store(pending + kept + START, -1, mask=ready)
+    amounts = tl.where(lane < 2, of_theirs, of_ours)
+    tl.atomic_add(table + cell * 4 + lane, amounts, mask=lane < tl.where(learned, 4, 0))
+    tl.store(pending + kept + START, tl.where(ready, -1, start))
 
 
 @triton.jit
@@ -84,7 +84,7 @@ def choose(
     before = tl.sum(tl.where(place == agreed - 1, score, 0.0), axis=0)
     survival = tl.where(agreed > 0, tl.maximum(before, 1e-6), 1.0)
     expected = tl.sum(tl.where(place >= agreed, score, 0.0), axis=0) / survival
-    bin_ = tl.minimum(tl.cast(tl.floor(BINS_PER_DOUBLING / LOG_2 * tl.log(1.0 + 2.0 * expected)), tl.int32), BINS - 1)
+    bin_ = tl.minimum(tl.cast(tl.floor(tl.log(expected * 2.0 + 1.0) * BINS_PER_LOG), tl.int32), BINS - 1)
     cell = ((slot * 2 + tl.cast(sampled, tl.int32)) * 2 + tl.cast(agreed > 0, tl.int32)) * BINS + bin_
     contested = (slot >= 0) & (agreed < count)
     cell = tl.where(contested, cell, 0)
@@ -93,10 +93,10 @@ def choose(
     count_ours = tl.cast(tl.load(table + cell * 4 + 2), tl.float32)
     sum_ours = tl.cast(tl.load(table + cell * 4 + 3), tl.float32)
     usual = tl.minimum(tl.cast(size - agreed, tl.float32), PRIOR_LENGTH)
-    mean_theirs = (sum_theirs + PRIOR_COUNT * usual) / (count_theirs + PRIOR_COUNT)
-    mean_ours = (sum_ours + PRIOR_COUNT * expected) / (count_ours + PRIOR_COUNT)
+    mean_theirs = (sum_theirs + usual * PRIOR_COUNT) / (count_theirs + PRIOR_COUNT)
+    mean_ours = (sum_ours + expected * PRIOR_COUNT) / (count_ours + PRIOR_COUNT)
     take = contested & (mean_ours > mean_theirs)
-    chosen = tl.where(take & drafted, token_ours, token_theirs)
+    chosen = tl.where(place < tl.where(take, count, 0), token_ours, token_theirs)
     tl.store(out + row * K + place, tl.cast(chosen, tl.int64), mask=given)
     tl.store(taken + row, tl.where(take, count, 0))
 
@@ -106,7 +106,7 @@ def choose(
     lane = tl.arange(0, HEADER)
     header = tl.where(lane == START, tl.load(lengths + state), tl.where(lane == SIZE, size, cell))
     header = tl.where(lane == AGREED, agreed, tl.where(lane == COUNTED, counted, header))
-    tl.store(pending + kept + lane, header, mask=keeps & (lane >= 0))
-    ahead = kept + HEADER + place
-    tl.store(pending + ahead, tl.where(place < size, token_theirs, -1), mask=keeps & (place >= 0))
-    tl.store(pending + ahead + PLACES, tl.where(drafted, token_ours, -1), mask=keeps & (place >= 0))
+    tl.store(pending + kept + lane, header, mask=lane < tl.where(keeps, HEADER, 0))
+    ahead, written = kept + HEADER + place, place < tl.where(keeps, PLACES, 0)
+    tl.store(pending + ahead, tl.where(place < size, token_theirs, -1), mask=written)
+    tl.store(pending + ahead + PLACES, tl.where(drafted, token_ours, -1), mask=written)
