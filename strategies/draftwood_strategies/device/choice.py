@@ -72,7 +72,7 @@ class DeviceChoice:
         """
         launch(
             *("choosing", "grade", (int(index.shape[0]),)),
-            *(self.table, self._pending, index, learns, texts, lengths, int(texts.shape[1])),
+            *(self.table, self._pending, index, learns, texts, lengths, int(texts.stride(0))),
             PLACES=self._places,
             num_warps=1,
         )
