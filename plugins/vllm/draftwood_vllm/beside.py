@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from draftwood_strategies.device.choice import DeviceChoice
-from draftwood_vllm.device_drafts import DeviceDrafts, DraftSizes, Joined, Load, Purge, RowStates
+from draftwood_vllm.device_drafts import DeviceDrafts, DraftSizes, Joined, Load, Purge, RowStates, StepDrafts
 from draftwood_vllm.hosts import vllm_version
 from draftwood_vllm.speculator import RunnerDrafts
 
@@ -94,16 +94,36 @@ class ChosenDrafts(DeviceDrafts):
             theirs: int64[b, k], of which the first `longest` are drafts.
             temperatures: float32[states].
         """
-        step, states = self.propose(indexes, num_sampled, longest), self._states
+        step = self.propose(indexes, num_sampled, longest)
+        tokens, taken = self._chosen(step, indexes, longest, theirs, temperatures)
+        step.written[:, -1] = taken
+        return Chosen(tokens, taken, step.written)
+
+    def warm_up(self) -> None:
+        """Compiles what a choice needs, with a row that has no request yet."""
+        tokens = torch.zeros((1, self._longest), dtype=torch.int64, device=self._device)
+        written = torch.zeros((1, self._longest + 3), dtype=torch.int32, device=self._device)
+        step = StepDrafts(tokens, tokens > 0, self._out_scores[:1], written)
+        temperatures = torch.zeros(self._states.lengths.shape[0], device=self._device)
+        self._chosen(step, written[0, :1], self._longest, tokens, temperatures)
+
+    def _chosen(
+        self,
+        step: StepDrafts,
+        indexes: torch.Tensor,
+        longest: int,
+        theirs: torch.Tensor,
+        temperatures: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `DeviceChoice.choose`, after it has learned what rows wrote."""
         if self._tables_on_device is None:
             self._tables_on_device = self._on_device(self._tables)
         slots, learns = self._tables_on_device
-        self._choice.grade(indexes, learns, states.tokens, states.lengths)
+        index, states = indexes.int(), self._states
+        self._choice.grade(index, learns, states.tokens, states.lengths)
         counts = step.used.int().cumprod(1).sum(1, dtype=torch.int32)
         given = theirs.contiguous(), step.tokens, step.scores, counts, longest
-        tokens, taken = self._choice.choose(indexes, slots, states.lengths, temperatures, *given)
-        step.written[:, -1] = taken
-        return Chosen(tokens, taken, step.written)
+        return self._choice.choose(index, slots, states.lengths, temperatures, *given)
 
     def _slot_of(self, region: str) -> int | None:
         """The table of a region; None if all are in use."""
@@ -220,7 +240,9 @@ class Beside(RunnerDrafts):
         probabilistic = self._one_hot is not None
         if self._one_hot is not None:  # vLLM verifies tokens of its draft's vocabulary alone
             sizes = sizes._replace(vocab_size=min(sizes.vocab_size, self._one_hot.logits.shape[-1]))
-        return ChosenDrafts(trie, states, sizes, probabilistic)
+        drafts = ChosenDrafts(trie, states, sizes, probabilistic)
+        drafts.warm_up()
+        return drafts
 
     def _asked(self, given: tuple[Any, ...], options: dict[str, Any]) -> torch.Tensor | None:
         """Their drafts; None from their first failure on.

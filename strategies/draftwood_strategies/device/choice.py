@@ -25,8 +25,9 @@ matched, how often, and where."""
 BINS_PER_LOG = 4.0 / math.log(2.0)
 CELLS = 2 * 2 * BINS
 """Of a slot: greedy and sampled rows, drafts that differ at once and later, `BINS`."""
-PRIOR_COUNT, PRIOR_LENGTH = 8.0, 2.0
-"""A cell begins as if so many times ours had what its scores promise, and theirs so many tokens. Not tuned."""
+PRIOR_COUNT, PRIOR_PROMISE, PRIOR_LENGTH = 4.0, 0.75, 2.0
+"""A cell begins as if so many times ours had this part of what its scores promise accepted, and theirs so many tokens.
+So theirs is preferred until ours has shown more, which costs nothing: it need not be verified for that. Not tuned."""
 _MOST = 256
 """Of a cell's counts, which are then halved. Not tuned."""
 _HALVING_STEPS = 64

@@ -16,6 +16,7 @@ COUNTED: tl.constexpr = tl.constexpr(numbers.COUNTED)
 BINS: tl.constexpr = tl.constexpr(numbers.BINS)
 BINS_PER_LOG: tl.constexpr = tl.constexpr(numbers.BINS_PER_LOG)
 PRIOR_COUNT: tl.constexpr = tl.constexpr(numbers.PRIOR_COUNT)
+PRIOR_OF_OURS: tl.constexpr = tl.constexpr(numbers.PRIOR_COUNT * numbers.PRIOR_PROMISE)
 PRIOR_LENGTH: tl.constexpr = tl.constexpr(numbers.PRIOR_LENGTH)
 
 
@@ -46,7 +47,7 @@ def grade(table, pending, index, learns, texts, lengths, width, PLACES: tl.const
     tl.store(pending + kept + START, tl.where(ready, -1, start))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def choose(
     out,
     taken,
@@ -94,7 +95,7 @@ def choose(
     sum_ours = tl.cast(tl.load(table + cell * 4 + 3), tl.float32)
     usual = tl.minimum(tl.cast(size - agreed, tl.float32), PRIOR_LENGTH)
     mean_theirs = (sum_theirs + usual * PRIOR_COUNT) / (count_theirs + PRIOR_COUNT)
-    mean_ours = (sum_ours + expected * PRIOR_COUNT) / (count_ours + PRIOR_COUNT)
+    mean_ours = (sum_ours + expected * PRIOR_OF_OURS) / (count_ours + PRIOR_COUNT)
     take = contested & (mean_ours > mean_theirs)
     chosen = tl.where(place < tl.where(take, count, 0), token_ours, token_theirs)
     tl.store(out + row * K + place, tl.cast(chosen, tl.int64), mask=given)
