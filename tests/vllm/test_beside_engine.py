@@ -51,7 +51,8 @@ def theirs(plain: dict[str, Any], model: Path) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def engine(theirs: dict[str, Any], model: Path) -> Iterator[Engine]:
     """With both, once the others have ended."""
-    with running_engine(driver=DRIVER, options=speculation("draft_model", model)) as engine:
+    options = speculation("draft_model", model) | {"num_gpu_blocks_override": 14}
+    with running_engine(driver=DRIVER, options=options) as engine:
         yield engine
 
 
