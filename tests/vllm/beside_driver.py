@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.vllm import driver, second_driver
+
+
+def interpret_log1p() -> None:
+    """Triton's interpreter has no functions of CUDA's library, of which vLLM's kernels use this one."""
+    from triton import language
+
+    for name in ("sample.gumbel", "spec_decode.rejection_sampler_utils"):
+        module: Any = import_module(f"vllm.v1.worker.gpu.{name}")
+        if hasattr(module, "tldevice"):
+            module.tldevice = SimpleNamespace(log1p=lambda x: language.log(1.0 + x))
 
 
 class BesideDriver(second_driver.SecondDriver):
@@ -17,6 +29,7 @@ class BesideDriver(second_driver.SecondDriver):
     def __init__(self, engine: dict[str, Any], drafts: bool) -> None:
         option = {"additional_config": {"draftwood": True}} if drafts else {}
         driver.Driver.__init__(self, {**engine, **option}, drafts=False)
+        interpret_log1p()
         if drafts:
             self.note_drafts()
 

@@ -64,7 +64,7 @@ def test_answers_are_those_without_drafts(plain: dict[str, dict[str, Any]], engi
     assert len(both) > COUNT * 0.85
     assert {name for name in both if expected[name] != found["outputs"][name]} == set()
     assert found["preemptions"] > 0
-    assert sum(found["drafted"].values()) > COUNT
+    assert sum(found["drafted"].values()) > COUNT / 2
     state = engine.state()
     assert (state["sessions"], state["rows"], state["off"], state["asynchronous"]) == (0, 0, False, True)
 

@@ -223,13 +223,20 @@ def _check_beside(owner: Any) -> None:
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
         asked = is_beside(self)
         post_init(self, *args, **kwargs)
-        speculative = self.speculative_config
-        if not asked or (speculative is not None and self.model_config is speculative.draft_model_config):
-            return  # that of a drafter is made of the one that was checked
+        if not asked or _is_of_drafter(self):
+            return
         if reason := _unfit_beside(self):
             raise ValueError(f"additional_config.{OPTION}=True: {reason}")
 
     owner.__post_init__ = checked
+
+
+def _is_of_drafter(config: Any) -> bool:
+    """Whether vLLM made this configuration for a drafter, of one that was checked."""
+    speculative, model = config.speculative_config, config.model_config
+    if speculative is None or model is speculative.target_model_config:
+        return False
+    return model is speculative.draft_model_config
 
 
 def _unfit_beside(config: Any) -> str:
