@@ -1,5 +1,6 @@
-"""As `version_driver`, with the version's own class for EAGLE-3, which drafts what is said here, and ours beside it; and
-with its own rejection sampler, whose samples of drafts of both kinds are counted."""
+"""As `version_driver`, with the version's own class for EAGLE-3, which drafts what is said here, and ours beside it.
+
+Then its own rejection sampler verifies drafts of both kinds, and its samples are counted."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+import torch
+
 from tests.vllm import version_driver
 from tests.vllm.beside_driver import interpret_log1p
 from tests.vllm.version_driver import CYCLE, LONGEST, Steps
-
-import torch
 
 WRONG = [1, 2, 3, 4]
 REQUESTS, PLACES = 200, 2

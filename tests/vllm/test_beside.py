@@ -142,8 +142,8 @@ def taken_by_theirs(runner: Both, name: str, **options: Any) -> int:
 
 
 def test_what_is_learned_of_the_choice_is_the_tenants(beside: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenant whose text ours is right for gets ours from nearly the first step on, and others do not; a purged tenant begins
-    anew."""
+    """A tenant whose text ours is right for gets ours from nearly the first step on, and others do not; a purged tenant
+    begins anew."""
     monkeypatch.setattr("tests.vllm.fake_trie.SURVIVAL", 0.6)  # so little that theirs goes first
     runner = loaded(beside, Drafter())
     of_acme = [taken_by_theirs(runner, f"a{number}", draftwood_tenant="acme") for number in range(4)]

@@ -200,7 +200,7 @@ def test_beside_what_it_does_not_work_with_vllm_does_not_start(
 @pytest.mark.usefixtures("enabled")
 @pytest.mark.parametrize("value", [1, "on", None, {"beside": True}])
 def test_the_option_is_true_or_false(value: object) -> None:
-    with pytest.raises(ValueError, match="additional_config.draftwood=.*: allowed are true and false") as error:
+    with pytest.raises(ValueError, match=r"additional_config.draftwood=.*: allowed are true and false") as error:
         configured("eagle3", "a drafter", additional={"draftwood": value})
     assert repr(value) in str(error.value)
 
@@ -235,7 +235,7 @@ def test_a_version_that_lacks_something_says_so_beside_a_drafter(vllm: Path) -> 
     states = vllm.joinpath("vllm/v1/worker/gpu/states.py")
     states.write_text(states.read_text().replace("self.total_len = ", ""))
     second_runner.enable()
-    with pytest.raises(ValueError, match="additional_config.draftwood=True: .*RequestState has no total_len"):
+    with pytest.raises(ValueError, match=r"additional_config.draftwood=True: .*RequestState has no total_len"):
         configured("eagle3", "a drafter", additional=BESIDE)
 
 

@@ -1,8 +1,8 @@
 """Our drafts beside those of a trained drafter of vLLM: each row gets per step the one that promises more.
 
 vLLM's speculator stays what it is, and where it is; only its `propose` is wrapped. It is asked in each step, as without
-us, and so is our trie. `DeviceChoice` takes for each row the draft that had more accepted where they differ. All of it is
-on the device, and the host waits for nothing. If our part fails, theirs goes on alone, and the other way round.
+us, and so is our trie. `DeviceChoice` takes for each row the draft that had more accepted where they differ. All of it
+is on the device, and the host waits for nothing. If our part fails, theirs goes on alone, and the other way round.
 """
 
 from __future__ import annotations
