@@ -207,12 +207,14 @@ class Beside(RunnerDrafts):
         """int64[b, k], draft tokens for each row; arguments as those of vLLM's `BaseSpeculator.propose`."""
         batch = (input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states)
         given = (*batch, num_sampled, num_rejected, last_sampled, next_prefill_tokens, temperature, *others)
-        if options.get("dummy_run") or (self._drafts is None and not self._failed):
+        if options.get("dummy_run"):
             return self._propose(*given, **options)  # type: ignore[no-any-return]
         count = int(input_batch.num_reqs)
         indexes, wrote = input_batch.idx_mapping[:count], num_sampled[:count]
         if self._one_hot is not None:
             self._one_hot.restore(indexes)
+        if self._drafts is None and not self._failed:
+            return self._propose(*given, **options)  # type: ignore[no-any-return]
         theirs = self._asked(given, options)
         most = options.get("num_speculative_tokens")
         longest = self._longest if most is None else int(most)
