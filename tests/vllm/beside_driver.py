@@ -10,6 +10,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import torch
+
 from tests.vllm import driver, second_driver
 
 
@@ -23,6 +25,23 @@ def interpret_log1p() -> None:
             module.tldevice = SimpleNamespace(log1p=lambda x: language.log(1.0 + x))
 
 
+def drawn(
+    logits: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    temperature: torch.Tensor,
+    *_: Any,
+    logits_cache: torch.Tensor,
+    logits_cache_col: torch.Tensor,
+    **__: Any,
+) -> torch.Tensor:
+    """As vLLM's `gumbel_sample` for drafts, of which Triton's interpreter does not take a mask."""
+    index = idx_mapping.long()
+    logits_cache[index, logits_cache_col] = logits.to(logits_cache.dtype)
+    chosen = temperature[index][:, None]
+    noise = -torch.log(-torch.log(torch.rand_like(logits.float())))
+    return torch.where(chosen > 0, logits / chosen.clamp(min=1e-5) + noise, logits).argmax(-1)
+
+
 class BesideDriver(second_driver.SecondDriver):
     """The engine, whose worker has a speculator of vLLM."""
 
@@ -30,6 +49,7 @@ class BesideDriver(second_driver.SecondDriver):
         option = {"additional_config": {"draftwood": True}} if drafts else {}
         driver.Driver.__init__(self, {**engine, **option}, drafts=False)
         interpret_log1p()
+        import_module("vllm.v1.worker.gpu.spec_decode.speculator").gumbel_sample = drawn  # type: ignore[attr-defined]
         if drafts:
             self.note_drafts()
 

@@ -34,8 +34,7 @@ def drafted_beside(model: str, head: str) -> dict[str, Any]:
 
     class Drafter(eagle.EagleSpeculator):  # type: ignore[misc]
         def propose(self, input_batch: Any, *_: Any, **__: Any) -> torch.Tensor:
-            self.draft_tokens[:] = torch.tensor(WRONG)
-            return self.draft_tokens[: input_batch.num_reqs]
+            return torch.tensor(WRONG).repeat(input_batch.num_reqs, 1)
 
     eagle.EagleSpeculator = Drafter
     speculation = {"method": "eagle3", "model": head, "num_speculative_tokens": LONGEST}
@@ -56,7 +55,7 @@ def drafted_beside(model: str, head: str) -> dict[str, Any]:
     }
 
 
-def sampled() -> dict[str, Any]:
+def sampled() -> dict[int, list[list[int]]]:
     """How often each token is written by requests that verify ours, theirs, and one token of ours before theirs."""
     beside: Any = import_module("draftwood_vllm.beside")
     sampler: Any = import_module("vllm.v1.worker.gpu.spec_decode.rejection_sampler_utils")
