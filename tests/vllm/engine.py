@@ -55,6 +55,10 @@ class Engine:
         """Runs requests to their ends; see `driver` for the answer."""
         return self._peer.ask({"op": "run", "requests": list(requests), "aborts": dict(aborts)}, _TIMEOUT)
 
+    def call(self, operation: str) -> None:
+        """Another operation of its driver, without arguments."""
+        self._peer.ask({"op": operation}, _TIMEOUT)
+
     def crash_memory(self) -> None:
         """Its memory's thread dies."""
         self._peer.ask({"op": "crash"}, _TIMEOUT)
@@ -72,8 +76,11 @@ def environment_of(*more: Path, **variables: str) -> dict[str, str]:
 
 
 @contextmanager
-def running_engine(drafts: bool = True, driver: str = "driver.py", **variables: str) -> Iterator[Engine]:
-    """An engine with the bundled model in float32, with drafts or without, and variables of its environment."""
+def running_engine(
+    drafts: bool = True, driver: str = "driver.py", options: Mapping[str, Any] = MappingProxyType({}), **variables: str
+) -> Iterator[Engine]:
+    """An engine with the bundled model in float32, with drafts or without, further arguments of `EngineArgs`, and
+    variables of its environment."""
     with tempfile.TemporaryDirectory(prefix="draftwood-vllm-") as folder:
         log = Path(folder, "log")
         with log.open("wb") as errors:
@@ -89,7 +96,7 @@ def running_engine(drafts: bool = True, driver: str = "driver.py", **variables: 
         assert process.stdout is not None
         try:
             peer = Peer("vllm", process, log)
-            peer.ask({"op": "load", "engine": ENGINE, "drafts": drafts}, _TIMEOUT)
+            peer.ask({"op": "load", "engine": {**ENGINE, **options}, "drafts": drafts}, _TIMEOUT)
             yield Engine(peer, log)
             process.stdin.close()  # it sends what was learned, and ends
             process.wait(30)

@@ -24,8 +24,13 @@ class SecondDriver(driver.Driver):
     def rows(self) -> dict[str, int]:
         return dict(self.runner.req_states.req_id_to_index)
 
+    @property
+    def ours(self) -> Any:
+        """Our part of the speculator, which drafts alone or beside vLLM's."""
+        return self.runner.speculator.propose.__self__
+
     def note_drafts(self) -> None:
-        speculator = self.runner.speculator
+        speculator = self.ours
         propose = speculator._drafts.propose
 
         def noted(*args: Any) -> Any:
@@ -39,7 +44,7 @@ class SecondDriver(driver.Driver):
         speculator._drafts.propose = noted
 
     def state(self, rest: float = 5.0) -> dict[str, Any]:
-        speculator = self.runner.speculator
+        speculator = self.ours
         memory, deadline = speculator._opened.drafts, time.monotonic() + rest
         while time.monotonic() < deadline and (len(memory) or memory.memory.counters().outbox_records):
             time.sleep(0.02)
@@ -70,7 +75,7 @@ def _schedule_asynchronously() -> None:
     CpuPlatform.check_and_update_config = classmethod(asynchronous)
 
 
-def main() -> None:
+def main(driver_class: type[SecondDriver] = SecondDriver) -> None:
     import triton.backends
 
     backend: Any = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
@@ -80,7 +85,7 @@ def main() -> None:
     hosts.on_cuda, hosts.device_bytes = (lambda: True), (lambda: 1 << 36)
     device_support.load = lambda: device_support.DeviceModule(fake_trie.DeviceSizes, fake_trie.DeviceTrie)
     _schedule_asynchronously()
-    driver.main(SecondDriver)
+    driver.main(driver_class)
 
 
 if __name__ == "__main__":

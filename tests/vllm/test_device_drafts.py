@@ -10,7 +10,17 @@ import pytest
 import torch
 
 from draftwood_strategies.device import arena, trie
-from draftwood_vllm.device_drafts import Decision, DeviceDrafts, Joined, Load, Purge, RowStates, StepDrafts, warm_up
+from draftwood_vllm.device_drafts import (
+    Decision,
+    DeviceDrafts,
+    DraftSizes,
+    Joined,
+    Load,
+    Purge,
+    RowStates,
+    StepDrafts,
+    warm_up,
+)
 from tests.vllm.fake_trie import SURVIVAL, DeviceSizes, DeviceTrie
 
 LONGEST, LENGTH, ROWS, VOCABULARY = 4, 64, 6, 1000
@@ -28,7 +38,7 @@ class Host:
         )
         fake: Any = DeviceTrie(DeviceSizes(ROWS, LENGTH, 4, 1000, LONGEST, LONGEST), "cpu")
         self.trie = trie or fake
-        self.drafts = DeviceDrafts(self.trie, self.states, LONGEST, VOCABULARY, 16, LONGEST)
+        self.drafts = DeviceDrafts(self.trie, self.states, DraftSizes(LONGEST, VOCABULARY, 16, LONGEST, 4))
 
     def join(self, name: str, state: int, prompt: Sequence[int], decision: Decision = DRAFTS, limit: int = 40) -> None:
         self.states.tokens[state, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)

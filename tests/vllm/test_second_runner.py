@@ -120,13 +120,14 @@ def configured(method: str = "custom_class", model: str = "draftwood_vllm.Propos
         "parallel": {"pipeline_parallel_size": 1, "distributed_executor_backend": "mp", "world_size": 2},
         "scheduler": {"max_num_seqs": 8},
     }
+    parts["speculative"] |= {"target_model_config": "the model's", "draft_model_config": "the drafter's"}
     parts["speculative"]["num_speculative_tokens_per_batch_size"] = None
-    others = fields.pop("others", [])
+    others, additional = fields.pop("others", []), fields.pop("additional", {})
     for name, value in fields.items():
         part, _, field = name.partition("_")
         parts[part][field] = value
     configs = {f"{part}_config": SimpleNamespace(**values) for part, values in parts.items()}
-    return import_module(CONFIG).VllmConfig(others=others, **configs)
+    return import_module(CONFIG).VllmConfig(others=others, additional_config=additional, **configs)
 
 
 @pytest.fixture
@@ -150,6 +151,92 @@ def test_other_methods_are_as_they_were(method: str, model: str, caplog: pytest.
     assert (config.use_v2_model_runner, config.asynchronous) == (False, False)
     assert import_module(FACTORY).init_speculator(config, "cpu", None) == "vLLM's"
     assert caplog.records == []
+
+
+BESIDE = {"draftwood": True}
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "draft_model"])
+def test_beside_a_drafter_vllm_makes_its_own_speculator_and_we_wrap_it(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrapped: list[Any] = []
+    module: Any = ModuleType("draftwood_vllm.beside")
+    module.Beside = lambda *given: wrapped.append(given)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for additional, times in (({}, 0), ({"draftwood": False}, 0), (BESIDE, 1)):
+        config = configured(method, "a drafter", additional=additional)
+        assert import_module(FACTORY).init_speculator(config, "cpu", None) == "vLLM's"
+        assert wrapped == [(config, "cpu", "vLLM's")] * times
+    assert caplog.records == []
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize(
+    ("method", "fields", "reason"),
+    [
+        *(
+            (method, {}, f"speculative_config.method={method!r}: allowed are draft_model, eagle, eagle3 and mtp")
+            for method in ("custom_class", "suffix", "ngram_gpu", "dflash", "extract_hidden_states")
+        ),
+        ("eagle3", {"others": ["two batches"]}, "vLLM takes its first model runner, and this needs the second one"),
+        ("eagle3", {"speculative_enable_adaptive_verification": True}, "it would judge their drafts by ours"),
+        ("eagle3", {"parallel_pipeline_parallel_size": 2}, "pipeline_parallel_size=2: tried with 1 only"),
+        ("eagle3", {"scheduler_max_num_seqs": 1 << 20}, "more than 10% of its 1024 MiB"),
+    ],
+)
+def test_beside_what_it_does_not_work_with_vllm_does_not_start(
+    method: str, fields: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ValueError, match=r"^additional_config.draftwood=True: .*") as error:
+        configured(method, "a drafter", additional=BESIDE, **fields)
+    assert reason in str(error.value)
+    assert "\n" not in str(error.value)
+    configured(method, "a drafter", **fields)  # without us
+    assert "draftwood" not in caplog.text
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("value", [1, "on", None, {"beside": True}])
+def test_the_option_is_true_or_false(value: object) -> None:
+    with pytest.raises(ValueError, match=r"additional_config.draftwood=.*: allowed are true and false") as error:
+        configured("eagle3", "a drafter", additional={"draftwood": value})
+    assert repr(value) in str(error.value)
+
+
+@pytest.mark.usefixtures("enabled")
+def test_beside_a_drafter_the_strategy_is_the_one_that_drafts_on_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTWOOD_STRATEGY", "hybrid")
+    with pytest.raises(ValueError, match="DRAFTWOOD_STRATEGY=hybrid: only trie drafts on devices"):
+        configured("eagle3", "a drafter", additional=BESIDE)
+
+
+@pytest.mark.usefixtures("enabled")
+def test_a_drafters_own_configuration_is_not_checked_again() -> None:
+    config = configured("eagle3", "a drafter", additional=BESIDE)
+    config.model_config = config.speculative_config.draft_model_config
+    config.others = ["something that the drafter has"]
+    config.__post_init__()
+
+
+@pytest.mark.usefixtures("enabled")
+def test_recurrent_models_have_both_as_vllm_has_its_own() -> None:
+    varying = {"speculative_num_speculative_tokens_per_batch_size": [(1, 8, 0)]}
+    configured("mtp", "a drafter", additional=BESIDE, model_is_hybrid=True, **varying)
+
+
+def test_without_speculation_there_is_nothing_to_be_beside() -> None:
+    config: Any = SimpleNamespace(speculative_config=None)
+    assert second_runner._unfit_beside(config).startswith("there is no speculative_config; it goes with")
+
+
+def test_a_version_that_lacks_something_says_so_beside_a_drafter(vllm: Path) -> None:
+    states = vllm.joinpath("vllm/v1/worker/gpu/states.py")
+    states.write_text(states.read_text().replace("self.total_len = ", ""))
+    second_runner.enable()
+    with pytest.raises(ValueError, match=r"additional_config.draftwood=True: .*RequestState has no total_len"):
+        configured("eagle3", "a drafter", additional=BESIDE)
 
 
 @pytest.mark.usefixtures("enabled")

@@ -45,11 +45,11 @@ def prepared() -> None:
     proposer.check()
 
 
-def configured(model: str) -> Any:
+def configured(model: str, speculation: dict[str, Any] = SPECULATION, **options: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
-    limits: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": ROWS, "enforce_eager": True}
-    return EngineArgs(model=model, dtype="float32", speculative_config=SPECULATION, **limits).create_engine_config()
+    limits: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": ROWS, "enforce_eager": True, **options}
+    return EngineArgs(model=model, dtype="float32", speculative_config=speculation, **limits).create_engine_config()
 
 
 def runner_of(config: Any) -> Any:
@@ -124,10 +124,9 @@ class Steps:
             states.total_len.gpu,
             *self._drafts_of(post_update, states),
         )
-        nothing = [None] * 4
-        drafts = self.runner.speculator.propose(
-            batch, *nothing, counts, rejected, states.last_sampled_tokens, None, None, None, mm_inputs=None
-        )
+        nothing, temperatures = [None] * 4, torch.zeros(ROWS)
+        given = counts, rejected, states.last_sampled_tokens, None, temperatures, None
+        drafts = self.runner.speculator.propose(batch, *nothing, *given, mm_inputs=None)
         states.draft_tokens[indexes] = drafts
         self.drafts = dict(zip(names, drafts.tolist(), strict=True))
         return (counts - 1).tolist()

@@ -101,24 +101,35 @@ class StepDrafts(NamedTuple):
         return torch.where(self.used, (self.scores / before.clamp(min=1e-6)).clamp_(0.0, 1.0), 0.0)
 
 
+class DraftSizes(NamedTuple):
+    """Of a host's drafts.
+
+    Attributes:
+        longest: k, places for draft tokens in each row.
+        vocab_size: draft tokens are below it.
+        row_tokens: of a prompt, its last so many are kept.
+        depth: of the trie's drafts, at most.
+        tenants: with memories at once.
+    """
+
+    longest: int
+    vocab_size: int
+    row_tokens: int
+    depth: int
+    tenants: int
+
+
 class DeviceDrafts:
     """Drafts for the requests of a host.
 
     Args:
         states: of the host; a request's row is its index there.
-        longest: k, places for draft tokens in each row.
-        vocab_size: draft tokens are below it.
-        row_tokens: of a prompt, its last so many are kept.
-        depth: of the trie's drafts, at most.
     """
 
-    def __init__(
-        self, trie: DeviceTrie, states: RowStates, longest: int, vocab_size: int, row_tokens: int, depth: int
-    ) -> None:
+    def __init__(self, trie: DeviceTrie, states: RowStates, sizes: DraftSizes) -> None:
         self._trie = trie
         self._states = states
-        self._depth = depth
-        self._longest, self._vocab_size, self._row_tokens = longest, vocab_size, row_tokens
+        self._longest, self._vocab_size, self._row_tokens, self._depth, _ = sizes
         count, device = states.tokens.shape[0], states.tokens.device
         self._device = device
         self._live: dict[str, Joined] = {}
@@ -126,9 +137,9 @@ class DeviceDrafts:
         # By the host's index: row of the trie or -1, the longest draft, the most tokens.
         self._rows = np.full((3, count), -1, np.int32)
         self._rows_on_device: torch.Tensor | None = None
-        self._places = torch.arange(longest + 1, device=device)
-        self._out_tokens = torch.zeros((count, longest), dtype=torch.int32, device=device)
-        self._out_scores = torch.zeros((count, longest), dtype=torch.float32, device=device)
+        self._places = torch.arange(sizes.longest + 1, device=device)
+        self._out_tokens = torch.zeros((count, sizes.longest), dtype=torch.int32, device=device)
+        self._out_scores = torch.zeros((count, sizes.longest), dtype=torch.float32, device=device)
         self._out_counts = torch.zeros(count, dtype=torch.int32, device=device)
 
     def __len__(self) -> int:

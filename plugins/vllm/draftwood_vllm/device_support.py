@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from draftwood_vllm import hosts
+from draftwood_vllm.second_runner import METHOD
 
 if TYPE_CHECKING:
     from draftwood_memory.settings import MemorySettings
@@ -105,6 +106,8 @@ def _unfit(config: Any, settings: MemorySettings) -> str:
     varying = speculative.num_speculative_tokens_per_batch_size or getattr(
         speculative, "enable_adaptive_verification", False
     )
+    if speculative.method != METHOD:  # each row has drafts whenever it has some without us
+        varying = False
     if getattr(model, "is_hybrid", False) and varying:
         # A step without drafts after one that accepted some reads a stale state: vLLM 39273, 52942. Otherwise each row
         # has a draft in each step.

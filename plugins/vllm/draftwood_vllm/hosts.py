@@ -27,14 +27,16 @@ class Binding:
     The class of the runner is then as it was before. Reading the attribute finds the instance's own, or none.
     """
 
-    def __init__(self, owner: type, name: str, bound: Bound) -> None:
+    def __init__(self, owner: type, name: str, bound: Bound, stored: object) -> None:
         self._owner = owner
         self._name = name
         self._bound = bound
+        self._stored = stored
 
     @classmethod
-    def expect(cls, module: str, name: str, bound: Bound) -> None:
-        """Binds to the `GPUModelRunner` of a module that is being made, which stores `bound` under this name.
+    def expect(cls, module: str, name: str, bound: Bound, stored: object = None) -> None:
+        """Binds to the `GPUModelRunner` of a module that is being made, which stores `bound` under this name, or
+        `stored` if that is given.
 
         Raises:
             LookupError: there is no runner of the kind known.
@@ -46,12 +48,12 @@ class Binding:
             delattr(owner, name)  # of a runner whose making failed
         if hasattr(owner, name):
             raise LookupError(f"GPUModelRunner.{name} is an attribute of the class")
-        setattr(owner, name, cls(owner, name, bound))
+        setattr(owner, name, cls(owner, name, bound, bound if stored is None else stored))
 
     def __set__(self, runner: Any, value: Any) -> None:
         delattr(self._owner, self._name)
         setattr(runner, self._name, value)
-        if value is self._bound:
+        if value is self._stored:
             self._bound.bind(runner)
 
 

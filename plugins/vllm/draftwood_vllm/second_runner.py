@@ -1,5 +1,7 @@
 """Lets vLLM take its second model runner with our drafts, in versions that have what `speculator` needs: 0.26 to 0.33.
 
+Drafts of ours alone are asked for by the method "custom_class", those beside a trained drafter by `OPTION`.
+
 vLLM has no registry for speculators. So its factory of speculators is wrapped, and so is its list of what the second
 runner cannot do. Before that, the files of the installed vLLM are read, not imported: all that we need must be there,
 as we know it. Otherwise nothing is changed, one line of the log says why, and vLLM takes its first runner, where
@@ -23,11 +25,16 @@ _log = logging.getLogger("draftwood")
 
 METHOD = "custom_class"
 MODELS = ("draftwood_vllm.Proposer", "draftwood_vllm.proposer.Proposer")
+OPTION = "draftwood"
+"""In vLLM's `additional_config`: our drafts beside those of vLLM's own speculator."""
+BESIDE = ("draft_model", "eagle", "eagle3", "mtp")
+"""Methods of vLLM whose speculators this works with."""
 _CONFIG = "vllm.config.vllm"
 _FACTORY = "vllm.v1.worker.gpu.spec_decode"
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _SPECULATOR = f"{_FACTORY}.speculator"
 _UNSUPPORTED = "_get_v2_model_runner_unsupported_features"
+_ENABLED = "_draftwood_enabled"
 _LOGGED = "DRAFTWOOD_FIRST_RUNNER"
 """Variable with the reason that was logged. Processes that vLLM starts have it, and do not log it again."""
 
@@ -57,16 +64,20 @@ _PARAMETERS: Mapping[tuple[str, str], tuple[str, ...]] = {
 
 
 def enable() -> None:
-    """Wraps vLLM's factory and its list, if the installed version has all that we need. May be called twice.
+    """Wraps vLLM's factory and its list, if the installed version has all that we need, and lets its configuration
+    check our option. May be called twice.
 
     Raises:
         ImportError: vLLM's files cannot be imported; nothing is changed then.
     """
+    config = import_module(_CONFIG)
+    if hasattr(config.VllmConfig, _ENABLED):
+        return
+    setattr(config.VllmConfig, _ENABLED, True)
+    _check_beside(config.VllmConfig)
     if lacking():
         return
-    config, factory = import_module(_CONFIG), import_module(_FACTORY)
-    if hasattr(factory.init_speculator, "__wrapped__"):
-        return
+    factory = import_module(_FACTORY)
     _wrap_config(config)
     wrapped = _wrapped_factory(factory.init_speculator)
     factory.init_speculator = wrapped  # type: ignore[attr-defined]
@@ -152,6 +163,19 @@ def is_ours(config: Any) -> bool:
     return speculative is not None and speculative.method == METHOD and speculative.model in MODELS
 
 
+def is_beside(config: Any) -> bool:
+    """Whether a `VllmConfig` asks for our drafts beside its own speculator's.
+
+    Raises:
+        ValueError: the option is neither true nor false.
+    """
+    given = getattr(config, "additional_config", None)
+    value = given.get(OPTION, False) if isinstance(given, Mapping) else False
+    if not isinstance(value, bool):
+        raise ValueError(f"additional_config.{OPTION}={value!r}: allowed are true and false")
+    return value
+
+
 def say_first_runner(reason: str) -> None:
     """Logs, once for all processes of vLLM, why drafts are made on the host."""
     if os.environ.get(_LOGGED) != reason:
@@ -191,8 +215,48 @@ def _wrap_config(module: Any) -> None:
     owner.__post_init__ = asynchronous
 
 
+def _check_beside(owner: Any) -> None:
+    """Lets a configuration with our option fail at the start, if it cannot be followed."""
+    post_init = owner.__post_init__
+
+    @wraps(post_init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        asked = is_beside(self)
+        post_init(self, *args, **kwargs)
+        if not asked or _is_of_drafter(self):
+            return
+        if reason := _unfit_beside(self):
+            raise ValueError(f"additional_config.{OPTION}=True: {reason}")
+
+    owner.__post_init__ = checked
+
+
+def _is_of_drafter(config: Any) -> bool:
+    """Whether vLLM made this configuration for a drafter, of one that was checked."""
+    speculative, model = config.speculative_config, config.model_config
+    if speculative is None or model is speculative.target_model_config:
+        return False
+    return model is speculative.draft_model_config
+
+
+def _unfit_beside(config: Any) -> str:
+    """Why our drafts cannot be made beside those of a configuration's speculator; "" if they can."""
+    speculative, allowed = config.speculative_config, " and ".join([", ".join(BESIDE[:-1]), BESIDE[-1]])
+    if speculative is None:
+        return f"there is no speculative_config; it goes with its methods {allowed}"
+    if speculative.method not in BESIDE:
+        return f"speculative_config.method={speculative.method!r}: allowed are {allowed}"
+    if getattr(speculative, "enable_adaptive_verification", False):
+        return "speculative_config.enable_adaptive_verification=True: it would judge their drafts by ours"
+    if reason := lacking():
+        return reason
+    if not config.use_v2_model_runner:
+        return "vLLM takes its first model runner, and this needs the second one (VLLM_USE_V2_MODEL_RUNNER)"
+    return _refusal(config)
+
+
 def _refusal(config: Any) -> str:
-    """Why the second runner does not draft with us in this configuration; "" if it does."""
+    """Why the second runner does not draft with us in this configuration; "" if it does. Raises nothing."""
     try:
         from draftwood_vllm.device_support import refusal
 
@@ -204,10 +268,15 @@ def _refusal(config: Any) -> str:
 def _wrapped_factory(init_speculator: Any) -> Any:
     @wraps(init_speculator)
     def init(vllm_config: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_ours(vllm_config):
-            return init_speculator(vllm_config, device, *args, **kwargs)
-        from draftwood_vllm.speculator import Speculator
+        if is_ours(vllm_config):
+            from draftwood_vllm.speculator import Speculator
 
-        return Speculator(vllm_config, device)
+            return Speculator(vllm_config, device)
+        theirs = init_speculator(vllm_config, device, *args, **kwargs)
+        if is_beside(vllm_config):
+            from draftwood_vllm.beside import Beside
+
+            Beside(vllm_config, device, theirs)
+        return theirs
 
     return init

@@ -26,13 +26,24 @@ from draftwood_memory.records import Int32Array
 from draftwood_memory.settings import read_environment
 from draftwood_tenants.engines import show_failure
 from draftwood_vllm import device_support
-from draftwood_vllm.device_drafts import Decision, DeviceDrafts, Joined, Load, Purge, RowStates, StepDrafts, warm_up
+from draftwood_vllm.device_drafts import (
+    Decision,
+    DeviceDrafts,
+    DraftSizes,
+    Joined,
+    Load,
+    Purge,
+    RowStates,
+    StepDrafts,
+    warm_up,
+)
 from draftwood_vllm.device_memory import Arrival, DeviceMemory
 from draftwood_vllm.device_support import STRATEGY
 from draftwood_vllm.hosts import Binding, served_model, share_log, vllm_version
 from draftwood_vllm.opening import open_device_memory
 
 if TYPE_CHECKING:
+    from draftwood_strategies.device.trie import DeviceTrie
     from draftwood_tenants.engines import Opened
 
 _log = logging.getLogger("draftwood")
@@ -47,41 +58,30 @@ ResultT = TypeVar("ResultT")
 ValueT = TypeVar("ValueT")
 
 
-class Speculator(BaseSpeculator):  # type: ignore[misc]
-    """Drafts for a worker of vLLM, in its second model runner.
+class RunnerDrafts:
+    """Our drafts for a model runner: they follow its requests, and are off after a failure.
 
     Args:
         vllm_config: vLLM's configuration.
         device: that the runner's tensors are on.
-
-    Attributes:
-        model, supports_mm_inputs, draft_logits: as vLLM reads them of each speculator.
-        enable_adaptive_verification: vLLM verifies those drafts of a batch that are worth their time.
-        draft_token_confidence_probs: float32[b, k], `StepDrafts.confidences` of the latest step, if vLLM does that.
     """
-
-    supports_mm_inputs = False
-    draft_logits = None
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         share_log()
-        speculative = vllm_config.speculative_config
-        self.model = torch.nn.Module()
-        self.enable_adaptive_verification = bool(getattr(speculative, "enable_adaptive_verification", False))
         self._config = vllm_config
         self._device = device
-        self._longest = int(speculative.num_speculative_tokens)
-        rows = int(vllm_config.scheduler_config.max_num_seqs)
-        self._tokens = torch.zeros((rows, self._longest), dtype=torch.int64, device=device)
-        self.draft_token_confidence_probs = torch.zeros((rows, self._longest), dtype=torch.float32, device=device)
+        self._longest = int(vllm_config.speculative_config.num_speculative_tokens)
         self._runner: Any = None
         self._drafts: DeviceDrafts | None = None
         self._opened: Opened[DeviceMemory] | None = None
         self._ranks = _Ranks()
         self._steps = 0
         self._untold = False
+
+    def expect_runner(self, stored: object) -> None:
+        """Lets the runner that is being made, and stores this speculator, be the one that drafts are for."""
         try:
-            Binding.expect(_RUNNER, "speculator", self)
+            Binding.expect(_RUNNER, "speculator", self, stored)
         except Exception as error:
             self._switch_off(f"it cannot be bound to the model runner: {error}", error)
 
@@ -104,56 +104,6 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
             self._attempt(lambda drafts: self._finished(drafts, scheduler_output))
 
         runner.load_model, runner.add_requests, runner.finish_requests = loads, adds, finishes
-
-    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
-        """Nothing of ours is captured."""
-
-    def capture(self) -> None:
-        """Nothing of ours is captured."""
-
-    @torch.inference_mode()
-    def propose(
-        self,
-        input_batch: Any,
-        attn_metadata: Any,
-        slot_mappings: Any,
-        last_hidden_states: Any,
-        aux_hidden_states: Any,
-        num_sampled: torch.Tensor,
-        num_rejected: torch.Tensor,
-        last_sampled: torch.Tensor,
-        *_: Any,
-        dummy_run: bool = False,
-        num_speculative_tokens: int | None = None,
-        **__: Any,
-    ) -> torch.Tensor:
-        """int64[b, k], draft tokens for each row, all of which vLLM verifies.
-
-        Args:
-            input_batch: has `num_reqs`, b; `req_ids` of the rows; `idx_mapping`, int[b], their places in the state.
-            num_sampled: int32[b], tokens that each row wrote; 0 while its prompt is not read to its end.
-            last_sampled: int64[states, 1], the last token of each.
-            num_speculative_tokens: places that vLLM verifies next; None for all.
-        """
-        count = int(input_batch.num_reqs)
-        if dummy_run:
-            return self._tokens[:count]
-        longest = self._longest if num_speculative_tokens is None else num_speculative_tokens
-
-        def step(drafts: DeviceDrafts) -> StepDrafts:
-            return drafts.propose(input_batch.idx_mapping[:count], num_sampled[:count], longest)
-
-        proposed = self._attempt(step)
-        if proposed is None:
-            self.draft_token_confidence_probs[:count].zero_()
-            self._tokens[:count] = last_sampled.view(-1, 1)[input_batch.idx_mapping[:count].long()]
-        else:
-            if self.enable_adaptive_verification:
-                self.draft_token_confidence_probs[:count] = proposed.confidences
-            self._tokens[:count] = proposed.tokens
-            if self._opened is not None:
-                self._tell(self._opened.drafts, input_batch.req_ids[:count], proposed.written)
-        return self._tokens[:count]
 
     def _open(self) -> None:
         """Makes the arena, once the model is loaded, and opens the memory on the rank that leads."""
@@ -190,7 +140,11 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
         of_runner = self._runner.req_states
         states = RowStates(of_runner.all_token_ids.gpu, of_runner.total_len.gpu, of_runner.last_sampled_tokens)
         vocab_size = int(self._config.model_config.get_vocab_size())
-        return DeviceDrafts(trie, states, self._longest, vocab_size, fields["row_tokens"], fields["depth"])
+        of_trie = fields["row_tokens"], fields["depth"], fields["tenants"]
+        return self._drafts_of(trie, states, DraftSizes(self._longest, vocab_size, *of_trie))
+
+    def _drafts_of(self, trie: DeviceTrie, states: RowStates, sizes: DraftSizes) -> DeviceDrafts:
+        return DeviceDrafts(trie, states, sizes)
 
     def _added(self, drafts: DeviceDrafts, output: Any) -> None:
         """Requests that join in this step, and what has come from outside."""
@@ -263,6 +217,79 @@ class Speculator(BaseSpeculator):  # type: ignore[misc]
             opened, self._opened = self._opened, None
             opened.close()
         show_failure(os.environ)
+
+
+class Speculator(RunnerDrafts, BaseSpeculator):  # type: ignore[misc]
+    """Drafts of ours alone, the method "custom_class".
+
+    Attributes:
+        model, supports_mm_inputs, draft_logits: as vLLM reads them of each speculator.
+        enable_adaptive_verification: vLLM verifies those drafts of a batch that are worth their time.
+        draft_token_confidence_probs: float32[b, k], `StepDrafts.confidences` of the latest step, if vLLM does that.
+    """
+
+    supports_mm_inputs = False
+    draft_logits = None
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        speculative = vllm_config.speculative_config
+        self.model = torch.nn.Module()
+        self.enable_adaptive_verification = bool(getattr(speculative, "enable_adaptive_verification", False))
+        rows = int(vllm_config.scheduler_config.max_num_seqs)
+        self._tokens = torch.zeros((rows, self._longest), dtype=torch.int64, device=device)
+        self.draft_token_confidence_probs = torch.zeros((rows, self._longest), dtype=torch.float32, device=device)
+        self.expect_runner(self)
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Nothing of ours is captured."""
+
+    def capture(self) -> None:
+        """Nothing of ours is captured."""
+
+    @torch.inference_mode()
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        last_sampled: torch.Tensor,
+        *_: Any,
+        dummy_run: bool = False,
+        num_speculative_tokens: int | None = None,
+        **__: Any,
+    ) -> torch.Tensor:
+        """int64[b, k], draft tokens for each row, all of which vLLM verifies.
+
+        Args:
+            input_batch: has `num_reqs`, b; `req_ids` of the rows; `idx_mapping`, int[b], their places in the state.
+            num_sampled: int32[b], tokens that each row wrote; 0 while its prompt is not read to its end.
+            last_sampled: int64[states, 1], the last token of each.
+            num_speculative_tokens: places that vLLM verifies next; None for all.
+        """
+        count = int(input_batch.num_reqs)
+        if dummy_run:
+            return self._tokens[:count]
+        longest = self._longest if num_speculative_tokens is None else num_speculative_tokens
+
+        def step(drafts: DeviceDrafts) -> StepDrafts:
+            return drafts.propose(input_batch.idx_mapping[:count], num_sampled[:count], longest)
+
+        proposed = self._attempt(step)
+        if proposed is None:
+            self.draft_token_confidence_probs[:count].zero_()
+            self._tokens[:count] = last_sampled.view(-1, 1)[input_batch.idx_mapping[:count].long()]
+        else:
+            if self.enable_adaptive_verification:
+                self.draft_token_confidence_probs[:count] = proposed.confidences
+            self._tokens[:count] = proposed.tokens
+            if self._opened is not None:
+                self._tell(self._opened.drafts, input_batch.req_ids[:count], proposed.written)
+        return self._tokens[:count]
 
 
 class _Ranks:

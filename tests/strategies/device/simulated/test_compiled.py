@@ -20,6 +20,7 @@ from draftwood_model_runner.runners.cuda import device
 from draftwood_model_runner.runners.model_calls import setting
 from draftwood_strategies.device.arena import DeviceSizes
 from draftwood_strategies.device.calls import VerifiedTrees
+from draftwood_strategies.device.choice import DeviceChoice
 from draftwood_strategies.device.launching import LAUNCHER, Launch
 from draftwood_strategies.device.mixture import DeviceMixture
 from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
@@ -44,6 +45,12 @@ def launches() -> list[Launch]:
         mixture.learn(numbers, table[:, :33].contiguous(), numbers, numbers, trees)
         trie.learn(numbers, table[:, :33].contiguous(), numbers)
         trie.import_runs("tenant", [np.zeros(9, np.int32)] * 20)
+        for longest, probabilistic in ((5, False), (16, True)):
+            choice = DeviceChoice(_ROWS, 17, longest, torch.device("cpu"), probabilistic)
+            drafts = torch.zeros(_ROWS, longest, dtype=torch.int64)
+            choice.grade(numbers, numbers, table, numbers)
+            scores = drafts.float()
+            choice.choose(numbers, numbers, numbers, numbers.float(), drafts, drafts, scores, numbers, longest)
     return found
 
 
@@ -57,7 +64,10 @@ def compiled(capability: int) -> Iterator[dict[str, Any]]:
 
 _OLDER = 192
 """Bytes that a draft may spill for 8.0 and 8.9, where it does 160."""
-KERNELS = {"append", "begin_outputs", "draft", "learn", "update_weights", "mix", "observe", "apply"}
+KERNELS = {
+    *("append", "begin_outputs", "draft", "learn", "update_weights", "mix", "observe", "apply"),
+    *("grade", "choose"),
+}
 
 
 @pytest.mark.timeout(300)

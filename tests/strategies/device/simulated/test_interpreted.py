@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from draftwood_model_runner.runners.model_calls import setting
 from draftwood_strategies.device.arena import DeviceSizes
 from draftwood_strategies.device.calls import VerifiedTrees
+from draftwood_strategies.device.choice import DeviceChoice
 from draftwood_strategies.device.launching import LAUNCHER, Launch
 from draftwood_strategies.device.mixture import DeviceMixture
 from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
@@ -110,3 +113,37 @@ def test_numpy_and_triton_draft_and_learn_the_same(monkeypatch: pytest.MonkeyPat
             assert int((by_triton[name] - wanted)[counted].abs().max()) <= 64
         else:
             torch.testing.assert_close(by_triton[name], wanted, atol=1e-4, rtol=0)
+
+
+def chosen(device: torch.device) -> list[torch.Tensor]:
+    """What rows of two slots were given in random steps, and what was learned."""
+    random, rows, longest = np.random.default_rng(1), 6, 5
+    choice = DeviceChoice(rows, 2, longest, device, probabilistic=True)
+    found, texts, lengths = [], np.zeros((rows, 256), np.int32), np.zeros(rows, np.int32)
+    slots, learns = np.array([0, 0, 1, 1, 1, -1], np.int32), np.array([1, 1, 1, 0, 1, 1], np.int32)
+    temperatures, index = np.array([0, 1, 0, 1, 1, 0], np.float32), random.permutation(rows).astype(np.int32)
+
+    def on(array: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(array.copy()).to(device)
+
+    for _ in range(30):
+        for row, count in enumerate(random.integers(0, 5, rows)):
+            texts[row, lengths[row] : lengths[row] + count] = random.integers(0, 2, count)
+            lengths[row] += count
+        choice.grade(on(index), on(learns), on(texts), on(lengths))
+        drafts = random.integers(0, 2, (2, rows, longest))
+        scores = np.sort(random.random((rows, longest)).astype(np.float32))[:, ::-1]
+        counts = random.integers(0, longest + 1, rows).astype(np.int32)
+        given = on(drafts[0]), on(drafts[1]), on(scores), on(counts), 4
+        out, taken = choice.choose(on(index), on(slots), on(lengths), on(temperatures), *given)
+        found += [out.cpu().clone(), taken.cpu().clone()]
+    return [*found, choice.table.cpu()]
+
+
+def test_numpy_and_triton_choose_the_same() -> None:
+    with setting(LAUNCHER, Launch.run_by_triton):
+        interpreted = chosen(DEVICE)
+    plain = chosen(torch.device("cpu"))
+    assert all(torch.equal(one, other) for one, other in zip(interpreted, plain, strict=True))
+    assert plain[-1].sum() > 0
+    assert 0 < sum(int((taken > 0).sum()) for taken in plain[1:-1:2]) < 30 * 6
