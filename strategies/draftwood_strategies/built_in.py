@@ -142,3 +142,5 @@ BUILT_IN = {
     "hybrid": BuiltIn(HybridOptions, "draftwood_strategies.mixing.hybrid", "HybridStrategy"),
 }
 """By name."""
+LOADED_BY = {"head": "--draft-head", "draft_model": "--draft-model"}
+"""Strategies that draft by a model beside the target, and the flag of `draftwood serve` that loads it."""

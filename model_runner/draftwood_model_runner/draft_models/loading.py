@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from draftwood_model_runner.draft_models.drafting import HeadParts
 from draftwood_model_runner.draft_models.heads import EagleHead, Embedding, load_head
-from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.loading.gguf import dense_place
-from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel
-from draftwood_model_runner.loading.sources import KNOWN_MODELS
+from draftwood_model_runner.errors import (
+    InvalidInputError,
+    InvalidValueError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
+from draftwood_model_runner.loading.checkpoint import name_of, require_folder, stored_parameters
+from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel, configured_context
+from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD, bundled_head, require_head
+from draftwood_model_runner.loading.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from draftwood_strategies.arrays import Float32Array
@@ -22,32 +29,27 @@ _log = logging.getLogger(__name__)
 
 HEAD, DRAFT_MODEL = "head", "draft_model"
 """The names of the strategies."""
-AUTO, NO_HEAD = "auto", "none"
-_BUNDLED = Path(__file__).parent / "bundled"
 
 
-def bundled_head(path_or_id: str) -> str | None:
-    """The folder of the head that this package has for a model; None if it has none."""
-    for known in KNOWN_MODELS.values():
-        folder = _BUNDLED / known.name
-        is_dense = Path(path_or_id).parts[-2:] == dense_place(Path(), known.gguf_sha256, known.name).parts[-2:]
-        if (is_dense or path_or_id == known.hub_id) and folder.is_dir():
-            return str(folder)
-    return None
-
-
-def read_head(draft_head: str, path_or_id: str) -> EagleHead | None:
+def read_head(draft_head: str, path_or_id: str, problem: str) -> EagleHead | None:
     """The head that a setting names for a model; None for none.
 
     Args:
         draft_head: a folder; "auto" for the one that this package has for the model, if it has one; or "none".
+        problem: why no head can be computed beside the model; "" if one can.
 
     Raises:
-        InvalidValueError: there is no such head, or it is one of another model.
+        InvalidValueError: there is no such head, it is one of another model, or a folder is named beside a problem.
     """
-    folder = bundled_head(path_or_id) if draft_head == AUTO else draft_head
-    if folder is None or draft_head == NO_HEAD:
+    require_head(draft_head)
+    folder = bundled_head(path_or_id) if draft_head == AUTO_HEAD else draft_head
+    if folder is None or folder == NO_HEAD:
         return None
+    if problem and draft_head == AUTO_HEAD:
+        _log.info("the model is served without its draft head: %s", problem)
+        return None
+    if problem:
+        raise InvalidValueError("draft_head", draft_head, f"it must be {NO_HEAD} here: {problem}")
     from transformers import AutoConfig
 
     config: Any = AutoConfig.from_pretrained(path_or_id).get_text_config()
@@ -77,27 +79,57 @@ def head_drafter(head: EagleHead, path_or_id: str, model: LoadedModel, threads: 
     factory = take_over_head(head, model.max_context, threads)
     token_ids = head.token_ids.numpy().astype(np.int32)
     parts = HeadParts(combine, Embedding(path_or_id), token_ids)
-    return DraftModel(factory, parts, sum(p.numel() for p in head.parameters()))
+    return DraftModel(name_of(head.name_or_path), factory, parts, sum(p.numel() for p in head.parameters()))
 
 
-def model_drafter(draft: LoadedModel, target: LoadedModel, draft_model: str) -> DraftModel:
-    """A smaller model beside a target.
+def check_draft_model(draft_model: str, path_or_id: str, max_context: int | None) -> None:
+    """Compares a smaller model with its target, before the weights of either are read.
+
+    Args:
+        max_context: of the target, as for `load_model`.
 
     Raises:
-        InvalidValueError: it has another vocabulary, is not smaller, or another runner computes it.
+        InvalidValueError: there is no such model, it has another vocabulary or a shorter context, or is not smaller.
     """
+    with _naming_draft_model(draft_model):
+        require_folder(draft_model)
+        (context, _), own = configured_context(draft_model, None), load_tokenizer(draft_model).token_ids()
+    if own != (theirs := load_tokenizer(path_or_id).token_ids()):
+        problem = f"has {len(own):,} tokens, and the model {len(theirs):,}" if len(own) != len(theirs) else "differs"
+        raise InvalidValueError(DRAFT_MODEL, draft_model, f"it must have the vocabulary of the model; its own {problem}")
+    if context < (needed := configured_context(path_or_id, max_context)[0]):
+        problem = f"it must have a context of {needed:,} tokens, as the model has by max_context, not {context:,}"
+        raise InvalidValueError(DRAFT_MODEL, draft_model, problem)
+    _check_smaller(draft_model, stored_parameters(draft_model), stored_parameters(path_or_id))
 
-    def refused(problem: str) -> InvalidValueError:
-        return InvalidValueError("draft_model", draft_model, problem)
 
-    if draft.tokenizer.token_ids() != target.tokenizer.token_ids():
-        sizes = f"{draft.vocab_size:,} tokens, and the model {target.vocab_size:,}"
-        raise refused(f"it must have the vocabulary of the model: it has {sizes}, or names others")
-    if draft.parameters >= target.parameters:
-        weights = f"{draft.parameters / 1e6:,.0f} million weights, and the model {target.parameters / 1e6:,.0f}"
-        raise refused(f"it must be smaller than the model: it has {weights}")
+def load_draft_model(draft_model: str, target: LoadedModel, load: Callable[[], LoadedModel]) -> DraftModel:
+    """A smaller model that `check_draft_model` let pass, beside its target.
+
+    Raises:
+        InvalidValueError: it cannot be loaded, is not smaller, or another runner computes it.
+    """
+    with _naming_draft_model(draft_model):
+        draft = load()
+    _check_smaller(draft_model, draft.parameters, target.parameters)
     if draft.runner_name != target.runner_name:
-        raise refused(f"runner {draft.runner_name} computes it, and {target.runner_name} the model; both need the same")
-    if draft.max_context < target.max_context:
-        raise refused(f"it must have the model's context of {target.max_context:,} tokens, not {draft.max_context:,}")
-    return DraftModel(draft.factory, None, draft.parameters)
+        problem = f"runner {target.runner_name} must compute it, as it does the model, not {draft.runner_name}"
+        raise InvalidValueError(DRAFT_MODEL, draft_model, problem)
+    return DraftModel(draft.name, draft.factory, None, draft.parameters)
+
+
+def _check_smaller(draft_model: str, weights: int, of_target: int) -> None:
+    """Raises InvalidValueError. 0 is an unknown number of weights."""
+    if 0 < of_target <= weights:
+        numbers = f"it has {weights / 1e6:,.1f} million weights, and the model {of_target / 1e6:,.1f}"
+        raise InvalidValueError(DRAFT_MODEL, draft_model, f"it must be smaller than the model: {numbers}")
+
+
+@contextmanager
+def _naming_draft_model(draft_model: str) -> Iterator[None]:
+    """Errors of a model that cannot be loaded name the setting."""
+    try:
+        yield
+    except (InvalidValueError, ModelNotFoundError, UnsupportedModelError) as error:
+        problem = str(error).removeprefix(f"model {draft_model!r}: ")
+        raise InvalidInputError(DRAFT_MODEL, draft_model, problem) from error

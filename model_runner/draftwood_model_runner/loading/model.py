@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from inspect import signature
 from multiprocessing.connection import Connection
@@ -17,9 +18,9 @@ import torch
 from draftwood_model_runner.draft_models.loading import (
     DRAFT_MODEL,
     HEAD,
-    NO_HEAD,
+    check_draft_model,
     head_drafter,
-    model_drafter,
+    load_draft_model,
     read_head,
 )
 from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights
@@ -27,6 +28,7 @@ from draftwood_model_runner.errors import InvalidValueError, UnsupportedModelErr
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, name_of, require_folder
 from draftwood_model_runner.loading.conversion_cache import entry_of, is_intact, load_entry, save_entry, tokenizer_of
 from draftwood_model_runner.loading.loaded import DTYPES, LoadedModel, adopt, load_module
+from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD
 from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
 from draftwood_model_runner.runners.cuda.device import require_triton
 from draftwood_model_runner.runners.machine import default_threads
@@ -75,11 +77,12 @@ def load_model(
             of all of them at most.
         draft_model: folder or id of a smaller model of the same vocabulary, which drafts; None for none.
         draft_head: folder of a draft head for this model, "auto" for the one that this package has for it, if it has
-            one, or "none".
+            one and can compute it here, or "none".
 
     Raises:
         InvalidValueError: device, dtype, max_context, runner, weights, generation_defaults, tensor_parallel,
-            draft_model or draft_head is not allowed, the runner has no exact mode, or the model cannot be computed with such weights; gives the reason.
+            draft_model or draft_head is not allowed, the runner has no exact mode, or the model cannot be computed with
+            such weights; gives the reason.
         ModelNotFoundError: there is no such model.
         UnsupportedRunnerError: OpenVINO is chosen by name and cannot compute the model; gives the reason.
         UnsupportedModelError: draft trees cannot be verified on it; gives the reason.
@@ -92,12 +95,14 @@ def load_model(
     require_folder(path_or_id)
     threads = threads or default_threads()
     torch.set_num_threads(threads)
-    head = read_head(draft_head, path_or_id)
+    head = read_head(draft_head, path_or_id, _no_head_reason(chosen_device, runner, exact, tensor_parallel))
     feature_layers = () if head is None else head.feature_layers_of_target
+    if draft_model is not None:
+        if tensor_parallel > 1:
+            problem = f"it must be unset, since tensor_parallel is {tensor_parallel}"
+            raise InvalidValueError("draft_model", draft_model, problem)
+        check_draft_model(draft_model, path_or_id, max_context)
     if tensor_parallel > 1:
-        for name, value in (("draft_model", draft_model), ("draft_head", None if head is None else draft_head)):
-            if value is not None:
-                raise InvalidValueError(name, value, f"tensor_parallel is {tensor_parallel}; drafts by a model need 1")
         if exact:
             raise InvalidValueError("exact", exact, f"tensor_parallel is {tensor_parallel}; exact mode needs 1")
         options = {"dtype": dtype, "max_context": max_context, "generation_defaults": generation_defaults}
@@ -135,14 +140,27 @@ def load_model(
     else:
         model = _kept(entry, path_or_id, threads, cache_bytes, convert)
     drafters = {}
-    if head is not None:
+    if head is not None and (model.runner_name == "openvino" or draft_head != AUTO_HEAD):
         drafters[HEAD] = head_drafter(head, path_or_id, model, threads)
     if draft_model is not None:
         options = {"device": device, "dtype": dtype, "max_context": max_context, "runner": model.runner_name}
         others = {"threads": threads, "cache": cache, "cache_bytes": cache_bytes}
-        draft = load_model(draft_model, **options, **others)
-        drafters[DRAFT_MODEL] = model_drafter(draft, model, draft_model)
+        load = partial(load_model, draft_model, **options, **others)
+        drafters[DRAFT_MODEL] = load_draft_model(draft_model, model, load)
     return replace(model, drafters=drafters) if drafters else model
+
+
+def _no_head_reason(device: torch.device, runner: str, exact: bool | None, tensor_parallel: int) -> str:
+    """Why no draft head can be computed beside a model that is loaded with these options; "" if one can."""
+    if tensor_parallel > 1:
+        return f"tensor_parallel is {tensor_parallel}, and a draft head needs 1"
+    if device.type != "cpu":
+        return f"the device is {device.type}, and a draft head needs cpu"
+    if exact:
+        return "exact is true, and a draft head needs runner openvino, which has no exact mode"
+    if runner not in ("auto", "openvino"):
+        return f"runner is {runner}, and a draft head needs openvino"
+    return "" if find_spec("openvino") is not None else "a draft head needs the package openvino, which is not installed"
 
 
 def _check_choice(name: str, value: str, allowed: Iterable[str]) -> None:
