@@ -258,7 +258,8 @@ def _as_given(error: InvalidValueError | InvalidSettingError, sources: Mapping[s
     if isinstance(error, InvalidSettingError):
         error = InvalidInputError(error.field, error.value, error.problem)
     key, bracket, rest = error.field.partition("[")
-    mentioned = {name for name in re.findall(r"\w+_\w+", error.allowed) if name in Settings.model_fields}
+    words = [] if key == "strategy" else re.findall(r"\w+_\w+", error.allowed)  # a strategy may have a setting's name
+    mentioned = {name for name in words if name in Settings.model_fields}
     source = next((sources[name] for name in (key, *sorted(mentioned)) if name in sources), "")
     in_file = bool(source) and not source.startswith(("--", ENV_PREFIX))
 

@@ -49,7 +49,7 @@ def read_head(draft_head: str, path_or_id: str, problem: str) -> EagleHead | Non
         _log.info("the model is served without its draft head: %s", problem)
         return None
     if problem:
-        raise InvalidValueError("draft_head", draft_head, f"it must be {NO_HEAD} here: {problem}")
+        raise InvalidValueError("draft_head", draft_head, f"it must be {AUTO_HEAD} or {NO_HEAD}: {problem}")
     from transformers import AutoConfig
 
     config: Any = AutoConfig.from_pretrained(path_or_id).get_text_config()

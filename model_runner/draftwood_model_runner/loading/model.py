@@ -23,7 +23,7 @@ from draftwood_model_runner.draft_models.loading import (
     load_draft_model,
     read_head,
 )
-from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights
+from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights, no_head_reason
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedModelError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, name_of, require_folder
 from draftwood_model_runner.loading.conversion_cache import entry_of, is_intact, load_entry, save_entry, tokenizer_of
@@ -95,7 +95,7 @@ def load_model(
     require_folder(path_or_id)
     threads = threads or default_threads()
     torch.set_num_threads(threads)
-    head = read_head(draft_head, path_or_id, _no_head_reason(chosen_device, runner, exact, tensor_parallel))
+    head = read_head(draft_head, path_or_id, no_head_reason(chosen_device.type, runner, exact, tensor_parallel))
     feature_layers = () if head is None else head.feature_layers_of_target
     if draft_model is not None:
         if tensor_parallel > 1:
@@ -148,19 +148,6 @@ def load_model(
         load = partial(load_model, draft_model, **options, **others)
         drafters[DRAFT_MODEL] = load_draft_model(draft_model, model, load)
     return replace(model, drafters=drafters) if drafters else model
-
-
-def _no_head_reason(device: torch.device, runner: str, exact: bool | None, tensor_parallel: int) -> str:
-    """Why no draft head can be computed beside a model that is loaded with these options; "" if one can."""
-    if tensor_parallel > 1:
-        return f"tensor_parallel is {tensor_parallel}, and a draft head needs 1"
-    if device.type != "cpu":
-        return f"the device is {device.type}, and a draft head needs cpu"
-    if exact:
-        return "exact is true, and a draft head needs runner openvino, which has no exact mode"
-    if runner not in ("auto", "openvino"):
-        return f"runner is {runner}, and a draft head needs openvino"
-    return "" if find_spec("openvino") is not None else "a draft head needs the package openvino, which is not installed"
 
 
 def _check_choice(name: str, value: str, allowed: Iterable[str]) -> None:
