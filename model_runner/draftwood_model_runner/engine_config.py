@@ -142,4 +142,4 @@ def no_head_reason(device: str, runner: str, exact: bool | None, tensor_parallel
         return "exact is true, and a draft head needs runner openvino, which has no exact mode"
     if runner not in ("auto", "openvino"):
         return f"runner is {runner}, and a draft head needs openvino"
-    return "" if find_spec("openvino") is not None else "a draft head needs the package openvino, which is not installed"
+    return "" if find_spec("openvino") is not None else "a draft head needs openvino, which is not installed"

@@ -11,7 +11,7 @@ from draftwood_memory.errors import DraftwoodMemoryError, InvalidSettingError
 from draftwood_memory.settings import check_files
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_model_runner.loading.sources import AUTO_HEAD, look_up
+from draftwood_model_runner.loading.sources import AUTO_HEAD, look_up, require_head
 from draftwood_service.auth import auth_file
 from draftwood_service.config import CHECK, WITHOUT_MODEL, as_given, check_settings
 from draftwood_service.settings import Settings
@@ -43,9 +43,12 @@ def check(args: list[str], environ: Mapping[str, str]) -> int:
     know_offered(checked.model_strategies)
     found: list[str] = []
     problems: list[str] = []
+    left_out: tuple[object, ...] = ()
+    if f"{CHECK}={WITHOUT_MODEL}" in args and not checked.model_path.startswith("s3:"):  # never served from there
+        left_out = (_model, _drafters)
     for look in _LOOKS:
-        if look in (_model, _drafters) and f"{CHECK}={WITHOUT_MODEL}" in args and not checked.model_path.startswith("s3:"):
-            continue  # but for what is never served from where it is
+        if look in left_out:
+            continue
         try:
             found += look(checked, environ)
         except (InvalidValueError, InvalidSettingError) as error:
@@ -81,6 +84,7 @@ def _model(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def _drafters(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
+    require_head(settings.draft_head)
     if settings.draft_model is not None:
         with about_draft_model(settings.draft_model):
             yield f"draft model: {look_up(settings.draft_model, settings.cache_folder, environ)}"

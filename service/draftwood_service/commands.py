@@ -19,7 +19,7 @@ import uvloop
 from draftwood_memory.errors import DraftwoodMemoryError, InvalidSettingError
 from draftwood_memory.settings import check_files
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
-from draftwood_model_runner.loading.sources import resolve
+from draftwood_model_runner.loading.sources import require_head, resolve
 from draftwood_service.config import CHECK, SettingsError, as_given, read_settings, service_links
 from draftwood_service.engine.process import EngineProcess, become_node
 from draftwood_service.logging_config import configure_logging
@@ -89,6 +89,7 @@ def _check(settings: Settings) -> None:
         require_free("port", settings.host, settings.port)
         if settings.health_port is not None:
             require_free("health_port", settings.host, settings.health_port)
+    require_head(settings.draft_head)
     require_engine(settings.engine)
     require_driver(settings.device)
     require_writable("ready_file", settings.ready_file)

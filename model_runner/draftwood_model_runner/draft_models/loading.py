@@ -79,7 +79,7 @@ def head_drafter(head: EagleHead, path_or_id: str, model: LoadedModel, threads: 
     factory = take_over_head(head, model.max_context, threads)
     token_ids = head.token_ids.numpy().astype(np.int32)
     parts = HeadParts(combine, Embedding(path_or_id), token_ids)
-    return DraftModel(name_of(head.name_or_path), factory, parts, sum(p.numel() for p in head.parameters()))
+    return DraftModel(name_of(str(head.name_or_path)), factory, parts, sum(p.numel() for p in head.parameters()))
 
 
 def check_draft_model(draft_model: str, path_or_id: str, max_context: int | None) -> None:
@@ -95,8 +95,9 @@ def check_draft_model(draft_model: str, path_or_id: str, max_context: int | None
         require_folder(draft_model)
         (context, _), own = configured_context(draft_model, None), load_tokenizer(draft_model).token_ids()
     if own != (theirs := load_tokenizer(path_or_id).token_ids()):
-        problem = f"has {len(own):,} tokens, and the model {len(theirs):,}" if len(own) != len(theirs) else "differs"
-        raise InvalidValueError(DRAFT_MODEL, draft_model, f"it must have the vocabulary of the model; its own {problem}")
+        sizes = f"{len(own):,} tokens, and the model {len(theirs):,}"
+        problem = f"it has {sizes}" if len(own) != len(theirs) else "some tokens differ"
+        raise InvalidValueError(DRAFT_MODEL, draft_model, f"it must have the vocabulary of the model; {problem}")
     if context < (needed := configured_context(path_or_id, max_context)[0]):
         problem = f"it must have a context of {needed:,} tokens, as the model has by max_context, not {context:,}"
         raise InvalidValueError(DRAFT_MODEL, draft_model, problem)

@@ -143,9 +143,17 @@ def load_model(
     if head is not None and (model.runner_name == "openvino" or draft_head != AUTO_HEAD):
         drafters[HEAD] = head_drafter(head, path_or_id, model, threads)
     if draft_model is not None:
-        options = {"device": device, "dtype": dtype, "max_context": max_context, "runner": model.runner_name}
-        others = {"threads": threads, "cache": cache, "cache_bytes": cache_bytes}
-        load = partial(load_model, draft_model, **options, **others)
+        load = partial(
+            load_model,
+            draft_model,
+            device=device,
+            dtype=dtype,
+            max_context=max_context,
+            runner=model.runner_name,
+            threads=threads,
+            cache=cache,
+            cache_bytes=cache_bytes,
+        )
         drafters[DRAFT_MODEL] = load_draft_model(draft_model, model, load)
     return replace(model, drafters=drafters) if drafters else model
 

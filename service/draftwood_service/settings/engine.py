@@ -15,7 +15,7 @@ from draftwood_memory.settings import cache_folder
 from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights, no_head_reason
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD, bundled_head, require_head
+from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD, bundled_head
 from draftwood_service.settings.groups import JsonObject, SettingsGroup, Size, Weights
 
 ENGINE_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -71,8 +71,8 @@ class ModelSettings(SettingsGroup):
     draft_model: str | None = None
     """Smaller model of the same vocabulary that drafts beside the model, named as that is; unset: none"""
     draft_head: str = AUTO_HEAD
-    """Folder of a draft head in the form of EAGLE-3 that was trained for the model; auto: the one that Draftwood has for
-    the model, if it has one; none: no head. Heads need runner openvino"""
+    """Folder of a draft head in the form of EAGLE-3 that was trained for the model; auto: the one that Draftwood has
+    for the model, if it has one; none: no head. Heads need runner openvino"""
     engine: Literal["draftwood", "vllm"] = "draftwood"
     """What runs the model: draftwood, Draftwood's own engine, or vllm, for several machines' worth of GPUs and all that
     vLLM serves (pip install 'draftwood[vllm]')"""
@@ -178,7 +178,6 @@ class ModelSettings(SettingsGroup):
 
     def _check_drafters(self) -> None:
         """Raises InvalidValueError for models that cannot draft by these settings."""
-        require_head(self.draft_head)
         if self.draft_head not in (AUTO_HEAD, NO_HEAD) and self._no_head_reason:
             allowed = f"it must be {AUTO_HEAD} or {NO_HEAD}: {self._no_head_reason}"
             raise InvalidValueError("draft_head", self.draft_head, allowed)
