@@ -1,4 +1,4 @@
-"""Models that draft beside another: which are refused, when, and by which words; and the trial of those that are not."""
+"""Models that draft beside another: which are refused, when, and by which words; and a trial of the others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def refusal(**options: Any) -> str:
 def test_a_model_that_does_not_fit_is_refused_before_weights_are_read(tmp_path: Path) -> None:
     larger = write_fewer_layers(tmp_path / "larger", 6)
     text = refusal(draft_model=larger)
-    assert text.startswith(f"draft_model: '{larger}' is not allowed; it must be smaller than the model: it has 5.9 million")
+    assert text.startswith(
+        f"draft_model: '{larger}' is not allowed; it must be smaller than the model: it has 5.9 million"
+    )
 
     short = write_fewer_layers(tmp_path / "short", 2, max_position_embeddings=1024)
     needed = "it must have a context of 2,048 tokens, as the model has by max_context, not 1,024"
@@ -52,7 +54,9 @@ def test_a_model_that_does_not_fit_is_refused_before_weights_are_read(tmp_path: 
     content = json.loads(tokenizer.read_text())
     content["added_tokens"].append(content["added_tokens"][0] | {"id": 4096, "content": "<another>"})
     tokenizer.write_text(json.dumps(content))
-    assert "it must have the vocabulary of the model; it has 4,097 tokens, and the model 4,096" in refusal(draft_model=other)
+    assert "it must have the vocabulary of the model; it has 4,097 tokens, and the model 4,096" in refusal(
+        draft_model=other
+    )
 
     assert refusal(draft_model="/no/such") == (
         "draft_model /no/such: no such folder; give a folder or a hub id such as org/name"
