@@ -43,7 +43,12 @@ def write_untrained_head(folder: Path, width: int = _WIDTH, **config: Any) -> st
     """
     folder.mkdir()
     drawn = torch.Generator().manual_seed(0)
-    values = {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": 4, "num_key_value_heads": 4}
+    values: dict[str, Any] = {
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+    }
     values |= {"head_dim": width // 4, "num_hidden_layers": 1, "vocab_size": 4096, "draft_vocab_size": _DRAFT_VOCAB}
     values |= {"model_type": "llama", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, **config}
     (folder / "config.json").write_text(json.dumps(values))

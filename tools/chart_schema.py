@@ -21,7 +21,8 @@ CHART = Path(__file__).parents[1] / "helm" / "draftwood"
 SCHEMA = CHART / "values.schema.json"
 OWNED = frozenset(
     {
-        "model", "draft_model", "draft_head", "device", "model_cache_folder", "host", "port", "ready_file", "tls_cert", "tls_key", "tls_client_ca",
+        "model", "draft_model", "draft_head", "device",
+        "model_cache_folder", "host", "port", "ready_file", "tls_cert", "tls_key", "tls_client_ca",
         "health_port", "auth", "auth_file", "jwt_jwks", "jwt_issuer", "jwt_audience", "tenants_file", "store",
         "store_folder", "store_tls_ca", "store_tls_cert", "store_tls_key", "store_keys", "store_key_file",
         "engine", "nodes", "node_rank", "leader", "pipeline_parallel",

@@ -101,7 +101,7 @@ class Release:
         documents = render(self.values)
         services = [one["metadata"]["name"] for one in documents if one["kind"] == "Service"]
         self.certificate = make_certificate(self.folder, names=[*services, *_CERTIFICATE_HOSTS])
-        models = {}
+        models: dict[str, str] = {}
         for key, name in (("source", "name"), ("draftModel", "draftModel"), ("draftHead", "draftHead")):
             source = self.at("model", "fetch", key) or ""
             model = self.at("model", name) or Path(source.partition("@")[0]).name.removesuffix(".gguf")

@@ -14,6 +14,7 @@ from draftwood_model_runner.engine import LEAST_AGREED, Engine, EngineConfig, mo
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading import loaded, sources
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from draftwood_model_runner.loading.gguf import dense_place
 from draftwood_model_runner.loading.model import load_model
 from draftwood_model_runner.loading.sources import KNOWN_MODELS, bundled_head
 from draftwood_strategies import strategy_names
@@ -94,7 +95,7 @@ def bundle(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_head_of_the_package_is_one_of_a_known_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle(tmp_path, monkeypatch)
     known = KNOWN_MODELS["smollm2-135m"]
-    dense = sources.dense_place(tmp_path, known.gguf_sha256, known.name)
+    dense = dense_place(tmp_path, known.gguf_sha256, known.name)
     for name in (known.name, known.hub_id, str(dense)):
         assert bundled_head(name) == str(tmp_path / "smollm2-135m")
     for name in (BUNDLED_MODEL, "org/smollm2-135m", str(tmp_path / "smollm2-135m")):
