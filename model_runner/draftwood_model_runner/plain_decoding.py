@@ -1,5 +1,5 @@
-"""Decodes without drafts while the engine has no work: an answer again, to compare; texts of the model's own; answers by
-which models that draft are tried.
+"""Decodes without drafts while the engine has no work: an answer again, to compare; texts of the model's own; answers
+by which models that draft are tried.
 
 A tenant's first answers find its own table of successors empty. So the model writes some texts without a question,
 sampled at temperature 1 from the beginning of its chat template on (as Magpie, arXiv 2406.08464, makes training data).

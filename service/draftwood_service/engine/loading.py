@@ -69,9 +69,9 @@ def loaded(
     finished("model")
     info = ModelInfo.of(model)
     with (
+        ExitStack() as offering,  # ends last: the memory makes strategies until it is closed
         opened_memory(settings.of_memory, info.fingerprint) as memory,
         device_drafts(settings, model) as arena,
-        ExitStack() as offering,
     ):
         finished("memory")
         weights = dict(settings.tenant_weights)
