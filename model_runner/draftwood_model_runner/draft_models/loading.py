@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -82,6 +82,34 @@ def head_drafter(head: EagleHead, path_or_id: str, model: LoadedModel, threads: 
     return DraftModel(name_of(str(head.name_or_path)), factory, parts, sum(p.numel() for p in head.parameters()))
 
 
+class _Facts(NamedTuple):
+    """What must be alike of a smaller model and its target, by its files or loaded.
+
+    Attributes:
+        token_ids: of the tokenizer.
+        parameters: weights; 0 if that is not known.
+    """
+
+    token_ids: dict[str, int]
+    vocab_size: int
+    context: int
+    parameters: int
+
+    @classmethod
+    def by_files(cls, path_or_id: str, max_context: int | None) -> _Facts:
+        from transformers import AutoConfig
+
+        require_folder(path_or_id)
+        context, _ = configured_context(path_or_id, max_context)
+        vocab_size = int(AutoConfig.from_pretrained(path_or_id).get_text_config().vocab_size)
+        token_ids = load_tokenizer(path_or_id).token_ids()
+        return cls(token_ids, vocab_size, context, stored_parameters(path_or_id))
+
+    @classmethod
+    def of(cls, model: LoadedModel) -> _Facts:
+        return cls(model.tokenizer.token_ids(), model.vocab_size, model.max_context, model.parameters)
+
+
 def check_draft_model(draft_model: str, path_or_id: str, max_context: int | None) -> None:
     """Compares a smaller model with its target, before the weights of either are read.
 
@@ -91,43 +119,42 @@ def check_draft_model(draft_model: str, path_or_id: str, max_context: int | None
     Raises:
         InvalidValueError: there is no such model, it has another vocabulary or a shorter context, or is not smaller.
     """
-    with _naming_draft_model(draft_model):
-        require_folder(draft_model)
-        (context, _), own = configured_context(draft_model, None), load_tokenizer(draft_model).token_ids()
-    if own != (theirs := load_tokenizer(path_or_id).token_ids()):
-        sizes = f"{len(own):,} tokens, and the model {len(theirs):,}"
-        problem = f"it has {sizes}" if len(own) != len(theirs) else "some tokens differ"
-        raise InvalidValueError(DRAFT_MODEL, draft_model, f"it must have the vocabulary of the model; {problem}")
-    if context < (needed := configured_context(path_or_id, max_context)[0]):
-        problem = f"it must have a context of {needed:,} tokens, as the model has by max_context, not {context:,}"
-        raise InvalidValueError(DRAFT_MODEL, draft_model, problem)
-    _check_smaller(draft_model, stored_parameters(draft_model), stored_parameters(path_or_id))
+    with naming_draft_model(draft_model):
+        draft = _Facts.by_files(draft_model, None)
+    _require_fit(draft_model, draft, _Facts.by_files(path_or_id, max_context))
 
 
-def load_draft_model(draft_model: str, target: LoadedModel, load: Callable[[], LoadedModel]) -> DraftModel:
-    """A smaller model that `check_draft_model` let pass, beside its target.
+def model_drafter(draft: LoadedModel, target: LoadedModel, draft_model: str) -> DraftModel:
+    """A smaller model beside a target.
 
     Raises:
-        InvalidValueError: it cannot be loaded, is not smaller, or another runner computes it.
+        InvalidValueError: it has another vocabulary or a shorter context, is not smaller, or another runner computes
+            it.
     """
-    with _naming_draft_model(draft_model):
-        draft = load()
-    _check_smaller(draft_model, draft.parameters, target.parameters)
+    _require_fit(draft_model, _Facts.of(draft), _Facts.of(target))
     if draft.runner_name != target.runner_name:
-        problem = f"runner {target.runner_name} must compute it, as it does the model, not {draft.runner_name}"
+        problem = f"runner {draft.runner_name} computes it, and {target.runner_name} the model; both need the same"
         raise InvalidValueError(DRAFT_MODEL, draft_model, problem)
     return DraftModel(draft.name, draft.factory, None, draft.parameters)
 
 
-def _check_smaller(draft_model: str, weights: int, of_target: int) -> None:
-    """Raises InvalidValueError. 0 is an unknown number of weights."""
-    if 0 < of_target <= weights:
-        numbers = f"it has {weights / 1e6:,.1f} million weights, and the model {of_target / 1e6:,.1f}"
-        raise InvalidValueError(DRAFT_MODEL, draft_model, f"it must be smaller than the model: {numbers}")
+def _require_fit(draft_model: str, draft: _Facts, target: _Facts) -> None:
+    """Raises InvalidValueError."""
+    problem = ""
+    if (draft.vocab_size, draft.token_ids) != (target.vocab_size, target.token_ids):
+        sizes = f"{draft.vocab_size:,} tokens, and the model {target.vocab_size:,}"
+        problem = f"it must have the vocabulary of the model: it has {sizes}, or names others"
+    elif 0 < target.parameters <= draft.parameters:
+        weights = f"{draft.parameters / 1e6:,.1f} million weights, and the model {target.parameters / 1e6:,.1f}"
+        problem = f"it must be smaller than the model: it has {weights}"
+    elif draft.context < target.context:
+        problem = f"it must have the model's context of {target.context:,} tokens, not {draft.context:,}"
+    if problem:
+        raise InvalidValueError(DRAFT_MODEL, draft_model, problem)
 
 
 @contextmanager
-def _naming_draft_model(draft_model: str) -> Iterator[None]:
+def naming_draft_model(draft_model: str) -> Iterator[None]:
     """Errors of a model that cannot be loaded name the setting."""
     try:
         yield

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from inspect import signature
 from multiprocessing.connection import Connection
@@ -20,7 +19,8 @@ from draftwood_model_runner.draft_models.loading import (
     HEAD,
     check_draft_model,
     head_drafter,
-    load_draft_model,
+    model_drafter,
+    naming_draft_model,
     read_head,
 )
 from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights, no_head_reason
@@ -143,18 +143,18 @@ def load_model(
     if head is not None and (model.runner_name == "openvino" or draft_head != AUTO_HEAD):
         drafters[HEAD] = head_drafter(head, path_or_id, model, threads)
     if draft_model is not None:
-        load = partial(
-            load_model,
-            draft_model,
-            device=device,
-            dtype=dtype,
-            max_context=max_context,
-            runner=model.runner_name,
-            threads=threads,
-            cache=cache,
-            cache_bytes=cache_bytes,
-        )
-        drafters[DRAFT_MODEL] = load_draft_model(draft_model, model, load)
+        with naming_draft_model(draft_model):
+            draft = load_model(
+                draft_model,
+                device=device,
+                dtype=dtype,
+                max_context=max_context,
+                runner=model.runner_name,
+                threads=threads,
+                cache=cache,
+                cache_bytes=cache_bytes,
+            )
+        drafters[DRAFT_MODEL] = model_drafter(draft, model, draft_model)
     return replace(model, drafters=drafters) if drafters else model
 
 

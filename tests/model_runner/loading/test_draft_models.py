@@ -47,7 +47,7 @@ def test_a_model_that_does_not_fit_is_refused_before_weights_are_read(tmp_path: 
     )
 
     short = write_fewer_layers(tmp_path / "short", 2, max_position_embeddings=1024)
-    needed = "it must have a context of 2,048 tokens, as the model has by max_context, not 1,024"
+    needed = "it must have the model's context of 2,048 tokens, not 1,024"
     assert refusal(draft_model=short) == f"draft_model: '{short}' is not allowed; {needed}"
 
     other = write_fewer_layers(tmp_path / "other", 2)
@@ -55,8 +55,9 @@ def test_a_model_that_does_not_fit_is_refused_before_weights_are_read(tmp_path: 
     content = json.loads(tokenizer.read_text())
     content["added_tokens"].append(content["added_tokens"][0] | {"id": 4096, "content": "<another>"})
     tokenizer.write_text(json.dumps(content))
-    assert "it must have the vocabulary of the model; it has 4,097 tokens, and the model 4,096" in refusal(
-        draft_model=other
+    assert (
+        "it must have the vocabulary of the model: it has 4,096 tokens, and the model 4,096, or names others"
+        in refusal(draft_model=other)
     )
 
     assert refusal(draft_model="/no/such") == (
