@@ -21,7 +21,8 @@ CHART = Path(__file__).parents[1] / "helm" / "draftwood"
 SCHEMA = CHART / "values.schema.json"
 OWNED = frozenset(
     {
-        "model", "device", "model_cache_folder", "host", "port", "ready_file", "tls_cert", "tls_key", "tls_client_ca",
+        "model", "draft_model", "draft_head", "device",
+        "model_cache_folder", "host", "port", "ready_file", "tls_cert", "tls_key", "tls_client_ca",
         "health_port", "auth", "auth_file", "jwt_jwks", "jwt_issuer", "jwt_audience", "tenants_file", "store",
         "store_folder", "store_tls_ca", "store_tls_cert", "store_tls_key", "store_keys", "store_key_file",
         "engine", "nodes", "node_rank", "leader", "pipeline_parallel",
@@ -51,6 +52,11 @@ _PROBE: Schema = {
         name: {"type": "integer", "minimum": 0 if name == "initialDelaySeconds" else 1}
         for name in ("periodSeconds", "failureThreshold", "timeoutSeconds", "successThreshold", "initialDelaySeconds")
     },
+}
+_SOURCE: Schema = {
+    "type": "string",
+    "pattern": "^$|^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/[A-Za-z0-9_./-]+\\.gguf)?(@[A-Za-z0-9_./-]+)?$"
+    "|^s3://[A-Za-z0-9][A-Za-z0-9_.-]+(/[A-Za-z0-9_.+=-]+)+/?$",
 }
 _PORT: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 
@@ -124,11 +130,9 @@ _SPECIAL: dict[str, Schema] = {
     "nodes.count": {"type": "integer", "minimum": 1},
     "nodes.pipelineParallel": {"type": "integer", "minimum": 1},
     "resources": _RESOURCES,
-    "model.fetch.source": {
-        "type": "string",
-        "pattern": "^$|^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+(/[A-Za-z0-9_./-]+\\.gguf)?(@[A-Za-z0-9_./-]+)?$"
-        "|^s3://[A-Za-z0-9][A-Za-z0-9_.-]+(/[A-Za-z0-9_.+=-]+)+/?$",
-    },
+    "model.fetch.source": _SOURCE,
+    "model.fetch.draftModel": _SOURCE,
+    "model.fetch.draftHead": _SOURCE,
     "model.fetch.s3.endpoint": {"type": "string", "pattern": "^(https?://.+)?$"},
     "model.fetch.accessMode": {"enum": ["ReadWriteMany", "ReadWriteOnce"]},
     "model.fetch.resources": _RESOURCES,

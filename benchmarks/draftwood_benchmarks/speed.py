@@ -29,7 +29,7 @@ from draftwood_benchmarks.harness.report import (
 from draftwood_benchmarks.peers.process import AskedOptions
 from draftwood_client.cli.options import command
 from draftwood_model_runner.errors import InvalidInputError
-from draftwood_strategies.built_in import MODEL_STRATEGIES
+from draftwood_strategies.built_in import LOADED_BY
 
 if TYPE_CHECKING:
     from draftwood_benchmarks.contenders import Tally
@@ -104,7 +104,7 @@ class SpeedOptions(AskedOptions):
 
     def complete(self, model: ModelOptions) -> SpeedOptions:
         """With defaults for this model. Raises InvalidInputError: options exclude each other."""
-        check_strategies(name for name in self.strategy or () if name not in MODEL_STRATEGIES)
+        check_strategies(name for name in self.strategy or () if name not in LOADED_BY)
         costly = model.vocabulary is not None or self.context is not None
         default_warm = 0 if self.random else _COSTLY_WARM if costly else _WARM
         complete = replace(

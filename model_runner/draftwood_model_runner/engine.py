@@ -28,7 +28,7 @@ from draftwood_model_runner.execution import (
 )
 from draftwood_model_runner.loading.model import LoadedModel
 from draftwood_model_runner.output import Answer, StepOutput, VerifiedTree
-from draftwood_model_runner.plain_decoding import OwnText, PlainDecoding, Redecoding
+from draftwood_model_runner.plain_decoding import DrafterTrial, OwnText, PlainDecoding, Redecoding
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
 from draftwood_model_runner.runners.base import FollowedRunner, StepBatch
 from draftwood_model_runner.runners.machine import processor_name
@@ -61,6 +61,9 @@ WARM_UP_TENANT = "\x00warm-up"
 _WARM_UP_PROMPT, _WARM_UP_TOKENS = 8, 8
 _WARM_UP_DRAFTS = (15, 31, 63, 127, 255)
 """Nodes of drafts, with each of which steps that begin ahead need kernels of other sizes."""
+LEAST_AGREED = 0.15
+"""Share of a target's tokens that a model which drafts for it must hold most probable. Heads that were trained for it
+and smaller models of its family reach 0.4 and more, heads of other models up to 0.03."""
 
 
 class Engine:
@@ -446,6 +449,18 @@ def model_strategies(engine: Engine) -> Iterator[None]:
         for name, drafts in engine.model_drafts.items():
             stack.enter_context(offered(name, partial(ModelStrategy, drafts)))
         yield
+
+
+def try_drafters(engine: Engine) -> dict[str, float]:
+    """The share of the tokens of a few answers of the engine's model that each model beside it held most probable, by
+    the name of its strategy; see `LEAST_AGREED`. To be called before the engine has work."""
+    if not engine.model_drafts:
+        return {}
+    at_once = engine._scheduler.max_running
+    trial = DrafterTrial(engine.model, engine._runner, engine._pool, at_once, engine.model_drafts)
+    while not trial.done:
+        trial.step()
+    return trial.shares
 
 
 def warm_up(engine: Engine) -> None:

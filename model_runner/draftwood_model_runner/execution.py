@@ -72,7 +72,8 @@ def allocate(model: LoadedModel, config: EngineConfig) -> tuple[Runner, KVPool, 
         capacity = model.factory.default_kv_tokens(needed, -(-config.max_running * each // needed))
         own, drafters = model.factory.kv_bytes_per_token, [drafter.factory for drafter in model.drafters.values()]
         if drafters and own and model.device != "cpu":  # there it is all of the memory that is free
-            capacity = capacity * own // (own + sum(factory.kv_bytes_per_token for factory in drafters))
+            shared = capacity * own // (own + sum(factory.kv_bytes_per_token for factory in drafters))
+            capacity = max(shared, min(capacity, needed))
     _require_capacity(capacity, needed)
     runner = model.factory.runner(capacity, config.threads, config.max_running)
     states = runner.states if isinstance(runner, StatefulRunner) else None

@@ -1,4 +1,5 @@
-"""Decodes without drafts while the engine has no work: an answer again, to compare, and texts of the model's own.
+"""Decodes without drafts while the engine has no work: an answer again, to compare; texts of the model's own; answers
+by which models that draft are tried.
 
 A tenant's first answers find its own table of successors empty. So the model writes some texts without a question,
 sampled at temperature 1 from the beginning of its chat template on (as Magpie, arXiv 2406.08464, makes training data).
@@ -10,12 +11,15 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from draftwood_model_runner.draft_models.drafting import Computed, ModelDrafts
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.tokenizer import Tokenizer
@@ -27,7 +31,7 @@ from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.scheduling.kv_pool import KVPool
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import EMPTY_TREE
-from draftwood_strategies.arrays import Int32Array
+from draftwood_strategies.arrays import Float32Array, Int32Array
 from draftwood_strategies.drafting import UNDRAFTED
 from draftwood_strategies.successors import COLUMNS, NOWHERE, ORDERS, WIDTH, SuccessorTable, has_layout
 
@@ -45,6 +49,15 @@ of a single token (`draftwood bench step`)."""
 _CONTEXTS = 1 << 16
 """Of the table, at most: rows of 44 bytes, 2.9 MB."""
 _ROOT: Int32Array = np.array([-1], np.int32)
+_QUESTIONS = (
+    "How does a bicycle stay upright?",
+    "Where is my order? It should have arrived on Monday.",
+    "Write a function that adds the numbers of a list.",
+    "Name three large cities, and say what each is known for.",
+)
+"""Of a trial of models that draft."""
+_READ_TOKENS = 32
+"""Of each answer to them: as many as `ModelDrafts` compares at once."""
 _log = logging.getLogger(__name__)
 
 
@@ -88,14 +101,20 @@ class PlainDecoding:
             logits_from = chain.size - 1 if chain.size == left else chain.size
             pages, prompt = self._pool.pages(sequence), int(sequence.request.prompt.size)
             rows.append(BatchRow(pages, sequence.committed, chain, EMPTY_TREE, logits_from, prompt))
-        logits, tokens, top, _ = self._runner.step(lay_out(rows), top_k)
+        logits, tokens, top, features = self._runner.step(lay_out(rows), top_k)
+        observed, first = [], 0
         for sequence, row in zip(computed, rows, strict=True):
-            sequence.committed += row.chain.size
+            observed.append(Computed(sequence, sequence.committed, np.arange(first, first + row.chain.size)))
+            sequence.committed, first = sequence.committed + row.chain.size, first + row.chain.size
+        self._observe(observed, features)
         ends = [sequence for sequence in computed if sequence.committed == sequence.length]
         return [
             (sequence, Predictions(logits[i : i + 1], tokens[i : i + 1], None if top is None else top[i : i + 1]))
             for i, sequence in enumerate(ends)
         ]
+
+    def _observe(self, computed: SequenceOf[Computed], features: Float32Array | None) -> None:
+        """What a pass computed, as for `ModelDrafts.observe`."""
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Whether there are pages for a sequence in this step."""
@@ -287,6 +306,73 @@ class OwnText(PlainDecoding):
                 part.replace(self._file)
         except OSError as error:
             _log.warning("the model's own text was not kept: %s", error)
+
+
+class DrafterTrial(PlainDecoding):
+    """Answers a few questions greedily, and lets models that draft read the answers.
+
+    Args:
+        at_once: answers, at most.
+        drafters: by the names of their strategies.
+
+    Attributes:
+        shares: of the tokens of the answers that each model held most probable, by the same names; 1 of a model that
+            read none.
+    """
+
+    def __init__(
+        self, model: LoadedModel, runner: Runner, pool: KVPool, at_once: int, drafters: Mapping[str, ModelDrafts]
+    ) -> None:
+        super().__init__(runner, pool)
+        self._at_once = at_once
+        self._drafters = drafters
+        self._agreed: dict[str, list[bool]] = {name: [] for name in drafters}
+        self._length = max(0, min(_READ_TOKENS, model.max_context - 2))
+        stop, room = StopParams(max_tokens=self._length + 1, ignore_eos=True), model.max_context - self._length - 1
+        self._answers = [
+            Sequence(Request(request_id=f"trial-{i}", prompt=prompt[:room], stop=stop, tenant=_TENANT, learns=False))
+            for i, prompt in enumerate(_asked(model.tokenizer, question) for question in _QUESTIONS)
+        ]
+        for sequence in self._answers:
+            for drafter in drafters.values():
+                drafter.open(sequence)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        return {name: sum(agreed) / len(agreed) if agreed else 1.0 for name, agreed in self._agreed.items()}
+
+    def step(self) -> None:
+        """One forward pass: of the latest token of each answer, or of a part of the questions."""
+        assert not self.done
+        for sequence, predictions in self._forward(self._answers[: self._at_once], 0):
+            if len(sequence.output) < self._length:
+                sequence.output.append(int(predictions.tokens[0]))
+            else:
+                self._read(sequence)
+        if not self._answers:
+            self.close()
+
+    def _read(self, sequence: Sequence) -> None:
+        """Lets the models read an answer. What they hold probable after its last token is not known to be right."""
+        self._answers.remove(sequence)
+        none = np.zeros(1, np.int32)
+        for name, drafter in self._drafters.items():
+            drafter.draft([sequence], none, none, none.astype(np.float32))
+            self._agreed[name] += drafter.agreed(sequence)[1]
+            drafter.close(sequence)
+
+    def _observe(self, computed: SequenceOf[Computed], features: Float32Array | None) -> None:
+        for drafter in self._drafters.values():
+            drafter.observe(computed, features)
+
+
+def _asked(tokenizer: Tokenizer, question: str) -> Int32Array:
+    """int32[n], n >= 1."""
+    if tokenizer.has_chat_template:
+        with suppress(InvalidValueError):
+            return tokenizer.encode_chat([{"role": "user", "content": question}])
+    tokens = tokenizer.encode(question)
+    return tokens if tokens.size else np.zeros(1, np.int32)
 
 
 def _beginning(tokenizer: Tokenizer) -> Int32Array:

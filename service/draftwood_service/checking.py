@@ -11,18 +11,20 @@ from draftwood_memory.errors import DraftwoodMemoryError, InvalidSettingError
 from draftwood_memory.settings import check_files
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_model_runner.loading.sources import look_up
+from draftwood_model_runner.loading.sources import AUTO_HEAD, look_up, require_head
 from draftwood_service.auth import auth_file
 from draftwood_service.config import CHECK, WITHOUT_MODEL, as_given, check_settings
 from draftwood_service.settings import Settings
 from draftwood_service.starting import (
     MissingExtraError,
+    about_draft_model,
     require_driver,
     require_engine,
     require_free,
     require_pem,
     require_writable,
 )
+from draftwood_strategies.registry import know_offered
 
 _USAGE_ERROR = 2
 _FAILURE = 1
@@ -38,11 +40,15 @@ def check(args: list[str], environ: Mapping[str, str]) -> int:
     checked = check_settings(args, environ)
     if not isinstance(checked, Settings):
         return _report([str(error) for error in checked], _USAGE_ERROR)
+    know_offered(checked.model_strategies)
     found: list[str] = []
     problems: list[str] = []
+    left_out: tuple[object, ...] = ()
+    if f"{CHECK}={WITHOUT_MODEL}" in args and not checked.model_path.startswith("s3:"):  # never served from there
+        left_out = (_model, _drafters)
     for look in _LOOKS:
-        if look is _model and f"{CHECK}={WITHOUT_MODEL}" in args and not checked.model_path.startswith("s3:"):
-            continue  # but for what is never served from where it is
+        if look in left_out:
+            continue
         try:
             found += look(checked, environ)
         except (InvalidValueError, InvalidSettingError) as error:
@@ -75,6 +81,16 @@ def _model(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
     path = settings.model_path
     found = look_up(path, settings.cache_folder, environ)
     yield "model: the bundled demo model" if path == BUNDLED_MODEL else f"model: {found}"
+
+
+def _drafters(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
+    require_head(settings.draft_head)
+    if settings.draft_model is not None:
+        with about_draft_model(settings.draft_model):
+            yield f"draft model: {look_up(settings.draft_model, settings.cache_folder, environ)}"
+    if "head" in settings.model_strategies:
+        named = settings.draft_head != AUTO_HEAD
+        yield f"draft head: {f'folder {settings.draft_head}' if named else 'the one that Draftwood has for the model'}"
 
 
 def _addresses(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
@@ -157,6 +173,6 @@ def _folders(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
 
 
 _LOOKS: tuple[Callable[[Settings, Mapping[str, str]], Iterator[str]], ...] = (
-    *(_model, _engine, _device, _addresses, _health, _metrics, _tls, _callers, _store, _tenants, _folders),
+    *(_model, _drafters, _engine, _device, _addresses, _health, _metrics, _tls, _callers, _store, _tenants, _folders),
 )
 """Each finds out something by itself, so that one that fails hides none of the others."""

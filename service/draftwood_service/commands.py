@@ -19,13 +19,21 @@ import uvloop
 from draftwood_memory.errors import DraftwoodMemoryError, InvalidSettingError
 from draftwood_memory.settings import check_files
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
-from draftwood_model_runner.loading.sources import resolve
+from draftwood_model_runner.loading.sources import require_head, resolve
 from draftwood_service.config import CHECK, SettingsError, as_given, read_settings, service_links
 from draftwood_service.engine.process import EngineProcess, become_node
 from draftwood_service.logging_config import configure_logging
 from draftwood_service.settings import Settings
-from draftwood_service.starting import require_driver, require_engine, require_free, require_writable, write_whole
+from draftwood_service.starting import (
+    about_draft_model,
+    require_driver,
+    require_engine,
+    require_free,
+    require_writable,
+    write_whole,
+)
 from draftwood_service.telemetry import opened_telemetry
+from draftwood_strategies.registry import know_offered
 
 if TYPE_CHECKING:
     from draftwood_service.engine.bridge import EngineBridge
@@ -59,7 +67,8 @@ def serve(args: list[str]) -> int | None:
         _log.info("variables of Kubernetes' service links are no settings, and are ignored", variables=links)
     try:
         _check(settings)
-        settings = settings.model_copy(update={"model": _resolved(settings)})
+        settings = settings.model_copy(update=_resolved(settings))
+        know_offered(settings.model_strategies)
         if settings.node_rank:
             become_node(settings)
         return uvloop.run(_serve(settings))
@@ -80,6 +89,7 @@ def _check(settings: Settings) -> None:
         require_free("port", settings.host, settings.port)
         if settings.health_port is not None:
             require_free("health_port", settings.host, settings.health_port)
+    require_head(settings.draft_head)
     require_engine(settings.engine)
     require_driver(settings.device)
     require_writable("ready_file", settings.ready_file)
@@ -87,15 +97,20 @@ def _check(settings: Settings) -> None:
     _copy_compiled(settings)
 
 
-def _resolved(settings: Settings) -> str:
-    """The folder or hub id of the model, which may first be downloaded and converted. Both end with this process.
+def _resolved(settings: Settings) -> dict[str, str]:
+    """The folders or hub ids of the model, and of the one that drafts beside it, by their settings. They may first be
+    downloaded and converted, which ends with this process.
 
     Raises:
         DraftwoodError: there is no such model, or it cannot be read.
     """
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        return resolve(settings.model_path, settings.cache_folder, os.environ)
+        resolved = {"model": resolve(settings.model_path, settings.cache_folder, os.environ)}
+        if settings.draft_model is not None:
+            with about_draft_model(settings.draft_model):
+                resolved["draft_model"] = resolve(settings.draft_model, settings.cache_folder, os.environ)
+        return resolved
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     finally:

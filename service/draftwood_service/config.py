@@ -21,6 +21,7 @@ from draftwood_memory.errors import InvalidSettingError
 from draftwood_memory.settings import size_of
 from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
 from draftwood_service.settings import GROUPS, Settings, default_shown
+from draftwood_strategies.built_in import LOADED_BY
 
 ENV_PREFIX = "DRAFTWOOD_"
 CHECK = "--check"
@@ -258,7 +259,8 @@ def _as_given(error: InvalidValueError | InvalidSettingError, sources: Mapping[s
     if isinstance(error, InvalidSettingError):
         error = InvalidInputError(error.field, error.value, error.problem)
     key, bracket, rest = error.field.partition("[")
-    mentioned = {name for name in re.findall(r"\w+_\w+", error.allowed) if name in Settings.model_fields}
+    # A strategy that has the name of a setting is meant as the strategy.
+    mentioned = {*re.findall(r"\w+_\w+", error.allowed)} & Settings.model_fields.keys() - LOADED_BY.keys()
     source = next((sources[name] for name in (key, *sorted(mentioned)) if name in sources), "")
     in_file = bool(source) and not source.startswith(("--", ENV_PREFIX))
 

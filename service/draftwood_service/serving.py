@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Protocol, Self
 
 from draftwood_model_runner.engine_config import Abilities
-from draftwood_model_runner.loading.facts import ModelFacts
+from draftwood_model_runner.loading.facts import DraftModelFacts, ModelFacts
 from draftwood_model_runner.request import GrammarKind
 from draftwood_model_runner.sequence import Grammar
 from draftwood_service.settings import Settings
@@ -64,6 +64,7 @@ class ModelInfo(ModelFacts):
     exact: bool
     runner_name: str
     abilities: Abilities
+    draft_models: tuple[DraftModelFacts, ...] = ()
 
     @classmethod
     def of(cls, model: Any) -> Self:

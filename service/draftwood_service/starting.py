@@ -17,7 +17,13 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from draftwood_model_runner.errors import DraftwoodError, InvalidInputError, InvalidValueError
+from draftwood_model_runner.errors import (
+    DraftwoodError,
+    InvalidInputError,
+    InvalidValueError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
 
 _DRIVER = "libcuda.so.1"
 _ROCM = Path("/dev/kfd")
@@ -58,6 +64,16 @@ def needs_extra(extra: str, needed_by: str, packages: tuple[str, ...]) -> Iterat
         if (error.name or "").partition(".")[0] not in packages:
             raise
         raise MissingExtraError(needed_by, extra) from None
+
+
+@contextmanager
+def about_draft_model(draft_model: str) -> Iterator[None]:
+    """Errors about a model name the setting draft_model, as InvalidInputError."""
+    try:
+        yield
+    except (ModelNotFoundError, UnsupportedModelError) as error:
+        problem = str(error).removeprefix(f"model {draft_model!r}: ")
+        raise InvalidInputError("draft_model", draft_model, problem) from error
 
 
 def require_engine(engine: str) -> None:

@@ -134,9 +134,6 @@ class BuiltIn:
         return made
 
 
-MODEL_STRATEGIES = ("draft_model", "head")
-"""Those that exist where a model drafts beside the target, see `registry.offered`."""
-
 BUILT_IN = {
     "none": BuiltIn(StrategyOptions, "draftwood_strategies.none", "NoDrafts"),
     "trie": BuiltIn(TrieOptions, "draftwood_strategies.trie.strategy", "TrieStrategy"),
@@ -145,3 +142,5 @@ BUILT_IN = {
     "hybrid": BuiltIn(HybridOptions, "draftwood_strategies.mixing.hybrid", "HybridStrategy"),
 }
 """By name."""
+LOADED_BY = {"head": "--draft-head", "draft_model": "--draft-model"}
+"""Strategies that draft by a model beside the target, and the flag of `draftwood serve` that loads it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from draftwood_errors import InvalidValueError
 from draftwood_strategies.options import Options
-from draftwood_strategies.registry import options_of, strategy_names
+from draftwood_strategies.registry import how_loaded, options_of, strategy_names
 
 NO_DRAFTS = "none"
 """The strategy that drafts nothing."""
@@ -59,7 +59,7 @@ UNDRAFTED = Drafting()
 def require_strategy(field: str, name: str) -> None:
     """Raises InvalidValueError for a name that is not registered."""
     if name not in (names := strategy_names()):
-        raise InvalidValueError(field, name, f"it must be one of {', '.join(names)}")
+        raise InvalidValueError(field, name, f"it must be one of {', '.join(names)}{how_loaded(name)}")
 
 
 def resolve(

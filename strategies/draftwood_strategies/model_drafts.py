@@ -26,10 +26,10 @@ _BIN_STARTS = np.array([0.1, 0.3, 0.6, 1.0, 1.7, 3.0, 6.0])
 _BINS = _BIN_STARTS.size + 1
 _WINDOW = 200.0
 """Observations that a mean is taken over, about: more would follow a tenant's text too slowly. Not tuned."""
-_RIGHT, _PRIOR = 0.6, 4.0
+_RIGHT, _PRIOR = 0.5, 4.0
 """How often a level is right before anything is known, and how many observations that counts as."""
-_ALSO_RIGHT = 0.3
-"""How often others are right as well where the model is, before anything is known."""
+_ALSO_RIGHT = np.array([0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.8, 0.9])
+"""How often others are right as well where the model is, before anything is known, by what they promise."""
 
 
 class ModelSource(Protocol):
@@ -52,7 +52,7 @@ class ModelSource(Protocol):
 
     def agreed(self, row: Any) -> tuple[int, list[bool]]:
         """What the model has read since the last call: the position of its first token, and for each of its tokens
-        whether the model held it most probable."""
+        whether it was among the model's most probable ones, as many as follow a node of a draft."""
 
 
 class ModelStrategy:
@@ -191,7 +191,7 @@ class LevelGains:
         self._depth = depth
         shape = (_BINS, depth)
         self._right, self._right_seen = np.full(shape, _RIGHT), np.full(shape, _PRIOR)
-        self._also, self._also_seen = np.full(shape, _ALSO_RIGHT), np.full(shape, _PRIOR)
+        self._also, self._also_seen = np.tile(_ALSO_RIGHT[:, None], depth), np.full(shape, _PRIOR)
 
     @property
     def gained(self) -> Float64Array:

@@ -7,13 +7,13 @@ keyword arguments and returns a `Strategy`. Names, options and their checks need
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from draftwood_strategies.built_in import BUILT_IN, BuiltIn, HybridOptions, ModelDraftOptions
+from draftwood_strategies.built_in import BUILT_IN, LOADED_BY, BuiltIn, HybridOptions, ModelDraftOptions
 from draftwood_strategies.options import Option, OptionValue, check, read_options
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ _NODES = 64
 _log = logging.getLogger(__name__)
 _factories: dict[str, StrategyFactory] = {**BUILT_IN}
 _offered: list[str] = []
+_elsewhere: list[str] = []
 _substitutes: dict[str, tuple[Substitute, bool]] = {}
 _entry_points_loaded = False
 
@@ -44,7 +45,7 @@ class UnknownStrategyError(LookupError):
     """
 
     def __init__(self, name: str, known: list[str]) -> None:
-        super().__init__(f"no strategy is named {name!r}; there are: {', '.join(known)}")
+        super().__init__(f"no strategy is named {name!r}; there are: {', '.join(known)}{how_loaded(name)}")
         self.name = name
         self.known = known
 
@@ -110,19 +111,45 @@ def offered(name: str, make: StrategyFactory) -> Iterator[None]:
     Raises:
         ValueError: the name is taken.
     """
-    if _factories.setdefault(name, make) is not make:
+    if _factories.get(name, _made_elsewhere) not in (make, _made_elsewhere):
         raise ValueError(f"strategy name {name!r} is taken by {_factories[name]!r}")
+    _factories[name] = make
     _offered.append(name)
     try:
         yield
     finally:
         _offered.remove(name)
         del _factories[name]
+        know_offered(_elsewhere)
+
+
+def know_offered(names: Iterable[str]) -> None:
+    """Sets which strategies another process offers by its models: here their names and options are known, and they
+    cannot be made. A process that asks that one calls it."""
+    for name in [name for name, make in _factories.items() if make is _made_elsewhere]:
+        del _factories[name]
+    _elsewhere[:] = [*names]
+    for name in _elsewhere:
+        _factories.setdefault(name, _made_elsewhere)
+
+
+def _made_elsewhere(**options: object) -> Strategy:
+    raise LookupError("it drafts by a model of another process")
+
+
+def _by_models() -> list[str]:
+    """The strategies that draft by models, of this process or another."""
+    return [*dict.fromkeys([*_offered, *_elsewhere])]
+
+
+def how_loaded(name: str) -> str:
+    """What an error adds on a strategy that is not there because no model was loaded for it; else nothing."""
+    return f"; {name} is there if `draftwood serve` has {LOADED_BY[name]}" if name in LOADED_BY else ""
 
 
 def default_sources() -> str:
     """The sources of a hybrid that names none."""
-    return ",".join([HybridOptions.sources, *_offered])
+    return ",".join([HybridOptions.sources, *_by_models()])
 
 
 def options_of(name: str, given: Mapping[str, OptionValue] = MappingProxyType({})) -> Mapping[str, Option]:
@@ -136,7 +163,7 @@ def options_of(name: str, given: Mapping[str, OptionValue] = MappingProxyType({}
         ValueError: a value in `given` is not allowed.
     """
     factory = _factory(name)
-    if name in _offered:
+    if name in _by_models():
         return read_options(ModelDraftOptions)
     if isinstance(factory, BuiltIn):
         options = read_options(factory.kind)
@@ -164,11 +191,11 @@ def check_options(name: str, options: Mapping[str, OptionValue]) -> dict[str, Op
         ValueError: an option is unknown, or a value not allowed; the text begins with the option's name.
     """
     checked = check(options_of(name, options), options)
-    factory = _factory(name)
-    makers = [factory]
+    factory, names = _factory(name), [name]
     if isinstance(factory, BuiltIn) and factory.kind is HybridOptions:
-        makers += [_factory(source) for source in _sources(checked)]
-    if not all(isinstance(maker, BuiltIn) or maker in map(_factories.get, _offered) for maker in makers):
+        names += _sources(checked)
+    by_models = _by_models()
+    if not all(part in by_models or isinstance(_factory(part), BuiltIn) for part in names):
         create(name, **checked)
     return checked
 

@@ -251,6 +251,10 @@ class FakeServer(Running, GenerationServiceServicer):
             has_chat_template=self.has_chat_template,
             eos_token_ids=[2],
             tool_format=self.tool_format,
+            draft_models=[
+                pb.DraftModel(strategy="head", name="h", parameters=2_000_000),
+                pb.DraftModel(strategy="draft_model", name="org/m", parameters=3),
+            ],
             no_tools_reason="" if self.tool_format else "the template shows no tools",
         )
 

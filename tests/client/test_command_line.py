@@ -184,6 +184,8 @@ def test_info_tokenize_detokenize(cli: Cli) -> None:
     shown = cli("info").stdout
     assert "parameters            6,000,000\n" in shown
     assert "strategies            none, trie\n" in shown
+    drafting = "strategy head, name h, parameters 2,000,000; strategy draft_model, name org/m, parameters 3"
+    assert f"draft models          {drafting}\n" in shown
     assert "generation defaults   temperature 0.0, top k 0," in shown
     assert not any(sign in shown for sign in ("{", "None", "True"))
     assert json.loads(cli("info", "--json").stdout)["strategies"] == ["none", "trie"]

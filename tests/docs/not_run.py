@@ -15,6 +15,7 @@ SGLANG = "needs SGLang and a GPU; `make test-sglang` runs what does not need the
 TOOL = "a load tool with an environment of its own, of 140 packages"
 ELSEWHERE = "needs a server of that name"
 CHECKPOINT = "needs a checkpoint in that folder; tests/model_runner/loading loads such folders"
+HOURS = "takes hours"
 MINUTES = (
     "takes minutes; a small one is in tests/benchmarks, and here its arguments are read by the command's own parser"
 )
@@ -34,6 +35,7 @@ NOT_RUN = {
     r"(DRAFTWOOD_\S+ )*sglang serve .*": SGLANG,
     r"python gpu_smoke\.py .*": SGLANG,
     r"python ask\.py .*": VLLM,
+    r"python -m tools\.train_head .*": HOURS,
     r"aiperf profile .*": TOOL,
     r"DRAFTWOOD_API_KEY=dw_… .*": ELSEWHERE,
 }

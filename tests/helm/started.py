@@ -101,13 +101,16 @@ class Release:
         documents = render(self.values)
         services = [one["metadata"]["name"] for one in documents if one["kind"] == "Service"]
         self.certificate = make_certificate(self.folder, names=[*services, *_CERTIFICATE_HOSTS])
-        source = self.at("model", "fetch", "source") or ""
-        model = self.at("model", "name") or Path(source.partition("@")[0]).name.removesuffix(".gguf")
+        models: dict[str, str] = {}
+        for key, name in (("source", "name"), ("draftModel", "draftModel"), ("draftHead", "draftHead")):
+            source = self.at("model", "fetch", key) or ""
+            model = self.at("model", name) or Path(source.partition("@")[0]).name.removesuffix(".gguf")
+            models |= {model: source} if model else {}
         self.cluster = Cluster(
             self.folder,
             documents,
             self._secrets(),
-            {model: source} if model else {},
+            models,
             dict.fromkeys(_ELSEWHERE, "127.0.0.1") | {host: host_address for host, host_address, _ in self.others()},
             self.certificate[0],
         )

@@ -229,6 +229,7 @@ def test_the_policy_lets_out_what_the_settings_need_and_nothing_else() -> None:
     assert ports == {
         **{path.stem: {6379, 26379, 443} for path in EXAMPLES},
         "cpu-trial": set(),
+        "draft-models": {443},
         "gpu-sentinel": {6379, 26379, 4317},
         "cluster-tenants": {6379, 26379, 443},
         "embedded": {443},

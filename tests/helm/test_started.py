@@ -53,7 +53,9 @@ def test_the_containers_that_check_find_nothing_wrong() -> None:
     assert all(row.ready for row in rows)
     with_server = [path.stem for path in others if path.stem != "several-models"]
     assert [row.values for row in rows if row.container == "check"] == with_server
-    assert [row.values for row in rows if row.container == "model"] == ["openshift"]
+    assert [row.values for row in rows if row.container == "model"] == ["draft-models", "openshift"]
+    drafting = [row.container for row in rows if row.values == "draft-models"]
+    assert drafting == ["check", "model", "draft-model", "draft-head"]
     assert [row.values for row in rows if row.container == "check-gateway"] == ["routed", "several-models"]
 
 

@@ -115,6 +115,17 @@ def test_wrong_values_are_refused_by_name(path: tuple[str, ...], value: object) 
         ({"store": {"mode": "external", "external": {"url": "redis://h?password=x"}}}, "holds a password"),
         ({"model": {"existingClaim": "models"}}, "model.name: must be set"),
         ({"model": {"name": "a/b"}}, "model.offline: must be false"),
+        ({"model": {"draftModel": "a/b"}}, "model.offline: must be false for a draftModel of the hub"),
+        ({"model": {"draftHead": "head"}}, "model.draftHead: must be auto or none, or model.existingClaim"),
+        ({"model": {"fetch": {"draftHead": "a/b"}}}, "model.fetch.source: must be set, since model.fetch.draftHead"),
+        (
+            {"model": {"draftHead": "none", "fetch": {"source": "a/b", "draftHead": "a/c"}}},
+            "model.draftHead: must not be",
+        ),
+        (
+            {"engine": "vllm", "device": {"type": "nvidia"}, "model": {"draftModel": "a/b", "offline": False}},
+            "engine: must be draftwood, since model.draftModel",
+        ),
         ({"metrics": {"enabled": False}, "autoscaling": {"type": "hpa"}}, "metrics.enabled: must be true"),
         ({"rollout": {"maxSurge": 0, "maxUnavailable": "0"}}, "cannot both be 0"),
         ({"rollout": {"maxSurge": "0%"}}, "cannot both be 0"),

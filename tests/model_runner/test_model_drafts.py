@@ -46,7 +46,7 @@ def small_model(layers: int, runner: str) -> LoadedModel:
 def drafting_for_itself(runner: str) -> LoadedModel:
     """The bundled model, which drafts for itself as well: all that it drafts first is right."""
     model = served("bundled", runner)
-    return replace(model, drafters={"draft_model": DraftModel(model.factory, None, model.parameters)})
+    return replace(model, drafters={"draft_model": DraftModel("itself", model.factory, None, model.parameters)})
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from draftwood_model_runner.errors import ModelNotFoundError
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.loading.sources import resolve
 from draftwood_service.checking import check
 from draftwood_service.commands import serve
 from draftwood_service.config import read_settings, service_links
+from draftwood_strategies.registry import know_offered
 from tests.certificates import make_certificate
+from tests.draft_models import write_untrained_head
 
 CHECKS = """
 import sys
@@ -107,6 +110,38 @@ def test_every_wrong_file_is_a_line(capsys: pytest.CaptureFixture[str], tmp_path
     ):
         assert line.startswith(start)
     assert key.exists()
+
+
+def test_models_that_draft_are_looked_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    head = write_untrained_head(tmp_path / "head")
+    tenants = tmp_path / "tenants.yaml"
+    tenants.write_text("tenants: [{name: tenants/acme, drafting: {strategy: head}}]")
+    given = ["--tenants-file", str(tenants), "--draft-model", BUNDLED_MODEL]
+    try:
+        assert check(["--port", "0", "--draft-head", head, *given], {}) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert {f"draft model: folder {BUNDLED_MODEL}", f"draft head: folder {head}"} <= {*lines}
+        shown = problems(capsys, *given[:2], "--draft-model", "/no/such", "--draft-head", str(tmp_path))
+        files = "it must be auto, none or a folder with config.json and model.safetensors"
+        assert shown == [f"--draft-head: '{tmp_path}' is not allowed; {files}"]
+        [no_model, no_head] = problems(capsys, *given[:2], "--draft-model", "/no/such")
+        assert no_model == "--draft-model /no/such: no such folder; give a folder or a hub id such as org/name"
+        assert no_head.startswith("--tenants-file")
+        assert no_head.endswith("head is there if `draftwood serve` has --draft-head")
+        before_fetching = [
+            "--port",
+            "0",
+            "--check=without-model",
+            "--draft-head",
+            "/models/h",
+            "--draft-model",
+            "/models/m",
+        ]
+        assert check([*before_fetching, *given[:2]], {}) == 0
+        assert serve(["--port", "0", "--draft-model", "/no/such"]) == 1
+        assert capsys.readouterr().err == f"draftwood serve: {no_model}\n"
+    finally:
+        know_offered([])
 
 
 def test_models_are_looked_up_and_not_downloaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

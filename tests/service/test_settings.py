@@ -95,6 +95,20 @@ BAD: dict[str, tuple[str, str, str, str]] = {
     "exact by OpenVINO": ("--exact true --runner openvino", "exact", "use runner torch", "--exact"),
     "choice": ("--dtype int8", "dtype", "'auto', 'float32', 'bfloat16' or 'float16'", "--dtype"),
     "strategy": ("--strategy tri", "strategy", "none, recycling, trie", "--strategy"),
+    "a strategy without its head": ("--strategy head", "strategy", "trie; head is there if `draftwood", "--strategy"),
+    "a strategy without its model": ("--strategy draft_model", "strategy", "has --draft-model", "--strategy"),
+    "a head without its runner": (
+        "--draft-head h --runner torch",
+        "draft_head",
+        "auto or none: runner",
+        "--draft-head",
+    ),
+    "a head on a GPU": ("--draft-head h --device cuda:1", "draft_head", "device is cuda:1", "--draft-head"),
+    "a head, exact": ("DRAFTWOOD_DRAFT_HEAD=h --exact true", "draft_head", "has no exact mode", "DRAFT_HEAD"),
+    "a head for two GPUs": ("--draft-head h --tensor-parallel 2", "draft_head", "needs 1", "--draft-head"),
+    "a model for two GPUs": ("--draft-model m --tensor-parallel 2", "draft_model", "must be unset", "--draft-model"),
+    "a model for vLLM": ("--draft-model m --engine vllm", "draft_model", "is not a setting of engine", "--draft-model"),
+    "a head for vLLM": ("--draft-head h --engine vllm", "draft_head", "is not a setting of engine", "--draft-head"),
     "nan": ("--stall-timeout nan", "stall_timeout", "greater than 0", "--stall-timeout"),
     "unknown flag": ("--max-runing 4", "--max-runing", "did you mean --max-running?", "command line"),
     "a flag like no other": ("--listen 1.2.3.4", "--listen", "see draftwood serve --help", "command line"),
@@ -149,6 +163,20 @@ def test_refused(name: str) -> None:
     assert allowed in error.allowed
     assert source in error.source
     assert error.source in str(error)
+
+
+def test_strategies_are_known_by_the_models_that_are_to_be_loaded() -> None:
+    for flags, strategies in (
+        ("", []),
+        ("--draft-head none --draft-model m --strategy draft_model", ["draft_model"]),
+        ("--draft-head h --draft-model m --strategy head", ["head", "draft_model"]),
+        ("--model m.gguf --strategy head", ["head"]),  # whose model it is, is known once it is read
+        ("--model m.gguf --runner torch", []),
+        ("--engine vllm --draft-head none", []),
+    ):
+        assert read_settings(flags.split(), {}).model_strategies == strategies
+    text = str(error_of(["--draft-model", "m", "--strategy", "tri"]))
+    assert text.startswith("--strategy: 'tri' is not allowed; it must be one of hybrid, ")
 
 
 BAD_YAML = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftwood_errors import InvalidValueError
 from draftwood_strategies import (
     NoDrafts,
     Strategy,
@@ -23,6 +25,7 @@ from draftwood_strategies import (
 from draftwood_strategies.arrays import Int32Array
 from draftwood_strategies.base import Drafter, Feedback
 from draftwood_strategies.draft import checked
+from draftwood_strategies.drafting import require_strategy
 from tests import phrase_book
 
 
@@ -49,6 +52,56 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         create("tire")
     assert caught.value.name == "tire"
     assert "trie" in caught.value.known
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[None]:
+    """Undoes what a test says of another process."""
+    yield
+    registry.know_offered([])
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_what_another_process_offers_is_known_and_not_made() -> None:
+    registry.know_offered(["head", "draft_model"])
+    assert {"head", "draft_model"} <= {*strategy_names()}
+    assert registry.check_options("head", {"depth": 3}) == {"depth": 3}
+    with pytest.raises(ValueError, match="depth"):
+        registry.check_options("head", {"depth": 17})
+    assert registry.default_sources() == "trie,recycling,head,draft_model"
+    assert "width" in registry.options_of("hybrid")
+    assert "width" not in registry.options_of("hybrid", {"sources": "trie,recycling"})
+    assert registry.check_options("hybrid", {"sources": "head", "width": 2})["width"] == 2
+    with pytest.raises(LookupError, match="another process"):
+        create("head")
+    registry.know_offered(["draft_model"])
+    assert "head" not in strategy_names()
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_process_that_has_the_model_makes_what_is_known_elsewhere() -> None:
+    registry.know_offered(["head"])
+    with registry.offered("head", NoDrafts):
+        registry.know_offered([])
+        assert isinstance(create("head"), NoDrafts)
+        with pytest.raises(ValueError, match="'trie' is taken"), registry.offered("trie", NoDrafts):
+            pass
+        registry.know_offered(["head"])
+        assert registry.default_sources() == "trie,recycling,head"
+    with pytest.raises(LookupError, match="another process"):
+        create("head")
+    registry.know_offered([])
+    assert "head" not in strategy_names()
+
+
+@pytest.mark.parametrize("name", ["head", "draft_model"])
+def test_a_strategy_without_its_model_is_unknown_and_the_error_names_the_flag(name: str) -> None:
+    flag = f"--{'draft-head' if name == 'head' else 'draft-model'}"
+    for make in (create, registry.options_of):
+        with pytest.raises(UnknownStrategyError, match=rf"trie; {name} is there if `draftwood serve` has {flag}"):
+            make(name)
+    with pytest.raises(InvalidValueError, match=rf"one of .*trie; {name} is there if `draftwood serve` has {flag}"):
+        require_strategy("drafting.strategy", name)
 
 
 class Chain:

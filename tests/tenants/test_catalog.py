@@ -8,6 +8,8 @@ import pytest
 from google.protobuf import json_format
 
 from draftwood.admin.v1 import experiments_pb2, tenants_pb2
+from draftwood_strategies.drafting import DraftChoice
+from draftwood_strategies.registry import know_offered
 from draftwood_tenants.catalog import Catalog, message_of, write_of
 from draftwood_tenants.config import LearningScope, TenantConfig
 from draftwood_tenants.experiments.definition import ExperimentState
@@ -52,6 +54,29 @@ async def test_a_part_that_this_server_does_not_allow_costs_itself(tmp_path: Pat
     assert (found.quotas.concurrency, found.allow_draft_override) == (3, False)
     assert (found.drafting, found.weight) == (TenantConfig().drafting, None)
     assert found.learning.scope is LearningScope.NOTHING
+
+
+async def test_a_tenant_whose_head_is_no_longer_loaded_drafts_by_the_default(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And an experiment with an arm of it does not run."""
+    try:
+        know_offered(["head"])
+        known = Known(tmp_path)
+        await known.store("tenants/a", drafting={"strategy": "head", "maxNodes": 7}, quotas={"concurrency": 3})
+        arms = [{"id": "control"}, {"id": "head", "drafting": {"strategy": "head"}}]
+        await known.store("experiments/x", salt="00" * 16, arms=arms)
+        assert known.catalog.config_of("a").drafting == DraftChoice("head", (), 7)
+        assert [experiment.name for experiment in known.catalog.experiments()] == ["x"]
+        know_offered([])
+        restarted = Catalog(known.stored, None, LIMITS)
+        config = restarted.config_of("a")
+        assert (config.drafting, config.quotas.concurrency) == (DraftChoice(), 3)
+        assert [*restarted.experiments()] == []
+    finally:
+        know_offered([])
+    hint = "head is there if `draftwood serve` has --draft-head"
+    assert [hint in record.message for record in caplog.records] == [True, True]
 
 
 @pytest.mark.parametrize(

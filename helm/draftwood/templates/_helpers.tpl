@@ -150,6 +150,23 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if and .Values.model.name (not (include "draftwood.modelClaim" .)) .Values.model.offline }}
 {{- fail "model.offline: must be false for a model of the hub, or model.existingClaim or model.fetch.source be set" }}
 {{- end }}
+{{- range $name := list "draftModel" "draftHead" }}
+{{- if and (get $.Values.model.fetch $name) (not $.Values.model.fetch.source) }}
+{{- fail (printf "model.fetch.source: must be set, since model.fetch.%s is set: both are fetched into one claim" $name) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.model.fetch.draftHead (eq .Values.model.draftHead "none") }}
+{{- fail "model.draftHead: must not be none, since model.fetch.draftHead is set" }}
+{{- end }}
+{{- if and (include "draftwood.draftHeadName" .) (not (include "draftwood.modelClaim" .)) }}
+{{- fail "model.draftHead: must be auto or none, or model.existingClaim or model.fetch.source be set: a head is a folder in that claim" }}
+{{- end }}
+{{- if and .Values.model.draftModel (not (include "draftwood.modelClaim" .)) .Values.model.offline }}
+{{- fail "model.offline: must be false for a draftModel of the hub, or model.existingClaim or model.fetch.source be set" }}
+{{- end }}
+{{- if and (eq .Values.engine "vllm") (or (include "draftwood.draftModelName" .) (include "draftwood.draftHeadName" .)) }}
+{{- fail "engine: must be draftwood, since model.draftModel or model.draftHead is set" }}
+{{- end }}
 {{- if and (ne .Values.autoscaling.type "none") (not .Values.metrics.enabled) }}
 {{- fail "metrics.enabled: must be true, since autoscaling.type is set: pods are added by a metric" }}
 {{- end }}
@@ -278,10 +295,36 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- default (ternary (printf "%s-models" (include "draftwood.fullname" .)) "" (not (empty .Values.model.fetch.source))) .Values.model.existingClaim }}
 {{- end }}
 
+{{/* Folder of what is fetched; empty for nothing. */}}
+{{- define "draftwood.fetchedName" -}}
+{{- if . }}{{ regexReplaceAll "@[^@]*$" . "" | base | trimSuffix ".gguf" }}{{ end }}
+{{- end }}
+
 {{/* Folder in the claim, or id on the hub; empty for the demo model. */}}
 {{- define "draftwood.modelName" -}}
-{{- $fetched := regexReplaceAll "@[^@]*$" .Values.model.fetch.source "" | base | trimSuffix ".gguf" }}
-{{- default (ternary $fetched "" (not (empty .Values.model.fetch.source))) .Values.model.name }}
+{{- default (include "draftwood.fetchedName" .Values.model.fetch.source) .Values.model.name }}
+{{- end }}
+
+{{/* Likewise; empty for none. */}}
+{{- define "draftwood.draftModelName" -}}
+{{- default (include "draftwood.fetchedName" .Values.model.fetch.draftModel) .Values.model.draftModel }}
+{{- end }}
+
+{{/* Folder in the claim; empty for auto and none. */}}
+{{- define "draftwood.draftHeadName" -}}
+{{- $named := ternary "" .Values.model.draftHead (has .Values.model.draftHead (list "auto" "none")) }}
+{{- default (include "draftwood.fetchedName" .Values.model.fetch.draftHead) $named }}
+{{- end }}
+
+{{/* What init containers fetch: the name of each, its source, and the folder in the claim, as JSON. */}}
+{{- define "draftwood.fetched" -}}
+{{- $fetch := .Values.model.fetch }}
+{{- $model := dict "name" "model" "source" $fetch.source "folder" (include "draftwood.modelName" .) }}
+{{- $draft := dict "name" "draft-model" "source" $fetch.draftModel "folder" (include "draftwood.draftModelName" .) }}
+{{- $head := dict "name" "draft-head" "source" $fetch.draftHead "folder" (include "draftwood.draftHeadName" .) }}
+{{- $fetched := list }}
+{{- range list $model $draft $head }}{{ if .source }}{{ $fetched = append $fetched . }}{{ end }}{{ end }}
+{{- toJson $fetched }}
 {{- end }}
 
 {{- define "draftwood.cacheClaim" -}}
@@ -336,6 +379,11 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- with include "draftwood.modelName" . }}
 {{- $own = set $own "model" (ternary (printf "/models/%s" .) . (not (empty (include "draftwood.modelClaim" $)))) }}
 {{- end }}
+{{- with include "draftwood.draftModelName" . }}
+{{- $own = set $own "draft_model" (ternary (printf "/models/%s" .) . (not (empty (include "draftwood.modelClaim" $)))) }}
+{{- end }}
+{{- if eq .Values.model.draftHead "none" }}{{ $own = set $own "draft_head" "none" }}{{ end }}
+{{- with include "draftwood.draftHeadName" . }}{{ $own = set $own "draft_head" (printf "/models/%s" .) }}{{ end }}
 {{- if .Values.metrics.enabled }}
 {{- $own = set $own "metrics_port" 9464 }}
 {{- if .Values.routing.vllmNames }}{{ $own = set $own "metrics_vllm_names" true }}{{ end }}

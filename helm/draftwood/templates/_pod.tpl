@@ -59,32 +59,32 @@ spec:
     {{- if and (eq .Values.gateway.mode "sidecar") (not .isWorker) }}
     {{- include "draftwood.gatewayCheck" . | nindent 4 }}
     {{- end }}
-    {{- if .Values.model.fetch.source }}
+    {{- range $fetched := include "draftwood.fetched" . | fromJsonArray }}
     # The first of several pods downloads, the others wait for it. What is complete is not asked for again.
-    - name: model
-      image: {{ include "draftwood.image" . }}
-      imagePullPolicy: {{ .Values.image.pullPolicy }}
-      args: [models, {{ .Values.model.fetch.source | quote }}, "--to=/models/{{ include "draftwood.modelName" . }}"]
+    - name: {{ $fetched.name }}
+      image: {{ include "draftwood.image" $ }}
+      imagePullPolicy: {{ $.Values.image.pullPolicy }}
+      args: [models, {{ $fetched.source | quote }}, "--to=/models/{{ $fetched.folder }}"]
       securityContext:
-        {{- include "draftwood.containerSecurity" . | nindent 8 }}
+        {{- include "draftwood.containerSecurity" $ | nindent 8 }}
       env:
         - {name: HOME, value: /tmp}
         - {name: HF_HOME, value: /models/.hub}
-        {{- with include "draftwood.noGpus" . }}
+        {{- with include "draftwood.noGpus" $ }}
         {{- . | nindent 8 }}
         {{- end }}
-        {{- with include (ternary "draftwood.s3Env" "draftwood.hubToken" (hasPrefix "s3:" .Values.model.fetch.source)) . | trim }}
+        {{- with include (ternary "draftwood.s3Env" "draftwood.hubToken" (hasPrefix "s3:" $fetched.source)) $ | trim }}
         {{- . | nindent 8 }}
         {{- end }}
-        {{- with .Values.extraEnv }}
+        {{- with $.Values.extraEnv }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
       resources:
-        {{- toYaml .Values.model.fetch.resources | nindent 8 }}
+        {{- toYaml $.Values.model.fetch.resources | nindent 8 }}
       volumeMounts:
         - {name: models, mountPath: /models}
         - {name: tmp, mountPath: /tmp}
-        {{- if .Values.model.fetch.s3.tlsSecret }}
+        {{- if $.Values.model.fetch.s3.tlsSecret }}
         - {name: s3-tls, mountPath: /etc/draftwood/s3-tls, readOnly: true}
         {{- end }}
     {{- end }}

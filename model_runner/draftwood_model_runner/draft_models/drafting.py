@@ -269,19 +269,23 @@ class ModelDrafts:
         logits = self._pass(batch)
         ends = np.cumsum(told).tolist()
         for sequence, row, n, end, tell in zip(sequences, rows, counts, ends, told, strict=True):
-            self._note_agreement(sequence, row, row.computed + n + ahead, logits.tokens[end - tell : end, 0])
+            self._note_agreement(sequence, row, row.computed + n + ahead, logits.tokens[end - tell : end])
             self._advance(sequence, row, n)
             row.roots = logits.part([end - 1])
 
     def _note_agreement(self, sequence: Sequence, row: _Row, end: int, predicted: Int32Array) -> None:
-        """Compares predictions of the tokens up to position `end`, that one included, with those that are known."""
-        start = end - predicted.size + 1
-        known = sequence.tokens(start, min(predicted.size, sequence.length - start))
+        """Compares predictions of the tokens up to position `end`, that one included, with those that are known.
+
+        Args:
+            predicted: int32[n, width], the most probable ones of each, which a draft would have.
+        """
+        start = end - len(predicted) + 1
+        known = sequence.tokens(start, min(len(predicted), sequence.length - start))
         if row.agreed_from + len(row.agreed) != start:
             row.agreed = []
         if not row.agreed:
             row.agreed_from = start
-        row.agreed += (predicted[: known.size] == known).tolist()
+        row.agreed += (predicted[: known.size] == known[:, None]).any(axis=1).tolist()
 
     def _advance(self, sequence: Sequence, row: _Row, entries: int) -> None:
         size, pages = self._runner.page_size, sequence.kv.pages

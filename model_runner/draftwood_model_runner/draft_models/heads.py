@@ -168,6 +168,7 @@ def load_head(folder: str, width: int, layers: int, vocab_size: int) -> EagleHea
     if tokens is None or int((torch.arange(tokens.shape[0]) + tokens).max()) >= vocab_size:
         raise refused(f"it must be a head for this model: its tokens are not among the {vocab_size:,} of the model")
     head = EagleHead(config)
+    head.name_or_path = folder
     head.feature_layers_of_target = read = head.layers_read(layers)
     if not all(0 <= layer <= layers for layer in read):
         raise refused(f"it must be a head for this model: it reads layers {read}, and the model has {layers}")

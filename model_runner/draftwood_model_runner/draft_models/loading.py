@@ -3,51 +3,53 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from draftwood_model_runner.draft_models.drafting import HeadParts
 from draftwood_model_runner.draft_models.heads import EagleHead, Embedding, load_head
-from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.loading.gguf import dense_place
-from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel
-from draftwood_model_runner.loading.sources import KNOWN_MODELS
-from draftwood_strategies.built_in import MODEL_STRATEGIES
+from draftwood_model_runner.errors import (
+    InvalidInputError,
+    InvalidValueError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+)
+from draftwood_model_runner.loading.checkpoint import name_of, require_folder, stored_parameters
+from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel, configured_context
+from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD, bundled_head, require_head
+from draftwood_model_runner.loading.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from draftwood_strategies.arrays import Float32Array
 
 _log = logging.getLogger(__name__)
 
-DRAFT_MODEL, HEAD = MODEL_STRATEGIES
-AUTO, NO_HEAD = "auto", "none"
-_BUNDLED = Path(__file__).parent / "bundled"
+HEAD, DRAFT_MODEL = "head", "draft_model"
+"""The names of the strategies."""
 
 
-def bundled_head(path_or_id: str) -> str | None:
-    """The folder of the head that this package has for a model; None if it has none."""
-    for known in KNOWN_MODELS.values():
-        folder = _BUNDLED / known.name
-        is_dense = Path(path_or_id).parts[-2:] == dense_place(Path(), known.gguf_sha256, known.name).parts[-2:]
-        if (is_dense or path_or_id == known.hub_id) and folder.is_dir():
-            return str(folder)
-    return None
-
-
-def read_head(draft_head: str, path_or_id: str) -> EagleHead | None:
+def read_head(draft_head: str, path_or_id: str, problem: str) -> EagleHead | None:
     """The head that a setting names for a model; None for none.
 
     Args:
         draft_head: a folder; "auto" for the one that this package has for the model, if it has one; or "none".
+        problem: why no head can be computed beside the model; "" if one can.
 
     Raises:
-        InvalidValueError: there is no such head, or it is one of another model.
+        InvalidValueError: there is no such head, it is one of another model, or a folder is named beside a problem.
     """
-    folder = bundled_head(path_or_id) if draft_head == AUTO else draft_head
-    if folder is None or draft_head == NO_HEAD:
+    require_head(draft_head)
+    folder = bundled_head(path_or_id) if draft_head == AUTO_HEAD else draft_head
+    if folder is None or folder == NO_HEAD:
         return None
+    if problem and draft_head == AUTO_HEAD:
+        _log.info("the model is served without its draft head: %s", problem)
+        return None
+    if problem:
+        raise InvalidValueError("draft_head", draft_head, f"it must be {AUTO_HEAD} or {NO_HEAD}: {problem}")
     from transformers import AutoConfig
 
     config: Any = AutoConfig.from_pretrained(path_or_id).get_text_config()
@@ -77,28 +79,85 @@ def head_drafter(head: EagleHead, path_or_id: str, model: LoadedModel, threads: 
     factory = take_over_head(head, model.max_context, threads)
     token_ids = head.token_ids.numpy().astype(np.int32)
     parts = HeadParts(combine, Embedding(path_or_id), token_ids)
-    return DraftModel(factory, parts, sum(p.numel() for p in head.parameters()))
+    return DraftModel(name_of(str(head.name_or_path)), factory, parts, sum(p.numel() for p in head.parameters()))
+
+
+class _Facts(NamedTuple):
+    """What must be alike of a smaller model and its target, by its files or loaded.
+
+    Attributes:
+        token_ids: of the tokenizer.
+        parameters: weights; 0 if that is not known.
+    """
+
+    token_ids: dict[str, int]
+    vocab_size: int
+    context: int
+    parameters: int
+
+    @classmethod
+    def by_files(cls, path_or_id: str, max_context: int | None) -> _Facts:
+        from transformers import AutoConfig
+
+        require_folder(path_or_id)
+        context, _ = configured_context(path_or_id, max_context)
+        vocab_size = int(AutoConfig.from_pretrained(path_or_id).get_text_config().vocab_size)
+        token_ids = load_tokenizer(path_or_id).token_ids()
+        return cls(token_ids, vocab_size, context, stored_parameters(path_or_id))
+
+    @classmethod
+    def of(cls, model: LoadedModel) -> _Facts:
+        return cls(model.tokenizer.token_ids(), model.vocab_size, model.max_context, model.parameters)
+
+
+def check_draft_model(draft_model: str, path_or_id: str, max_context: int | None) -> None:
+    """Compares a smaller model with its target, before the weights of either are read.
+
+    Args:
+        max_context: of the target, as for `load_model`.
+
+    Raises:
+        InvalidValueError: there is no such model, it has another vocabulary or a shorter context, or is not smaller.
+    """
+    with naming_draft_model(draft_model):
+        draft = _Facts.by_files(draft_model, None)
+    _require_fit(draft_model, draft, _Facts.by_files(path_or_id, max_context))
 
 
 def model_drafter(draft: LoadedModel, target: LoadedModel, draft_model: str) -> DraftModel:
     """A smaller model beside a target.
 
     Raises:
-        InvalidValueError: it has another vocabulary, is not smaller, or another runner computes it.
+        InvalidValueError: it has another vocabulary or a shorter context, is not smaller, or another runner computes
+            it.
     """
-
-    def refused(problem: str) -> InvalidValueError:
-        return InvalidValueError("draft_model", draft_model, problem)
-
-    same_size = draft.vocab_size == target.vocab_size
-    if not same_size or draft.tokenizer.token_ids() != target.tokenizer.token_ids():
-        sizes = f"{draft.vocab_size:,} tokens, and the model {target.vocab_size:,}"
-        raise refused(f"it must have the vocabulary of the model: it has {sizes}, or names others")
-    if draft.parameters >= target.parameters:
-        weights = f"{draft.parameters / 1e6:,.0f} million weights, and the model {target.parameters / 1e6:,.0f}"
-        raise refused(f"it must be smaller than the model: it has {weights}")
+    _require_fit(draft_model, _Facts.of(draft), _Facts.of(target))
     if draft.runner_name != target.runner_name:
-        raise refused(f"runner {draft.runner_name} computes it, and {target.runner_name} the model; both need the same")
-    if draft.max_context < target.max_context:
-        raise refused(f"it must have the model's context of {target.max_context:,} tokens, not {draft.max_context:,}")
-    return DraftModel(draft.factory, None, draft.parameters)
+        problem = f"runner {draft.runner_name} computes it, and {target.runner_name} the model; both need the same"
+        raise InvalidValueError(DRAFT_MODEL, draft_model, problem)
+    return DraftModel(draft.name, draft.factory, None, draft.parameters)
+
+
+def _require_fit(draft_model: str, draft: _Facts, target: _Facts) -> None:
+    """Raises InvalidValueError."""
+    problem = ""
+    if (draft.vocab_size, draft.token_ids) != (target.vocab_size, target.token_ids):
+        sizes = f"{draft.vocab_size:,} tokens, and the model {target.vocab_size:,}"
+        problem = f"it must have the vocabulary of the model: it has {sizes}, or names others"
+    elif 0 < target.parameters <= draft.parameters:
+        weights = f"{draft.parameters / 1e6:,.1f} million weights, and the model {target.parameters / 1e6:,.1f}"
+        problem = f"it must be smaller than the model: it has {weights}"
+    elif draft.context < target.context:
+        problem = f"it must have the model's context of {target.context:,} tokens, not {draft.context:,}"
+    if problem:
+        raise InvalidValueError(DRAFT_MODEL, draft_model, problem)
+
+
+@contextmanager
+def naming_draft_model(draft_model: str) -> Iterator[None]:
+    """Errors of a model that cannot be loaded name the setting."""
+    try:
+        yield
+    except (InvalidValueError, ModelNotFoundError, UnsupportedModelError) as error:
+        problem = str(error).removeprefix(f"model {draft_model!r}: ")
+        raise InvalidInputError(DRAFT_MODEL, draft_model, problem) from error

@@ -170,17 +170,17 @@ def read_checkpoint(path_or_id: str, source: str) -> CheckpointFacts:
     of_text = config.get_text_config()
     return CheckpointFacts(
         architecture=architecture,
-        parameters=_parameters(Path(path_or_id)),
+        parameters=stored_parameters(path_or_id),
         eos_token_ids=end_tokens(of_text, generation),
         defaults=generation_defaults(architecture, generation, source, of_text.vocab_size),
     )
 
 
-def _parameters(folder: Path) -> int:
-    """By the shapes in the headers of safetensors files."""
+def stored_parameters(path_or_id: str) -> int:
+    """Weights of a model in a folder, by the headers of its safetensors files; 0 if they do not tell."""
     from safetensors import safe_open
 
-    total = 0
+    total, folder = 0, Path(path_or_id)
     for path in folder.glob("*.safetensors") if folder.is_dir() else ():
         with safe_open(path, framework="numpy") as file:
             total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
 
@@ -34,3 +35,17 @@ class ModelFacts:
     max_context: int
     eos_token_ids: frozenset[int]
     defaults: GenerationDefaults
+
+
+class DraftModelFacts(NamedTuple):
+    """The properties of a model that drafts beside another.
+
+    Attributes:
+        strategy: that drafts by it.
+        name: that clients see: of the model, or of the folder of the head.
+        parameters: weights, those that it shares with the other aside.
+    """
+
+    strategy: str
+    name: str
+    parameters: int

@@ -19,7 +19,7 @@ from draftwood_model_runner.draft_models.drafting import HeadParts
 from draftwood_model_runner.engine_config import Abilities, check_runner, check_weights
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerError
 from draftwood_model_runner.loading.checkpoint import cannot_be_loaded
-from draftwood_model_runner.loading.facts import ModelFacts
+from draftwood_model_runner.loading.facts import DraftModelFacts, ModelFacts
 from draftwood_model_runner.loading.tokenizer import Tokenizer
 from draftwood_model_runner.runners.base import RunnerFactory
 from draftwood_model_runner.runners.shrinking import CONTEXT, rotation_limit
@@ -41,11 +41,13 @@ class DraftModel(NamedTuple):
     """A model that drafts beside a target.
 
     Attributes:
+        name: that clients see: of the model, or of the folder of the head.
         factory: as its runner computes it.
         head: what a head needs besides; None for a whole model.
         parameters: weights, those that it shares with the target aside.
     """
 
+    name: str
     factory: RunnerFactory
     head: HeadParts | None
     parameters: int
@@ -72,6 +74,13 @@ class LoadedModel(ModelFacts):
     def runner_name(self) -> str:
         """The kind of runner that computes the model: "cuda", "openvino" or "torch"."""
         return self.factory.name
+
+    @property
+    def draft_models(self) -> tuple[DraftModelFacts, ...]:
+        """What is known of `drafters`."""
+        return tuple(
+            DraftModelFacts(strategy, drafter.name, drafter.parameters) for strategy, drafter in self.drafters.items()
+        )
 
     @property
     def abilities(self) -> Abilities:

@@ -17,16 +17,18 @@ import torch
 from draftwood_model_runner.draft_models.loading import (
     DRAFT_MODEL,
     HEAD,
-    NO_HEAD,
+    check_draft_model,
     head_drafter,
     model_drafter,
+    naming_draft_model,
     read_head,
 )
-from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights
+from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights, no_head_reason
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedModelError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, name_of, require_folder
 from draftwood_model_runner.loading.conversion_cache import entry_of, is_intact, load_entry, save_entry, tokenizer_of
 from draftwood_model_runner.loading.loaded import DTYPES, LoadedModel, adopt, load_module
+from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD
 from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
 from draftwood_model_runner.runners.cuda.device import require_triton
 from draftwood_model_runner.runners.machine import default_threads
@@ -75,7 +77,7 @@ def load_model(
             of all of them at most.
         draft_model: folder or id of a smaller model of the same vocabulary, which drafts; None for none.
         draft_head: folder of a draft head for this model, "auto" for the one that this package has for it, if it has
-            one, or "none".
+            one and can compute it here, or "none".
 
     Raises:
         InvalidValueError: device, dtype, max_context, runner, weights, generation_defaults, tensor_parallel,
@@ -93,12 +95,14 @@ def load_model(
     require_folder(path_or_id)
     threads = threads or default_threads()
     torch.set_num_threads(threads)
-    head = read_head(draft_head, path_or_id)
+    head = read_head(draft_head, path_or_id, no_head_reason(chosen_device.type, runner, exact, tensor_parallel))
     feature_layers = () if head is None else head.feature_layers_of_target
+    if draft_model is not None:
+        if tensor_parallel > 1:
+            problem = f"it must be unset, since tensor_parallel is {tensor_parallel}"
+            raise InvalidValueError("draft_model", draft_model, problem)
+        check_draft_model(draft_model, path_or_id, max_context)
     if tensor_parallel > 1:
-        for name, value in (("draft_model", draft_model), ("draft_head", None if head is None else draft_head)):
-            if value is not None:
-                raise InvalidValueError(name, value, f"tensor_parallel is {tensor_parallel}; drafts by a model need 1")
         if exact:
             raise InvalidValueError("exact", exact, f"tensor_parallel is {tensor_parallel}; exact mode needs 1")
         options = {"dtype": dtype, "max_context": max_context, "generation_defaults": generation_defaults}
@@ -136,19 +140,20 @@ def load_model(
     else:
         model = _kept(entry, path_or_id, threads, cache_bytes, convert)
     drafters = {}
-    if head is not None:
+    if head is not None and (model.runner_name == "openvino" or draft_head != AUTO_HEAD):
         drafters[HEAD] = head_drafter(head, path_or_id, model, threads)
     if draft_model is not None:
-        draft = load_model(
-            draft_model,
-            device=device,
-            dtype=dtype,
-            max_context=max_context,
-            runner=model.runner_name,
-            threads=threads,
-            cache=cache,
-            cache_bytes=cache_bytes,
-        )
+        with naming_draft_model(draft_model):
+            draft = load_model(
+                draft_model,
+                device=device,
+                dtype=dtype,
+                max_context=max_context,
+                runner=model.runner_name,
+                threads=threads,
+                cache=cache,
+                cache_bytes=cache_bytes,
+            )
         drafters[DRAFT_MODEL] = model_drafter(draft, model, draft_model)
     return replace(model, drafters=drafters) if drafters else model
 

@@ -22,7 +22,7 @@ from http.client import HTTPException
 from pathlib import Path
 from types import MappingProxyType
 
-from draftwood_model_runner.errors import ModelNotFoundError
+from draftwood_model_runner.errors import InvalidValueError, ModelNotFoundError
 from draftwood_model_runner.loading.checkpoint import (
     HUB_SECONDS,
     OFFLINE,
@@ -44,6 +44,10 @@ from draftwood_model_runner.loading.gguf import (
 )
 
 _log = logging.getLogger(__name__)
+AUTO_HEAD, NO_HEAD = "auto", "none"
+"""What `draft_head` may be besides a folder: the head that this package has for the model, if it has one, and none."""
+_HEADS = Path(__file__).parents[1] / "draft_models" / "bundled"
+_HEAD_FILES = ("config.json", "model.safetensors")
 _SILENT_SECONDS = 20.0
 """Without a byte, until the index is given up."""
 _REPORT_SECONDS = 5.0
@@ -222,6 +226,28 @@ KNOWN_MODELS: Mapping[str, KnownModel] = MappingProxyType(
     }
 )
 """By name."""
+
+
+def bundled_head(model: str) -> str | None:
+    """The folder of the draft head that this package has for a model; None if it has none.
+
+    Args:
+        model: a known name, or what `resolve` makes of one.
+    """
+    for known in KNOWN_MODELS.values():
+        folder = _HEADS / known.name
+        is_dense = Path(model).parts[-2:] == dense_place(Path(), known.gguf_sha256, known.name).parts[-2:]
+        if (is_dense or model in (known.name, known.hub_id)) and folder.is_dir():
+            return str(folder)
+    return None
+
+
+def require_head(draft_head: str) -> None:
+    """Raises InvalidValueError for a setting that names no draft head."""
+    folder = Path(draft_head)
+    if draft_head not in (AUTO_HEAD, NO_HEAD) and not all((folder / name).is_file() for name in _HEAD_FILES):
+        allowed = f"it must be {AUTO_HEAD}, {NO_HEAD} or a folder with {' and '.join(_HEAD_FILES)}"
+        raise InvalidValueError("draft_head", draft_head, allowed)
 
 
 def fetch(model: KnownModel, folder: Path) -> Path:

@@ -410,7 +410,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "architecture", "parameters", "dtype", "device", "vocab_size", "max_context_tokens", "max_running_requests", "max_waiting_requests", "max_draft_nodes", "has_chat_template", "strategies", "default_strategy", "eos_token_ids", "server_version", "exact", "runner", "runner_reason", "weights", "generation_defaults", "limits", "memory_max_bytes", "tool_format", "no_tools_reason", "abilities")
+    __slots__ = ("model", "architecture", "parameters", "dtype", "device", "vocab_size", "max_context_tokens", "max_running_requests", "max_waiting_requests", "max_draft_nodes", "has_chat_template", "strategies", "default_strategy", "eos_token_ids", "server_version", "exact", "runner", "runner_reason", "weights", "generation_defaults", "limits", "memory_max_bytes", "tool_format", "no_tools_reason", "abilities", "draft_models")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -436,6 +436,7 @@ class GetModelInfoResponse(_message.Message):
     TOOL_FORMAT_FIELD_NUMBER: _ClassVar[int]
     NO_TOOLS_REASON_FIELD_NUMBER: _ClassVar[int]
     ABILITIES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_MODELS_FIELD_NUMBER: _ClassVar[int]
     model: str
     architecture: str
     parameters: int
@@ -461,7 +462,18 @@ class GetModelInfoResponse(_message.Message):
     tool_format: ToolFormat
     no_tools_reason: str
     abilities: EngineAbilities
-    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., max_draft_nodes: _Optional[int] = ..., has_chat_template: bool = ..., strategies: _Optional[_Iterable[str]] = ..., default_strategy: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_version: _Optional[str] = ..., exact: bool = ..., runner: _Optional[str] = ..., runner_reason: _Optional[str] = ..., weights: _Optional[str] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ..., memory_max_bytes: _Optional[int] = ..., tool_format: _Optional[_Union[ToolFormat, _Mapping]] = ..., no_tools_reason: _Optional[str] = ..., abilities: _Optional[_Union[EngineAbilities, _Mapping]] = ...) -> None: ...
+    draft_models: _containers.RepeatedCompositeFieldContainer[DraftModel]
+    def __init__(self, model: _Optional[str] = ..., architecture: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_tokens: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., max_waiting_requests: _Optional[int] = ..., max_draft_nodes: _Optional[int] = ..., has_chat_template: bool = ..., strategies: _Optional[_Iterable[str]] = ..., default_strategy: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., server_version: _Optional[str] = ..., exact: bool = ..., runner: _Optional[str] = ..., runner_reason: _Optional[str] = ..., weights: _Optional[str] = ..., generation_defaults: _Optional[_Union[GenerationDefaults, _Mapping]] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ..., memory_max_bytes: _Optional[int] = ..., tool_format: _Optional[_Union[ToolFormat, _Mapping]] = ..., no_tools_reason: _Optional[str] = ..., abilities: _Optional[_Union[EngineAbilities, _Mapping]] = ..., draft_models: _Optional[_Iterable[_Union[DraftModel, _Mapping]]] = ...) -> None: ...
+
+class DraftModel(_message.Message):
+    __slots__ = ("strategy", "name", "parameters")
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    strategy: str
+    name: str
+    parameters: int
+    def __init__(self, strategy: _Optional[str] = ..., name: _Optional[str] = ..., parameters: _Optional[int] = ...) -> None: ...
 
 class EngineAbilities(_message.Message):
     __slots__ = ("engine", "version", "reproducible_seeds", "draft_trees", "branching_drafts", "min_p", "logit_bias", "max_temperature", "max_penalty", "max_logprobs", "formats", "pauses", "preempts", "audits_samples")

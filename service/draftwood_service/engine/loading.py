@@ -6,18 +6,21 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
 from draftwood_memory.memory import opened_memory
+from draftwood_model_runner.errors import InvalidValueError
 from draftwood_service.engine.loaded import LoadedEngine
 from draftwood_service.serving import ModelInfo
 from draftwood_service.settings import Settings
 
 if TYPE_CHECKING:
+    from draftwood_model_runner.engine import Engine
+    from draftwood_model_runner.loading.facts import DraftModelFacts
     from draftwood_model_runner.loading.loaded import LoadedModel
 
 _log = structlog.get_logger("draftwood")
@@ -52,7 +55,7 @@ def loaded(
         _log.info("loading", finished=step, seconds=round(now - began, 2))
         began = now
 
-    from draftwood_model_runner.engine import Engine, warm_up
+    from draftwood_model_runner.engine import Engine, model_strategies, warm_up
     from draftwood_model_runner.execution import check_capacity
     from draftwood_model_runner.runners.machine import trim_heap
     from draftwood_strategies.draft_engine.watchdog import Watchdog
@@ -65,12 +68,18 @@ def loaded(
     model = _loaded_model(settings)
     finished("model")
     info = ModelInfo.of(model)
-    with opened_memory(settings.of_memory, info.fingerprint) as memory, device_drafts(settings, model) as arena:
+    with (
+        ExitStack() as offering,  # ends last: the memory makes strategies until it is closed
+        opened_memory(settings.of_memory, info.fingerprint) as memory,
+        device_drafts(settings, model) as arena,
+    ):
         finished("memory")
         weights = dict(settings.tenant_weights)
         config = replace(settings.engine_config, tenant_weights=weights, steps_ahead=arena is not None)
         engine = Engine(model, config, Watchdog())
         finished("engine")
+        info = replace(info, draft_models=_agreeing(engine, settings))
+        offering.enter_context(model_strategies(engine))
         tell(model.tokenizer.class_path)  # not before: its work would slow down the steps that are measured
         warm_up(engine)
         finished("warm-up")
@@ -135,10 +144,40 @@ def _loaded_model(settings: Settings) -> LoadedModel:
         tensor_parallel=settings.tensor_parallel,
         cache=settings.cache_folder,
         cache_bytes=settings.model_cache_bytes,
+        draft_model=settings.draft_model,
+        draft_head=settings.draft_head,
     )
     _log.info("runner", runner=model.runner_name, weights=model.weights, reason=model.runner_reason)
     _tell_gains(model, settings)
     return model
+
+
+def _agreeing(engine: Engine, settings: Settings) -> tuple[DraftModelFacts, ...]:
+    """The models that draft beside the engine's. Of those that were not chosen by name, one that agrees with it too
+    seldom is left out.
+
+    Raises:
+        InvalidValueError: one that was chosen agrees too seldom.
+    """
+    from draftwood_model_runner.engine import LEAST_AGREED, try_drafters
+    from draftwood_model_runner.loading.sources import AUTO_HEAD
+
+    shares, kept = try_drafters(engine), []
+    for drafter in engine.model.draft_models:
+        agreed = shares[drafter.strategy]
+        of_head = drafter.strategy == "head"
+        setting, value = ("draft_head", settings.draft_head) if of_head else ("draft_model", settings.draft_model)
+        problem = f"it must hold {LEAST_AGREED:.0%} of the model's own tokens most probable, not {agreed:.1%}"
+        if agreed < LEAST_AGREED and value != AUTO_HEAD:
+            raise InvalidValueError(setting, value, f"{problem}: it is not one for this model")
+        if agreed < LEAST_AGREED:
+            _log.warning("the model is served without its draft head", reason=problem)
+            del engine.model_drafts[drafter.strategy]
+            continue
+        facts = {"strategy": drafter.strategy, "name": drafter.name, "parameters": drafter.parameters}
+        _log.info("a model drafts", **facts, agreed=round(agreed, 3))
+        kept.append(drafter)
+    return tuple(kept)
 
 
 def _tell_gains(model: LoadedModel, settings: Settings) -> None:

@@ -28,6 +28,8 @@ from draftwood_service.rpc.memory import MemoryServicer
 from draftwood_service.rpc.status import AuditServicer, StatusServicer
 from draftwood_service.rpc.tenants import TenantServicer
 from draftwood_service.serving import ServedModel, Serving
+from draftwood_strategies.drafting import require_strategy
+from draftwood_strategies.registry import know_offered
 from draftwood_tenants.followed import FollowedTenants
 from draftwood_tenants.resources.follower import end
 from draftwood_tenants.resources.store import ConfigurationUnknownError
@@ -63,11 +65,14 @@ class RunningServer:
         bridge: to the engine of this model, started. The server closes it.
 
     Raises:
+        InvalidValueError: the settings name a strategy whose model was not loaded.
         InvalidInputError: the tenants file cannot be read, or is wrong.
     """
 
     def __init__(self, bound: BoundServer, model: ServedModel, bridge: EngineBridge) -> None:
         settings = bound.settings
+        know_offered([drafter.strategy for drafter in model.draft_models])
+        require_strategy("strategy", settings.strategy)
         self.address, self.port, self.health_port = bound.address, bound.port, bound.health_port
         self._settings = settings
         self._bound = bound

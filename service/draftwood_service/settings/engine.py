@@ -12,17 +12,19 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from draftwood_memory.settings import cache_folder
-from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights
+from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights, no_head_reason
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
+from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD, bundled_head
 from draftwood_service.settings.groups import JsonObject, SettingsGroup, Size, Weights
 
 ENGINE_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     # vLLM shows no predictions beside the written tokens, so what a hybrid adds to the trie learns nothing there.
-    {"vllm": MappingProxyType({"strategy": "trie", "own_text_tokens": 0})}
+    {"vllm": MappingProxyType({"strategy": "trie", "own_text_tokens": 0, "draft_head": NO_HEAD})}
 )
 """Defaults of settings that are others for an engine than for Draftwood's own."""
 
+_VLLM_DRAFTS = "vLLM runs one drafter, which is the plug-in; its own draft models are for vLLM without Draftwood"
 _VLLM_REFUSES: Mapping[str, str] = MappingProxyType(
     {
         "exact": "vLLM has no exact mode",
@@ -31,6 +33,8 @@ _VLLM_REFUSES: Mapping[str, str] = MappingProxyType(
         "device": "vLLM chooses the device; CUDA_VISIBLE_DEVICES limits it",
         "threads": "OMP_NUM_THREADS and VLLM_CPU_OMP_THREADS_BIND set the threads of vLLM on CPUs",
         "device_drafts": "the plug-in chooses: on the GPU where vLLM's second model runner can, see docs/vllm.md",
+        "draft_model": _VLLM_DRAFTS,
+        "draft_head": _VLLM_DRAFTS,
         "own_text_tokens": "a successor table needs the model's predictions, which vLLM does not show",
         "shared_prefill_chunk": "vLLM has one limit of tokens for all steps, prefill_chunk",
     }
@@ -64,6 +68,11 @@ class ModelSettings(SettingsGroup):
 
     model: str | None = None
     """Folder, GGUF file or hub id of the model, or a name that `draftwood models` lists; unset: the bundled model"""
+    draft_model: str | None = None
+    """Smaller model of the same vocabulary that drafts beside the model, named as that is; unset: none"""
+    draft_head: str = AUTO_HEAD
+    """Folder of a draft head in the form of EAGLE-3 that was trained for the model; auto: the one that Draftwood has
+    for the model, if it has one; none: no head. Heads need runner openvino"""
     engine: Literal["draftwood", "vllm"] = "draftwood"
     """What runs the model: draftwood, Draftwood's own engine, or vllm, for several machines' worth of GPUs and all that
     vLLM serves (pip install 'draftwood[vllm]')"""
@@ -122,6 +131,14 @@ class ModelSettings(SettingsGroup):
             return self.model_cache_folder if self.model_cache else None
         return cache_folder(os.environ)
 
+    @property
+    def model_strategies(self) -> list[str]:
+        """Strategies that draft by models beside the model, as far as that is known before it is loaded."""
+        # A GGUF file may be a model that has a head.
+        has_head = self.draft_head != AUTO_HEAD or self.model_path.endswith(".gguf") or bundled_head(self.model_path)
+        heads = ["head"] if has_head and self.draft_head != NO_HEAD and not self._no_head_reason else []
+        return heads if self.draft_model is None else [*heads, "draft_model"]
+
     @field_validator("device")
     @classmethod
     def _known_device(cls, device: str) -> str:
@@ -145,6 +162,7 @@ class ModelSettings(SettingsGroup):
                 if getattr(self, name) > 1:
                     problem = "must be 1 with engine draftwood; set --engine vllm"
                     raise InvalidInputError(name, getattr(self, name), problem)
+            self._check_drafters()
             if self.engine_args:
                 problem = "are arguments of vLLM; the engine is draftwood: set --engine vllm"
                 raise InvalidInputError("engine_args", None, problem)
@@ -157,6 +175,19 @@ class ModelSettings(SettingsGroup):
             if (argument := VLLM_ARGUMENTS.get(name)) is not None:
                 raise InvalidInputError(f"engine_args[{name}]", None, f"is set by --{argument.replace('_', '-')}")
         self._check_nodes()
+
+    def _check_drafters(self) -> None:
+        """Raises InvalidValueError for models that cannot draft by these settings."""
+        if self.draft_head not in (AUTO_HEAD, NO_HEAD) and self._no_head_reason:
+            allowed = f"it must be {AUTO_HEAD} or {NO_HEAD}: {self._no_head_reason}"
+            raise InvalidValueError("draft_head", self.draft_head, allowed)
+        if self.draft_model is not None and self.tensor_parallel > 1:
+            problem = f"it must be unset, since tensor_parallel is {self.tensor_parallel}"
+            raise InvalidValueError("draft_model", self.draft_model, problem)
+
+    @property
+    def _no_head_reason(self) -> str:
+        return no_head_reason(self.device, self.runner, self.exact, self.tensor_parallel)
 
     def _check_nodes(self) -> None:
         ranks = self.tensor_parallel * self.pipeline_parallel

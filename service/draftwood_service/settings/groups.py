@@ -276,10 +276,11 @@ class DraftingSettings(SettingsGroup):
     @classmethod
     def _known_strategy(cls, name: str) -> str:
         # Imported here: numba takes most of a second to import, which --help need not wait for.
-        from draftwood_strategies import strategy_names
+        from draftwood_strategies.built_in import LOADED_BY
+        from draftwood_strategies.drafting import require_strategy
 
-        if name not in strategy_names():
-            raise ValueError(f"it must be one of {', '.join(strategy_names())}")
+        if name not in LOADED_BY:
+            require_strategy("strategy", name)
         return name
 
 

@@ -23,6 +23,8 @@ from draftwood_service.settings.groups import (
     StreamSettings,
     TelemetrySettings,
 )
+from draftwood_strategies.built_in import LOADED_BY
+from draftwood_strategies.drafting import require_strategy
 
 if TYPE_CHECKING:
     from draftwood_tenants.reading import ServerLimits
@@ -69,6 +71,7 @@ class Settings(
     def _consistent(self) -> Self:
         _ = self.engine_config, self.delta_shaping
         self.check_engine()
+        self._check_strategy()
         self._check_ports()
         for key in _FILES:
             path: Path | None = getattr(self, key)
@@ -82,6 +85,11 @@ class Settings(
             )
             raise InvalidInputError("host", self.host, problem)
         return self
+
+    def _check_strategy(self) -> None:
+        """Raises InvalidValueError for one that drafts by a model that is not to be loaded."""
+        if self.strategy in LOADED_BY and self.strategy not in self.model_strategies:
+            require_strategy("strategy", self.strategy)
 
     def _check_ports(self) -> None:
         """Raises InvalidInputError for a port that is wanted twice. 0 is any free one."""

@@ -24,6 +24,7 @@ from draftwood_strategies.device.mixture import DeviceMixture
 from draftwood_strategies.device.trie import DeviceDrafts, DeviceTrie
 from draftwood_strategies.draft import DraftTrees
 from draftwood_strategies.options import read_options
+from draftwood_strategies.registry import default_sources
 from draftwood_strategies.successors import WIDTH
 
 _ALIGNED = 4
@@ -65,7 +66,7 @@ class DeviceParts(NamedTuple):
             return cls(TrieOptions(**options), None)
         if name == "recycling":
             return cls(None, RecyclingOptions(**options))
-        sources = options.get("sources", HybridOptions.sources)
+        sources = options.get("sources", default_sources())
         if name != "hybrid" or {*HybridOptions(sources=sources).names()} != _MIXED:
             return None
         of_parts = [read_options(kind).keys() for kind in (TrieOptions, RecyclingOptions)]

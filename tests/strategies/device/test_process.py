@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from draftwood_strategies import create
+from draftwood_strategies import NoDrafts, create
 from draftwood_strategies.device import trie as device_trie
 from draftwood_strategies.device.arena import DeviceSizes
 from draftwood_strategies.device.strategy import DeviceStrategy, drafts_on_device
 from draftwood_strategies.mixing.hybrid import HybridStrategy
+from draftwood_strategies.registry import offered
 from draftwood_strategies.trie.strategy import TrieStrategy
 
 SIZES = DeviceSizes(rows=2, row_tokens=64, tenants=2, tenant_tokens=1024, contexts=1024)
@@ -54,6 +55,17 @@ def test_hybrids_that_the_arena_does_not_take_mix_on_the_host() -> None:
             assert isinstance(create("recycling"), DeviceStrategy) is (sizes.contexts > 0)
     with pytest.raises(ValueError, match=r"^contexts: 1000 is not allowed"):
         replace(SIZES, contexts=1000)
+
+
+def test_a_hybrid_that_also_drafts_by_a_model_mixes_on_the_host() -> None:
+    with offered("head", NoDrafts), drafts_on_device(SIZES, "cpu"):
+        hybrid = create("hybrid")
+        assert isinstance(hybrid, HybridStrategy)
+        assert [*hybrid.parts] == ["trie", "head"]
+        assert isinstance(hybrid.parts["trie"], DeviceStrategy)
+        assert isinstance(create("hybrid", sources="trie,recycling"), DeviceStrategy)
+    with drafts_on_device(SIZES, "cpu"):
+        assert isinstance(create("hybrid"), DeviceStrategy)
 
 
 def test_an_arena_that_does_not_fit_is_told_once_and_the_host_drafts(

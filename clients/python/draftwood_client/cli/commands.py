@@ -120,6 +120,8 @@ def _shown(value: object) -> str:
     if isinstance(value, dict):
         fields = {name.replace("_", " "): _shown(part) for name, part in value.items() if part not in (None, "", [])}
         return ", ".join(f"{name} {text}" for name, text in fields.items())
+    if isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        return "; ".join(map(_shown, value))
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, int):
