@@ -109,11 +109,9 @@ class ModelDraftOptions(StrategyOptions):
 
     Attributes:
         depth: levels of a draft at most; fewer where more do not pay.
-        width: nodes of a level that the next one follows.
     """
 
     depth: Annotated[int, Range(1, 16)] = 6
-    width: Annotated[int, Range(1, 16)] = 4
 
 
 @dataclass(frozen=True)

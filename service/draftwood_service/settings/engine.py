@@ -24,7 +24,7 @@ ENGINE_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 """Defaults of settings that are others for an engine than for Draftwood's own."""
 
-_VLLM_DRAFTS = "vLLM runs one drafter, which is the plug-in; its own draft models are for vLLM without Draftwood"
+_VLLM_DRAFTS = "vLLM loads drafters itself, by its speculative_config; docs/vllm.md has how ours draft beside them"
 _VLLM_REFUSES: Mapping[str, str] = MappingProxyType(
     {
         "exact": "vLLM has no exact mode",
