@@ -176,8 +176,7 @@ class DraftPolicy:
                 raise
             except Exception:
                 _log.exception("a draft model failed in a step of %d sequences", len(computed))
-                for sequence, _, _ in computed:
-                    model.close(sequence)
+                model.forget([of.sequence for of in computed])
 
     def give_up(self, sequences: SequenceOf[Sequence], error: Exception) -> None:
         """Drafting failed in a step of these sequences, which go on without drafts. It is not known for which of them

@@ -78,6 +78,20 @@ def test_a_model_that_drafts_for_itself_is_always_right(runner: str, chunk: int)
             assert sequence.stats.decode_steps <= 2 + -(-len(sequence.output) // (1 + DEPTH)) + 5 * (chunk < 512)
 
 
+def test_pages_of_another_tenant_are_not_taken_for_a_cached_prefix() -> None:
+    """They were computed for it, then written by a request without drafts, and found by one with drafts."""
+    model = drafting_for_itself("openvino")
+    engine, question = engine_of(model, NODES, max_running=1, kv_cache_tokens=512 + NODES), asked(model)[0]
+    first, second = ([tuple(np.resize(question[start:], 300).tolist())] for start in (0, 3))
+    answers(engine, first, "draft_model", tenant="a")
+    run(engine, *batch_of(second, StopParams(TOKENS), tenant="b"))
+    assert engine.model_drafts["draft_model"]._complete.sum() <= (512 + NODES - 300) // 32
+    [drafted] = answers(engine, second, "draft_model", tenant="b")
+    assert drafted.stats.cached_prompt_tokens > 200
+    assert drafted.output == greedy("bundled", second[0], TOKENS)
+    assert drafted.stats.decode_steps <= 2 + -(-len(drafted.output) // (1 + DEPTH)), "all that it drafts is right"
+
+
 def test_preempted_and_paused_sequences_go_on_with_drafts() -> None:
     model = drafting_for_itself("openvino")
     engine, prompts = engine_of(model, NODES, max_running=3, prefix_cache=True), asked(model)

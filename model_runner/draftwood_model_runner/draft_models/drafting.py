@@ -36,11 +36,9 @@ _UNREAD = 32
 """Entries that a sequence leaves unread at most, while it has no drafts: a pass for so few tokens would cost more than
 it tells of how good drafts would be."""
 _TIMED = 15
-"""Passes and steps, the latest, of whose times the median counts: single ones wait for the rest of the machine."""
+"""Levels and steps, the latest, of whose times the median counts: single ones wait for the rest of the machine."""
 _LEAST_TOGETHER = 1e-3
 """Probability of the nodes of a level below which no other follows, while it is not known what levels cost."""
-_SMALL_PASS = 64
-"""Tokens of a sequence up to which the time of a pass counts as that of a level."""
 
 
 class Computed(NamedTuple):
@@ -121,6 +119,12 @@ class ModelDrafts:
         """Forgets a sequence; does nothing for one that is not open."""
         self._rows.pop(sequence, None)
 
+    def forget(self, sequences: SequenceOf[Sequence]) -> None:
+        """A step of these failed: they are closed, and nothing is known of any page."""
+        self._complete[:] = False
+        for sequence in sequences:
+            self.close(sequence)
+
     def check(self, live: SequenceOf[Sequence]) -> None:
         """Asserts that live sequences alone are open."""
         assert self._rows.keys() <= {*live}
@@ -133,12 +137,14 @@ class ModelDrafts:
         """What the target computed in a step, told before any of the sequences loses its slot.
 
         Args:
-            computed: of sequences; those that are not open are left out.
+            computed: of all sequences that may go on, or whose pages others may find.
             features: float32[T, f], of the step; None if there are none.
         """
         behind = []
         for sequence, position, tokens in computed:
             if (row := self._rows.get(sequence)) is None:
+                # What their pages held before, perhaps another tenant's, must not be taken for theirs.
+                self._complete[sequence.kv.pages[position // self._runner.page_size :]] = False
                 continue
             self._follow_pages(sequence, row)
             if self._head is not None and features is not None:
@@ -169,14 +175,16 @@ class ModelDrafts:
             return DraftTrees.empty(len(rows))
         if reading := [sequence for sequence, entries in zip(rows, unread, strict=True) if entries]:
             self._read(reading)
-        drafted = [i for i, sequence in enumerate(rows) if levels[i] and not self._unread(sequence)]
-        known = [roots for i in drafted if (roots := self._rows[rows[i]].roots) is not None]
-        if not drafted or len(known) < len(drafted):
+        behind = [self._rows[sequence].roots for sequence in rows]
+        drafted = [i for i, roots in enumerate(behind) if levels[i] and roots and not self._unread(rows[i])]
+        if not drafted:
             return DraftTrees.empty(len(rows))
-        roots = _Logits.joined(known)
+        roots = _Logits.joined([roots for i in drafted if (roots := behind[i]) is not None])
         tree = _Growth(roots, self._width, levels[drafted], least[drafted], self._room([rows[i] for i in drafted]))
         while (active := tree.next_level()).size:
+            started = time.perf_counter()
             tree.add(active, self._level([rows[drafted[i]] for i in active.tolist()], tree, active))
+            self._level_seconds.append(time.perf_counter() - started)
         return DraftTrees.scattered([(drafted, tree.best(budgets[drafted]))], len(rows))
 
     def _unread(self, sequence: Sequence) -> int:
@@ -199,13 +207,8 @@ class ModelDrafts:
             shared = table.shared
             known = self._complete[np.maximum(table.pages[:shared], 0)] & (table.pages[:shared] >= 0)
             missing = np.flatnonzero(~known)
-            row.generation, row.pages, row.unread, row.last, row.roots = (
-                sequence.slot_generation,
-                shared,
-                None,
-                None,
-                None,
-            )
+            row.generation, row.pages = sequence.slot_generation, shared
+            row.unread = row.last = row.roots = None
             if self._head is None:
                 row.first, row.computed = 0, int(missing[0]) if missing.size else shared
             else:
@@ -288,13 +291,9 @@ class ModelDrafts:
         row.agreed += (predicted[: known.size] == known[:, None]).any(axis=1).tolist()
 
     def _advance(self, sequence: Sequence, row: _Row, entries: int) -> None:
-        size, pages = self._runner.page_size, sequence.kv.pages
-        begin = max(-(-row.computed // size), row.first)
-        if row.computed % size and row.computed // size >= row.first:
-            begin = row.computed // size
+        size, begin = self._runner.page_size, max(row.computed // self._runner.page_size, row.first)
         row.computed += entries
-        full = pages[begin : row.computed // size]
-        self._complete[full[full >= 0]] = True
+        self._complete[sequence.kv.pages[begin : row.computed // size]] = True
         if row.unread is not None:
             row.last, row.unread = row.unread[entries - 1], row.unread[entries:]
 
@@ -364,12 +363,8 @@ class ModelDrafts:
         )
 
     def _pass(self, batch: StepBatch) -> _Logits:
-        started = time.perf_counter()
         predictions = self._runner.step(batch, self._width)
-        made = _Logits.of(predictions, batch.logit_rows, None if self._head is None else self._head.token_ids)
-        if batch.size <= _SMALL_PASS * batch.rows:
-            self._level_seconds.append(time.perf_counter() - started)
-        return made
+        return _Logits.of(predictions, batch.logit_rows, None if self._head is None else self._head.token_ids)
 
 
 class _Logits(NamedTuple):
