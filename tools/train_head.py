@@ -31,8 +31,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from draftwood_benchmarks.harness.models import ModelOptions, chosen_model
 from draftwood_benchmarks.harness.report import console
 from draftwood_benchmarks.replay import Recording, read_trace
-from draftwood_model_runner.draft_models.heads import WEIGHTS, EagleHead
 from draftwood_model_runner.engine import Engine, EngineConfig
+from draftwood_model_runner.loading.draft_heads import WEIGHTS, EagleHead
 from draftwood_model_runner.loading.loaded import LoadedModel, adopt
 from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
 from draftwood_model_runner.request import Request, SamplingParams, StopParams

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_model_runner.draft_models.drafting import Computed, ModelDrafts
 from draftwood_model_runner.errors import DeviceLostError
+from draftwood_model_runner.model_drafts import Computed, ModelDrafts
 from draftwood_model_runner.output import StepOutput
 from draftwood_model_runner.runners.base import DraftLimits, Following, StepBatch
 from draftwood_model_runner.scheduling.scheduler import ScheduledSequence

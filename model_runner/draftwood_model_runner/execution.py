@@ -12,16 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftwood_model_runner.draft_models.drafting import Computed, ModelDrafts
 from draftwood_model_runner.draft_policy import DraftPolicy, Drafts
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import DeadlineError, InvalidValueError, ModelError
 from draftwood_model_runner.loading.facts import ModelFacts
 from draftwood_model_runner.loading.loaded import LoadedModel, configured_context
+from draftwood_model_runner.model_drafts import Computed, ModelDrafts
 from draftwood_model_runner.output import OutputText, StepOutput
 from draftwood_model_runner.plain_decoding import PREFILL_TOKENS
 from draftwood_model_runner.runners.base import PageStates, Runner, StatefulRunner, StepBatch, StepInFlight
 from draftwood_model_runner.runners.batch import BatchRows, lay_out_trees
+from draftwood_model_runner.sampling.most_probable import log_probabilities
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath
 from draftwood_model_runner.scheduling.kv_pool import AttentionWindow, KVPool
@@ -92,7 +93,7 @@ def model_drafts(model: LoadedModel, runner: Runner, config: EngineConfig) -> di
     made = {}
     for name, drafter in model.drafters.items():
         own = drafter.factory.runner(runner.pages * runner.page_size, config.threads, config.max_running)
-        made[name] = ModelDrafts(own, head=drafter.head)
+        made[name] = ModelDrafts(own, log_probabilities, drafter.head)
         seen = own.pages * own.page_size * drafter.factory.kv_bytes_per_token / 1e9
         _log.info("draft model %s: %.0f million weights; KV cache %.2f GB", name, drafter.parameters / 1e6, seen)
     return made

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from draftwood_model_runner.draft_models.drafting import Computed, ModelDrafts
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.tokenizer import Tokenizer
+from draftwood_model_runner.model_drafts import Computed, ModelDrafts
 from draftwood_model_runner.output import ENDING_DIFFERS, Answer, Difference, OutputText
 from draftwood_model_runner.request import Request, SamplingParams, StopParams
 from draftwood_model_runner.runners.base import Predictions, Runner

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from draftwood_model_runner.draft_models.drafting import ModelDrafts
-from draftwood_model_runner.draft_models.heads import WEIGHTS, EagleHead, load_head
-from draftwood_model_runner.draft_models.loading import head_drafter, model_drafter
 from draftwood_model_runner.engine import Engine, model_strategies
 from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.loading.draft_heads import WEIGHTS, EagleHead, load_head
+from draftwood_model_runner.loading.draft_models import head_drafter, model_drafter
 from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel, adopt
 from draftwood_model_runner.loading.model import BUNDLED_MODEL
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
+from draftwood_model_runner.model_drafts import ModelDrafts
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.openvino import factory
 from draftwood_model_runner.sequence import Sequence

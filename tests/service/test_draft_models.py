@@ -20,10 +20,10 @@ from draftwood_benchmarks.harness.prompts import read_questions
 from draftwood_benchmarks.harness.servers import running_server
 from draftwood_client import AsyncClient, Client, InvalidRequestError
 from draftwood_model_runner import engine as engine_module
-from draftwood_model_runner.draft_models.drafting import ModelDrafts
 from draftwood_model_runner.engine import Engine, EngineConfig, model_strategies
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.loading.model import load_model
+from draftwood_model_runner.model_drafts import ModelDrafts
 from draftwood_service.engine.bridge import EngineBridge
 from draftwood_service.engine.loading import loaded
 from draftwood_service.rpc.bound import BoundServer
@@ -191,7 +191,7 @@ def test_the_engine_offers_what_it_has_tried(drafters: tuple[str, str], tmp_path
         patch.setattr(engine_module, "LEAST_AGREED", 0.0)
         assert load(draft_head=drafters[1]) == {"head", "draft_model"}
     with pytest.MonkeyPatch.context() as patch, capture_logs() as logs:
-        patch.setattr("draftwood_model_runner.draft_models.loading.bundled_head", lambda model: drafters[1])
+        patch.setattr("draftwood_model_runner.loading.draft_models.bundled_head", lambda model: drafters[1])
         assert load() == {"draft_model"}
     assert ["without its draft head" in log["event"] for log in logs if log["log_level"] == "warning"] == [True]
 

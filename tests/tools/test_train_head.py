@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from draftwood_benchmarks.replay import read_trace
 from draftwood_benchmarks.replay.beside_model import ModelReplay
 from draftwood_benchmarks.replay.experiment import app as replay_app
-from draftwood_model_runner.draft_models.heads import WEIGHTS
+from draftwood_model_runner.loading.draft_heads import WEIGHTS
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
 from draftwood_strategies import create
 from tools import train_head

@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 
 from draftwood_benchmarks.replay import Recording, accepted_length
-from draftwood_model_runner.draft_models.drafting import Computed, ModelDrafts
 from draftwood_model_runner.engine_config import EngineConfig
 from draftwood_model_runner.errors import InvalidInputError
 from draftwood_model_runner.execution import allocate
 from draftwood_model_runner.loading.loaded import LoadedModel
+from draftwood_model_runner.model_drafts import Computed, ModelDrafts
 from draftwood_model_runner.request import Request, StopParams
 from draftwood_model_runner.runners.base import StepBatch
 from draftwood_model_runner.runners.batch import BatchRow, lay_out
+from draftwood_model_runner.sampling.most_probable import log_probabilities
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
 from draftwood_strategies.arrays import Float32Array, Int32Array
@@ -84,7 +85,8 @@ class ModelReplay:
         runner = self._runner
         with ExitStack() as stack:
             for name, drafter in self._model.drafters.items():
-                drafts = CountedDrafts(drafter.factory.runner(runner.pages * runner.page_size), head=drafter.head)
+                own = drafter.factory.runner(runner.pages * runner.page_size)
+                drafts = CountedDrafts(own, log_probabilities, drafter.head)
                 drafts.share = share
                 stack.enter_context(offered(name, partial(ModelStrategy, drafts)))
             yield

@@ -15,13 +15,12 @@ from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from draftwood_model_runner.draft_models.drafting import HeadParts
 from draftwood_model_runner.engine_config import Abilities, check_runner, check_weights
 from draftwood_model_runner.errors import InvalidValueError, UnsupportedRunnerError
 from draftwood_model_runner.loading.checkpoint import cannot_be_loaded
 from draftwood_model_runner.loading.facts import DraftModelFacts, ModelFacts
 from draftwood_model_runner.loading.tokenizer import Tokenizer
-from draftwood_model_runner.runners.base import RunnerFactory
+from draftwood_model_runner.runners.base import HeadParts, RunnerFactory
 from draftwood_model_runner.runners.shrinking import CONTEXT, rotation_limit
 from draftwood_model_runner.runners.trials import try_beyond_thresholds
 from draftwood_model_runner.sampling.generation_defaults import eos_token_ids, generation_defaults

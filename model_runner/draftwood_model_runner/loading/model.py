@@ -14,7 +14,11 @@ from typing import Any
 
 import torch
 
-from draftwood_model_runner.draft_models.loading import (
+from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights, no_head_reason
+from draftwood_model_runner.errors import InvalidValueError, UnsupportedModelError
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, name_of, require_folder
+from draftwood_model_runner.loading.conversion_cache import entry_of, is_intact, load_entry, save_entry, tokenizer_of
+from draftwood_model_runner.loading.draft_models import (
     DRAFT_MODEL,
     HEAD,
     check_draft_model,
@@ -23,10 +27,6 @@ from draftwood_model_runner.draft_models.loading import (
     naming_draft_model,
     read_head,
 )
-from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights, no_head_reason
-from draftwood_model_runner.errors import InvalidValueError, UnsupportedModelError
-from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, name_of, require_folder
-from draftwood_model_runner.loading.conversion_cache import entry_of, is_intact, load_entry, save_entry, tokenizer_of
 from draftwood_model_runner.loading.loaded import DTYPES, LoadedModel, adopt, load_module
 from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD
 from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer

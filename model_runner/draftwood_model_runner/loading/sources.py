@@ -46,7 +46,7 @@ from draftwood_model_runner.loading.gguf import (
 _log = logging.getLogger(__name__)
 AUTO_HEAD, NO_HEAD = "auto", "none"
 """What `draft_head` may be besides a folder: the head that this package has for the model, if it has one, and none."""
-_HEADS = Path(__file__).parents[1] / "draft_models" / "bundled"
+_HEADS = Path(__file__).parent / "heads"
 _HEAD_FILES = ("config.json", "model.safetensors")
 _SILENT_SECONDS = 20.0
 """Without a byte, until the index is given up."""

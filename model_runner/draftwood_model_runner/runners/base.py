@@ -171,6 +171,20 @@ class Predictions(NamedTuple):
     features: Float32Array | None = None
 
 
+class HeadParts(NamedTuple):
+    """What a head needs beside its runner.
+
+    Attributes:
+        combine: float32[n, d], what it reads of the target's features, float32[n, f].
+        embed: float32[n, d], the embeddings of int32[n] tokens.
+        token_ids: int32[v], the target's token for each of the head's.
+    """
+
+    combine: Callable[[Float32Array], Float32Array]
+    embed: Callable[[Int32Array], Float32Array]
+    token_ids: Int32Array
+
+
 class KVCompaction(NamedTuple):
     """Keys and values of accepted draft tokens that move to their final place, in every layer.
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from draftwood_model_runner.draft_models import loading as draft_loading
 from draftwood_model_runner.engine import LEAST_AGREED, Engine, EngineConfig, model_strategies, try_drafters
 from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.loading import draft_models as draft_loading
 from draftwood_model_runner.loading import loaded, sources
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.loading.gguf import dense_place

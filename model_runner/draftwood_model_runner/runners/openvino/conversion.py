@@ -233,7 +233,7 @@ class _FlatHead(torch.nn.Module):
 
 
 def convert_head(head: Any, max_context: int) -> ConvertedModel:
-    """A draft head for OpenVINO, see `draft_models.heads.DraftHead`; as `convert`."""
+    """A draft head for OpenVINO, see `loading.draft_heads.EagleHead`; as `convert`."""
     try:
         with _as_traced(head):
             _TRACE.install(head)

@@ -166,7 +166,7 @@ def take_over_head(head: Any, max_context: int, threads: int | None = None) -> O
     anyway.
 
     Args:
-        head: a `draft_models.heads.DraftHead`.
+        head: a `loading.draft_heads.EagleHead`.
         max_context, threads: as for `take_over`.
 
     Raises:

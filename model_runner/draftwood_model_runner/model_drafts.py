@@ -18,18 +18,18 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from draftwood_model_runner.errors import ModelError
-from draftwood_model_runner.runners.base import Predictions, Runner, StepBatch
-from draftwood_model_runner.sampling.most_probable import log_probabilities
+from draftwood_model_runner.runners.base import HeadParts, Runner, StepBatch
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies.arrays import Float32Array, Int32Array
 from draftwood_strategies.draft import DraftTrees
 
+LogProbabilities: TypeAlias = Callable[[Any, Int32Array], Float32Array]
 _READ_AT_ONCE = 512
 """Entries of a sequence that a pass reads at most. One with more has no draft until they are read."""
 _UNREAD = 32
@@ -54,23 +54,9 @@ class Computed(NamedTuple):
     tokens: npt.NDArray[np.int64]
 
 
-class HeadParts(NamedTuple):
-    """What a head needs beside its runner.
-
-    Attributes:
-        combine: float32[n, d], what it reads of the target's features, float32[n, f].
-        embed: float32[n, d], the embeddings of int32[n] tokens.
-        token_ids: int32[v], the target's token for each of the head's.
-    """
-
-    combine: Callable[[Float32Array], Float32Array]
-    embed: Callable[[Int32Array], Float32Array]
-    token_ids: Int32Array
-
-
 @dataclass(eq=False, slots=True)
 class _Row:
-    """What the draft model has of a sequence. Entry i is that of token i of a model, see `heads` for that of a head.
+    """What the draft model has of a sequence. Entry i is that of token i; for those of heads see `loading.draft_heads`.
 
     Attributes:
         generation: of the sequence's slot, see `Sequence.slot_generation`.
@@ -99,12 +85,15 @@ class ModelDrafts:
 
     Args:
         runner: of the draft model, with at least the pages of the target's and of their size.
+        log_probabilities: see `sampling.most_probable.log_probabilities`.
         width: nodes of a level that the next one follows, and of which it has children each.
         head: None for a whole model.
     """
 
-    def __init__(self, runner: Runner, width: int = 4, head: HeadParts | None = None) -> None:
-        self._runner = runner
+    def __init__(
+        self, runner: Runner, log_probabilities: LogProbabilities, head: HeadParts | None = None, width: int = 4
+    ) -> None:
+        self._runner, self._log_probabilities = runner, log_probabilities
         self._width = width
         self._head = head
         self._rows: dict[Sequence, _Row] = {}
@@ -364,7 +353,12 @@ class ModelDrafts:
 
     def _pass(self, batch: StepBatch) -> _Logits:
         predictions = self._runner.step(batch, self._width)
-        return _Logits.of(predictions, batch.logit_rows, None if self._head is None else self._head.token_ids)
+        top, hidden = predictions.top_tokens, predictions.features
+        assert top is not None
+        chances = self._log_probabilities(predictions.logits, top)
+        if self._head is None or hidden is None:
+            return _Logits(top, chances, None)
+        return _Logits(self._head.token_ids[top], chances, hidden[batch.logit_rows])
 
 
 class _Logits(NamedTuple):
@@ -379,23 +373,6 @@ class _Logits(NamedTuple):
     tokens: Int32Array
     log_probabilities: Float32Array
     hidden: Float32Array | None
-
-    @classmethod
-    def of(cls, predictions: Predictions, rows: Int32Array, token_ids: Int32Array | None) -> _Logits:
-        """Those of a pass.
-
-        Args:
-            rows: int32[r], the tokens of the pass that they are of.
-            token_ids: see `HeadParts`.
-        """
-        top = predictions.top_tokens
-        assert top is not None
-        hidden = predictions.features
-        return cls(
-            top if token_ids is None else token_ids[top],
-            log_probabilities(predictions.logits, top),
-            None if token_ids is None or hidden is None else hidden[rows],
-        )
 
     @classmethod
     def joined(cls, parts: SequenceOf[_Logits]) -> _Logits:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from draftwood_model_runner.draft_models.drafting import HeadParts
-from draftwood_model_runner.draft_models.heads import EagleHead, Embedding, load_head
 from draftwood_model_runner.errors import (
     InvalidInputError,
     InvalidValueError,
@@ -18,9 +16,11 @@ from draftwood_model_runner.errors import (
     UnsupportedModelError,
 )
 from draftwood_model_runner.loading.checkpoint import name_of, require_folder, stored_parameters
+from draftwood_model_runner.loading.draft_heads import EagleHead, Embedding, load_head
 from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel, configured_context
 from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD, bundled_head, require_head
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
+from draftwood_model_runner.runners.base import HeadParts
 
 if TYPE_CHECKING:
     from draftwood_strategies.arrays import Float32Array
