@@ -7,14 +7,16 @@ drafting would not pay. Everything else of it is the engine's own.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_model_runner.loading.loaded import LoadedModel
+from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_model_runner.runners.base import NO_LIMITS, DraftLimits, KVCompaction, Predictions, StepBatch
 from draftwood_model_runner.sampling.generation_defaults import GenerationDefaults
@@ -153,6 +155,7 @@ class _Model:
     eos_token_ids: frozenset[int] = frozenset()
     defaults = GenerationDefaults()
     step_times_file = None
+    drafters: Mapping[str, DraftModel] = MappingProxyType({})
 
     def __init__(self, runner: CostlessRunner) -> None:
         self.factory = _Factory(runner)

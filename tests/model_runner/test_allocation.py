@@ -31,6 +31,7 @@ class _Model:
     weights: str = "bfloat16"
     parameters: int = 500_000_000
     factory: Any = field(default_factory=_Factory)
+    drafters: dict[str, Any] = field(default_factory=dict)
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,9 @@ def test_what_another_process_offers_is_known_and_not_made() -> None:
     with pytest.raises(ValueError, match="depth"):
         registry.check_options("head", {"depth": 17})
     assert registry.default_sources() == "trie,recycling,head,draft_model"
-    assert "width" in registry.options_of("hybrid")
-    assert "width" not in registry.options_of("hybrid", {"sources": "trie,recycling"})
-    assert registry.check_options("hybrid", {"sources": "head", "width": 2})["width"] == 2
+    assert "depth" in registry.options_of("hybrid")
+    assert "depth" not in registry.options_of("hybrid", {"sources": "trie,recycling"})
+    assert registry.check_options("hybrid", {"sources": "head", "depth": 2})["depth"] == 2
     with pytest.raises(LookupError, match="another process"):
         create("head")
     registry.know_offered(["draft_model"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draftwood_model_runner.errors import DeviceMemoryError, ModelError
 from draftwood_model_runner.request import StopParams
-from draftwood_model_runner.runners.base import HostStep, KVCompaction, StepBatch, compact
+from draftwood_model_runner.runners.base import HostStep, KVCompaction, Predictions, StepBatch, compact
 from draftwood_model_runner.runners.batch import BatchRow, BatchRows, lay_out, lay_out_trees
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sampling.verification import AcceptedPath
@@ -94,11 +94,11 @@ class Recorder:
         self.moves: list[KVCompaction] = []
         self._error = error
 
-    def step(self, batch: StepBatch, top_k: int) -> tuple[Any, Any, None]:
+    def step(self, batch: StepBatch, top_k: int) -> Predictions:
         """The next token is always 6."""
         time.sleep(0.01)
         rows = len(batch.logit_rows)
-        return np.zeros((rows, 10), np.float32), np.full(rows, 6, np.int32), None
+        return Predictions(np.zeros((rows, 10), np.float32), np.full(rows, 6, np.int32), None)
 
     def compact_kv(self, moves: KVCompaction) -> None:
         if self._error is not None:

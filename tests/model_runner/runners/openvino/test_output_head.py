@@ -27,6 +27,7 @@ from draftwood_strategies.arrays import Float32Array
 from draftwood_strategies.successors import WRITTEN
 from tests.model_runner.families import generate, taken_over, tiny
 from tests.model_runner.oracle import OracleStrategy
+from tests.model_runner.runners.openvino.bfloat16 import needs_bfloat16
 from tests.model_runner.sequences import GREEDY, batch_of, engine_of, finish_of, make_sequence, run
 
 VOCAB, SIZE = 5_000, 256
@@ -69,7 +70,7 @@ def made(weights: Float32Array, dtype: str) -> tuple[OutputHead, Callable[[Float
     return head, exact
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=needs_bfloat16)])
 @pytest.mark.parametrize("size", [SIZE, 72])
 def test_the_greatest_logits_are_exact(dtype: str, size: int) -> None:
     head, exact = made(near_ties(size, dtype), dtype)
