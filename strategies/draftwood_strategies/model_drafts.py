@@ -95,6 +95,8 @@ class ModelStrategy:
         Args:
             others: a draft for each drafter.
         """
+        if any(drafter.row is None for drafter in drafters):  # without a host, as in a warm-up of strategies
+            return DraftTrees.empty(len(drafters))
         promised = promises(others)
         bins = np.searchsorted(_BIN_STARTS, promised, side="right")
         share = self._source.level_share(len(drafters))

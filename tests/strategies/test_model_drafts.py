@@ -12,7 +12,14 @@ from draftwood_strategies import DraftTree, HybridStrategy, create, strategy_nam
 from draftwood_strategies.arrays import Float32Array, Int32Array
 from draftwood_strategies.draft import EMPTY_TREE, DraftTrees
 from draftwood_strategies.model_drafts import LevelGains, ModelDrafter, ModelStrategy, promises, right_levels
-from draftwood_strategies.registry import UnknownStrategyError, check_options, default_sources, offered, options_of
+from draftwood_strategies.registry import (
+    UnknownStrategyError,
+    check_options,
+    default_sources,
+    offered,
+    options_of,
+    warm_up,
+)
 
 FULL_DEPTH = 6
 
@@ -182,6 +189,8 @@ def test_its_strategies_exist_while_they_are_offered_and_are_sources_of_a_hybrid
             create("head", depth=99)
         with pytest.raises(ValueError, match="taken"), offered("trie", ModelStrategy):
             pass
+        warm_up("head")
+        warm_up("hybrid")
         hybrid = create("hybrid")
     assert isinstance(hybrid, HybridStrategy)
     assert [*hybrid.parts] == ["trie", "head"]
