@@ -162,8 +162,10 @@ class ModelDrafts:
         unread = [self._unread(sequence) for sequence in rows]
         if not levels.any() and max(unread) < _UNREAD:
             return DraftTrees.empty(len(rows))
-        if reading := [sequence for sequence, entries in zip(rows, unread, strict=True) if entries]:
+        started, reading = time.perf_counter(), [row for row, entries in zip(rows, unread, strict=True) if entries]
+        if reading:
             self._read(reading)
+        passes = int(max(unread) <= _UNREAD and bool(reading))
         behind = [self._rows[sequence].roots for sequence in rows]
         drafted = [i for i, roots in enumerate(behind) if levels[i] and roots and not self._unread(rows[i])]
         if not drafted:
@@ -171,9 +173,10 @@ class ModelDrafts:
         roots = _Logits.joined([roots for i in drafted if (roots := behind[i]) is not None])
         tree = _Growth(roots, self._width, levels[drafted], least[drafted], self._room([rows[i] for i in drafted]))
         while (active := tree.next_level()).size:
-            started = time.perf_counter()
             tree.add(active, self._level([rows[drafted[i]] for i in active.tolist()], tree, active))
-            self._level_seconds.append(time.perf_counter() - started)
+            passes += 1
+        if passes:
+            self._level_seconds.append((time.perf_counter() - started) / passes)
         return DraftTrees.scattered([(drafted, tree.best(budgets[drafted]))], len(rows))
 
     def _unread(self, sequence: Sequence) -> int:

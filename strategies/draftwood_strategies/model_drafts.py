@@ -166,7 +166,8 @@ class ModelDrafter:
             return
         others = right_levels(latest.others.tokens, latest.others.parents, accepted)
         if latest.levels:
-            own = right_levels(latest.own.tokens, latest.own.parents, accepted)
+            # What the host did not verify gained nothing, were it right or not.
+            own = min(right_levels(latest.own.tokens, latest.own.parents, accepted), accepted.shape[0] - 1)
             self._strategy.gains.learn(latest.bin, latest.levels, others, own)
         else:
             self._unasked[latest.position] = latest.bin, others

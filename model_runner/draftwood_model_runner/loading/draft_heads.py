@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -27,6 +28,7 @@ from transformers.models.llama.modeling_llama import (
 
 from draftwood_model_runner.errors import InvalidValueError
 from draftwood_model_runner.runners.base import KVShape
+from draftwood_strategies.arrays import Float32Array, Int32Array
 
 WEIGHTS = "model.safetensors"
 _REFUSED = {"norm_before_fc": False, "attention_bias": False, "mlp_bias": False}
@@ -208,14 +210,16 @@ class Embedding:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - not a mapping
                     if name.endswith(_EMBEDDINGS):
-                        self._weight: torch.Tensor = opened.get_tensor(name)
+                        weight = opened.get_tensor(name)
+                        self._is_bfloat16 = weight.dtype == torch.bfloat16
+                        self._weight = (weight.view(torch.int16) if self._is_bfloat16 else weight).numpy()
                         return
         raise InvalidValueError("draft_head", folder, "the model's folder must have its embedding in safetensors files")
 
-    @property
-    def width(self) -> int:
-        return int(self._weight.shape[1])
-
-    def __call__(self, tokens: Any) -> Any:
+    def __call__(self, tokens: Int32Array) -> Float32Array:
         """float32[n, d] of int32[n]."""
-        return self._weight[torch.from_numpy(tokens).long()].float().numpy()
+        rows = self._weight[tokens]
+        embedded: Float32Array = rows.astype(np.float32)
+        if self._is_bfloat16:
+            embedded = (rows.astype(np.int32) << 16).view(np.float32)
+        return embedded

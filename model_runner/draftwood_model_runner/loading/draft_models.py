@@ -23,7 +23,7 @@ from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_model_runner.runners.base import HeadParts
 
 if TYPE_CHECKING:
-    from draftwood_strategies.arrays import Float32Array
+    pass
 
 _log = logging.getLogger(__name__)
 
@@ -70,13 +70,7 @@ def head_drafter(head: EagleHead, path_or_id: str, model: LoadedModel, threads: 
     if model.runner_name != "openvino":
         problem = f"it needs runner openvino, and the model has runner {model.runner_name}"
         raise InvalidValueError("draft_head", head.name_or_path, problem)
-    weight = head.fc.weight.detach().numpy().T.copy()
-
-    def combine(features: Float32Array) -> Float32Array:
-        combined: Float32Array = features @ weight
-        return combined
-
-    factory = take_over_head(head, model.max_context, threads)
+    factory, combine = take_over_head(head, model.max_context, threads)
     token_ids = head.token_ids.numpy().astype(np.int32)
     parts = HeadParts(combine, Embedding(path_or_id), token_ids)
     return DraftModel(name_of(str(head.name_or_path)), factory, parts, sum(p.numel() for p in head.parameters()))

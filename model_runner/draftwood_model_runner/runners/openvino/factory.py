@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 import torch
+from openvino import opset13 as ops
 
 from draftwood_model_runner.errors import UnsupportedRunnerError
 from draftwood_model_runner.runners.base import Runner
@@ -161,9 +162,14 @@ def _compile(model: ov.Model, dtype: str, threads: int, activation_group: int | 
     return core().compile_model(model, "CPU", options)
 
 
-def take_over_head(head: Any, max_context: int, threads: int | None = None) -> OpenVinoRunnerFactory:
+def take_over_head(
+    head: Any, max_context: int, threads: int | None = None
+) -> tuple[OpenVinoRunnerFactory, Callable[[Float32Array], Float32Array]]:
     """Converts a draft head, whose products then read weights of 8 bits: rounding makes no draft worse that is verified
-    anyway.
+    anyway. Returns also what computes its first product, see `HeadParts.combine`.
+
+    That is OpenVINO as well: threads of another library would spin for a while and slow down the next step, which took
+    41 instead of 23 ms after a product of NumPy.
 
     Args:
         head: a `loading.draft_heads.EagleHead`.
@@ -176,7 +182,17 @@ def take_over_head(head: Any, max_context: int, threads: int | None = None) -> O
 
     converted = convert_head(head, max_context)
     quantize_weights(converted.model, 8)
-    return OpenVinoRunnerFactory(converted, threads)
+    weight = head.fc.weight.detach().numpy()
+    features = ops.parameter([-1, weight.shape[1]], np.float32)
+    first = ov.Model([ops.matmul(features, ops.constant(weight), False, True)], [features])
+    combine = _compile(first, "float32", threads or default_threads()).create_infer_request()
+
+    def combined(features: Float32Array) -> Float32Array:
+        combine.infer([np.ascontiguousarray(features)], share_inputs=True)
+        made: Float32Array = combine.get_output_tensor(0).data.copy()
+        return made
+
+    return OpenVinoRunnerFactory(converted, threads), combined
 
 
 @torch.inference_mode()
