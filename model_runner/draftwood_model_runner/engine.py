@@ -62,8 +62,8 @@ _WARM_UP_PROMPT, _WARM_UP_TOKENS = 8, 8
 _WARM_UP_DRAFTS = (15, 31, 63, 127, 255)
 """Nodes of drafts, with each of which steps that begin ahead need kernels of other sizes."""
 LEAST_AGREED = 0.15
-"""Share of a target's tokens that a model which drafts for it must hold most probable. Heads that were trained for it
-and smaller models of its family reach 0.4 and more, heads of other models up to 0.03."""
+"""Share of a target's tokens that must be among the few most probable ones of a model which drafts for it. Heads that
+were trained for it and smaller models of its family reach 0.4 and more, heads of other models up to 0.03."""
 
 
 class Engine:
@@ -452,8 +452,8 @@ def model_strategies(engine: Engine) -> Iterator[None]:
 
 
 def try_drafters(engine: Engine) -> dict[str, float]:
-    """The share of the tokens of a few answers of the engine's model that each model beside it held most probable, by
-    the name of its strategy; see `LEAST_AGREED`. To be called before the engine has work."""
+    """The share of the tokens of a few answers of the engine's model that were among the most probable ones of each
+    model beside it, by the name of its strategy; see `LEAST_AGREED`. To be called before the engine has work."""
     if not engine.model_drafts:
         return {}
     at_once = engine._scheduler.max_running

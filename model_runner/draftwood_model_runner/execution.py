@@ -89,10 +89,16 @@ def allocate(model: LoadedModel, config: EngineConfig) -> tuple[Runner, KVPool, 
 
 
 def model_drafts(model: LoadedModel, runner: Runner, config: EngineConfig) -> dict[str, ModelDrafts]:
-    """The drafts of models beside a target, by the names of their strategies, with memory for its pages."""
+    """The drafts of models beside a target, by the names of their strategies, with memory for its pages.
+
+    Raises:
+        InvalidValueError: a model's runner computes no trees, or it has recurrent layers, whose states are not kept.
+    """
     made = {}
     for name, drafter in model.drafters.items():
         own = drafter.factory.runner(runner.pages * runner.page_size, config.threads, config.max_running)
+        if not own.draft_limits(0).branches or (isinstance(own, StatefulRunner) and own.states is not None):
+            raise InvalidValueError(name, drafter.name, "it must be a model of attention alone, over trees")
         made[name] = ModelDrafts(own, log_probabilities, drafter.head)
         seen = own.pages * own.page_size * drafter.factory.kv_bytes_per_token / 1e9
         _log.info("draft model %s: %.0f million weights; KV cache %.2f GB", name, drafter.parameters / 1e6, seen)

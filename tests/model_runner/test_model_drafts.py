@@ -24,8 +24,9 @@ from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.openvino import factory
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create
-from tests.model_runner.families import greedy, served
+from tests.model_runner.families import greedy, served, taken_over
 from tests.model_runner.sequences import batch_of, engine_of, run
+from tests.model_runner.small_models import tiny_hybrid
 
 DEPTH, NODES, TOKENS = 6, 24, 40
 QUESTIONS = ("where is my order", "i want a refund!!", "how do I change my adress")
@@ -257,3 +258,11 @@ def test_a_draft_model_that_does_not_fit_is_refused() -> None:
         with pytest.raises(InvalidValueError, match="draft_model") as refused:
             model_drafter(draft, target, "folder")
         assert problem in str(refused.value)
+
+
+def test_a_draft_model_with_recurrent_layers_is_refused() -> None:
+    """Its states would have to go back with each draft that is not accepted."""
+    target, recurrent = served("llama"), taken_over(tiny_hybrid("qwen3_next"))
+    beside = {"draft_model": DraftModel("small", recurrent.factory, None, recurrent.parameters)}
+    with pytest.raises(InvalidValueError, match="draft_model: 'small' is not allowed; it must be a model of attention"):
+        engine_of(replace(target, drafters=beside), NODES)

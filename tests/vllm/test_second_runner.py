@@ -215,15 +215,17 @@ def test_beside_a_drafter_the_strategy_is_the_one_that_drafts_on_devices(monkeyp
 @pytest.mark.usefixtures("enabled")
 def test_a_drafters_own_configuration_is_not_checked_again() -> None:
     config = configured("eagle3", "a drafter", additional=BESIDE)
-    config.model_config = config.speculative_config.draft_model_config
     config.others = ["something that the drafter has"]
+    with pytest.raises(ValueError, match="vLLM takes its first model runner"):
+        config.__post_init__()
+    config.model_config = config.speculative_config.draft_model_config
     config.__post_init__()
 
 
 @pytest.mark.usefixtures("enabled")
 def test_recurrent_models_have_both_as_vllm_has_its_own() -> None:
     varying = {"speculative_num_speculative_tokens_per_batch_size": [(1, 8, 0)]}
-    configured("mtp", "a drafter", additional=BESIDE, model_is_hybrid=True, **varying)
+    assert configured("mtp", "a drafter", additional=BESIDE, model_is_hybrid=True, **varying).use_v2_model_runner
 
 
 def test_without_speculation_there_is_nothing_to_be_beside() -> None:

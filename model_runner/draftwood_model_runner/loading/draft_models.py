@@ -65,11 +65,11 @@ def head_drafter(head: EagleHead, path_or_id: str, model: LoadedModel, threads: 
     Raises:
         InvalidValueError: the model's runner shows no hidden states, or the head cannot be computed by it.
     """
-    from draftwood_model_runner.runners.openvino.factory import take_over_head
-
     if model.runner_name != "openvino":
         problem = f"it needs runner openvino, and the model has runner {model.runner_name}"
         raise InvalidValueError("draft_head", head.name_or_path, problem)
+    from draftwood_model_runner.runners.openvino.factory import take_over_head  # a package that need not be there
+
     factory, combine = take_over_head(head, model.max_context, threads)
     token_ids = head.token_ids.numpy().astype(np.int32)
     parts = HeadParts(combine, Embedding(path_or_id), token_ids)

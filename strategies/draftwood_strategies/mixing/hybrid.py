@@ -74,6 +74,7 @@ class HybridStrategy:
             raise ValueError(f"sources: {' and '.join(tables)} have a successor table each; one can be mixed")
         if len(self.parts) > SOURCES:
             raise ValueError(f"sources: {sources!r} names more than {SOURCES} strategies that draft trees")
+        self._beside = {name for name, part in self.parts.items() if isinstance(part, DraftsBeside)}
         self.table_name = next(iter(tables), "")
         for part in self.parts.values():
             if tables and isinstance(part, BacksOff):
@@ -133,8 +134,8 @@ class HybridStrategy:
         mixed: DraftTrees | None = None
         # Those that depend on what the others draft come last.
         for beside in (False, True):
-            for number, (name, part) in enumerate(self.parts.items()):
-                if isinstance(part, DraftsBeside) is not beside or name not in names:
+            for number, name in enumerate(self.parts):
+                if (name in self._beside) is not beside or name not in names:
                     continue
                 if beside and mixed is None:
                     mixed = self.mixture.draft_all(sequences, trees, budgets)
