@@ -60,7 +60,7 @@ def test_a_grown_model_is_gone_when_it_is_no_longer_needed() -> None:
         folder = Path(chosen.path)
         assert {"model.safetensors", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
         flags = dict(zip(chosen.server_flags[::2], chosen.server_flags[1::2], strict=True))
-        automatic = dict.fromkeys(("--device", "--dtype", "--runner"), "auto")
+        automatic = dict.fromkeys(("--device", "--dtype", "--runner", "--draft-head"), "auto")
         assert flags == {"--model": str(folder), "--weights": "as-is", "--threads": "1", **automatic}
     assert not folder.exists()
 

@@ -19,7 +19,7 @@ from tests.benchmarks.test_rows import KEYS
 def run(report_of: ReportOf) -> ReportOf:
     def speed(*arguments: str) -> dict[str, Any]:
         report = report_of("speed", "--threads", "1", "--rounds", "1", *arguments)
-        assert all(set(row) == KEYS for row in report["rows"])
+        assert all(set(row) == {*KEYS, "prompts"} for row in report["rows"])
         return report
 
     return speed

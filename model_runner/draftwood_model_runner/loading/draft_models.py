@@ -16,14 +16,13 @@ from draftwood_model_runner.errors import (
     UnsupportedModelError,
 )
 from draftwood_model_runner.loading.checkpoint import name_of, require_folder, stored_parameters
-from draftwood_model_runner.loading.draft_heads import EagleHead, Embedding, load_head
 from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel, configured_context
 from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD, bundled_head, require_head
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_model_runner.runners.base import HeadParts
 
 if TYPE_CHECKING:
-    pass
+    from draftwood_model_runner.loading.draft_heads import EagleHead
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +49,10 @@ def read_head(draft_head: str, path_or_id: str, problem: str) -> EagleHead | Non
         return None
     if problem:
         raise InvalidValueError("draft_head", draft_head, f"it must be {AUTO_HEAD} or {NO_HEAD}: {problem}")
+    # A start without a head need not import modelling code.
     from transformers import AutoConfig
+
+    from draftwood_model_runner.loading.draft_heads import load_head
 
     config: Any = AutoConfig.from_pretrained(path_or_id).get_text_config()
     return load_head(folder, config.hidden_size, config.num_hidden_layers, config.vocab_size)
@@ -68,6 +70,7 @@ def head_drafter(head: EagleHead, path_or_id: str, model: LoadedModel, threads: 
     if model.runner_name != "openvino":
         problem = f"it needs runner openvino, and the model has runner {model.runner_name}"
         raise InvalidValueError("draft_head", head.name_or_path, problem)
+    from draftwood_model_runner.loading.draft_heads import Embedding
     from draftwood_model_runner.runners.openvino.factory import take_over_head  # a package that need not be there
 
     factory, combine = take_over_head(head, model.max_context, threads)
