@@ -143,7 +143,7 @@ class ModelDrafts:
         if behind:
             self._read(behind)
 
-    def level_share(self, rows: int) -> float:
+    def level_share(self) -> float:
         if not self._step_seconds or not self._level_seconds:
             return 0.0
         return median(self._level_seconds) / median(self._step_seconds)

@@ -53,7 +53,7 @@ def drafting_for_itself(runner: str) -> LoadedModel:
 @pytest.fixture(autouse=True)
 def _levels_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that all levels are asked for."""
-    monkeypatch.setattr(ModelDrafts, "level_share", lambda self, rows: 0.0)
+    monkeypatch.setattr(ModelDrafts, "level_share", lambda self: 0.0)
 
 
 def answers(engine: Engine, prompts: list[tuple[int, ...]], name: str, **options: Any) -> list[Sequence]:
