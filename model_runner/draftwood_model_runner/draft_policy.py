@@ -168,8 +168,11 @@ class DraftPolicy:
 
     def observe_models(self, computed: SequenceOf[Computed], features: Float32Array | None) -> None:
         """Tells the models what the target computed in a step, see `ModelDrafts.observe`. One that fails drafts no more
-        for these sequences."""
+        for these sequences. Those whose drafting ended are read no further."""
+        ended = [of.sequence for of in computed if not _drafter(of.sequence).active]
         for model in self._models:
+            for sequence in ended:
+                model.close(sequence)
             try:
                 model.observe(computed, features)
             except DeviceLostError:

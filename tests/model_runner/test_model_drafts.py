@@ -24,8 +24,11 @@ from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_model_runner.runners.openvino import factory
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create
-from tests.model_runner.families import greedy, served, taken_over
-from tests.model_runner.sequences import batch_of, engine_of, run
+from tests.model_runner.beside import NAMES as MODEL_DRAFTS
+from tests.model_runner.beside import create_beside, drafting_for_itself, served_beside
+from tests.model_runner.families import greedy, reference, served, taken_over
+from tests.model_runner.sampling.test_token_sampler import written_by
+from tests.model_runner.sequences import batch_of, engine_of, make_sequence, run
 from tests.model_runner.small_models import tiny_hybrid
 
 DEPTH, NODES, TOKENS = 6, 24, 40
@@ -44,16 +47,24 @@ def small_model(layers: int, runner: str) -> LoadedModel:
     return adopt(module, load_tokenizer(BUNDLED_MODEL), name="small", runner=runner)
 
 
-def drafting_for_itself(runner: str) -> LoadedModel:
-    """The bundled model, which drafts for itself as well: all that it drafts first is right."""
-    model = served("bundled", runner)
-    return replace(model, drafters={"draft_model": DraftModel("itself", model.factory, None, model.parameters)})
-
-
 @pytest.fixture(autouse=True)
 def _levels_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that all levels are asked for."""
     monkeypatch.setattr(ModelDrafts, "level_share", lambda self: 0.0)
+
+
+class Passes:
+    """How many passes of models that draft there were, while it is patched in."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        compute = ModelDrafts._pass
+
+        def counted(drafts: ModelDrafts, batch: Any) -> Any:
+            self.count += 1
+            return compute(drafts, batch)
+
+        monkeypatch.setattr(ModelDrafts, "_pass", counted)
 
 
 def answers(engine: Engine, prompts: list[tuple[int, ...]], name: str, **options: Any) -> list[Sequence]:
@@ -69,7 +80,7 @@ def answers(engine: Engine, prompts: list[tuple[int, ...]], name: str, **options
 @pytest.mark.parametrize("runner", ["openvino", "torch"])
 @pytest.mark.parametrize("chunk", [512, 8])
 def test_a_model_that_drafts_for_itself_is_always_right(runner: str, chunk: int) -> None:
-    model = drafting_for_itself(runner)
+    model = drafting_for_itself(served("bundled", runner))
     engine, prompts = engine_of(model, NODES, prefill_chunk=chunk, max_running=2), asked(model)
     for _ in range(2):  # the second time with cached prefixes
         sequences = answers(engine, prompts, "draft_model")
@@ -81,7 +92,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(runner: str, chunk: int)
 
 def test_pages_of_another_tenant_are_not_taken_for_a_cached_prefix() -> None:
     """They were computed for it, then written by a request without drafts, and found by one with drafts."""
-    model = drafting_for_itself("openvino")
+    model = drafting_for_itself(served("bundled", "openvino"))
     engine, question = engine_of(model, NODES, max_running=1, kv_cache_tokens=512 + NODES), asked(model)[0]
     first, second = ([tuple(np.resize(question[start:], 300).tolist())] for start in (0, 3))
     answers(engine, first, "draft_model", tenant="a")
@@ -93,8 +104,91 @@ def test_pages_of_another_tenant_are_not_taken_for_a_cached_prefix() -> None:
     assert drafted.stats.decode_steps <= 2 + -(-len(drafted.output) // (1 + DEPTH)), "all that it drafts is right"
 
 
+@pytest.mark.parametrize("names", [["draft_model"] * 3, ["hybrid"] * 3, ["draft_model", "hybrid", "draft_model"]])
+def test_a_step_with_several_tenants_takes_as_many_passes_as_with_one(
+    names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, passes, counts = drafting_for_itself(served("bundled", "openvino")), Passes(monkeypatch), []
+    prompts = asked(model)
+    for tenants in (["a", "a", "a"], ["a", "b", "c"]):
+        engine, made = engine_of(model, NODES), dict[str, Any]()
+        for name, tenant in zip(names, tenants, strict=True):
+            made.setdefault(name + tenant, create_beside(engine, name))
+        sequences = [
+            make_sequence(
+                "r", prompt, StopParams(TOKENS), strategy=made[name + tenant], max_draft_nodes=NODES, tenant=tenant
+            )
+            for prompt, name, tenant in zip(prompts, names, tenants, strict=True)
+        ]
+        assert len(made) == len({*zip(names, tenants, strict=True)})
+        passes.count = 0
+        run(engine, *sequences)
+        counts.append(passes.count)
+        assert [s.output for s in sequences] == [greedy("bundled", prompt, TOKENS) for prompt in prompts]
+    assert counts[0] == counts[1] > 0
+
+
+def test_trees_of_one_call_are_those_of_separate_calls() -> None:
+    model = drafting_for_itself(served("bundled", "openvino"))
+    engine, prompts = engine_of(model, NODES), asked(model)
+    drafts = engine.model_drafts["draft_model"]
+    sequences = batch_of(
+        prompts, StopParams(TOKENS), strategy=create_beside(engine, "draft_model"), max_draft_nodes=NODES
+    )
+    for sequence in sequences:
+        engine.add(sequence)
+    while not all(sequence.output for sequence in sequences):
+        engine.step()
+    budgets, levels, least = np.array([24, 7, 16], np.int32), np.array([6, 1, 3], np.int32), np.zeros(3, np.float32)
+    together = drafts.draft(sequences, budgets, levels, least)
+    for i, sequence in enumerate(sequences):
+        one = slice(i, i + 1)
+        [alone] = drafts.draft([sequence], budgets[one], levels[one], least[one])
+        assert alone.tokens.tolist() == together[i].tokens.tolist()
+        assert alone.parents.tolist() == together[i].parents.tolist()
+        assert 0 < len(alone) <= budgets[i]
+        np.testing.assert_allclose(alone.scores, together[i].scores, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"), [("none", NODES), ("trie", NODES), ("head", 0), ("hybrid", 0), ("draft_model", 0)]
+)
+def test_a_model_reads_nothing_of_sequences_that_never_ask_it(
+    name: str, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, passes = served_beside("bundled", "openvino"), Passes(monkeypatch)
+    head = model.drafters["head"]
+    assert head.head is not None
+    combined = list[int]()
+    parts = head.head._replace(combine=lambda features: combined.append(len(features)))
+    model = replace(model, drafters={**model.drafters, "head": head._replace(head=parts)})
+    engine, long = engine_of(model, NODES, prefill_chunk=64), tuple(np.resize(asked(model)[0], 300).tolist())
+    strategy = create_beside(engine, name)
+    run(engine, *batch_of([long], StopParams(9), strategy=strategy, max_draft_nodes=nodes))
+    assert (passes.count, combined) == (0, [])
+    run(engine, *batch_of([long], StopParams(9), strategy=create_beside(engine, "draft_model"), max_draft_nodes=NODES))
+    assert passes.count > 0
+
+
+def test_a_model_reads_no_further_once_drafting_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, passes = drafting_for_itself(served("bundled", "openvino")), Passes(monkeypatch)
+    engine, prompt = engine_of(model, NODES), asked(model)[0]
+    [sequence] = batch_of(
+        [prompt], StopParams(200, ignore_eos=True), strategy=create_beside(engine, "draft_model"), max_draft_nodes=NODES
+    )
+    monkeypatch.setattr(ModelDrafts, "draft", lambda *asked: 1 / 0)
+    engine.add(sequence)
+    while not sequence.stats.drafting_disabled_reason:
+        engine.step()
+    passes.count = 0
+    run(engine)
+    assert "ZeroDivisionError" in sequence.stats.drafting_disabled_reason
+    assert len(sequence.output) == 200
+    assert passes.count == 0
+
+
 def test_preempted_and_paused_sequences_go_on_with_drafts() -> None:
-    model = drafting_for_itself("openvino")
+    model = drafting_for_itself(served("bundled", "openvino"))
     engine, prompts = engine_of(model, NODES, max_running=3, prefix_cache=True), asked(model)
     with model_strategies(engine):
         sequences = batch_of(prompts, StopParams(TOKENS), strategy=create("draft_model"), max_draft_nodes=NODES)
@@ -126,6 +220,45 @@ def test_a_smaller_model_changes_no_token(name: str, sampling: SamplingParams) -
     sources = drafted[0].stats.by_source
     assert sum(s.stats.draft_tokens for s in drafted) > 0
     assert name != "hybrid" or sources["draft_model"].verified > 0
+
+
+SAMPLED = SamplingParams(
+    temperature=0.9, top_p=0.95, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3,
+    logit_bias=((13, 2.0), (300, -100.0)), seed=3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODEL_DRAFTS)
+@pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("depth", [1, 16])
+def test_samples_and_stop_strings_are_those_of_drafting_off(name: str, sampling: SamplingParams, depth: int) -> None:
+    """Three samples of a prompt, at the least and at the greatest depth."""
+    model = served_beside("bundled", "openvino")
+    prompt, module = asked(model)[0], reference("bundled")
+    seeded = [replace(sampling, seed=sampling.seed + i) for i in range(3)]
+    whole = [written_by(module, prompt, one, StopParams(TOKENS)) for one in seeded]
+    stop = StopParams(TOKENS, strings=(model.tokenizer.decode(whole[0][20:24]),))
+
+    def written(nodes: int) -> tuple[list[Sequence], list[str]]:
+        engine = engine_of(model, NODES)
+        strategy = create_beside(engine, name, depth=depth)
+        samples = [
+            make_sequence(str(i), prompt, stop, one, strategy=strategy, max_draft_nodes=nodes, sample=i)
+            for i, one in enumerate(seeded)
+        ]
+        outputs = run(engine, *samples)
+        texts = ["".join("".join(o.texts) for o in outputs if o.sequence is sample) for sample in samples]
+        return samples, texts
+
+    plain, drafted = written(0), written(NODES)
+    assert [s.output for s in drafted[0]] == [s.output for s in plain[0]]
+    assert drafted[1] == plain[1]
+    assert [s.output for s in plain[0]] == [tokens[: len(s.output)] for s, tokens in zip(plain[0], whole, strict=True)]
+    assert len(plain[0][0].output) < TOKENS, "the stop string ends it"
+    assert all(s.stats.drafting_disabled_reason == "" for s in drafted[0])
+    deepest = max(len(s.stats.accepted_by_depth) for s in drafted[0])
+    assert name != "draft_model" or sampling.temperature or deepest >= min(depth, 8)
+    assert depth > 1 or name == "hybrid" or deepest <= 1
 
 
 def head_folder(folder: Path, vocab: int, width: int = 256, drafted: int = 512, **changed: Any) -> str:
