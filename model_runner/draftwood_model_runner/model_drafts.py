@@ -86,14 +86,21 @@ class ModelDrafts:
     Args:
         runner: of the draft model, with at least the pages of the target's and of their size.
         log_probabilities: see `sampling.most_probable.log_probabilities`.
-        width: nodes of a level that the next one follows, and of which it has children each.
         head: None for a whole model.
+        width: nodes of a level that the next one follows, and of which it has children each.
+        windowed: no layer attends to pages that the target gives up.
     """
 
     def __init__(
-        self, runner: Runner, log_probabilities: LogProbabilities, head: HeadParts | None = None, width: int = 4
+        self,
+        runner: Runner,
+        log_probabilities: LogProbabilities,
+        head: HeadParts | None = None,
+        width: int = 4,
+        windowed: bool = False,
     ) -> None:
         self._runner, self._log_probabilities = runner, log_probabilities
+        self._windowed = windowed
         self._width = width
         self._head = head
         self._rows: dict[Sequence, _Row] = {}
@@ -187,9 +194,9 @@ class ModelDrafts:
         return self._readable(sequence, row) - row.computed
 
     def _readable(self, sequence: Sequence, row: _Row) -> int:
-        """Entries that can be computed by now."""
+        """Entries that can be computed by now. Behind a window, a long prompt gets its pages step by step."""
         if self._head is None:
-            return sequence.length
+            return min(sequence.length, sequence.kv.pages.size * self._runner.page_size)
         return min(row.computed + (0 if row.unread is None else row.unread.shape[0]), sequence.length - 1)
 
     def _follow_pages(self, sequence: Sequence, row: _Row) -> None:
@@ -333,9 +340,12 @@ class ModelDrafts:
         logit_rows: Int32Array,
         hidden: Float32Array | None,
     ) -> StepBatch:
-        """A batch whose rows have `contexts` entries before it, those in pages before the first one included."""
+        """A batch whose rows have `contexts` entries before it, those in pages before the first one included.
+
+        These pages are left out, unless windows mask them, which runners find by the number of the entry.
+        """
         size = self._runner.page_size
-        firsts = np.array([self._rows[sequence].first for sequence in sequences], np.int32)
+        firsts = np.array([0 if self._windowed else self._rows[sequence].first for sequence in sequences], np.int32)
         ends = -(-(contexts + cu_seqlens[1:] - cu_seqlens[:-1]) // size)
         tables = [s.kv.pages[first:end] for s, first, end in zip(sequences, firsts, ends, strict=True)]
         features = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +12,7 @@ from typing import Any
 from draftwood_model_runner.engine import Engine, model_strategies
 from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel
 from draftwood_model_runner.loading.model import BUNDLED_MODEL, load_model
+from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy, create
 from tests.draft_models import write_untrained_head
 from tests.model_runner.families import served
@@ -34,6 +36,13 @@ def served_beside(family: str, runner: str = "torch") -> LoadedModel:
         head = write_untrained_head(Path(folder) / "head")
         model = load_model(BUNDLED_MODEL, dtype="float32", max_context=512, runner=runner, draft_head=head)
     return drafting_for_itself(model)
+
+
+def assert_no_faults(sequences: Iterable[Sequence]) -> None:
+    """Drafting went on for all, with all sources of a hybrid."""
+    for sequence in sequences:
+        assert sequence.stats.drafting_disabled_reason == ""
+        assert not getattr(sequence.strategy, "failures", None)
 
 
 def create_beside(engine: Engine, name: str, **options: Any) -> Strategy:

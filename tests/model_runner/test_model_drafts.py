@@ -25,7 +25,7 @@ from draftwood_model_runner.runners.openvino import factory
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import create
 from tests.model_runner.beside import NAMES as MODEL_DRAFTS
-from tests.model_runner.beside import create_beside, drafting_for_itself, served_beside
+from tests.model_runner.beside import assert_no_faults, create_beside, drafting_for_itself, served_beside
 from tests.model_runner.families import greedy, reference, served, taken_over
 from tests.model_runner.sampling.test_token_sampler import written_by
 from tests.model_runner.sequences import batch_of, engine_of, make_sequence, run
@@ -160,7 +160,11 @@ def test_a_model_reads_nothing_of_sequences_that_never_ask_it(
     head = model.drafters["head"]
     assert head.head is not None
     combined = list[int]()
-    parts = head.head._replace(combine=lambda features: combined.append(len(features)))
+
+    def combine(features: Any) -> Any:
+        combined.append(len(features))
+
+    parts = head.head._replace(combine=combine)
     model = replace(model, drafters={**model.drafters, "head": head._replace(head=parts)})
     engine, long = engine_of(model, NODES, prefill_chunk=64), tuple(np.resize(asked(model)[0], 300).tolist())
     strategy = create_beside(engine, name)
@@ -255,7 +259,7 @@ def test_samples_and_stop_strings_are_those_of_drafting_off(name: str, sampling:
     assert drafted[1] == plain[1]
     assert [s.output for s in plain[0]] == [tokens[: len(s.output)] for s, tokens in zip(plain[0], whole, strict=True)]
     assert len(plain[0][0].output) < TOKENS, "the stop string ends it"
-    assert all(s.stats.drafting_disabled_reason == "" for s in drafted[0])
+    assert_no_faults(drafted[0])
     deepest = max(len(s.stats.accepted_by_depth) for s in drafted[0])
     assert name != "draft_model" or sampling.temperature or deepest >= min(depth, 8)
     assert depth > 1 or name == "hybrid" or deepest <= 1

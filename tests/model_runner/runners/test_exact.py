@@ -19,7 +19,7 @@ from draftwood_model_runner.runners.torch.exact_attention import SUM_BLOCK, draf
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import Strategy
-from tests.model_runner.beside import create_beside, drafting_for_itself
+from tests.model_runner.beside import assert_no_faults, create_beside, drafting_for_itself
 from tests.model_runner.families import RANDOM_FAMILIES, VOCAB, adopted
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sequences import engine_of, make_sequence
@@ -105,7 +105,7 @@ def test_the_same_bits_with_a_model_that_drafts(family: str, name: str) -> None:
     crowded = engine_of(drafting_for_itself(model(family, torch.bfloat16)), 64, max_running=5, prefill_chunk=37)
     sequences = [sampled(prompt, 1.0, create_beside(crowded, name)) for prompt in prompts(family)]
     assert outputs(crowded, sequences, preempt_every=6) == wanted
-    assert all(sequence.stats.drafting_disabled_reason == "" for sequence in sequences)
+    assert_no_faults(sequences)
     assert sum(sequence.stats.accepted_tokens for sequence in sequences) > 0
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from draftwood_model_runner.request import SamplingParams, StopParams
 from draftwood_strategies import Strategy, create, strategy_names
-from tests.model_runner.beside import create_beside, served_beside
+from tests.model_runner.beside import assert_no_faults, create_beside, served_beside
 from tests.model_runner.families import FAMILIES, OPENVINO_FAMILIES, VOCAB, WINDOW, reference, with_runners
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sampling import test_token_sampler as sampler
@@ -41,7 +41,7 @@ def test_every_setting_alone_in_a_batch_and_with_any_draft(
     for name in (*beside.model_drafts, "hybrid"):
         one = sequence(LONGER, wanted, stop, create_beside(beside, name))
         run(beside, one)
-        assert one.stats.drafting_disabled_reason == ""
+        assert_no_faults([one])
         assert one.output == answer
     crowd = [sequence((*LONGER[:-1], i), other, stop, hybrid) for i, other in enumerate(others)]
     one = sequence(LONGER, wanted, stop, oracle)

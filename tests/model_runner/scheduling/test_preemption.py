@@ -18,7 +18,7 @@ from draftwood_model_runner.request import GrammarKind, SamplingParams, StopPara
 from draftwood_model_runner.runners.torch.kv_cache import PAGE_SIZE
 from draftwood_model_runner.sequence import Sequence, SequenceState
 from tests.model_runner.beside import NAMES as MODEL_DRAFTS
-from tests.model_runner.beside import create_beside, served_beside
+from tests.model_runner.beside import assert_no_faults, create_beside, served_beside
 from tests.model_runner.families import VOCAB, greedy, served, torch_factory, with_runners
 from tests.model_runner.oracle import OracleStrategy
 from tests.model_runner.sampling.test_token_sampler import expected
@@ -83,7 +83,7 @@ def test_sampling_penalties_and_stop_strings_survive_a_preemption(name: str) -> 
             for i, prompt in enumerate(prompts)
         ]
         outputs = run(engine, *sequences)
-        assert all(sequence.stats.drafting_disabled_reason == "" for sequence in sequences)
+        assert_no_faults(sequences)
         assert (sum(sequence.stats.draft_tokens for sequence in sequences) > 0) == (nodes > 0)
         own = [[output for output in outputs if output.sequence is sequence] for sequence in sequences]
         texts = ["".join("".join(output.texts) for output in one) for one in own]
@@ -116,6 +116,7 @@ def test_each_turn_of_a_chat_reuses_the_turns_before(family: str, name: str) -> 
     chat: tuple[int, ...] = (5, 3) * 12
     for turn in range(4):
         sequence = answer(engine, chat, 15, strategy=strategy, tenant="a")
+        assert_no_faults([sequence])
         assert sequence.output == greedy(family, chat, 15)
         # All full pages but for the last token written, whose keys and values nobody needed, and the user's new words.
         assert sequence.stats.cached_prompt_tokens == (0 if turn == 0 else (len(chat) - 1 - 8) // PAGE_SIZE * PAGE_SIZE)
@@ -203,7 +204,7 @@ def test_pauses_change_no_token(
         expected(family, prompt, sampling, stop) for prompt in prompts
     ]
     assert sum(sequence.stats.pauses for sequence in sequences) >= 3
-    assert all(sequence.stats.drafting_disabled_reason == "" for sequence in sequences)
+    assert_no_faults(sequences)
 
 
 def test_paused_sequences_leave_slots_memory_and_shares_to_others() -> None:
