@@ -99,9 +99,7 @@ def model_drafts(model: LoadedModel, runner: Runner, config: EngineConfig) -> di
         own = drafter.factory.runner(runner.pages * runner.page_size, config.threads, config.max_running)
         if not own.draft_limits(0).branches or (isinstance(own, StatefulRunner) and own.states is not None):
             raise InvalidValueError(name, drafter.name, "it must be a model of attention alone, over trees")
-        window, widest = drafter.factory.window, model.factory.window
-        windowed = window is not None and (widest is None or window <= widest)
-        made[name] = ModelDrafts(own, log_probabilities, drafter.head, windowed=windowed)
+        made[name] = ModelDrafts(own, log_probabilities, drafter.head)
         seen = own.pages * own.page_size * drafter.factory.kv_bytes_per_token / 1e9
         _log.info("draft model %s: %.0f million weights; KV cache %.2f GB", name, drafter.parameters / 1e6, seen)
     return made

@@ -88,19 +88,12 @@ class ModelDrafts:
         log_probabilities: see `sampling.most_probable.log_probabilities`.
         head: None for a whole model.
         width: nodes of a level that the next one follows, and of which it has children each.
-        windowed: no layer attends to pages that the target gives up.
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        log_probabilities: LogProbabilities,
-        head: HeadParts | None = None,
-        width: int = 4,
-        windowed: bool = False,
+        self, runner: Runner, log_probabilities: LogProbabilities, head: HeadParts | None = None, width: int = 4
     ) -> None:
         self._runner, self._log_probabilities = runner, log_probabilities
-        self._windowed = windowed
         self._width = width
         self._head = head
         self._rows: dict[Sequence, _Row] = {}
@@ -340,12 +333,9 @@ class ModelDrafts:
         logit_rows: Int32Array,
         hidden: Float32Array | None,
     ) -> StepBatch:
-        """A batch whose rows have `contexts` entries before it, those in pages before the first one included.
-
-        These pages are left out, unless windows mask them, which runners find by the number of the entry.
-        """
+        """A batch whose rows have `contexts` entries before it, those in pages before the first one included."""
         size = self._runner.page_size
-        firsts = np.array([0 if self._windowed else self._rows[sequence].first for sequence in sequences], np.int32)
+        firsts = np.array([self._rows[sequence].first for sequence in sequences], np.int32)
         ends = -(-(contexts + cu_seqlens[1:] - cu_seqlens[:-1]) // size)
         tables = [s.kv.pages[first:end] for s, first, end in zip(sequences, firsts, ends, strict=True)]
         features = None

@@ -86,9 +86,7 @@ def test_a_model_that_drafts_has_the_pages_of_the_window(by: str, beside: str, n
     itself = target.drafters["draft_model"]
     model = replace(target, drafters={"draft_model": itself._replace(factory=drafting.factory)})
     engine = engine_of(model, DRAFT, prefill_chunk=CHUNK, kv_cache_tokens=NEEDED)
-    sequence = make_sequence(
-        "r", prompt, StopParams(150), strategy=create_beside(engine, name), max_draft_nodes=DRAFT
-    )
+    sequence = make_sequence("r", prompt, StopParams(150), strategy=create_beside(engine, name), max_draft_nodes=DRAFT)
     run(engine, sequence)
     assert_no_faults([sequence])
     assert sequence.output == answer

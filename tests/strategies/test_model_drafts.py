@@ -30,6 +30,7 @@ from draftwood_strategies.registry import (
     warm_up,
 )
 
+
 class Model:
     """A source whose rows are texts; its drafts are right for `right` levels, then wrong.
 

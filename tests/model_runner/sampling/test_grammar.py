@@ -19,7 +19,7 @@ from draftwood_model_runner.sampling.grammar import GrammarState
 from draftwood_model_runner.sampling.metadata import UNKNOWN_MASK
 from draftwood_model_runner.sampling.token_sampler import TokenSampler
 from draftwood_model_runner.sequence import Sequence
-from draftwood_strategies import Strategy, create
+from draftwood_strategies import Strategy
 from tests.model_runner.beside import NAMES as MODEL_DRAFTS
 from tests.model_runner.beside import create_beside, served_beside
 from tests.model_runner.families import reference, served

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import draftwood_strategies
 from draftwood_model_runner.engine import Engine
 from draftwood_model_runner.output import FinishReason
 from draftwood_model_runner.request import GrammarKind, SamplingParams, StopParams

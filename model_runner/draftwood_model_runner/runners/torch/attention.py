@@ -106,7 +106,8 @@ class TorchBatch:
     def _filled(self, row: int, window: int | None, context: int) -> torch.Tensor:
         """[T_s, context + T_s] over the last `context` committed tokens and the row's own."""
         tokens = slice(self.cu_seqlens[row], self.cu_seqlens[row + 1])
-        depths = self.batch.positions[tokens] - np.int32(self.context_lens[row])
+        # Not the position alone, since a model that drafts may lack the first pages of a row.
+        depths = self.batch.positions[tokens] - self.batch.positions[tokens.start]
         mask = np.empty((depths.size, context + depths.size), np.float32)
         _fill_mask(self.batch.parents[tokens], depths, context, 2**31 - 1 if window is None else window, mask)
         return torch.from_numpy(mask).to(device=self.layout.device, dtype=self.layout.dtype)
@@ -121,8 +122,8 @@ class TorchBatch:
         mask[:, context:] = among_step
         if window is not None:
             begin = self.cu_seqlens[row]
-            positions = self.batch.positions[begin + queries.start : begin + queries.stop]
-            oldest = _to_device(positions, mask.device) - window + 1 - first
+            depths = self.batch.positions[begin + queries.start : begin + queries.stop] - self.batch.positions[begin]
+            oldest = _to_device(depths, mask.device) + self.context_lens[row] - window + 1 - first
             mask[:, :context].masked_fill_(torch.arange(context, device=mask.device) < oldest[:, None], -math.inf)
         return mask
 
