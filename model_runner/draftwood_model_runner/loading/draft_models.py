@@ -14,15 +14,24 @@ from draftwood_model_runner.errors import (
     InvalidValueError,
     ModelNotFoundError,
     UnsupportedModelError,
+    UnsupportedRunnerError,
 )
-from draftwood_model_runner.loading.checkpoint import name_of, require_folder, stored_parameters
+from draftwood_model_runner.loading.checkpoint import (
+    mtp_tensors,
+    name_of,
+    require_folder,
+    stored_parameters,
+    stored_tensors,
+    weights_folder,
+)
 from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel, configured_context
-from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD, bundled_head, require_head
+from draftwood_model_runner.loading.sources import AUTO_HEAD, MTP_HEAD, NO_HEAD, bundled_head, require_head
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
 from draftwood_model_runner.runners.base import HeadParts
 
 if TYPE_CHECKING:
     from draftwood_model_runner.loading.draft_heads import EagleHead
+    from draftwood_model_runner.loading.mtp_heads import MtpHead
 
 _log = logging.getLogger(__name__)
 
@@ -30,35 +39,61 @@ HEAD, DRAFT_MODEL = "head", "draft_model"
 """The names of the strategies."""
 
 
-def read_head(draft_head: str, path_or_id: str, problem: str) -> EagleHead | None:
+def read_head(draft_head: str, path_or_id: str, problem: str) -> EagleHead | MtpHead | None:
     """The head that a setting names for a model; None for none.
 
     Args:
-        draft_head: a folder; "auto" for the one that this package has for the model, if it has one; or "none".
+        draft_head: a folder; "mtp" for the module for multi-token prediction of the model's checkpoint; "auto" for the
+            one that this package has for the model, or else this module, if there is one; or "none".
         problem: why no head can be computed beside the model; "" if one can.
 
     Raises:
-        InvalidValueError: there is no such head, it is one of another model, or a folder is named beside a problem.
+        InvalidValueError: there is no such head, it is one of another model, or one is named beside a problem.
+        ModelNotFoundError: the model's files are not there.
     """
     require_head(draft_head)
-    folder = bundled_head(path_or_id) if draft_head == AUTO_HEAD else draft_head
-    if folder is None or folder == NO_HEAD:
+    if draft_head == NO_HEAD:
         return None
-    if problem and draft_head == AUTO_HEAD:
-        _log.info("the model is served without its draft head: %s", problem)
+    head = draft_head
+    if head == AUTO_HEAD:
+        head = bundled_head(path_or_id) or (MTP_HEAD if mtp_tensors(stored_tensors(weights_folder(path_or_id))) else "")
+    if not head:
         return None
-    if problem:
-        raise InvalidValueError("draft_head", draft_head, f"it must be {AUTO_HEAD} or {NO_HEAD}: {problem}")
+    with left_out_if_unchosen(draft_head):
+        if problem:
+            allowed = problem if draft_head == AUTO_HEAD else f"it must be {AUTO_HEAD} or {NO_HEAD}: {problem}"
+            raise InvalidValueError("draft_head", draft_head, allowed)
+        return _loaded_head(head, path_or_id)
+    return None
+
+
+@contextmanager
+def left_out_if_unchosen(draft_head: str) -> Iterator[None]:
+    """Logs why a head that nobody chose is left out, instead of raising InvalidValueError."""
+    try:
+        yield
+    except InvalidValueError as error:
+        if draft_head != AUTO_HEAD:
+            raise
+        _log.info("the model is served without its draft head: %s", error.allowed)
+
+
+def _loaded_head(head: str, path_or_id: str) -> EagleHead | MtpHead:
+    """The head in a folder, or the module of a model's checkpoint. Raises InvalidValueError."""
     # A start without a head need not import modelling code.
+    if head == MTP_HEAD:
+        from draftwood_model_runner.loading.mtp_heads import load_mtp_head
+
+        return load_mtp_head(path_or_id)
     from transformers import AutoConfig
 
     from draftwood_model_runner.loading.draft_heads import load_head
 
     config: Any = AutoConfig.from_pretrained(path_or_id).get_text_config()
-    return load_head(folder, config.hidden_size, config.num_hidden_layers, config.vocab_size)
+    return load_head(head, config.hidden_size, config.num_hidden_layers, config.vocab_size)
 
 
-def head_drafter(head: EagleHead, path_or_id: str, model: LoadedModel, threads: int | None) -> DraftModel:
+def head_drafter(head: EagleHead | MtpHead, path_or_id: str, model: LoadedModel, threads: int | None) -> DraftModel:
     """A head beside a model that was loaded for it.
 
     Args:
@@ -73,10 +108,14 @@ def head_drafter(head: EagleHead, path_or_id: str, model: LoadedModel, threads: 
     from draftwood_model_runner.loading.draft_heads import Embedding
     from draftwood_model_runner.runners.openvino.factory import take_over_head  # a package that need not be there
 
-    factory, combine = take_over_head(head, model.max_context, threads)
+    try:
+        factory, combine = take_over_head(head, model.max_context, threads)
+    except UnsupportedRunnerError as error:
+        raise InvalidValueError("draft_head", head.name_or_path, str(error)) from error
     token_ids = head.token_ids.numpy().astype(np.int32)
-    parts = HeadParts(combine, Embedding(path_or_id), token_ids)
-    return DraftModel(name_of(str(head.name_or_path)), factory, parts, sum(p.numel() for p in head.parameters()))
+    parts = HeadParts(combine, Embedding(path_or_id, head.embedding), token_ids)
+    parameters = sum(p.numel() for name, p in head.named_parameters() if name not in head.shared)
+    return DraftModel(name_of(str(head.name_or_path)), factory, parts, parameters)
 
 
 class _Facts(NamedTuple):

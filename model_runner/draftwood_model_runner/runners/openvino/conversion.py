@@ -233,7 +233,7 @@ class _FlatHead(torch.nn.Module):
 
 
 def convert_head(head: Any, max_context: int) -> ConvertedModel:
-    """A draft head for OpenVINO, see `loading.draft_heads.EagleHead`; as `convert`."""
+    """A draft head for OpenVINO, see `loading.draft_heads.EagleHead` and `loading.mtp_heads.MtpHead`; as `convert`."""
     try:
         with _as_traced(head):
             _TRACE.install(head)
