@@ -132,6 +132,8 @@ def write_with_module(folder: Path, family: str, right: bool = False) -> Module:
     torch.manual_seed(0)
     config = CONFIGS[family]()
     whole: Any = randomized(AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval())
+    if not config.tie_word_embeddings:
+        whole.lm_head.weight.data *= 4  # sure enough of its tokens that drafts have several levels
     if right:
         _predict_by_last_token(whole)
     whole.save_pretrained(folder)
