@@ -38,7 +38,7 @@ _ROUTED: dict[str, Any] = {**_EXPERTS, "n_routed_experts": 4, "first_k_dense_rep
 _FULL, _RECURRENT = "full_attention", "linear_attention"
 CONFIGS: dict[str, Any] = {
     "glm4_moe": lambda: tf.Glm4MoeConfig(
-        **_SHAPE | {"num_key_value_heads": 2}, **_ROUTED, head_dim=16, use_qk_norm=True
+        **_SHAPE | {"num_key_value_heads": 2, "head_dim": 16}, **_ROUTED, use_qk_norm=True
     ),
     "deepseek_v3": lambda: tf.DeepseekV3Config(
         **_SHAPE,
@@ -159,16 +159,17 @@ def write_with_module(folder: Path, family: str, right: bool = False) -> Module:
     if family == "deepseek_v3":
         if not right:
             embedding, output = torch.randn_like(embedding), 0.2 * torch.randn_like(output)
-        tensors |= {f"{prefix}embed_tokens.weight": embedding.clone(), f"{prefix}shared_head.head.weight": output.clone()}
+        tensors |= {
+            f"{prefix}embed_tokens.weight": embedding.clone(),
+            f"{prefix}shared_head.head.weight": output.clone(),
+        }
     save_file(tensors, folder / _WEIGHTS, {"format": "pt"})
     change_config(folder, num_hidden_layers=LAYERS, **({"layer_types": [_RECURRENT, _FULL]} if is_qwen else {}))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(BUNDLED_MODEL) / name, folder)
     target = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     decoder = whole.model
-    return Module(
-        target, decoder.layers[LAYERS], decoder.rotary_emb, **parts, embedding=embedding, output=output
-    )
+    return Module(target, decoder.layers[LAYERS], decoder.rotary_emb, **parts, embedding=embedding, output=output)
 
 
 def change_config(folder: Path, **values: Any) -> None:

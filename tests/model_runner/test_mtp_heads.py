@@ -120,9 +120,7 @@ def test_a_module_changes_no_token(family: str, name: str, written: dict[str, Wr
         run(engine_of(model, NODES), *plain)
         engine = engine_of(model, NODES, prefill_chunk=16)
         with model_strategies(engine):
-            drafted = batch_of(
-                PROMPTS, StopParams(TOKENS), sampling, strategy=create(name), max_draft_nodes=NODES
-            )
+            drafted = batch_of(PROMPTS, StopParams(TOKENS), sampling, strategy=create(name), max_draft_nodes=NODES)
         run(engine, *drafted)
         engine.check()
         assert [s.output for s in drafted] == [s.output for s in plain]

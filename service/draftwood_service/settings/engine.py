@@ -14,8 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from draftwood_memory.settings import cache_folder
 from draftwood_model_runner.engine_config import MODEL_CACHE_BYTES, check_runner, check_weights, no_head_reason
 from draftwood_model_runner.errors import InvalidInputError, InvalidValueError
-from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
-from draftwood_model_runner.loading.checkpoint import may_have_mtp
+from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL, may_have_mtp
 from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD, bundled_head
 from draftwood_service.settings.groups import JsonObject, SettingsGroup, Size, Weights
 

@@ -76,7 +76,10 @@ def test_a_head_that_does_not_fit_is_refused_before_weights_are_read(tmp_path: P
         ({"draft_head": wide}, "it must be a head for this model: that is 256 wide, and this head is for 128"),
         ({"draft_head": large}, "its weights do not fit its config.json"),
         ({"draft_head": deep}, "it reads layers (2, 9, 12), and the model has 6"),
-        ({"draft_head": str(tmp_path)}, "it must be auto, mtp, none or a folder with config.json and model.safetensors"),
+        (
+            {"draft_head": str(tmp_path)},
+            "it must be auto, mtp, none or a folder with config.json and model.safetensors",
+        ),
         ({"draft_head": head, "runner": "torch"}, "it must be auto or none: runner is torch, and a draft head needs"),
         ({"draft_head": head, "exact": True}, "exact is true, and a draft head needs runner openvino"),
         ({"draft_head": head, "tensor_parallel": 2}, "tensor_parallel is 2, and a draft head needs 1"),
