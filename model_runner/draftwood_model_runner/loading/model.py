@@ -28,7 +28,7 @@ from draftwood_model_runner.loading.draft_models import (
     read_head,
 )
 from draftwood_model_runner.loading.loaded import DTYPES, LoadedModel, adopt, load_module
-from draftwood_model_runner.loading.sources import AUTO_HEAD, NO_HEAD
+from draftwood_model_runner.loading.sources import NO_HEAD
 from draftwood_model_runner.loading.tokenizer import Tokenizer, load_tokenizer
 from draftwood_model_runner.runners.cuda.device import require_triton
 from draftwood_model_runner.runners.machine import default_threads
@@ -95,7 +95,7 @@ def load_model(
     require_folder(path_or_id)
     threads = threads or default_threads()
     torch.set_num_threads(threads)
-    head = read_head(draft_head, path_or_id, no_head_reason(chosen_device.type, runner, exact, tensor_parallel))
+    head = read_head(draft_head, path_or_id, no_head_reason(tensor_parallel))
     feature_layers = () if head is None else head.feature_layers_of_target
     if draft_model is not None:
         if tensor_parallel > 1:
@@ -140,7 +140,7 @@ def load_model(
     else:
         model = _kept(entry, path_or_id, threads, cache_bytes, convert)
     drafters = {}
-    if head is not None and (model.runner_name == "openvino" or draft_head != AUTO_HEAD):
+    if head is not None:
         drafters[HEAD] = head_drafter(head, path_or_id, model, threads)
     if draft_model is not None:
         with naming_draft_model(draft_model):
