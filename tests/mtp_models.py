@@ -124,7 +124,7 @@ class Module(NamedTuple):
 def write_with_module(folder: Path, family: str, right: bool = False) -> Module:
     """Writes a checkpoint with a module under the names of its published models, and the bundled model's tokenizer.
 
-    DeepSeek's has an embedding and an output head of its own, which are others than the model's here.
+    DeepSeek's has another output head than the model here.
 
     Args:
         right: what the model writes depends on its last token alone, and the module predicts it always.
@@ -154,15 +154,13 @@ def write_with_module(folder: Path, family: str, right: bool = False) -> Module:
     for part, name in names.items():
         tensor = parts[part] if part == "projection" else parts[part].weight.detach()
         tensors[f"{prefix}{name}.weight"] = tensor.clone()
-    embedding = output = stored["model.embed_tokens.weight"]
-    output = stored.get("lm_head.weight", output)
-    if family == "deepseek_v3":
-        if not right:
-            embedding, output = torch.randn_like(embedding), 0.2 * torch.randn_like(output)
-        tensors |= {
-            f"{prefix}embed_tokens.weight": embedding.clone(),
-            f"{prefix}shared_head.head.weight": output.clone(),
-        }
+    embedding = stored["model.embed_tokens.weight"]
+    output = stored.get("lm_head.weight", embedding)
+    if not is_qwen:  # published checkpoints repeat both
+        if family == "deepseek_v3" and not right:
+            output = 0.2 * torch.randn_like(output)
+        tensors[f"{prefix}embed_tokens.weight"] = embedding.clone()
+        tensors[f"{prefix}shared_head.head.weight"] = output.clone()
     save_file(tensors, folder / _WEIGHTS, {"format": "pt"})
     change_config(folder, num_hidden_layers=LAYERS, **({"layer_types": [_RECURRENT, _FULL]} if is_qwen else {}))
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -80,12 +80,10 @@ class EagleHead(LlamaPreTrainedModel):
         d2t: int64[draft vocabulary], what is added to a draft token to get that of the target.
         features: numbers that it reads of each token: an embedding and a hidden state.
         feature_layers_of_target: the layers of its target whose inputs it reads, see `loading.loaded.adopt`.
-        embedding: name of the tensor of the target's checkpoint that has the embeddings of tokens; "" for any name.
         shared: names of parameters that are the target's.
     """
 
     feature_layers_of_target: tuple[int, ...] = ()
-    embedding = ""
     shared: frozenset[str] = frozenset()
     d2t: torch.Tensor
 
@@ -205,21 +203,21 @@ class Embedding:
 
     Args:
         path_or_id: of the target.
-        name: of the tensor; "" for the one that is usual.
 
     Raises:
         InvalidValueError: none of its safetensors files has them.
         ModelNotFoundError: the target's files are not there.
     """
 
-    def __init__(self, path_or_id: str, name: str = "") -> None:
+    def __init__(self, path_or_id: str) -> None:
         files = stored_tensors(weights_folder(path_or_id))
-        names = [name] if name else [stored for stored in files if stored.endswith(_EMBEDDINGS)]
+        names = [name for name in files if name.endswith(_EMBEDDINGS)]
         if not names:
             problem = "the model's folder must have its embedding in safetensors files"
             raise InvalidValueError("draft_head", path_or_id, problem)
-        with safe_open(files[names[0]], framework="pt") as opened:
-            weight = opened.get_tensor(names[0])
+        name = min(names, key=len)  # an MTP module may repeat it
+        with safe_open(files[name], framework="pt") as opened:
+            weight = opened.get_tensor(name)
         self._is_bfloat16 = weight.dtype == torch.bfloat16
         self._weight = (weight.view(torch.int16) if self._is_bfloat16 else weight).numpy()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +14,6 @@ from draftwood_model_runner.errors import (
     InvalidValueError,
     ModelNotFoundError,
     UnsupportedModelError,
-    UnsupportedRunnerError,
 )
 from draftwood_model_runner.loading.checkpoint import (
     mtp_tensors,
@@ -27,7 +26,8 @@ from draftwood_model_runner.loading.checkpoint import (
 from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel, configured_context
 from draftwood_model_runner.loading.sources import AUTO_HEAD, MTP_HEAD, NO_HEAD, bundled_head, require_head
 from draftwood_model_runner.loading.tokenizer import load_tokenizer
-from draftwood_model_runner.runners.base import HeadParts
+from draftwood_model_runner.runners.base import HeadParts, RunnerFactory
+from draftwood_strategies.arrays import Float32Array, Int32Array
 
 if TYPE_CHECKING:
     from draftwood_model_runner.loading.draft_heads import EagleHead
@@ -100,22 +100,38 @@ def head_drafter(head: EagleHead | MtpHead, path_or_id: str, model: LoadedModel,
         path_or_id: of the model.
 
     Raises:
-        InvalidValueError: the model's runner shows no hidden states, or the head cannot be computed by it.
+        InvalidValueError: the head cannot be computed by the model's runner, or the model has no embedding for it.
     """
-    if model.runner_name != "openvino":
-        problem = f"it needs runner openvino, and the model has runner {model.runner_name}"
-        raise InvalidValueError("draft_head", head.name_or_path, problem)
-    from draftwood_model_runner.loading.draft_heads import Embedding
-    from draftwood_model_runner.runners.openvino.factory import take_over_head  # a package that need not be there
-
-    try:
-        factory, combine = take_over_head(head, model.max_context, threads)
-    except UnsupportedRunnerError as error:
-        raise InvalidValueError("draft_head", head.name_or_path, str(error)) from error
+    name = str(head.name_or_path)
+    parameters = sum(weight.numel() for part, weight in head.named_parameters() if part not in head.shared)
     token_ids = head.token_ids.numpy().astype(np.int32)
-    parts = HeadParts(combine, Embedding(path_or_id, head.embedding), token_ids)
-    parameters = sum(p.numel() for name, p in head.named_parameters() if name not in head.shared)
-    return DraftModel(name_of(str(head.name_or_path)), factory, parts, parameters)
+    try:
+        factory, combine, embed = _taken_over(head, path_or_id, model, threads)
+    except UnsupportedModelError as error:
+        raise InvalidValueError(
+            "draft_head", name, f"it must be one that the model's runner computes: {error}"
+        ) from error
+    return DraftModel(name_of(name), factory, HeadParts(combine, embed, token_ids), parameters)
+
+
+def _taken_over(
+    head: EagleHead | MtpHead, path_or_id: str, model: LoadedModel, threads: int | None
+) -> tuple[RunnerFactory, Callable[[Any], Float32Array], Callable[[Int32Array], Float32Array] | None]:
+    """A head as its target's runner computes it, and the first two of `HeadParts`."""
+    # Packages that need not be there, and modelling code.
+    if model.runner_name == "openvino":
+        from draftwood_model_runner.loading.draft_heads import Embedding
+        from draftwood_model_runner.runners.openvino import factory as openvino
+
+        return *openvino.take_over_head(head, model.max_context, threads), Embedding(path_or_id)
+    target: Any = model.factory
+    if model.runner_name == "cuda":
+        from draftwood_model_runner.runners.cuda import factory as cuda
+
+        return *cuda.take_over_head(head, target), None
+    from draftwood_model_runner.runners.torch import runner as by_torch
+
+    return *by_torch.take_over_head(head, target), None
 
 
 class _Facts(NamedTuple):

@@ -97,7 +97,7 @@ def load_model(
     require_folder(path_or_id)
     threads = threads or default_threads()
     torch.set_num_threads(threads)
-    head = read_head(draft_head, path_or_id, no_head_reason(chosen_device.type, runner, exact, tensor_parallel))
+    head = read_head(draft_head, path_or_id, no_head_reason(tensor_parallel))
     feature_layers = () if head is None else head.feature_layers_of_target
     if draft_model is not None:
         if tensor_parallel > 1:

@@ -27,6 +27,11 @@ from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.trials import attention_calls
 
 
+_EMBEDDING = "embed_tokens"
+"""A copy of the model's: modules share it (section 2.2), so it is not read."""
+_OUTPUT = "lm_head"
+
+
 class _Form(NamedTuple):
     """How a kind of checkpoint names the tensors of its module.
 
@@ -51,7 +56,7 @@ _FORMS = (
             "eh_proj": "projection",
             "shared_head.norm": "decoder.norm",
             "shared_head.head": "lm_head",
-            "embed_tokens": "embedding",
+            "embed_tokens": _EMBEDDING,
         },
         "",
     ),
@@ -69,7 +74,6 @@ _FORMS = (
 )
 _PARTS = ("embedding_norm", "hidden_norm", "projection")
 """What a module has before its decoder layer."""
-_EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
 
 
 class MtpHead(nn.Module):
@@ -84,14 +88,12 @@ class MtpHead(nn.Module):
         fc: what it makes of the target's features: takes them as they are.
         features: numbers that it reads of each token: an embedding and a hidden state.
         feature_layers_of_target: see `loading.loaded.adopt`.
-        embedding: name of the tensor that has the embeddings of tokens.
-        shared: names of parameters that are the target's, or stand for it.
+        shared: names of parameters that are the target's, or stand for its.
     """
 
     fc = None
     name_or_path = MTP_HEAD
     feature_layers_of_target: tuple[int, ...] = ()
-    embedding = ""
     shared: frozenset[str] = frozenset()
 
     def __init__(self, decoder: Any, output: torch.Tensor) -> None:
@@ -106,12 +108,13 @@ class MtpHead(nn.Module):
         self.decoder = decoder
         self.lm_head = nn.Linear(width, output.shape[0], bias=False, device="meta")
         self.lm_head.weight = nn.Parameter(output, requires_grad=False)
+        self.vocab_size = int(output.shape[0])
         self.kv_shapes = _kv_shapes(decoder)
 
     @property
     def token_ids(self) -> torch.Tensor:
         """int64[vocab], of each of its tokens that of the target."""
-        return torch.arange(self.lm_head.weight.shape[0])
+        return torch.arange(self.vocab_size)
 
     def forward(self, features: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
         """[B, T, d], what `logits` reads, and the hidden state that the next token is drafted from.
@@ -180,23 +183,26 @@ def load_mtp_head(path_or_id: str) -> MtpHead:
         raise refused("the MTP module of the model is quantized as its checkpoint is, which is not supported")
     form, prefix = found
     own = _named_here(form, prefix, files)
-    embedding = own.pop("embedding.weight", None) or _of_target(files, prefix, _EMBEDDING)
-    output = own.pop("lm_head.weight", None)
-    shared = output is None
-    output = output or _of_target(files, prefix, _OUTPUT) or embedding
-    if embedding is None or output is None:
-        raise refused(f"the model's safetensors files must have a tensor {_EMBEDDING} for its MTP module")
+    own.pop(f"{_EMBEDDING}.weight", None)
+    own_output = own.pop(f"{_OUTPUT}.weight", None)
+    # The second is the output head of a model that has tied it to its embeddings.
+    output = _of_target(files, prefix, f"{_OUTPUT}.weight") or _of_target(files, prefix, f"{_EMBEDDING}.weight")
+    if output is None:
+        raise refused(f"the model's safetensors files must have a tensor {_EMBEDDING}.weight for its MTP module")
     lacking = [stored for stored, ours in form.renamed.items() if ours in _PARTS and f"{ours}.weight" not in own]
     if lacking:
         raise refused(f"the MTP module of the model must have a tensor {prefix}{lacking[0]}.weight")
     try:
         stored = {ours: _read(files, name) for ours, name in own.items()}
-        head = _built(config, stored, _read(files, output))
+        weight = _read(files, output)
+        # Published checkpoints repeat the model's own output head.
+        shared = own_output is None or torch.equal(weight, repeated := _read(files, own_output))
+        head = _built(config, stored, weight if shared else repeated)
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise refused(f"the MTP module of the model cannot be computed: {reason}") from error
-    head.embedding, head.feature_layers_of_target = embedding, (int(config.num_hidden_layers),)
-    head.shared = frozenset({"decoder.embed_tokens.weight"} | ({"lm_head.weight"} if shared else set()))
+    head.feature_layers_of_target = (int(config.num_hidden_layers),)
+    head.shared = frozenset({f"decoder.{_EMBEDDING}.weight"} | ({f"{_OUTPUT}.weight"} if shared else set()))
     return head
 
 

@@ -73,7 +73,7 @@ class ModelSettings(SettingsGroup):
     draft_head: str = AUTO_HEAD
     """Folder of a draft head in the form of EAGLE-3 that was trained for the model; mtp: the module for multi-token
     prediction of the model's checkpoint; auto: the head that Draftwood has for the model, or else this module, if there
-    is one; none: no head. Heads need runner openvino"""
+    is one; none: no head. Heads need tensor_parallel 1"""
     engine: Literal["draftwood", "vllm"] = "draftwood"
     """What runs the model: draftwood, Draftwood's own engine, or vllm, for several machines' worth of GPUs and all that
     vLLM serves (pip install 'draftwood[vllm]')"""
@@ -190,7 +190,7 @@ class ModelSettings(SettingsGroup):
 
     @property
     def _no_head_reason(self) -> str:
-        return no_head_reason(self.device, self.runner, self.exact, self.tensor_parallel)
+        return no_head_reason(self.tensor_parallel)
 
     def _check_nodes(self) -> None:
         ranks = self.tensor_parallel * self.pipeline_parallel
