@@ -26,7 +26,12 @@ from tests.model_runner.families import generate
 from tests.model_runner.sequences import batch_of, engine_of, run
 from tests.mtp_models import CONFIGS, LAYERS, WIDTH, Module, change_config, change_tensors, write_with_module
 
-BY_OPENVINO = ("glm4_moe", "deepseek_v3")
+SERVED = [
+    ("glm4_moe", "openvino"),
+    ("deepseek_v3", "openvino"),
+    ("deepseek_v3", "torch"),
+    ("qwen3_next", "torch"),
+]
 DEPTH, NODES, TOKENS = 4, 24, 30
 PROMPTS = [tuple(range(3, 40)), tuple(range(900, 860, -1)), (5, 17, 250, 17, 5, 99, 1000)]
 
@@ -76,14 +81,14 @@ def test_a_module_computes_what_its_layer_does(family: str, written: dict[str, W
         tokens = [*tokens, int((expected[0, -1] @ module.output.T).argmax())]
 
 
-@pytest.mark.parametrize("family", BY_OPENVINO)
+@pytest.mark.parametrize(("family", "runner"), SERVED)
 def test_a_module_drafts_what_it_computes(
-    family: str, written: dict[str, Written], monkeypatch: pytest.MonkeyPatch
+    family: str, runner: str, written: dict[str, Written], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its weights are not rounded here."""
     monkeypatch.setattr(factory, "quantize_weights", lambda model, bits: None)
     folder, module = written[family]
-    model = loaded(folder)
+    model = loaded(folder, runner=runner)
     engine = engine_of(model, NODES)
     with model_strategies(engine):
         strategy = create("head")
@@ -110,11 +115,11 @@ def test_a_module_drafts_what_it_computes(
     engine.check()
 
 
-@pytest.mark.parametrize("family", BY_OPENVINO)
+@pytest.mark.parametrize(("family", "runner"), SERVED)
 @pytest.mark.parametrize("name", ["head", "hybrid"])
-def test_a_module_changes_no_token(family: str, name: str, written: dict[str, Written]) -> None:
+def test_a_module_changes_no_token(family: str, runner: str, name: str, written: dict[str, Written]) -> None:
     folder, module = written[family]
-    model = loaded(folder)
+    model = loaded(folder, runner=runner)
     for sampling in (SamplingParams(), SamplingParams(temperature=0.8, top_p=0.9, seed=3)):
         plain = batch_of(PROMPTS, StopParams(TOKENS), sampling)
         run(engine_of(model, NODES), *plain)
@@ -130,10 +135,10 @@ def test_a_module_changes_no_token(family: str, name: str, written: dict[str, Wr
             assert [s.output for s in drafted] == [generate(module.target, p, TOKENS) for p in PROMPTS]
 
 
-@pytest.mark.parametrize("family", BY_OPENVINO)
-def test_a_module_that_is_right_is_accepted(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "runner"), SERVED)
+def test_a_module_that_is_right_is_accepted(family: str, runner: str, tmp_path: Path) -> None:
     module = write_with_module(tmp_path / family, family, right=True)
-    model = loaded(str(tmp_path / family))
+    model = loaded(str(tmp_path / family), runner=runner)
     engine = engine_of(model, NODES)
     with model_strategies(engine):
         sequences = batch_of(PROMPTS, StopParams(TOKENS), strategy=create("head"), max_draft_nodes=NODES)
@@ -144,12 +149,16 @@ def test_a_module_that_is_right_is_accepted(family: str, tmp_path: Path) -> None
         assert sequence.stats.decode_steps <= 2 + -(-TOKENS // (1 + DEPTH)), "all that it drafts is right"
 
 
-def test_what_a_module_shares_is_not_counted(written: dict[str, Written]) -> None:
-    """DeepSeek's has an output head of its own here."""
+def test_what_a_module_shares_is_neither_counted_nor_held_twice(written: dict[str, Written]) -> None:
+    """GLM's file repeats the model's output head. DeepSeek's has another one here."""
     [facts] = loaded(written["glm4_moe"].folder).draft_models
     assert (facts.strategy, facts.name) == ("head", "mtp")
     [with_output] = loaded(written["deepseek_v3"].folder).draft_models
     assert facts.parameters < 4096 * WIDTH < with_output.parameters
+    for family, shared in (("glm4_moe", True), ("deepseek_v3", False), ("qwen3_next", True)):
+        model: Any = loaded(written[family].folder, runner="torch")
+        head = model.drafters["head"].factory.module.head
+        assert (head.lm_head is model.factory.module.get_output_embeddings()) == shared
 
 
 def test_auto_takes_the_module(written: dict[str, Written], caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
@@ -157,11 +166,8 @@ def test_auto_takes_the_module(written: dict[str, Written], caplog: pytest.LogCa
     assert {*loaded(folder, draft_head="auto").drafters} == {"head"}
     assert loaded(BUNDLED_MODEL, draft_head="auto").drafters == {}
     with caplog.at_level(logging.INFO):
-        assert loaded(folder, draft_head="auto", runner="torch").drafters == {}
-        assert "served without its draft head: runner is torch" in caplog.text
         other = Path(shutil.copytree(folder, tmp_path / "other"))
         change_tensors(other, {"model.mtp.projection.weight": torch.zeros(4, 4)}, without=f"layers.{LAYERS}.")
-        caplog.clear()
         assert loaded(str(other), draft_head="auto").drafters == {}
     [line] = [record for record in caplog.records if "draft head" in record.message]
     assert line.message == (

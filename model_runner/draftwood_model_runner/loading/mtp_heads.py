@@ -26,7 +26,6 @@ from draftwood_model_runner.loading.sources import MTP_HEAD
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.trials import attention_calls
 
-
 _EMBEDDING = "embed_tokens"
 """A copy of the model's: modules share it (section 2.2), so it is not read."""
 _OUTPUT = "lm_head"
