@@ -21,8 +21,8 @@ PERMUTED = 64
 _SHAPE: dict[str, Any] = {
     "hidden_size": PERMUTED,
     "intermediate_size": PERMUTED,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
     "vocab_size": PERMUTED,
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,

@@ -143,19 +143,22 @@ def layer_list(module: Any) -> nn.ModuleList:
     """The layers of a model, in their order.
 
     Raises:
-        UnsupportedModelError: it has no list of as many as its config names, so that no head can read their inputs.
+        UnsupportedModelError: it has no list of as many as its config names.
     """
     decoder, wanted = module.get_decoder(), int(module.config.get_text_config().num_hidden_layers)
     for part in decoder.modules():
         if isinstance(part, nn.ModuleList) and len(part) == wanted:
             return part
-    raise UnsupportedModelError(f"{type(module).__name__} has no list of its {wanted} layers")
+    raise UnsupportedModelError(
+        f"{type(module).__name__} has no list of its {wanted} layers, whose inputs a draft head reads"
+    )
 
 
 class LayerInputs:
     """The inputs of some layers in a forward pass, see `noted_features`."""
 
     def __init__(self, layers: tuple[int, ...]) -> None:
+        self._layers = layers
         self._parts: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
 
     def note(self, layer: int, hidden: torch.Tensor) -> None:
@@ -169,10 +172,10 @@ class LayerInputs:
         Args:
             out: [T, f], where they go.
         """
-        if not self._parts:
+        if not self._layers:
             return None
-        inputs = [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in self._parts.values()]
-        return torch.cat(inputs, dim=-1, out=out)
+        inputs = {layer: parts[0] if len(parts) == 1 else torch.cat(parts) for layer, parts in self._parts.items()}
+        return torch.cat([inputs[layer] for layer in self._layers], dim=-1, out=out)
 
 
 _NOTED: ContextVar[LayerInputs | None] = ContextVar("draftwood_layer_inputs", default=None)
@@ -210,7 +213,7 @@ def _noting_hooks(module: Any, noted: LayerInputs, layers: tuple[int, ...]) -> l
         noted.note(layer, output[0])
 
     hooks, of_model = [], layer_list(module)
-    for layer in layers:
+    for layer in dict.fromkeys(layers):  # a shallow model's may be the same
         if layer < len(of_model):
             hooks.append(of_model[layer].register_forward_pre_hook(partial(note_input, layer), with_kwargs=True))
         else:
