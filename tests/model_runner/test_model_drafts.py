@@ -27,7 +27,7 @@ from draftwood_model_runner.runners.batch import BatchRow, lay_out
 from draftwood_model_runner.runners.openvino import factory
 from draftwood_model_runner.sequence import Sequence
 from draftwood_strategies import EMPTY_TREE, create
-from tests.draft_models import permuting_model, write_knowing_head
+from tests.draft_models import permuting_model, write_knowing_head, write_model
 from tests.model_runner.families import generate, greedy, served, taken_over, tiny
 from tests.model_runner.sequences import batch_of, engine_of, run
 from tests.model_runner.small_models import tiny_hybrid
@@ -182,13 +182,14 @@ def with_head(folder: str, runner: str = "openvino", module: Any = None) -> tupl
     """
     if runner == "cuda":
         interpret()
-    module = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32) if module is None else module
+    path = BUNDLED_MODEL if module is None else write_model(Path(folder).parent / "model", module)
+    module = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     config = module.config
     head = load_head(folder, config.hidden_size, config.num_hidden_layers, config.vocab_size)
     options = {"runner": "torch", "exact": True} if runner == "exact" else {"runner": runner}
     target = taken_over(module, feature_layers=head.feature_layers_of_target, **options)
     assert target.exact == (runner == "exact")
-    drafter = head_drafter(copy.deepcopy(head), BUNDLED_MODEL, target, None)
+    drafter = head_drafter(copy.deepcopy(head), path, target, None)
     return replace(target, drafters={"head": drafter}), head
 
 

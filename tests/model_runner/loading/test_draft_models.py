@@ -150,7 +150,7 @@ def test_a_model_and_its_head_are_loaded_by_every_runner(
     model = load_model(folder, draft_head=head, runner=runner, threads=1, **exact)
     assert model.runner_name == ("torch" if runner == "auto" else runner)
     assert model.exact == (runner == "torch")
-    assert [(facts.strategy, facts.parameters) for facts in model.draft_models] == [("head", 45_312)]
+    assert [(facts.strategy, facts.parameters) for facts in model.draft_models] == [("head", 49_408)]
     engine = Engine(model, EngineConfig(max_running=2, max_draft_nodes=6, adaptive_budget=False))
     with model_strategies(engine):
         [sequence] = batch_of([(1, 2, 3)], StopParams(5), strategy=create("head", depth=2), max_draft_nodes=6)
