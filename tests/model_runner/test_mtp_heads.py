@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from draftwood_model_runner.engine import model_strategies
-from draftwood_model_runner.errors import InvalidValueError
+from draftwood_model_runner.errors import InvalidValueError, ModelNotFoundError
 from draftwood_model_runner.loading.checkpoint import BUNDLED_MODEL
 from draftwood_model_runner.loading.loaded import LoadedModel
 from draftwood_model_runner.loading.model import load_model
@@ -208,3 +208,14 @@ def test_a_module_that_cannot_be_computed_is_refused(
         load_model(str(folder), draft_head="mtp")
     assert problem in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("draft_head", ["auto", "mtp"])
+def test_a_file_that_ends_too_early_is_an_error_of_the_model(
+    draft_head: str, written: dict[str, Written], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(written["glm4_moe"].folder, tmp_path / "cut"))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    with pytest.raises(ModelNotFoundError, match="its weights cannot be loaded"):
+        load_model(str(folder), draft_head=draft_head)

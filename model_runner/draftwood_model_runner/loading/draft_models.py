@@ -16,11 +16,10 @@ from draftwood_model_runner.errors import (
     UnsupportedModelError,
 )
 from draftwood_model_runner.loading.checkpoint import (
-    mtp_tensors,
+    may_have_mtp,
     name_of,
     require_folder,
     stored_parameters,
-    stored_tensors,
     weights_folder,
 )
 from draftwood_model_runner.loading.loaded import DraftModel, LoadedModel, configured_context
@@ -56,7 +55,7 @@ def read_head(draft_head: str, path_or_id: str, problem: str) -> EagleHead | Mtp
         return None
     head = draft_head
     if head == AUTO_HEAD:
-        head = bundled_head(path_or_id) or (MTP_HEAD if mtp_tensors(stored_tensors(weights_folder(path_or_id))) else "")
+        head = bundled_head(path_or_id) or _module_of(path_or_id)
     if not head:
         return None
     with left_out_if_unchosen(draft_head):
@@ -76,6 +75,15 @@ def left_out_if_unchosen(draft_head: str) -> Iterator[None]:
         if draft_head != AUTO_HEAD:
             raise
         _log.info("the model is served without its draft head: %s", error.allowed)
+
+
+def _module_of(path_or_id: str) -> str:
+    """What names the module of a model's checkpoint; "" if it has none, or its files cannot be read, for which there is
+    an error where the model is loaded."""
+    try:
+        return MTP_HEAD if may_have_mtp(str(weights_folder(path_or_id))) else ""
+    except ModelNotFoundError:
+        return ""
 
 
 def _loaded_head(head: str, path_or_id: str) -> EagleHead | MtpHead:

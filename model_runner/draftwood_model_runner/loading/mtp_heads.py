@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
 from draftwood_model_runner.errors import InvalidValueError
-from draftwood_model_runner.loading.checkpoint import mtp_tensors, stored_tensors, weights_folder
+from draftwood_model_runner.loading.checkpoint import cannot_be_loaded, mtp_tensors, stored_tensors, weights_folder
 from draftwood_model_runner.loading.sources import MTP_HEAD
 from draftwood_model_runner.runners.base import KVShape
 from draftwood_model_runner.runners.trials import attention_calls
@@ -165,13 +165,16 @@ def load_mtp_head(path_or_id: str) -> MtpHead:
     Raises:
         InvalidValueError: there is none, its form is not known, or it cannot be computed; names the setting
             `draft_head`.
-        ModelNotFoundError: the model's files are not there.
+        ModelNotFoundError: the model's files are not there, or cannot be read.
     """
 
     def refused(problem: str) -> InvalidValueError:
         return InvalidValueError("draft_head", MTP_HEAD, problem)
 
-    files = stored_tensors(weights_folder(path_or_id))
+    try:
+        files = stored_tensors(weights_folder(path_or_id))
+    except SafetensorError as error:  # as of a file that was not copied to its end
+        raise cannot_be_loaded(path_or_id, error, "weights") from error
     whole: Any = AutoConfig.from_pretrained(path_or_id)
     config = whole.get_text_config()
     if (found := _form_of(files, int(config.num_hidden_layers))) is None:
