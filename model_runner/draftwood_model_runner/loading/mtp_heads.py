@@ -167,45 +167,59 @@ def load_mtp_head(path_or_id: str) -> MtpHead:
             `draft_head`.
         ModelNotFoundError: the model's files are not there, or cannot be read.
     """
-
-    def refused(problem: str) -> InvalidValueError:
-        return InvalidValueError("draft_head", MTP_HEAD, problem)
-
     try:
         files = stored_tensors(weights_folder(path_or_id))
     except SafetensorError as error:  # as of a file that was not copied to its end
         raise cannot_be_loaded(path_or_id, error, "weights") from error
     whole: Any = AutoConfig.from_pretrained(path_or_id)
     config = whole.get_text_config()
-    if (found := _form_of(files, int(config.num_hidden_layers))) is None:
-        if named := mtp_tensors(files):
-            raise refused(f"the MTP module of the model has a form that is not known, with a tensor {named[0]}")
-        raise refused("the model must have an MTP module, and its safetensors files name no tensor of one")
-    if getattr(whole, "quantization_config", None) or getattr(config, "quantization_config", None):
-        raise refused("the MTP module of the model is quantized as its checkpoint is, which is not supported")
-    form, prefix = found
-    own = _named_here(form, prefix, files)
-    own.pop(f"{_EMBEDDING}.weight", None)
-    own_output = own.pop(f"{_OUTPUT}.weight", None)
-    # The second is the output head of a model that has tied it to its embeddings.
-    output = _of_target(files, prefix, f"{_OUTPUT}.weight") or _of_target(files, prefix, f"{_EMBEDDING}.weight")
-    if output is None:
-        raise refused(f"the model's safetensors files must have a tensor {_EMBEDDING}.weight for its MTP module")
-    lacking = [stored for stored, ours in form.renamed.items() if ours in _PARTS and f"{ours}.weight" not in own]
-    if lacking:
-        raise refused(f"the MTP module of the model must have a tensor {prefix}{lacking[0]}.weight")
+    own, target = _module_and_output(whole, files)
+    repeated = own.pop(f"{_OUTPUT}.weight", None)
     try:
         stored = {ours: _read(files, name) for ours, name in own.items()}
-        weight = _read(files, output)
-        # Published checkpoints repeat the model's own output head.
-        shared = own_output is None or torch.equal(weight, repeated := _read(files, own_output))
-        head = _built(config, stored, weight if shared else repeated)
+        output, shared = _read(files, target), True
+        if repeated is not None and not torch.equal(output, another := _read(files, repeated)):
+            output, shared = another, False
+        head = _built(config, stored, output)
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise refused(f"the MTP module of the model cannot be computed: {reason}") from error
+        raise _refused(f"the MTP module of the model cannot be computed: {reason}") from error
     head.feature_layers_of_target = (int(config.num_hidden_layers),)
     head.shared = frozenset({f"decoder.{_EMBEDDING}.weight"} | ({f"{_OUTPUT}.weight"} if shared else set()))
     return head
+
+
+def _refused(problem: str) -> InvalidValueError:
+    return InvalidValueError("draft_head", MTP_HEAD, problem)
+
+
+def _module_and_output(whole: Any, files: Mapping[str, Path]) -> tuple[dict[str, str], str]:
+    """The module's tensors in a checkpoint, as `_named_here`, and that of the model's output head.
+
+    Args:
+        whole: config of the checkpoint.
+
+    Raises:
+        InvalidValueError: there are none, or in another form.
+    """
+    config = whole.get_text_config()
+    if (found := _form_of(files, int(config.num_hidden_layers))) is None:
+        if named := mtp_tensors(files):
+            raise _refused(f"the MTP module of the model has a form that is not known, with a tensor {named[0]}")
+        raise _refused("the model must have an MTP module, and its safetensors files name no tensor of one")
+    if getattr(whole, "quantization_config", None) or getattr(config, "quantization_config", None):
+        raise _refused("the MTP module of the model is quantized as its checkpoint is, which is not supported")
+    form, prefix = found
+    own = _named_here(form, prefix, files)
+    own.pop(f"{_EMBEDDING}.weight", None)
+    lacking = [stored for stored, ours in form.renamed.items() if ours in _PARTS and f"{ours}.weight" not in own]
+    if lacking:
+        raise _refused(f"the MTP module of the model must have a tensor {prefix}{lacking[0]}.weight")
+    # The second is the output head of a model that has tied it to its embeddings.
+    output = _of_target(files, prefix, f"{_OUTPUT}.weight") or _of_target(files, prefix, f"{_EMBEDDING}.weight")
+    if output is None:
+        raise _refused(f"the model's safetensors files must have a tensor {_EMBEDDING}.weight for its MTP module")
+    return own, output
 
 
 def _form_of(files: Mapping[str, Path], layers: int) -> tuple[_Form, str] | None:
